@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
+import weakref
 
 import pytest
 import torch
@@ -298,3 +300,20 @@ def test_large_stores_share_huge_pages_and_keep_what_they_hold(window: int | Non
         assert first.k.data_ptr() % PAGE == 0
         assert second.k.data_ptr() == first.v.data_ptr() + first.v.nbytes
         assert third.v.data_ptr() == third.k.data_ptr() + third.k.nbytes
+
+
+def test_a_cache_that_ran_is_freed_without_the_garbage_collector():
+    cache = Cache(LAYERS, slots=1)
+    q, k, v = (x[0] for x in make([3], 0))
+    gc.collect()
+    gc.disable()
+    try:
+        step = cache.begin(Rows((3,)), "")
+        keys = step.of(0)
+        attend_rows(q, *keys.extend(0, k, v), Rows((3,)), keys.layout, mask=MASKS[0])
+        step.finish()
+        freed = weakref.ref(cache)
+        del cache, step, keys
+        assert freed() is None
+    finally:
+        gc.enable()

@@ -8,6 +8,7 @@ them in any order.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -352,10 +353,12 @@ class Cache:
 
 
 class _Step:
-    """A step of a `Cache`; each way of storing keys is prepared when its first layer asks."""
+    """A step of a `Cache`; each way of storing keys is prepared when its first layer asks.  The cache keeps its last
+    step, so the step does not keep the cache: its memory is freed with the last use, not by the garbage collector."""
 
     def __init__(self, cache: Cache, rows: Rows, provenance: str) -> None:
-        self.cache, self.rows, self.provenance = cache, rows, provenance
+        self.cache: Cache = weakref.proxy(cache)
+        self.rows, self.provenance = rows, provenance
         self.fresh = not any(rows.past)
         self.context: Continued | None = None
         self.counted = False

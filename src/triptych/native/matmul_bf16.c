@@ -2,8 +2,7 @@
 
    A block of the result is 32 vectors by 32 rows of weights, whose sums take four of the eight tiles of AMX.  The columns
    are cut into ranges whose weights stay in the cache nearest to the processor while several blocks use them; between
-   two ranges the sums of a block wait in memory.  Weights are read from the beginning to the end, once; while one range is
-   multiplied, the processor is asked for the next one.  */
+   two ranges the sums of a block wait in memory.  The processor is asked in time for the weights that come next.  */
 
 #include "matmul_bf16.h"
 
@@ -17,7 +16,7 @@
 #include "vector.h"
 
 #define AMX __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma,amx-tile,amx-bf16")))
-#define RANGE 18                   /* tiles of columns in a range, at most: two bands of them have 36 KiB */
+#define RANGE 9                    /* tiles of columns in a range of packed weights at most; twice as many of others */
 #define BLOCKS 8                   /* blocks that use a range one after another */
 #define PAIRS 4                    /* pairs that use a range of the vectors one after another */
 #define XCOMP_REQUEST 0x1023       /* ARCH_REQ_XCOMP_PERM */
@@ -82,30 +81,30 @@ static int32_t block_of(const struct blocks *blocks, int32_t i, int32_t *first, 
     return *end < BAND ? *first : BAND - (*end - *first);
 }
 
-/* Block i of y at the rows of a pair, from its sums. */
+/* Block i of y at the rows of a pair, from its sums.  What it writes for the next block is asked for. */
 INLINE_BF16 void finish(const struct bf16_product *it, int32_t pair, const struct blocks *blocks, int32_t i,
                         const int32_t function)
 {
-    const int32_t rows = it->weight->rows, padded = pairs_in(rows) * PAIR;
+    const int32_t rows = it->weight->rows, width = it->rounded ? pairs_in(rows) * PAIR : rows;
+    const size_t size = it->rounded ? 2 : 4;
     int32_t first, end, before = block_of(blocks, i, &first, &end);
-    for (int b = 0; b < 2; b++) {
-        int32_t row = pair * PAIR + BAND * b;
-        __mmask16 mask = first_of(rows - row);
-        __m512 bias = it->bias ? _mm512_maskz_loadu_ps(mask, it->bias + row) : _mm512_setzero_ps();
-        for (int32_t m = 0; m < end - first; m++) {
-            size_t at = (size_t)(first + m) * (size_t)rows + (size_t)row;
-            __m512 y = _mm512_add_ps(_mm512_loadu_ps(blocks->sums[i][before + m] + BAND * b), bias);
-            v16 x = it->gate ? load16(blocks->gate[i][before + m] + BAND * b) : (v16)y;
+    for (int32_t m = first; m < end; m++)
+        for (int b = 0; b < 2; b++) {
+            const int32_t row = pair * PAIR + BAND * b, at = before + m - first;
+            const __mmask16 mask = first_of(rows - row);
+            char *out = (char *)it->y + ((size_t)m * (size_t)width + (size_t)row) * size;
+            __builtin_prefetch((const void *)((uintptr_t)out + PAIR * (size_t)width * size), 1);
+            __m512 y = _mm512_loadu_ps(blocks->sums[i][at] + BAND * b);
+            y = _mm512_add_ps(y, it->bias ? _mm512_maskz_loadu_ps(mask, it->bias + row) : _mm512_setzero_ps());
+            v16 x = it->gate ? load16(blocks->gate[i][at] + BAND * b) : (v16)y;
             x = function16(x, function, it->factor);
             y = it->gate ? _mm512_mul_ps((__m512)x, y) : (__m512)x;
-            if (it->more) y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, it->more + at));
+            if (it->more) y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, it->more + (size_t)m * (size_t)rows + row));
             if (it->rounded)
-                _mm256_storeu_si256((__m256i *)((uint16_t *)it->y + (size_t)(first + m) * (size_t)padded + row),
-                                    (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_mov_ps(mask, y)));
+                _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_mov_ps(mask, y)));
             else
-                _mm512_mask_storeu_ps((float *)it->y + at, mask, y);
+                _mm512_mask_storeu_ps((float *)out, mask, y);
         }
-    }
 }
 
 BF16 static void finish_block(const struct bf16_product *it, int32_t pair, const struct blocks *blocks, int32_t i)
@@ -160,8 +159,11 @@ INLINE_BF16 void unpack_band(const struct matrix *w, int32_t band, int32_t from,
                              const int32_t layout)
 {
     const int32_t groups = block_columns(layout) / GROUP;
+    const size_t next = matrix_bytes(layout, 2 * BAND, w->columns); /* bytes to the next pair, which is asked for */
     for (int32_t t = from; t < to; t++, tiles += 2 * TILE_NUMBERS) {
         const uint8_t *first = band_of(w, band, layout) + (size_t)(t / groups) * block_bytes(layout);
+        for (size_t i = 0; i < block_bytes(layout) / (size_t)groups; i += LINE)
+            __builtin_prefetch((const void *)((uintptr_t)first + next + (size_t)(t % groups) * 8 * LINE + i), 0, 2);
         __m512 scale = halves_at(scales_of(first, layout)), scales[2] = {scale, scale};
         for (int i = 0; layout == LAYOUT_S8X16 && i < 2; i++) {
             const uint8_t *factors = first + 64 * LINE + BAND * (2 * (t % groups) + i);
@@ -232,7 +234,8 @@ static void multiply_range(const struct bf16_product *it, const struct matrix *w
 static void multiply_pairs(const struct bf16_product *it, int32_t pair, int32_t end, int32_t first, int32_t last)
 {
     float sums[PAIRS][2][BLOCKS][PAIR][PAIR] __attribute__((aligned(64))); /* [1]: of the gate */
-    const int32_t tiles = pairs_in(it->weight->columns), ranges = (tiles + RANGE - 1) / RANGE;
+    const int32_t tiles = pairs_in(it->weight->columns), most = it->weight->layout >= 0 ? RANGE : 2 * RANGE;
+    const int32_t ranges = (tiles + most - 1) / most;
     for (int gate = it->gate != NULL; gate >= 0; gate--)
         for (int32_t range = 0; range < ranges; range++)
             for (int32_t p = pair; p < end; p++) {

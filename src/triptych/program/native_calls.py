@@ -16,6 +16,7 @@ from triptych.attention import Rows
 from triptych.attention.store import Store
 from triptych.errors import InputError
 from triptych.native import library, usable_threads
+from triptych.native.huge_pages import PAGE, HugePages
 from triptych.native.step import STORE, Call, PlanRecord, RunStep, StoredType, run_step
 from triptych.program.native_binding import LAYOUT_F32, Binding
 from triptych.program.native_plan import RANGE
@@ -33,7 +34,10 @@ _STORED = {torch.float32: StoredType.F32, torch.bfloat16: StoredType.BF16, torch
 
 
 def zeros(count: int) -> Tensor:
-    """So many fp32 zeros.  Torch would write many with several threads, which a forked process does not have."""
+    """So many fp32 zeros, in huge pages where they fill one.  Torch would write many with several threads, which a
+    forked process does not have."""
+    if count * 4 >= PAGE:
+        return HugePages().take(count * 4).view(torch.float32)
     return torch.from_numpy(np.zeros(count, np.float32))
 
 
