@@ -61,9 +61,10 @@ def test_a_pipe_gets_plain_text_and_json_the_states(
 ) -> None:
     (tmp_path / "text.txt").write_text("the old mill stands where the river bends\n" * 40)
     recipe = tmp_path / "x.toml"
+    rate = "rate = 0.5\n" if objective == "masked" else ""
     recipe.write_text(
         f'[model]\npath = "{checkpoint(layout)}"\n[data]\npath = "{tmp_path}/text.txt"\n'
-        f'[objective]\nname = "{objective}"\nrate = 0.5\n[run]\nrows = 12\nlength = 24\nsteps = 1\n'
+        f'[objective]\nname = "{objective}"\n{rate}[run]\nrows = 12\nlength = 24\nsteps = 1\n'
     )
     assert main(["train", str(recipe), "--show-batch"]) == 0
     out = capsys.readouterr().out

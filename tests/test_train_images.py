@@ -208,8 +208,11 @@ def test_recipes_that_do_not_fit_are_refused(drawn: Path, tmp_path: Path) -> Non
         prepare(check_recipe(grey))
     with pytest.raises(ConfigError, match="trains one of"):
         prepare(check_recipe(labels(drawn, objective={"name": "tags"}) | {"data": {"path": _tags(tmp_path)}}))
+    (tmp_path / "text.txt").write_text("a b c d\n" * 40)
     with pytest.raises(ConfigError, match="MaskedLMHeadSpec"):
-        prepare(check_recipe(labels(drawn, objective={"name": "masked"}) | {"data": {"path": _tags(tmp_path)}}))
+        prepare(
+            check_recipe(labels(drawn, objective={"name": "masked"}) | {"data": {"path": str(tmp_path / "text.txt")}})
+        )
 
 
 def test_a_recipe_is_written_for_a_model_of_captions(drawn: Path, tmp_path: Path) -> None:

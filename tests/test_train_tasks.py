@@ -413,6 +413,8 @@ def test_what_does_not_fit_the_objective(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"objective labels trains one of bert, .*; the model is of type llama"):
         prepare(made)
     with pytest.raises(ConfigError, match=r"objective masked reads no records; remove data\.columns"):
+        prepare(recipe({"name": "masked"}, {"path": str(tmp_path / "a.txt"), "columns": {"text": "a"}}))
+    with pytest.raises(TextError, match="there is no field 'a'; it has text, label"):
         prepare(recipe({"name": "masked"}, {**data, "columns": {"text": "a"}}))
     with pytest.raises(ConfigError, match=r"data\.drop_longer and data\.cut_longer exclude each other"):
         prepare(recipe({"name": "labels"}, {**data, "drop_longer": True, "cut_longer": True}))
