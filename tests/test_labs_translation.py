@@ -228,13 +228,13 @@ def modernize_in_small(**sizes: Size) -> LabResult:
 
 @pytest.mark.heavy
 def test_modernize_passes(plays: list[Pair]) -> None:
-    result = modernize_in_small(steps=250)
+    result = modernize_in_small(steps="250")
     assert result.passed, result.verdict
     assert "small version" in result.meaning
 
 
 def test_modernize_fails_without_training(plays: list[Pair]) -> None:
-    assert len(failed(modernize_in_small(steps=2))) == 2
+    assert len(failed(modernize_in_small(steps="2"))) == 2
 
 
 @pytest.mark.heavy
@@ -249,11 +249,15 @@ def test_modernize_fails_on_shuffled_pairs(plays: list[Pair], monkeypatch: pytes
         return list(zip([old for old, _ in cut], targets, strict=True))
 
     monkeypatch.setattr(modernize, "pieces", mixed)
-    assert len(failed(modernize_in_small(steps=250))) == 2
+    assert len(failed(modernize_in_small(steps="250"))) == 2
 
 
 def test_whole_lines_are_judged_against_the_table(plays: list[Pair]) -> None:
-    result = labs.run("modernize", Setup(full=True, sizes={"steps": 1, "rows": 2, "width": 16, "held": 4, "words": 3}))
+    result = labs.run(
+        "modernize", Setup(full=True, sizes={"steps": "1,2", "rows": 2, "width": 16, "held": 4, "words": "3,6"})
+    )
+    (curve,) = (section for section in result.sections if section.kind == "curve")
+    assert [step for step, _ in curve.series["loss"]] == [1.0, 2.0, 3.0]
     assert failed(result) == ["letters of aligned words right", "the table's wrong letters, over the model's"]
     assert "small version" not in result.meaning
 
@@ -268,11 +272,16 @@ def test_a_decoder_is_refused(tmp_path: Path, plays: list[Pair]) -> None:
         labs.run("modernize", Setup(model=str(tmp_path / "m")))
 
 
-def test_the_full_run_is_the_recipe_of_the_examples() -> None:
-    recipe = read_recipe(EXAMPLES / "folio.toml")
+def test_each_part_has_its_steps_and_its_words() -> None:
+    with pytest.raises(InputError, match="sizes steps and words: 2 and 1 parts"):
+        modernize.Sizes(steps=(1, 2), words=(1,))
+
+
+@pytest.mark.parametrize(("name", "part"), [("folio.toml", 0), ("folio-lines.toml", 1)])
+def test_the_full_run_is_the_recipes_of_the_examples(name: str, part: int) -> None:
+    recipe = read_recipe(EXAMPLES / name)
     full = modernize.FULL
-    assert (recipe.run.steps, recipe.run.rows, recipe.run.length) == (full.steps, full.rows, modernize.LONGEST)
-    assert (recipe.data.path, recipe.data.words) == (FOLDED, full.words)
-    assert recipe.model == modernize._config(full)
-    assert (recipe.optimizer.name, recipe.optimizer.lr, recipe.optimizer.muon_lr) == ("muon", 3e-3, 6e-3)
-    assert recipe.optimizer == modernize.OPTIMIZER
+    assert (recipe.run.steps, recipe.run.rows, recipe.run.length) == (full.steps[part], full.rows, modernize.LONGEST)
+    assert (recipe.data.path, recipe.data.words) == (FOLDED, full.words[part])
+    assert recipe.model == (modernize._config(full) if part == 0 else {"path": "runs/folio/model"})
+    assert recipe.optimizer == (modernize.LATER if part else modernize.FIRST)

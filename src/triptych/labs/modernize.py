@@ -1,8 +1,8 @@
 """First Folio to modern spelling, on plays that were never read (lectures L0, L1 and L4: translation).
 
 A model of letters beside three baselines: copying the source, a table of each word's commonest modern spelling, and
-guessing.  The quick run trains on single words; the full one, or `--model` with what `docs/examples/folio.toml` trains,
-is judged on whole lines.
+guessing.  The quick run trains on single words; the full one, or `--model` with what the recipes `folio.toml` and
+`folio-lines.toml` of docs/examples train, is judged on whole lines.
 """
 
 from __future__ import annotations
@@ -34,26 +34,38 @@ FALSIFIED_BY = (
 )
 LONGEST = 128  # letters of a line
 LEAST = 0.97  # share of letters right
-OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=6e-3)
+FIRST = OptimizerSettings(name="muon", lr=3e-3, muon_lr=6e-3)
+LATER = OptimizerSettings(name="muon", lr=1.5e-3, muon_lr=3e-3, weight_decay=0.01)
 
 
 @dataclass(frozen=True)
 class Sizes:
     """What a run can change."""
 
-    steps: int = size(300, "training steps")
+    steps: tuple[int, ...] = size((300,), "training steps of each part of the training")
     rows: int = size(96, "rows of a training step")
-    words: int = size(1, "most words of a row to train on; of 1, single words are judged, else whole lines")
+    words: tuple[int, ...] = size(
+        (1,), "most words of a row in each part; of 1, single words are judged, else whole lines"
+    )
     width: int = size(64, "width of the model")
     layers: int = size(1, "blocks of the encoder")
     decoder_layers: int = size(1, "blocks of the decoder")
     passages: int = size(12_000, "passages to train on, evenly spaced among those of 32 plays")
     held: int = size(400, "held-out rows, evenly spaced among those of three plays")
 
+    def __post_init__(self) -> None:
+        if len(self.steps) != len(self.words):
+            raise InputError(
+                f"sizes steps and words: {len(self.steps)} and {len(self.words)} parts of the training;"
+                " give both for each part"
+            )
 
+
+# The parts of docs/examples: folio.toml, and folio-lines.toml twice.
 FULL = Sizes(
-    steps=6000, rows=64, words=10, width=128, layers=3, decoder_layers=2, passages=1_000_000, held=1000
-)  # docs/examples/folio.toml
+    steps=(6000, 2400, 2200), rows=64, words=(10, 24, 24), width=128, layers=3, decoder_layers=2,
+    passages=1_000_000, held=1000,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,7 +88,7 @@ def run(setup: Setup) -> LabResult:
     sizes = setup.sized(FULL if setup.model is not None else Sizes(), FULL)
     lines, held_lines = pairs(DataSettings(path=FOLDED))
     lines = _spaced(lines, sizes.passages)
-    held = held_lines if sizes.words > 1 else pieces(held_lines, 1, 1)
+    held = held_lines if max(sizes.words) > 1 else pieces(held_lines, 1, 1)
     held = _spaced([pair for pair in held if max(map(len, pair)) < LONGEST], sizes.held)
     table = spelling_table(lines)
     model, losses = _model(setup, sizes, lines)
@@ -118,7 +130,7 @@ def _meaning(whole: bool) -> str:
     )
     small = (
         " This is the small version, which trains for seconds on single words; whole lines, judged against the table,"
-        " need the full run, or a model that docs/examples/folio.toml has trained."
+        " need the full run, or a model that docs/examples/folio.toml and folio-lines.toml have trained."
     )
     return text if whole else text + small
 
@@ -185,17 +197,21 @@ def _model(setup: Setup, sizes: Sizes, lines: Sequence[Pair]) -> tuple[Model, Po
         if model.spec.layout != "encoder-decoder" or model.tokenizer is None:
             raise InputError(f"{setup.model}: this lab needs an encoder-decoder with a tokenizer")
         return model, []
-    train = [pair for pair in pieces(lines, 1, sizes.words) if max(map(len, pair)) < LONGEST]
-    tokenizer = character_tokenizer("".join(old + new for old, new in train), SEQ2SEQ)
+    tokenizer = character_tokenizer("".join(old + new for old, new in lines), SEQ2SEQ)
     start = tokenizer.pad_id
     assert start is not None
     ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "pad_token_id": start}
     model = create(_config(sizes) | ids | {"decoder_start_token_id": start}, tokenizer, seed=setup.seed)
-    setup.progress(f"training a spelling model for {sizes.steps} steps")
-    data = Pairs.of([(tokenizer.encode(old), tokenizer.encode(new)) for old, new in train], start, LONGEST)
-    losses = fit(
-        model.module, data, rows=sizes.rows, length=LONGEST, steps=sizes.steps, seed=setup.seed, optimizer=OPTIMIZER
-    )
+    losses: Points = []
+    for part, (steps, words) in enumerate(zip(sizes.steps, sizes.words, strict=True)):
+        setup.progress(f"training a spelling model for {steps} steps on 1 to {words} words")
+        train = [pair for pair in pieces(lines, 1, words) if max(map(len, pair)) < LONGEST]
+        data = Pairs.of([(tokenizer.encode(old), tokenizer.encode(new)) for old, new in train], start, LONGEST)
+        points = fit(
+            model.module, data, rows=sizes.rows, length=LONGEST, steps=steps, seed=setup.seed,
+            optimizer=LATER if part else FIRST,
+        )  # fmt: skip
+        losses += [(sum(sizes.steps[:part]) + step, nats) for step, nats in points]
     model.module.eval()
     return model, losses
 
