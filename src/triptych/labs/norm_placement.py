@@ -41,7 +41,7 @@ class Sizes:
     warmup: float = size(0.5, "share of the steps over which the learning rate rises, where there is a warm-up")
 
 
-FULL = Sizes(depths=(4, 6, 16, 64))
+FULL = Sizes(depths=(4, 6, 8, 10, 12, 16, 64))  # how deep a stack a warm-up saves differs from seed to seed
 Runs = dict[tuple[str, str, int], TrainedRun]
 
 
