@@ -61,7 +61,7 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych generate runs/notes": "needs the run above it",
     "triptych train docs/examples/folio.toml": "trains for twenty minutes",
     "triptych train docs/examples/folio-lines.toml": "needs the run above it",
-    "triptych lab modernize --model runs/folio-lines": "needs the run above it; tests/test_labs_translation.py runs the lab",
+    "triptych lab modernize --model runs/folio-lines": "needs the run above it; see tests/test_labs_translation.py",
     "triptych chat runs/notes": "needs the run above it",
     "triptych train --new notes.toml --from model.gguf --data notes.txt --adapter": "see tests/test_train_further.py",
     "triptych convert model.gguf notes.gguf --adapter runs/notes": "needs the run above it",
