@@ -233,8 +233,8 @@ def _layer(sizes: Sizes, seed: int) -> Measured:
 
 
 def _faster(seconds: Mapping[int, float]) -> dict[int, float]:
-    """What of them grows faster than T: from one length to the next, a part that grows as T cancels."""
-    return {b: max(seconds[b] - b / a * seconds[a], 1e-9) for a, b in pairwise(seconds)}
+    """Their part that grows as T²: of u T + v T² at T = a and b, what grows as T cancels, and v b² (1 - a / b) is left."""
+    return {b: max((seconds[b] - b / a * seconds[a]) / (1 - a / b), 1e-9) for a, b in pairwise(seconds)}
 
 
 def _resident(ways: Mapping[str, MechanismCost], sizes: Sizes, noise: torch.Generator) -> dict[str, int]:
