@@ -233,7 +233,7 @@ def _layer(sizes: Sizes, seed: int) -> Measured:
 
 
 def _faster(seconds: Mapping[int, float]) -> dict[int, float]:
-    """Their part that grows as T²: of u T + v T² at T = a and b, what grows as T cancels, and v b² (1 - a / b) is left."""
+    """Their part that grows as T²: of u T + v T² at a and b the first term cancels, and v b² (1 - a / b) is left."""
     return {b: max((seconds[b] - b / a * seconds[a]) / (1 - a / b), 1e-9) for a, b in pairwise(seconds)}
 
 
