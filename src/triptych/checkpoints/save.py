@@ -54,7 +54,7 @@ def write_directory(
             _link_other_files(path, temporary, names[0].removesuffix(".safetensors"))
         for directory, _, _ in os.walk(temporary):
             sync_directory(Path(directory))
-        _put_in_place(temporary, path)
+        put_in_place(temporary, path)
 
 
 def atomic_write(path: str | Path, content: bytes) -> None:
@@ -205,7 +205,7 @@ def _link_other_files(old: Path, new: Path, stem: str) -> None:
     shutil.copytree(old, new, symlinks=True, ignore=replaced, copy_function=link, dirs_exist_ok=True)
 
 
-def _put_in_place(temporary: Path, path: Path) -> None:
+def put_in_place(temporary: Path, path: Path) -> None:
     """`temporary` becomes `path`.  Where the system cannot swap two directories, the old one is renamed to
     one that `recover` knows, so that a kill between the two renames loses nothing."""
     if not path.exists():

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from triptych.attention import Rows
+from triptych.checkpoints.source import json_object
 from triptych.errors import ConfigError, InputError
 from triptych.generate import Engine, Request, Scheduler, generate
 from triptych.media import audio
@@ -188,6 +189,9 @@ class TranscriptTask(ObjectiveTask):
                 "data.cut_longer would cut a transcript and not its sound; use data.drop_longer, or cut the recordings"
             )
         self.train, self.held = read_split(recipe.data, ("audio", "text"))
+        for record in self.held:
+            if not metrics.spoken_words(record.text("text")):
+                raise record.error("text has no word, and held-out transcripts are scored by words; remove the record")
         self.texts = [record.text("text") for record in self.train]
         self.tokens: WhisperTokens | None = None
 
@@ -203,7 +207,7 @@ class TranscriptTask(ObjectiveTask):
 
     def saved_files(self, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
         """With a generation config which says that the model writes no times: it was trained without."""
-        settings = json.loads(files.get(GENERATION, b"{}"))
+        settings = json_object(files.get(GENERATION, b"{}"), Path(GENERATION))
         return {**files, GENERATION: json.dumps({**settings, "return_timestamps": False}, indent=2).encode()}
 
     def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:

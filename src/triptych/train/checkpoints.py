@@ -35,7 +35,7 @@ from triptych.checkpoints.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
 from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import read_weights, to_checkpoint
 from triptych.checkpoints.locate import ADAPTER_CONFIG
-from triptych.checkpoints.save import sync_directory
+from triptych.checkpoints.save import put_in_place, sync_directory
 from triptych.checkpoints.source import is_plain_name
 from triptych.errors import CheckpointError, shown
 from triptych.nn import Transformer
@@ -46,7 +46,8 @@ from triptych.train.settings import Section
 
 S = TypeVar("S", bound=Section)
 NonNegative = Annotated[int, Field(ge=0)]
-_NAME = re.compile(r"step-(\d{8})")
+_NAME = re.compile(r"step-(\d{8,})")
+_UNFINISHED = re.compile(r"\.step-\d{8,}\.(building|broken|old)")
 _TRAIN_STATE = "train_state"
 _STATE, _OPTIMIZER, _MANIFEST = (
     f"{_TRAIN_STATE}/{n}" for n in ("state.json", "optimizer.safetensors", "manifest.json")
@@ -174,7 +175,8 @@ class Checkpoints:
 
     def _remove_unfinished(self) -> None:
         """Delete what a killed process left half-written or half-deleted."""
-        for path in (*self.directory.glob(".*step-*"), *self._model_aside()):
+        steps = [path for path in self.directory.glob(".step-*") if _UNFINISHED.fullmatch(path.name)]
+        for path in (*steps, *self._model_aside()):
             shutil.rmtree(path, ignore_errors=True)
 
     def _model_aside(self) -> tuple[Path, Path]:
@@ -183,15 +185,12 @@ class Checkpoints:
 
     def _renew_model(self, checkpoint: Path) -> None:
         """Put the files of `checkpoint` but its `train_state` in place of those in `model/`."""
-        build, old = self._model_aside()
+        build, _ = self._model_aside()
         shutil.copytree(
             checkpoint, build, ignore=lambda folder, _: [_TRAIN_STATE] if Path(folder) == checkpoint else [],
             copy_function=_link_or_copy,
         )  # fmt: skip
-        if self.model.exists():
-            self.model.rename(old)
-        build.rename(self.model)
-        sync_directory(self.directory)
+        put_in_place(build, self.model)
 
 
 class Manifest(Section):

@@ -108,11 +108,6 @@ class ContrastiveTask(HeadTask):
 
     def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
         fit, scale = Fitter(self.recipe, tokenizer), self.recipe.objective.scale
-        if len(self.train) < self.recipe.run.rows:
-            raise InputError(
-                f"{len(self.train)} pairs are fewer than run.rows = {self.recipe.run.rows}, so that a batch would hold "
-                "a pair twice; lower run.rows"
-            )
 
         def pair(number: int, record: DataRecord) -> TextPair | None:
             sides = [fit(record, record.text(name)) for name in self.fields]
@@ -132,9 +127,16 @@ class ContrastiveTask(HeadTask):
 
         data = epoch_rows(pair(i, record) for i, record in enumerate(self.train))
         held = epoch_rows(pair(i, record) for i, record in enumerate(self.held))
+        if len(data.examples) < self.recipe.run.rows:
+            raise InputError(
+                f"{len(data.examples)} pairs are fewer than run.rows = {self.recipe.run.rows}, so that a batch would "
+                "hold a pair twice; lower run.rows"
+            )
         overlap = baselines.word_overlap([r.text("text") for r in self.held], [r.text("text_b") for r in self.held])
         size = max(2, self.recipe.run.rows)
         batches = [held.examples[i : i + size] for i in range(0, len(held.examples), size)]
+        if len(batches) > 1 and len(batches[-1]) == 1:  # with no other text to be told from, its loss would be 0
+            batches[-2:] = [batches[-2] + batches[-1]]
         collated = tuple(collate(batch, self.recipe.run.device) for batch in batches)
         return data, HeldOutTexts(collated, commonest=0, overlap=overlap)
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from itertools import pairwise
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from triptych.errors import InputError
 from triptych.train.objectives import Example, Ids, TokenMasking, causal, seq2seq
@@ -65,12 +67,12 @@ class DocumentStream:
     """
 
     arrays: tuple[Ids, ...]
-    ends: Ids  # [documents], cumulative
+    ends: NDArray[np.int64]  # [documents], cumulative
 
     @staticmethod
     def of(documents: Sequence[tuple[Ids, ...]]) -> DocumentStream:
         """From documents, each a tuple of equally many parallel arrays."""
-        ends = np.cumsum([len(document[0]) for document in documents]).astype(np.int32)
+        ends = np.cumsum([len(document[0]) for document in documents], dtype=np.int64)
         return DocumentStream(tuple(np.concatenate(column) for column in zip(*documents, strict=True)), ends)
 
     def __len__(self) -> int:
@@ -206,9 +208,17 @@ def in_epochs(items: Sequence[T], seed: int, step: int, rows: int) -> list[T]:
     drawn: list[T] = []
     while len(drawn) < rows:
         epoch, index = divmod(first + len(drawn), count)
-        order = random_numbers(seed, Use.ORDER, epoch).permutation(count)
+        order = _order(seed, epoch, count)
         drawn += [items[i] for i in order[index : index + rows - len(drawn)]]
     return drawn
+
+
+@lru_cache(maxsize=2)  # every step of an epoch needs it, and two epochs meet in one step
+def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
+    """The numbers of `count` items in the order of an epoch."""
+    order = random_numbers(seed, Use.ORDER, epoch).permutation(count)
+    order.flags.writeable = False
+    return order
 
 
 def micro_batches(examples: Sequence[Example], parts: int) -> list[Sequence[Example]]:

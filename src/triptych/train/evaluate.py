@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triptych.errors import InputError
 from triptych.nn import Transformer
 from triptych.train.data import Data
 from triptych.train.objectives import Example, TrainingBatch, collate, final
@@ -71,9 +72,12 @@ class HeldOut:
     def of(
         held: Data, train: Data, tokens: int, *, text: str | None = None, device: torch.device | str = "cpu"
     ) -> HeldOut:
-        """All rows of `held` in batches of about `tokens` tokens; `text` is what they spell together."""
+        """All rows of `held` in batches of about `tokens` tokens; `text` is what they spell together.
+
+        Raises InputError where no token of them is predicted.
+        """
         commonest = int(np.bincount(train.targets()).argmax())
-        batches = tuple(collate(rows, device) for rows in _groups(held.held(), tokens))
+        batches = batched(held.held(), tokens, device)
         size = (None, None) if text is None else (len(text), len(text.encode()))
         return HeldOut(batches, commonest, *size)
 
@@ -118,11 +122,12 @@ def evaluate(
     training = module.training
     module.eval()
     end = math.inf if seconds is None else time.monotonic() + seconds
-    with context or nullcontext():
-        batches = held.batches if seconds is None else _until(end, _spread(held.batches))
-        score = held.measured(module, batches)
-    module.train(training)
-    return score
+    try:
+        with context or nullcontext():
+            batches = held.batches if seconds is None else _until(end, _spread(held.batches))
+            return held.measured(module, batches)
+    finally:
+        module.train(training)
 
 
 def _until(end: float, batches: Iterable[TrainingBatch]) -> Iterator[TrainingBatch]:
@@ -149,15 +154,25 @@ def _nats(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(exact, targets, reduction="sum")
 
 
+def batched(examples: Iterable[Example], tokens: int, device: torch.device | str) -> tuple[TrainingBatch, ...]:
+    """Held-out rows in batches of about `tokens` tokens.  Raises InputError where nothing of them is predicted."""
+    batches = tuple(collate(rows, device) for rows in _groups(examples, tokens))
+    if not batches:
+        raise InputError("the held-out data has no token to predict, so nothing can be evaluated; hold out more of it")
+    return batches
+
+
 def _groups(examples: Iterable[Example], tokens: int) -> Iterator[Sequence[Example]]:
     """Groups of consecutive rows of at most `tokens` tokens; rows without a trained token are left out."""
     group: list[Example] = []
+    length = 0
     for example in examples:
         if not example.trained.any():
             continue
-        if group and sum(len(e.ids) for e in group) + len(example.ids) > tokens:
+        length += len(example.ids)
+        if group and length > tokens:
             yield group
-            group = []
+            group, length = [], len(example.ids)
         group.append(example)
     if group:
         yield group

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from triptych.attention import Rows
+from triptych.checkpoints.source import json_object
 from triptych.errors import ConfigError, InputError
 from triptych.media.image import Preparation, read_image
 from triptych.nn import Transformer
@@ -71,13 +72,14 @@ def in_memory(pixels: NDArray[np.uint8], preparation: Preparation) -> RecordImag
 def preparation(module: Transformer, files: Mapping[str, bytes]) -> Preparation:
     """How images become the input of `module`, by the `preprocessor_config.json` in `files` where there is one.
 
-    Raises ConfigError for a model of other than three channels, and for a file that prepares another size.
+    Raises ConfigError for a model of other than three channels, and for a file that prepares another size;
+    CheckpointError for one that is not JSON.
     """
     slot = module.spec.reads.embed
     assert isinstance(slot, PatchesSpec)
     if slot.channels != 3:
         raise ConfigError(f"the model reads images of {slot.channels} channels, and image files have 3")
-    of_file = Preparation.of(json.loads(files.get(PREPROCESSOR, b"{}")), slot.image)
+    of_file = Preparation.of(json_object(files.get(PREPROCESSOR, b"{}"), Path(PREPROCESSOR)), slot.image)
     if (of_file.height, of_file.width) != slot.image:
         raise ConfigError(
             f"{PREPROCESSOR} prepares images of {of_file.height} x {of_file.width} pixels, and the model reads "

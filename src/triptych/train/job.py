@@ -125,7 +125,8 @@ class Job:
             trainer.on_save = save
             with on_signal(trainer.stop) as received:
                 trainer.run(until)
-                if received.number is not None:
+                finished = trainer.done >= 1.0 and checkpoints.exist()
+                if received.number is not None or (finished and not checkpoints.model.exists()):
                     save(trainer)
             if received.number is not None:
                 raise Interrupted(received.number, trainer.at.step, Path(out))
@@ -254,6 +255,8 @@ def _created(directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"cannot write {directory}: {error.strerror or error}") from None
+    except ValueError:
+        raise CheckpointError(f"run.out = {str(directory)!r} is not a path; choose another") from None
     return directory
 
 

@@ -184,9 +184,12 @@ def first_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]], of: S
     first: list[int] = []
     start, tokens = 0, [i for i, sequence in enumerate(of) if sequence == 0 and offsets[i][1] > offsets[i][0]]
     last = max((offsets[i][1] for i in tokens), default=0)
+    at = 0  # of the first token that does not end before the word
     for word in words:
         stop = start + len(word)
-        token = next((i for i in tokens if offsets[i][0] < stop and offsets[i][1] > start), None)
+        while at < len(tokens) and offsets[tokens[at]][1] <= start:
+            at += 1
+        token = tokens[at] if at < len(tokens) and offsets[tokens[at]][0] < stop else None
         if token is None and stop < last:
             raise InputError(f"the tokenizer makes no token of the word {shown(word)}; remove it from the record")
         if token is None:

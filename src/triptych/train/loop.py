@@ -244,7 +244,8 @@ class Trainer:
                 self.at.elapsed = max(self.at.elapsed, self.settings.seconds)
             pace = (self.at.tokens - tokens) / max(now - since, 1e-9)
             score = self._evaluate(before)
-            self._check_finite(score)
+            if score is not None and not math.isfinite(score.nats):
+                raise self._not_saved("the loss on the held-out data")
             left = self.settings.left(self.at.step, self.at.elapsed)
             self._record(Event(self.at.step, loss, pace, left, self.done, factor, norm, score))
             if self._due(before, self.settings.sample_every, "sample") and self._has_time_for_sample(began):
@@ -255,6 +256,7 @@ class Trainer:
                     self._in_evaluation_mode(self.on_save)
             self.at.elapsed = max(self.at.elapsed, time.monotonic() - began)
             waiting.look()
+        self._check_weights()
 
     def _has_time_for_sample(self, began: float) -> bool:
         """Whether a sample and a checkpoint end within the budget of seconds; of a run too short, the sample is left
@@ -306,15 +308,16 @@ class Trainer:
         (nats / total).backward()
         return value
 
-    def _check_finite(self, score: Score | None = None) -> None:
-        """Raises DivergedError for a `score`, or a weight, that the last step has made inf or NaN."""
-        what = "the loss on the held-out data" if score is not None and not math.isfinite(score.nats) else None
-        if score is None and (name := nonfinite_parameter(self.module)):
-            what = f"parameter {name}"
-        if what is not None:
-            raise DivergedError(
-                f"step {self.at.step} made {what} inf or NaN, and is not saved; {LOWER}, or look at the data"
-            )
+    def _check_weights(self) -> None:
+        """Raises DivergedError for a weight that is inf or NaN.  It reads all of them, and so is for what is saved or
+        shown, and for the end; in between, the loss of the next step tells."""
+        if name := nonfinite_parameter(self.module):
+            raise self._not_saved(f"parameter {name}")
+
+    def _not_saved(self, what: str) -> DivergedError:
+        return DivergedError(
+            f"step {self.at.step} made {what} inf or NaN, and is not saved; {LOWER}, or look at the data"
+        )
 
     def _diverged(self, what: str, batches: list[TrainingBatch]) -> DivergedError:
         def forward() -> None:
@@ -332,7 +335,7 @@ class Trainer:
         """Whether the last step crossed a multiple of `every` and there is time for `part`, or it ended the run."""
         if not every or self.done >= 1.0:
             return every > 0
-        return int(before / every) != int(self.done / every) and self.budget.allows(part)
+        return _multiples(before, every) != _multiples(self.done, every) and self.budget.allows(part)
 
     def _evaluate(self, before: float) -> Score | None:
         if self.held is None or not self._due(before, self.settings.evaluate_every, "evaluation"):
@@ -360,10 +363,15 @@ class Trainer:
         self.on_step(event)
 
     def _in_evaluation_mode(self, hook: Callable[[Trainer], None]) -> None:
-        self._check_finite()
+        self._check_weights()
         self.module.eval()
         hook(self)
         self.module.train()
+
+
+def _multiples(done: float, every: float) -> int:
+    """How many times `every` goes into `done`, which are rounded: 0.3 / 0.1 is a little below 3."""
+    return math.floor(done / every + 1e-9)
 
 
 @contextmanager

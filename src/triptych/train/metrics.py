@@ -86,10 +86,11 @@ def answer_f1(predicted: str, right: str) -> float:
 def recall_at(scores: NDArray[np.floating], k: int) -> float:
     """The share of rows of `scores` [N, M] whose own column, the one of the row's number, is among the `k` best.
 
-    Columns that score the same as the right one count as better, so that equal vectors are no success.
+    Columns that score the same as the right one count as better, and so do those where either is NaN, so that equal
+    vectors are no success, and broken ones neither.
     """
     right = np.take_along_axis(scores, np.arange(len(scores))[:, None], axis=1)
-    return float(((scores >= right).sum(1) <= k).mean())
+    return float(((~(scores < right)).sum(1) <= k).mean())
 
 
 def word_error_rate(written: Sequence[str], right: Sequence[str]) -> float:
@@ -98,7 +99,7 @@ def word_error_rate(written: Sequence[str], right: Sequence[str]) -> float:
     Words are compared in lower case and without ASCII punctuation; the rate may exceed 1.  Raises InputError where
     `right` has no word.
     """
-    pairs = [(_spoken_words(a), _spoken_words(b)) for a, b in zip(written, right, strict=True)]
+    pairs = [(spoken_words(a), spoken_words(b)) for a, b in zip(written, right, strict=True)]
     count = sum(len(b) for _, b in pairs)
     if not count:
         raise InputError("a word error rate needs transcripts with words")
@@ -120,7 +121,8 @@ def distance(a: Sequence[str], b: Sequence[str]) -> int:
     return int(row[-1])
 
 
-def _spoken_words(text: str) -> list[str]:
+def spoken_words(text: str) -> list[str]:
+    """The words of a transcript in lower case, without ASCII punctuation."""
     return "".join(char for char in text.lower() if char not in string.punctuation).split()
 
 

@@ -54,11 +54,14 @@ def write_new_recipe(
         tables = read_tables(recipe or "decoder")
     values = {"run.out": out or f"runs/{path.stem}"} | ({} if data is None else {"data.path": data})
     checked = check_recipe(tables, changes, str(recipe or "decoder"), values, base if recipe is not None else None)
-    text = recipe_text(checked)
+    try:
+        content = recipe_text(checked).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"cannot write {path}: a path in the recipe is not UTF-8; choose another name") from None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with path.open("xb") as file:
+            file.write(content)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
     return checked

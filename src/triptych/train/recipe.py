@@ -162,7 +162,9 @@ def read_tables(path: Path | str) -> dict[str, Any]:
             f"{str(path)!r} is a directory; give a .toml file, or one of {', '.join(SHIPPED)}; "
             "a run continues with the recipe it began with, --out DIR and --resume"
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except RecursionError:
+        raise ConfigError(f"{path} cannot be read as TOML: it is nested too deeply") from None
+    except (OSError, ValueError) as error:  # not UTF-8, not TOML, or a name that is no path
         raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
 
 
@@ -234,7 +236,7 @@ def _add_named_size(tables: dict[str, Any], where: str, changed: Mapping[tuple[s
     if not isinstance(model, dict) or "name" not in model or "path" in model:
         return
     name = model.pop("name")
-    if name not in NAMED:
+    if not isinstance(name, str) or name not in NAMED:
         source = changed.get(("model", "name"), where)
         hint = nearest(str(name), NAMED)
         raise ConfigError(f"{source}: model.name = {name!r} is not a known size{hint}; known are {', '.join(NAMED)}")
@@ -255,7 +257,7 @@ def _parse_value(text: str) -> object:
     """`text` as a TOML value, or as a string where it is not TOML (a path, a word)."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
     return parsed["value"] if len(parsed) == 1 else text
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +23,7 @@ from triptych.train.data import Use, random_numbers
 
 SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet")
 T = TypeVar("T")
+_INTEGER = re.compile(r"-?\d{1,18}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class DataRecord:
         value = self.values[field]
         if value is None or value == "":
             return None
-        if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
+        if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
             return int(value)
         if not isinstance(value, int) or isinstance(value, bool):
             raise self.error(f"{field} is {shown(value)}, not an integer")
@@ -119,7 +122,11 @@ def split(items: Sequence[T], share: float, where: str) -> tuple[list[T], list[T
     return [one for i, one in enumerate(items) if i not in held], [items[i] for i in sorted(held)]
 
 
-def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The object of each line of the file `path`, and where it stands; empty lines are skipped.
+
+    Raises TextError for a line that is no JSON object, has a field twice, or spells half of a character.
+    """
     for number, line in enumerate(_text(path).split("\n"), 1):  # splitlines() would also cut at U+2028 inside a text
         if not line.strip():
             continue
@@ -130,14 +137,31 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             raise TextError(f"{where} is not JSON ({first_line(error)}); write one object a line") from None
         if not isinstance(row, dict):
             raise TextError(f'{where} is {shown(row)}, not an object like {{"text": "..."}}')
+        if "\\u" in line and not _is_unicode(row):
+            raise TextError(f"{where} spells half of a surrogate pair (\\ud800 to \\udfff), no character; remove it")
         yield where, row
 
 
 def _unrepeated(pairs: list[tuple[str, object]], where: str) -> dict[str, object]:
-    names = [name for name, _ in pairs]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise TextError(f"{where} has the field {shown(repeated[0])} twice")
+    if (twice := _repeated([name for name, _ in pairs])) is not None:
+        raise TextError(f"{where} has the field {shown(twice)} twice")
     return dict(pairs)
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    """The first, in alphabetical order, of the names that occur more than once."""
+    if len(set(names)) == len(names):
+        return None
+    return min(name for name, count in Counter(names).items() if count > 1)
+
+
+def _is_unicode(value: object) -> bool:
+    """Whether every text in a JSON value has UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _separated(path: Path, separator: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -151,13 +175,16 @@ def _separated(path: Path, separator: str) -> Iterator[tuple[str, dict[str, Any]
         except StopIteration:
             return
         except csv.Error as error:
+            if "field limit" in str(error):  # of Python's module, one for the whole process
+                problem = f"{where} has a field of more than {csv.field_size_limit():,} characters"
+                raise TextError(f"{problem}; write the records as .jsonl") from None
             raise TextError(f"{where} is not CSV: {first_line(error)}") from None
         if not row:
             continue
         if header is None:
             header = [name.strip() for name in row]
-            if repeated := sorted({name for name in header if header.count(name) > 1}):
-                raise TextError(f"{where} names the column {shown(repeated[0])} twice")
+            if (twice := _repeated(header)) is not None:
+                raise TextError(f"{where} names the column {shown(twice)} twice")
         elif len(row) != len(header):
             raise TextError(f"{where} has {len(row)} fields, and the first row names {len(header)} columns")
         else:
@@ -176,8 +203,8 @@ def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of these
         raise TextError(f"{path} is not Parquet: {first_line(error)}") from None
     names = list(table.column_names)
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise TextError(f"{path} names the column {shown(repeated[0])} twice")
+    if (twice := _repeated(names)) is not None:
+        raise TextError(f"{path} names the column {shown(twice)} twice")
     yield from ((f"{path}, row {number}", row) for number, row in enumerate(table.to_pylist(), 1))
 
 
@@ -188,7 +215,7 @@ def _text(path: Path) -> str:
 
 
 _READERS: dict[str, Callable[[Path], Iterator[tuple[str, dict[str, Any]]]]] = {
-    ".jsonl": _json_lines,
+    ".jsonl": json_lines,
     ".csv": lambda path: _separated(path, ","),
     ".tsv": lambda path: _separated(path, "\t"),
     ".parquet": _parquet,

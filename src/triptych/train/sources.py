@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +10,7 @@ from triptych.errors import TextError
 from triptych.text import corpus, shakespeare
 from triptych.train.data import Use, random_numbers
 from triptych.train.recipe import DataSettings
-from triptych.train.records import SUFFIXES, read_records
+from triptych.train.records import SUFFIXES, json_lines, read_records
 
 SHAKESPEARE = "shakespeare"
 FOLDED = "shakespeare:folded"  # pairs in lower case, without punctuation
@@ -81,17 +80,11 @@ def pieces(pairs: Sequence[Pair], least: int, most: int) -> list[Pair]:
 
 
 def _read_pairs(path: Path) -> list[Pair]:
-    text = corpus.documents(path)[0]
     rows = []
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            row = json.loads(line)
-            source, target = row["source"], row["target"]
-            valid = isinstance(source, str) and isinstance(target, str)
-        except (ValueError, KeyError, TypeError):
-            valid = False
-        if not valid:
-            raise TextError(f'{path}, line {number}: write each line as {{"source": "...", "target": "..."}}')
+    for where, row in json_lines(path):
+        source, target = row.get("source"), row.get("target")
+        if not isinstance(source, str) or not isinstance(target, str):
+            raise TextError(f'{where}: write each line as {{"source": "...", "target": "..."}}')
         rows.append((source, target))
     return rows
 
@@ -105,10 +98,12 @@ def _last(items: Sequence[T], data: DataSettings) -> tuple[list[T], list[T]]:
 
 
 def _end(text: str, data: DataSettings) -> tuple[list[str], list[str]]:
-    """The text, and its last `held_out` share, cut at the beginning of a line if there is one."""
-    at = text.rfind("\n", 0, int(len(text) * (1 - data.held_out))) + 1
-    if at == 0:  # a text of one line, or nearly
-        at = int(len(text) * (1 - data.held_out))
+    """The text, and its last `held_out` share, cut at the beginning of a line unless more than twice the share would be
+    held out."""
+    exact = int(len(text) * (1 - data.held_out))
+    at = text.rfind("\n", 0, exact) + 1
+    if len(text) - at > 2 * (len(text) - exact):  # the line is longer than what is held out
+        at = exact
     if at == 0 or at == len(text):
         raise TextError(f"{data.path} is too short to hold out {data.held_out:.0%} of it; give more text")
     return [text[:at]], [text[at:]]

@@ -86,8 +86,9 @@ def _span(window: Encoded, one: Question) -> tuple[int, int] | None:
     if one.start is None:
         return None
     stop = one.start + len(one.answer.rstrip())
+    start = stop - len(one.answer.strip())
     inside = [i for i, of in enumerate(window.sequence_ids) if of == 1 and window.offsets[i][1] > window.offsets[i][0]]
-    first = [i for i in inside if window.offsets[i][0] <= one.start < window.offsets[i][1]]
+    first = [i for i in inside if window.offsets[i][0] <= start < window.offsets[i][1]]
     last = [i for i in inside if window.offsets[i][0] < stop <= window.offsets[i][1]]
     return (first[0], last[-1]) if first and last else None
 
@@ -100,13 +101,14 @@ class SpanJudge:
     guesses: tuple[str, ...]
 
     def __call__(self, nats: float, count: int, rows: Sequence[tuple[LabelledExample, Tensor]]) -> Score:
+        may_be_empty = any(one.start is None for one in self.questions)
         by_question: defaultdict[int, list[tuple[LabelledExample, Tensor]]] = defaultdict(list)
         for example, output in rows:
             by_question[example.number].append((example, output))
         f1, exact, guessed, empty = [], [], [], []
         for number, of in by_question.items():
             one = self.questions[number]
-            answer = best_span(of, one.context, may_be_empty=any(q.start is None for q in self.questions))
+            answer = best_span(of, one.context, may_be_empty=may_be_empty)
             f1.append(metrics.answer_f1(answer, one.answer))
             exact.append(metrics.exact_match(answer, one.answer))
             guessed.append(metrics.answer_f1(self.guesses[number], one.answer))
@@ -127,6 +129,8 @@ def best_span(rows: Sequence[tuple[LabelledExample, Tensor]], context: str, *, m
         begins, ends = output.numpy().T
         nothing = min(nothing, float(begins[0] + ends[0]))
         inside = np.flatnonzero(example.offsets[:, 0] >= 0)
+        if not len(inside):  # a context of characters that the tokenizer drops
+            continue
         both = begins[inside, None] + ends[None, inside]
         allowed = np.triu(np.ones_like(both)) - np.triu(np.ones_like(both), LONGEST)
         both = np.where(allowed > 0, both, -np.inf)

@@ -17,10 +17,10 @@ from triptych.spec import ClassHeadSpec, PoolingSpec, ReplacedHeadSpec, SpanHead
 from triptych.text import Encoded, Tokenizer, shakespeare_labels, shakespeare_turns
 from triptych.train import sources
 from triptych.train.data import Data, EpochRows
-from triptych.train.evaluate import HeldOut, Score
+from triptych.train.evaluate import HeldOut, Score, batched
 from triptych.train.labelled import LabelledBatch, LabelledExample, exact
 from triptych.train.new_head import HeadKind, head_config, label_names, with_head
-from triptych.train.objectives import Example, TrainingBatch, collate
+from triptych.train.objectives import Example, TrainingBatch
 from triptych.train.recipe import DataSettings, Recipe
 from triptych.train.records import DataRecord, read_records, split
 
@@ -195,7 +195,8 @@ def _refuse_own_fields(data: DataSettings) -> None:
 def ordered_labels(labels: Iterable[str]) -> list[str]:
     """The different labels in order: by number where all are numbers, else by name."""
     every = set(labels)
-    return sorted(every, key=lambda label: (int(label), label) if all(map(str.isdecimal, every)) else (0, label))
+    numbers = all(label.isdecimal() and len(label) < 19 for label in every)
+    return sorted(every, key=lambda label: (int(label) if numbers else 0, label))
 
 
 def refuse_unseen(unseen: Iterable[tuple[str, DataRecord]], what: str = "label") -> None:
@@ -227,7 +228,7 @@ class Fitter:
         sides = [[i for i, of in enumerate(row.sequence_ids) if of == side] for side in (0, 1)]
         lengths = [len(side) for side in sides]
         for _ in range(excess):
-            lengths[lengths.index(max(lengths))] -= 1  # the longer text, the second where both are as long
+            lengths[lengths.index(max(lengths))] -= 1  # the longer text, the first where both are as long
         if min(length for length, side in zip(lengths, sides, strict=True) if side) < 1:
             raise InputError(f"run.length = {self.limit} leaves no token for a text beside the special ones")
         dropped = {i for side, length in zip(sides, lengths, strict=True) for i in side[length:]}
@@ -264,12 +265,7 @@ class JudgedRows(HeldOut):
     @staticmethod
     def batched(examples: Sequence[LabelledExample], judge: Judge, tokens: int, device: str) -> JudgedRows:
         """The rows in batches of about `tokens` tokens."""
-        groups: list[list[Example]] = [[]]
-        for example in examples:
-            if groups[-1] and sum(len(one.ids) for one in groups[-1]) + len(example.ids) > tokens:
-                groups.append([])
-            groups[-1].append(example)
-        return JudgedRows(tuple(collate(group, device) for group in groups), commonest=0, judge=judge)
+        return JudgedRows(batched(examples, tokens, device), commonest=0, judge=judge)
 
     def of_batches(self, batches: tuple[TrainingBatch, ...]) -> JudgedRows:
         return JudgedRows(batches, commonest=0, judge=self.judge)
