@@ -229,10 +229,10 @@ def test_recover_puts_back_what_was_set_aside(tmp_path: Path) -> None:
     write_directory(tmp_path / "m", OLD, CONFIG)
     (tmp_path / "m").rename(tmp_path / ".m.old")  # killed between the two renames
     (tmp_path / ".m.999999999.tmp").mkdir()  # by a process that is no more
-    (tmp_path / f".m.{os.getpid()}.tmp").mkdir()
+    (tmp_path / f".m.{os.getppid()}.tmp").mkdir()
     recover_path(tmp_path / "m")
     assert is_complete(tmp_path / "m")
-    assert names(tmp_path) == {"m", f".m.{os.getpid()}.tmp"}
+    assert names(tmp_path) == {"m", f".m.{os.getppid()}.tmp"}
 
 
 def test_atomic_write_replaces_one_file(tmp_path: Path) -> None:

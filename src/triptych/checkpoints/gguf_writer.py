@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triptych.checkpoints.save import replacing
-from triptych.errors import CheckpointError, shown
+from triptych.errors import CheckpointError, first_line, shown
 from triptych.mapping.gguf_types import TYPES
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _plain(values: Tensor, dtype: str) -> Tensor:
 
 
 def _string(text: str) -> bytes:
-    raw = text.encode()
+    raw = text.encode(errors="replace")  # of half of a surrogate pair, as in a file's name that is not UTF-8
     return struct.pack("<Q", len(raw)) + raw
 
 
@@ -100,13 +100,13 @@ def _value(key: str, value: Any) -> bytes:
         return struct.pack("<IIQ", _ARRAY, _U8, len(value)) + value
     if not isinstance(value, list):
         kind = _kind(key, value)
-        return struct.pack("<I", kind) + _payload(kind, [value])
+        return struct.pack("<I", kind) + _payload(key, kind, [value])
     kinds = {_kind(key, item) for item in value} or {_STRING}
     if len(kinds) > 1:
         raise CheckpointError(f"key {shown(key)}: a list of several types cannot be written")
     # Lists of integers are signed: that is how the types of tokens are stored.
     kind = _I32 if kinds == {_U32} else kinds.pop()
-    return struct.pack("<IIQ", _ARRAY, kind, len(value)) + _payload(kind, value)
+    return struct.pack("<IIQ", _ARRAY, kind, len(value)) + _payload(key, kind, value)
 
 
 def _kind(key: str, value: Any) -> int:
@@ -116,8 +116,11 @@ def _kind(key: str, value: Any) -> int:
     return kinds[type(value)]
 
 
-def _payload(kind: int, values: Iterable[Any]) -> bytes:
+def _payload(key: str, kind: int, values: Iterable[Any]) -> bytes:
     if kind == _STRING:
         return b"".join(map(_string, values))
     code = {_U32: "I", _I32: "i", _F32: "f", _BOOL: "?"}[kind]
-    return b"".join(struct.pack("<" + code, value) for value in values)
+    try:
+        return b"".join(struct.pack("<" + code, value) for value in values)
+    except (struct.error, OverflowError) as error:
+        raise CheckpointError(f"key {shown(key)}: a value is out of range for GGUF ({first_line(error)})") from None

@@ -8,6 +8,7 @@ Which tensors are written, under which names, and that a tied one is written onc
 from __future__ import annotations
 
 import ctypes
+import glob
 import json
 import os
 import shutil
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_WRITTEN: set[Path] = set()  # the temporary directories that this process writes into
+
+
 def write_directory(
     path: str | Path,
     tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
@@ -40,7 +44,7 @@ def write_directory(
     Whatever else an existing directory holds stays in it; only weights, `config.json` and `files` are replaced.
     Raises `CheckpointError`, with the target as it was, when anything cannot be written.
     """
-    path = Path(os.path.realpath(path))
+    path = _target(path)
     recover(path)
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     with _beside(path) as temporary:
@@ -66,7 +70,7 @@ def atomic_write(path: str | Path, content: bytes) -> None:
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """A new file that becomes `path` when the block ends without an error; until then the old one is untouched."""
-    path = Path(os.path.realpath(path))
+    path = _target(path)
     with _beside(path) as temporary:
         with _synced(temporary / "content") as file:
             yield file
@@ -84,6 +88,14 @@ def is_complete(path: str | Path) -> bool:
     return True
 
 
+def _target(path: str | Path) -> Path:
+    """The path behind links.  Raises CheckpointError for what is none."""
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError) as error:  # a zero byte, a loop of links
+        raise CheckpointError(f"cannot write {shown(str(path))}: {error}") from None
+
+
 def recover(path: str | Path) -> None:
     """Finish or undo a replacement of `path` that was interrupted, and remove temporary files of writers that ended."""
     path = Path(os.path.realpath(path))
@@ -91,8 +103,8 @@ def recover(path: str | Path) -> None:
     if aside.exists() and not path.exists():
         aside.rename(path)
     shutil.rmtree(aside, ignore_errors=True)
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
-        if (writer := left.name.split(".")[-2]).isdecimal() and not _is_running(int(writer)):
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        if (writer := left.name.split(".")[-2]).isdecimal() and not _is_written(left, int(writer)):
             shutil.rmtree(left, ignore_errors=True)
 
 
@@ -179,11 +191,15 @@ def _beside(path: Path) -> Iterator[Path]:
     """A directory next to `path`, gone when the block ends; what the disk refuses becomes a `CheckpointError`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        if temporary not in _WRITTEN:  # of a killed process with the same number, as they all have in a container
+            shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
+        _WRITTEN.add(temporary)
         try:
             yield temporary
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+            _WRITTEN.discard(temporary)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
 
@@ -237,6 +253,11 @@ def sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _is_written(temporary: Path, process: int) -> bool:
+    """Whether the process of this number still writes into `temporary`."""
+    return temporary in _WRITTEN if process == os.getpid() else _is_running(process)
 
 
 def _is_running(process: int) -> bool:

@@ -8,6 +8,7 @@ How vectors are pooled is not here but in `tasks/encode.py::pooling`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ class SentenceSettings:
             return settings
         tokenizer = directory / "tokenizer_config.json"
         length = None if file_size(tokenizer) is None else read_json(tokenizer).get("model_max_length")
-        lengths = [n for n in (length, context) if isinstance(n, int | float) and n >= 3]
+        lengths = [n for n in (length, context) if isinstance(n, int | float) and 3 <= n < math.inf]
         return cls(int(min(lengths)) if lengths else None, settings.do_lower_case)
 
     @classmethod

@@ -24,6 +24,7 @@ MAX_BYTES = 1 << 31  # of a file
 MAX_SAMPLE = 1e6  # of floating-point samples; beyond it later computations overflow
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE  # format tags
 _ZEROS, _BETA, _ROLL = 32, 12.0, 0.96  # the resampler's kernel: zero crossings per side, Kaiser's beta, pass band
+_DECODED = 1 << 16  # samples of a channel decoded at a time: as 64-bit numbers a long sound would need much memory
 _BLOCK = 256  # frames per Fourier transform, so that what is computed of them stays in the caches
 
 
@@ -33,8 +34,10 @@ def read_wav(path: str | Path, rate: int = RATE) -> Samples:
     Reads PCM of 8, 16, 24 and 32 bits and floats of 32 and 64 bits.
 
     Raises InputError for a path that is not a regular file, and for a file that is cut short, whose header contradicts
-    its length, or that holds another encoding or samples that are not numbers below a million.
+    its length, or that holds another encoding or samples that are not numbers below a million; and for a `rate` that
+    no sound has.
     """
+    _check_rate(rate)
     path = Path(path)
     raw = read_regular(path, MAX_BYTES, InputError)
     header, data = _chunks(raw, path)
@@ -52,24 +55,40 @@ def read_wav(path: str | Path, rate: int = RATE) -> Samples:
         raise InputError(f"{path}: {len(data)} bytes of sound are not whole blocks of {channels} x {bits} bits")
     if not len(data):
         raise InputError(f"{path}: has no samples")
-    samples = _decoded(data, encoding, bits).reshape(-1, channels)
-    if not (np.abs(samples) <= MAX_SAMPLE).all():  # False for NaN too
-        raise InputError(f"{path}: its samples are not all finite numbers in [-1, 1]; write it again as 16-bit PCM")
-    return resample(samples.mean(axis=1, dtype=np.float64).astype(np.float32), stored_rate, rate)
+    sound: Samples = np.empty(len(data) // align, np.float32)
+    for at in range(0, len(sound), _DECODED):
+        block = data[at * align : (at + _DECODED) * align]
+        samples = _decoded(block, encoding, bits).reshape(-1, channels)
+        if not (np.abs(samples) <= MAX_SAMPLE).all():  # False for NaN too
+            raise InputError(f"{path}: its samples are not all finite numbers in [-1, 1]; write it again as 16-bit PCM")
+        sound[at : at + _DECODED] = samples.mean(axis=1, dtype=np.float64)
+    return resample(sound, stored_rate, rate)
 
 
 def write_wav(path: str | Path, sound: Samples, rate: int = RATE) -> None:
     """Write `sound` [T], clipped to [-1, 1], as PCM of 16 bits at `rate` samples per second.
 
-    Raises InputError where the file cannot be written.
+    Raises InputError where the file cannot be written, and for sounds of several channels, that are not finite, or of a
+    rate that no sound has.
     """
+    _check_rate(rate)
+    if np.ndim(sound) != 1 or not np.isfinite(sound).all():
+        raise InputError(
+            f"a sound is written from finite numbers [T], and these are {list(np.shape(sound))} or not finite; average "
+            "its channels"
+        )
     whole = np.round(np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
     form = struct.pack("<HHIIHH", PCM, 1, rate, 2 * rate, 2, 16)
-    chunks = b"WAVE" + b"fmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(whole)) + whole
     try:
+        chunks = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(whole)) + whole
         Path(path).write_bytes(b"RIFF" + struct.pack("<I", len(chunks)) + chunks)
-    except OSError as error:
+    except (OSError, ValueError, struct.error) as error:  # a name that is no path, more than four gigabytes
         raise InputError(f"cannot write {path}: {first_line(error)}") from None
+
+
+def _check_rate(rate: int) -> None:
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise InputError(f"a rate of {rate} samples per second is not between {MIN_RATE:,} and {MAX_RATE:,}")
 
 
 def _chunks(raw: bytes, path: Path) -> tuple[bytes, bytes]:

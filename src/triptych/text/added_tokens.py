@@ -24,9 +24,10 @@ def add(backend: Backend, specials: Specials, config: Mapping[str, object], path
 
     Raises TextError for a list that is malformed, and for an id that is not the next free one.
     """
-    for index, token in sorted(_listed(config, specials, path), key=lambda item: item[0]):
-        if token not in backend.get_added_tokens_decoder().values():  # one with other flags is replaced
-            backend.add_tokens([token])
+    listed = sorted(_listed(config, specials, path), key=lambda item: item[0])
+    before = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    backend.add_tokens([token for _, token in listed if before.get(token.content) != token])  # also with other flags
+    for index, token in listed:
         if backend.token_to_id(token.content) != index:
             raise TextError(
                 f"{path}: the config gives {shown(token.content)} the id {index}, the vocabulary "

@@ -124,6 +124,9 @@ class _Worker:
                 reply = stdout.readline()
             except BrokenPipeError:
                 reply = ""
+            except BaseException:  # an interrupt: the reply would otherwise be read as that to the next request
+                self.close()
+                raise
             finally:
                 overdue.cancel()
             if not reply:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+_CHARACTER = 4  # most bytes of a character in UTF-8, and so most tokens that one needs
+_MOST_PENDING = 32  # tokens without a finished character at their end, from which on they may be bytes of none
 WITH_SPACE_BEFORE = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
@@ -36,7 +38,8 @@ class TextStream:
         self._pending.append(token)
         text = self._text()
         if text.endswith(_UNFINISHED):
-            return self._new_part(text.rstrip(_UNFINISHED))
+            part = self._settled(text) if len(self._pending) > _MOST_PENDING else ""
+            return part + self._new_part(self._text().rstrip(_UNFINISHED) if part else text.rstrip(_UNFINISHED))
         part = self._new_part(text)
         if text:
             self._context, self._pending, self._returned = self._pending, [], 0
@@ -47,6 +50,22 @@ class TextStream:
         part = self._new_part(self._text())
         self._context, self._pending, self._returned = [], [], 0
         return part
+
+    def _settled(self, text: str) -> str:
+        """The new part of all pending tokens but the last few, which become the context; nothing where their text does
+        not stand by itself.
+
+        Bytes that are no characters would otherwise all stay pending, and each step would decode all of them.
+        """
+        before = len(self._decode(self._context)) if self._context else 0
+        for count in range(_CHARACTER, 2 * _CHARACTER):  # tokens that are left: no character has more bytes
+            first, rest = self._pending[:-count], self._pending[-count:]
+            begin = self._decode(self._context + first)[before:]
+            if begin + self._decode(first + rest)[len(self._decode(first)) :] == text:
+                part = self._new_part(begin)
+                self._context, self._pending, self._returned = first, rest, self._returned - len(begin)
+                return part
+        return ""
 
     def _text(self) -> str:
         """The text of the pending ids, decoded after the context."""

@@ -7,6 +7,7 @@ worse without an error, so the names are a closed table and an unknown name is r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError, nearest
 from triptych.text.chat import ChatTemplate
-from triptych.text.sentencepiece_file import Malformed, check_charsmap
+from triptych.text.sentencepiece_file import MAX_PIECE, Malformed, check_charsmap
 from triptych.text.specials import Specials, surround
 from triptych.text.splits import SPLITS, Split, byte_level_words
 from triptych.text.tokenizer import Tokenizer
@@ -49,7 +50,7 @@ class _Vocabulary:
         if len(types) != len(tokens):
             raise TextError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
         if len(set(tokens)) != len(tokens):
-            twice = next(token for index, token in enumerate(tokens) if tokens.index(token) != index)
+            twice = Counter(tokens).most_common(1)[0][0]
             raise TextError(f"tokenizer.ggml.tokens holds {twice!r} twice")
         return cls(fields, tokens, types)
 
@@ -196,6 +197,9 @@ def _merges(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
     """Every pair of pieces that joins into a third, ordered by the score of the third, the highest first."""
     scores = vocabulary.scores()
     ids = {token: i for i, token in enumerate(vocabulary.tokens) if vocabulary.types[i] == NORMAL}
+    longest = max(map(len, ids), default=0)
+    if longest > MAX_PIECE:
+        raise TextError(f"tokenizer.ggml.tokens holds a piece of {longest:,} characters; {MAX_PIECE:,} is the limit")
     pairs = [
         (-scores[whole], ids[piece[:cut]], ids[piece[cut:]])
         for piece, whole in ids.items()

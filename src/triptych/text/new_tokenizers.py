@@ -6,7 +6,7 @@ vocabulary is a function of the texts alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
@@ -42,6 +42,7 @@ def character_tokenizer(text: str, layout: SpecialsLayout = DECODER) -> Tokenize
         layout = replace(layout, specials=replace(layout.specials, unk="<unk>"))
     names = _texts(layout)
     alphabet = sorted(set(text) - set(names))
+    _check_unicode("".join(alphabet))
     vocab = {token: index for index, token in enumerate([*names, *alphabet])}
     # BPE without merges looks up characters, three times faster than WordLevel after a split into characters.
     backend = Backend(models.BPE(vocab=vocab, merges=[], unk_token=layout.specials.unk, fuse_unk=False))
@@ -67,7 +68,7 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout 
         initial_alphabet=sorted(BYTE_OF, key=BYTE_OF.__getitem__),
         show_progress=False,
     )
-    backend.train_from_iterator((part for text in texts for part in words_together(text)), trainer)
+    backend.train_from_iterator((part for text in _checked(texts) for part in words_together(text)), trainer)
     return _finish(backend, layout)
 
 
@@ -83,9 +84,23 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=_texts(layout), show_progress=False)
-    lines = (line for text in texts for line in text.splitlines())
+    lines = (line for text in _checked(texts) for line in text.splitlines())
     backend.train_from_iterator((part for line in lines for part in words_together(line)), trainer)
     return _finish(backend, layout)
+
+
+def _checked(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        _check_unicode(text)
+        yield text
+
+
+def _check_unicode(text: str) -> None:
+    """Raises TextError for half of a surrogate pair, which has no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TextError(f"a text cannot be encoded as UTF-8 ({error}); remove its lone surrogates") from None
 
 
 def _check_size(kind: str, vocab_size: int, least: int) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import tempfile
 from dataclasses import dataclass
@@ -149,10 +148,10 @@ def _pairs(texts: Path, directory: Path) -> dict[str, list[SpellingPair]]:
     if not file.is_file():
         pairs = {name: [(pair.folio, pair.modern) for pair in aligned(work)] for name, work in _plays(texts).items()}
         directory.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(dir=directory)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(pairs, stream, ensure_ascii=False)
-        Path(scratch).replace(file)
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:  # renamed, so that no half of a file is read
+            whole = Path(scratch) / file.name
+            whole.write_text(json.dumps(pairs, ensure_ascii=False), encoding="utf-8")
+            whole.replace(file)
     return {
         name: [SpellingPair(*pair) for pair in pairs] for name, pairs in json.loads(file.read_text("utf-8")).items()
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -254,11 +255,20 @@ class Tokenizer:
         }
 
     def save(self, directory: Path | str) -> None:
-        """Write `files()` into `directory`, which is created if it does not exist."""
+        """Write `files()` into `directory`, which is created if it does not exist; each is replaced as a whole.
+
+        Raises TextError where they cannot be written.
+        """
         directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, content in self.files().items():
-            (directory / name).write_bytes(content)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=directory, prefix=".tokenizer-") as scratch:
+                for name, content in self.files().items():
+                    (Path(scratch) / name).write_bytes(content)
+                for name in self.files():
+                    (Path(scratch) / name).replace(directory / name)
+        except OSError as error:
+            raise TextError(f"cannot write the tokenizer into {directory}: {error.strerror or error}") from None
 
 
 def _grouped(parts: Iterable[str]) -> Iterator[list[str]]:

@@ -245,9 +245,7 @@ class ReplacedTask(HeadTask):
             counts = np.bincount(tokens, minlength=tokenizer.vocab_size).astype(np.float64)
             counts[sorted(masking.special)] = 0.0
             if not counts.any():
-                raise InputError(
-                    "the training text has no token but special and unknown ones; give other text"
-                )
+                raise InputError("the training text has no token but special and unknown ones; give other text")
             return ByFrequency(counts / counts.sum())
         module, other, _ = read_model(Path(path))
         if other is None or not isinstance(module.spec.head, MaskedLMHeadSpec):
