@@ -256,7 +256,7 @@ def test_reads_of_packed_weights_change_no_bit(matmul: str) -> None:
 @pytest.mark.skipif(not hasattr(mmap, "MADV_FREE"), reason="the system keeps no freed memory for later")
 def test_traces_use_the_memory_of_those_that_are_gone_and_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[mmap.mmap] = []
-    monkeypatch.setattr(huge_pages, "KEPT", kept)
+    monkeypatch.setattr(huge_pages, "UNUSED_MAPPINGS", kept)
     module, finals = llama(), []
     for _ in range(2):  # the second one writes where the first one did
         trace = written(module, of_steps(module))[1]

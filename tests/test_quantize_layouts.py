@@ -171,7 +171,7 @@ def test_without_huge_pages_memory_is_plain(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_FREE"), reason="the system keeps no freed memory for later")
 def test_memory_is_used_again_when_nothing_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[mmap.mmap] = []
-    monkeypatch.setattr(huge_pages, "KEPT", kept)
+    monkeypatch.setattr(huge_pages, "UNUSED_MAPPINGS", kept)
     pages = HugePages(reused=True)
     first, second = pages.take(100).fill_(7), pages.take(50)
     address, view = first.data_ptr(), second[10:20]

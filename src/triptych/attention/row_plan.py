@@ -239,7 +239,9 @@ class _Planner:
         groups = _grouped(self._shapes(rows, keys.rows, mask))
         if len(groups) == 1:
             return (self._flat_piece(mask, groups[0], whole=True),), None, None
-        queries, theirs = (Parts.of(each, groups, self.heads.device) for each in (rows, keys.rows))
+        queries = Parts.of(rows, groups, self.heads.device)
+        same = keys.rows.lengths == rows.lengths  # as in self-attention
+        theirs = queries if same else Parts.of(keys.rows, groups, self.heads.device)
         return tuple(self._flat_piece(mask, group, whole=False) for group in groups), queries, theirs
 
     def _shapes(self, rows: Rows, keys: Rows, mask: Mask) -> Iterable[Hashable]:
@@ -256,7 +258,8 @@ class _Planner:
         rows, theirs = self.rows, self.keys.rows
         if not whole:
             rows, theirs, mask = rows.take(members), theirs.take(members), mask_lowering.for_rows(mask, members)
-        queries, keys = batched(rows, device), batched(theirs, device)
+        queries = batched(rows, device)
+        keys = queries if theirs.lengths == rows.lengths else batched(theirs, device)
         if not theirs.equal and not mask_lowering.implies_causal(mask):
             mask = mask & Keys(theirs.lengths)
         k_pos = None

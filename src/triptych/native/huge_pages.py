@@ -23,7 +23,7 @@ from torch import Tensor
 PAGE = 1 << 21  # bytes of a huge page; of another size, less of the memory is in huge pages
 MAPPING = 1 << 27  # bytes mapped at a time; of each mapping up to one page more than is used is touched
 LINE = 64
-KEPT: list[mmap.mmap] = []  # a mapping that nothing uses any more, at most one
+UNUSED_MAPPINGS: list[mmap.mmap] = []  # at most one, of a HugePages that was `reused`, for the next such one
 
 
 class HugePages:
@@ -51,7 +51,7 @@ class HugePages:
     def _mapped(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """So many bytes or more from a multiple of PAGE on."""
         again = self.reused and nbytes == MAPPING and hasattr(mmap, "MADV_FREE")
-        mapping = (_kept() if again else None) or _new_mapping(nbytes)
+        mapping = (_unused_mapping() if again else None) or _new_mapping(nbytes)
         whole = np.frombuffer(mapping, np.uint8)
         if again:
             finalize(whole, _keep, mapping).atexit = False
@@ -67,16 +67,16 @@ def _new_mapping(nbytes: int) -> mmap.mmap:
     return mapping
 
 
-def _kept() -> mmap.mmap | None:
+def _unused_mapping() -> mmap.mmap | None:
     with suppress(IndexError):  # of a thread that was quicker
-        return KEPT.pop()
+        return UNUSED_MAPPINGS.pop()
     return None
 
 
 def _keep(mapping: mmap.mmap) -> None:
     """Keep a mapping that nothing uses any more, unless one is kept; until it is used again, the system may take its
     pages."""
-    if not KEPT:
+    if not UNUSED_MAPPINGS:
         with suppress(OSError):  # of a kernel that does not do so: the mapping is freed
             mapping.madvise(mmap.MADV_FREE)
-            KEPT.append(mapping)
+            UNUSED_MAPPINGS.append(mapping)
