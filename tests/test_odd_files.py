@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import signal
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from triptych.checkpoints import atomic_write, write_directory
 from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.checkpoints.gguf_writer import write_gguf
 from triptych.checkpoints.save import recover
+from triptych.cli.loading import read_texts
 from triptych.errors import CheckpointError, InputError, TextError
 from triptych.media import audio
 from triptych.text import added_tokens as added
@@ -232,3 +235,17 @@ def test_a_number_that_gguf_has_no_room_for_is_named(tmp_path: Path, value: Any)
 def test_a_name_that_is_not_utf8_in_a_gguf(tmp_path: Path) -> None:
     write_gguf(tmp_path / "a.gguf", {"general.architecture": "llama", "general.name": "m\udcff"}, [])
     assert GGUFSource(tmp_path / "a.gguf").metadata["general.name"] == "m?"
+
+
+# ---------------------------------------------------------------- stdin
+
+
+def test_lines_of_stdin_end_at_line_breaks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line per result: a text with U+2028 or a form feed is one, and a byte order mark is no part of the first."""
+    raw = "\ufeffone\u2028still one\r\ntwo\x0cstill two\n\n three\n".encode()
+    for arguments, expected in (
+        ({"lines": True}, ["one\u2028still one", "two\x0cstill two", " three"]),
+        ({}, ["one\u2028still one\r\ntwo\x0cstill two\n\n three"]),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+        assert read_texts(["-"], **arguments) == expected

@@ -110,7 +110,7 @@ def read_texts(arguments: Sequence[str] | None, kind: str = "text", *, lines: bo
         if argument != "-":
             texts.append(argument)
         elif lines:
-            texts += [line for line in _read_stdin().splitlines() if line.strip()]
+            texts += [line.removesuffix("\r") for line in _read_stdin().split("\n") if line.strip()]  # not at U+2028
         else:
             texts += [text] if (text := _read_stdin().removesuffix("\n").removesuffix("\r")) else []
     if not texts:
@@ -141,8 +141,8 @@ def _read_stdin() -> str:
 
 
 def decode_stdin(raw: bytes) -> str:
-    """Bytes of stdin as text.  Raises InputError when they are not UTF-8."""
+    """Bytes of stdin as text, without a byte order mark.  Raises InputError when they are not UTF-8."""
     try:
-        return raw.decode("utf-8")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"stdin is not UTF-8 (byte {error.start}); convert it, for example with iconv") from None
