@@ -15,6 +15,7 @@ from collections import Counter
 
 from triptych.spec import (
     AttentionSpec,
+    ClassHeadSpec,
     DisentangledSpec,
     FramesSpec,
     LayerNormSpec,
@@ -23,6 +24,7 @@ from triptych.spec import (
     MoESpec,
     Part,
     PatchesSpec,
+    PoolingSpec,
     RMSNormSpec,
     StackSpec,
     T5BucketsSpec,
@@ -33,25 +35,29 @@ Block = BlockSpec | ParallelBlockSpec
 PER_EXPERT_TOKEN = 2  # of the model's width: the output of an expert, and the same weighted
 
 
-def activation_numbers(spec: ModelSpec, tokens: int, source: int = 0, *, recompute: bool = False) -> dict[str, int]:
-    """Of one row of `tokens`, all of them trained on, with `source` tokens for the encoder of an encoder-decoder.
+def activation_numbers(
+    spec: ModelSpec, tokens: int, source: int = 0, *, recompute: bool = False, trained: int | None = None
+) -> dict[str, int]:
+    """Of one row of `tokens` with `source` tokens for the encoder of an encoder-decoder, by part; `blocks` are the
+    inputs of blocks, and `logits` the log-probabilities that a head of tokens gives for the `trained` tokens of the
+    row, all of them when None.
 
     `recompute` keeps the input of each block alone, and while the backward passes a block what this block keeps.
     """
-    total: Counter[str] = Counter(embedding=0, attention=0, mlp=0, norms=0, head=0)
+    total: Counter[str] = Counter(embedding=0, blocks=0, attention=0, mlp=0, norms=0, head=0, logits=0)
     for name, stack in spec.stacks.items():
         rows = source if name == "encoder" and spec.decoder is not None else tokens
         width = stack.embed.outputs
         total["embedding"] += _embedding(stack, rows)
         blocks = [_block(stack, block, rows, source) for block in stack.blocks]
         if recompute and blocks:
-            total["attention"] += len(blocks) * rows * width
+            total["blocks"] += len(blocks) * rows * width
             blocks = [max(blocks, key=Counter.total)]
         for numbers in blocks:
             total.update(numbers)
         total["norms"] += _norm(stack.final_norm, rows, width)
         total["head"] += 0 if stack.project is None else rows * stack.project.inputs
-    total["head"] += _head(spec, tokens)
+    total.update(_head(spec, tokens if trained is None else trained))
     return dict(total)
 
 
@@ -133,9 +139,10 @@ def _embedding(stack: StackSpec, tokens: int) -> int:
     return _norm(embed.norm, tokens, embed.outputs) + maps + noise
 
 
-def _head(spec: ModelSpec, tokens: int) -> int:
-    """The input of each of its maps, and the log-probabilities of all trained tokens."""
-    if spec.head is None:
-        return 0
-    maps = [part for _, part in spec.head.walk() if isinstance(part, LinearSpec)]
-    return tokens * (sum(part.inputs for part in maps) + (maps[-1].outputs if maps else 0))
+def _head(spec: ModelSpec, trained: int) -> dict[str, int]:
+    """The input of each of its maps and its output; of a head over rows, for one vector."""
+    maps = [] if spec.head is None else [part for _, part in spec.head.walk() if isinstance(part, LinearSpec)]
+    if not maps:
+        return {}
+    vectors = 1 if isinstance(spec.head, ClassHeadSpec | PoolingSpec) else trained
+    return {"head": vectors * sum(part.inputs for part in maps), "logits": vectors * maps[-1].outputs}
