@@ -20,7 +20,8 @@ from triptych.checkpoints.header import read_header
 from triptych.cli import main
 from triptych.count import OF_A_LOGIT, TrainingRow, activation_bytes, block_matrices, count
 from triptych.errors import ConfigError, InputError
-from triptych.train import check_recipe, check_start, job, prepare, resume
+from triptych.train import causal, check_recipe, check_start, job, prepare, resume
+from triptych.train.data import micro_batches
 from triptych.train.step_memory import check_step_memory, next_step_memory, recipe_memory
 
 TEXT = "the old mill stands where the river bends, and its wheel has not turned since the war\n"
@@ -205,6 +206,9 @@ def test_a_second_run_into_a_directory_is_refused_before_its_data_are_read(tmp_p
         triptych.train(recipe)
     with pytest.raises(triptych.TriptychError, match=r"text\.txt"):
         triptych.train(recipe, force=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file is a file, and a run needs a directory"):
+        triptych.train(recipe, out=tmp_path / "file")
     assert (tmp_path / "run" / "model").exists()
 
 
@@ -223,3 +227,9 @@ def test_the_command_and_the_check_have_one_estimate(tmp_path: Path) -> None:
     recipe = check_recipe(tables(tmp_path, optimizer={"name": "adamw"}))
     run = prepare(recipe)
     assert count(run.trainer.module.spec).training_memory(100, batch=4) == next_step_memory(run.trainer)
+
+
+def test_more_parts_than_rows_are_one_row_each() -> None:
+    rows = [causal([1, 2, 3]) for _ in range(3)]
+    assert [len(part) for part in micro_batches(rows, 10**9)] == [1, 1, 1]  # and not a loop over 10^9 parts
+    assert [len(part) for part in micro_batches(rows, 2)] == [2, 1]

@@ -82,6 +82,7 @@ def _with_options(line: str, arguments: Sequence[str]) -> str:
     `top_k=3`, `--position -1` for `positions=-1`, and of names with an underscore, or that the line begins with, also
     without a value."""
     for name, option in _options(arguments).items():
+        line = line.replace(f" ({name}=True)", "")  # beside the option
         line = re.sub(rf"(?<![\w.'\"-]){name}s?=(?=\S)|^{name}s? (?=must )", f"{option} ", line)
         if "_" in name:
             line = re.sub(rf"(?<![\w.'\"-]){name}(?![\w=])", option, line)

@@ -115,9 +115,11 @@ class Checkpoints:
         return bool(self._all())
 
     def check_new_run(self, *, force: bool) -> None:
-        """Raises ConfigError if the directory holds something that a new run would replace: another run, unless
-        `force` says that it may, or a model that was written by none."""
+        """Raises ConfigError for a file in place of the directory, and if it holds something that a new run would
+        replace: another run, unless `force` says that it may, or a model that was written by none."""
         out = self.directory
+        if out.is_file():
+            raise ConfigError(f"{out} is a file, and a run needs a directory; give another --out")
         if Checkpoints(out / "checkpoints").exist():
             raise ConfigError(f"{out} holds a run of `triptych quickstart`; give another --out")
         if self.exist() and not force:

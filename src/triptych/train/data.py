@@ -247,7 +247,8 @@ def in_epochs(items: Sequence[T], seed: int, step: int, rows: int) -> list[T]:
 
 
 def micro_batches(examples: Sequence[Example], parts: int) -> list[Sequence[Example]]:
-    """The rows of a step in `parts` slices of nearly equal numbers of rows."""
+    """The rows of a step in `parts` slices of nearly equal numbers of rows, at most one for each row."""
+    parts = min(parts, max(1, len(examples)))
     edges = [round(i * len(examples) / parts) for i in range(parts + 1)]
     return [examples[i:j] for i, j in pairwise(edges) if j > i]
 

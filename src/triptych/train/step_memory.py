@@ -121,6 +121,7 @@ def recipe_memory(recipe: Recipe, spec: ModelSpec, packed: int | None, parts: in
     width = max(stack.width for stack in spec.stacks.values())
     bf16 = chosen(run.precision, device, width) == "bf16"
     activations, logits = _activations(spec, rows, adapted, recompute=run.recompute, bf16=bf16)
+    logits = logits if recipe.objective.name == "causal" else 0  # of others the data or another head decide
     return TrainingMemory(weights, gradients, state, activations, logits, accumulated=parts > 1)
 
 
