@@ -5,14 +5,15 @@ vector (RMSNorm also the normalized vector), a gated MLP four vectors of its hid
 values and output and one log-sum-exp a head and query, since the fused kernel computes its pattern again (Dao et al.
 2022).  Dropout, a softcap and a bias that is learned need the pattern itself, `[H, T, S]`: it is kept; with dropout
 also the noise and their product, with a softcap the scores, with such a bias the masked scores and the masked pattern.
-A window is counted as if it did not shorten that.  Masks, tables of positions and what a kernel needs while it runs are
-not counted.
+Under a window as many keys are counted as a query sees, which is the least that blocks of queries keep; beside a
+learned bias there are no such blocks.  Masks, tables of positions and what a kernel needs while it runs are not counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
+from triptych.count.flops import span_of
 from triptych.spec import (
     AttentionSpec,
     ClassHeadSpec,
@@ -64,7 +65,8 @@ def activation_numbers(
 def _block(stack: StackSpec, block: Block, tokens: int, source: int) -> Counter[str]:
     width, dropout = stack.embed.outputs, block.dropout
     position = stack.kinds[block.attn.kind].position
-    total = Counter(attention=_attention(block.attn, tokens, tokens, position), mlp=0, norms=0)
+    seen = span_of(stack, block.attn.kind, tokens)
+    total = Counter(attention=_attention(block.attn, tokens, tokens, position, seen), mlp=0, norms=0)
     total["norms"] += _norms(block.attn_norm, tokens, width)
     if block.cross is not None:
         total["attention"] += _attention(block.cross, tokens, source)
@@ -78,7 +80,10 @@ def _block(stack: StackSpec, block: Block, tokens: int, source: int) -> Counter[
     return total
 
 
-def _attention(attn: AttentionSpec, queries: int, keys: int, position: Part | None = None) -> int:
+def _attention(
+    attn: AttentionSpec, queries: int, keys: int, position: Part | None = None, seen: int | None = None
+) -> int:
+    """Of attention that lets each query see the last `seen` keys, all of them when None."""
     q, out = queries * attn.heads * attn.head_width, queries * attn.heads * attn.value_width
     k, v = keys * attn.kv_heads * attn.head_width, keys * attn.kv_heads * attn.value_width
     inputs = queries * attn.q.inputs + (keys * attn.k.inputs if attn.kind == "cross" else 0)
@@ -87,7 +92,8 @@ def _attention(attn: AttentionSpec, queries: int, keys: int, position: Part | No
     learned = isinstance(position, T5BucketsSpec | DisentangledSpec)
     beside_softmax = 2 if attn.dropout else int(learned)  # what is multiplied with the values, and what made it
     patterns = beside_softmax + learned + (attn.softcap is not None)
-    pattern = attn.heads * queries * ((1 + patterns) * keys if patterns else 1)
+    width = keys if learned or seen is None else min(seen, keys)
+    pattern = attn.heads * queries * ((1 + patterns) * width if patterns else 1)
     return inputs + normed + q + k + v + out + pattern + _distances(position, attn, queries)
 
 

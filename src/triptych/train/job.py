@@ -112,8 +112,7 @@ class Job:
         trainer, out = self.trainer, self.recipe.run.out
         trainer.on_step, trainer.on_sample = on_step or trainer.on_step, on_sample or trainer.on_sample
         trainer.on_note = on_note or trainer.on_note
-        if trainer.done < 1.0:
-            check_step_memory(trainer)
+        self.check_memory()
         if out is None:
             trainer.run(until)
             return
@@ -132,6 +131,11 @@ class Job:
                     save(trainer)
             if received.number is not None:
                 raise Interrupted(received.number, trainer.at.step, Path(out))
+
+    def check_memory(self) -> None:
+        """Raises InputError where the next step does not fit into the memory that is free."""
+        if self.trainer.done < 1.0:
+            check_step_memory(self.trainer)
 
     def _check_directory(self, checkpoints: Checkpoints, force: bool) -> None:
         """Raises ConfigError if the directory holds another run, which `force` deletes, or this one further on, and
