@@ -232,6 +232,12 @@ def test_rates_are_bytes_and_operations_in_a_second(monkeypatch: pytest.MonkeyPa
         ("decoder", {"repeat": 0}, "repeat must be at least 1, not 0"),
         ("decoder", {"new_tokens": 0}, "new_tokens must be at least 1, not 0"),
         ("decoder", {"contexts": [8, 0]}, "contexts must be at least 1"),
+        ("decoder", {"requests": 10**9}, "requests=1000000000 is more than 4,096, the most that is measured"),
+        ("decoder", {"repeat": 10**9}, "repeat=1000000000 is more than 1,000"),
+        ("decoder", {"new_tokens": CONTEXT}, f"new_tokens={CONTEXT} and the prompt need {CONTEXT + 3} positions"),
+        ("encoder", {"texts": 10**9}, "texts=1000000000 is more than 1,048,576"),
+        ("encoder-decoder", {"beams": 30_000}, "beams=30000 is more than 259"),
+        ("encoder-decoder", {"new_tokens": 10**9}, "new_tokens=1000000000 is more than 65,536"),
     ],
 )
 def test_settings_that_do_not_fit(layout: str, settings: dict[str, Any], says: str) -> None:

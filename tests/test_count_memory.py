@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -17,7 +18,15 @@ from triptych import families, nn
 from triptych.attention import Rows
 from triptych.attention.cache_types import StoredForm
 from triptych.cli import main
-from triptych.count import activation_numbers, count, predict
+from triptych.count import (
+    MAX_LOGITS,
+    TrainingMemory,
+    TrainingRow,
+    activation_bytes,
+    activation_numbers,
+    count,
+    predict,
+)
 from triptych.families.named import NAMED
 from triptych.model import Model
 from triptych.train.optim import Optimizer, OptimizerSettings
@@ -93,14 +102,21 @@ def test_activations_are_those_that_autograd_keeps(name: str) -> None:
     assert counted == pytest.approx(kept_by_torch(model, tokens), rel=0.05)
 
 
+def test_under_a_window_no_more_is_counted_than_is_kept() -> None:
+    model = triptych.create(CONFIGS["gemma2"] | {"sliding_window": 24})
+    counted = sum(activation_numbers(model.spec, 256).values())
+    whole = sum(activation_numbers(triptych.create(CONFIGS["gemma2"]).spec, 256).values())
+    assert 0.6 * whole < counted <= 1.02 * kept_by_torch(model, 256) < whole
+
+
 def test_recomputed_activations_are_the_inputs_of_blocks() -> None:
     model, tokens = triptych.create(LLAMA), 256
     again = activation_numbers(model.spec, tokens, recompute=True)
     whole = activation_numbers(model.spec, tokens)
-    one_block = (sum(whole.values()) - whole["head"] - whole["embedding"] - tokens * (2 * 48 + 1)) / 3
-    assert sum(again.values()) == pytest.approx(
-        one_block + 3 * tokens * 48 + again["head"] + tokens * (2 * 48 + 1), rel=1e-3
-    )
+    assert again["blocks"] == 3 * tokens * 48
+    of_head = whole["head"] + whole["logits"]
+    one_block = (sum(whole.values()) - of_head - whole["embedding"] - tokens * (2 * 48 + 1)) / 3
+    assert sum(again.values()) == pytest.approx(one_block + again["blocks"] + of_head + tokens * (2 * 48 + 1), rel=1e-3)
     # Between forward and backward torch holds the inputs of blocks, and no block is computed again yet.
     assert sum(again.values()) - one_block == pytest.approx(kept_by_torch(model, tokens, recompute=True), rel=0.05)
 
@@ -113,9 +129,25 @@ def test_the_state_of_an_optimizer_is_that_of_ours(name: Any) -> None:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step(1.0)
     held = sum(tensor.nbytes for tensor in optimizer.state().values() if tensor.dim())
-    memory = count(model.spec).training_bytes(8, optimizer=name)
-    assert memory["optimizer_state"] == held
-    assert memory["weights"] == memory["gradients"] == sum(p.nbytes for p in model.module.parameters())
+    memory = count(model.spec).training_memory(8, optimizer=name)
+    assert memory.optimizer_state == held
+    assert memory.weights == memory.gradients == sum(p.nbytes for p in model.module.parameters())
+
+
+def test_at_the_peak_gradients_or_activations_are_whole() -> None:
+    few, many = (TrainingMemory(10, 10, 20, number, 2) for number in (3, 30))
+    assert (few.peak, many.peak) == (10 + 20 + 10, 10 + 20 + 30 + 2)
+    assert replace(many, accumulated=True).peak == many.peak + 10
+    assert many.to_dict()["peak"] == many.peak
+
+
+def test_logits_are_in_memory_in_parts() -> None:
+    spec = families.read_config(LLAMA | {"vocab_size": 50_000}, where="test")
+    _, few = activation_bytes(spec, {TrainingRow(100): 1})
+    _, many = activation_bytes(spec, {TrainingRow(100): 1000})
+    _, hidden = activation_bytes(spec, {TrainingRow(100, trained=15): 1})
+    assert (few, hidden) == (3 * 4 * 100 * 50_000, 3 * 4 * 15 * 50_000)
+    assert many == 3 * 4 * MAX_LOGITS
 
 
 # Totals that were published: by the papers, to their precision, and by the configs' checkpoints exactly.

@@ -13,6 +13,7 @@ import cli_models
 import tiny
 from triptych.errors import InputError, ProbeError, TriptychError
 from triptych.generate import Engine, Request, forbid
+from triptych.generate.beam import _best_pairs
 from triptych.generate.sampling import Sampling, sample
 from triptych.model import Model, load
 
@@ -52,6 +53,7 @@ def written() -> Model:
         ({"on_progress": "bar"}, "on_progress='bar' must be a function"),
         ({"beams": -1}, "beams=-1 must be an integer of at least 0"),
         ({"beams": 1.5}, "beams=1.5 must be an integer"),
+        ({"beams": 30_000}, "beams=30000 is more than the 41 tokens of the vocabulary"),
         ({"beams": 2, "length_penalty": float("nan")}, "length_penalty=nan must be in"),
         ({"beams": 2, "length_penalty": 1e308}, "must be in"),
         ({"length_penalty": 2.0}, "length_penalty is for beams"),
@@ -100,6 +102,21 @@ def test_an_engine_runs_modules(model: Model) -> None:
 def test_what_does_not_go_with_beams_is_refused(model: Model, how: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"beams and {next(iter(how))}"):
         model.generate([PROMPT], beams=2, max_new_tokens=2, **how)
+
+
+def test_more_beams_than_a_step_has_memory_for_are_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.machine.free_memory", lambda: 8 * 41 * 40 - 1)
+    with pytest.raises(InputError, match="beams=40 needs 13,120 bytes for the probabilities of 41 tokens"):
+        model.generate([PROMPT], beams=40, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("wanted", [1, 5, 30, 99])
+def test_the_best_continuations_are_the_first_of_all_in_order(wanted: int) -> None:
+    totals = torch.randint(-4, 4, (6, 5)).float()  # many are equal
+    totals[2, 1:4] = -torch.inf
+    ids = torch.randint(0, 100, (6, 5))
+    every = [(float(totals[at, i]), at, int(ids[at, i])) for at in range(6) for i in range(5)]
+    assert _best_pairs(totals, ids, wanted) == sorted(every, key=lambda pair: -pair[0])[:wanted]
 
 
 def test_beams_give_each_token_of_the_best_hypothesis(model: Model) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 import triptych
 from triptych.cli import main
 from triptych.errors import ConfigError, InputError, TextError, TriptychError
+from triptych.labs import captions as lab
 from triptych.media import scenes
 from triptych.media.image import png
 from triptych.train import check_recipe, prepare, resume, show_batch, verify_resume, write_new_recipe
@@ -144,6 +145,22 @@ def test_a_vit_trains_without_a_tokenizer_and_resumes(drawn: Path, tmp_path: Pat
     assert {name for name, _ in ranked} == set(scenes.SHAPES)
     assert not (tmp_path / "run" / "model" / "tokenizer.json").exists()
     assert len(show_batch(again.trainer.data.draw(0, 0, 1), None)[0].tokens) == 37
+
+
+def test_hidden_words_are_those_of_the_lab(drawn: Path) -> None:
+    """The key hides what the lab hides: the same rows, drawn by the same numbers; and nothing in the held-out data."""
+    plain = prepare(check_recipe(captions(drawn)))
+    job = prepare(check_recipe(captions(drawn, objective={"name": "captions", "hidden": lab.HIDDEN})))
+    of_lab = lab.HiddenWords(plain.trainer.data.examples, job.tokenizer.unk_id)
+    ours, theirs = (data.draw(3, 2, 8) for data in (job.trainer.data, of_lab))
+    assert all((a.ids == b.ids).all() for a, b in zip(ours, theirs, strict=True))
+    assert all((a.targets == b.targets).all() for a, b in zip(ours, plain.trainer.data.draw(3, 2, 8), strict=True))
+    shown = np.concatenate([one.ids[1:] for one in ours])
+    assert 0.7 < (shown == job.tokenizer.unk_id).mean() < 1.0
+    assert {int(one.ids[0]) for one in ours} == {job.tokenizer.pad_id}
+    for a, b in zip(job.trainer.held.batches, plain.trainer.held.batches, strict=True):
+        assert torch.equal(a.ids, b.ids)
+    verify_resume(check_recipe(captions(drawn, objective={"name": "captions", "hidden": 0.5})), 2)
 
 
 @pytest.mark.parametrize("make", [captions, labels])

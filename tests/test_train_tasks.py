@@ -434,6 +434,7 @@ def test_what_does_not_fit_the_objective(tmp_path: Path) -> None:
             "objective.class_weights is for labels, tags; objective spans",
         ),
         ({"name": "labels", "scale": 5.0}, "objective.scale is for contrastive; objective labels does not read it"),
+        ({"name": "causal", "hidden": 0.3}, "objective.hidden is for captions, seq2seq; objective causal"),
     ],
 )
 def test_a_key_that_the_objective_does_not_read_is_refused(objective: dict[str, Any], message: str) -> None:
@@ -442,8 +443,18 @@ def test_a_key_that_the_objective_does_not_read_is_refused(objective: dict[str, 
 
 
 @pytest.mark.parametrize(
-    "key", ["smoothing=1.0", "smoothing=nan", "scale=0", "scale=nan", "span=0.5", "class_weights=3"]
-)
+    "key",
+    [
+        "hidden=1.0",
+        "hidden=-0.1",
+        "smoothing=1.0",
+        "smoothing=nan",
+        "scale=0",
+        "scale=nan",
+        "span=0.5",
+        "class_weights=3",
+    ],
+)  # fmt: skip
 def test_numbers_out_of_range(key: str) -> None:
     tables = ENCODER | {"objective": {"name": "labels"}, "data": {"path": "a.csv"}}
     with pytest.raises(ConfigError, match=rf"--set objective\.{key.partition('=')[0]}"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from triptych.cli.training_progress import held_out
 from triptych.errors import ConfigError, InputError
 from triptych.generate import Generation, generate
 from triptych.train import Job, check_recipe, evaluate, prepare
+from triptych.train.data import with_hidden_words
 from triptych.train.translations import translated
 
 WORDS = ("ash", "bay", "elm", "fir", "oak", "yew")
@@ -55,6 +57,22 @@ def job(folder: Path, *, changes: tuple[str, ...] = (), swap: bool = True) -> Jo
         "run": {"rows": 4, "length": 6, "steps": 2, "precision": "fp32", "evaluate_every": 0.5},
     }  # fmt: skip
     return prepare(check_recipe(tables, changes))
+
+
+def test_the_decoder_of_pairs_reads_hidden_words(tmp_path: Path) -> None:
+    plain, hides = (job(tmp_path, changes=(f"objective.hidden={rate}", "objective.translate=4")) for rate in (0.0, 0.5))
+    unknown, rows = hides.tokenizer.unk_id, hides.trainer.data.draw(0, 0, 24)
+    before = plain.trainer.data.draw(0, 0, 24)
+    assert all(
+        (a.targets == b.targets).all() and (a.source == b.source).all() for a, b in zip(rows, before, strict=True)
+    )
+    read = np.concatenate([row.ids[1:] for row in rows])
+    assert 0.3 < (read == unknown).mean() < 0.7
+    kept = np.concatenate([row.ids[1:] for row in before])
+    assert not (kept == unknown).any()
+    assert (read[read != unknown] == kept[read != unknown]).all()
+    with pytest.raises(InputError, match=r"objective\.hidden puts the unknown token in place of words"):
+        with_hidden_words(plain.trainer.data, 0.5, None)
 
 
 def test_held_out_sources_are_translated_at_the_end(

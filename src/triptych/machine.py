@@ -1,6 +1,6 @@
 """This machine as a program may use it: the cores it is allowed, what they can do, its memory, its GPU.
 
-Nothing here imports torch but `use_threads`, `device` and `torch_facts`.
+Nothing here imports torch but `use_threads`, `device`, `free_on` and `torch_facts`.
 """
 
 from __future__ import annotations
@@ -109,6 +109,13 @@ def free_memory(root: Path = ROOT) -> int | None:
             stat = dict(line.split() for line in _read(group / "memory.stat").splitlines())
             free.append(max(0, min(limits) - int(used) + int(stat.get("inactive_file", 0))))
     return min(free, default=None)
+
+
+def free_on(where: torch.device) -> int | None:
+    """Bytes that are free on a device; on the processor those of `free_memory`."""
+    import torch
+
+    return torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else free_memory()
 
 
 def give_back_memory() -> None:

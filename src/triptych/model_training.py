@@ -139,6 +139,8 @@ class ModelTraining(ModelInside):
             raise ConfigError(f"a recipe is a file, a dict of its tables or a Recipe, not {type(recipe).__name__}")
         if resume and checked.run.out is None:
             raise ConfigError("resume needs to know which run: give out=DIR, or run.out in the recipe")
+        if not resume:
+            train.check_start(checked, force=force)
         job = train.resume(checked.run.out or "", changes) if resume else train.prepare(checked)
         job.run(on_step, on_note=on_note, force=force)
         saved = job.model if job.model is not None and job.model.exists() else None

@@ -87,7 +87,12 @@ Repeat = Annotated[int, typer.Option("--repeat", metavar="N", help="Runs, of whi
 Threads = Annotated[
     int | None,
     typer.Option(
-        "--threads", metavar="N", min=1, help="Threads; by default one for each usable core.", show_default=False
+        "--threads",
+        metavar="N",
+        min=1,
+        max=1024,
+        help="Threads; by default one for each usable core.",
+        show_default=False,
     ),
 ]
 

@@ -181,15 +181,12 @@ def _stored(stored: dict[str, int]) -> list[Row]:
 def _training(counts: Count, positions: int, batch: int, source: int) -> list[Row]:
     size = f"{batch:,} × {positions:,} positions"
     rows = [(f"FLOPs to train on {size}", f"{batch * counts.training_flops(positions, source=source):,}", "")]
-    memory = counts.training_bytes(positions, batch=batch, source=source)
-    again = counts.training_bytes(positions, batch=batch, source=source, recompute=True)
-    rows += [_bytes(f"bytes of {name.replace('_', ' ')}", number) for name, number in memory.items()]
-    rows += [_bytes("bytes of activations, with recompute", again["activations"])]
-    return [
-        *rows,
-        _bytes("bytes in all", sum(memory.values())),
-        _bytes("bytes in all, with recompute", sum(again.values())),
-    ]
+    memory = counts.training_memory(positions, batch=batch, source=source)
+    again = counts.training_memory(positions, batch=batch, source=source, recompute=True)
+    parts = {name: number for name, number in memory.to_dict().items() if name != "peak"}
+    rows += [_bytes(f"bytes of {name.replace('_', ' ')}", number) for name, number in parts.items()]
+    rows += [_bytes("bytes of activations, with recompute", again.activations)]
+    return [*rows, _bytes("bytes at the peak", memory.peak), _bytes("bytes at the peak, with recompute", again.peak)]
 
 
 def _speed(predicted: Prediction, positions: int) -> list[Row]:

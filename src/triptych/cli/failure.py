@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from triptych.other_libraries import of_commands, of_options
 
 FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141  # the last two: 128 + the number of the signal
 DEBUG = "TRIPTYCH_DEBUG"
+# Of a command, arguments of the library that have another name than the option.
+_OTHER_NAMES = {"lens": {"at": "--position"}, "bench": {"max_new_tokens": "--new-tokens"}}
 
 
 @runtime_checkable
@@ -49,7 +52,7 @@ def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> tuple
     """The exit code and the line to print for an exception of a command with these arguments."""
     match error:
         case TriptychError():
-            return FAILED, str(error)
+            return FAILED, _with_options(str(error), arguments)
         case KeyboardInterrupt():
             return INTERRUPTED, "interrupted"
         case MemoryError():
@@ -72,6 +75,33 @@ def print_error(line: str) -> None:
     """Print `error: ...` as one line: text from files may contain line breaks and escape codes."""
     plain = "".join(c if c.isprintable() else " " for c in line)
     print("error: " + " ".join(plain.split()), file=sys.stderr, flush=True)
+
+
+def _with_options(line: str, arguments: Sequence[str]) -> str:
+    """The line of a library's error with the options of the command in place of Python's arguments: `--top-k 3` for
+    `top_k=3`, `--position -1` for `positions=-1`, and of names with an underscore, or that the line begins with, also
+    without a value."""
+    for name, option in _options(arguments).items():
+        line = line.replace(f" ({name}=True)", "")  # beside the option
+        line = re.sub(rf"(?<![\w.'\"-]){name}s?=(?=\S)|^{name}s? (?=must )", f"{option} ", line)
+        if "_" in name:
+            line = re.sub(rf"(?<![\w.'\"-]){name}(?![\w=])", option, line)
+    return line
+
+
+def _options(arguments: Sequence[str]) -> dict[str, str]:
+    """The options of the command that was typed, by the name of the parameter and by their own with underscores."""
+    from typer.main import get_command
+
+    from triptych.cli.app import app
+
+    commands = getattr(get_command(app), "commands", {})
+    word = next((argument for argument in arguments if argument in commands), None)
+    named: dict[str, str] = {}
+    for parameter in () if word is None else commands[word].params:
+        for option in (one for one in parameter.opts if one.startswith("--")):
+            named |= {parameter.name: option, option[2:].replace("-", "_"): option}
+    return named | _OTHER_NAMES.get(word or "", {})
 
 
 def _describe_usage_error(error: ParserError, arguments: Sequence[str]) -> str:

@@ -148,10 +148,12 @@ def _new(
 def _train(start: _Start, *, resume: bool, force: bool, as_json: bool) -> None:
     """Run the recipe to its end, or resume the run under its `run.out`."""
     from triptych import machine
-    from triptych.train import Interrupted, prepare
+    from triptych.train import Interrupted, check_start, prepare
 
     machine.use_threads()
     recipe = start.recipe()
+    if not resume:
+        check_start(recipe, force=force)
     if recipe.run.out is None:
         screen.note("the model will not be saved; --out DIR saves it")
     with TrainingProgress() as bar:

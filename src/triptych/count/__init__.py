@@ -4,13 +4,27 @@ from triptych.count.activations import activation_numbers
 from triptych.count.counts import DTYPES, PARTS, Count, count, read_in_a_step
 from triptych.count.flops import visible
 from triptych.count.speed import Prediction, predict
+from triptych.count.training import (
+    MAX_LOGITS,
+    OF_A_LOGIT,
+    TrainingMemory,
+    TrainingRow,
+    activation_bytes,
+    block_matrices,
+)
 
 __all__ = [
     "DTYPES",
+    "MAX_LOGITS",
+    "OF_A_LOGIT",
     "PARTS",
     "Count",
     "Prediction",
+    "TrainingMemory",
+    "TrainingRow",
+    "activation_bytes",
     "activation_numbers",
+    "block_matrices",
     "count",
     "predict",
     "read_in_a_step",

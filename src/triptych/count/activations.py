@@ -5,16 +5,18 @@ vector (RMSNorm also the normalized vector), a gated MLP four vectors of its hid
 values and output and one log-sum-exp a head and query, since the fused kernel computes its pattern again (Dao et al.
 2022).  Dropout, a softcap and a bias that is learned need the pattern itself, `[H, T, S]`: it is kept; with dropout
 also the noise and their product, with a softcap the scores, with such a bias the masked scores and the masked pattern.
-A window is counted as if it did not shorten that.  Masks, tables of positions and what a kernel needs while it runs are
-not counted.
+Under a window as many keys are counted as a query sees, which is the least that blocks of queries keep; beside a
+learned bias there are no such blocks.  Masks, tables of positions and what a kernel needs while it runs are not counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
+from triptych.count.flops import span_of
 from triptych.spec import (
     AttentionSpec,
+    ClassHeadSpec,
     DisentangledSpec,
     FramesSpec,
     LayerNormSpec,
@@ -23,6 +25,7 @@ from triptych.spec import (
     MoESpec,
     Part,
     PatchesSpec,
+    PoolingSpec,
     RMSNormSpec,
     StackSpec,
     T5BucketsSpec,
@@ -33,32 +36,37 @@ Block = BlockSpec | ParallelBlockSpec
 PER_EXPERT_TOKEN = 2  # of the model's width: the output of an expert, and the same weighted
 
 
-def activation_numbers(spec: ModelSpec, tokens: int, source: int = 0, *, recompute: bool = False) -> dict[str, int]:
-    """Of one row of `tokens`, all of them trained on, with `source` tokens for the encoder of an encoder-decoder.
+def activation_numbers(
+    spec: ModelSpec, tokens: int, source: int = 0, *, recompute: bool = False, trained: int | None = None
+) -> dict[str, int]:
+    """Of one row of `tokens` with `source` tokens for the encoder of an encoder-decoder, by part; `blocks` are the
+    inputs of blocks, and `logits` the log-probabilities that a head of tokens gives for the `trained` tokens of the
+    row, all of them when None.
 
     `recompute` keeps the input of each block alone, and while the backward passes a block what this block keeps.
     """
-    total: Counter[str] = Counter(embedding=0, attention=0, mlp=0, norms=0, head=0)
+    total: Counter[str] = Counter(embedding=0, blocks=0, attention=0, mlp=0, norms=0, head=0, logits=0)
     for name, stack in spec.stacks.items():
         rows = source if name == "encoder" and spec.decoder is not None else tokens
         width = stack.embed.outputs
         total["embedding"] += _embedding(stack, rows)
         blocks = [_block(stack, block, rows, source) for block in stack.blocks]
         if recompute and blocks:
-            total["attention"] += len(blocks) * rows * width
+            total["blocks"] += len(blocks) * rows * width
             blocks = [max(blocks, key=Counter.total)]
         for numbers in blocks:
             total.update(numbers)
         total["norms"] += _norm(stack.final_norm, rows, width)
         total["head"] += 0 if stack.project is None else rows * stack.project.inputs
-    total["head"] += _head(spec, tokens)
+    total.update(_head(spec, tokens if trained is None else trained))
     return dict(total)
 
 
 def _block(stack: StackSpec, block: Block, tokens: int, source: int) -> Counter[str]:
     width, dropout = stack.embed.outputs, block.dropout
     position = stack.kinds[block.attn.kind].position
-    total = Counter(attention=_attention(block.attn, tokens, tokens, position), mlp=0, norms=0)
+    seen = span_of(stack, block.attn.kind, tokens)
+    total = Counter(attention=_attention(block.attn, tokens, tokens, position, seen), mlp=0, norms=0)
     total["norms"] += _norms(block.attn_norm, tokens, width)
     if block.cross is not None:
         total["attention"] += _attention(block.cross, tokens, source)
@@ -72,7 +80,10 @@ def _block(stack: StackSpec, block: Block, tokens: int, source: int) -> Counter[
     return total
 
 
-def _attention(attn: AttentionSpec, queries: int, keys: int, position: Part | None = None) -> int:
+def _attention(
+    attn: AttentionSpec, queries: int, keys: int, position: Part | None = None, seen: int | None = None
+) -> int:
+    """Of attention that lets each query see the last `seen` keys, all of them when None."""
     q, out = queries * attn.heads * attn.head_width, queries * attn.heads * attn.value_width
     k, v = keys * attn.kv_heads * attn.head_width, keys * attn.kv_heads * attn.value_width
     inputs = queries * attn.q.inputs + (keys * attn.k.inputs if attn.kind == "cross" else 0)
@@ -81,7 +92,8 @@ def _attention(attn: AttentionSpec, queries: int, keys: int, position: Part | No
     learned = isinstance(position, T5BucketsSpec | DisentangledSpec)
     beside_softmax = 2 if attn.dropout else int(learned)  # what is multiplied with the values, and what made it
     patterns = beside_softmax + learned + (attn.softcap is not None)
-    pattern = attn.heads * queries * ((1 + patterns) * keys if patterns else 1)
+    width = keys if learned or seen is None else min(seen, keys)
+    pattern = attn.heads * queries * ((1 + patterns) * width if patterns else 1)
     return inputs + normed + q + k + v + out + pattern + _distances(position, attn, queries)
 
 
@@ -133,9 +145,10 @@ def _embedding(stack: StackSpec, tokens: int) -> int:
     return _norm(embed.norm, tokens, embed.outputs) + maps + noise
 
 
-def _head(spec: ModelSpec, tokens: int) -> int:
-    """The input of each of its maps, and the log-probabilities of all trained tokens."""
-    if spec.head is None:
-        return 0
-    maps = [part for _, part in spec.head.walk() if isinstance(part, LinearSpec)]
-    return tokens * (sum(part.inputs for part in maps) + (maps[-1].outputs if maps else 0))
+def _head(spec: ModelSpec, trained: int) -> dict[str, int]:
+    """The input of each of its maps and its output; of a head over rows, for one vector."""
+    maps = [] if spec.head is None else [part for _, part in spec.head.walk() if isinstance(part, LinearSpec)]
+    if not maps:
+        return {}
+    vectors = 1 if isinstance(spec.head, ClassHeadSpec | PoolingSpec) else trained
+    return {"head": vectors * sum(part.inputs for part in maps), "logits": vectors * maps[-1].outputs}

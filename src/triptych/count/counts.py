@@ -9,8 +9,8 @@ from fractions import Fraction
 from math import prod
 from typing import Any, Literal
 
-from triptych.count.activations import activation_numbers
 from triptych.count.flops import head_flops, kv_width, span_of, stack_flops
+from triptych.count.training import TrainingMemory, TrainingRow, activation_bytes
 from triptych.errors import InputError, nearest
 from triptych.mapping.gguf_types import TYPES
 from triptych.spec import (
@@ -89,25 +89,20 @@ class Count:
         encoder's once for all its tokens (`read_in_a_step`).  Raises InputError for another dtype."""
         return _bytes(round(sum(share * prod(shape) for _, shape, share in read_in_a_step(self.spec))), dtype)
 
-    def training_bytes(
+    def training_memory(
         self, tokens: int, *, batch: int = 1, source: int = 0, optimizer: Literal["adamw", "muon"] = "adamw",
         recompute: bool = False,
-    ) -> dict[str, int]:  # fmt: skip
-        """Bytes in memory at the end of a forward in training, in fp32, before gradients are freed.
+    ) -> TrainingMemory:  # fmt: skip
+        """What a step in fp32 keeps of `batch` rows of `tokens`, all of them trained on, in one batch.
 
         Weights and gradients are four bytes a parameter.  AdamW keeps two moments of each; Muon one of the matrices in
-        blocks, which it trains, and AdamW's two of the rest.  `activations` is what the backward needs
-        (`activation_numbers`) of `batch` rows of `tokens`, with the logits of all of them; `recompute` keeps the input
-        of each block alone.
+        blocks, which it trains, and AdamW's two of the rest.  `recompute` keeps the input of each block alone.
         """
         momenta = self.parameters["attention"] + self.parameters["mlp"] if optimizer == "muon" else 0
-        activations = sum(activation_numbers(self.spec, tokens, source, recompute=recompute).values())
-        return {
-            "weights": 4 * self.total,
-            "gradients": 4 * self.total,
-            "optimizer_state": 4 * (2 * self.total - momenta),
-            "activations": 4 * batch * activations,
-        }
+        rows = {TrainingRow(tokens, source): batch}
+        activations, logits = activation_bytes(self.spec, rows, recompute=recompute)
+        state = 4 * (2 * self.total - momenta)
+        return TrainingMemory(4 * self.total, 4 * self.total, state, activations, logits)
 
     def flops(self, tokens: int, *, cached: int = 0, logits: int | None = None, source: int = 0) -> dict[str, int]:
         """Matmul FLOPs of one forward of a row: `tokens` new ones after `cached`, by part.
@@ -158,8 +153,10 @@ class Count:
             "cache_bytes": caches,
             "caches_bytes": self.caches_bytes(positions, batch=batch, source=source),
             "step_bytes": {dtype: self.step_bytes(dtype) for dtype in DTYPES},
-            "training_bytes": self.training_bytes(positions, batch=batch, source=source),
-            "training_bytes_recomputed": self.training_bytes(positions, batch=batch, source=source, recompute=True),
+            "training_bytes": self.training_memory(positions, batch=batch, source=source).to_dict(),
+            "training_bytes_recomputed": self.training_memory(
+                positions, batch=batch, source=source, recompute=True
+            ).to_dict(),
             "flops": {
                 "prefill": self.prefill_flops(positions, source=source),
                 "decode": self.decode_flops(positions, source=source) if self.spec.decoder is not None else 0,

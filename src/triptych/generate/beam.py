@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from triptych import machine
 from triptych.errors import InputError
 from triptych.generate.arguments import integer, number
 from triptych.generate.custom_rules import apply_rules
@@ -17,6 +18,7 @@ from triptych.generate.sampling import Sampling, check_finite
 from triptych.probe import Session
 
 BLOCK = 64  # columns of logits whose maximum is looked at first
+OF_A_TOKEN = 8  # bytes of a logit and of its log-probability
 PENALTIES = 10.0  # length penalties are in [-10, 10]; beyond it, powers of a length overflow
 
 
@@ -46,9 +48,22 @@ def check_beam_settings(sampling: Sampling, others: Sequence[str], *, seeded: bo
         raise InputError(f"beams and {name} do not go together: {why}; leave {name} out")
 
 
-def check_beams(beams: int, length_penalty: float) -> float:
-    """The length penalty as a float.  Raises InputError for either out of range."""
+def check_beams(engine: Engine, beams: int, length_penalty: float) -> float:
+    """The length penalty as a float.  Raises InputError for either out of range, and for more beams than a step has
+    tokens to choose from or memory for their probabilities."""
     integer("beams", beams, 1)
+    vocab, free = engine.module.spec.vocab, machine.free_on(engine.module.device)
+    if beams > vocab:
+        raise InputError(
+            f"beams={beams} is more than the {vocab:,} tokens of the vocabulary, of which a hypothesis can go on with "
+            "each once; give fewer, usually 4 to 10"
+        )
+    needed = beams * vocab * OF_A_TOKEN
+    if free is not None and needed > free:
+        raise InputError(
+            f"beams={beams} needs {needed:,} bytes for the probabilities of {vocab:,} tokens after each of them, and "
+            f"{free:,} are free; give fewer"
+        )
     return number("length_penalty", length_penalty, -PENALTIES, PENALTIES, f"in [{-PENALTIES}, {PENALTIES}]")
 
 
@@ -71,7 +86,7 @@ def beam_search(
 
     Raises InputError for settings out of range and for logits that are not finite.
     """
-    length_penalty = check_beams(beams, length_penalty)
+    length_penalty = check_beams(engine, beams, length_penalty)
     searches = [_Search(request, beams, length_penalty, early_stopping) for request in requests]
     probes = _probes(requests)
     live = [(i, row) for i, row in enumerate(engine.add(*requests))]
@@ -86,14 +101,14 @@ def beam_search(
         searching = list(dict.fromkeys(owner for owner, _ in live))
         sums = torch.tensor([beam.logprob for i in searching for beam in searches[i].live], device=scores.device)
         likeliest, ids = _largest(scores, max(searches[i].wanted for i in searching))
-        totals, next_ids = (likeliest + sums[:, None]).tolist(), ids.tolist()
+        totals = likeliest + sums[:, None]
         parents: list[LiveRow] = []
         tokens: list[int] = []
         owners: list[int] = []
         for i in searching:
             mine = [at for at, (owner, _) in enumerate(live) if owner == i]
             paths = [live[at][1].path for at in mine]
-            grown = searches[i].extend([totals[at] for at in mine], [next_ids[at] for at in mine], step + 1, paths)
+            grown = searches[i].extend(_best_pairs(totals[mine], ids[mine], searches[i].wanted), step + 1, paths)
             for at, token in grown:
                 parents.append(live[mine[at]][1])
                 tokens.append(token)
@@ -144,6 +159,15 @@ def _largest(x: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
     return values, columns.gather(1, places)
 
 
+def _best_pairs(totals: Tensor, ids: Tensor, wanted: int) -> list[tuple[float, int, int]]:
+    """The `wanted` largest of `totals` [rows, C], best first, each with its row and its token of `ids` [rows, C]; of
+    equal ones the first.  No others become Python objects, of which there would be rows times C."""
+    least = totals.flatten().topk(min(wanted, totals.numel())).values[-1]
+    at, column = (totals >= least).nonzero(as_tuple=True)
+    pairs = list(zip(totals[at, column].tolist(), at.tolist(), ids[at, column].tolist(), strict=True))
+    return sorted(pairs, key=lambda pair: -pair[0])[:wanted]
+
+
 class _Search:
     """The hypotheses of one request: the finished ones, and the sums of log-probabilities of the live ones."""
 
@@ -159,23 +183,18 @@ class _Search:
         return self.beams * (1 + len(self.request.ends))
 
     def extend(
-        self, totals: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], length: int,
-        paths: Sequence[tuple[int, ...]],
-    ) -> list[tuple[int, int]]:  # fmt: skip
+        self, pairs: Sequence[tuple[float, int, int]], length: int, paths: Sequence[tuple[int, ...]]
+    ) -> list[tuple[int, int]]:
         """One more token: which of the live hypotheses to go on from, and the token of each; none where the search has
         ended.
 
-        totals   for each live hypothesis, sums of log-probabilities with one more token, `wanted` or more of the
-                 largest; `tokens` are these.
+        pairs    the `wanted` largest sums of log-probabilities of a live hypothesis with one more token, each with the
+                 hypothesis and the token (`_best_pairs`).
         paths    of the rows of these hypotheses (`LiveRow.path`).
         """
-        pairs = [
-            (value, at, token) for at in range(len(totals)) for value, token in zip(totals[at], tokens[at], strict=True)
-        ]
-        pairs.sort(key=lambda pair: -pair[0])
         grown: list[tuple[int, int]] = []
         live: list[Beam] = []
-        for value, parent, token in pairs[: self.wanted]:
+        for value, parent, token in pairs:
             beam = Beam([*self.live[parent].tokens, token], value, paths[parent])
             if token in self.request.ends:
                 self.finished.append(beam)

@@ -91,7 +91,7 @@ def search(
     Raises InputError, before anything runs, as `Engine.add`, and for a request whose hypotheses do not fit the memory;
     ProbeError for reads and edits that had no effect.
     """
-    check_beams(beams, length_penalty)
+    check_beams(engine, beams, length_penalty)
     _check_callbacks(on_token, on_progress)
     sizes = [check_fits(engine, engine.prepare(request), free_cache_bytes(engine), beams) for request in requests]
     together = max(1, min(max_rows // beams, free_cache_bytes(engine) // max(sizes, default=1)))

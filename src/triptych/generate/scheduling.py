@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from triptych import machine
 from triptych.errors import InputError
 from triptych.generate.arguments import integer
@@ -142,9 +140,5 @@ def _source_length(engine: Engine, row: LiveRow) -> int:
 
 def free_cache_bytes(engine: Engine) -> int:
     """Bytes that the cache of an engine may take: what it has, and a share of what is free."""
-    device, has = engine.module.device, engine.cache.nbytes
-    if device.type == "cuda":
-        free: int | None = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = machine.free_memory()
-    return 1 << 62 if free is None else has + int(SHARE * free)
+    free = machine.free_on(engine.module.device)
+    return 1 << 62 if free is None else engine.cache.nbytes + int(SHARE * free)

@@ -88,18 +88,24 @@ USED = {
     "encoder-decoder": ("new_tokens", "beams"),
 }
 
+# The most of each that are measured: more take hours, or more memory than there is, before anything is printed.
+MOST = {"requests": 4096, "texts": 1 << 20, "repeat": 1000, "new_tokens": 1 << 16}
+
 
 def jobs(spec: ModelSpec, settings: Settings = Settings(), *, where: str = "the model") -> list[BenchJob]:
     """The jobs of a model, `first` first.
 
-    Raises InputError for settings below 1, settings that the layout has no use for, lengths beyond the model's context,
-    and for models that read images.
+    Raises InputError for settings below 1 or above `MOST`, more beams than tokens, settings that the layout has no use
+    for, lengths beyond the model's context, and for models that read images.
     """
     values = {name: value for name, value in vars(settings).items() if value is not None}
     for name, value in values.items():
         numbers = value if isinstance(value, Sequence) else [value]
         if not numbers or not all(isinstance(n, int) and n >= 1 for n in numbers):
             raise InputError(f"{name} must be at least 1, not {value}")
+        most = spec.vocab if name == "beams" else MOST.get(name)
+        if most is not None and max(numbers) > most:
+            raise InputError(f"{name}={max(numbers)} is more than {most:,}, the most that is measured")
         if name != "repeat" and name not in USED[spec.layout]:
             article = "a" if spec.layout == "decoder" else "an"
             raise InputError(
@@ -117,6 +123,8 @@ def jobs(spec: ModelSpec, settings: Settings = Settings(), *, where: str = "the 
 def _decoder_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[BenchJob]:
     limit = spec.context or 1 << 30
     new = settings.new_tokens or min(64, max(1, limit // 2))
+    if new + 3 > limit:
+        raise InputError(f"new_tokens={new} and the prompt need {new + 3} positions; {where} has {limit}")
     prompts = _fitting(settings.prompt_tokens, PROMPTS, limit - 2, 2, where)
     contexts = _fitting(settings.contexts, CONTEXTS, limit - new - 2, new + 2, where)
     short = min(SHORT, *contexts)

@@ -160,6 +160,7 @@ def _job(
         values["data.path"] = str(data)
     watch.say("reading the text")
     job = prepare(read_recipe(panel.name, values=values))
+    job.check_memory()
     _delete(out, (*FINISHED, SAMPLES, CHECKPOINTS))
     return job
 

@@ -12,7 +12,7 @@ from typing import Any
 from triptych.train.checkpoints import Checkpoints
 from triptych.train.data import CausalText, Data, MaskedText, Pairs
 from triptych.train.evaluate import HeldOut, Score, evaluate
-from triptych.train.job import Job, prepare, resume, verify_resume
+from triptych.train.job import Job, check_start, prepare, resume, verify_resume
 from triptych.train.loop import Event, Progress, RunSettings, Trainer
 from triptych.train.new_recipe import write_new_recipe
 from triptych.train.nonfinite import DivergedError
@@ -48,6 +48,7 @@ __all__ = [
     "TrainingBatch",
     "causal",
     "check_recipe",
+    "check_start",
     "collate",
     "evaluate",
     "loss",

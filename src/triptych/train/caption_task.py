@@ -19,7 +19,7 @@ from triptych.families import read_config
 from triptych.nn import Transformer
 from triptych.spec import PatchesSpec
 from triptych.text import Tokenizer
-from triptych.train.data import Data, EpochRows, check
+from triptych.train.data import Data, EpochRows, check, with_hidden_words
 from triptych.train.evaluate import HeldOut, Score
 from triptych.train.image_records import ReadImages, RecordImage, new_preprocessor, preparation, read_images
 from triptych.train.labelled import exact
@@ -100,6 +100,7 @@ class CaptionTask(ObjectiveTask):
         rows = self.recipe.run.rows
         groups = [held.examples[i : i + rows] for i in range(0, len(held.examples), rows)]
         batches = tuple(collate(group, self.recipe.run.device) for group in groups)
+        train = with_hidden_words(train, self.recipe.objective.hidden, tokenizer.unk_id)
         return train, HeldOutCaptions(batches, int(np.bincount(train.targets()).argmax()), guess=guess)
 
     def _rows(

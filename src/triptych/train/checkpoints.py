@@ -37,7 +37,7 @@ from triptych.checkpoints.load_weights import read_weights, to_checkpoint
 from triptych.checkpoints.locate import ADAPTER_CONFIG
 from triptych.checkpoints.save import put_in_place, sync_directory
 from triptych.checkpoints.source import is_plain_name
-from triptych.errors import CheckpointError, shown
+from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.nn import Transformer
 from triptych.text import Tokenizer, from_directory
 from triptych.train.adapters import save_trained
@@ -114,6 +114,22 @@ class Checkpoints:
 
     def exist(self) -> bool:
         return bool(self._all())
+
+    def check_new_run(self, *, force: bool) -> None:
+        """Raises ConfigError for a file in place of the directory, and if it holds something that a new run would
+        replace: another run, unless `force` says that it may, or a model that was written by none."""
+        out = self.directory
+        if out.is_file():
+            raise ConfigError(f"{out} is a file, and a run needs a directory; give another --out")
+        if Checkpoints(out / "checkpoints").exist():
+            raise ConfigError(f"{out} holds a run of `triptych quickstart`; give another --out")
+        if self.exist() and not force:
+            raise ConfigError(
+                f"{out} already holds a run; continue it with --resume, delete it and start over with --force, or "
+                "give another --out"
+            )
+        if self.model.exists() and not self.exist():
+            raise ConfigError(f"{self.model} was written by no run, and this run would replace it; give another --out")
 
     def remove(self) -> None:
         """Delete `model/` and every checkpoint, the oldest first; one that is being deleted has another name already.

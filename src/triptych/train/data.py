@@ -8,7 +8,7 @@ their use, and a counter.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 from itertools import pairwise
@@ -185,6 +185,41 @@ class EpochRows:
         return np.concatenate([example.targets for example in self.examples])
 
 
+@dataclass(frozen=True, eq=False)
+class HiddenWords(EpochRows):
+    """Rows whose decoder reads the token `hidden` in place of a share `rate` of the tokens before each target, its
+    start token never, others each time a row is drawn (Bowman et al. 2016).  The targets stay, and so does `held`.
+
+    A decoder that is sure of the words so far learns what follows them before it learns to use its encoder.
+    """
+
+    hidden: int
+    rate: float
+
+    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
+        random = random_numbers(seed, Use.HIDING, step)
+        return [self._hidden(example, random) for example in super().draw(seed, step, rows)]
+
+    def _hidden(self, example: Example, random: np.random.Generator) -> Example:
+        hide = random.random(len(example.ids)) < self.rate
+        hide[0] = False
+        return replace(example, ids=np.where(hide, self.hidden, example.ids).astype(np.int32))
+
+
+def with_hidden_words(data: EpochRows, rate: float, unknown: int | None) -> EpochRows:
+    """The rows, in training with a share `rate` of what the decoder reads replaced by the token `unknown`.
+
+    Raises InputError where there is no such token.
+    """
+    if not rate:
+        return data
+    if unknown is None:
+        raise InputError(
+            "objective.hidden puts the unknown token in place of words, and the tokenizer has none; leave it out"
+        )
+    return HiddenWords(data.examples, unknown, rate)
+
+
 class Pairs(EpochRows):
     """Source and target rows, every pair once an epoch, in a new order each epoch."""
 
@@ -222,7 +257,8 @@ def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
 
 
 def micro_batches(examples: Sequence[Example], parts: int) -> list[Sequence[Example]]:
-    """The rows of a step in `parts` slices of nearly equal numbers of rows."""
+    """The rows of a step in `parts` slices of nearly equal numbers of rows, at most one for each row."""
+    parts = min(parts, max(1, len(examples)))
     edges = [round(i * len(examples) / parts) for i in range(parts + 1)]
     return [examples[i:j] for i, j in pairwise(edges) if j > i]
 

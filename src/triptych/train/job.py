@@ -13,7 +13,7 @@ import torch
 from triptych import machine, nn
 from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, nearest
 from triptych.families import read_config
-from triptych.spec import LMHeadSpec, MaskedLMHeadSpec
+from triptych.spec import LMHeadSpec, MaskedLMHeadSpec, ModelSpec
 from triptych.text import (
     DECODER,
     ENCODER,
@@ -37,6 +37,7 @@ from triptych.train.new_head import ENCODER_DECODERS
 from triptych.train.optim import Optimizer
 from triptych.train.recipe import Objective, Recipe, check_recipe
 from triptych.train.run_lock import RunLock
+from triptych.train.step_memory import check_recipe_memory, check_step_memory
 from triptych.train.stop import Interrupted, on_signal
 from triptych.train.task import ObjectiveTask
 from triptych.train.tasks import read_task
@@ -105,12 +106,13 @@ class Job:
         Interrupted, a KeyboardInterrupt.  A run that begins deletes the checkpoints of another one in `run.out` with
         `force`, before it writes its first; without it, that is a ConfigError.
 
-        Raises DivergedError for a loss that is not finite, CheckpointError when a checkpoint cannot be written,
-        ConfigError when another process uses `run.out`.
+        Raises InputError where a step does not fit into memory, DivergedError for a loss that is not finite,
+        CheckpointError when a checkpoint cannot be written, ConfigError when another process uses `run.out`.
         """
         trainer, out = self.trainer, self.recipe.run.out
         trainer.on_step, trainer.on_sample = on_step or trainer.on_step, on_sample or trainer.on_sample
         trainer.on_note = on_note or trainer.on_note
+        self.check_memory()
         if out is None:
             trainer.run(until)
             return
@@ -131,22 +133,18 @@ class Job:
             if received.number is not None:
                 raise Interrupted(received.number, trainer.at.step, Path(out))
 
+    def check_memory(self) -> None:
+        """Raises InputError where the next step does not fit into the memory that is free."""
+        if self.trainer.done < 1.0:
+            check_step_memory(self.trainer)
+
     def _check_directory(self, checkpoints: Checkpoints, force: bool) -> None:
         """Raises ConfigError if the directory holds another run, which `force` deletes, or this one further on, and
         CheckpointError if its disk cannot hold the checkpoints, whose size is a note."""
         out, step = checkpoints.directory, self.trainer.at.step
-        if Checkpoints(out / "checkpoints").exist():
-            raise ConfigError(f"{out} holds a run of `triptych quickstart`; give another --out")
         begins = self.origin is None and step == 0
-        if begins and checkpoints.exist() and not force:
-            raise ConfigError(
-                f"{out} already holds a run; continue it with --resume, delete it and start over with --force, or "
-                "give another --out"
-            )
-        if begins and checkpoints.model.exists() and not checkpoints.exist():
-            raise ConfigError(
-                f"{checkpoints.model} was written by no run, and this run would replace it; give another --out"
-            )
+        if begins:
+            checkpoints.check_new_run(force=force)
         space = DiskSpace.of(self.trainer, out, checkpoints.keep, checkpoints.nbytes)
         space.check()
         self.trainer.on_note(str(space))
@@ -155,6 +153,17 @@ class Job:
         later = checkpoints.later(step)
         if later is not None:
             raise ConfigError(f"{out} has a checkpoint of step {later}, this run is at step {step}; resume it again")
+
+
+def check_start(recipe: Recipe, *, force: bool = False) -> None:
+    """What would stop a new run and can be known before its data are read.
+
+    Raises ConfigError where `run.out` holds another run, which `force` would delete, and InputError where a step does
+    not fit into the memory that is free.
+    """
+    if recipe.run.out is not None:
+        Checkpoints(recipe.run.out).check_new_run(force=force)
+    check_recipe_memory(recipe, _smallest)
 
 
 def prepare(recipe: Recipe) -> Job:
@@ -209,6 +218,7 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
         saved = Checkpoints(out).newest()
         progress, tables = read_progress(saved.path)
         recipe = check_recipe(tables, changes, str(saved.path), {"run.out": str(out)})
+        check_recipe_memory(recipe, _smallest)
         task = read_task(recipe)
         if recipe.adapter is not None and recipe.base is not None:
             base = with_saved_adapter(recipe.base, recipe.adapter, saved.path)
@@ -234,6 +244,7 @@ def verify_resume(recipe: Recipe, steps: int) -> None:
     """
     with tempfile.TemporaryDirectory() as out:
         settings = recipe.run.model_copy(update={"steps": steps, "seconds": None, "out": None})
+        check_start(recipe.model_copy(update={"run": settings}))
         whole = prepare(recipe.model_copy(update={"run": settings}))
         whole.run()
         half = prepare(recipe.model_copy(update={"run": settings.model_copy(update={"out": out})}))
@@ -301,6 +312,16 @@ def _tokenizer(recipe: Recipe, train: Sequence[text_rows.Text]) -> Tokenizer:
     raise ConfigError(
         f"tokenizer = {recipe.tokenizer!r} is not a directory and not one of {', '.join(known)}{nearest(name, known)}"
     )
+
+
+def _smallest(recipe: Recipe) -> ModelSpec:
+    """The spec of a new model with the fewest tokens that its tokenizer may have."""
+    if recipe.tokenizer is None:
+        return read_config(recipe.model, where="model")
+    kind = recipe.tokenizer.partition(":")[0]  # a BPE has all bytes, and words and characters may be few
+    fewest = {"bpe": "byte", "words": "characters"}.get(kind, recipe.tokenizer)
+    tokenizer = _tokenizer(recipe.model_copy(update={"tokenizer": fewest}), ["a"])
+    return read_config(_completed(recipe.model, tokenizer, _layout(recipe)), where="model")
 
 
 def _layout(recipe: Recipe) -> str:

@@ -24,7 +24,7 @@ from triptych.train.data import Data, Use, micro_batches, random_numbers
 from triptych.train.dropout import draws_globally, global_dropout, has_dropout
 from triptych.train.evaluate import FEWEST, HeldOut, Score, evaluate
 from triptych.train.nonfinite import LOWER, DivergedError, first_nonfinite, nonfinite_parameter
-from triptych.train.objectives import Example, TrainingBatch, collate
+from triptych.train.objectives import TrainingBatch, collate
 from triptych.train.optim import Optimizer, Schedule
 from triptych.train.precision import Precision, autocast, chosen
 from triptych.train.settings import Finite, Positive, Rate, Section, Share
@@ -267,7 +267,7 @@ class Trainer:
     def step(self) -> tuple[float, float, float]:
         """One optimizer step: nats per token, gradient norm, learning-rate factor."""
         run, step = self.settings, self.at.step
-        batches = self._batches(self.data.draw(run.seed, step, run.rows))
+        batches = self.next_batches()
         total = sum(batch.weight for batch in batches)
         seed = int(random_numbers(run.seed, Use.DROPOUT, step).integers(2**63))
         nats = self._gradients(batches, total, seed)
@@ -280,10 +280,12 @@ class Trainer:
         self.at.tokens += sum(batch.tokens for batch in batches)
         return nats / total, norm, factor
 
-    def _batches(self, examples: list[Example]) -> list[TrainingBatch]:
-        """The micro-batches of a step.  One without a trained token adds nothing to the gradient and is left out;
-        raises InputError if all are such."""
-        parts = micro_batches(examples, self.settings.accumulate)
+    def next_batches(self) -> list[TrainingBatch]:
+        """The micro-batches of the next step.  One without a trained token adds nothing to the gradient and is left
+        out; raises InputError if all are such."""
+        run = self.settings
+        examples = self.data.draw(run.seed, self.at.step, run.rows)
+        parts = micro_batches(examples, run.accumulate)
         trained = [part for part in parts if any(example.trained.any() for example in part)]
         return [collate(part, self.device) for part in trained or [examples]]
 

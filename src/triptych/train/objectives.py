@@ -21,12 +21,12 @@ from torch.utils.checkpoint import checkpoint
 
 from triptych import nn
 from triptych.attention import Rows
+from triptych.count import MAX_LOGITS
 from triptych.errors import InputError
 from triptych.nn import Transformer
 from triptych.text import Tokenizer
 
 Ids = NDArray[np.int32]
-MAX_LOGITS = 1 << 26  # elements of [M, V] in memory at a time: 256 MiB in fp32
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,6 +90,9 @@ class ObjectiveSettings(Section):
     """Of labels, a text may have several."""
     smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Of labels and tags, the share of each target that is spread over all labels; of captions, over all tokens."""
+    hidden: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Of captions and seq2seq, the share of the tokens so far that the decoder reads as the unknown token in training
+    (Bowman et al. 2016), so that it relies on the image or the source more than on its own words."""
     class_weights: Literal["balanced"] | dict[str, Rate] | None = None
     """Of labels and tags, a weight by label, or "balanced", with which every label weighs the same in sum."""
     scale: Rate = 20.0

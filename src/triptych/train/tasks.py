@@ -35,6 +35,7 @@ _READ_BY: dict[str, tuple[Objective, ...]] = {
     "commonest": ("masked",),
     "several": ("labels",),
     "smoothing": ("labels", "tags", "spans", "captions"),
+    "hidden": ("captions", "seq2seq"),
     "class_weights": ("labels", "tags"),
     "scale": ("contrastive",),
     "span": ("corruption",),

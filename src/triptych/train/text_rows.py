@@ -10,7 +10,7 @@ from triptych import nn
 from triptych.errors import ConfigError, InputError
 from triptych.text import Tokenizer
 from triptych.train import sources
-from triptych.train.data import CausalText, Data, MaskedText, Pairs, check
+from triptych.train.data import CausalText, Data, EpochRows, MaskedText, Pairs, check, with_hidden_words
 from triptych.train.evaluate import HeldOut
 from triptych.train.objectives import TokenMasking
 from triptych.train.recipe import Recipe
@@ -37,6 +37,8 @@ def text_data(
     seq2seq = recipe.objective.name == "seq2seq"
     check(data, tokenizer.eos_id, ends=seq2seq or (recipe.objective.name == "causal" and len(train) > 1))
     text = "".join(documents(held)) if recipe.objective.name == "causal" else None
+    if isinstance(data, EpochRows):
+        data = with_hidden_words(data, recipe.objective.hidden, tokenizer.unk_id)
     evaluation = HeldOut.of(held_data, data, tokens, text=text, device=recipe.run.device)
     return data, with_translations(evaluation, recipe, tokenizer, pairs(held))
 
