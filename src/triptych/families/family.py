@@ -34,6 +34,8 @@ class Family:
     ids: Mapping[str, int] = field(default_factory=dict)
     #: Old endings of tensor names -> today's.
     renames: Mapping[str, str] = field(default_factory=dict)
+    #: Parameters that transformers keeps as a checkpoint has them: no optimizer changes them there, nor here.
+    fixed: Collection[str] = frozenset()
     #: Whether activations of real checkpoints leave the range of fp16.
     overflows_fp16: bool = False
     #: The GGUF architectures that it reads, with `from_gguf`.
