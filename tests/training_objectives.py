@@ -310,7 +310,7 @@ def contrast(seed: int) -> Case:
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     random, family = Random(f"contrast {seed}"), CONTRASTED[seed % len(CONTRASTED)]
-    mode, normalize = random.choice(["mean", "cls"]), random.random() < 0.5
+    mode, normalize = random.choice(["mean", "first"]), random.random() < 0.5
     pooled = {"triptych_pooling": {"mode": mode, "normalize": normalize}}
     reference, module = other(family, "Model", seed, lambda drawn: not drawn.pooler or family == "electra", **pooled)
     sides, count, scale = random.choice([2, 3]), random.choice([4, 6, 8]), random.choice([1.0, 20.0])
@@ -335,7 +335,7 @@ def contrast(seed: int) -> Case:
             inputs = _inputs(model, side, kind)
             last = model(**inputs).last_hidden_state
             mask = inputs["attention_mask"][..., None]
-            vectors.append(last[:, 0] if mode == "cls" else (last * mask).sum(1) / mask.sum(1))
+            vectors.append(last[:, 0] if mode == "first" else (last * mask).sum(1) / mask.sum(1))
         size = count // parts
         each = [
             ranking.compute_loss_from_embeddings([one[i : i + size] for one in vectors], torch.empty(0))
