@@ -161,7 +161,7 @@ def vision(seed: int) -> dict[str, Any]:
     }  # fmt: skip
     both = {"vocab_size": vocab, "tie_word_embeddings": dice.maybe(0.6), "is_decoder": True, "add_cross_attention": True,
             "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
-    ids = {"decoder_start_token_id": dice.of(1, 0, 3), "eos_token_id": 2, "pad_token_id": 0}
+    ids = {"decoder_start_token_id": dice.of(1, 3), "eos_token_id": 2, "pad_token_id": 0}
     return {"encoder": encoder, "decoder": dice.of(gpt2, bert) | both, **ids}
 
 
@@ -228,9 +228,11 @@ def stored(model: Any, values: dict[str, Tensor] | None = None) -> dict[str, Ten
 
 def _read(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Without what the reference stores beside a head or tables of its own, and does not read."""
-    config = case.reference.config
-    spare = None if getattr(config, "tie_word_embeddings", True) else SPARE.get(config.model_type)
-    return {name: tensor for name, tensor in tensors.items() if name != spare}
+    config, before = case.reference.config, ""
+    if config.model_type == "vision-encoder-decoder":
+        config, before = config.decoder, "decoder."
+    tied = getattr(config, "tie_word_embeddings", True) or config.model_type not in SPARE
+    return {name: tensor for name, tensor in tensors.items() if tied or name != before + SPARE[config.model_type]}
 
 
 def factor_by_hand(schedule: Schedule, step: int, steps: int) -> float:

@@ -312,7 +312,7 @@ def contrast(seed: int) -> Case:
     random, family = Random(f"contrast {seed}"), CONTRASTED[seed % len(CONTRASTED)]
     mode, normalize = random.choice(["mean", "first"]), random.random() < 0.5
     pooled = {"triptych_pooling": {"mode": mode, "normalize": normalize}}
-    reference, module = other(family, "Model", seed, lambda drawn: not drawn.pooler or family == "electra", **pooled)
+    reference, module = other(family, "Model", seed, lambda drawn: family not in ("bert", "roberta") or not drawn.pooler, **pooled)
     sides, count, scale = random.choice([2, 3]), random.choice([4, 6, 8]), random.choice([1.0, 20.0])
     texts = [[*_rows(random, reference.config), *_rows(random, reference.config)] for _ in range(sides)]
     texts = [side[:count] for side in texts]
