@@ -175,10 +175,11 @@ class _Search:
         pairs.sort(key=lambda pair: -pair[0])
         grown: list[tuple[int, int]] = []
         live: list[Beam] = []
-        for value, parent, token in pairs[: self.wanted]:
+        for rank, (value, parent, token) in enumerate(pairs[: self.wanted]):
             beam = Beam([*self.live[parent].tokens, token], value, paths[parent])
             if token in self.request.ends:
-                self.finished.append(beam)
+                if rank < self.beams:  # an end that is less likely than `beams` continuations ends nothing
+                    self.finished.append(beam)
             elif len(live) < self.beams:
                 live.append(beam)
                 grown.append((parent, token))
