@@ -83,7 +83,8 @@ def interrupted(job: Job, at: int) -> None:
 
 def differing(whole: Job, resumed: Job) -> list[str]:
     """The parameters, optimizer states and losses of the two runs that are not the same bits."""
-    ours, theirs = ({**dict(job.trainer.module.named_parameters()), **job.trainer.optimizer.state()} for job in (whole, resumed))
+    trainers = whole.trainer, resumed.trainer
+    ours, theirs = ({**dict(one.module.named_parameters()), **one.optimizer.state()} for one in trainers)
     assert ours.keys() == theirs.keys()
     names = [name for name, value in ours.items() if not torch.equal(value, theirs[name])]
     steps = zip(whole.trainer.at.history, resumed.trainer.at.history, strict=True)
@@ -117,9 +118,7 @@ def test_an_interrupted_run_is_the_run_that_was_not(name: str, seed: int, tmp_pa
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("forgotten", ["the optimizer", "the step of the schedule"])
-def test_what_a_checkpoint_forgets_is_noticed(
-    forgotten: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_checkpoint_forgets_is_noticed(forgotten: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control of the test above."""
     if forgotten == "the optimizer":
         monkeypatch.setattr("triptych.train.optim.Optimizer.restore", lambda self, state: None)

@@ -76,7 +76,9 @@ def _equal_parts(monkeypatch: pytest.MonkeyPatch) -> Case:
     """Each micro-batch weighs the same, however many of its tokens are trained."""
 
     def gradients(self: Trainer, batches: list[Any], total: float, seed: int) -> float:
-        return sum(self._backward(one, one.weight * len(batches), None) * total / one.weight / len(batches) for one in batches)
+        count = len(batches)
+        means = [self._backward(one, one.weight * count, None) / one.weight for one in batches]
+        return total * sum(means) / count
 
     monkeypatch.setattr(Trainer, "_gradients", gradients)
     return _first("replaced", lambda case: case.accumulate > 1)

@@ -39,7 +39,6 @@ def made(seed: int) -> tuple[Any, Model, Tensor, list[list[int]]]:
     with tempfile.TemporaryDirectory() as folder:
         reference.save_pretrained(folder)
         model = triptych.load(folder, dtype="float32")
-        model.module.load_state_dict({name: tensor.clone() for name, tensor in model.module.state_dict().items()})
     encoder, decoder = reference.config.encoder, reference.config.decoder
     sides = encoder.image_size if isinstance(encoder.image_size, list | tuple) else [encoder.image_size] * 2
     random = torch.Generator().manual_seed(seed)
@@ -80,7 +79,9 @@ def likelihood(reference: Any, pixels: Tensor, row: list[int], ended: bool) -> f
     return float(table[range(len(whole)), whole].sum()) if whole else 0.0
 
 
-def own_texts(model: Model, reference: Any, pixels: Tensor, beams: int, penalty: float) -> list[tuple[list[int], float]]:
+def own_texts(
+    model: Model, reference: Any, pixels: Tensor, beams: int, penalty: float
+) -> list[tuple[list[int], float]]:
     end = reference.config.eos_token_id
     settings: dict[str, Any] = {"beams": beams, "length_penalty": penalty} if beams > 1 else {}
     results = model.generate(list(pixels), max_new_tokens=MOST, **settings)

@@ -67,7 +67,9 @@ class SameRows:
         return np.concatenate([one.targets for one in self.examples])
 
 
-def case_of(random: Random, reference: Any, module: nn.Transformer, examples: Sequence[Example], theirs: Theirs) -> Case:
+def case_of(
+    random: Random, reference: Any, module: nn.Transformer, examples: Sequence[Example], theirs: Theirs
+) -> Case:
     """The case with a drawn optimizer, schedule and number of micro-batches."""
     optimizer = OptimizerSettings(
         name="adamw", lr=random.choice([1e-3, 1e-2]), betas=random.choice([(0.9, 0.95), (0.8, 0.999)]),
@@ -150,17 +152,20 @@ def vision(seed: int) -> dict[str, Any]:
     # Of equal widths the reference leaves out the projection of the encoder's vectors.
     inner = width if dice.maybe(0.3) and width % other_heads == 0 else other_heads * dice.int(3, 9)
     gpt2 = {
-        "model_type": "gpt2", "n_embd": inner, "n_head": other_heads, "n_layer": dice.int(1, 3), "n_inner": dice.of(None, 37),
-        "n_positions": context, "activation_function": dice.of("gelu_new", "relu"), "layer_norm_epsilon": dice.of(1e-5, 0.05),
+        "model_type": "gpt2", "n_embd": inner, "n_head": other_heads, "n_layer": dice.int(1, 3),
+        "n_inner": dice.of(None, 37),
+        "n_positions": context, "activation_function": dice.of("gelu_new", "relu"),
+        "layer_norm_epsilon": dice.of(1e-5, 0.05),
         "scale_attn_by_inverse_layer_idx": dice.maybe(0.3), "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
     }  # fmt: skip
     bert = {
-        "model_type": "bert", "hidden_size": inner, "num_attention_heads": other_heads, "num_hidden_layers": dice.int(1, 3),
-        "intermediate_size": dice.int(11, 47), "max_position_embeddings": context, "type_vocab_size": dice.int(1, 3),
+        "model_type": "bert", "hidden_size": inner, "num_attention_heads": other_heads,
+        "num_hidden_layers": dice.int(1, 3), "intermediate_size": dice.int(11, 47), "max_position_embeddings": context,
+        "type_vocab_size": dice.int(1, 3),
         "hidden_act": dice.of("gelu", "silu"), "layer_norm_eps": dice.of(1e-12, 0.05), **drop,
     }  # fmt: skip
-    both = {"vocab_size": vocab, "tie_word_embeddings": dice.maybe(0.6), "is_decoder": True, "add_cross_attention": True,
-            "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+    both = {"vocab_size": vocab, "tie_word_embeddings": dice.maybe(0.6), "is_decoder": True,
+            "add_cross_attention": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
     ids = {"decoder_start_token_id": dice.of(1, 3), "eos_token_id": 2, "pad_token_id": 0}
     return {"encoder": encoder, "decoder": dice.of(gpt2, bert) | both, **ids}
 
@@ -172,7 +177,7 @@ def vision_reference(seed: int) -> Any:
     torch.manual_seed(seed)
     model = transformers.VisionEncoderDecoderModel(transformers.VisionEncoderDecoderConfig(**vision(seed))).float()
     with torch.no_grad():
-        for name, tensor in model.named_parameters():
+        for tensor in model.parameters():
             if tensor.dim() == 1:
                 tensor.add_(torch.randn_like(tensor) * 0.2)
             else:
@@ -304,7 +309,10 @@ def _reference_steps(case: Case) -> tuple[list[tuple[float, float]], dict[str, T
     named = dict(model.named_parameters())
     loses = decayed(model)
     groups = [
-        {"params": [p for name, p in named.items() if (name in loses) == loss], "weight_decay": loss * settings.weight_decay}
+        {
+            "params": [p for name, p in named.items() if (name in loses) == loss],
+            "weight_decay": loss * settings.weight_decay,
+        }
         for loss in (True, False)
     ]
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=settings.betas, eps=settings.eps)
