@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.checkpoints.adapter_targets import stored_modules
+from triptych.checkpoints.adapter_targets import is_never_read, module_names, stored_modules
 from triptych.checkpoints.hub_names import PREFIX, parse_name
 from triptych.checkpoints.locate import ADAPTER_CONFIG, open_source
 from triptych.checkpoints.save import write_directory
@@ -34,7 +34,7 @@ from triptych.errors import CheckpointError, nearest, shown
 from triptych.families.wrapped import text_name
 from triptych.mapping.tensor_plan import TensorLoad
 from triptych.nn.lora import LoraFactors
-from triptych.spec import LMHeadSpec, ModelSpec, PoolingSpec
+from triptych.spec import EmbedSpec, LMHeadSpec, ModelSpec, PoolingSpec
 
 WEIGHTS = "adapter_model.safetensors"
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
@@ -73,6 +73,7 @@ def adapter_base(path: Path) -> tuple[str | None, str | None]:
 def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
     """The adapter in the directory `path` for a model of `spec`.
 
+    Factors of a map that no output depends on are left out.
     Raises CheckpointError for what is no LoRA of linear maps (DoRA, trained biases, `modules_to_save`), and for a
     matrix that the model does not have or that has another shape there.
     """
@@ -89,10 +90,12 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
         if match is None:
             raise CheckpointError(f"{path / WEIGHTS}: {_why_not_read(key)}")
         pairs.setdefault(match["module"], {})[match["side"]] = key
-    modules = stored_modules(spec)
+    modules, today = stored_modules(spec), module_names(spec)
     factors: dict[str, LoraFactors] = {}
     for module, pair in pairs.items():
-        load = modules.get(_known(module, modules))
+        load = modules.get(_known(today(module), modules))
+        if load is None and is_never_read(spec, module):
+            continue
         if load is None:
             close = nearest(module, modules)
             raise CheckpointError(
@@ -233,7 +236,8 @@ def _config(
     """`adapter_config.json`, with the keys of PEFT's LoraConfig."""
     (rank, alpha), _ = Counter(sizes.values()).most_common(1)[0]
     task = "SEQ_2_SEQ_LM" if spec.encoder is not None else "CAUSAL_LM"
-    task_type = task if isinstance(spec.head, LMHeadSpec) else None
+    reads_text = isinstance(spec.reads.embed, EmbedSpec)  # PEFT's class of either task passes on ids alone
+    task_type = task if isinstance(spec.head, LMHeadSpec) and reads_text else None
     return {
         "peft_type": "LORA",
         "task_type": "FEATURE_EXTRACTION" if isinstance(spec.head, PoolingSpec) else task_type,
@@ -321,7 +325,7 @@ def _alpha(config: Mapping[str, Any], module: str, rank: int, file: Path) -> flo
 
 
 def _by_pattern(patterns: object, module: str, default: object, file: Path) -> object:
-    """The value of the first pattern that is the end of a module's name.
+    """The value of the first pattern that is the end of a module's name, or after `^` all of it.
 
     PEFT takes regular expressions here.  One that comes out of a file could run for hours, so that only names are read.
     """
@@ -330,7 +334,7 @@ def _by_pattern(patterns: object, module: str, default: object, file: Path) -> o
         if not _NAME.fullmatch(name):
             problem = f"the pattern {shown(pattern)} is a regular expression"
             raise CheckpointError(f"{file}: {problem}; write names of modules")
-        if module == name or module.endswith(f".{name}"):
+        if module == name or (module.endswith(f".{name}") and not pattern.startswith("^")):
             return value
     return default
 

@@ -6,8 +6,9 @@ be one matrix there (GPT-2's `c_attn`): one adapter of such a matrix has one `do
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 from triptych import families
 from triptych.errors import CheckpointError, ConfigError, InputError, nearest, shown
@@ -28,11 +29,30 @@ def stored_modules(spec: ModelSpec, *, mixtures: bool = False) -> dict[str, Tens
     """
     maps = (name for name, part in spec.walk() if isinstance(part, LinearSpec))
     linear = {f"{name}{_WEIGHT}" for name in maps if mixtures or not _of_mixture(name)}
+    named = module_names(spec)
     return {
-        load.source.removesuffix(_WEIGHT): load
+        named(load.source.removesuffix(_WEIGHT)): load
         for load in _loads(spec)
         if load.source.endswith(_WEIGHT) and linear.issuperset(load.ours)
     }
+
+
+def module_names(spec: ModelSpec) -> Callable[[str], str]:
+    """Gives the name of a module in transformers from the one that its tensors are stored under, or were once."""
+    try:
+        return families.find(spec.family).module_name
+    except ConfigError:  # parts of no family
+        return str
+
+
+def is_never_read(spec: ModelSpec, module: str) -> bool:
+    """Whether transformers has the module and no output depends on it: the pooler of a ViT that a decoder reads."""
+    try:
+        rows = families.find(spec.family).weights
+    except ConfigError:  # parts of no family
+        return False
+    names = [row.hf.replace("{i}", "*") for row in rows if row.hf is not None and not row.ours]
+    return any(fnmatchcase(f"{module}{_WEIGHT}", name) for name in names)
 
 
 def slot_groups(spec: ModelSpec, targets: str | Sequence[str]) -> list[tuple[str, ...]]:
@@ -68,7 +88,11 @@ def _checked_names(targets: object) -> list[str]:
 def _named(spec: ModelSpec, modules: dict[str, TensorLoad], name: str) -> list[tuple[str, ...]]:
     own = _OURS.get(name, name)
     groups: list[tuple[str, ...]] = [(slot,) for slot in _slots(spec) if _ends(slot, own)]
-    groups = groups or [_slots_of(load) for module, load in modules.items() if _ends(module, name)]
+    groups = groups or [
+        _slots_of(load)
+        for module, load in modules.items()
+        if _ends(module, name) or _ends(load.source.removesuffix(_WEIGHT), name)
+    ]
     if not groups:
         raise InputError(f"target {name!r} {_why_not(spec, modules, name)}")
     for slot in (slot for group in groups for slot in group):

@@ -95,7 +95,7 @@ def read_weights(
     packer: WeightPacker | None = None,
 ) -> tuple[Transformer, LoadReport]:
     """The module of `spec` with every parameter read from `source`, tensor by tensor; `nn.finish_loading` restores the
-    ties between them.
+    ties between them.  What the reference of its family never trains (`Family.fixed`) needs no gradient.
 
     Plain tensors in their stored dtype are private views of the mapped file: no copy until they are written to.  A
     family that overflows fp16 is loaded in bf16 or fp32 instead, and the report says so.  Without `dequantize` the
@@ -135,7 +135,14 @@ def read_weights(
                 _check_equal(step.source, name, weight.to(device), module.get_parameter(name), source)
             loaded.append(LoadedTensor(name, (step.source,), info.file.name, info.dtype, tuple(weight.shape), op))
     notes |= set() if packer is None else set(packer.notes)
-    return finish_loading(module), LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes))
+    _keep_fixed(finish_loading(module))
+    return module, LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes))
+
+
+def _keep_fixed(module: Transformer) -> None:
+    """No optimizer changes what the family's reference keeps as it was stored."""
+    for name in families.find(module.spec.family).fixed & module.spec.shapes().keys():
+        module.get_parameter(name).requires_grad_(False)
 
 
 def _packed(

@@ -18,6 +18,7 @@ _NAMES = {"bart": "Bart", "mbart": "MBart"}
 hf_types = frozenset(_NAMES)
 ids = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 prefix = "model."
+fixed = frozenset({"head.proj.bias"})  # a buffer there
 ignore = frozenset(
     {
         "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",  # training

@@ -34,6 +34,10 @@ class Family:
     ids: Mapping[str, int] = field(default_factory=dict)
     #: Old endings of tensor names -> today's.
     renames: Mapping[str, str] = field(default_factory=dict)
+    #: Parameters that transformers keeps as a checkpoint has them: no optimizer changes them there, nor here.
+    fixed: Collection[str] = frozenset()
+    #: The name of a module in transformers, of the name that its tensors are stored under, where the two differ.
+    module_name: Callable[[str], str] = str
     #: Whether activations of real checkpoints leave the range of fp16.
     overflows_fp16: bool = False
     #: The GGUF architectures that it reads, with `from_gguf`.

@@ -14,6 +14,7 @@ from triptych.mapping.weight_table import table
 hf_types = frozenset({"marian"})
 ids = {"eos_token_id": 0, "pad_token_id": 58_100, "decoder_start_token_id": 58_100}
 prefix = bart.prefix
+fixed = bart.fixed
 ignore = bart.ignore | {"classifier_dropout"}  # of a head no class has
 
 weights = bart.ROWS + table("""

@@ -41,6 +41,12 @@ decoder.blocks.{i}.cross_norm.post.*  bert.encoder.layer.{i}.crossattention.outp
 )  # fmt: skip
 
 
+def module_name(stored: str) -> str:
+    """Of the ViT alone: a decoder's modules are called as its tensors are."""
+    side, _, inside = stored.partition(".")
+    return f"{side}.{vit.module_name(inside)}" if side == "encoder" else stored
+
+
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     seq2seq.as_built(keys)
     seeing, writing = _config_of(keys, "encoder", "vit"), _config_of(keys, "decoder", "gpt2", "bert")

@@ -33,6 +33,18 @@ encoder.final_norm.*                  vit.layernorm.*
 head.dense.*                          vit.pooler.dense.*
 head.classes.*                        classifier.*
 """)
+_MODULES = {
+    "encoder.layer.": "layers.", "attention.attention.query": "attention.q_proj",
+    "attention.attention.key": "attention.k_proj", "attention.attention.value": "attention.v_proj",
+    "attention.output.dense": "attention.o_proj", "intermediate.dense": "mlp.fc1", "output.dense": "mlp.fc2",
+}  # fmt: skip
+
+
+def module_name(stored: str) -> str:
+    """Transformers 5 renamed the modules and still stores the old names."""
+    for old, new in _MODULES.items():
+        stored = stored.replace(old, new)
+    return stored
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:

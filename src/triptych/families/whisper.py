@@ -17,6 +17,7 @@ from triptych.mapping.weight_table import table
 hf_types = frozenset({"whisper"})
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256, "pad_token_id": 50_256, "decoder_start_token_id": 50_257}
 prefix = "model."
+fixed = frozenset({"encoder.embed.position.weight"})  # the sinusoids
 ignore = frozenset(
     {
         "apply_spec_augment", "mask_time_prob", "mask_time_length", "mask_time_min_masks", "mask_feature_prob",

@@ -194,10 +194,11 @@ class _Search:
         """
         grown: list[tuple[int, int]] = []
         live: list[Beam] = []
-        for value, parent, token in pairs:
+        for rank, (value, parent, token) in enumerate(pairs):
             beam = Beam([*self.live[parent].tokens, token], value, paths[parent])
             if token in self.request.ends:
-                self.finished.append(beam)
+                if rank < self.beams:  # an end that is less likely than `beams` continuations ends nothing
+                    self.finished.append(beam)
             elif len(live) < self.beams:
                 live.append(beam)
                 grown.append((parent, token))

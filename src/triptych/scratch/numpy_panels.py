@@ -252,11 +252,11 @@ def beam_search(
         totals = log_p + np.array([text.logprob for text in live])[:, None]
         rows: list[int] = []
         grown: list[Text] = []
-        for place in np.argsort(-totals, axis=None, kind="stable")[: 2 * beams].tolist():
+        for rank, place in enumerate(np.argsort(-totals, axis=None, kind="stable")[: 2 * beams].tolist()):
             row, token = divmod(place, totals.shape[1])
             text = Text([*live[row].tokens, token], float(totals[row, token]))
             if token == end:
-                done.append(text)
+                done += [text] * (rank < beams)  # an end less likely than `beams` continuations ends nothing
             elif len(grown) < beams:
                 grown.append(text)
                 rows.append(row)

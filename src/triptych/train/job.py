@@ -225,6 +225,8 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
             module, tokenizer, hf, files = base.module, base.tokenizer, base.hf, base.files
         else:
             (module, tokenizer, hf), files = read_model(saved.path), read_files(saved.path)
+            if recipe.base is None:
+                module.requires_grad_(True)  # a new model trains what a loaded one keeps as it is
         if task is not None:
             task.check_labels(module, hf)
         texts = text_rows.texts(recipe) if task is None else (task.texts, [])
