@@ -1,6 +1,9 @@
 """Does a model in the shape of Whisper, trained from nothing, write down digits spoken by voices that it never heard?
 (Lectures L1 and L4: an encoder reads another kind of input, and cross-attention joins it to the text.)
 
+Behind each sound comes a short silence, in which the decoder finds the end.  Whisper's, up to the end of its window,
+would be half of the work.
+
 The claim is false if fewer than 95% of the words are right for voices, speeds and pitches that training did not have,
 or if a model trained on the same sounds with their transcripts shuffled does as well.
 """
@@ -35,6 +38,7 @@ FALSIFIED_BY = (
 )
 RIGHT = 0.95  # of the words, by the claim
 SPARE = 0.1  # three standard deviations of a share of 200 words, of which the best constant text has a third right
+SILENCE = 0.2  # seconds behind a sound
 MARGIN = 0.04  # seconds before and behind a word that count as it: two positions of the encoder
 
 
@@ -99,7 +103,8 @@ class DrawnRecordings:
         return max(1, round(share * least)), max(1, round(share * most))
 
     def example(self, one: Recording, text: str) -> Example:
-        return self.speech.example(text, [self.ids[word] for word in text.split()], self.speech.frames(one.sound))
+        frames = self.speech.frames(one.sound, SILENCE)
+        return self.speech.example(text, [self.ids[word] for word in text.split()], frames)
 
     def held(self) -> Iterator[Example]:
         return iter(())
@@ -227,10 +232,13 @@ class Digits:
         module, seed = self.model.module, setup.seed
         return fit(module, data, rows=sizes.rows, length=length, steps=sizes.steps, seed=seed, optimizer=optimizer)
 
+    def frames(self, recordings: Sequence[Recording]) -> list[Tensor]:
+        """The mel frames of each sound, as in training."""
+        return [self.speech.frames(one.sound, SILENCE) for one in recordings]
+
     def right(self, recordings: Sequence[Recording]) -> float:
         """1 - the word error rate of what the model writes."""
-        frames = [self.speech.frames(one.sound) for one in recordings]
-        written = self.speech.written(self.model.module, frames, self.sizes.most + 4)
+        written = self.speech.written(self.model.module, self.frames(recordings), self.sizes.most + 4)
         return 1 - word_error_rate(
             [self.model.inputs.words.decode(ids) for ids in written], [one.text for one in recordings]
         )
@@ -238,9 +246,8 @@ class Digits:
     def patterns(self, recordings: Sequence[Recording]) -> list[list[Tensor]]:
         """For each decoder layer, for each recording, the mean of the heads' cross-attention where each word of the
         true transcript is predicted: `[words, positions]`."""
-        frames = [self.speech.frames(one.sound) for one in recordings]
         read = [self.speech.row(self.model.inputs.words.encode(one.text)).ids.tolist() for one in recordings]
-        trace = self.model.trace(frames, read, read=["decoder.blocks.*.cross.pattern"])
+        trace = self.model.trace(self.frames(recordings), read, read=["decoder.blocks.*.cross.pattern"])
         first = len(self.speech.prompt) - 1
         return [[pattern.mean(0)[first:-1] for pattern in trace[site]] for site in trace]
 
