@@ -22,8 +22,8 @@ from triptych.media.audio import HOP, RATE
 from triptych.media.spoken_digits import SpokenWords
 
 SIZES = {
-    "steps": 130, "rows": 12, "width": 48, "mels": 20, "seconds": 0.7, "digits": 4, "speakers": 12, "unheard": 6,
-    "tested": 60, "noise": (25.0, 40.0),
+    "steps": 130, "control": 130, "rows": 12, "width": 48, "mels": 20, "seconds": 0.7, "digits": 4, "speakers": 12,
+    "unheard": 6, "tested": 60, "noise": (25.0, 40.0),
 }  # fmt: skip
 RIGHT = "words right, of voices, speeds and pitches never heard"
 CONTROL = "the same trained on shuffled transcripts, above the best constant text"
@@ -80,7 +80,7 @@ def test_shuffled_rows_have_the_sounds_of_others(made_of_tones: None) -> None:
     sizes = Setup(sizes=SIZES).sized(spoken_digits.Sizes())
     heard, _ = spoken_digits._clips(sizes, 0, SpokenWords.cached())
     digits = spoken_digits.Digits.new(sizes, heard, 0)
-    data = DrawnRecordings(digits.speech, digits.ids, heard, digits.recorder, sizes.steps)
+    data = DrawnRecordings(digits.speech, digits.ids, heard, digits.recorder, sizes.steps, sizes.silence)
     plain, moved = data.draw(0, 129, 6), replace(data, shuffled=True).draw(0, 129, 6)
     assert [one.text for one in moved] == [one.text for one in (*plain[1:], plain[0])]  # type: ignore[attr-defined]
     assert all(np.array_equal(a.frames, b.frames) for a, b in zip(plain, moved, strict=True))  # type: ignore[attr-defined]
@@ -88,7 +88,7 @@ def test_shuffled_rows_have_the_sounds_of_others(made_of_tones: None) -> None:
 
 
 def test_a_short_silence_follows_each_sound(made_of_tones: None) -> None:
-    sizes = Setup(sizes=SIZES).sized(spoken_digits.Sizes())
+    sizes = Setup(sizes=SIZES | {"silence": 0.2}).sized(spoken_digits.Sizes())
     heard, _ = spoken_digits._clips(sizes, 0, SpokenWords.cached())
     digits = spoken_digits.Digits.new(sizes, heard, 0)
     random = np.random.default_rng(0)
@@ -100,7 +100,9 @@ def test_a_short_silence_follows_each_sound(made_of_tones: None) -> None:
         assert len(frames) % 2 == 0
         assert len(whole) == digits.speech.window >= len(frames)
         assert np.allclose(frames, whole[: len(frames)], atol=1e-5)
-    rows = DrawnRecordings(digits.speech, digits.ids, heard, digits.recorder, sizes.steps).draw(0, 129, 6)
+    rows = DrawnRecordings(digits.speech, digits.ids, heard, digits.recorder, sizes.steps, sizes.silence).draw(
+        0, 129, 6
+    )
     assert len({len(row.frames) for row in rows}) > 1  # type: ignore[attr-defined]
 
 
