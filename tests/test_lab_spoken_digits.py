@@ -18,11 +18,12 @@ from triptych.errors import InputError
 from triptych.labs import spoken_digits
 from triptych.labs.lab import LabResult, Setup
 from triptych.labs.spoken_digits import DrawnRecordings, best_constant
+from triptych.media.audio import HOP, RATE
 from triptych.media.spoken_digits import SpokenWords
 
 SIZES = {
-    "steps": 130, "rows": 12, "width": 48, "mels": 20, "seconds": 0.7, "digits": 4, "speakers": 12, "unheard": 6,
-    "tested": 60, "noise": (25.0, 40.0),
+    "steps": 130, "control": 130, "rows": 12, "width": 48, "mels": 20, "seconds": 0.7, "digits": 4, "speakers": 12,
+    "unheard": 6, "tested": 60, "noise": (25.0, 40.0),
 }  # fmt: skip
 RIGHT = "words right, of voices, speeds and pitches never heard"
 CONTROL = "the same trained on shuffled transcripts, above the best constant text"
@@ -79,11 +80,30 @@ def test_shuffled_rows_have_the_sounds_of_others(made_of_tones: None) -> None:
     sizes = Setup(sizes=SIZES).sized(spoken_digits.Sizes())
     heard, _ = spoken_digits._clips(sizes, 0, SpokenWords.cached())
     digits = spoken_digits.Digits.new(sizes, heard, 0)
-    data = DrawnRecordings(digits.speech, digits.ids, heard, digits.recorder, sizes.steps)
+    data = DrawnRecordings(digits.speech, digits.ids, heard, digits.recorder, sizes.steps, sizes.silence)
     plain, moved = data.draw(0, 129, 6), replace(data, shuffled=True).draw(0, 129, 6)
     assert [one.text for one in moved] == [one.text for one in (*plain[1:], plain[0])]  # type: ignore[attr-defined]
     assert all(np.array_equal(a.frames, b.frames) for a, b in zip(plain, moved, strict=True))  # type: ignore[attr-defined]
     assert [data.words(step) for step in (0, 129)] == [(1, 1), (1, 2)]
+
+
+def test_a_short_silence_follows_each_sound(made_of_tones: None) -> None:
+    sizes = Setup(sizes=SIZES | {"silence": 0.2}).sized(spoken_digits.Sizes())
+    heard, _ = spoken_digits._clips(sizes, 0, SpokenWords.cached())
+    digits = spoken_digits.Digits.new(sizes, heard, 0)
+    random = np.random.default_rng(0)
+    recordings = [digits.recorder(clips, random) for clips in heard]
+    for one, frames in zip(recordings, digits.frames(recordings), strict=True):
+        whole = digits.speech.frames(one.sound)
+        behind = len(frames) * HOP - len(one.sound)
+        assert min(0.2 * RATE, 0.7 * RATE - len(one.sound)) <= behind < 0.2 * RATE + 2 * HOP
+        assert len(frames) % 2 == 0
+        assert len(whole) == digits.speech.window >= len(frames)
+        assert np.allclose(frames, whole[: len(frames)], atol=1e-5)
+    rows = DrawnRecordings(digits.speech, digits.ids, heard, digits.recorder, sizes.steps, sizes.silence).draw(
+        0, 129, 6
+    )
+    assert len({len(row.frames) for row in rows}) > 1  # type: ignore[attr-defined]
 
 
 def test_the_best_constant_text_is_found() -> None:

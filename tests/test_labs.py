@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import pytest
 from test_page import Reader
 from triptych import labs
 from triptych.cli import main
-from triptych.errors import InputError
+from triptych.errors import InputError, MissingProgramError
 from triptych.labs import LABS
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Sample, Samples, TableSection
@@ -45,6 +46,10 @@ def bad(setup: Setup) -> LabResult:
 
 def broken(setup: Setup) -> LabResult:
     raise InputError("the text is empty; give another")
+
+
+def without_program(setup: Setup) -> LabResult:
+    raise MissingProgramError("the program speak-up is not installed; on Debian: apt-get install speak-up")
 
 
 @pytest.fixture
@@ -211,6 +216,42 @@ def test_a_bug_in_one_lab_does_not_lose_the_others(
     chapters = Reader(Path("labs.html").read_text(encoding="utf-8")).sections()
     assert [one["passed"] for one in chapters] == [True, False, True]
     assert chapters[1]["sections"][0]["meaning"] == line
+
+
+def test_a_lab_whose_program_is_not_installed_is_skipped(
+    catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    catalogue(spoken=without_program, squares=good)
+    assert main(["lab", "all", "--report", "labs.html"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1].startswith("PASS: 1 of 1 labs pass, in ")
+    assert out.splitlines()[-1].endswith("; 1 skipped: spoken")
+    assert "the program speak-up is not installed" in out
+    assert re.search(r"^skipped  spoken  .*^ok       squares  ", err, re.DOTALL | re.MULTILINE)
+    page = Reader(Path("labs.html").read_text(encoding="utf-8"))
+    assert [one["passed"] for one in page.sections()] == [None, True]
+    assert [text for text in page.inside("i") if text in ("PASS", "FAIL", "SKIP")] == ["SKIP", "PASS"] * 2
+    assert "speak-up is not installed" in str(page.sections()[0]["sections"])
+    assert main(["lab", "all", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [(one["passed"], one["skipped"]) for one in result] == [(False, True), (True, False)]
+    assert result[0]["verdict"].startswith("SKIP: the program speak-up is not installed")
+
+
+def test_a_skipped_lab_hides_no_failure(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    catalogue(spoken=without_program, worse=bad, squares=good)
+    assert main(["lab", "all"]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("FAIL: 1 of 2 labs pass, in ")
+    assert last.endswith("; failed: worse; 1 skipped: spoken")
+
+
+def test_a_lab_that_is_asked_for_by_name_is_not_skipped(
+    catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    catalogue(spoken=without_program)
+    assert main(["lab", "spoken"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: the program speak-up is not installed")
 
 
 def test_all_is_interrupted_as_a_whole(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:

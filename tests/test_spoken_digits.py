@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from spoken_tones import spoken, tones
-from triptych.errors import InputError
+from triptych.errors import InputError, MissingProgramError
 from triptych.media import spoken_digits
 from triptych.media.audio import RATE, read_wav, write_wav
 from triptych.media.spoken_digits import (
@@ -122,7 +122,8 @@ def test_recordings_are_written_with_their_records(tmp_path: Path) -> None:
 
 def test_without_the_synthesizer_its_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(InputError, match="espeak-ng is not installed; on Debian and Ubuntu: apt-get install espeak-ng"):
+    says = "espeak-ng is not installed; on Debian and Ubuntu: apt-get install espeak-ng"
+    with pytest.raises(MissingProgramError, match=says):
         espeak("one", SPEAKER)
 
 

@@ -20,6 +20,10 @@ class InputError(TriptychError, ValueError):
     """An argument, a text or a tensor cannot be used as given."""
 
 
+class MissingProgramError(InputError):
+    """A program that is no part of this package is not installed."""
+
+
 class ConfigError(TriptychError):
     """A model config, a recipe or a spec holds something that is not understood."""
 

@@ -165,7 +165,7 @@ def _show_sizes(name: str, settings: LabSettings, *, as_json: bool) -> None:
 
 
 def _run(name: str, settings: LabSettings, *, as_json: bool) -> bool:
-    """Run one lab, or all -> whether every one passed."""
+    """Run one lab, or all -> whether none failed."""
     from triptych.labs import LABS, check_inputs, known
 
     names = list(LABS) if name == ALL else [known(name)]
@@ -201,7 +201,7 @@ def _run(name: str, settings: LabSettings, *, as_json: bool) -> bool:
         _show_one(outcomes[0], plots[name], report)
     if not draws:
         screen.note("plots need matplotlib, which is not installed; run: pip install 'triptych[plot]'")
-    return all(outcome.passed for outcome in outcomes)
+    return not any(outcome.failed for outcome in outcomes)
 
 
 def _outcomes(
@@ -250,9 +250,8 @@ def _progress(labs: int) -> Iterator[tuple[Callable[[str], None], Callable[[LabR
         def done(outcome: LabRun) -> None:
             bar.advance(task)
             if labs > 1:
-                bar.console.print(
-                    f"{'ok    ' if outcome.passed else 'FAILED'}  {outcome.name}  {outcome.seconds:.1f} s"
-                )
+                word = "skipped" if outcome.skipped else "ok" if outcome.passed else "FAILED"
+                bar.console.print(f"{word:7}  {outcome.name}  {outcome.seconds:.1f} s")
 
         yield say, done
 
@@ -311,6 +310,6 @@ def _show_all(outcomes: Sequence[LabRun], report: Path | None) -> None:
     screen.show(table)
     if report is not None:
         screen.show(screen.facts([("page", str(report))]))
-    passed = all(one.passed for one in outcomes)
+    passed = not any(one.failed for one in outcomes)
     verdict = f"{'PASS' if passed else 'FAIL'}: {summary(outcomes)}"
     screen.console().print(verdict, style="bold green" if passed else "bold red", soft_wrap=True)

@@ -10,19 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from triptych import page
-from triptych.errors import TriptychError
+from triptych.errors import MissingProgramError, TriptychError
 from triptych.labs import LABS, run
 from triptych.labs.lab import LabResult, Setup, Size
 
 
 @dataclass(frozen=True, eq=False)
 class LabRun:
-    """One run of a lab: its result, or the error that ended it; `seconds` of wall time."""
+    """One run of a lab: its result, or the error that ended it; `seconds` of wall time.  `skipped` where a program that
+    it needs is not installed, so that nothing was measured."""
 
     name: str
     seconds: float
     result: LabResult | None = None
     error: str = ""
+    skipped: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """It was not skipped, and did not pass."""
+        return not (self.passed or self.skipped)
 
     @property
     def passed(self) -> bool:
@@ -30,12 +37,15 @@ class LabRun:
 
     @property
     def verdict(self) -> str:
-        """One line, beginning with PASS or FAIL."""
-        return self.result.verdict if self.result is not None else f"FAIL: {self.error}"
+        """One line, beginning with PASS, FAIL or SKIP."""
+        if self.result is not None:
+            return self.result.verdict
+        return f"{'SKIP' if self.skipped else 'FAIL'}: {self.error}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        head = {"name": self.name, "seconds": round(self.seconds, 3), "passed": self.passed, "verdict": self.verdict}
+        head = {"name": self.name, "seconds": round(self.seconds, 3), "passed": self.passed, "skipped": self.skipped}
+        head["verdict"] = self.verdict
         return head | ({"error": self.error} if self.result is None else self.result.to_dict())
 
 
@@ -52,8 +62,8 @@ def attempts(
     sizes: Mapping[str, Mapping[str, Size]],
     run_one: Callable[[str, Setup], LabRun] = timed,
 ) -> Iterator[LabRun]:
-    """Run labs one after the other by `run_one`, each with its own `sizes`.  A lab that raises has failed, and the next
-    one runs."""
+    """Run labs one after the other by `run_one`, each with its own `sizes`.  A lab that raises has failed, or is
+    skipped where a program that it needs is not installed, and the next one runs."""
     for name in names:
         start = time.perf_counter()
         setup.progress(name)
@@ -61,7 +71,8 @@ def attempts(
             progress = partial(_prefixed, name, setup.progress)
             yield run_one(name, replace(setup, progress=progress, sizes=sizes[name]))
         except Exception as error:  # any kind: one lab's bug must not lose the results of the others
-            yield LabRun(name, time.perf_counter() - start, error=_line(error))
+            skipped = isinstance(error, MissingProgramError)
+            yield LabRun(name, time.perf_counter() - start, error=_line(error), skipped=skipped)
 
 
 def _line(error: Exception) -> str:
@@ -105,23 +116,30 @@ def write(path: Path, runs: Sequence[LabRun], settings: str) -> None:
         subtitle = f"Triptych lab {only.name}: {LABS[only.name]}. {settings}"
         page.write(path, page.render(question, _sections(only, "Result"), subtitle=subtitle))
         return
-    chapters = [page.Chapter(one.name, LABS[one.name], one.passed, _sections(one)) for one in runs]
+    chapters = [page.Chapter(one.name, LABS[one.name], _shown(one), _sections(one)) for one in runs]
     page.write(path, page.render("The lectures, running", chapters, subtitle=f"{summary(runs)}. {settings}"))
 
 
+def _shown(run: LabRun) -> bool | None:
+    """Whether it passed, None where it was skipped."""
+    return None if run.skipped else run.passed
+
+
 def summary(runs: Sequence[LabRun]) -> str:
-    """How many labs passed, in what time, and which failed."""
-    failed = [one.name for one in runs if not one.passed]
-    seconds = sum(one.seconds for one in runs)
-    counts = f"{len(runs) - len(failed)} of {len(runs)} labs pass, in {clock(seconds)}"
-    return f"{counts}; failed: {', '.join(failed)}" if failed else counts
+    """How many labs passed of those that ran, in what time, and which failed and were skipped."""
+    failed = [one.name for one in runs if one.failed]
+    skipped = [one.name for one in runs if one.skipped]
+    ran = len(runs) - len(skipped)
+    line = f"{ran - len(failed)} of {ran} labs pass, in {clock(sum(one.seconds for one in runs))}"
+    line += f"; failed: {', '.join(failed)}" if failed else ""
+    return line + (f"; {len(skipped)} skipped: {', '.join(skipped)}" if skipped else "")
 
 
 def _sections(run: LabRun, title: str = "") -> list[page.Section]:
     """The verdict under `title`, or under the lab's question, then the lab's own sections."""
     result = run.result
     if result is None:
-        return [page.VerdictSection("Error", False, run.error, [])]
+        return [page.Prose("Skipped", run.error) if run.skipped else page.VerdictSection("Error", False, run.error, [])]
     criteria = [page.Criterion(c.passed, c.claim, c.shown, c.criterion) for c in result.checks]
     return [page.VerdictSection(title or result.question, result.passed, result.meaning, criteria), *result.sections]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from triptych.errors import InputError
+from triptych.errors import InputError, MissingProgramError
 from triptych.media import audio
 from triptych.pip_packages import cache_directory
 
@@ -82,10 +82,11 @@ Synthesizer = Callable[[str, Speaker], audio.Samples]
 
 
 def espeak(word: str, speaker: Speaker) -> audio.Samples:
-    """A word spoken by espeak-ng: `[T]` at 16 kHz.  Raises InputError where the program is missing or fails."""
+    """A word spoken by espeak-ng: `[T]` at 16 kHz.  Raises MissingProgramError where it is not installed, and
+    InputError where it fails."""
     program = shutil.which(SYNTHESIZER)
     if program is None:
-        raise InputError(
+        raise MissingProgramError(
             f"the speech synthesizer {SYNTHESIZER} is not installed; on Debian and Ubuntu: apt-get install espeak-ng"
         )
     with tempfile.TemporaryDirectory() as folder:

@@ -282,14 +282,15 @@ Section = (
 
 @dataclass(frozen=True, eq=False)
 class Chapter:
-    """Sections under one title with PASS or FAIL beside it; `note` says what they are about.
+    """Sections under one title with PASS or FAIL beside it, or SKIP where `passed` is None; `note` says what they are
+    about.
 
     The table of contents of a page with chapters shows their notes and verdicts.
     """
 
     title: str
     note: str
-    passed: bool
+    passed: bool | None
     sections: Sequence[Section]
     kind: ClassVar[str] = "chapter"
 

@@ -91,14 +91,19 @@ class Speech:
         """Frames that the model reads at once, 100 a second."""
         return self.slot.stride * self.slot.position.length
 
-    def frames(self, sound: audio.Samples) -> Tensor:
-        """`[T]` at 16 kHz -> `[window, M]`.  Raises InputError for a sound that is longer than the window."""
+    def frames(self, sound: audio.Samples, silence: float | None = None) -> Tensor:
+        """`[T]` at 16 kHz -> `[window, M]`: the sound, and silence up to the window, or up to whole positions of at
+        least `silence` seconds of it.  Raises InputError for a sound that is longer than the window."""
         second = audio.RATE // audio.HOP
         if len(sound) >= (self.window + 1) * audio.HOP:
             raise TooLongError(
                 f"it lasts {len(sound) / audio.RATE:.2f} s, and the model reads {self.window / second:g} s at once"
             )
-        return torch.from_numpy(audio.log_mel(audio.padded(sound, self.window), self.slot.conv1.inputs))
+        count = self.window
+        if silence is not None:
+            samples, position = len(sound) + round(silence * audio.RATE), self.slot.stride * audio.HOP
+            count = min(count, -(-samples // position) * self.slot.stride)
+        return torch.from_numpy(audio.log_mel(audio.padded(sound, count), self.slot.conv1.inputs))
 
     def row(self, text: Sequence[int]) -> Example:
         """The row of a transcript's ids, trained on these and on the end."""
