@@ -258,7 +258,7 @@ def test_a_recipe_for_an_existing_model_runs_as_written(
     packed_file(tmp_path)
     argv = ["train", "--new", "my.toml", "--from", "packed.gguf", "--data", str(text), "--set", "run.steps=2"]
     assert main([*argv, "--set", "run.rows=2"]) == 0
-    assert capsys.readouterr().out == "wrote my.toml; train with: triptych train my.toml\n"
+    assert capsys.readouterr().out == "wrote my.toml, objective causal; train with: triptych train my.toml\n"
     written = read_recipe("my.toml")
     assert written.base is not None
     assert (written.base.dequantize, written.run.out) == (True, "runs/my")
@@ -298,6 +298,9 @@ def test_a_new_recipe_of_an_adapter_leaves_the_weights_packed(
     [
         (["train", "--new", "x.toml", "--adapter"], 2, "--new FILE --from MODEL --adapter"),
         (["train", "x.toml", "--adapter"], 2, "in a recipe it is the table [adapter]"),
+        (["train", "x.toml", "--objective", "labels"], 2, "in a recipe it is objective.name"),
+        (["train", "--new", "x.toml", "--objective", "labels"], 2, "--new FILE --from MODEL --objective"),
+        (["train", "--new", "x.toml", "--from", "x", "--objective", "label"], 2, "(did you mean 'labels'?)"),
         (["train"], 2, "a run needs a RECIPE; --new my.toml writes one"),
         (["train", "--new", "x.json"], 1, "a recipe is a .toml file"),
         (["train", "--new", "x.toml", "--from", "nowhere"], 1, "nowhere: no such file or directory"),

@@ -11,6 +11,7 @@ import pytest
 from triptych import machine
 from triptych.errors import ConfigError, InputError, TextError
 from triptych.train import check_recipe, prepare, read_recipe
+from triptych.train.corruption import refuse_records
 from triptych.train.recipe import RECIPES, SHIPPED
 from triptych.train.sources import pairs, pieces, texts
 
@@ -166,7 +167,10 @@ def test_plain_text_may_be_the_texts_of_records(tmp_path: Path) -> None:
 
 def test_keys_of_pairs_and_records_are_refused_for_plain_text(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("To be, or not to be, that is the question:\n" * 9)
-    for keys, message in (({"columns": {"text": "a"}}, "reads no records"), ({"words": 3}, "for seq2seq")):
+    for keys, message in (
+        ({"columns": {"text": "a"}}, "reads plain text, and not data.columns"),
+        ({"words": 3}, "for seq2seq"),
+    ):
         with pytest.raises(ConfigError, match=message):
             prepare(check_recipe(changed(data={"path": str(tmp_path / "text.txt"), **keys})))
 
@@ -195,10 +199,27 @@ def test_pairs_are_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text('{"source": "loue", "target": "love"}\n{"source": "haue"}\n')
     data = check_recipe(changed(data={"path": str(path)})).data
-    with pytest.raises(TextError, match=r"pairs\.jsonl, line 2: write each line as"):
+    with pytest.raises(TextError, match=r"pairs\.jsonl, line 2: there is no field 'target'; it has source"):
         pairs(data)
     path.write_text('{"source": "loue", "target": "love"}\n{"source": "haue", "target": "have"}\n')
     assert pairs(data) == ([("loue", "love")], [("haue", "have")])
+
+
+def test_pairs_are_read_from_every_file_of_records(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_bytes(b'\xef\xbb\xbfen,de\r\n"the old, mill",die Muehle\r\nthe sea,das Meer\r\n')
+    (tmp_path / "held.tsv").write_text("en\tde\nthe bank\tdas Ufer\n")
+    data: dict[str, Any] = {"path": str(tmp_path / "pairs.csv"), "columns": {"source": "en", "target": "de"}}
+    assert pairs(check_recipe(changed(data=data)).data) == (
+        [("the old, mill", "die Muehle")],
+        [("the sea", "das Meer")],
+    )
+    data["held_out_path"] = str(tmp_path / "held.tsv")
+    recipe = changed(objective={"name": "seq2seq"}, data=data)
+    assert pairs(check_recipe(recipe).data)[1] == [("the bank", "das Ufer")]
+    refuse_records(check_recipe(recipe))
+    recipe = changed(objective={"name": "seq2seq"}, data=data | {"cut_longer": True})
+    with pytest.raises(ConfigError, match=r"reads pairs from .*, each whole, and not data\.cut_longer"):
+        refuse_records(check_recipe(recipe))
 
 
 def test_pairs_are_cut_where_their_words_correspond() -> None:

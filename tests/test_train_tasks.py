@@ -380,7 +380,11 @@ def test_four_steps_are_two_and_two(tmp_path: Path, case: str) -> None:
         ({"name": "labels", "class_weights": {"good": 1.0}}, labels(), "class_weights needs a weight for each of bad"),
         ({"name": "labels", "several": True}, labels(), r"line 1: there is no field 'labels' \(did you mean 'label'"),
         ({"name": "labels"}, [row | {"text": "king " * 40} for row in labels()], r"line \d+ has 42 tokens, more than"),
-        ({"name": "tags"}, [*tags(), {"words": ["a", "b"], "tags": ["O"]}], "line 121: there are 2 words and 1 tags"),
+        (
+            {"name": "tags"},
+            [*tags(), {"words": ["a", "b"], "tags": ["O"]}],
+            "line 121: words and tags are 2 and 1; give one tag",
+        ),
         ({"name": "tags"}, [*tags(), {"words": ["a b"], "tags": ["O"]}], "line 121: a word has a space in it"),
         ({"name": "spans"}, [*spans(), spans()[1] | {"start": 2}], "line 81: the context has .* at character 2, not"),
         ({"name": "spans"}, [*spans(), spans()[1] | {"start": None}], "line 81: answer and start must both be given"),
@@ -412,7 +416,7 @@ def test_what_does_not_fit_the_objective(tmp_path: Path) -> None:
     made = recipe({"name": "labels"}, data).model_copy(update={"model": llama})
     with pytest.raises(ConfigError, match=r"objective labels trains one of bert, .*; the model is of type llama"):
         prepare(made)
-    with pytest.raises(ConfigError, match=r"objective masked reads no records; remove data\.columns"):
+    with pytest.raises(ConfigError, match=r"objective masked reads plain text, and not data\.columns"):
         prepare(recipe({"name": "masked"}, {"path": str(tmp_path / "a.txt"), "columns": {"text": "a"}}))
     with pytest.raises(TextError, match="there is no field 'a'; it has text, label"):
         prepare(recipe({"name": "masked"}, {**data, "columns": {"text": "a"}}))

@@ -54,6 +54,7 @@ def _print_text(row: ShownRow, title: str) -> None:
         between = "" if any("\N{OPEN BOX}" in token for token, _ in side) else " "  # word pieces have no spaces
         pieces = [Text(screen.plain(_spaced(token)), STYLES[state]) for token, state in side]
         out.print(Text(between).join(pieces))
+    _print_rest(len(row.tokens) - LINE_TOKENS)
 
 
 def _print_table(row: ShownRow, title: str) -> None:
@@ -63,6 +64,15 @@ def _print_table(row: ShownRow, title: str) -> None:
     if row.source:
         screen.console().print(f"source: {screen.plain(' '.join(row.source))}", soft_wrap=True)
     screen.show(table, title)
+    _print_rest(len(row.tokens) - TOKENS)
+
+
+def _print_rest(tokens: int) -> None:
+    """Say how many tokens of the row are not shown."""
+    if tokens > 0:
+        screen.console().print(
+            f"and {tokens:,} more token{'' if tokens == 1 else 's'}; --json has them all", style="dim"
+        )
 
 
 def _spaced(token: str) -> str:

@@ -12,7 +12,7 @@ from typer import Argument, BadParameter, Exit, Option
 
 from triptych.cli import batch_view, options, screen
 from triptych.cli.training_progress import TrainingProgress, held_out
-from triptych.errors import ConfigError
+from triptych.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from triptych.train import Event, Job, Recipe, Score, Trainer
@@ -36,10 +36,19 @@ ModelToTrain = Annotated[
     Option("--from", metavar="MODEL", help="Train this existing model further, in place of the recipe's."),
 ]
 DataPath = Annotated[
-    str | None, Option("--data", metavar="PATH", help="A text file or a folder of them, in place of the recipe's.")
+    str | None,
+    Option("--data", metavar="PATH", help="Texts, a folder of them or a file of records, in place of the recipe's."),
 ]
 WithAdapter = Annotated[
     bool, Option("--adapter", help="With --new and --from: train an adapter (LoRA); the model stays as it is.")
+]
+ObjectiveName = Annotated[
+    str | None,
+    Option(
+        "--objective",
+        metavar="NAME",
+        help="With --new and --from: what is learned (labels, tags, chat, ...); else the fields of --data say so.",
+    ),
 ]
 Changes = Annotated[
     list[str] | None, Option("--set", metavar="A.B=C", help="Change one value of the recipe. Repeatable.")
@@ -72,6 +81,7 @@ def train(
     base: ModelToTrain = None,
     data: DataPath = None,
     adapter: WithAdapter = False,
+    objective: ObjectiveName = None,
     changes: Changes = None,
     resume: Resume = False,
     out: RunDirectory = None,
@@ -90,8 +100,14 @@ def train(
             )
         if adapter and (base is None or recipe is not None):
             raise BadParameter("--adapter is for a new recipe of an existing model: --new FILE --from MODEL --adapter")
-        _new(new, recipe, base, data, out, changes or (), adapter=adapter, as_json=as_json)
+        if objective is not None and (base is None or recipe is not None):
+            raise BadParameter(
+                "--objective is for a new recipe of an existing model: --new FILE --from MODEL --objective"
+            )
+        _new(new, recipe, base, data, out, changes or (), adapter=adapter, objective=objective, as_json=as_json)
         return
+    if objective is not None:
+        raise BadParameter("--objective is for --new, which writes a recipe; in a recipe it is objective.name")
     if adapter:
         raise BadParameter("--adapter is for --new, which writes a recipe; in a recipe it is the table [adapter]")
     if recipe is None:
@@ -132,17 +148,24 @@ class _Start:
 
 def _new(
     path: Path, recipe: Path | None, base: str | None, data: str | None, out: Path | None, changes: Sequence[str],
-    *, adapter: bool, as_json: bool,
+    *, adapter: bool, objective: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Write a recipe to `path`."""
-    from triptych.train import write_new_recipe
+    from triptych.train import OBJECTIVES, write_new_recipe
+
+    name = next((one for one in OBJECTIVES if one == objective), None)
+    if objective is not None and name is None:
+        raise BadParameter(f"{objective}{nearest(objective, OBJECTIVES)}: the objectives are {', '.join(OBJECTIVES)}")
 
     where = None if out is None else str(out)
-    written = write_new_recipe(path, recipe, base=base, data=data, out=where, changes=changes, adapter=adapter)
+    written = write_new_recipe(
+        path, recipe, base=base, data=data, out=where, changes=changes, adapter=adapter, objective=name
+    )
     if as_json:
-        screen.result({"recipe": str(path), "out": written.run.out})
+        screen.result({"recipe": str(path), "out": written.run.out, "objective": written.objective.name})
         return
-    screen.console().print(f"wrote {path}; train with: triptych train {path}", soft_wrap=True)
+    learned = f"objective {written.objective.name}; train with: triptych train {path}"
+    screen.console().print(f"wrote {path}, {learned}", soft_wrap=True)
 
 
 def _train(start: _Start, *, resume: bool, force: bool, as_json: bool) -> None:

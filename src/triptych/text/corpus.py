@@ -43,6 +43,8 @@ def _read(file: Path) -> str:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise TextError(f"{file} is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8") from None
         # Python counts from the end of a byte order mark, where there is one.
         at = error.start + len(raw) - len(error.object)
         raise TextError(f"{file} is not UTF-8 at byte {at} (0x{raw[at]:02x}); convert it first") from error

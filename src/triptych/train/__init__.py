@@ -18,11 +18,12 @@ from triptych.train.new_recipe import write_new_recipe
 from triptych.train.nonfinite import DivergedError
 from triptych.train.objectives import Example, TokenMasking, TrainingBatch, causal, collate, loss, seq2seq
 from triptych.train.optim import Optimizer, OptimizerSettings, Schedule
-from triptych.train.recipe import Recipe, check_recipe, read_recipe
+from triptych.train.recipe import OBJECTIVES, Recipe, check_recipe, read_recipe
 from triptych.train.show import ShownRow, ShownToken, show_batch
 from triptych.train.stop import Interrupted
 
 __all__ = [
+    "OBJECTIVES",
     "CausalText",
     "Checkpoints",
     "Data",

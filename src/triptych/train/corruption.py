@@ -282,11 +282,12 @@ def refuse_records(recipe: Recipe) -> None:
     Plain text may come from a file of records too, whose column of texts `data.columns` names.
     """
     data, name = recipe.data, recipe.objective.name
-    from_records = name != "seq2seq" and Path(data.path).suffix.lower() in SUFFIXES
-    if (data.columns and not from_records) or data.held_out_path is not None or data.cut_longer:
-        raise ConfigError(
-            f"objective {name} reads no records; remove data.columns, data.held_out_path and data.cut_longer"
-        )
+    from_records, pairs = Path(data.path).suffix.lower() in SUFFIXES, name == "seq2seq"
+    unread = [("columns", bool(data.columns) and not from_records), ("cut_longer", data.cut_longer)]
+    unread += [("held_out_path", data.held_out_path is not None and not (pairs and from_records))]
+    if keys := [f"data.{key}" for key, is_set in unread if is_set]:
+        reads = f"pairs from {', '.join(SUFFIXES)}, each whole" if pairs else "plain text"
+        raise ConfigError(f"objective {name} reads {reads}, and not {' and '.join(keys)}; remove what it does not read")
     if data.words is not None and name != "seq2seq":
         raise ConfigError(f"data.words cuts pairs of texts, for seq2seq; objective {name} does not read it")
 

