@@ -61,8 +61,8 @@ PLANE = (
 COMPARED = (
     "The same head on both texts. The number under a head is the distance between its two patterns: half the sum of "
     "the absolute differences of a query's weights, averaged over the queries; 0 for equal patterns, 1 for patterns "
-    "without common keys. For texts of different lengths it is the larger of the differences in the weight of the first "
-    "and of the previous token. Where only the largest weights of a query are stored, it is computed from these."
+    "without common keys. For texts of different lengths it is the larger difference in the weight of the first and "
+    "of the previous token. Where only the largest weights of a query are stored, it is computed from these."
 )
 
 Stage = Callable[[str], None]

@@ -22,7 +22,7 @@ class Trace(Displayed):
     """The values that a run read, by the names of their sites: a mapping, made by `Model.trace` and others.
 
     `trace[site]` is a list with one tensor for each row: `[t, ...]` over the read positions, or `[h, t, S]` for scores
-    and pattern (keys in order of position), in the dtype in which the forward computed it unless the read has a `dtype`.
+    and pattern (keys in order of position), in the dtype in which it was computed unless the read has a `dtype`.
     `trace.positions(site)` are the absolute positions of `t`.  `.float().cpu().numpy()` of a tensor is a NumPy array.
 
     logits   a list of `[T_i, V]`; of a generation, those that each new token was chosen from.
