@@ -112,8 +112,8 @@ class Recipe(Section):
     """The model, the data, the objective and how to train.  Each key but `tokenizer` is a table."""
 
     model: dict[str, Any]
-    """For a new model: the keys of its `config.json`, without `vocab_size` and ids of special tokens, which come from the
-    tokenizer.  With `name` the sizes are those of a known model, such as "transformer-base" (the base model of
+    """For a new model: the keys of its `config.json`, except `vocab_size` and ids of special tokens, which come from
+    the tokenizer.  With `name` the sizes are those of a known model, such as "transformer-base" (the base model of
     Vaswani et al. 2017) or "gpt2", and further keys replace them.  For an existing model: `path`, and no other key than
     `dequantize`."""
     data: DataSettings
