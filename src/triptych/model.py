@@ -232,8 +232,8 @@ class Model(ModelTraining, ModelTasks):
         return self.stream(self.render(messages), **options)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> RenderedPrompt:
-        """The prompt that the chat template renders of `messages`, up to where the assistant's turn begins: text and
-        token ids.
+        """The prompt that the chat template renders of `messages`, up to where the assistant's turn begins.  Its
+        `.text` contains the special tokens; `generate` and `stream` take it as a prompt.
 
         Raises TextError when the model has no chat template, InputError for anything but messages.
         """
