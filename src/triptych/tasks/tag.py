@@ -30,7 +30,7 @@ class Tag:
 
 @dataclass(frozen=True)
 class Entity:
-    """Neighbouring tokens of one entity: their text, which is the input's from `begin` to `end`, the label, and the mean
+    """Neighbouring tokens of one entity: their text, the input's from `begin` to `end`, the label, and the mean
     of their probabilities."""
 
     text: str
