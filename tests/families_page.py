@@ -35,18 +35,18 @@ HEAD = """\
 # Families
 
 Written by `make families` from the tests that ran; a run of all tests fails when the page differs from their results. A
-number counts the variants that passed - tied and untied heads, one to all key/value heads, biases, each rope scaling,
-each head - and a dash stands where there is nothing to do: an encoder does not decode, GGUF has no name for some
-families.
+family is the `model_type` in a checkpoint's `config.json`: SmolLM2, for example, is a `llama`. A number counts the
+variants that passed: tied and untied heads, one to all key/value heads, biases, each scaling of RoPE, each head. A dash
+means that the column does not apply: an encoder does not decode, and GGUF has no name for some families.
 
 | column | what was tested, each on tiny random checkpoints that transformers made |
 | --- | --- |
-| load | log-probabilities within 1e-4 of transformers', a ragged batch, fp32 |
-| save | transformers opens what we write, and gives the same; so do we |
-| GGUF read | a header gives the spec that the HF config gives |
-| GGUF write | written as GGUF and read back, the same logits |
-| cached decode | prefill in chunks, then token by token, within 1e-4 of a whole pass of transformers |
-| probe sites | cutting out what passes at any site changes the output |
+| load | the log-probabilities of rows of several lengths are within 1e-4 of those of transformers, in fp32 |
+| save | transformers and Triptych open what Triptych writes, and compute the same |
+| GGUF read | the header of a GGUF file gives the same spec as the HF config |
+| GGUF write | a model written as GGUF and read back has the same logits |
+| cached decode | a prompt in chunks, then token by token, is within 1e-4 of one whole pass of transformers |
+| probe sites | setting the values at any site to 0 changes the output |
 | train step | every parameter has a gradient, and a step lowers the loss |
 """
 
@@ -125,7 +125,7 @@ def render(seen: dict[tuple[str, str], str]) -> str:
     for family in sorted(variants):
         cells = (_cell(passed[column, family], failed[column, family]) for column in COLUMNS)
         lines.append(f"| `{family}` | {' | '.join(cells)} |")
-    lines += ["", "## Variants", "", "| family | checkpoints it was tried with |", "| --- | --- |"]
+    lines += ["", "## Variants", "", "| family | variants that were tested |", "| --- | --- |"]
     lines += [f"| `{family}` | {', '.join(sorted(names))} |" for family, names in sorted(variants.items())]
     return "\n".join(lines) + "\n"
 

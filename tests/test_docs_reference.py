@@ -62,3 +62,27 @@ def test_every_public_name_is_in_the_reference() -> None:
     listed = set(re.findall(r"^::: triptych\.(\w+)$", page, re.M))
     assert listed == set(PUBLIC) - {"__version__"}
     assert "`triptych.__version__`" in page
+
+
+INLINE = re.compile(r"(?<!`)`triptych\s+([a-z]+)\b([^`]*)`")
+PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")} - {ROOT / "docs" / "log.md"})
+
+
+def unknown_options(text: str) -> list[str]:
+    """Options of commands within a sentence that the command line does not have; console blocks are run elsewhere."""
+    surface = [line.split() for line in (ROOT / "tests" / "cli_surface.txt").read_text("utf-8").splitlines()]
+    known = {(name, option) for name, *options in surface for option in (*options, "--help")}
+    return [
+        f"{name} {option}"
+        for name, rest in INLINE.findall(re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+        for option in re.findall(r"(?<!\S)--[a-z-]+", rest)
+        if (name, option) not in known
+    ]
+
+
+def test_commands_within_sentences_have_options_that_exist() -> None:
+    wrong = {page.name: unknown_options(page.read_text("utf-8")) for page in PAGES}
+    assert not {page: options for page, options in wrong.items() if options}
+    assert unknown_options("read `triptych inspect MODEL --sites` and `triptych inspect M --site x`") == [
+        "inspect --sites"
+    ]

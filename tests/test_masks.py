@@ -250,3 +250,11 @@ def test_masks_are_not_combined_with_and_or_with_arrays(unchecked: None) -> None
 def test_a_window_is_a_whole_number_of_keys(back: int, unchecked: None) -> None:
     with pytest.raises(InputError, match="back must be >= 1 and ahead >= 0, both whole numbers"):
         window(back)
+
+
+@pytest.mark.parametrize("length", [-1, 1.5, [2, -1], [], torch.tensor(2.5)])
+@pytest.mark.parametrize("mask", [prefix, keys])
+def test_lengths_are_whole_numbers_from_0(mask, length, unchecked: None) -> None:
+    with pytest.raises(InputError, match="a whole number from 0"):
+        mask(length)
+    assert mask([0, 2]).lengths == (0, 2)

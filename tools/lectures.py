@@ -164,15 +164,16 @@ def save(results: Plain, kind: str, name: str, result: Plain) -> None:
 
 def page(data: Plain, results: Plain) -> str:
     """The whole of lectures.md."""
-    counted = [f"{len(data[kind])} {title.lower()}" for kind, title in KINDS.items()]
+    marks = {kind: title.lower().replace(" ", "-") for kind, title in KINDS.items()}
+    counted = [f"{len(data[kind])} [{title.lower()}](#{marks[kind]})" for kind, title in KINDS.items()]
     passed = sum(result["passed"] for result in results["labs"].values())
-    summary = f"{', '.join(counted)}; {passed} of {len(wanted(data)['labs'])} labs pass."
+    summary = f"{', '.join(counted)}; {passed} of {len(wanted(data)['labs'])} [labs](#what-the-labs-measured) pass."
     parts = ["<!-- Made by `make lectures` from lectures.toml and lectures.results.json. -->", data["opening"].strip()]
     parts.append(summary)
     for kind, title in KINDS.items():
         parts += [f"## {title}", data["about"][kind].strip()]
         parts += [entry_text(kind, name, entry, results) for name, entry in data[kind].items()]
-    parts += ["## What the labs measured", data["about"]["labs"].strip()]
+    parts += ["## What the labs measured", data["about"]["labs"].strip(), list_of_labs(results["labs"])]
     parts += [lab_text(name, result) for name, result in results["labs"].items()]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -227,6 +228,15 @@ def measured(lab: str, results: Plain) -> str:
     chosen = [claim for claim in checks if any(phrase in claim for phrase in phrases.split("; "))]
     figures = "; ".join(f"{claim}: {checks[claim]}" for claim in chosen)
     return f"[lab {name}](#lab-{name}), {'PASS' if results[name]['passed'] else 'FAIL'}. {figures}"
+
+
+def list_of_labs(labs: Plain) -> str:
+    """A table of all labs, with a link to each."""
+    rows = [
+        f"| [{name}](#lab-{name}) | {result['question']} | {'PASS' if result['passed'] else 'FAIL'} |"
+        for name, result in labs.items()
+    ]
+    return "\n".join(["| lab | question | verdict |", "| --- | --- | --- |", *rows])
 
 
 def lab_text(name: str, result: Plain) -> str:

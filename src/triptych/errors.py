@@ -1,4 +1,4 @@
-"""Every error a user can meet, one family.
+"""The errors that Triptych raises: one family.
 
 Each message is one line that names what was wrong, where, and what to do.  The command line prints it and
 exits 1; a traceback that reaches a user is a bug.
@@ -13,11 +13,11 @@ from contextlib import contextmanager
 
 
 class TriptychError(Exception):
-    """Base of every error raised on purpose."""
+    """Base class of every error of Triptych; the message is one line that says what is wrong, where, and what to do."""
 
 
 class InputError(TriptychError, ValueError):
-    """An argument, a text or a tensor cannot be used as given."""
+    """An argument, a text or a tensor cannot be used; also a ValueError."""
 
 
 class MissingProgramError(InputError):
@@ -25,7 +25,7 @@ class MissingProgramError(InputError):
 
 
 class ConfigError(TriptychError):
-    """A model config, a recipe or a spec holds something that is not understood."""
+    """A model config, a recipe or a spec contains something that is not understood."""
 
 
 class CheckpointError(TriptychError):
@@ -37,13 +37,13 @@ class TextError(TriptychError):
 
 
 class ProbeError(TriptychError):
-    """A site, read or edit that does not exist, cannot be served, or never took effect."""
+    """A site, a read or an edit does not exist, is not possible, or had no effect."""
 
     trace: object | None = None  #: the Trace of a run whose reads or edits had no effect
 
 
 class FetchError(TriptychError):
-    """Something that had to come over the network did not arrive."""
+    """A download failed, or a file that is needed was not downloaded before (`offline`)."""
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:

@@ -37,7 +37,19 @@ from triptych.text import RenderedPrompt, Tokenizer
 
 
 class Model(ModelTraining, ModelTasks):
-    """A module with what belongs to it: its spec, its tokenizer, and the config it is written back with."""
+    """A transformer with its tokenizer and config, and what one does with it: generate, encode, trace, train, save.
+
+    `triptych.load` and `triptych.create` make one.
+
+    module      the PyTorch module (`triptych.nn.Transformer`), to which hooks, `compile` and optimizers apply.
+    tokenizer   its tokenizer, or None: rows are then lists of token ids.
+    hf          the config as a dict with Hugging Face's keys, with which `save` writes the model back; or None.
+    path        the file or directory that it came from, or None.
+    report      how each tensor was stored and loaded (`report.notes` are lines to print), or None for a new model.
+
+    Rows of one call may have any lengths, without padding.  A row is a text, or a list of token ids; audio and image
+    models take paths or tensors.
+    """
 
     heads = heads
     link = link
@@ -74,14 +86,21 @@ class Model(ModelTraining, ModelTasks):
         on_token: Callable[[int, int], None] | None = None,
         on_progress: running.OnProgress | None = None,
     ) -> list[running.Generation]:
-        """Continue each prompt (or, for an encoder-decoder, write the target of each source).
+        """Continue each prompt (or, for an encoder-decoder, write the target of each source); one `Generation` each, in
+        the order of `prompts`.
 
-        `temperature=0` is greedy and ignores the other sampling settings but the repetition penalty.  Without a
-        `seed` it is 0.  `rules` change the logits of each row before its next token is chosen (`generate.Rule`).
-        `logprobs=N` gives the log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches
-        for the likeliest text instead of sampling, with `early_stopping` until that many have ended.  `chunk` runs
-        prompts that many tokens at a time.  `on_token(row, id)` is called for every token as it comes, after a search
+        At most `max_new_tokens` tokens are generated; a row ends earlier at an end token, or at the first of the texts
+        in `stop`, which is not part of the result.  `temperature=0` is greedy and ignores the other sampling settings
+        but the repetition penalty; `generate.Sampling` defines `top_k`, `top_p`, `min_p` and `repetition_penalty`.  A
+        `seed` that is not given is 0.  `decoder_prefix` is the start of an encoder-decoder's output.  `rules` change
+        the logits of each row before its next token is chosen (`generate.Rule`).  `logprobs=N` gives the
+        log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches for the likeliest text
+        instead of sampling: hypotheses are ranked by their log-probability over length ** `length_penalty`, and with
+        `early_stopping` the search stops when `beams` of them have ended.  `chunk` processes prompts that many tokens
+        at a time.  `on_token(row, id)` is called for every token as it comes, after a search
         for those of the best text, and `on_progress` after each step.
+
+        `read` and `edit` are those of `trace`, with absolute positions; what was read is in `.trace` of each result.
 
         At most `max_rows` prompts run at once, fewer where memory is short; others join as these end.  `draft` guesses
         up to `draft_tokens` tokens that one step then verifies: a smaller model of the same vocabulary, or "ngram",
@@ -158,7 +177,7 @@ class Model(ModelTraining, ModelTasks):
         on_token: Callable[[int, int], None] | None = None,
         engine: running.Engine | None = None,
     ) -> Iterator[str]:
-        """The text of one generation, piece by piece as it becomes certain; options as in `generate`.
+        """The text of one generation, piece by piece as it becomes certain; options and errors as in `generate`.
 
         With an `engine` of `Model.engine`, which has a `chunk` and a `cache` of its own, what an earlier text computed
         of the same beginning is not computed again.
@@ -213,7 +232,11 @@ class Model(ModelTraining, ModelTasks):
         return self.stream(self.render(messages), **options)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> RenderedPrompt:
-        """The prompt that the chat template renders of `messages`, with the assistant's turn opened."""
+        """The prompt that the chat template renders of `messages`, up to where the assistant's turn begins.  Its
+        `.text` contains the special tokens; `generate` and `stream` take it as a prompt.
+
+        Raises TextError when the model has no chat template, InputError for anything but messages.
+        """
         return self.inputs.render(messages)
 
     def transcribe(
@@ -229,7 +252,7 @@ class Model(ModelTraining, ModelTasks):
         cache: CacheType = "auto",
         on_segment: Callable[[tasks.Segment], None] | None = None,
     ) -> tasks.Transcript:
-        """The text of a WAV file, or of `[T]` samples at 16 kHz, of any length; see `tasks.transcribe`.
+        """The text of a WAV file, or of `[T]` samples at 16 kHz, of any length (Whisper: Radford et al. 2023).
 
         `previous` conditions each window of 30 s on the text before it: names and sentences stay consistent across
         windows, and a mistake may be repeated.  `cache` is what keys and values are kept in, as in `generate`, those of
@@ -250,10 +273,12 @@ class Model(ModelTraining, ModelTasks):
         return tasks.transcribe(decoder, samples, language=language, on_segment=on_segment)
 
     def save(self, path: str | Path) -> Conversion:
-        """Write an HF-layout directory - config, safetensors, tokenizer - or a .gguf file, whole or not at all.
+        """Write a directory in Hugging Face's layout (config, safetensors, tokenizer), or a file where `path` ends in
+        .gguf; whole or not at all.
 
         A GGUF file gets packed matrices as they are, a directory plain numbers; `notes` of the result say so (see
-        `checkpoints.convert.save`).  Raises InputError for a model with an adapter.
+        `checkpoints.convert.save`).  A model that is there already is replaced.  Raises InputError
+        for a model with an adapter, CheckpointError for what cannot be written.
         """
         if self.adapter is not None:
             problem = "the model has an adapter, which is no part of a checkpoint"
@@ -286,11 +311,15 @@ def load(
 ) -> Model:
     """Load a model from a directory, a `.gguf` file, or `hub:org/name`.
 
+    A path never uses the network; `hub:org/name` (also `hub:org/name@revision` and `hub:org/name:file.gguf`) downloads
+    from the Hugging Face Hub, with `offline` only reads what was downloaded before.
+
     `adapter` is a directory with an adapter for it, of this library or of PEFT; a `path` that is such a directory
     itself, or a run that trained one, loads the base that it names too.
 
-    Weights keep their stored dtype unless `dtype` is given: torch.bfloat16, "bfloat16", "bf16" and so on.  fp16 on a
-    CPU becomes fp32, and T5's fp16 anywhere, even when it was given, bf16 or fp32 (`report.notes` says so).
+    Weights keep their stored dtype unless `dtype` is given: torch.bfloat16, "bfloat16", "bf16" and so on.  Weights
+    stored in fp16 become fp32 on a CPU unless `dtype` is given, and T5 is never run in fp16, whose range it exceeds: it
+    gets bf16 or fp32 instead (`report.notes` says so).
 
     The packed matrices of a GGUF file, of AWQ and of GPTQ stay packed on a CPU with native kernels, unless `dtype` is
     neither float32 nor bfloat16; elsewhere they are dequantized, and `report.notes` says why.  The kernels round
@@ -299,9 +328,10 @@ def load(
     error where the matrices cannot stay packed.  `quantize="int8"` or `"int4"` packs the matrices of any checkpoint,
     rounding them anew.  `report.notes` gives the bytes.
 
-    `ignore` names config keys and tensor patterns to give up.  Every other key and tensor must be understood and used.
-    Raises CheckpointError, ConfigError or TextError saying what is wrong and where, InputError for a dtype or device
-    that cannot be used.
+    `ignore` names config keys and tensor patterns to ignore; every other key and tensor must be understood and used.
+
+    Raises CheckpointError, ConfigError or TextError where the files cannot be read or do not fit together, FetchError
+    where a download fails, and InputError for a dtype or device that cannot be used.
     """
     dtype, device = compute_dtype(dtype), usable_device(device)  # before anything is read
     path, adapter = with_base(path, adapter)
@@ -325,10 +355,15 @@ def load(
 
 
 def create(config: dict[str, Any] | Spec | str, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Model:
-    """A fresh model from a spec, or from a config dict in HF's own keys, e.g.
-    `{"model_type": "llama", "hidden_size": 128, ...}`; or at random in the sizes of one that the lectures name, such as
-    "gpt2" or "transformer-base".  Raises ConfigError for a config that does not fit together and for another name,
-    InputError where the weights, 4 bytes each, do not fit into the memory that is free."""
+    """A new model with random weights in fp32, drawn from `seed`.
+
+    `config` is a spec; a dict with Hugging Face's keys, such as `{"model_type": "llama", "hidden_size": 128, ...}`; or
+    the name of a known model, whose sizes it then has: "gpt2", "transformer-base" and those that `triptych count`
+    lists.  `tokenizer` is one of `triptych.text`; without it rows are token ids.
+
+    Raises ConfigError for a config that does not fit together and for another name, InputError where the weights, 4
+    bytes each, do not fit into the memory that is free.
+    """
     if isinstance(config, str):
         if config not in NAMED:
             problem = f"no model {config!r}{nearest(config, NAMED)}; create() knows {', '.join(NAMED)}"

@@ -45,10 +45,12 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
 
     @property
     def spec(self) -> Spec:
+        """What the model is, as data without weights: a tree of its parts."""
         return self.module.spec
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return self.module.device
 
     def __repr__(self) -> str:
@@ -74,13 +76,14 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
     def ids(self, texts: Texts, mask: Tensor | None = None, *, target: bool = False) -> list[list[int]]:
         """Token ids of each row: texts through the tokenizer, lists as they are, `[B, T]` tensors by their mask.
 
-        `target` rows are for the decoder beside an encoder.  Raises InputError for a rectangular tensor that holds the
-        pad id and comes without a mask.
+        `target` rows are for the decoder of an encoder-decoder.  Raises InputError for a rectangular tensor that
+        contains the pad id and comes without a mask, TextError for texts where there is no tokenizer.
         """
         return self.inputs.ids(texts, mask, target=target)
 
     def source(self, rows: Texts, mask: Tensor | None = None) -> Sequence[Row]:
-        """The rows the model reads: the ids of texts; or frames and pixels, of files or as they are."""
+        """The rows that the model reads, converted: token ids of texts; mel frames of sound or pixels of images, from
+        files or as tensors.  Raises InputError for rows of another kind."""
         return self.inputs.rows(rows, mask)
 
     def check_words(self, what: str) -> None:
@@ -101,9 +104,13 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
         edit: Edits = (),
         allow_null: bool = False,
     ) -> list[Tensor]:
-        """One uncached pass: `[T_i, V]` a row.  Encoder-decoders take the source, then the decoder's rows.
+        """The logits of each row, from one forward pass without a cache: a list of tensors `[T_i, V]`.
 
-        The result carries no graph.  Raises ProbeError for edits as `trace`.
+        An encoder-decoder takes the sources, then as `target` the rows that its decoder reads.  One with a head
+        over classes gives `[labels]` for each row.  `mask` and `target_mask` mark the tokens of padded `[B, T]`
+        tensors.  The result has no autograd graph: train with `loss`, differentiate with `trace(..., grad=True)`.
+
+        Raises InputError for rows that the model cannot read, ProbeError for edits as `trace`.
         """
         plan, first, second = Plan.of(self.spec, (), edit), *self._both(rows, target, mask, target_mask)
         check_fires(plan, *self._lengths(first, second), allow_null=allow_null)
@@ -124,13 +131,17 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
         max_bytes: int | None = None,
         allow_null: bool = False,
     ) -> Trace:
-        """One uncached pass that keeps what `read` names and applies `edit`; the logits are in `.logits`.
+        """Run one forward pass without a cache, keep the values that `read` names and apply `edit`.
+
+        `trace(texts, read=["blocks.*.attn.pattern"])["blocks.0.attn.pattern"]` is a list with one tensor for each row,
+        here `[H, T, S]`; docs/concepts/sites.md lists the names of the values (sites) with their equations and shapes.
+        `read` takes names, globs and `Read`s, `edit` takes `Edit`s; the logits are in `.logits`, a list of `[T_i, V]`.
 
         With `grad` every read keeps its place in the autograd graph, as `Read(grad=True)`.  `trace_size` says before
         how many bytes the reads will keep; more than `max_bytes`, by default half of the free memory, are refused.
 
-        Raises ProbeError for unknown sites, reads of more than that, reads that never fired and, unless `allow_null`,
-        edits that changed nothing.
+        Raises InputError for rows that the model cannot read; ProbeError for unknown sites, reads of more bytes than
+        that, reads that never fired and, unless `allow_null`, edits that changed nothing.
         """
         plan, first, second = Plan.of(self.spec, read, edit, grad=grad), *self._both(rows, target)
         limit = limit_of(max_bytes)
@@ -146,9 +157,9 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
     def trace_size(
         self, rows: Texts, target: Texts | None = None, *, read: Reads, new_tokens: int | None = None
     ) -> TraceSize:
-        """The bytes that `trace` will keep, by site and in all, without running anything: `print` shows them.
+        """The bytes that `trace` will keep, by site and in total, without running anything; `print` shows them.
 
-        With `new_tokens` those of `generate`, which keeps at most as many.  Raises ProbeError as `trace`.
+        With `new_tokens`, the most that `generate` keeps for so many new tokens.  Raises ProbeError as `trace`.
         """
         plan, first, second = Plan.of(self.spec, read), *self._both(rows, target)
         return self._size(plan, first, second, -1, new_tokens)
@@ -169,13 +180,16 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
         edit: Edits = (),
         max_bytes: int | None = None,
     ) -> Trace:
-        """Statistics of each head and query in memory that grows with the length alone: `.statistics(site)` of the
-        result gives, for each row, entropy, effective keys, mean distance, the weight on the first and the previous
-        token, the `top` keys, and what each key received (`triptych.attention.AttentionStatistics`).
+        """Statistics of the attention weights of each head and query, without storing the weights: memory grows with
+        the length of a row and not with its square.
 
-        `delimiters` are tokens, as ids or as text (spaces around it do not count), whose weight is summed, and
-        `documents` a label of each token of each row, for the weight on tokens of the query's own; a model with both
-        stacks takes neither labels for its source nor for cross-attention.  Raises ProbeError as `trace`.
+        `.statistics(site)` of the result gives for each row the entropy, effective keys, mean distance, the weight on
+        the first and the previous token, the `top` keys, and the weight that each key received
+        (`triptych.attention.AttentionStatistics`).  `layers`, `heads`, `items` and `at` select as in `Read`.
+
+        `delimiters` are tokens, as ids or as text (spaces around it do not count), whose weight is summed.  `documents`
+        gives each token of each row a label, for the weight on tokens with the query's label; with an encoder-decoder
+        they label the rows of the decoder only.  Raises InputError for labels that do not fit, ProbeError as `trace`.
         """
         reads = tasks.statistics_reads(
             self.inputs, site, layers, self._both(rows, target), top=top, delimiters=delimiters, documents=documents
@@ -210,15 +224,16 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
         return add_adapter(self.module, AdapterSettings(rank, alpha, targets, dropout, seed))
 
     def remove_adapter(self) -> None:
-        """Take the adapter off: the model computes what it did before.  Raises InputError where there is none."""
+        """Remove the adapter, so that the model computes what it did before.  Raises InputError where there is none."""
         nn.detach(self.module)
 
     def merge_adapter(self, packed: MergedForm = "requantize") -> tuple[str, ...]:
-        """Add the adapter to the matrices and take it off; the model computes the same, without its cost.
+        """Add the adapter to the matrices, `W + alpha / rank * B A`, and remove it: the model computes the same,
+        without the adapter's cost.
 
-        A packed matrix is rounded again to its type, or becomes plain numbers with `packed="dense"` and where its type
-        cannot be written.  Returns a line for each of the two that says how many.  Raises InputError where there is no
-        adapter.
+        A packed matrix is rounded again to its type; it becomes plain numbers with `packed="dense"`, and where its type
+        cannot be written.  Returns one line for each of the two cases, with the number of matrices.  Raises InputError
+        where there is no adapter.
         """
         return merge(self.module, packed)
 

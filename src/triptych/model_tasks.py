@@ -33,21 +33,33 @@ class ModelTasks(ModelInside):
         self, texts: Texts, *, pooling: str | None = None, normalize: bool | None = None, batch_tokens: int = 4096,
         matmul: tasks.Matmul = "auto",
     ) -> Tensor:  # fmt: skip
-        """One vector a text, `[B, D]`.  Pooling and normalization are the checkpoint's unless given.
+        """One vector for each text, `[B, D]`, in the order of the texts (`.float().numpy()` is a NumPy array).
 
-        `matmul` is what an encoder multiplies in: "bf16", whatever its weights are stored as (sums and all else stay
-        fp32; with MiniLM the least cosine to fp32 is above 0.9999); "stored", as they are stored; "auto", bf16 for a
-        model of bf16, and for packed weights on a processor with AMX.  InputError for "bf16" where it cannot be had.
+        `pooling` is "mean" (over the tokens), "first" (the [CLS] token) or "dense" (BERT's pooler), and `normalize`
+        scales each vector to length 1; without them, both are as the checkpoint says.  Texts run in batches of at most
+        `batch_tokens` tokens.
+
+        `matmul` is the arithmetic of an encoder's matrix products: "bf16", whatever its weights are stored as (sums and
+        all else stay fp32; with MiniLM the least cosine to fp32 is above 0.9999); "stored", that of the stored weights;
+        "auto", bf16 for a model of bf16, and for packed weights on a processor with AMX.
 
         A checkpoint of sentence-transformers also says how many tokens of a text it reads (`max_seq_length`): the rest
         of a text is cut off, as there.  Rows of ids are read whole.
+
+        Raises InputError for pooling that the model does not have, and for "bf16" where the processor or the model
+        does not allow it.
         """
         how = tasks.pooling(self.module, pooling, normalize)
         rows = self.inputs.sentences(texts, self.hf or {})
         return tasks.encode(self.module, rows, how, batch_tokens=batch_tokens, executor=self.executor, matmul=matmul)
 
     def fill(self, texts: Texts, *, top: int = 5) -> list[list[list[tuple[str, float]]]]:
-        """For each text, for each mask in it, the `top` likeliest words and their probabilities."""
+        """The `top` likeliest tokens at each mask token of each text, as (text of the token, probability), best first:
+        `fill(texts)[text][mask][rank]`.
+
+        Raises InputError for a model without a masked-LM head, a tokenizer without a mask token, and a text without
+        one.
+        """
         tokenizer = self.inputs.words
         if tokenizer.mask_id is None:
             raise InputError("this tokenizer has no mask token, so there is nothing to fill in")
@@ -57,24 +69,33 @@ class ModelTasks(ModelInside):
     def classify(self, texts: Texts, *, second: Sequence[str] | None = None) -> list[list[tuple[str, float]]]:
         """The labels of each text, or image, with their probabilities, best first.
 
-        `second` are the other halves of pairs (premise and hypothesis, query and passage).  A model with one label, or
-        whose labels may hold together, gives each a probability of its own; a regression gives its score.
+        `second` has the second text of each pair (premise and hypothesis, query and passage).  The probabilities are a
+        softmax over the labels; of a model with one label, or whose labels may hold together (`problem_type` of its
+        config), a sigmoid of each.  A regression gives its score.
+
+        Raises InputError for a model without a head over classes.
         """
         problem = (self.hf or {}).get("problem_type")
         return tasks.classify(self.module, self.inputs.labelled(texts, second), self.labels, problem=problem)
 
     def tag(self, texts: Sequence[str]) -> list[list[tasks.Tag]]:
-        """The likeliest label of each token of each text, or whether it was replaced (ELECTRA)."""
+        """The likeliest label of each token of each text, or whether it was replaced (ELECTRA).
+
+        Raises InputError for a model without a head over tokens.
+        """
         return tasks.tag(self.module, self.inputs.placed(texts), texts, self.labels)
 
     def entities(
         self, texts: Sequence[str], *, strategy: tasks.Strategy = "simple", window: int | None = None,
         overlap: int | None = None,
     ) -> list[list[tasks.Entity]]:  # fmt: skip
-        """The entities in each text: neighbouring tokens of one label, where `B-` begins another and `O` is none.
+        """The entities in each text: neighbouring tokens of one label, where `B-` begins a new one and `O` is none.
 
-        "first", "average" and "max" give each word one label, from its tokens.  A text longer than a `window` is read
-        in windows that share `overlap` tokens (`tasks.entities_of`).
+        `strategy` is that of transformers' pipeline: "simple" labels each token; "first", "average" and "max" give each
+        word one label: that of its first token, of the mean of its tokens' probabilities, or of its surest token.
+
+        A text longer than `window` tokens is read in windows that share `overlap` tokens.  Raises InputError for a
+        model without a head over tokens and for another strategy.
         """
         return tasks.entities_of(self.module, self.inputs, texts, self.labels, strategy, window, overlap)
 
@@ -84,8 +105,12 @@ class ModelTasks(ModelInside):
     ) -> list[tasks.Answer]:  # fmt: skip
         """The `top` pieces of `context` of at most `longest` tokens with the highest score, best first.
 
-        With `no_answer` the empty answer competes.  A context longer than a `window` is read in windows that share
-        `overlap` tokens (`tasks.answer`, `ModelInputs.windows`).  Raises InputError for a question that leaves no room.
+        The score of a piece is the probability that the answer starts at its first token times the probability that it
+        ends at its last, as in transformers' pipeline.  With `no_answer` the empty answer competes (SQuAD 2.0,
+        Rajpurkar et al. 2018).  A context longer than `window` tokens is read in windows that share `overlap` tokens.
+
+        Raises InputError for a model without a head over spans, an empty question or context, and a question that
+        leaves no room for the context.
         """
         windows = self.inputs.windows(question, context, window, overlap)
         return tasks.answer(self.module, windows, context, longest=longest, top=top, no_answer=no_answer)
@@ -107,10 +132,15 @@ class ModelTasks(ModelInside):
         index: Path | None = None,
         on_embedded: tasks.OnEmbedded | None = None,
     ) -> tasks.SearchResult:
-        """The `k` passages of the text files below `folder` nearest to `query`; see `tasks.search`.
+        """The `k` passages of the text files below `folder` nearest to `query`, by the cosine of their vectors.
 
-        Vectors are pooled as the checkpoint says (`encode`).  Raises InputError for a model that reads no text, an
-        empty query, settings out of range, and a folder without text; TextError without a tokenizer.
+        A passage has at most `tokens` tokens (128, or what the model reads), of which neighbours share `overlap` (32,
+        or half a passage), and ends where a sentence or a line does.  Vectors are pooled as the checkpoint says
+        (`encode`), and those of unchanged files are read from a safetensors file (`index`, by default in the user's
+        cache).
+
+        Raises InputError for a model that reads no text, an empty query, settings out of range, and a folder without
+        text; TextError without a tokenizer.
         """
         self.check_words("search()")
         tokenizer, how = self.inputs.words, tasks.pooling(self.module)
@@ -128,7 +158,7 @@ class ModelTasks(ModelInside):
         )  # fmt: skip
 
     def summarize(self, texts: Sequence[str], **options: Any) -> list[Generation]:
-        """A summary of each text, by an encoder-decoder or a decoder (`tasks.summary`).
+        """A summary of each text, by an encoder-decoder, or by a decoder with a chat template.
 
         The files of the checkpoint set beams and limits; `options` are those of `generate` and replace them.  Raises
         InputError for a model that writes no text, and for an empty text.
@@ -138,7 +168,8 @@ class ModelTasks(ModelInside):
     def translate(
         self, texts: Sequence[str], source: str | None = None, target: str | None = None, **options: Any
     ) -> list[Generation]:  # fmt: skip
-        """Each text in the language `target`; `source` and `target` as the checkpoint names them (`tasks.translation`).
+        """Each text in the language `target`; `source` and `target` as the checkpoint names them ("en_XX"), or in short
+        ("en").
 
         `options` as in `summarize`.  Raises InputError for a language that the checkpoint does not know, with those
         that it does, for a model that does not translate, and for an empty text.
@@ -148,9 +179,9 @@ class ModelTasks(ModelInside):
                              options)  # fmt: skip
 
     def answer_in_words(self, question: str, context: str, **options: Any) -> Generation:
-        """An answer from `context` in the model's own words (`tasks.written_answer`); `options` as in `summarize`.
+        """An answer to `question` from `context`, generated by the model; `options` as in `summarize`.
 
-        `answer` finds a piece of the context instead.  Raises InputError for a model that writes no text, and for an
+        `answer` selects a piece of the context instead.  Raises InputError for a model that writes no text, and for an
         empty question or context.
         """
         return self._written([tasks.written_answer(self.inputs, self.hf or {}, question, context)], options)[0]
@@ -165,7 +196,7 @@ class ModelTasks(ModelInside):
         return self.generate(prompts, **{"decoder_prefix": writing_tasks[0].decoder_prefix, **settings})
 
     def note_on_vectors(self) -> str | None:
-        """A line for the user where the checkpoint was not made for comparing texts by their vectors."""
+        """A line to print where the checkpoint was not trained to compare texts by their vectors; else None."""
         if isinstance(self.spec.head, PoolingSpec):
             return None
         return (

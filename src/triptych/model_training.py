@@ -74,11 +74,12 @@ class ModelTraining(ModelInside):
         return row_loss.mean_loss(self.module, batch)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """The weights, for an optimizer of PyTorch."""
+        """The parameters of the module, for an optimizer of PyTorch; with an adapter, those of the frozen model too
+        (`requires_grad` tells them apart)."""
         return self.module.parameters()
 
     def train(self: M, mode: bool = True) -> M:
-        """Training mode, in which dropout is active; returns the model.
+        """Switch to training mode, in which dropout is active; returns the model.
 
         Raises InputError for packed weights, which are not trained, unless only an adapter is.
         """
@@ -90,15 +91,17 @@ class ModelTraining(ModelInside):
         return self
 
     def eval(self: M) -> M:
-        """Evaluation mode, in which a loaded model is; returns the model."""
+        """Switch to evaluation mode, in which a loaded model is; returns the model."""
         return self.train(False)
 
     def to(
         self: M, device: torch.device | torch.dtype | str | None = None, dtype: torch.dtype | str | None = None
     ) -> M:
-        """Move the weights to a device, to another dtype, or both; returns the model.  `to("bf16")` is a dtype too.
+        """Move the weights to a device, convert them to a dtype, or both; returns the model.
 
-        Raises InputError for one that cannot be used.
+        `to("cuda")`, `to("bf16")` and `to("cuda", "bf16")` are possible.
+
+        Raises InputError for a device or dtype that cannot be used.
         """
         if isinstance(device, torch.dtype) or (isinstance(device, str) and device.removeprefix("torch.") in DTYPES):
             device, dtype = None, device
@@ -118,11 +121,14 @@ class ModelTraining(ModelInside):
         on_step: Callable[[Event], None] | None = None,
         on_note: Callable[[str], None] | None = None,
     ) -> M:
-        """The model that a recipe trains: `triptych.train(recipe)`, as the command `triptych train` does.
+        """Train the model that a recipe describes and return it, as `triptych train RECIPE` does; `triptych.train` is
+        this function.
 
-        `recipe` is a file, the name of a shipped one, its tables as dicts, or a `Recipe`; `changes` are texts such as
-        "run.seconds=90", and `out` is the run directory in place of `run.out`.  A run there is continued with `resume`
-        and deleted with `force`.  `on_step` gets each finished step, `on_note` lines about the run.
+        `recipe` is a .toml file; the name of one that comes with the library ("decoder", "encoder", "encoder-decoder");
+        its tables as dicts; or a `Recipe`.  docs/concepts/recipes.md lists the keys.  `changes` replace values of it,
+        as "run.seconds=90" does, and `out` is the run directory in place of `run.out`.  Where that holds a run,
+        `resume` continues it and `force` deletes it; else it is an error.  `on_step` is called after each step,
+        `on_note` with lines about the run.
 
         Raises ConfigError, TextError or InputError for what does not fit together, before the first step.
         """

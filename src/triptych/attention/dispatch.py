@@ -62,18 +62,21 @@ def attend(
     """Scaled dot-product attention, `softmax(q kᵀ · scale) v` (Vaswani et al. 2017), on the fastest exact path.
 
     Head h reads key/value group `h * G // H`.  Order: scale, softcap, bias, mask, sinks, softmax in fp32 or better,
-    dropout.  A query with nothing to see gives exactly 0.
+    dropout.  A query that sees no key gives exactly 0.  q is [B, H, T, K], k [B, G, S, K] and v [B, G, S, Kv], with
+    H a multiple of G; the result is [B, H, T, Kv].  Without rows and heads they are [T, K] (or [K]), [S, K] and
+    [S, Kv].
 
-    mask      what each query sees: an expression of `triptych.spec.masks`, booleans true where visible, or None: all.
-    bias      added to the scores, broadcast to [B, H, T, S]; may hold -inf.
-    scale     1/sqrt(K) unless given.
+    mask      which keys each query sees: masks combined with & and |, booleans true where visible, or None: all keys.
+    bias      added to the scores, of a shape that broadcasts to [B, H, T, S]; may contain -inf.
+    scale     of the scores; 1/sqrt(K) by default.
     softcap   scores become `softcap * tanh(scores / softcap)` (Gemma 2).
-    sinks     one logit a head that takes its share of the softmax and gives nothing.
+    sinks     [H], one logit for each head that takes part in the softmax and has no value.
     q_pos     absolute positions, [T] or [B, T]; by default the queries are the last T of the S keys.
-    k_pos     [S] or [B, S]; by default 0..S-1.  A negative one is an empty slot that nobody sees.
+    k_pos     [S] or [B, S]; by default 0..S-1.  A key at a negative position is an empty slot that no query sees.
     q_doc     document of each query (and of each key, unless k_doc says otherwise), for `same_document()`.
     dropout   probability of dropping a weight.
-    path      "auto", or one of window, block, flash, materialized, reference.
+    path      "auto", the fastest that can compute the request; or "window", "block", "flash", "materialized" or
+              "reference".
 
     Raises InputError for shapes that do not fit, an unknown path, or a named path that cannot serve the request.
     """

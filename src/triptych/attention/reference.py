@@ -31,7 +31,9 @@ def attend_reference(
 ) -> Float[Tensor, "B H T Kv"] | Float[Tensor, "T Kv"] | Float[Tensor, " Kv"]:
     """`softmax(q kᵀ · scale) v` (Vaswani et al. 2017, eq. 1), with the options of `attend`, step by step.
 
-    A query with nothing to see gives exactly 0, and its gradients are 0.
+    It is the definition to which every path of `attend` is compared: slow, with all scores [B, H, T, S] in memory.
+    `hook(name, tensor)` may replace the scores and the weights.  A query that sees no key gives exactly 0, and its
+    gradients are 0.
     """
     request, tensors, restore = prepare(q, k, v, **options)
     return restore(run(request, *tensors, hook=hook))

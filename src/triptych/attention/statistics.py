@@ -35,9 +35,15 @@ MOST_TOP = 32  # keys of one query that `top` may ask for
 
 @dataclass(frozen=True, eq=False)
 class AttentionStatistics:
-    """Of one row: `[h, t]` each, by head and query; `[h, t, top]` for the top keys, and `[h, S]` for `received`.
+    """Statistics of the attention weights of one row, for h heads, t queries and S keys.
 
-    `delimiters` and `own_document` are None where no keys were marked, or no labels given."""
+    entropy                 [h, t] of a query's weights, in nats.
+    distance                [h, t] mean distance from the query to its keys, in positions.
+    first, previous         [h, t] weight of the first token, and of the token before the query.
+    top_keys, top_weights   [h, t, top] the keys with the largest weights, largest first, and these weights.
+    received                [h, S] sum over the queries of the weight that each key gets.
+    delimiters              [h, t] weight of the tokens marked as delimiters; None where none were marked.
+    own_document            [h, t] weight of the tokens with the query's label; None without labels."""
 
     entropy: Float[Tensor, "h t"]
     distance: Float[Tensor, "h t"]

@@ -21,10 +21,12 @@ class LoadedTensor:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Where every parameter came from.
+    """How a checkpoint was loaded; `print(report)` shows it.
 
-    `ties` maps an alias to the parameter it shares, `ignored` each tensor that was not read to the reason; `notes` are
-    deviations from the arguments of `load`.
+    tensors   for each parameter the tensor of the file that it comes from, and how that was stored.
+    ties      parameter -> the parameter whose tensor it shares.
+    ignored   tensor that was not read -> the reason.
+    notes     lines on what differs from the file or from the arguments of `load`, such as another dtype.
     """
 
     tensors: tuple[LoadedTensor, ...]

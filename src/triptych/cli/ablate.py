@@ -28,7 +28,7 @@ class PartOption(StrEnum):
 
 
 class KindOption(StrEnum):
-    """What stands in its place."""
+    """What replaces its values."""
 
     zero = "zero"
     mean = "mean"
@@ -47,7 +47,7 @@ OnlyHeads = Annotated[
 ]
 Kind = Annotated[
     KindOption,
-    typer.Option("--kind", help="What stands in its place: zero, the mean over texts, or another text's values."),
+    typer.Option("--kind", help="What replaces its values: zero, the mean over texts, or another text's values."),
 ]
 Within = Annotated[str, typer.Option("--within", metavar="GLOB", help="Only at these sites, as in blocks.3.*")]
 Units = Annotated[

@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 @options.opens
 def answer(
     checkpoint: options.Checkpoint,
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What is asked about the context.")],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="The question about the context.")],
     context: Annotated[
         str,
-        typer.Option("--context", metavar="FILE|TEXT", help="Where the answer is: a file, a text, or - for stdin."),
+        typer.Option("--context", metavar="FILE|TEXT", help="Text with the answer: a file, a text, or - for stdin."),
     ],
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many pieces of the text to show.")] = 1,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many spans of the text to show.")] = 1,
     longest: Annotated[
         int, typer.Option("--longest", metavar="N", min=1, help="Most tokens of a piece of the text.")
     ] = 15,
     no_answer: Annotated[
-        bool, typer.Option("--no-answer", help="Let 'no answer' win, for models of SQuAD 2.0.")
+        bool, typer.Option("--no-answer", help="Allow 'no answer' as a result, for models of SQuAD 2.0.")
     ] = False,
     window: options.Window = None,
     overlap: options.Overlap = None,
     max_new_tokens: options.TaskLength = None,
     as_json: options.Json = False,
 ) -> None:
-    """Answer a question from a text: the likeliest piece of it, or written by a model that generates."""
+    """Answer a question from a text: with the likeliest span of it, or with generated text, as the model allows."""
     from triptych.spec import SpanHeadSpec
 
     if not question.strip():

@@ -22,7 +22,7 @@ def caption(
         list[Path], typer.Argument(metavar="IMAGE...", help="Image files, prepared as the checkpoint says.")
     ],
     max_new_tokens: options.MaxNewTokens = 64,
-    beams: Annotated[int, typer.Option("--beams", metavar="N", min=0, help="Beam search with N beams; 0 samples.")] = 0,
+    beams: Annotated[int, typer.Option("--beams", metavar="N", min=0, help="Beam search with N beams; 0 is none.")] = 0,
     temperature: options.Temperature = 0.0,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of sampling.")] = 0,
     as_json: options.Json = False,

@@ -44,7 +44,7 @@ Seed = Annotated[
     int | None,
     typer.Option("--seed", metavar="N", help="The same seed gives the same text; 0 if omitted.", show_default=False),
 ]
-Beams = Annotated[int, typer.Option("--beams", metavar="N", min=0, help="Beam search with N beams; 0 samples.")]
+Beams = Annotated[int, typer.Option("--beams", metavar="N", min=0, help="Beam search with N beams; 0 is none.")]
 DecoderPrefix = Annotated[
     str, typer.Option("--decoder-prefix", metavar="TEXT", help="Start of an encoder-decoder's output.")
 ]

@@ -51,7 +51,7 @@ def heads(
     save: Save = None,
     as_json: options.Json = False,
 ) -> None:
-    """Name what each attention head does, beside a null and the effect of removing it; or rank heads for two words."""
+    """Find the role of each attention head, compared with chance and with its ablation; or rank heads for two words."""
     if save is not None:
         screen.check_suffix(save, PAGE, "--save")
     words = _words(link, text, target, texts, save)

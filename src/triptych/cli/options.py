@@ -40,7 +40,7 @@ class Products(StrEnum):
 
 
 class CacheForm(StrEnum):
-    """What the keys and values of a generation are kept in."""
+    """The number format of the keys and values that a generation stores."""
 
     auto = "auto"
     fp32 = "fp32"
@@ -191,7 +191,7 @@ Cache = Annotated[
     typer.Option(
         "--cache",
         metavar="TYPE",
-        help="What keys and values are kept in: fp32, fp16, bf16 or int8; auto is what the model computes in.",
+        help="Format of stored keys and values: fp32, fp16, bf16 or int8; auto is the dtype of the model.",
     ),
 ]
 Window = Annotated[

@@ -22,7 +22,7 @@ def page(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write one offline HTML page that runs a small model: type, cut heads out, let it write."""
+    """Write one offline HTML page that runs a small model: type, remove heads, generate."""
     screen.check_suffix(out, (".html", ".htm"), "--out")
     from triptych.page.render import check_place
 

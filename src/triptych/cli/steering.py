@@ -23,10 +23,12 @@ Steer = Annotated[
     ),
 ]
 Toward = Annotated[
-    str | None, typer.Option("--toward", metavar="TEXT", help="Text that --steer goes toward.", show_default=False)
+    str | None,
+    typer.Option("--toward", metavar="TEXT", help="Text whose value --steer adds.", show_default=False),
 ]
 Away = Annotated[
-    str | None, typer.Option("--away", metavar="TEXT", help="Text that --steer goes away from.", show_default=False)
+    str | None,
+    typer.Option("--away", metavar="TEXT", help="Text whose value --steer subtracts.", show_default=False),
 ]
 
 

@@ -33,7 +33,7 @@ NewRecipe = Annotated[
 ]
 ModelToTrain = Annotated[
     str | None,
-    Option("--from", metavar="MODEL", help="Train this existing model further, in place of the recipe's."),
+    Option("--from", metavar="MODEL", help="Existing model to train further, instead of the recipe's model."),
 ]
 DataPath = Annotated[
     str | None,
@@ -66,7 +66,7 @@ RunDirectory = Annotated[
 ]
 Force = Annotated[bool, Option("--force", help="Delete the run that the run directory holds, and start over.")]
 ShowBatch = Annotated[bool, Option("--show-batch", help="Show the batch of the first step, and stop.")]
-Evaluate = Annotated[bool, Option("--evaluate", help="Evaluate the model as it is before the first step, and stop.")]
+Evaluate = Annotated[bool, Option("--evaluate", help="Print the score before the first step, and stop.")]
 VerifyResume = Annotated[
     int | None,
     Option(

@@ -20,16 +20,20 @@ OnToken = Callable[[int, int], None]  # (number of the request, id)
 
 @dataclass(frozen=True)
 class Generation:
-    """The new `text` and `ids` of one prompt and why it ended; the trace of the whole batch and the log-probabilities
-    of the ids, where the request has them.
+    """What was generated for one prompt.
 
-    `reused` ids of the prompt were those of another prompt and not computed again.  Of `drafted` guesses `accepted`
-    were right.
+    text       the new text, without the prompt, the end token and the stop string; "" without a tokenizer.
+    ids        the new token ids, those of the end token and of the stop string included.
+    reason     why it ended: "end" (an end token), "stop" (a stop string) or "length" (`max_new_tokens`).
+    trace      what was read of the whole batch, where `read` or `edit` was given; the same in every result.
+    logprobs   for each id its log-probability and the likeliest ones (nats), where they were requested.
+    reused     how many ids of the prompt had their keys and values copied from another prompt.
+    drafted, accepted   how many tokens a draft guessed, and how many of them were right.
     """
 
     text: str
     ids: list[int]
-    reason: str  # "end", "stop" or "length"
+    reason: str
     trace: Trace | None = None
     logprobs: list[TokenLogprobs] | None = None
     reused: int = 0

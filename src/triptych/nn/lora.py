@@ -43,10 +43,11 @@ class LoraFactors:
 class Adapter:
     """The adapter of a model: LoRA in some of its linear slots.
 
-    rank, alpha   of most of its slots; a file may give some others.
-    dropout       what its input is dropped out with in training.
-    slots         the dotted names of the linear maps it changes.
-    parameters    how many numbers it trains.
+    rank, alpha   the rank of its matrices A [rank, inputs] and B [outputs, rank], whose product is multiplied by
+                  alpha / rank; a file may have others for some slots.
+    dropout       the probability with which an input of A is dropped in training.
+    slots         the dotted names of the linear maps that it changes.
+    parameters    the number of trained parameters.
     """
 
     rank: int

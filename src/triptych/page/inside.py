@@ -41,28 +41,28 @@ MOST_POINTS = 320  # tokens in a plane, of all texts together
 
 ATTENTION = "Rows are queries, columns are keys; each row sums to 1."
 NAMED = (
-    " Heads are named by what most of their weight is on, in this text; the command triptych heads tests such names "
-    "against chance."
+    " Heads are named by the tokens that get most of their weight in this text; the command triptych heads compares "
+    "such names with chance."
 )
 TESTED = (
-    " The frame of a head has the colour of the role that names it. A role says where a head looks; the tables under "
-    "Roles say what is lost without it."
+    " The frame of a head has the colour of the role that names it. A role describes which tokens get its weight; the "
+    "tables under Roles show the effect of removing the head."
 )
-LONG = " Each query keeps its largest weights; --layer and --head show all weights of the heads that they select."
+LONG = " Only the largest weights of each query are stored; with --layer and --head, all weights of the selected heads."
 LENS = (
-    "The vectors that leave a block, read through the final norm and the head. The last row is what the model answers. "
-    "Choose a cell for its candidates."
+    "The logit lens: the final norm and the head applied to the vector after each block. The last row is the model's "
+    "prediction. Choose a cell to see its candidates."
 )
 PLANE = (
     "Each token's vector after each block, of length 1, in the two directions in which these vectors differ most "
-    "(principal components, layer by layer, turned to follow the layer before). The first token of each text, which "
-    "often has a direction of its own, does not decide the directions. Choose a word to follow it."
+    "(principal components of each layer, rotated to match the layer before). The first token of each text, which "
+    "often has a direction of its own, is not used to compute these directions. Choose a word to follow it."
 )
 COMPARED = (
-    "The same head on both texts. The number under a head is how far its weights are apart: half the sum of their "
-    "differences for a query, the mean over the queries; 0 for equal patterns, 1 for nothing in common. For texts of "
-    "other lengths it is the larger difference of the weights of the first and of the previous token. Where the page "
-    "keeps the largest weights of a query only, the difference is that of the kept weights."
+    "The same head on both texts. The number under a head is the distance between its two patterns: half the sum of "
+    "the absolute differences of a query's weights, averaged over the queries; 0 for equal patterns, 1 for patterns "
+    "without common keys. For texts of different lengths it is the larger difference in the weight of the first and "
+    "of the previous token. Where only the largest weights of a query are stored, it is computed from these."
 )
 
 Stage = Callable[[str], None]

@@ -12,21 +12,20 @@ from triptych.probe import Lens, LogitAttribution, PatchGrid
 LARGEST = 40  # parts of a logit that are listed
 
 RESTORED = (
-    "Each cell is a run of the corrupt prompt with what the clean prompt has at one place: 0 leaves the corrupt "
-    "prompt's metric, 1 brings the clean prompt's back. The stronger its colour, the larger its share, whatever "
-    "its sign."
+    "Each cell is a run of the corrupt prompt with the clean prompt's value at one site and position: 0 is the corrupt "
+    "prompt's metric, 1 the clean prompt's. The stronger the colour, the larger the magnitude."
 )
-SAME = "The metric is the same for both prompts, up to rounding, so there is no way from one to the other to share."
+SAME = "The metric is the same for both prompts, up to rounding, so that no share of a difference can be computed."
 ESTIMATED = (
-    "All cells are estimated by one backward pass, to first order; single cells may be far from what a run gives."
+    "All cells are estimated by one backward pass, to first order; single cells may differ much from those of a run."
 )
 READ_OUT = (
-    "The vectors that leave a block, read through the final norm and the head. The last row is what the model answers. "
-    "Choose a cell for its candidates."
+    "The logit lens: the final norm and the head applied to the vector after each block. The last row is the model's "
+    "prediction. Choose a cell to see its candidates."
 )
 DIRECT = (
-    "What each part writes to the residual stream, as the final norm and the head turn it into a logit, with the scale "
-    "of every norm held as it was in this run. What later parts make of it counts as theirs."
+    "What each part adds to the logit through the residual stream, the final norm and the head, with the scale of "
+    "every norm fixed at its value in this run. Effects through later parts are counted as those of the later parts."
 )
 
 
@@ -56,8 +55,8 @@ def patch_sections(grid: PatchGrid, facts: Sequence[tuple[str, str]]) -> list[Se
     largest = [(row, column, f"{value:.4g}") for row, column, value in best]
     rows = _short_names(grid.rows)
     return [
-        MatrixSection("Patching, place by place", meaning, rows, grid.columns, cells, shade, details, about, chosen),
-        TableSection("The places that move the metric most", ("site", "position or head", "metric"), largest),
+        MatrixSection("Patching by site", meaning, rows, grid.columns, cells, shade, details, about, chosen),
+        TableSection("The largest effects on the metric", ("site", "position or head", "metric"), largest),
         Facts("What was patched", [*facts, *measured]),
     ]
 

@@ -51,7 +51,10 @@ def live_section(model: Model, text: str | None = None, note: str | None = None)
 
 
 def live_page(model: Model, name: str, text: str | None = None) -> str:
-    """The whole page.  Raises InputError as `live_section`."""
+    """One offline HTML page that runs the model, as text: `name` is its title, `text` what it begins with.
+
+    Raises InputError as `triptych.page.live_export.export`, and for a model without a tokenizer that a page can run.
+    """
     section = live_section(model, text)
     parameters = sum(p.numel() for p in model.module.parameters())
     facts = Facts(

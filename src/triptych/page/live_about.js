@@ -60,7 +60,7 @@ class About {
     return this.box(this.main, ({ kind, step }) => kind === "softmax" && (step.attributes.keys === "cross") === cross);
   }
 
-  // What a head of the followed token reads.
+  // The row of attention of the followed token in one head.
   row(box, head = 0) {
     const before = this.flow.head;
     this.flow.head = head;
@@ -76,10 +76,10 @@ class About {
     return divergence(chances(view.now.whole[0]), chances(view.now.logits[0]));
   }
 
-  // " The prediction has moved by 0.123 nats." after a change.
+  // " It is cut, and the prediction has changed by 0.123 nats." after a change.
   effect(what) {
     const { moved } = this;
-    return moved === null ? [] : [` ${what}, and the prediction at temperature 1 has moved by `,
+    return moved === null ? [] : [` ${what}, and the prediction at temperature 1 has changed by `,
       this.number("moved", moved, three(moved)), " nats."];
   }
 

@@ -42,7 +42,7 @@ class Flow extends FlowPicture {
     this.chooser.classList.add("layers");
     this.node = el("div", { class: "flow" },
       el("p", { class: "quiet" }, "Press a box to see its equation, its shapes and its numbers for the token you " +
-        "follow. Press an arrow to cut it: the box behind it then reads zeros."),
+        "follow. Press an arrow to cut it: the next box then reads zeros."),
       this.chooser, this.tokens, el("div", { class: "flow-parts" }, this.picture, this.detail));
     onarrows(this.picture, () => [...this.buttons.values()], (...step) => this.next(...step),
       (to) => this.open([...this.buttons.keys()][to]));
@@ -227,7 +227,7 @@ class Flow extends FlowPicture {
       ...(written ? [el("div", { class: "wide", tabindex: 0 },
         el("table", { class: "cells" }, el("tbody", {}, el("tr", {}, ...few)))),
         el("p", { class: "quiet" },
-          `The first ${few.length}${rest} numbers; root of the mean square ${decimal(rootMeanSquare(numbers))}, ` +
+          `The first ${few.length}${rest} numbers; root mean square ${decimal(rootMeanSquare(numbers))}, ` +
             `largest ${decimal(largest)}.`)] : []));
   }
 

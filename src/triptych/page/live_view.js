@@ -58,11 +58,11 @@ class LiveView {
       el("h3", {}, "Ten short chapters"),
       this.lessons.node,
       el("h3", {}, "Parts"),
-      el("p", { class: "quiet" }, "Every head and MLP of the model. Press one to cut it out: it then adds nothing, " +
-        "and a line on each bar marks the whole model."),
+      el("p", { class: "quiet" }, "Every head and MLP of the model. Press one to remove it: it then adds nothing, " +
+        "and a line on each bar marks the probability in the whole model."),
       this.board.node,
       this.switches(),
-      el("h3", {}, "The way through the model"),
+      el("h3", {}, "The model's operations, step by step"),
       this.flow.node,
       el("h3", {}, "Attention"),
       this.maps);
@@ -315,7 +315,7 @@ class LiveView {
     const name = (index) => `“${shown(this.nameOf(index))}”`;
     const first = was === is ? `${name(is)} stays likeliest: ${percent(before[is])} → ${percent(now[is])}.`
       : `${name(is)} is now likeliest (${percent(now[is])}), before it was ${name(was)} (${percent(before[was])}).`;
-    return `${first} The prediction moved by ${divergence(before, now).toFixed(3)} nats (KL divergence).`;
+    return `${first} The prediction changed by ${divergence(before, now).toFixed(3)} nats (KL divergence).`;
   }
 
   showAttention(tokens) {

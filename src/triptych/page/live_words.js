@@ -1,15 +1,15 @@
 // What the boxes of the flow diagram are called, and what they do.
 
 const LINEAR_NAMES = {
-  q: ["Queries", "What each token looks for: its vector times the query matrix, cut into heads."],
-  k: ["Keys", "What each token offers to be found by: its vector times the key matrix, cut into heads."],
-  v: ["Values", "What each token hands over when it is read: its vector times the value matrix, cut into heads."],
+  q: ["Queries", "Its vector times the query matrix, split into heads; compared with the keys."],
+  k: ["Keys", "Each token's vector times the key matrix, split into heads; compared with queries."],
+  v: ["Values", "Each token's vector times the value matrix, split into heads; averaged by the weights."],
   "attn.out": ["Output projection", "Joins the heads' results and brings them back to the width of the stream."],
   "cross.out": ["Output projection", "Joins the heads' results and brings them back to the width of the stream."],
-  gate: ["Gate", "One number for every neuron, which will scale what the neuron carries."],
-  up: ["Up projection", "Widens each vector to one number for every neuron of the MLP."],
-  "mlp.out": ["Down projection", "Brings the neurons back to the width of the stream."],
-  router: ["Router", "Scores the experts, of which each token takes the best."],
+  gate: ["Gate", "One number for every neuron, by which the neuron's value is multiplied after the activation."],
+  up: ["Up projection", "Maps each vector to one number for every neuron of the MLP."],
+  "mlp.out": ["Down projection", "Maps the neurons back to the width of the residual stream."],
+  router: ["Router", "Scores the experts; each token is computed by those with the best scores."],
   logits: ["Unembedding", "Compares the vector with every token of the vocabulary: one number, a logit, for each."],
 };
 
@@ -18,19 +18,19 @@ const BOX_NAMES = {
     "bias and the mask."],
   softmax: ["Softmax", "Turns the scores of each row into weights that are positive and sum to 1."],
   mix: ["Weighted sum", "Adds up the values of the tokens, each times its weight."],
-  rms_norm: ["RMSNorm", "Divides the vector by the root of the mean of its squares, then scales every number by a " +
+  rms_norm: ["RMSNorm", "Divides the vector by its root mean square, then multiplies every number by a " +
     "learned weight."],
   layer_norm: ["LayerNorm", "Subtracts the vector's mean and divides by its standard deviation; then a learned scale " +
     "and shift."],
   l2_normalize: ["Normalize", "Divides the vector by its length."],
   add: ["Add", "Adds the result to the residual stream, which carries everything computed so far."],
   multiply: ["Multiply", "Multiplies number by number."],
-  rotate: ["Rotate", "Turns each pair of numbers by an angle that grows with the position, so that scores depend on " +
-    "distance."],
-  silu: ["SiLU", "Lets positive numbers pass and presses negative ones towards zero."],
-  gelu: ["GELU", "Lets positive numbers pass and presses negative ones towards zero."],
+  rotate: ["Rotate", "Rotates each pair of numbers by an angle that grows with the position, so that scores depend " +
+    "on distance."],
+  silu: ["SiLU", "x · sigmoid(x): close to x for large numbers, close to zero for very negative ones."],
+  gelu: ["GELU", "x · Φ(x), Φ of the normal distribution: close to x for large numbers, to zero for negative ones."],
   relu: ["ReLU", "Sets negative numbers to zero."],
-  tanh: ["Tanh", "Presses every number into -1 to 1."],
+  tanh: ["Tanh", "Maps every number to one between -1 and 1."],
   scale: ["Scale", "Multiplies by one fixed number."],
   softcap: ["Soft cap", "Keeps numbers within a bound, smoothly."],
   t5_bias: ["Position bias", "A learned number for every head and distance, added to the scores."],
@@ -38,7 +38,7 @@ const BOX_NAMES = {
     "scores."],
   disentangled_bias: ["Position bias", "Scores between contents and relative positions."],
   sinusoids: ["Sinusoids", "Sines and cosines of the position, at many wavelengths."],
-  experts: ["Experts", "Each token passes through the MLPs with the best scores, weighted."],
+  experts: ["Experts", "The weighted sum of the MLPs (experts) that the router chose for each token."],
   pool: ["Pool", "One vector for the whole text."],
   embedding: ["Embedding", "Looks up one row of a table for every token."],
 };
@@ -49,8 +49,10 @@ function wordsOf(box) {
   const table = box.weight ?? "";
   if (box.kind === "embedding") {
     if (/position/.test(table)) return ["Position embedding", "Looks up the row of each position."];
-    if (/type/.test(table)) return ["Segment embedding", "Looks up the row of the segment, here always the first."];
-    return ["Token embedding", "Looks up the row of each token: the same row wherever the token stands."];
+    if (/type/.test(table)) {
+      return ["Token type embedding", "Looks up the row of the token type, first or second sentence; here the first."];
+    }
+    return ["Token embedding", "Looks up the row of each token: the same row at every position."];
   }
   if (box.kind === "linear") {
     const found = Object.entries(LINEAR_NAMES).find(([leaf]) => site === leaf || site.endsWith(`.${leaf}`));

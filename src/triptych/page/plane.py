@@ -25,8 +25,8 @@ FORMATS = (".svg", ".png", ".html", ".htm")
 SIDE = 720  # units of the picture
 GREY = "#9a968c"
 NOTE = (
-    "Each point is a passage, placed by the first two principal components of all their vectors. The plane shows part "
-    "of their distances: the scores are computed with all components."
+    "Each point is a passage, placed by the first two principal components of all their vectors. Distances in the "
+    "plane show only these two components; the scores are computed with all."
 )
 
 

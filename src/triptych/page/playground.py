@@ -9,9 +9,9 @@ from .sections import PlaygroundSection, Prose
 #: The lectures' worked examples (`triptych explain --example`) that give or compute Q, K and V of a printable size.
 EXAMPLES = ("L2.example-1", "L2.1", "L0.2.6", "L4.12.3", "L4.15")
 _TEXT = """\
-Each number of Q, K and V can be changed, and everything below follows at once. Weights are the softmax of the scores \
-over the keys, and each row of the output is the sum of the values in these shares. Under the causal mask the queries \
-are the last of the positions, and a query sees the keys up to its own.
+Each number of Q, K and V can be changed, and all results below are computed again at once. Weights are the softmax of \
+the scores over the keys, and each row of the output is the weighted sum of the values. With the causal mask the \
+queries are at the last positions, and a query sees the keys up to its own position.
 
 The additive score of Bahdanau et al. (2015) is computed from the same vectors: w · tanh(W_q q + W_k k). It is not \
 divided by √d. It begins with the identity for both matrices and ones for w; these can be changed as well."""

@@ -65,7 +65,7 @@ class AblatedUnit:
 
 @dataclass(frozen=True, eq=False)
 class Ablations:
-    """The metric of each text with each unit ablated.
+    """The metric of each text with each unit ablated; made by `Model.ablate`.
 
     values   [U, B] of U units and B texts; NaN where a text does not have the position.
     before   [B], the texts as they are.
@@ -113,7 +113,7 @@ class Ablations:
         return [(self.units[i].name, float(self.effect[i])) for i in order[:count]]
 
     def to_dict(self) -> dict[str, object]:
-        """As plain data; None where there is no value."""
+        """Plain values for JSON; None where there is no value."""
         finite = [[None if not math.isfinite(x) else x for x in row] for row in self.values.tolist()]
         names = [unit.name for unit in self.units]
         return {
@@ -156,7 +156,8 @@ def ablate(
                 "blocks": all that one block adds, so that a pre-norm block passes its input on; "neurons": one number
                 of the MLP's hidden layer (act); "positions": the embedding at one position.
     how         what stands in its place: "zero"; "mean", over all positions of the `reference` texts (by default the
-                texts); "resample", what one other reference text, drawn with `seed`, has at the same positions.
+                texts); "resample", what one other reference text, drawn with `seed`, has at the same positions
+                (resample ablation, Chan et al. 2022).
     within      a glob over site names that restricts the units, for example "blocks.3.*" or "decoder.*".
     heads, units, positions   these heads, neurons and positions only.  A head is a number, of every attention, or one
                 head by name as in `path_patch`: (block, head).  `positions` elsewhere than with "positions" replaces

@@ -47,7 +47,7 @@ class Lens(Displayed):
     """The likeliest tokens after each layer at each position.
 
     layers         L names: the embedding, then each block.
-    positions      the T positions, and `tokens`, what stands there.
+    positions      the T positions; `tokens`, the text of the token at each.
     ids            [L, T, K] the K likeliest tokens, best first; `names[l][t][k]` are their names.
     probabilities  [L, T, K], of the softmax over all tokens.
     """
@@ -60,7 +60,7 @@ class Lens(Displayed):
     probabilities: Tensor
 
     def to_dict(self) -> dict[str, object]:
-        """As plain data."""
+        """Plain values for JSON."""
         return {
             "layers": list(self.layers), "positions": list(self.positions), "tokens": list(self.tokens),
             "ids": self.ids.tolist(), "names": [[list(cell) for cell in row] for row in self.names],
@@ -89,7 +89,8 @@ def lens(
     target: PromptInput = None,
     max_bytes: int = 1 << 30,
 ) -> Lens:
-    """The `top` likeliest tokens after each block at `positions` (all by default).
+    """The logit lens (nostalgebraist 2020): the `top` likeliest tokens after each block at `positions` (by default
+    all), from `head(final_norm(resid_post))`.
 
     `stack` is that of an encoder-decoder whose lens it is, the decoder by default; `target` is what its decoder reads
     (a text after the start token, or all its ids), the start token alone by default.

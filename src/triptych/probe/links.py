@@ -113,11 +113,12 @@ def link(
 ) -> LinkTable:
     """All heads ranked by the weight that the word `query` gives the word `key` in `text`.
 
-    The null reads the same text with other words in the place of `key`, and in that of `query`: a head counts only
-    where it is above both.  With a `target`, for encoder-decoders, `query` stands there and cross-attention is
-    ranked.  A word that occurs more than once is written `bank@2`.
+    A weight is compared with those in the same text with other words in the place of `key`, and in that of `query` (two
+    null distributions): a head links the words where it is above both.  With a `target`, for encoder-decoders, `query`
+    is a word of the target and cross-attention is ranked.  A word that occurs more than once is written `bank@2`.
 
-    Raises InputError for a word that is not there or not definite, and for one that its model cannot see.
+    Raises InputError for a word that the text does not contain, or contains several times and without `@`, and for a
+    key that the query cannot see.
     """
     model.check_words("link")
     progress = on_progress or (lambda stage: None)

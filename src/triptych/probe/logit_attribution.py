@@ -53,15 +53,16 @@ class LogitAttribution(Displayed):
 
     @property
     def error(self) -> float:
+        """The absolute difference between `logit` and the sum of the parts."""
         return abs(float(self.values.sum()) - self.logit)
 
     def largest(self, count: int = 12) -> list[tuple[str, float]]:
-        """The parts that add or take most."""
+        """The `count` parts with the largest contributions by magnitude, as (name, contribution)."""
         order = self.values.abs().argsort(descending=True).tolist()
         return [(self.parts[i], float(self.values[i])) for i in order[:count]]
 
     def to_dict(self) -> dict[str, object]:
-        """As plain data."""
+        """Plain values for JSON."""
         return {
             "position": self.position, "answers": list(self.answers), "parts": list(self.parts),
             "values": self.values.tolist(), "logit": self.logit, "error": self.error, "softcapped": self.softcapped,
@@ -88,6 +89,8 @@ def attribute_logit(
 ) -> LogitAttribution:
     """What each head, MLP, bias and the embedding add to the logit of `answer` (a token, or two for the difference of
     their logits; the likeliest token by default) at position `at` (by default as in `patch`).
+
+    The scale of each norm is held as it was in the run, which makes the rest linear (Elhage et al. 2021).
 
     Raises InputError for an answer of several tokens and a position out of range, ProbeError for a head that is not
     over the vocabulary.

@@ -71,14 +71,14 @@ class PatchGrid(Displayed):
         return (self.values - self.corrupt) / (self.clean - self.corrupt if self.tells_apart else math.nan)
 
     def best(self, count: int = 5) -> list[tuple[str, str, float]]:
-        """The row, column and value of the cells that move the metric furthest from the corrupt prompt's."""
+        """(row, column, value) of the `count` cells whose metric differs most from the corrupt prompt's."""
         moved = (self.values - self.corrupt).abs().nan_to_num(-1.0).flatten()
         chosen = moved.topk(min(count, moved.numel())).indices.tolist()
         cells = [divmod(i, len(self.columns)) for i in chosen]
         return [(self.rows[r], self.columns[c], float(self.values[r, c])) for r, c in cells]
 
     def to_dict(self) -> dict[str, object]:
-        """As plain data; None where there is no value."""
+        """Plain values for JSON; None where there is no value."""
         return {
             "metric": self.metric, "clean": self.clean, "corrupt": self.corrupt, "estimated": self.estimated,
             "rows": list(self.rows), "columns": list(self.columns),
@@ -126,7 +126,8 @@ def patch(
     batch_tokens: int = BATCH_TOKENS,
     max_bytes: int = 1 << 30,
 ) -> PatchGrid:
-    """Run `corrupt` once for each site, position and head, with what `clean` has there, and measure each run.
+    """Activation patching (Vig et al. 2020; Meng et al. 2022): run `corrupt` once for each site, position and head,
+    with the value that `clean` has there, and measure each run.
 
     site        names or globs; by default `*resid_pre`, or with `heads` `*.z`, in both stacks where there are two.
     heads       one head at a time (True: all of them).  Sites k, v, k_rot, k_ctx and v_ctx have the key/value heads,
@@ -138,7 +139,7 @@ def patch(
                 its start token by default.
     align       pairs (clean position, corrupt position) that correspond, of the texts; `target_align`, of the targets.
                 Needed where the two have different numbers of tokens; positions outside of it are not patched.
-    gradient    estimate every cell from one backward pass instead of running each.
+    gradient    estimate every cell from one backward pass instead of running each (attribution patching, Nanda 2023).
 
     The runs are rows of flat batches of up to `batch_tokens` tokens.  To see what a corrupt value breaks in the clean
     prompt ("noising"), exchange the two prompts.

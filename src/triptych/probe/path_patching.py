@@ -64,8 +64,8 @@ def path_patch(
     batch_tokens: int = BATCH_TOKENS,
     max_bytes: int = 1 << 30,
 ) -> PatchGrid:
-    """The metric of the corrupt prompt with one path from a sender to a receiver as in the clean prompt: a row a
-    sender, a column a receiver.
+    """Path patching (Wang et al. 2022; Goldowsky-Dill et al. 2023): the metric of the corrupt prompt with one path,
+    from a sender to a receiver, as in the clean prompt.  The grid has a row a sender and a column a receiver.
 
     senders, receivers   heads as (block, head), or (name of the attention, head) where there are two stacks or
                 cross-attention.  With "logits" there is one column, what each sender gives the output directly.

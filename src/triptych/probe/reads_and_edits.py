@@ -25,8 +25,12 @@ from triptych.spec.model import ModelSpec
 
 @dataclass(frozen=True)
 class Where:
-    """What the function of an edit is told about the values it changes: the site, the row of the batch,
-    and the absolute positions of `value`."""
+    """The second argument of an edit's function: which values it changes.
+
+    site        the name of the site.
+    item        the row of the batch, counted from 0.
+    positions   the absolute positions of the values, in their order.
+    """
 
     site: str
     item: int
@@ -35,17 +39,20 @@ class Where:
 
 @dataclass(frozen=True)
 class Read:
-    """Keep what passes at `site` (a name or a glob).
+    """A read: keep the values at `site`, a name or a glob such as "blocks.*.attn.pattern".
 
     `items` selects rows of the batch, `at` absolute positions (of the queries, for scores and pattern), `heads` heads
     and `layers` blocks among those that the glob names; None is all of them.  Negative positions and layers count from
     the end; positions do so in `trace` alone, since a generation does not know where a row will end.
 
-    dtype    what the values are kept as, "bf16" for example; by default as they are.
-    reduce   what is kept in their place, in fp32 or better: "mean" over the chosen positions (`[1, ...]`, `[h, 1, S]`),
-             "norm" of each vector (without its last dimension), "mean_heads" (1 head), or `Statistics()` of a pattern.
-    grad     the trace holds the tensor that the forward itself goes on with, so that `.grad` is filled by a backward
-             pass and `torch.autograd.grad` finds it; at scores and pattern that layer then runs the reference.
+    dtype    the dtype in which the values are kept, "bf16" for example; by default their own.
+    reduce   what is kept instead of the values, in fp32 or better: "mean" over the chosen positions (`[1, ...]`,
+             `[h, 1, S]`), "norm" of each vector (without its last dimension), "mean_heads" (1 head), or
+             `Statistics()` of a pattern.
+    grad     the trace holds the tensor with which the forward itself continues, so that a backward pass fills its
+             `.grad` and `torch.autograd.grad` accepts it; at scores and pattern that layer then runs the reference.
+
+    What does not fit the model (an unknown site, heads or layers out of range) raises ProbeError when the read is used.
     """
 
     site: str
@@ -71,12 +78,16 @@ class Read:
 
 @dataclass(frozen=True)
 class Edit:
-    """Replace what passes at `site` by `fn(value, where)`.
+    """An edit: replace the values at `site`, a name or a glob, by `fn(value, where)`.
 
     `value` holds the chosen positions only: `[n, ...]`, heads on dimension 1 where the site has them, or `[h, n, S]`
-    for scores and pattern.  The result must have its shape.  A function of the position and the value alone means
-    the same in cached generation and in one full forward.  It must not hold NaN or inf where the value was finite, but
-    for -inf at scores and logits.
+    for scores and pattern.  The result must have its shape, and be finite where the value was; -inf is allowed
+    at scores and logits.  `where` is a `triptych.probe.Where`.  `items`, `at` and `heads` select as in `Read`.  A
+    function of the value and its positions alone has the same effect in cached generation and in one forward over the
+    whole row.
+
+    `triptych.probe.zero`, `add` and `put` make the common ones.  What does not fit the model, and an edit that changes
+    nothing, raise ProbeError when the edit is used.
     """
 
     site: str
@@ -130,19 +141,24 @@ class Put:
 
 
 def zero(site: str, *, items: Selection = None, at: Selection = None, heads: Selection = None) -> Edit:
-    """Ablate: 0 at the chosen places."""
+    """The edit that ablates: 0 at the chosen rows (`items`), positions (`at`) and `heads`, by default everywhere."""
     return Edit(site, Zero(), items, at, heads)
 
 
 def add(site: str, vector: Tensor, *, items: Selection = None, at: Selection = None, heads: Selection = None) -> Edit:
-    """Steer: add `vector`, broadcast over the chosen places.  Raises ProbeError for anything but a tensor."""
+    """The edit that steers: add `vector`, [D] or of a shape that broadcasts to the chosen values.
+
+    Raises ProbeError for anything but a tensor.
+    """
     _check_tensor(site, vector)
     return Edit(site, Add(vector), items, at, heads)
 
 
 def put(site: str, value: Tensor, *, items: Selection = None, at: Selection = None, heads: Selection = None) -> Edit:
-    """Patch: `value` in place of what passes, broadcast over the chosen places.  Raises ProbeError for anything but a
-    tensor."""
+    """The edit that patches: `value`, of a shape that broadcasts to the chosen values, in their place.
+
+    Raises ProbeError for anything but a tensor.
+    """
     _check_tensor(site, value)
     return Edit(site, Put(value), items, at, heads)
 

@@ -19,9 +19,10 @@ Labels = Sequence[Sequence[int]] | None
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Statistics of a pattern in its place (`triptych.attention.statistics` defines them), never forming it.
+    """The `reduce` of a `Read` of a pattern that keeps its statistics (`triptych.attention.AttentionStatistics`); the
+    pattern itself is never stored.  `Model.statistics` makes such reads.
 
-    top          how many of the keys with the largest weights are named.
+    top          how many of the keys with the largest weights are returned.
     delimiters   for each row of the batch, for each of its keys, whether it counts as a delimiter.
     documents    for each row of the batch a label of each token, for the weight on keys with the query's label.
 
@@ -54,7 +55,7 @@ class Statistics:
         return (self.delimiters, "delimiters"), (self.documents, "documents")
 
     def nbytes(self, heads: int, positions: int, keys: int) -> int:
-        """Of one row at one site."""
+        """The bytes of one row at one site."""
         numbers = 4 + sum(x is not None for x, _ in self._given) + 2 * self.top
         return 4 * heads * (positions * numbers + keys)
 

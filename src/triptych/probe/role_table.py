@@ -73,7 +73,8 @@ class HeadRole:
 
 @dataclass(frozen=True)
 class RoleEffect:
-    """The best heads of a role cut together, and draws of as many random heads of the same layers."""
+    """What is lost without the best `heads` of a role together (`effect`), and without as many `random` heads of the
+    same layers, one value for each draw; in `HeadTable.unit`."""
 
     role: str
     heads: tuple[tuple[Stack, int, int], ...]

@@ -54,15 +54,17 @@ def heads(
     seed: int = 0,
     on_progress: Callable[[str], None] | None = None,
 ) -> HeadTable:
-    """What each attention head does: its score in each role, beside a null and the effect of its ablation.
+    """The roles of each attention head: its score in each, beside the score that chance gives (a null distribution) and
+    the effect of its ablation.
 
     `texts` are texts or ids, by default six short ones; random tokens that are repeated are read as well.
-    `targets` are what the decoder beside an encoder reads; by default what it generates.  `roles` are names of
-    `probe.ROLES` and of `links`: for each name (text, word that reads, word that is read), a word being `bank`, or
-    `bank@2` for the second.  `delimiters` and `boundaries` are token ids, where the tokenizer does not tell them.
-    The `ablate` best heads of each role are ablated one by one, and its best eight together; 0 ablates none.
+    `targets` are what the decoder of an encoder-decoder reads; by default what it generates.  `roles` are names of
+    `probe.ROLES` and of `links`.  `links` gives each name a list of (text, word that reads, word that is read), a word
+    being `bank`, or `bank@2` for its second occurrence.  `delimiters` and `boundaries` are token ids, by
+    default those that the tokenizer's texts show.  The `ablate` best heads of each role are ablated one by one, and its
+    best eight together; 0 ablates none.
 
-    docs/concepts/heads.md has the formula of each role.  Raises InputError for a role or a word that is not there
+    docs/concepts/heads.md has the formula of each role.  Raises InputError for a role or a word that does not exist
     and for texts that do not fit the model, before anything runs.
     """
     model.check_words("heads")

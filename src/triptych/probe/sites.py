@@ -55,7 +55,12 @@ Selection = int | slice | Sequence[int] | None
 
 @dataclass(frozen=True)
 class Site:
-    """One place: the numbers per token there (per token and key, for scores and pattern), and the number of heads."""
+    """A site: a named value of the forward pass that can be read and edited.
+
+    width       numbers for each token, or for each token and key (`per_key`: scores and pattern); of each head, where
+                the site has `heads`.
+    of_source   whether it has one vector for each token of the source: keys and values of cross-attention.
+    """
 
     name: str
     width: int
@@ -65,17 +70,18 @@ class Site:
 
     @property
     def layer(self) -> int | None:
-        """The number of its block in its stack."""
+        """The number of its block in its stack, from 0; None outside of the blocks."""
         block = re.search(r"(?:^|\.)blocks\.(\d+)\.", self.name)
         return None if block is None else int(block[1])
 
     @property
     def leaf(self) -> str:
+        """The last part of the name: "pattern" of "blocks.0.attn.pattern"."""
         return self.name.rpartition(".")[2]
 
 
 def sites(model: ModelSpec) -> dict[str, Site]:
-    """Every site of a model, in the order in which they fire."""
+    """Every site of a model by its name, in the order in which the forward pass computes them."""
     every: list[Site] = []
     for name, stack in model.stacks.items():
         every += _stack(stack, f"{name}." if model.layout == "encoder-decoder" else "")

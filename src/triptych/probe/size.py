@@ -20,7 +20,10 @@ LARGEST = 3  # sites that a refusal names
 
 @dataclass(frozen=True)
 class TraceSize:
-    """Bytes by site, and of all together, where values that several sites pass on are kept once."""
+    """The bytes that a trace will keep: `sites` by the name of the site, `total` of all together.
+
+    The total may be smaller than the sum, since a tensor that several sites share is kept once.
+    """
 
     sites: dict[str, int]
     total: int

@@ -35,11 +35,12 @@ def steer(
     at: Selection = None,
     target: PromptInput = None,
 ) -> Edit:
-    """The edit that adds `scale` times a vector at `site`, for example "blocks.10.resid_post".
+    """Activation steering (Turner et al. 2023): the edit that adds `scale` times a vector at `site`, for example
+    "blocks.10.resid_post".
 
-    The vector is `vector` [D], or the difference of what two prompts have there, `positive` less `negative`: at their
-    last token, or the mean over their tokens with `over="mean"`.  `at` are the absolute positions where it is added, by
-    default all: those of the prompt and every one that is generated.
+    The vector is `vector` [D], or the difference of the values of two prompts there, `positive` minus `negative`: at
+    their last token, or the mean over their tokens with `over="mean"`.  `at` are the absolute positions where it is
+    added, by default all: those of the prompt and every one that is generated.
 
     Raises InputError for prompts that give no difference, or a vector beside prompts; ProbeError for a site that is not
     there, is several, or has heads or keys, and for a vector of another width.

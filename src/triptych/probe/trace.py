@@ -19,12 +19,18 @@ SHOWN = 24  # sites that `repr` lists
 
 
 class Trace(Displayed):
-    """`trace[site]` is a list with one tensor a row: `[t, ...]` over the read positions, or `[h, t, S]` for scores
-    and pattern (keys in order of position).  `trace.positions(site)` are the absolute positions of `t`.
+    """The values that a run read, by the names of their sites: a mapping, made by `Model.trace` and others.
+
+    `trace[site]` is a list with one tensor for each row: `[t, ...]` over the read positions, or `[h, t, S]` for scores
+    and pattern (keys in order of position), in the dtype in which it was computed unless the read has a `dtype`.
+    `trace.positions(site)` are the absolute positions of `t`.  `.float().cpu().numpy()` of a tensor is a NumPy array.
+
+    logits   a list of `[T_i, V]`; of a generation, those that each new token was chosen from.
+    tokens   the ids of each row; `texts` what was tokenized, `targets` the decoder's rows of an encoder-decoder.
 
     A generation in which a row outgrows the original length of LongRoPE computes the whole row again with the other
     factors.  The trace then holds what this last pass computed, as one forward over the row would, and each position
-    once; `logits` alone are those that chose each token, so that those before the crossing come from the first factors.
+    once; `logits` alone are those that chose each token, so that those before that length come from the first factors.
     """
 
     def __init__(self, fill: Callable[[Trace], None] | None = None) -> None:
@@ -41,7 +47,7 @@ class Trace(Displayed):
         self.tokenizer: Tokenizer | None = None  # names the tokens where a notebook shows the trace
 
     def read_rows(self, rows: object, ids: Sequence[object], targets: Sequence[Sequence[int]] | None) -> None:
-        """Note what a forward reads: texts, where they are, ids, and the decoder's rows beside a source."""
+        """Set `texts`, `tokens` and `targets` from what a forward reads; called by `Model.trace`."""
         if isinstance(rows, Sequence):
             self.texts = [row for row in rows if isinstance(row, str)]
         self.tokens = [list(row) for row in ids if isinstance(row, list)]
@@ -49,17 +55,17 @@ class Trace(Displayed):
 
     @property
     def records(self) -> Records:
-        """For each site and each row of the batch what was read."""
+        """The pieces that were read, by site and by row of the batch; `trace[site]` joins them."""
         if self._fill is not None:
             self._fill(self)
         return self._records
 
     def reserve(self, site: str) -> None:
-        """Give a site its place among the others before anything of it is kept."""
+        """Reserve the place of a site in the order of the sites before a value of it is kept."""
         self._records.setdefault(site, {})
 
     def filled(self) -> list[str]:
-        """The sites and measures of which something is kept, without what was only noted."""
+        """The sites and measures of which values are kept, without those that are computed when they are first used."""
         return [site for site, rows in self._records.items() if rows]
 
     def keep(
@@ -76,7 +82,7 @@ class Trace(Displayed):
         record.add(positions, value, apart=item in self.branches.guessed)
 
     def keep_later(self, site: str, item: int, positions: tuple[int, ...], value: Later, how: How = "tokens") -> None:
-        """Add what is made when somebody looks at it, a piece as in `keep`."""
+        """Add a piece, as `keep` does, that is computed when it is first used."""
         record = self._records.setdefault(site, {}).setdefault(item, Record(how))
         record.positions.append(positions)
         record.later.append(value)
@@ -87,7 +93,10 @@ class Trace(Displayed):
             self.keep(f"{site}:{name}", item, positions, value, "sum" if name == "received" else "queries")
 
     def statistics(self, site: str) -> list[AttentionStatistics]:
-        """Of each row, at a pattern that was read with `reduce=Statistics()`.  Raises ProbeError for any other."""
+        """The statistics of each row at a pattern that was read with `reduce=Statistics()`, as by `Model.statistics`.
+
+        Raises ProbeError for any other site.
+        """
         names = [name for name in self.records if name.startswith(f"{site}:")]
         if not names:
             read = {name.partition(":")[0] for name in self.records if ":" in name}
@@ -97,7 +106,8 @@ class Trace(Displayed):
         return [AttentionStatistics(**dict(zip(measures, row, strict=True))) for row in zip(*columns, strict=True)]
 
     def gradients(self, site: str) -> list[Tensor]:
-        """What `backward()` of a number computed from the logits left at a site that was read with `grad=True`.
+        """The gradient at a site that was read with `grad=True`, for each row in the shape of `trace[site]`, after
+        `backward()` of a number computed from `.logits`.
 
         Raises ProbeError where there was no such read, or no backward pass.
         """
@@ -121,29 +131,33 @@ class Trace(Displayed):
 
     @staticmethod
     def load(path: str | Path) -> Trace:
-        """What `save` wrote.  Raises CheckpointError for a file that is damaged or holds something else."""
+        """Read a file that `save` wrote.  Raises CheckpointError for one that is damaged or holds something else."""
         from triptych.probe.trace_file import load
 
         return load(path)
 
     def forget(self, item: int) -> None:
-        """Drop what row `item` had, its logits excepted: it is about to be computed again from its first token."""
+        """Drop the values of row `item` except its logits, before it is computed again from its first token."""
         for site in [site for site, rows in self.records.items() if item in rows and site != "logits"]:
             del self.records[site][item]
             if not self.records[site]:
                 del self.records[site]
 
     def __getitem__(self, site: str) -> list[Tensor]:
+        """The values at a site, one tensor for each row.  Raises ProbeError for a site that was not read."""
         rows = self._rows(site)
         return [rows[item].joined(site.rpartition(".")[2]) for item in sorted(rows)]
 
     def positions(self, site: str) -> list[tuple[int, ...]]:
-        """The absolute positions of each row's vectors (queries, for scores and pattern)."""
+        """The absolute positions of each row's vectors (of the queries, for scores and pattern).
+
+        Raises ProbeError for a site that was not read.
+        """
         rows = self._rows(site)
         return [rows[item].at() for item in sorted(rows)]
 
     def items(self, site: str) -> list[int]:
-        """Which rows of the batch the tensors of `site` belong to."""
+        """Which rows of the batch the tensors of `site` belong to.  Raises ProbeError for a site that was not read."""
         return sorted(self._rows(site))
 
     def keys(self) -> KeysView[str]:
@@ -151,12 +165,15 @@ class Trace(Displayed):
         return self.records.keys()
 
     def __iter__(self) -> Iterator[str]:
+        """The names of the sites that were read."""
         return iter(self.records)
 
     def __len__(self) -> int:
+        """The number of sites that were read."""
         return len(self.records)
 
     def __contains__(self, site: object) -> bool:
+        """Whether a site was read."""
         return site in self.records
 
     def __repr__(self) -> str:
@@ -175,8 +192,8 @@ class Trace(Displayed):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors in it, those that several sites passed on once, and of those that are computed when they
-        are looked at."""
+        """The bytes of its tensors: one that several sites share counts once, and one that is computed when it is first
+        used counts too."""
         sizes: dict[Hashable, int] = {}
         for rows in self.records.values():
             for record in rows.values():

@@ -1,4 +1,4 @@
-"""Who may see whom: a closed, symbolic algebra of masks.
+"""Which keys a query may see: a closed, symbolic algebra of masks.
 
 A mask is a predicate on a query and a key, each known by its absolute *position*, its *index* in the row, and
 the *document* it belongs to.  Nothing here is a tensor: `visible` is the definition, written with operators
@@ -38,16 +38,26 @@ class Points:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Base of the algebra; combine with `&` and `|`.  Equal by value; arrays are equal only to themselves."""
+    """Which keys a query may see; made by `causal()`, `window(128)` and the other functions, not by its constructor.
+
+    `a & b` shows a key that both show, `a | b` one that either shows.  `a and b`, and a mask combined with anything but
+    a mask, raise InputError.  Masks are equal by value; those made by `dense` are equal only to themselves.
+    """
 
     def visible(self, q: Points, k: Points) -> Any:
-        """Boolean array, true where query `q` may see key `k`."""
+        """Boolean array, true where query `q` may see key `k`: the definition of the mask.
+
+        With positions `q` [T, 1] and `k` [1, S], `triptych.spec.masks.Points` of NumPy arrays, tensors or integers, the
+        result is [T, S].
+        """
         raise NotImplementedError
 
     def __and__(self, other: Mask) -> Mask:
+        """A key is visible where both masks show it.  Raises InputError for anything but a mask."""
         return _join(And, self, other)
 
     def __or__(self, other: Mask) -> Mask:
+        """A key is visible where either mask shows it.  Raises InputError for anything but a mask."""
         return _join(Or, self, other)
 
     def __bool__(self) -> NoReturn:
@@ -57,7 +67,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Full(Mask):
-    """Everyone sees everyone: an encoder."""
+    """Every query sees every key, as in an encoder."""
 
     def visible(self, q: Points, k: Points) -> Any:
         return (k.position == k.position) & (q.position == q.position)
@@ -163,7 +173,7 @@ class Keys(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Dense(Mask):
-    """A boolean array `[T, S]`, `[B, T, S]` or `[B, H, T, S]`, true where visible.  For what has no symbol."""
+    """A boolean array `[T, S]`, `[B, T, S]` or `[B, H, T, S]`, true where visible; it has no symbolic form."""
 
     array: Any
 
@@ -209,40 +219,83 @@ def _join(kind: type[And] | type[Or], a: object, b: object) -> Mask:
     return parts[0] if len(parts) == 1 else kind(tuple(parts))
 
 
-def _lengths(value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
+def _lengths(name: str, value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
     """One length for all rows, or one per row, as plain integers."""
-    return tuple(index(length) for length in value) if isinstance(value, Iterable) else (index(value),)
+    try:
+        lengths = tuple(map(index, value)) if isinstance(value, Iterable) else (index(value),)
+    except TypeError:
+        lengths = ()
+    if not lengths or min(lengths) < 0:
+        raise InputError(f"{name}({value!r}): give one length, a whole number from 0, or one for each row") from None
+    return lengths
 
 
 def full() -> Mask:
+    """Every query sees every key, as in an encoder (Vaswani et al. 2017, section 3.2.3)."""
     return Full()
 
 
 def causal() -> Mask:
+    """A query sees the keys at its own absolute position and before it, as in a decoder (Vaswani et al. 2017)."""
     return Causal()
 
 
 def window(back: int, ahead: int = 0) -> Mask:
+    """A query sees keys fewer than `back` positions behind it, itself included, and at most `ahead` after it.
+
+    `causal() & window(4096)` is the sliding window of Mistral (Jiang et al. 2023); `window(w + 1, ahead=w)` is one on
+    both sides (Longformer, Beltagy et al. 2020).  Raises InputError for `back` below 1, `ahead` below 0, and numbers
+    that are not whole.
+    """
     return Window(back, ahead)
 
 
 def prefix(n: SupportsIndex | Iterable[SupportsIndex]) -> Mask:
-    return Prefix(_lengths(n))
+    """Every query of a row sees the first `n` positions: one number for all rows, or one for each row.
+
+    `causal() | prefix(n)` is a prefix language model (Raffel et al. 2020, section 3.2).  Raises InputError for a length
+    that is not a whole number from 0.
+    """
+    return Prefix(_lengths("prefix", n))
 
 
 def same_document() -> Mask:
+    """A query sees the keys of its own document, where several documents are packed into one row.
+
+    `attend` takes the documents as `q_doc` and `k_doc`, and raises InputError where there are none.
+    """
     return SameDocument()
 
 
 def block_sparse(block: int, *, local: int = 1, first: int = 0, every: int = 0, powers: bool = False) -> Mask:
+    """A fixed pattern over blocks of `block` positions (Child et al. 2019; Zaheer et al. 2020): block i of the queries
+    sees block j of the keys where any of these holds.
+
+    local    |i - j| < `local`: neighbours on each side, itself included.
+    first    j < `first`: the first blocks of the row.
+    every    `every` divides j + 1; 0 is never.
+    powers   |i - j| is a power of two (Li et al. 2019).
+
+    It is not causal by itself: combine it with `causal()`.  Raises InputError for numbers out of range.
+    """
     return BlockSparse(block, local, first, every, powers)
 
 
 def keys(lengths: SupportsIndex | Iterable[SupportsIndex]) -> Mask:
-    return Keys(_lengths(lengths))
+    """A query of row b sees the first `lengths[b]` stored keys of the row; those after them are padding.
+
+    One number for all rows, or one for each row.  `prefix` compares positions, this the places of keys in the tensor.
+    Raises InputError for a length that is not a whole number from 0.
+    """
+    return Keys(_lengths("keys", lengths))
 
 
 def dense(array: Any) -> Mask:
+    """A boolean array or tensor `[T, S]`, `[B, T, S]` or `[B, H, T, S]`, true where a key is visible.
+
+    Kernels read all of it, where they can skip what a symbolic mask hides.  `attend` raises InputError for another
+    dtype and for a shape that does not fit its scores.
+    """
     return Dense(array)
 
 

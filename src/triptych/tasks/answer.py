@@ -19,7 +19,7 @@ from triptych.text import Encoded
 
 @dataclass(frozen=True)
 class Answer:
-    """A piece of the context; `begin` and `end` are its characters there.  "No answer" is the empty piece at 0.
+    """A piece of the context: its `text`, which is `context[begin:end]`.  "No answer" is the empty piece at 0.
 
     score        the probability that the answer begins here times that it ends here, in its window; there the tokens
                  of the context and the first special token, which stands for "no answer", share the probability 1.

@@ -19,7 +19,7 @@ from triptych.text import Encoded, Tokenizer
 
 @dataclass(frozen=True)
 class Tag:
-    """The likeliest label of one token; `begin` and `end` are its characters in the text."""
+    """The likeliest label of one token and its probability; the token is `text[begin:end]` of the input."""
 
     token: str
     label: str
@@ -30,7 +30,8 @@ class Tag:
 
 @dataclass(frozen=True)
 class Entity:
-    """Neighbouring tokens of one entity: their text, its label, the mean of their probabilities, its characters."""
+    """Neighbouring tokens of one entity: their text, the input's from `begin` to `end`, the label, and the mean
+    of their probabilities."""
 
     text: str
     label: str

@@ -30,7 +30,7 @@ GUESSED = 0.5  # from this temperature on, do not condition the next window on t
 
 @dataclass(frozen=True)
 class Segment:
-    """A sentence or so of a transcript; `start` and `end` in seconds from the beginning of the recording."""
+    """A piece of a transcript, often a sentence; `start` and `end` in seconds from the beginning of the recording."""
 
     start: float
     end: float
@@ -40,13 +40,14 @@ class Segment:
 
 @dataclass(frozen=True)
 class Transcript:
-    """The segments of a recording and its language, None where the model knows only one."""
+    """The segments of a recording and its language, None where the model has only one; `.text` is the whole text."""
 
     language: str | None
     segments: tuple[Segment, ...]
 
     @property
     def text(self) -> str:
+        """The text of all segments."""
         return "".join(segment.text for segment in self.segments).strip()
 
 

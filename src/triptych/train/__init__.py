@@ -1,7 +1,9 @@
 """Training: objectives, data order, optimizers, the loop, its checkpoints, and the recipes that describe a run.
 
-The package itself is a function: `triptych.train(recipe)` runs a recipe and returns the finished model, as
-`triptych.Model.trained` says.
+The package itself is a function: `triptych.train(recipe)` trains the model that a recipe describes and returns it.
+
+`recipe` is a .toml file, the name of a recipe that comes with the library, or its tables as dicts; the options
+`changes`, `out`, `resume`, `force`, `on_step` and `on_note`, and the errors, are those of `triptych.Model.trained`.
 """
 
 import sys

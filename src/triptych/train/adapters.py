@@ -24,13 +24,13 @@ class AdapterRecipe(Section):
     """
 
     rank: Positive = 8
-    """Of the product that is added to each matrix."""
+    """The rank of the product that is added to each matrix."""
     alpha: Rate = 16.0
     """The product is multiplied by alpha / rank."""
     targets: Literal["all-linear"] | list[str] = "all-linear"
-    """Names of linear maps, such as `["q", "v"]` or `["q_proj", "v_proj"]`, or all of the blocks."""
+    """Names of linear maps, such as `["q", "v"]` or `["q_proj", "v_proj"]`, or `all-linear`, those of all blocks."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Of what the product reads, while training."""
+    """Dropout of the input of the product, in training."""
 
 
 def with_new_adapter(base: BaseSettings, settings: AdapterRecipe, seed: int) -> Base:

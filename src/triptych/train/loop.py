@@ -41,17 +41,17 @@ class RunSettings(Section):
     held-out data, at least one batch, if all of it would take longer."""
 
     rows: Positive
-    """Rows of a step."""
+    """Number of rows in a step."""
     length: Annotated[int, Field(gt=1)]
-    """Most tokens of a row."""
+    """Largest number of tokens in a row."""
     steps: Positive | None = None
     """The run ends after this many optimizer steps; with `seconds` too, at whichever comes first."""
     seconds: Rate | None = None
     """The run ends after this many seconds of training, evaluations, samples and checkpoints included."""
     accumulate: Positive = 1
-    """Micro-batches in which a step is computed, one after another: more need less memory and give the same step."""
+    """Number of micro-batches into which a step is divided: more need less memory, and the step is the same."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of the order of the data, of dropout, of hidden tokens and of a new model's weights."""
+    """Seed of the order of the data, of dropout, of hidden tokens and of a new model's weights."""
     precision: Precision = "auto"
     """Of the arithmetic: `bf16`, `fp32`, or `auto`, which is bf16 where the processor has it and the model is at least
     128 wide; narrower ones gain nothing by it, and lose where rows have many lengths.  Weights are fp32."""
@@ -60,15 +60,15 @@ class RunSettings(Section):
     recompute: bool = False
     """Compute activations again in the backward pass, which needs less memory and one more forward."""
     threads: Positive | None = None
-    """Most CPU threads of a step; a small model gains nothing from a second one.  Without it, those of the machine."""
+    """Largest number of CPU threads, by default those of the machine; a small model is no faster with more than one."""
     device: str = "cpu"
-    """`cpu`, or `cuda` for a GPU."""
+    """`cpu`, or `cuda` or `cuda:N` for a GPU.  A run uses one device."""
     evaluate_every: Share = 0.1
     """Evaluate on the held-out data each time this share of the run is done, in [0, 1]; 0 is never."""
     save_every: Share = 0.1
     """Write a checkpoint each time this share of the run is done, in [0, 1]; 0 is never, at the end neither."""
     sample_every: Share = 0.2
-    """Show what a decoder writes each time this share of the run is done, in [0, 1]; 0 is never."""
+    """Show a sample of a decoder each time this share of the run is done, in [0, 1]; 0 is never."""
     out: str | None = None
     """Directory for checkpoints, and for the finished model in `model/`.  Without it nothing is saved."""
 

