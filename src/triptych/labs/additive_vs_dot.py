@@ -38,7 +38,7 @@ class Sizes:
     heads: int = size(8, "heads of the layer whose parameters are counted")
     lengths: tuple[int, ...] = size((32, 64, 128, 256, 512), "tokens of a row")
     scales: tuple[float, ...] = size((0.25, 1.0, 4.0, 16.0, 64.0, 1024.0), "sizes of the entries of q and k")
-    tokens: int = size(64, "keys among which one is chosen")
+    tokens: int = size(64, "keys among which one is chosen, two or more", least=2)
     narrow: int = size(24, "width of queries that no dot product compares with the keys")
     wide: int = size(40, "width of those keys")
 

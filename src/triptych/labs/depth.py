@@ -110,15 +110,20 @@ def _measure(name: str, depth: int, sizes: Sizes, seed: int) -> tuple[float, flo
     """(gradient at the first block's input over that at the last's output, gradient of the last block's weights),
     geometric means over `draws` draws of weights and tokens."""
     pairs = [_gradients(_spec(name, depth, sizes), sizes, seed * sizes.draws + draw) for draw in range(sizes.draws)]
-    ratio, last = (math.exp(fmean(math.log(pair[i]) for pair in pairs)) for i in (0, 1))
+    ratio, last = (_geometric_mean([pair[i] for pair in pairs]) for i in (0, 1))
     return ratio, last
+
+
+def _geometric_mean(gradients: list[float]) -> float:
+    """0 where one of them is."""
+    return math.exp(fmean(map(math.log, gradients))) if all(gradients) else 0.0
 
 
 def _spec(name: str, depth: int, sizes: Sizes) -> ModelSpec:
     kind, norms = _kind(name, sizes.width)
     usual = block(sizes.width, sizes.heads, sizes.hidden, norms=norms)
-    one = kind(attn=usual.attn, mlp=usual.mlp, attn_norm=norms, mlp_norm=norms)
-    spec = decoder(VOCAB, (one,) * depth, embedded=SinusoidalSpec(width=sizes.width), final_norm=norms.pre)
+    layer = kind(attn=usual.attn, mlp=usual.mlp, attn_norm=norms, mlp_norm=norms)
+    spec = decoder(VOCAB, (layer,) * depth, embedded=SinusoidalSpec(width=sizes.width), final_norm=norms.pre)
     return replace(spec, init_std=1.0)
 
 

@@ -28,7 +28,7 @@ FALSIFIED_BY = (
 
 @dataclass(frozen=True)
 class Sizes:
-    vocab: int = size(29, "V, tokens that there are")
+    vocab: int = size(29, "V, tokens that there are, two or more", least=2)
     width: int = size(24, "D, model width")
     heads: int = size(6, "H, heads, a multiple of the groups")
     groups: int = size(3, "G, key/value heads")
@@ -62,8 +62,8 @@ def run(setup: Setup) -> LabResult:
     w, (ids, targets) = weights(config, random), random.integers(config.V, size=(2, sizes.rows, sizes.tokens))
     module = library(config, w)
     difference = np.abs(by_hand.forward(w, ids, config)[0] - logits(module, ids)).max()
-    dw, theirs = by_hand.gradients(w, ids, targets, config)[1], autograd(module, w, ids, targets)
-    errors = {name: float(np.abs(dw[name] - theirs[name]).max() / np.abs(theirs[name]).max()) for name in w}
+    dw, expected = by_hand.gradients(w, ids, targets, config)[1], autograd(module, w, ids, targets)
+    errors = {name: float(np.abs(dw[name] - expected[name]).max() / np.abs(expected[name]).max()) for name in w}
 
     setup.progress("taking finite differences")
     slopes = {part: _slopes(part, w, dw, (ids, targets), sizes.config, random) for part in PARTS}
@@ -155,17 +155,17 @@ def train(
     w: Weights, module: nn.Transformer, c: Config, sizes: Sizes, random: np.random.Generator
 ) -> list[tuple[float, float]]:
     """Losses by hand and by the library of a model learning to count in steps, each with its own AdamW."""
-    ours, theirs = by_hand.AdamW(w), Optimizer(module, OptimizerSettings(name="adamw", lr=sizes.rate))
-    theirs.zero()
+    own, reference = by_hand.AdamW(w), Optimizer(module, OptimizerSettings(name="adamw", lr=sizes.rate))
+    reference.zero()
     losses, shape = [], (sizes.rows, 1)
     for _ in range(sizes.steps):
         start, stride = random.integers(c.V, size=shape), random.integers(1, 4, size=shape)
         rows = (start + stride * np.arange(sizes.tokens + 1)) % c.V
         nats, dw = by_hand.gradients(w, rows[:, :-1], rows[:, 1:], c)
-        ours.step(dw, sizes.rate)
+        own.step(dw, sizes.rate)
         total, count = loss(module, batch(rows[:, :-1], rows[:, 1:]))
         (total / count).backward()
-        theirs.step(1.0)
+        reference.step(1.0)
         losses.append((nats, float(total.detach()) / count))
     return losses
 

@@ -30,6 +30,7 @@ FALSIFIED_BY = (
     " from something else than the pictures."
 )
 PREPARATION = Preparation(height=SIDE, width=SIDE, mean=(0.063,) * 3)  # the dark ground is 0
+HEADS = 4
 PATCH = 6  # pixels of a patch's side
 OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=1e-2, weight_decay=0.5)
 RIGHT, ABOVE, OF_CONTROL = 0.9, 0.3, 0.3
@@ -43,7 +44,7 @@ class Sizes:
     judged: int = size(400, "pictures held out")
     steps: int = size(300, "training steps")
     rows: int = size(64, "pictures of a step")
-    width: int = size(48, "numbers of a vector")
+    width: int = size(48, f"numbers of a vector, a multiple of {HEADS}", multiple=HEADS)
     layers: int = size(2, "layers")
 
 
@@ -102,12 +103,12 @@ def trained(
     """A ViT trained on pictures with these labels, and (step, loss in nats)."""
     config = {
         "model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": sizes.width,
-        "num_hidden_layers": sizes.layers, "num_attention_heads": 4, "intermediate_size": 2 * sizes.width,
+        "num_hidden_layers": sizes.layers, "num_attention_heads": HEADS, "intermediate_size": 2 * sizes.width,
         "image_size": SIDE, "patch_size": PATCH, "initializer_range": 0.1, "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0, "id2label": {str(i): shape for i, shape in enumerate(SHAPES)},
     }  # fmt: skip
-    model, how = create(config, seed=seed), PREPARATION
-    images = [in_memory(picture, how) for picture in pictures]
+    model = create(config, seed=seed)
+    images = [in_memory(picture, PREPARATION) for picture in pictures]
     data = EpochRows(tuple(labelled_images(model.module, images, labels[:, None], ClassLoss(SHAPES))))
     steps, length = sizes.steps, (SIDE // PATCH) ** 2 + 1
     losses = fit(model.module, data, rows=sizes.rows, length=length, steps=steps, seed=seed, optimizer=OPTIMIZER)
@@ -116,6 +117,5 @@ def trained(
 
 def predicted(model: Model, pictures: list[NDArray[np.uint8]]) -> NDArray[np.int64]:
     """The most probable class of each picture."""
-    how = PREPARATION
-    ranked = model.classify([in_memory(picture, how).pixels() for picture in pictures])
+    ranked = model.classify([in_memory(picture, PREPARATION).pixels() for picture in pictures])
     return np.array([SHAPES.index(labels[0][0]) for labels in ranked])

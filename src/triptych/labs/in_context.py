@@ -83,9 +83,9 @@ class Lookups:
         answers = np.take_along_axis(tables, inputs, axis=1)
         if self.random_answers:
             answers = noise.integers(self.symbols, size=answers.shape)
-        both = np.stack([inputs, self.symbols + answers], axis=-1).reshape(count, -1).astype(np.int32)
-        asked = np.arange(2 * self.examples - 1) % 2 == 0
-        return [Example(row[:-1], row[1:], asked) for row in both]
+        examples = np.stack([inputs, self.symbols + answers], axis=-1).reshape(count, -1).astype(np.int32)
+        answered = np.arange(2 * self.examples - 1) % 2 == 0
+        return [Example(row[:-1], row[1:], answered) for row in examples]
 
     def tables(self, noise: np.random.Generator, count: int) -> NDArray[np.int64]:
         """[count, symbols]: the answer to each input, one function a row."""
@@ -205,11 +205,11 @@ def answered(module: nn.Transformer, task: Lookups, count: int, seed: int) -> An
     """The answers of `module` to `count` rows that it was not trained on."""
     rows = held_out_rows(task, count, seed)
     batch = collate(rows)
-    given = module.unembed(final(module, batch), batch.rows).argmax(-1)
+    answers = module.unembed(final(module, batch), batch.rows).argmax(-1)
     inputs = np.stack([row.ids[row.trained] for row in rows])
     earlier = np.tril(np.ones((task.examples, task.examples), dtype=bool), -1)
     shown = ((inputs[:, :, None] == inputs[:, None, :]) & earlier).any(-1)
-    return Answered((given == batch.targets).numpy().reshape(inputs.shape), shown)
+    return Answered((answers == batch.targets).numpy().reshape(inputs.shape), shown)
 
 
 def _curve(sizes: Sizes, on_new: dict[str, Answered], unrelated: Answered) -> Curve:

@@ -33,13 +33,15 @@ FALSIFIED_BY = (
 class Sizes:
     prompt: str = size("Once upon a time, in a village by the sea, there lived", "text that is continued")
     written: int = size(12, "tokens written both ways")
-    lengths: tuple[int, ...] = size((64, 128, 512), "tokens before the one that is timed; powers of two from 64 on")
+    lengths: tuple[int, ...] = size(
+        (64, 128, 512), "tokens before the one that is timed; powers of two from 64 on", values=2, ascending=True
+    )
     repeats: int = size(2, "times that each measurement is taken; the shortest counts")
 
     def __post_init__(self) -> None:
-        if any(n < 64 or n & (n - 1) for n in self.lengths) or len(self.lengths) < 2:
+        if any(n < 64 or n & (n - 1) for n in self.lengths):
             # a cache of another length has room for more positions than it holds
-            raise InputError("size lengths: give two or more powers of two from 64 on")
+            raise InputError("size lengths: give powers of two from 64 on")
 
 
 FULL = Sizes(written=24, lengths=(64, 128, 256, 512), repeats=3)
@@ -64,8 +66,10 @@ def run(setup: Setup) -> LabResult:
     setup.progress(f"writing {count_new} tokens with the cache, and again without")
     cached, with_cache = _write(prompt, _Cached(model), count_new)
     plain, without = _write(prompt, _Recomputed(model), count_new)
-    setup.progress(f"timing one more token after {', '.join(map(str, sizes.lengths))}")
     lengths = [n for n in sizes.lengths if model.spec.context is None or n <= model.spec.context]
+    if len(lengths) < 2:
+        raise InputError(f"size lengths: two or more must fit in the model's context of {model.spec.context} tokens")
+    setup.progress(f"timing one more token after {', '.join(map(str, lengths))}")
     text = (cached * (max(lengths) // len(cached) + 1))[: max(lengths)]
     rows = [_measure(model, text[:n], sizes.repeats) for n in lengths]
     speedups = [again / once for again, once, _ in rows]

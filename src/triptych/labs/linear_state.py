@@ -34,7 +34,7 @@ LINEAR, SOFTMAX = "linear attention", "softmax attention"
 @dataclass(frozen=True)
 class Sizes:
     lengths: tuple[int, ...] = size((64, 128, 256, 512), "tokens of the text, prompt and new ones")
-    width: int = size(48, "width of the decoder")
+    width: int = size(48, f"width of the decoder, a multiple of {2 * HEADS}", multiple=2 * HEADS)
     new: int = size(24, "tokens written at each length")
 
 

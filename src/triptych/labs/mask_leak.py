@@ -150,8 +150,8 @@ def _sections(job: Job, models: dict[str, Trained], guess: float, sizes: Sizes, 
     assert job.trainer.held is not None
     opening = job.trainer.held.batches[0].ids[:OPENING].tolist()
     samples = []
-    for trained, how in models.items():
-        for used, (module, _) in how.used.items():
+    for trained, of_training in models.items():
+        for used, (module, _) in of_training.used.items():
             model = Model(module, job.tokenizer)
             (text,) = model.generate([opening], max_new_tokens=sizes.written, temperature=0.8, seed=seed)
             samples.append(Sample(None, f"trained {trained}, writing {used}", text.text))

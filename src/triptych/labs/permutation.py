@@ -145,8 +145,8 @@ def _errors(model: Model, sizes: Sizes, seed: int) -> list[float]:
 def _twins(model: Model, sizes: Sizes, seed: int) -> float:
     """How far apart the last block leaves one token that stands at two places of a row, over the spread."""
     ids = torch.randperm(sizes.tokens, generator=torch.Generator().manual_seed(seed))
-    one, other = sizes.twins
-    ids[other] = ids[one]
+    first, second = sizes.twins
+    ids[second] = ids[first]
     last = sizes.sites[-1]
     out = model.trace([ids.tolist()], read=[last])[last][0]
-    return ((out[one] - out[other]).abs().max() / out.std()).item()
+    return ((out[first] - out[second]).abs().max() / out.std()).item()

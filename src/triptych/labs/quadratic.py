@@ -44,7 +44,9 @@ FALSIFIED_BY = (
 
 @dataclass(frozen=True)
 class Sizes:
-    lengths: tuple[int, ...] = size((128, 256, 512, 1024, 2048, 4096, 8192), "tokens T; those of short and long too")
+    lengths: tuple[int, ...] = size(
+        (128, 256, 512, 1024, 2048, 4096, 8192), "tokens T, ascending; those of short and long too", ascending=True
+    )
     short: tuple[int, ...] = size((128, 512), "first and last T where a layer's exponent is fitted while small")
     long: tuple[int, ...] = size((2048, 8192), "first and last T where the other exponents are fitted")
     heads: int = size(2, "heads")
@@ -59,6 +61,8 @@ class Sizes:
         for name, ends in (("short", self.short), ("long", self.long)):
             if len(ends) != 2 or ends[0] >= ends[1] or not {*ends} <= {*self.lengths}:
                 raise InputError(f"size {name}: give the first and the last T of a fit, both of them in lengths")
+        if len([length for length in self.lengths[1:] if self.long[0] <= length <= self.long[1]]) < 2:
+            raise InputError("sizes lengths and long: a fit over differences needs one more length before or in long")
         if self.layer % self.width:
             raise InputError(f"size layer: must be a multiple of the head width, {self.width}")
 

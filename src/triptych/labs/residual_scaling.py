@@ -12,20 +12,12 @@ import torch
 from torch import Tensor
 
 from triptych import nn
+from triptych.labs import deep_stacks
+from triptych.labs.deep_stacks import LEARNED, PRE, StackSizes
 from triptych.labs.lab import Check, LabResult, Setup, size
-from triptych.labs.small import block, decoder, power
-from triptych.labs.trained import (
-    GeneratedTask,
-    Places,
-    Shuffled,
-    TrainedRun,
-    TrainingBudget,
-    held_out_rows,
-    redraw,
-    train,
-)
+from triptych.labs.small import power
+from triptych.labs.trained import GeneratedTask, Shuffled, TrainedRun, held_out_rows, train
 from triptych.page import Curve, TableSection
-from triptych.spec import LayerNormSpec, NormsSpec, SinusoidalSpec
 from triptych.train import collate
 from triptych.train.objectives import final
 
@@ -37,22 +29,19 @@ FALSIFIED_BY = (
 SEEDS = 5
 
 SCALED, PLAIN, FIXED, LARGE, ZERO = "scaled by 1/√(2L)", "not scaled", "all 0.02", "all 4 times larger", "0"
-HEADS = 4
-LEARNED = 0.5  # a stack was trained if its loss went at least half the way from a guess to the best one
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(StackSizes):
     """Of the stacks and of their training."""
 
-    depths: tuple[int, ...] = size((2, 16), "layers of the trained stacks, in ascending order, at least two of them")
-    untrained: tuple[int, ...] = size((4, 16, 64), "layers of the stacks whose stream is measured before training")
-    width: int = size(32, "width of the residual stream, a multiple of 4")
-    symbols: int = size(16, "different symbols")
-    length: int = size(16, "symbols of a row")
+    depths: tuple[int, ...] = size(
+        (2, 16), "layers of the trained stacks, in ascending order, at least two of them", values=2, ascending=True
+    )
+    untrained: tuple[int, ...] = size(
+        (4, 16, 64), "layers of the stacks whose stream is measured before training", values=2, ascending=True
+    )
     steps: int = size(80, "training steps")
-    rows: int = size(8, "rows of a step")
-    rate: float = size(3e-3, "learning rate of AdamW")
 
 
 WAYS = (SCALED, PLAIN, FIXED, LARGE, ZERO)
@@ -62,7 +51,7 @@ Runs = dict[tuple[str, int], TrainedRun]
 def run(setup: Setup) -> LabResult:
     """The stream of untrained stacks over depth; then each way of drawing, trained at each depth; shuffled answers."""
     sizes = setup.sized(Sizes())
-    task = Places(sizes.symbols, sizes.length, (0,))
+    task = sizes.task
     growth = {
         way: [_growth(sizes, way, depth, task, setup.seed) for depth in sizes.untrained] for way in (SCALED, PLAIN)
     }
@@ -129,10 +118,6 @@ def _meaning(sizes: Sizes, runs: Runs, growth: dict[str, list[float]]) -> str:
 
 def stack(sizes: Sizes, way: str, depth: int, seed: int) -> nn.Transformer:
     """A pre-norm decoder of `depth` blocks whose matrices are drawn as `way` says."""
-    norm = LayerNormSpec(width=sizes.width)
-    blocks = [block(sizes.width, HEADS, 2 * sizes.width, norms=NormsSpec(pre=norm))] * depth
-    positions = SinusoidalSpec(width=sizes.width)
-    module = nn.new(decoder(sizes.symbols, blocks, embedded=positions, final_norm=norm), seed)
     unit = sizes.width**-0.5
     stds = {
         SCALED: (unit, unit / (2 * depth) ** 0.5),
@@ -142,12 +127,11 @@ def stack(sizes: Sizes, way: str, depth: int, seed: int) -> nn.Transformer:
         ZERO: (unit, 0.0),
     }
     std, written = stds[way]
-    redraw(module, seed, std, written=written)
-    return module
+    return deep_stacks.stack(sizes, PRE, depth, seed, std, written=written)
 
 
 def _train(sizes: Sizes, way: str, depth: int, task: GeneratedTask, seed: int) -> TrainedRun:
-    return train(stack(sizes, way, depth, seed), task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate), seed)
+    return train(stack(sizes, way, depth, seed), task, sizes.budget(), seed)
 
 
 @torch.no_grad()

@@ -27,8 +27,10 @@ FALSIFIED_BY = (
 
 @dataclass(frozen=True)
 class Sizes:
-    widths: tuple[int, ...] = size((4, 8, 16, 32, 64, 128, 512, 2048), "widths d of queries and keys")
-    tokens: int = size(64, "queries, and keys, of a row")
+    widths: tuple[int, ...] = size(
+        (4, 8, 16, 32, 64, 128, 512, 2048), "widths d of queries and keys, in ascending order", ascending=True
+    )
+    tokens: int = size(64, "queries, and keys, of a row; two or more", least=2)
     rows: int = size(8, "rows of each width")
     small: float = size(0.01, "norm below which a gradient counts as none")
 

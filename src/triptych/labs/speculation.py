@@ -27,16 +27,17 @@ FALSIFIED_BY = (
     " guess were accepted."
 )
 SEEDS = 5  # of a recorded result
+HEADS = 4
 NOTHING, WRONG, LOOKUP = "no guesses", "always wrong", "prompt lookup"
 
 
 @dataclass(frozen=True)
 class Sizes:
     rows: int = size(8, "texts written at once, half of them sampled")
-    new: int = size(48, "tokens of each")
+    new: int = size(48, "tokens of each, two or more", least=2)
     tokens: int = size(4, "guesses of a forward, at most")
-    width: int = size(48, "width of the decoder")
-    vocab: int = size(61, "ids that it knows")
+    width: int = size(48, f"width of the decoder, a multiple of {2 * HEADS}", multiple=2 * HEADS)
+    vocab: int = size(61, "ids that it knows, two or more", least=2)
     noise: tuple[float, ...] = size((0.02, 0.1, 0.5), "noise in the draft's weights, over their own deviation")
 
 
@@ -128,9 +129,9 @@ def run(setup: Setup) -> LabResult:
 
 def model(sizes: Sizes, seed: int) -> nn.Transformer:
     """A decoder with random weights, large enough for its choices to differ from place to place."""
-    blocks = [block(sizes.width, 4, 2 * sizes.width)] * 2
+    blocks = [block(sizes.width, HEADS, 2 * sizes.width)] * 2
     torch_seed = random.Random(seed).randrange(1 << 30)
-    module = nn.new(decoder(sizes.vocab, blocks, inside=RopeSpec(width=sizes.width // 4)), torch_seed)
+    module = nn.new(decoder(sizes.vocab, blocks, inside=RopeSpec(width=sizes.width // HEADS)), torch_seed)
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.dim() == 2:

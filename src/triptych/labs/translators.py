@@ -101,7 +101,10 @@ class TrainedTranslator:
     seconds: float
 
     def reached(self, nats: float) -> int | None:
-        """The first step from which the mean loss of `SMOOTHED` steps was at most `nats`; None where it never was."""
+        """The first step from which the mean loss of `SMOOTHED` steps was at most `nats`; None where it never was, and
+        where there were fewer steps."""
+        if len(self.losses) < SMOOTHED:
+            return None
         means = np.convolve(self.losses, np.full(SMOOTHED, 1 / SMOOTHED), "valid")
         below = np.flatnonzero(means <= nats)
         return int(below[0]) + SMOOTHED if len(below) else None
