@@ -90,7 +90,7 @@ def _checks(trained: dict[str, TrainedActivation], shuffled: TrainedRun) -> tupl
         Check("parameters of ReLU, GELU and SwiGLU, most less fewest", float(max(counts) - min(counts)), most=0.0),
         Check("control: learned less without an MLP than with the worst", least - learned[NONE], least=EQUAL),
         Check("SwiGLU learned more than ReLU, mean of the tables", learned[SWIGLU] - learned[RELU], least=0.0),
-        Check("the same, of the table where it is least", min(by_table)),
+        Check("SwiGLU learned more than ReLU, the table where this is least", min(by_table)),
         Check("GELU learned more than ReLU, mean of the tables", learned[GELU] - learned[RELU], least=-EQUAL),
         Check("control: copying needs no MLP: most learned less least", max(copies) - min(copies), most=EQUAL),
         Check("control: learned from shuffled answers", shuffled.learned, most=0.1),

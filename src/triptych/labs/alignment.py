@@ -92,7 +92,7 @@ def run(setup: Setup) -> LabResult:
     )
     checks = (
         Check("letters whose strongest attention is on a true partner", hits, least=0.6),
-        Check("the same of letters that the diagonal misses", moved, least=0.45),
+        Check("letters that the diagonal misses whose strongest attention is on a true partner", moved, least=0.45),
         Check("letters right", sees_all, least=0.75),
         Check("letters right with others hidden, less with the partners hidden", not_others - not_partners, least=0.4),
     )

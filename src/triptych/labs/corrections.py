@@ -123,7 +123,9 @@ def _large_negative(sizes: Sizes, noise: torch.Generator) -> Correction:
         (
             Check("largest weight of a row that sees nothing", float(ours.max()), 0.0, 0.0),
             Check(
-                "the same filled with -1e9, distance from even weights", _gap(filled, filled * 0 + 1 / n), most=1e-12
+                "a row that sees nothing filled with -1e9, distance from even weights",
+                _gap(filled, filled * 0 + 1 / n),
+                most=1e-12,
             ),
         ),
     )
@@ -162,8 +164,12 @@ def _cross_mask(sizes: Sizes, noise: torch.Generator) -> Correction:
         "L1",
         "cross-attention needs no mask",
         (
-            Check("change of the output by padding of the source that is hidden", _gap(hidden, alone), most=1e-12),
-            Check("the same by padding that is not", _gap(attend(q, padded, padded), alone), least=0.01),
+            Check("change of the output by padding of the source that a mask hides", _gap(hidden, alone), most=1e-12),
+            Check(
+                "change of the output by padding of the source that no mask hides",
+                _gap(attend(q, padded, padded), alone),
+                least=0.01,
+            ),
         ),
     )
 
@@ -190,7 +196,7 @@ def _sharpness() -> Correction:
         "without √d softmax is too flat",
         (
             Check("entropy of 64 weights, d 64, without the division, nats", entropy(1.0), 0.6107, 0.6109),
-            Check("the same divided by √d", entropy(None), 3.6808, 3.6810),
+            Check("entropy of 64 weights, d 64, divided by √d, nats", entropy(None), 3.6808, 3.6810),
         ),
     )
 
@@ -208,7 +214,7 @@ def _layer_norm() -> Correction:
         "LayerNorm divides by σ + ε",
         (
             Check("last of LayerNorm([0, .001, .002, .003]), ε 1e-5", float(ours[3]), 0.44721, 0.44722),
-            Check("the third of it", float(ours[2]), 0.14907, 0.14908),
+            Check("third of LayerNorm([0, .001, .002, .003]), ε 1e-5", float(ours[2]), 0.14907, 0.14908),
             Check("the last with σ + ε", float(lecture[3]), 1.3297, 1.3298),
             Check("the third with σ + ε", float(lecture[2]), 0.44324, 0.44326),
         ),
@@ -232,7 +238,11 @@ def _t5_scale(seed: int) -> Correction:
         "every model divides by √d",
         (
             Check("T5's scores less q·k: distance from a bias of the distance", left(products), most=1e-12),
-            Check("the same less q·k/√d", left(products / products.new_tensor(16.0).sqrt()), least=1e-3),
+            Check(
+                "T5's scores less q·k/√d: distance from a bias of the distance",
+                left(products / products.new_tensor(16.0).sqrt()),
+                least=1e-3,
+            ),
         ),
     )
 
@@ -308,8 +318,12 @@ def _attention_norms(seed: int) -> Correction:
             Check(
                 "queries of Qwen3 as scores read them: mean square, distance from 1", away("Qwen3", "q_rot"), most=0.02
             ),
-            Check("the same before their norm", away("Qwen3", "q"), least=0.1),
-            Check("the same of Llama, which has none", away("Llama", "q_rot"), least=0.1),
+            Check("queries of Qwen3 before their norm: mean square, distance from 1", away("Qwen3", "q"), least=0.1),
+            Check(
+                "queries of Llama, which has no such norm: mean square, distance from 1",
+                away("Llama", "q_rot"),
+                least=0.1,
+            ),
         ),
     )
 
@@ -354,6 +368,6 @@ def _swiglu(sizes: Sizes) -> Correction:
         "SwiGLU's MLP is 4 d wide",
         (
             Check("parameters of SwiGLU with 4 d over a plain MLP's", wide, 1.5, 1.5),
-            Check("the same with 8/3 d", narrow, 1.0, 1.0),
+            Check("parameters of SwiGLU with 8/3 d over a plain MLP's", narrow, 1.0, 1.0),
         ),
     )

@@ -85,7 +85,11 @@ def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedCosine) -> tuple[Check,
         Check("dot product: answers right, weights as drawn", heads[DOT, DRAWN].right, least=0.75),
         Check(f"dot product: answers right less with {larger}", fewer, least=0.25),
         Check("cosine: largest score before training, over √d", max(one.before for one in cosine), most=1.001),
-        Check(f"control: dot product, {larger}: the same", heads[DOT, LARGER].before, least=1.001),
+        Check(
+            f"control: dot product, {larger}: largest score before training, over √d",
+            heads[DOT, LARGER].before,
+            least=1.001,
+        ),
         Check("control: answers right, trained on shuffled ones", shuffled.right, most=1 / sizes.symbols + 0.1),
     )
 

@@ -89,9 +89,9 @@ def run(setup: Setup) -> LabResult:
         Check(
             f"pre-norm, {depths[-1]} layers: gradient at the first block over the last", arrives["pre-norm"][-1], 0.5
         ),
-        Check("no residual: what is left of it after each further layer", fall, most=0.8),
-        Check("pre-norm: the last block's gradient goes as depth to the power", goes["pre-norm"], -0.7, -0.25),
-        Check("post-norm: the last block's gradient goes as depth to the power", goes["post-norm"], -0.15, 0.35),
+        Check("no residual: share of that ratio left after each further layer", fall, most=0.8),
+        Check("pre-norm: the last block's gradient grows as depth to the power", goes["pre-norm"], -0.7, -0.25),
+        Check("post-norm: the last block's gradient grows as depth to the power", goes["post-norm"], -0.15, 0.35),
     )
     meaning = (
         "x + f(x) passes the gradient on whatever f is, so with a residual stream the loss reaches the first of"

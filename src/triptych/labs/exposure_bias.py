@@ -142,7 +142,11 @@ def _checks(sizes: Sizes, written: dict[float, WritingErrors]) -> tuple[Check, .
     first, second = _halves(plain.forced)
     return (
         Check("true prefixes: wrong after its own text, over never coming back", _halves(plain.free)[1] / lost, 0.5),
-        Check(f"{sizes.noises[-1]:.0%} of the prefixes replaced: the same", _halves(noisy.free)[1] / lost, most=0.25),
+        Check(
+            f"{sizes.noises[-1]:.0%} of the prefixes replaced: wrong after its own text, over never coming back",
+            _halves(noisy.free)[1] / lost,
+            most=0.25,
+        ),
         Check("control: true prefixes, each choice after true tokens: wrong more later", second - first, most=0.1),
         Check(
             "control: after its own text, none replaced: wrong, the worst of all models",

@@ -92,7 +92,11 @@ def run(setup: Setup) -> LabResult:
             most=1.5,
         ),
         Check(f"plain over tiles, numbers moved forward, fast memory {largest:,}", _saved(whole, tiled), least=2.0),
-        Check("the same with a fast memory of d² numbers", whole[longest].forward / small.forward, most=1.0),
+        Check(
+            "plain over tiles, numbers moved forward, a fast memory of d² numbers",
+            whole[longest].forward / small.forward,
+            most=1.0,
+        ),
     )
     meaning = (
         "Softmax can be taken over the keys in pieces, so the scores never leave the fast memory, and the result is"

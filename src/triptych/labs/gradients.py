@@ -79,7 +79,7 @@ def run(setup: Setup) -> LabResult:
             most=1e-6,
         ),
         Check(f"losses of {sizes.steps} steps of AdamW differ by", loss_difference, most=1e-6),
-        Check("while they fall by, nats", losses[0][1] - losses[-1][1], least=1.0),
+        Check("fall of the loss in these steps, nats", losses[0][1] - losses[-1][1], least=1.0),
     )
     meaning = (
         "Every backward is the chain rule on one line of the forward: a matrix product goes back through its other"

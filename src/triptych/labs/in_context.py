@@ -165,11 +165,23 @@ def _checks(sizes: Sizes, on_new: dict[str, Answered], own: Answered, unrelated:
     claim = "fall of the error from the first half of the row to the second, over the largest possible"
     return (
         Check(f"functions never trained: {claim}", every.fall / possible, least=0.5),
-        Check("the same: right where the input was shown before", _share(every, shown=True), least=0.9),
-        Check("control: right where it was not", _share(every, shown=False), most=chance + 0.1),
-        Check("control: answers in the row random: the same fall", unrelated.fall / possible, most=0.1),
+        Check("functions never trained: right where the input was shown before", _share(every, shown=True), least=0.9),
+        Check(
+            "control: functions never trained: right where the input was not shown",
+            _share(every, shown=False),
+            most=chance + 0.1,
+        ),
+        Check(
+            "control: answers in the row random: fall of the error, over the largest possible",
+            unrelated.fall / possible,
+            most=0.1,
+        ),
         Check("trained on 1 function: right on it at the first example", float(own.right[:, 0].mean()), least=0.9),
-        Check("control: trained on 1 function, others tested: the same fall", single.fall / possible, most=0.1),
+        Check(
+            "control: trained on 1 function, others tested: fall of the error, over the largest possible",
+            single.fall / possible,
+            most=0.1,
+        ),
     )
 
 

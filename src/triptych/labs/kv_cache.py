@@ -75,7 +75,7 @@ def run(setup: Setup) -> LabResult:
     speedups = [again / once for again, once, _ in rows]
     counted = _counted_bytes(model, lengths[-1])
     checks = (
-        Check("tokens that differ", sum(a != b for a, b in zip(cached, plain, strict=True)), most=0),
+        Check("tokens that differ with the cache", sum(a != b for a, b in zip(cached, plain, strict=True)), most=0),
         Check("greatest difference of a logit", float((with_cache - without).abs().max()), most=1e-3),
         Check(f"speed-up of one token at {lengths[-1]}", speedups[-1], least=3.0),
         Check(f"speed-up at {lengths[-1]} over that at {lengths[0]}", speedups[-1] / speedups[0], least=1.5),

@@ -69,7 +69,7 @@ def run(setup: Setup) -> LabResult:
         Check("trained and used without it, over that with it", leaky / own, most=0.1),
         Check("trained without and used with it, nats above trained with it", blind - own, least=0.75),
         Check(
-            "the same, share of what the other gains over guessing by frequency",
+            "trained without and used with it: gain over guessing by frequency, over that of trained with it",
             (guess - blind) / (guess - own),
             most=0.5,
         ),

@@ -70,7 +70,11 @@ def _checks(sizes: Sizes, runs: Runs, shuffled: TrainedRun) -> tuple[Check, ...]
         Check(f"post-norm, {shallow} layers, warm-up: learned", learned[POST, WITH, shallow], least=LEARNED),
         Check(f"post-norm, {deep} layers, no warm-up: learned", learned[POST, WITHOUT, deep], most=LEARNED),
         Check("post-norm: learned more with a warm-up, at the depth where it is most", max(gain[POST]), least=LEARNED),
-        Check("control: the same of pre-norm, at any depth", max(map(abs, gain[PRE])), most=LEARNED / 2),
+        Check(
+            "control: pre-norm: learned more or less with a warm-up, at the depth where it is most",
+            max(map(abs, gain[PRE])),
+            most=LEARNED / 2,
+        ),
         Check(f"post-norm, {deep} layers, warm-up: learned", learned[POST, WITH, deep]),
         Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
     )

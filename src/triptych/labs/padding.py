@@ -130,15 +130,17 @@ def _checks(sizes: Sizes, answers: dict[tuple[str, str], Answers], shuffled: Tra
     masked = [of_padding.moved for (_, padding), of_padding in answers.items() if padding.endswith("masked")]
     return (
         Check("trained without padding, rows alone: right", alone.right, least=0.9),
-        Check(f"the same, padded to {most} and not masked: right less", alone.right - far.right, least=0.25),
+        Check(
+            f"trained without padding, padded to {most} and not masked: right less", alone.right - far.right, least=0.25
+        ),
         Check(f"trained with padding to {sizes.longest}, padded to {trained} as then: right", used.right, least=0.75),
         Check(
-            f"the same, padded to {most}: a log-probability moves by at most, nats",
+            f"trained with padding, padded to {most}: largest change of a log-probability, nats",
             answers[UNMASKED, _beside(most)].moved,
             least=1.0,
         ),
-        Check(f"the same, padded to {most}: right", answers[UNMASKED, _beside(most)].right),
-        Check("control: padded and masked, a log-probability moves by at most, nats", max(masked), most=1e-3),
+        Check(f"trained with padding, padded to {most}: right", answers[UNMASKED, _beside(most)].right),
+        Check("control: padded and masked: largest change of a log-probability, nats", max(masked), most=1e-3),
         Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
     )
 

@@ -132,7 +132,11 @@ def run(setup: Setup) -> LabResult:
         ),
         Check("keys that differ when read through the pages", reused.wrong, most=0),
         Check("pages copied before a write", reused.pages.copies, sizes.rows - 1 if inside else 0, sizes.rows),
-        Check("the same without copying: keys that differ", careless.wrong, least=1 if inside else 0),
+        Check(
+            "control: keys that differ when pages are not copied before a write",
+            careless.wrong,
+            least=1 if inside else 0,
+        ),
         Check("places of pages over tokens that differ, and two pages a row", most[3] / bound, most=1.0),
         Check("places of slots over places of pages", most[2] / most[3], least=1.5),
         Check("tokens reused by prompts that share nothing", sum(row.reused for row in apart.rows), most=0),

@@ -101,9 +101,11 @@ def _checks(errors: dict[tuple[str, str], list[float]], twins: dict[tuple[str, s
             min(errors[key][-1] for key in with_positions),
             least=0.02,
         ),
-        Check("no positions, bidirectional: distance of twins", twins[NONE, "bidirectional"], most=1e-12),
         Check(
-            "the smallest distance of twins with a position part, or a causal mask",
+            "no positions, bidirectional: distance between two equal tokens", twins[NONE, "bidirectional"], most=1e-12
+        ),
+        Check(
+            "the smallest distance between two equal tokens with a position part, or a causal mask",
             min(distance for key, distance in twins.items() if key != (NONE, "bidirectional")),
             least=0.01,
         ),

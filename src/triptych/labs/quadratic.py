@@ -147,7 +147,8 @@ def run(setup: Setup) -> LabResult:
             most=1.5,
         ),
         Check(
-            f"the layer less its matmuls and all that grows as T, {long[0]:,} to {long[1]:,} tokens: the same",
+            f"the layer less its matmuls and all that grows as T, {long[0]:,} to {long[1]:,} tokens:"
+            " seconds grow as T to the power",
             _power(_faster(layer["the rest"]), long),
             *SQUARE,
         ),

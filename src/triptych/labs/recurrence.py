@@ -63,8 +63,10 @@ def _checks(comparison: Comparison) -> tuple[Check, ...]:
             fixed.by_length[-1] / max(attention.by_length[-1], 1e-9),
             least=2.0,
         ),
-        Check("from the shortest quarter to the longest: what the fixed vector loses", _lost(fixed), least=0.1),
-        Check("the same, less what attention loses", _lost(fixed) - _lost(attention), least=0.1),
+        Check(
+            "fixed vector: share of wrong tokens in the longest quarter, less in the shortest", _lost(fixed), least=0.1
+        ),
+        Check("that increase of the fixed vector, less that of attention", _lost(fixed) - _lost(attention), least=0.1),
     )
 
 

@@ -86,7 +86,11 @@ def run(setup: Setup) -> LabResult:
             learned[sizes.soft][-1] / learned[sizes.soft][0],
             most=0.05,
         ),
-        Check(f"at β {sizes.hard:g}, the same", learned[sizes.hard][-1] / learned[sizes.hard][0], least=0.95),
+        Check(
+            f"at β {sizes.hard:g}, loss after learning over before",
+            learned[sizes.hard][-1] / learned[sizes.hard][0],
+            least=0.95,
+        ),
     )
     return LabResult("Is attention a dictionary lookup, and why a soft one?", MEANING, checks, (table, lookup, descent))
 

@@ -103,7 +103,11 @@ def run(setup: Setup) -> LabResult:
         Check(f"{POWERS}: pairs computed grow as T to the power", _power(computed[POWERS]), 1.0, 1.3),
         Check("largest difference from the definition", differences(ways, noise), most=1e-5),
         Check(f"{STRIDED}: layers until each position has reached all before it", hops[STRIDED], most=2),
-        Check(f"{POWERS}: the same", hops[POWERS], most=math.floor(math.log2(blocks - 1)) + 1 if blocks > 1 else 1),
+        Check(
+            f"{POWERS}: layers until each position has reached all before it",
+            hops[POWERS],
+            most=math.floor(math.log2(blocks - 1)) + 1 if blocks > 1 else 1,
+        ),
     )
     meaning = (
         "Each pattern is a symbolic mask. The block kernel lists the blocks of keys that a block of queries may see"

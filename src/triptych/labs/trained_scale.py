@@ -70,9 +70,9 @@ def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedHead) -> tuple[Check, .
             heads[SCALED, wide].right - heads[PLAIN, wide].right,
             least=0.25,
         ),
-        Check(f"control: the same at d {narrow}", abs(apart), most=0.25),
+        Check(f"control: d {narrow}: difference of answers right with 1/√d and without", abs(apart), most=0.25),
         Check(
-            f"control: d {wide}, no scale and weights drawn so much smaller: answers right",
+            f"control: d {wide}, no scale, queries and keys drawn smaller: answers right",
             heads[SMALLER, wide].right,
             least=0.75,
         ),

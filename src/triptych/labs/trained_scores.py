@@ -71,7 +71,11 @@ def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedHead) -> tuple[Check, .
             heads[ADDITIVE, wide].right - heads[PLAIN, wide].right,
             least=0.25,
         ),
-        Check(f"control: the same at d {narrow}, either way", small, most=0.25),
+        Check(
+            f"control: d {narrow}: difference of answers right, additive and dot product without scale",
+            small,
+            most=0.25,
+        ),
         Check("additive and 1/√d: difference of answers right, the largest over all d", max(apart), most=0.25),
         Check("control: answers right, trained on shuffled ones", shuffled.right, most=1 / sizes.symbols + 0.1),
     )

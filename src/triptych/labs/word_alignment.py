@@ -80,8 +80,8 @@ def run(setup: Setup) -> LabResult:
     straight = error_rate([diagonal(pair) for pair in held], held)
     checks = (
         Check(f"alignment error rate of {place.name}", rate, most=MOST),
-        Check("IBM Model 1's, less that", model1 - rate, least=0.0),
-        Check("the diagonal's, less that", straight - rate, least=0.0),
+        Check("error rate of IBM Model 1, less that of this head", model1 - rate, least=0.0),
+        Check("error rate of the diagonal, less that of this head", straight - rate, least=0.0),
     )
     meaning = (
         "The model was trained on pairs of sentences, without their alignment. To write a word it attends to the one it"
