@@ -38,7 +38,7 @@ def test_a_decoder_that_learned_nothing_fails_and_its_page_is_drawn() -> None:
 def test_weights_are_counted_on_the_object_that_is_named() -> None:
     """Patterns made by hand: all weight on the named object, evenly spread, and on the other object."""
     subject = scenes.scenes(30, 2)
-    seen = captions.Captioned.__new__(captions.Seen)
+    seen = captions.Captioned.__new__(captions.Captioned)
     seen.scenes, seen.patch = subject, 6
     patches = (scenes.SIDE // seen.patch) ** 2
     right, even, wrong = [], [], []

@@ -70,5 +70,5 @@ def test_fails_when_only_neighbours_are_seen(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_one_length_is_refused() -> None:
-    with pytest.raises(InputError, match="sparse-patterns fits powers: give at least two different lengths"):
+    with pytest.raises(InputError, match="size lengths: 64 is too few; give 2 values or more"):
         run("sparse-patterns", Setup(sizes={"lengths": (64,)}))

@@ -14,6 +14,7 @@ from triptych import labs, nn, spec
 from triptych.attention import Rows
 from triptych.labs import (
     activations,
+    deep_stacks,
     depth,
     norm_placement,
     padding,
@@ -147,7 +148,7 @@ def test_residual_scaling_fails_when_nothing_is_scaled(monkeypatch: pytest.Monke
     usual = failed(labs.run("residual-scaling", setup))
     assert "not scaled, 16 layers: steps later than scaled to learn half" in usual
     assert "scaled: the stream's variance before training grows as depth to the power, either way" not in usual
-    monkeypatch.setattr(residual_scaling, "redraw", lambda module, seed, std, written: redraw(module, seed, std))
+    monkeypatch.setattr(deep_stacks, "redraw", lambda module, seed, std, written: redraw(module, seed, std))
     assert "scaled: the stream's variance before training grows as depth to the power, either way" in failed(
         labs.run("residual-scaling", setup)
     )
@@ -180,7 +181,7 @@ def test_activations_fails_when_the_gate_does_not_multiply(monkeypatch: pytest.M
 
 
 def test_activations_refuses_a_hidden_width_without_two_thirds() -> None:
-    with pytest.raises(labs.InputError, match="size hidden: 25 is no multiple of 3"):
+    with pytest.raises(labs.InputError, match="size hidden: 25 must be a multiple of 3"):
         labs.run("activations", Setup(sizes={"hidden": 25}))
 
 

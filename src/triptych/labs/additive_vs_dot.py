@@ -37,7 +37,9 @@ class Sizes:
     hidden: int = size(64, "hidden units of the additive score, equal to width")
     heads: int = size(8, "heads of the layer whose parameters are counted")
     lengths: tuple[int, ...] = size((32, 64, 128, 256, 512), "tokens of a row")
-    scales: tuple[float, ...] = size((0.25, 1.0, 4.0, 16.0, 64.0, 1024.0), "sizes of the entries of q and k")
+    scales: tuple[float, ...] = size(
+        (0.25, 1.0, 4.0, 16.0, 64.0, 1024.0), "sizes of the entries of q and k, ascending", values=2, ascending=True
+    )
     tokens: int = size(64, "keys among which one is chosen, two or more", least=2)
     narrow: int = size(24, "width of queries that no dot product compares with the keys")
     wide: int = size(40, "width of those keys")
@@ -47,8 +49,6 @@ class Sizes:
             raise InputError(
                 f"sizes width {self.width} and hidden {self.hidden}: this lab inverts W_k; make them equal"
             )
-        if len(self.scales) < 2:
-            raise InputError("size scales: this lab compares the last two; give two or more")
 
 
 NAMES = ("dot product", "additive")

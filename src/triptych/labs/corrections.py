@@ -16,7 +16,6 @@ from torch import Tensor
 from triptych import families, nn, spec
 from triptych.attention import attend
 from triptych.count import Count, count
-from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.model import Model
 from triptych.page import TableSection
@@ -58,13 +57,9 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    tokens: int = size(7, "queries and keys of the random tensors, 3 to 30")
+    tokens: int = size(7, "queries and keys of the random tensors, 3 to 30", least=3, most=30)
     width: int = size(16, "width of these queries and keys")
-    mlp: int = size(96, "model width at which SwiGLU and a plain MLP are compared, a multiple of 3")
-
-    def __post_init__(self) -> None:
-        if not 3 <= self.tokens <= 30 or self.mlp % 3:
-            raise InputError("sizes tokens and mlp: tokens must be 3 to 30, mlp a multiple of 3")
+    mlp: int = size(96, "model width at which SwiGLU and a plain MLP are compared, a multiple of 3", multiple=3)
 
 
 @dataclass(frozen=True, eq=False)

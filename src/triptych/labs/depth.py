@@ -29,7 +29,9 @@ SEEDS = 5
 
 @dataclass(frozen=True)
 class Sizes:
-    depths: tuple[int, ...] = size((2, 4, 8, 16, 32, 64), "blocks of the untrained stacks, two numbers or more")
+    depths: tuple[int, ...] = size(
+        (2, 4, 8, 16, 32, 64), "blocks of the untrained stacks, ascending", values=2, ascending=True
+    )
     draws: int = size(2, "untrained models of which each gradient is a mean")
     width: int = size(64, "model width of the untrained stacks, a multiple of the heads")
     hidden: int = size(256, "MLP width of the untrained stacks")
@@ -38,8 +40,6 @@ class Sizes:
     tokens: int = size(32, "tokens of each of these rows")
 
     def __post_init__(self) -> None:
-        if len(set(self.depths)) < 2:
-            raise InputError("size depths: an exponent is fitted to them; give two or more")
         if self.width % self.heads:
             raise InputError(f"size width: must be a multiple of the {self.heads} heads")
 

@@ -40,24 +40,21 @@ class Limits:
 
     def check(self, name: str, value: Size) -> None:
         """Raise InputError, which names the size, for a value outside these limits."""
-        several = value if isinstance(value, tuple) else (value,)
+        if isinstance(value, str):
+            return
+        several: tuple[float, ...] = value if isinstance(value, tuple) else (value,)
+        shown = ",".join(map(str, several))
         if len(several) < self.values:
-            raise InputError(f"size {name}: {_shown(several)} is too few; give {self.values} values or more")
+            raise InputError(f"size {name}: {shown} is too few; give {self.values} values or more")
         if self.ascending and any(a >= b for a, b in pairwise(several)):
-            raise InputError(f"size {name}: {_shown(several)} must be in ascending order, and all different")
+            raise InputError(f"size {name}: {shown} must be in ascending order, and all different")
         for number in several:
-            if isinstance(number, str):
-                continue
             if self.least is not None and number < self.least:
                 raise InputError(f"size {name}: {number} must be {self.least:,} or more")
             if self.most is not None and number > self.most:
                 raise InputError(f"size {name}: {number} must be at most {self.most:,}")
             if self.multiple is not None and number % self.multiple:
                 raise InputError(f"size {name}: {number} must be a multiple of {self.multiple}")
-
-
-def _shown(several: tuple[object, ...]) -> str:
-    return ",".join(map(str, several))
 
 
 def size(

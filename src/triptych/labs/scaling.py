@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from triptych.attention import attend
-from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import power
 from triptych.page import Curve, TableSection
@@ -28,15 +27,11 @@ FALSIFIED_BY = (
 @dataclass(frozen=True)
 class Sizes:
     widths: tuple[int, ...] = size(
-        (4, 8, 16, 32, 64, 128, 512, 2048), "widths d of queries and keys, in ascending order", ascending=True
+        (4, 8, 16, 32, 64, 128, 512, 2048), "widths d of queries and keys, in ascending order", values=2, ascending=True
     )
     tokens: int = size(64, "queries, and keys, of a row; two or more", least=2)
     rows: int = size(8, "rows of each width")
     small: float = size(0.01, "norm below which a gradient counts as none")
-
-    def __post_init__(self) -> None:
-        if len(set(self.widths)) < 2:
-            raise InputError("size widths: an exponent is fitted to them; give two or more")
 
 
 @dataclass(frozen=True)

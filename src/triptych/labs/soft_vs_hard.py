@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from triptych.attention import attend
-from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.page import Curve, TableSection
 
@@ -26,7 +25,7 @@ FALSIFIED_BY = (
 
 @dataclass(frozen=True)
 class Sizes:
-    entries: int = size(16, "entries of the dictionary, at least 2")
+    entries: int = size(16, "entries of the dictionary, two or more", least=2)
     questions: int = size(32, "questions to it")
     width: int = size(24, "width of keys and questions")
     values: int = size(20, "width of the values")
@@ -34,10 +33,6 @@ class Sizes:
     soft: float = size(4.0, "β at which a question is learned")
     steps: int = size(400, "steps of gradient descent")
     rate: float = size(0.3, "learning rate, times 1/β")
-
-    def __post_init__(self) -> None:
-        if self.entries < 2:
-            raise InputError("size entries: a dictionary of one entry has no wrong answer; give two or more")
 
     @property
     def hard(self) -> float:
