@@ -24,10 +24,9 @@ from triptych.spec import AdditiveSpec, attention
 
 FALSIFIED_BY = (
     "The claim is false if the additive layer differs from its formula by more than rounding, or needs no more memory"
-    " or"
-    " parameters than the dot product. It is false too if its sharpness grows with the size of the input without a"
-    " limit"
-    " as the dot product's does, or if its limit 1/(1 + (S-1) exp(-2 Σ|w|)) is exceeded or cannot be approached."
+    " or parameters than the dot product. It is false too if its sharpness grows with the size of the input without a"
+    " limit as the dot product's does, or if its limit 1/(1 + (S-1) exp(-2 Σ|w|)) is exceeded or cannot be"
+    " approached."
 )
 
 

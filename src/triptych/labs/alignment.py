@@ -31,8 +31,7 @@ MODEL: dict[str, object] = {
 }  # fmt: skip
 FALSIFIED_BY = (
     "The claim is false if the strongest weights meet the true alignment no more often than the diagonal does. It is"
-    " false"
-    " too if hiding the aligned letters costs no more than hiding as many others, the control."
+    " false too if hiding the aligned letters costs no more than hiding as many others, the control."
 )
 SEEDS = 5
 

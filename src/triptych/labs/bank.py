@@ -172,17 +172,15 @@ def _checks_of_heads(
 def _meaning(c: Cosines, content: Content, sizes: Sizes) -> str:
     few, control = c.left(c.few), c.left(c.control)
     return (
-        "One token enters as one vector, whatever stands around it. Attention moves what"
-        f" {sizes.word!r} or {sizes.other_word!r} say into {sizes.ambiguous!r}, in a few heads of the early layers, and"
-        " from"
-        " there on the two vectors differ; words of one sense are nearer to each other than to those of the other."
-        " Cutting tests that: with this one link cut the vectors stay"
-        f" together, with another link cut they do not. Without the {sizes.readers} strongest readers of the first"
-        " third of"
-        f" the layers {few:.0%} of the separation is left; without as many later heads that read the word about"
-        f" as strongly, {control:.0%}. Most readers read whatever stands just before them (last column). Layer"
-        f" {content.head[0]} head {content.head[1]} does not: it gives the deciding word {content.weight:.2f} and the"
-        f" word before any other token {content.elsewhere:.2f}."
+        f"One token enters as one vector, whatever stands around it. Attention moves what {sizes.word!r} or"
+        f" {sizes.other_word!r} say into {sizes.ambiguous!r}, in a few heads of the early layers, and from there on"
+        " the two vectors differ; words of one sense are nearer to each other than to those of the other. Cutting"
+        " tests that: with this one link cut the vectors stay together, with another link cut they do not. Without"
+        f" the {sizes.readers} strongest readers of the first third of the layers {few:.0%} of the separation is"
+        f" left; without as many later heads that read the word about as strongly, {control:.0%}. Most readers read"
+        f" whatever stands just before them (last column). Layer {content.head[0]} head {content.head[1]} does not:"
+        f" it gives the deciding word {content.weight:.2f} and the word before any other token"
+        f" {content.elsewhere:.2f}."
     )
 
 

@@ -22,10 +22,8 @@ from triptych.page import Curve, TableSection
 WARMUP = 20  # training steps
 FALSIFIED_BY = (
     "The claim is false if a fixed vector copies long sequences as well as short ones, if a wider one does not carry"
-    " more,"
-    " or if attention, added to the narrowest vector, loses symbols at any length too. That a far state gets no"
-    " gradient"
-    " is false if the gradient through a GRU does not shrink by a factor each step."
+    " more, or if attention, added to the narrowest vector, loses symbols at any length too. That a far state gets no"
+    " gradient is false if the gradient through a GRU does not shrink by a factor each step."
 )
 SEEDS = 5
 

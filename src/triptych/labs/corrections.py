@@ -23,10 +23,8 @@ from triptych.spec import causal, dense, keys
 
 FALSIFIED_BY = (
     "A correction is false if the library, with the parts or the published config it names, computes what the lecture"
-    " says."
-    " Where a statement holds only sometimes, the correction is false if the case in which it fails gives the same"
-    " numbers"
-    " as the case in which it holds."
+    " says. Where a statement holds only sometimes, the correction is false if the case in which it fails gives the"
+    " same numbers as the case in which it holds."
 )
 PUBLISHED: dict[str, dict[str, Any]] = {
     "GPT-2": {"model_type": "gpt2", "vocab_size": 50_257, "n_positions": 1024, "n_embd": 768, "n_layer": 12,
@@ -93,9 +91,8 @@ def run(setup: Setup) -> LabResult:
 MEANING = (
     "Each of these statements is wrong, or true of some models only. A mask is minus infinity, and a row that sees"
     " nothing gives 0, not an average. An order of operations matters as soon as a term is finite. And real models"
-    " differ"
-    " more than one formula shows: in where they normalize, in how wide their MLPs are, in whether they divide by √d."
-    " The models here have random weights or none: shapes and arithmetic decide, not training."
+    " differ more than one formula shows: in where they normalize, in how wide their MLPs are, in whether they divide"
+    " by √d. The models here have random weights or none: shapes and arithmetic decide, not training."
 )
 
 

@@ -97,14 +97,13 @@ def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedCosine) -> tuple[Check,
 def _meaning(sizes: Sizes, heads: Heads) -> str:
     plain, cosine = heads[DOT, LARGER], heads[COSINE, LARGER]
     return (
-        "A dot product grows with the length of query and key, a cosine does not. From weights of queries and keys that"
-        f" are {sizes.factor:g} times as large, the first scores of the dot product reach {plain.before:.0f} times √d,"
-        f" softmax is saturated, and {plain.right:.0%} of the answers are right after {sizes.steps} steps. With norms"
-        f" on queries and keys no score of a new head is above √d, whatever the weights, and {cosine.right:.0%} are"
-        " right."
-        f" How sharp the head becomes is up to the norms' weights: after training its largest score is"
-        f" {cosine.after:.1f} times √d. From weights as they are drawn both learn; that cosine scores are better there"
-        " is not claimed."
+        "A dot product grows with the length of query and key, a cosine does not. From weights of queries and keys"
+        f" that are {sizes.factor:g} times as large, the first scores of the dot product reach {plain.before:.0f}"
+        f" times √d, softmax is saturated, and {plain.right:.0%} of the answers are right after {sizes.steps} steps."
+        " With norms on queries and keys no score of a new head is above √d, whatever the weights, and"
+        f" {cosine.right:.0%} are right. How sharp the head becomes is up to the norms' weights: after training its"
+        f" largest score is {cosine.after:.1f} times √d. From weights as they are drawn both learn; that cosine"
+        " scores are better there is not claimed."
     )
 
 

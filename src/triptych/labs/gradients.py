@@ -85,10 +85,9 @@ def run(setup: Setup) -> LabResult:
         "Every backward is the chain rule on one line of the forward: a matrix product goes back through its other"
         " factor, a value used twice adds two gradients, softmax and the norms take away what their division cancels."
         " Two programs that share no arithmetic agree to rounding, weight by weight and step by step. Finite"
-        " differences use no calculus: (loss(w + h) - loss(w - h)) / 2h differs from the slope by about"
-        " h², until the two losses"
-        " are so near each other that only rounding is left between them; hence the V of the curve. They confirm a"
-        " gradient at the price of two forwards a direction; one backward gives all directions."
+        " differences use no calculus: (loss(w + h) - loss(w - h)) / 2h differs from the slope by about h², until the"
+        " two losses are so near each other that only rounding is left between them; hence the V of the curve. They"
+        " confirm a gradient at the price of two forwards a direction; one backward gives all directions."
     )
     size = f"{sum(x.size for x in w.values()):,} weights in {sizes.blocks} blocks, float64"
     rows = [_row(part, w, dw, errors, slopes[part]) for part in PARTS]

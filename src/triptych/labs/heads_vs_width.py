@@ -94,12 +94,12 @@ def run(setup: Setup) -> LabResult:
     meaning = (
         "The projections are D x D whether their output is one head or cut into H, and the H score matrices take D/H"
         " multiplications an entry instead of D: parameters and matmul FLOPs are equal. What grows is the number of"
-        f" scores, H T² instead of T² ({scores:,.0f} against {tokens**2:,} for {shown} heads on {tokens} tokens),"
-        " and with it the work of softmax and"
-        " the memory of a stored pattern. What is gained are H patterns. A single head returns one average: trained to"
-        f" name the symbols at four places it is right {shares['four places', 1]:.0%} of the time, four heads of a"
-        f" quarter of its width {shares['four places', 4]:.0%}, with the same parameters and steps. At a single place"
-        f" one head is enough ({shares['one place', 1]:.0%}). Times depend on the machine and decide nothing."
+        f" scores, H T² instead of T² ({scores:,.0f} against {tokens**2:,} for {shown} heads on {tokens} tokens), and"
+        " with it the work of softmax and the memory of a stored pattern. What is gained are H patterns. A single"
+        " head returns one average: trained to name the symbols at four places it is right"
+        f" {shares['four places', 1]:.0%} of the time, four heads of a quarter of its width"
+        f" {shares['four places', 4]:.0%}, with the same parameters and steps. At a single place one head is enough"
+        f" ({shares['one place', 1]:.0%}). Times depend on the machine and decide nothing."
     )
     sections = (_cost_table(measured, seconds, sizes), _places_table(shares, sizes), _curve(measured, seconds, sizes))
     return LabResult("What do H heads cost beside one, and what are they for?", meaning, checks, sections)

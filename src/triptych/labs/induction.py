@@ -23,9 +23,9 @@ from triptych.train import Example, OptimizerSettings, Pairs
 OFFSETS = 8  # places back among which the one a head reads most is searched
 FALSIFIED_BY = (
     "The claim is false if one layer copies as well as two, if removing the head with the highest induction score"
-    " leaves"
-    " the copying, or if removing another one, the control, ends it as well. That the head below supplies the previous"
-    " token is false if the head of layer 0 whose removal ends the copying does not attend to the token before most."
+    " leaves the copying, or if removing another one, the control, ends it as well. That the head below supplies the"
+    " previous token is false if the head of layer 0 whose removal ends the copying does not attend to the token"
+    " before most."
 )
 SEEDS = 5
 

@@ -22,10 +22,8 @@ from triptych.page import Curve, Facts, TableSection
 
 FALSIFIED_BY = (
     "The claim is false if a token or, beyond rounding, a logit differs with the cache, or if the cache takes other"
-    " bytes"
-    " than the formula says. It is false too if the time of one more token does not fall, and the more so the longer"
-    " the"
-    " text."
+    " bytes than the formula says. It is false too if the time of one more token does not fall, and the more so the"
+    " longer the text."
 )
 
 

@@ -23,9 +23,8 @@ NONE = "none"
 MASKS = {"bidirectional": full(), "causal": causal()}
 FALSIFIED_BY = (
     "The claim is false if, without positions and without a mask, the outputs of permuted tokens differ from the"
-    " permuted"
-    " outputs by more than rounding. It is false too if they do not differ with a causal mask or with a position part,"
-    " which are the controls."
+    " permuted outputs by more than rounding. It is false too if they do not differ with a causal mask or with a"
+    " position part, which are the controls."
 )
 
 

@@ -35,10 +35,9 @@ OTHER_NUMBERS = 1 << 23  # fp32, 32 MiB
 LINEAR_BYTES, SQUARE_BYTES = (0.9, 1.1), (1.9, 2.1)
 LAYER_VOCAB = 64
 FALSIFIED_BY = (
-    "The claim is false if the processor time of full attention does not grow as T² where scores exceed the processor's"
-    " caches, or if that of a window does. It is false too if the fused kernel holds a score matrix, or if attention"
-    " that"
-    " should be exact differs from the definition."
+    "The claim is false if the processor time of full attention does not grow as T² where scores exceed the"
+    " processor's caches, or if that of a window does. It is false too if the fused kernel holds a score matrix, or"
+    " if attention that should be exact differs from the definition."
 )
 
 

@@ -18,9 +18,8 @@ from triptych.labs.small import power
 from triptych.page import Curve, TableSection
 
 FALSIFIED_BY = (
-    "The claim is false if the variance of q·k does not grow as d. It is false too if the typical (median) query keeps"
-    " its"
-    " gradient at large d without the division, or loses it with the division."
+    "The claim is false if the variance of q·k does not grow as d. It is false too if the typical (median) query"
+    " keeps its gradient at large d without the division, or loses it with the division."
 )
 
 
@@ -101,10 +100,9 @@ def run(setup: Setup) -> LabResult:
     meaning = (
         "q·k is a sum of d products of unit variance, so its variance is d. Undivided, the largest score of a row"
         " leads the second by ever more and softmax becomes a hard choice: its entropy falls towards zero, and"
-        f" {plain.starved:.0%} of the queries at d {sizes.widths[-1]} get a gradient below {sizes.small:g}. Not all: a"
-        " few rows in"
-        " which two scores are close still get a large gradient, so the mean does not vanish where the median does."
-        " Divided by √d, entropy and gradient keep their size at any width."
+        f" {plain.starved:.0%} of the queries at d {sizes.widths[-1]} get a gradient below {sizes.small:g}. Not all:"
+        " a few rows in which two scores are close still get a large gradient, so the mean does not vanish where the"
+        " median does. Divided by √d, entropy and gradient keep their size at any width."
     )
     curves = (
         curve("Entropy of a row of attention", "nats", "entropy", "x", uniform=math.log(sizes.tokens)),

@@ -18,8 +18,7 @@ from triptych.page import Curve, TableSection
 
 FALSIFIED_BY = (
     "The claim is false if the answer at large β differs from the dictionary's by more than rounding. It is false too"
-    " if"
-    " gradient descent on the query succeeds at large β, or fails at small β."
+    " if gradient descent on the query succeeds at large β, or fails at small β."
 )
 
 

@@ -105,12 +105,12 @@ def _meaning(sizes: Sizes, layers: Layers) -> str:
     shares = ", ".join(f"{layers[SEVERAL, heads].right:.0%} by {heads}" for heads in sizes.heads)
     most = sizes.heads[-1]
     return (
-        f"A head returns one weighted sum. To name {len(sizes.several)} symbols in their order from one sum, a head has"
-        " to weigh the places differently and the rest of the layer to take the sum apart again; with a head for each"
-        " place nothing is mixed. All layers have the same parameters, only cut into more heads, and the same steps:"
-        f" {shares}. More heads than places neither help nor harm here; a width"
-        f" of {sizes.width // most} for each of {most} heads is still enough to tell {sizes.length} places apart. With"
-        " one place to read, one head is as good as any number. What many heads are good for is many places at once."
+        f"A head returns one weighted sum. To name {len(sizes.several)} symbols in their order from one sum, a head"
+        " has to weigh the places differently and the rest of the layer to take the sum apart again; with a head for"
+        " each place nothing is mixed. All layers have the same parameters, only cut into more heads, and the same"
+        f" steps: {shares}. More heads than places neither help nor harm here; a width of {sizes.width // most} for"
+        f" each of {most} heads is still enough to tell {sizes.length} places apart. With one place to read, one head"
+        " is as good as any number. What many heads are good for is many places at once."
     )
 
 

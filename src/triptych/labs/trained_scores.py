@@ -86,14 +86,13 @@ def _meaning(sizes: Sizes, heads: Heads) -> str:
     shares = {name: f"{heads[name, wide].right:.0%}" for name in NAMES}
     return (
         f"At d {narrow} both scores learn to read the symbol {sizes.back} places back, and the dot product needs no"
-        f" scale. At d {wide} it does: without one {shares[PLAIN]} of the answers are right after {sizes.steps} steps,"
-        f" with it {shares[DOT]}. The additive score has no scale ({shares[ADDITIVE]} right): each hidden unit adds at"
-        " most its weight, whatever the size of queries and keys, so that the first scores do not saturate softmax."
-        " At widths in between, the dot product without a scale may only learn later: AdamW gets out of a softmax that"
-        " is not wholly saturated. What the additive score had ahead the division makes up for, and it costs nothing;"
-        " lab `additive-vs-dot` has"
-        " the price of the other. One task and one learning rate; that one score is better than the other where both"
-        " learn, as comparisons in translation found, is not decided here."
+        f" scale. At d {wide} it does: without one {shares[PLAIN]} of the answers are right after {sizes.steps}"
+        f" steps, with it {shares[DOT]}. The additive score has no scale ({shares[ADDITIVE]} right): each hidden unit"
+        " adds at most its weight, whatever the size of queries and keys, so that the first scores do not saturate"
+        " softmax. At widths in between, the dot product without a scale may only learn later: AdamW gets out of a"
+        " softmax that is not wholly saturated. What the additive score had ahead the division makes up for, and it"
+        " costs nothing; lab `additive-vs-dot` has the price of the other. One task and one learning rate; that one"
+        " score is better than the other where both learn, as comparisons in translation found, is not decided here."
     )
 
 
