@@ -100,13 +100,13 @@ def _checks(trained: dict[str, TrainedActivation], shuffled: TrainedRun) -> tupl
 def _meaning(sizes: Sizes, trained: dict[str, TrainedActivation]) -> str:
     shares = ", ".join(f"{name} {trained[name].learned:.0%}" for name in KINDS)
     return (
-        f"A random table of {sizes.symbols} times {sizes.symbols} entries has no rule, so a small block can learn only"
-        f" as much of it as its weights hold in {sizes.steps} steps. Of the way from a guess to the best loss it went:"
-        f" {shares}. The three have {trained[RELU].parameters:,} parameters each. The product of two linear maps in a"
-        " gated MLP is of use to a table with two inputs, which is a task that suits it: on text the published"
-        " differences are a percent or two of the loss, and this lab does not measure them. Attention alone learns a"
-        " part of the table, since what softmax does is not linear either. Where a task needs no MLP the activation"
-        " makes no difference."
+        f"A random table of {sizes.symbols} times {sizes.symbols} entries has no rule, so a small block can learn"
+        f" only as much of it as its weights hold in {sizes.steps} steps. Learned, as a share of the way from the"
+        f" loss of a guess to the best one: {shares}. The three have {trained[RELU].parameters:,} parameters each."
+        " The product of two linear maps in a gated MLP is of use to a table with two inputs, which is a task that"
+        " suits it: on text the published differences are a percent or two of the loss, and this lab does not measure"
+        " them. Attention alone learns a part of the table, since what softmax does is not linear either. Where a"
+        " task needs no MLP the activation makes no difference."
     )
 
 

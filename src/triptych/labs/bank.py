@@ -162,7 +162,7 @@ def _checks_of_heads(
     return (
         Check(early, c.left(c.few), most=0.6),
         Check(late, c.left(c.control), least=0.8),
-        Check("weight that these later readers give the word, over that of the early ones", ratio, least=0.6),
+        Check("weight of the later readers on the deciding word, over that of the early ones", ratio, least=0.6),
         Check("cosine within a sense, less that between senses", within - between, 0.02),
         Check(f"{name}: weight to {sizes.word!r} and {sizes.other_word!r}, mean", content.weight, least=0.6),
         Check(f"{name}: weight of other words to the one before", content.elsewhere, most=0.25),

@@ -128,7 +128,8 @@ def _meaning(layer: int, claim: Claim) -> str:
     whole = (
         "No scene in training had these pairs of a colour and a shape, so that the model must read both from the image"
         " and put them together. While it writes the words of one object, the weights of its cross-attention lie on the"
-        f" patches of that object. Layer {layer} was chosen on other scenes."
+        " patches of that object; chance is the weight that these patches have when all keys have the same. Layer"
+        f" {layer} was chosen on other scenes."
     )
     if claim is WHOLE:
         return whole

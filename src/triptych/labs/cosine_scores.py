@@ -101,9 +101,9 @@ def _meaning(sizes: Sizes, heads: Heads) -> str:
         f" that are {sizes.factor:g} times as large, the first scores of the dot product reach {plain.before:.0f}"
         f" times √d, softmax is saturated, and {plain.right:.0%} of the answers are right after {sizes.steps} steps."
         " With norms on queries and keys no score of a new head is above √d, whatever the weights, and"
-        f" {cosine.right:.0%} are right. How sharp the head becomes is up to the norms' weights: after training its"
-        f" largest score is {cosine.after:.1f} times √d. From weights as they are drawn both learn; that cosine"
-        " scores are better there is not claimed."
+        f" {cosine.right:.0%} are right. How sharp the head becomes is set by the norms' weights, which are trained:"
+        f" after training its largest score is {cosine.after:.1f} times √d. From weights as they are drawn both"
+        " learn; that cosine scores are better there is not claimed."
     )
 
 

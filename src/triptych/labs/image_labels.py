@@ -25,9 +25,9 @@ from triptych.train.labelled import ClassLoss
 
 QUESTION = "Does a ViT learn a shape that a linear model of the pixels does not find?"
 FALSIFIED_BY = (
-    "A ViT that names the shapes of new pictures no better than logistic regression on their pixels, which cannot put"
-    " two pixels together. Or one that names them as well after training on shuffled labels: it would have read them"
-    " from something else than the pictures."
+    "The claim is false if the ViT names the shapes of new pictures no better than logistic regression on their pixels,"
+    " which cannot put two pixels together. That it reads the shape is false if it names new shapes as well after"
+    " training on shuffled labels, for then something else than the pictures would tell them."
 )
 PREPARATION = Preparation(height=SIDE, width=SIDE, mean=(0.063,) * 3)  # the dark ground is 0
 HEADS = 4
@@ -91,8 +91,9 @@ def result(setup: Setup, *, shuffled: bool = False) -> LabResult:
         Curve("Training", "step", "nats an image", {"loss": losses}, {}),
     ]
     meaning = (
-        "Any pixel is as often inside a circle as inside a square, because the objects lie in any place: a sum of pixel"
-        " weights cannot tell them. Attention compares patches, and the first vector gathers what they have in common."
+        "Any pixel is as often inside a circle as inside a square, because the objects lie in any place: a sum of"
+        " pixel weights cannot tell them. Attention compares patches, and the first vector gathers what they have in"
+        " common. The control, trained on shuffled labels, shows what is right by chance."
     )
     return LabResult(QUESTION, meaning, checks, tuple(sections))
 

@@ -93,8 +93,8 @@ def _meaning(sizes: Sizes, runs: Runs) -> str:
         f" large at any depth; full-sized steps of {sizes.rate:g} from the beginning then move the stack to where it"
         " gives nearly the same for every input, and it stays there. A learning rate that rises slowly avoids this at"
         f" a moderate depth. {most}. Pre-norm leaves the residual stream alone and learns at every depth either way;"
-        " a warm-up only delays it. Learned is the way from the loss of a guess, 0, to the best one, 1. One learning"
-        " rate, one optimizer and an easy task: the depths at which post-norm fails are theirs."
+        " a warm-up only delays it. Learned is the share of the way from the loss of a guess, 0, to the best one, 1."
+        " One learning rate, one optimizer and an easy task: the depths at which post-norm fails are theirs."
     )
 
 

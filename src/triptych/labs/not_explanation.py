@@ -90,7 +90,7 @@ def _classifier_checks(result: ClassifierResult) -> tuple[Check, ...]:
         Check("classifier: right on new rows", result.right, least=0.9),
         Check("distance of the alternative patterns, mean over all layers (0 to 1)", result.other.attention, least=0.4),
         Check(
-            "distance in the layer where a shuffle alone moves the output most, first token",
+            "distance of the first token's alternative where a shuffle alone moves the output most",
             result.apart[result.sensitive],
             least=0.3,
         ),
@@ -100,9 +100,9 @@ def _classifier_checks(result: ClassifierResult) -> tuple[Check, ...]:
         Check("control: output change under the shuffled patterns in all layers", result.mixed.output, least=0.5),
         Check("output change when the deciding token is hidden", result.needed, least=0.5),
         Check("rows in which the deciding token is named by hiding tokens one by one", named.ablation, least=0.5),
-        Check("rows in which it is named by the gradient", named.gradient),
-        Check("rows in which it is named by the most attention", named.attention),
-        Check("rows in which it is named by the most attention of the alternative", named.alternative),
+        Check("rows in which the deciding token is named by the gradient", named.gradient),
+        Check("rows in which the deciding token is named by the most attention", named.attention),
+        Check("rows in which the deciding token is named by the most attention of the alternative", named.alternative),
         Check("control: learned from shuffled labels", result.shuffled_labels.learned, most=0.1),
     )  # fmt: skip
 

@@ -39,10 +39,11 @@ def run(setup: Setup) -> LabResult:
 
 
 MEANING = (
-    "A translation needs no layout of its own: a decoder alone that finds the source in front of the target writes"
-    " it too. With the prefix mask each word of the source sees those after it, as in an encoder; with a plain"
-    " prompt it sees only those before it, and what a later word decides - the noun its gender, the verb the sense"
-    " of a noun - has to be put together when the target is written."
+    "A translation needs no layout of its own: a decoder alone that finds the source in front of the target writes it"
+    " too. With the prefix mask each word of the source sees those after it, as in an encoder; with a plain prompt it"
+    " sees only those before it, and what a later word decides - the noun its gender, the verb the sense of a noun -"
+    " has to be put together when the target is written. Wrong tokens are those to insert, delete or replace, over"
+    " the tokens of the right translation."
 )
 
 

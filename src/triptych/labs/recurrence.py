@@ -46,7 +46,8 @@ MEANING = (
     " freely. One vector has to hold the whole source, so that it loses more the longer the source is; attention"
     " reads the states of the source again for each word. Recurrence has another cost: each cell waits for the one"
     " before, so that a training step is a chain as long as the source and the target together, while that of a"
-    " transformer is as long as its blocks are many."
+    " transformer is as long as its blocks are many. Wrong tokens are those to insert, delete or replace, over the"
+    " tokens of the right translation."
 )
 
 
@@ -64,9 +65,13 @@ def _checks(comparison: Comparison) -> tuple[Check, ...]:
             least=2.0,
         ),
         Check(
-            "fixed vector: share of wrong tokens in the longest quarter, less in the shortest", _lost(fixed), least=0.1
+            "increase of wrong tokens from the shortest quarter to the longest, fixed vector", _lost(fixed), least=0.1
         ),
-        Check("that increase of the fixed vector, less that of attention", _lost(fixed) - _lost(attention), least=0.1),
+        Check(
+            "increase of wrong tokens from the shortest quarter to the longest, fixed vector less attention",
+            _lost(fixed) - _lost(attention),
+            least=0.1,
+        ),
     )
 
 

@@ -111,14 +111,15 @@ def _meaning(sizes: Sizes, runs: Runs, growth: dict[str, list[float]]) -> str:
     half = {way: f"{_half(runs, way, deep):.0f}" for way in WAYS}
     return (
         "Every sublayer adds to the stream, and the variances of independent sums add up. With matrices that keep the"
-        f" size of their input, a new stack of {most} layers ends with {growth[PLAIN][-1]:.0f} times the variance that"
-        f" its embedding had, with those that write divided by √(2L) with {growth[SCALED][-1]:.1f} times, at any depth."
-        f" What is added is noise at first, and the symbol has to be heard over it: {deep} layers learn half of the"
-        f" task after {half[SCALED]} steps scaled and {half[PLAIN]} unscaled, and soonest where the layers begin by"
-        f" adding nothing, after {half[ZERO]}. At this width 0.02 is nearly nothing too ({half[FIXED]}); it is not a"
-        " rule for every width. Matrices 4 times too large make attention choose single keys, and steps of one size"
-        " change them too little. Pre-norm hides the growth from the layers themselves, so that unscaled stacks are"
-        f" slow here and do not fail. Where a number of steps is {sizes.steps + 1}, half was not reached."
+        f" size of their input, a new stack of {most} layers ends with {growth[PLAIN][-1]:.0f} times the variance"
+        f" that its embedding had, with those that write divided by √(2L) with {growth[SCALED][-1]:.1f} times, at any"
+        f" depth. What is added is noise at first, which hides the symbol that the head has to name: {deep} layers"
+        f" learn half of the task after {half[SCALED]} steps scaled and {half[PLAIN]} unscaled, and soonest where the"
+        f" layers begin by adding nothing, after {half[ZERO]}. At this width 0.02 is nearly nothing too"
+        f" ({half[FIXED]}); it is not a rule for every width. Matrices 4 times too large make attention choose single"
+        " keys, and steps of one size change them too little. Pre-norm hides the growth from the layers themselves,"
+        f" so that unscaled stacks are slow here and do not fail. Where a number of steps is {sizes.steps + 1}, half"
+        " was not reached. Learned is the share of the way from the loss of a guess, 0, to the best one, 1."
     )
 
 
