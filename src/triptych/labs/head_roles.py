@@ -192,10 +192,10 @@ def _best(scores: Tensor) -> Best:
 def _maps(patterns: Tensor, chosen: Iterable[Best], tokens: list[str]) -> list[AttentionMap]:
     """One map for each layer, of the chosen heads in it."""
     heads: dict[int, list[int]] = {}
-    for one in chosen:
-        heads.setdefault(one.layer, [])
-        if one.head not in heads[one.layer]:
-            heads[one.layer].append(one.head)
+    for best in chosen:
+        heads.setdefault(best.layer, [])
+        if best.head not in heads[best.layer]:
+            heads[best.layer].append(best.head)
     return [
         AttentionMap("decoder", layer, tokens, tokens, patterns[layer][of].numpy(), of) for layer, of in heads.items()
     ]

@@ -61,7 +61,7 @@ class Sizes:
             if len(ends) != 2 or ends[0] >= ends[1] or not {*ends} <= {*self.lengths}:
                 raise InputError(f"size {name}: give the first and the last T of a fit, both of them in lengths")
         if len([length for length in self.lengths[1:] if self.long[0] <= length <= self.long[1]]) < 2:
-            raise InputError("sizes lengths and long: a fit over differences needs one more length before or in long")
+            raise InputError("sizes lengths and long: long must have two lengths, each with a shorter one before it")
         if self.layer % self.width:
             raise InputError(f"size layer: must be a multiple of the head width, {self.width}")
 
@@ -122,13 +122,13 @@ def run(setup: Setup) -> LabResult:
     share = {name: grown / (4 * sizes.heads * sizes.resident**2) for name, grown in resident.items()}
     checks = (
         *(
-            Check(f"{name}: seconds grow as T to the power", _power(seconds[name], long), *one.time)
-            for name, one in ways.items()
+            Check(f"{name}: seconds grow as T to the power", _power(seconds[name], long), *way.time)
+            for name, way in ways.items()
         ),
         *(
-            Check(f"{name}: bytes grow as T to the power", _power(nbytes[name], long), *one.nbytes)
-            for name, one in ways.items()
-            if one.nbytes is not None
+            Check(f"{name}: bytes grow as T to the power", _power(nbytes[name], long), *way.nbytes)
+            for name, way in ways.items()
+            if way.nbytes is not None
         ),
         *(
             Check(
@@ -187,10 +187,10 @@ def _measured(
             f"{len(ways)} mechanisms, {lengths[0]} to {lengths[-1]:,} tokens: {repeat + 1} of {sizes.repeats}"
         )
         for length in lengths:
-            for name, one in ways.items():
-                inputs = _inputs(length, one.groups, sizes, noise)
-                seconds[name][length] = min(_seconds(one.call, inputs), seconds[name].get(length, math.inf))
-                nbytes[name][length] = peak_bytes(one.call, inputs) if not repeat else nbytes[name][length]
+            for name, way in ways.items():
+                inputs = _inputs(length, way.groups, sizes, noise)
+                seconds[name][length] = min(_seconds(way.call, inputs), seconds[name].get(length, math.inf))
+                nbytes[name][length] = peak_bytes(way.call, inputs) if not repeat else nbytes[name][length]
     return seconds, nbytes
 
 
@@ -273,10 +273,10 @@ def _power(measured: Mapping[int, float], fitted: Sequence[int]) -> float:
 def _differences(ways: Mapping[str, MechanismCost], sizes: Sizes, noise: torch.Generator) -> list[float]:
     """The largest difference of each exact mechanism from the definition."""
     differences = []
-    for one in ways.values():
-        if one.exact is not None:
-            inputs = _inputs(SAME, one.groups, sizes, noise)
-            differences.append(float((one.call(*inputs) - one.exact(*inputs)).abs().max()))
+    for way in ways.values():
+        if way.exact is not None:
+            inputs = _inputs(SAME, way.groups, sizes, noise)
+            differences.append(float((way.call(*inputs) - way.exact(*inputs)).abs().max()))
     return differences
 
 

@@ -53,8 +53,8 @@ def run(setup: Setup) -> LabResult:
         f"{sizes.tokens} tokens, q and k with independent entries of variance 1",
         ("d", "variance of q·k", *(f"{name}, {scale}" for name in columns for scale in ("no scale", "1/√d"))),
         [
-            [str(d), f"{variance:.4g}", *(f"{getattr(one, name):.3g}" for name in columns.values() for one in both)]
-            for d, (variance, *both) in measured.items()
+            [str(d), f"{variance:.4g}", *(f"{getattr(one, name):.3g}" for name in columns.values() for one in scales)]
+            for d, (variance, *scales) in measured.items()
         ],
     )
 

@@ -155,10 +155,10 @@ def draft(module: nn.Transformer, amount: float, sizes: Sizes, seed: int) -> Dra
     """The same model with noise of `amount` times the deviation of each matrix added to it."""
     noise, other = torch.Generator().manual_seed(seed), model(sizes, seed)
     with torch.no_grad():
-        for mine, theirs in zip(other.parameters(), module.parameters(), strict=True):
-            mine.copy_(theirs)
-            if mine.dim() == 2:
-                mine.add_(torch.randn(mine.shape, generator=noise), alpha=amount * float(mine.std()))
+        for noisy, exact in zip(other.parameters(), module.parameters(), strict=True):
+            noisy.copy_(exact)
+            if noisy.dim() == 2:
+                noisy.add_(torch.randn(noisy.shape, generator=noise), alpha=amount * float(noisy.std()))
     return DraftModel(Engine(other), sizes.vocab)
 
 
@@ -183,9 +183,11 @@ def different(one: SpeculativeRun, other: SpeculativeRun) -> int:
 
 def _table(runs: dict[str, SpeculativeRun], plain: SpeculativeRun) -> TableSection:
     rows = []
-    for name, one in runs.items():
-        guesses = f"{one.drafted:,}", f"{one.accepted:,}", f"{one.rate:.1%}"
-        rows.append([name, *guesses, str(one.forwards), f"{plain.forwards / one.forwards:.2f}", f"{one.through:,}"])
+    for name, written in runs.items():
+        guesses = f"{written.drafted:,}", f"{written.accepted:,}", f"{written.rate:.1%}"
+        rows.append(
+            [name, *guesses, str(written.forwards), f"{plain.forwards / written.forwards:.2f}", f"{written.through:,}"]
+        )
     header = ("", "guesses", "accepted", "rate", "forwards", "times fewer", "tokens through the decoder")
     return TableSection("Guesses and forwards", header, rows)
 

@@ -90,7 +90,7 @@ class Judgement:
         groups = [
             wrong_tokens([written[i] for i in group], [targets[i] for i in group]) for group in quarters(task.sources)
         ]
-        exact = sum(ours == right for ours, right in zip(written, targets, strict=True)) / len(targets)
+        exact = sum(output == right for output, right in zip(written, targets, strict=True)) / len(targets)
         return Judgement(wrong_tokens(written, targets), tuple(groups), exact)
 
     @property
@@ -159,8 +159,10 @@ def write(model: Translator, sources: Sequence[Ids], most: int) -> list[Ids]:
 
 def wrong_tokens(written: Sequence[Ids], targets: Sequence[Ids]) -> float:
     """The fewest tokens to insert, delete or replace, over the tokens of the targets; without end tokens."""
-    texts = [("".join(map(chr, ours)), "".join(map(chr, right))) for ours, right in zip(written, targets, strict=True)]
-    return sum(distance(ours, right) for ours, right in texts) / sum(len(right) for _, right in texts)
+    texts = [
+        ("".join(map(chr, output)), "".join(map(chr, right))) for output, right in zip(written, targets, strict=True)
+    ]
+    return sum(distance(output, right) for output, right in texts) / sum(len(right) for _, right in texts)
 
 
 def quarters(sources: Sequence[Ids]) -> list[list[int]]:

@@ -205,9 +205,9 @@ def encoder_decoder(vocab: int, training: Training) -> ModelSpec:
         cross=attention(width, training.cross_heads or heads, kv_inputs=width), cross_norm=norms,
     )  # fmt: skip
 
-    def stack(one: BlockSpec, mask: Mask) -> StackSpec:
+    def stack(layer: BlockSpec, mask: Mask) -> StackSpec:
         return StackSpec(
-            embed=_embed(vocab, width), kinds={"self": KindSpec(mask=mask)}, blocks=(one,) * training.layers,
+            embed=_embed(vocab, width), kinds={"self": KindSpec(mask=mask)}, blocks=(layer,) * training.layers,
             final_norm=RMSNormSpec(width=width),
         )  # fmt: skip
 
