@@ -117,6 +117,7 @@ CONTRADICTIONS = {
     "captions": {"patch": 7},
     "image-labels": {"width": 7},
     "padding": {"shortest": 1, "longest": 1},
+    "not-explanation": {"kinds": 17},
     "trained-scale": {"back": 32},
     "trained-scores": {"length": 3},
     "cosine-scores": {"symbols": 1},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,11 +149,12 @@ class HeldOutPairs:
         return self.share([truth.mean(1) for truth in self.truths])
 
     def share(self, hits: Sequence[NDArray[Any]], moved: bool = False) -> float:
-        """The mean over the letters that have a partner."""
+        """The mean over the letters that have a partner; NaN where none has."""
         counted = [
             truth.any(1) & ~(straight & moved) for truth, straight in zip(self.truths, self.straight, strict=True)
         ]
-        return float(np.concatenate([hit[among] for hit, among in zip(hits, counted, strict=True)]).mean())
+        letters = np.concatenate([hit[among] for hit, among in zip(hits, counted, strict=True)])
+        return float(letters.mean()) if len(letters) else math.nan
 
     def others(self, seed: int) -> list[Truth]:
         """As many letters for each as it has partners, drawn from the rest."""

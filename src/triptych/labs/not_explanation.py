@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.other_patterns import Path, Replacement
 from triptych.labs.patterns_of_classifier import AskedKind, ClassifierResult, ClassifierSizes, of_classifier
@@ -33,7 +34,7 @@ class Sizes:
     """Of the classifier and its training, of the search, and of the decoder of a full run."""
 
     kinds: int = size(8, "kinds of which the classifier is asked for one")
-    values: int = size(4, "values that a kind may have, which are the labels")
+    values: int = size(4, "values that a kind may have, two or more, which are the labels", least=2)
     length: int = size(16, "tokens of a row beside the first, at least as many as kinds")
     width: int = size(32, "width of the classifier's residual stream")
     heads: int = size(4, "heads of each layer, which divide the width")
@@ -51,6 +52,12 @@ class Sizes:
     rate: float = size(0.3, "learning rate of that search")
     faithful: float = size(5.0, "weight of the output in the loss of that search")
     sensitive: int = size(5, "layers where a shuffle alone moves the decoder's output most, compared one by one")
+
+    def __post_init__(self) -> None:
+        if self.kinds > self.length:
+            raise InputError(f"sizes kinds {self.kinds} and length {self.length}: a row has a token of each kind")
+        if self.width % self.heads:
+            raise InputError(f"sizes width {self.width} and heads {self.heads}: the width must be a multiple")
 
     @property
     def classifier(self) -> ClassifierSizes:
