@@ -26,6 +26,16 @@ def failed(result: LabResult) -> list[str]:
     return [check.claim for check in result.checks if not check.passed]
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_a_full_run_is_held_to_the_whole_claim_and_a_smaller_one_says_so(full: bool) -> None:
+    result = captions.result(Setup(sizes=TINY | {"scenes": 60, "judged": 8}, full=full))
+    claim = captions.WHOLE if full else captions.SMALLER
+    assert [check.least for check in result.checks] == [claim.exact, claim.on_object, None]
+    assert ("smaller version" in result.meaning) is not full
+    assert captions.SMALLER.exact < captions.WHOLE.exact
+    assert captions.SMALLER.on_object > 1  # more than equal weights
+
+
 @pytest.mark.heavy
 def test_a_decoder_that_learned_nothing_fails_and_its_page_is_drawn() -> None:
     result = captions.result(Setup(sizes=TINY))
@@ -38,7 +48,7 @@ def test_a_decoder_that_learned_nothing_fails_and_its_page_is_drawn() -> None:
 def test_weights_are_counted_on_the_object_that_is_named() -> None:
     """Patterns made by hand: all weight on the named object, evenly spread, and on the other object."""
     subject = scenes.scenes(30, 2)
-    seen = captions.Seen.__new__(captions.Seen)
+    seen = captions.Captioned.__new__(captions.Captioned)
     seen.scenes, seen.patch = subject, 6
     patches = (scenes.SIDE // seen.patch) ** 2
     right, even, wrong = [], [], []
@@ -57,7 +67,7 @@ def test_weights_are_counted_on_the_object_that_is_named() -> None:
     seen.patterns = [right, even, wrong]
     on_object, spread, elsewhere = seen.on_objects()
     assert spread == pytest.approx(1.0)
-    assert on_object > captions.ON_OBJECT
+    assert on_object > captions.WHOLE.on_object
     assert elsewhere < 0.5
 
 

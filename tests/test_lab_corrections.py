@@ -33,7 +33,7 @@ def test_fails_when_attention_does_not_divide(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(dispatch, "prepare", unscaled)
     claims = failed(labs.run("corrections"))
-    assert {"the same divided by √d", "distance of `attend` from the order after"} <= claims
+    assert {"entropy of 64 weights, d 64, divided by √d, nats", "distance of `attend` from the order after"} <= claims
 
 
 def test_fails_when_masks_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_fails_when_masks_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corrections, "attend", lambda *tensors, mask=None, **rest: attend(*tensors, **rest))
     claims = failed(labs.run("corrections"))
     assert "largest weight of a row that sees nothing" in claims
-    assert "change of the output by padding of the source that is hidden" in claims
+    assert "change of the output by padding of the source that a mask hides" in claims
 
 
 def test_fails_when_norms_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from triptych import labs, nn, spec
 from triptych.attention import Rows
 from triptych.labs import (
     activations,
+    deep_stacks,
     depth,
     norm_placement,
     padding,
@@ -146,9 +147,11 @@ def test_residual_scaling_fails_when_nothing_is_scaled(monkeypatch: pytest.Monke
     setup = Setup(sizes={"untrained": (4, 16)})
     usual = failed(labs.run("residual-scaling", setup))
     assert "not scaled, 16 layers: steps later than scaled to learn half" in usual
-    assert "scaled: the same power" not in usual
-    monkeypatch.setattr(residual_scaling, "redraw", lambda module, seed, std, written: redraw(module, seed, std))
-    assert "scaled: the same power" in failed(labs.run("residual-scaling", setup))
+    assert "scaled: the stream's variance before training grows as depth to the power, either way" not in usual
+    monkeypatch.setattr(deep_stacks, "redraw", lambda module, seed, std, written: redraw(module, seed, std))
+    assert "scaled: the stream's variance before training grows as depth to the power, either way" in failed(
+        labs.run("residual-scaling", setup)
+    )
 
 
 @pytest.mark.heavy
@@ -178,7 +181,7 @@ def test_activations_fails_when_the_gate_does_not_multiply(monkeypatch: pytest.M
 
 
 def test_activations_refuses_a_hidden_width_without_two_thirds() -> None:
-    with pytest.raises(labs.InputError, match="size hidden: 25 is no multiple of 3"):
+    with pytest.raises(labs.InputError, match="size hidden: 25 must be a multiple of 3"):
         labs.run("activations", Setup(sizes={"hidden": 25}))
 
 
@@ -186,7 +189,7 @@ def test_padding_fails_when_the_mask_hides_nothing(monkeypatch: pytest.MonkeyPat
     """Without training: what a new model answers is moved by padding as well."""
     monkeypatch.setattr(padding, "train", lambda *given: GOOD)
     sizes = {"tested": 8, "padded": (20, 30)}
-    claim = "control: padded and masked, a log-probability moves by at most, nats"
+    claim = "control: padded and masked: largest change of a log-probability, nats"
     assert claim not in failed(labs.run("padding", Setup(sizes=sizes)))
     monkeypatch.setattr(padding, "keys", lambda lengths: spec.full())
     assert claim in failed(labs.run("padding", Setup(sizes=sizes)))

@@ -84,7 +84,7 @@ def test_bank_fails_when_edits_are_ignored(loaded: None, monkeypatch: pytest.Mon
     assert failed(run("bank")) == {
         "share of the separation left when 'bank' cannot see 'river' or 'money'",
         "separation left if the sentences differ in no other word",
-        "share left without the 12 strongest readers of the first third of the layers",
+        "share of the separation left without the 12 strongest readers of the first third of the layers",
     }
 
 
@@ -92,7 +92,9 @@ def test_bank_fails_when_later_heads_do_it_too(loaded: None, monkeypatch: pytest
     """The control: with the early readers in the place of the later ones it does not pass."""
     readers = bank.SentencePair.readers
     monkeypatch.setattr(bank.SentencePair, "readers", lambda pair, count: (readers(pair, count)[0],) * 2)
-    assert failed(run("bank")) == {"control: share left without the 12 strongest readers of the other layers"}
+    assert failed(run("bank")) == {
+        "control: share of the separation left without the 12 strongest readers of the other layers"
+    }
 
 
 def test_head_roles_passes(loaded: None) -> None:

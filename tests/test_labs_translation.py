@@ -139,7 +139,7 @@ def test_word_alignment_fails_without_training() -> None:
     """Heads are chosen on other sentences all the same, so that choosing alone does not reach the bound."""
     claims = failed(alignment_in_small(steps=1, rows=2, held=60, train=800))
     assert any(claim.startswith(RATE) for claim in claims)
-    assert "IBM Model 1's, less that" in claims
+    assert "error rate of IBM Model 1, less that of this head" in claims
 
 
 @pytest.mark.heavy

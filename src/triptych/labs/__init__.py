@@ -1,4 +1,4 @@
-"""The lectures' experiments: each a table, a plot and a verdict, in about a minute on two cores.
+"""The lectures' experiments: each a table, a plot and a verdict, most of them within 20 seconds on two cores.
 
 `LABS` lists them without importing one; a lab's file has its name, with `_` for `-`.
 """

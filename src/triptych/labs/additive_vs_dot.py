@@ -24,10 +24,9 @@ from triptych.spec import AdditiveSpec, attention
 
 FALSIFIED_BY = (
     "The claim is false if the additive layer differs from its formula by more than rounding, or needs no more memory"
-    " or"
-    " parameters than the dot product. It is false too if its sharpness grows with the size of the input without a"
-    " limit"
-    " as the dot product's does, or if its limit 1/(1 + (S-1) exp(-2 Σ|w|)) is exceeded or cannot be approached."
+    " or parameters than the dot product. It is false too if its sharpness grows with the size of the input without a"
+    " limit as the dot product's does, or if its limit 1/(1 + (S-1) exp(-2 Σ|w|)) is exceeded or cannot be"
+    " approached."
 )
 
 
@@ -37,8 +36,10 @@ class Sizes:
     hidden: int = size(64, "hidden units of the additive score, equal to width")
     heads: int = size(8, "heads of the layer whose parameters are counted")
     lengths: tuple[int, ...] = size((32, 64, 128, 256, 512), "tokens of a row")
-    scales: tuple[float, ...] = size((0.25, 1.0, 4.0, 16.0, 64.0, 1024.0), "sizes of the entries of q and k")
-    tokens: int = size(64, "keys among which one is chosen")
+    scales: tuple[float, ...] = size(
+        (0.25, 1.0, 4.0, 16.0, 64.0, 1024.0), "sizes of the entries of q and k, ascending", values=2, ascending=True
+    )
+    tokens: int = size(64, "keys among which one is chosen, two or more", least=2)
     narrow: int = size(24, "width of queries that no dot product compares with the keys")
     wide: int = size(40, "width of those keys")
 
@@ -47,8 +48,6 @@ class Sizes:
             raise InputError(
                 f"sizes width {self.width} and hidden {self.hidden}: this lab inverts W_k; make them equal"
             )
-        if len(self.scales) < 2:
-            raise InputError("size scales: this lab compares the last two; give two or more")
 
 
 NAMES = ("dot product", "additive")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,8 +32,7 @@ MODEL: dict[str, object] = {
 }  # fmt: skip
 FALSIFIED_BY = (
     "The claim is false if the strongest weights meet the true alignment no more often than the diagonal does. It is"
-    " false"
-    " too if hiding the aligned letters costs no more than hiding as many others, the control."
+    " false too if hiding the aligned letters costs no more than hiding as many others, the control."
 )
 SEEDS = 5
 
@@ -92,7 +92,7 @@ def run(setup: Setup) -> LabResult:
     )
     checks = (
         Check("letters whose strongest attention is on a true partner", hits, least=0.6),
-        Check("the same of letters that the diagonal misses", moved, least=0.45),
+        Check("letters that the diagonal misses whose strongest attention is on a true partner", moved, least=0.45),
         Check("letters right", sees_all, least=0.75),
         Check("letters right with others hidden, less with the partners hidden", not_others - not_partners, least=0.4),
     )
@@ -149,11 +149,12 @@ class HeldOutPairs:
         return self.share([truth.mean(1) for truth in self.truths])
 
     def share(self, hits: Sequence[NDArray[Any]], moved: bool = False) -> float:
-        """The mean over the letters that have a partner."""
+        """The mean over the letters that have a partner; NaN where none has."""
         counted = [
             truth.any(1) & ~(straight & moved) for truth, straight in zip(self.truths, self.straight, strict=True)
         ]
-        return float(np.concatenate([hit[among] for hit, among in zip(hits, counted, strict=True)]).mean())
+        letters = np.concatenate([hit[among] for hit, among in zip(hits, counted, strict=True)])
+        return float(letters.mean()) if len(letters) else math.nan
 
     def others(self, seed: int) -> list[Truth]:
         """As many letters for each as it has partners, drawn from the rest."""

@@ -141,7 +141,11 @@ def _checks_of_cuts(c: Cosines, sizes: Sizes) -> tuple[Check, ...]:
         Check(f"cosine of the two {sizes.ambiguous!r}s as they enter", c.whole[0], least=1 - 1e-6),
         Check("lowest cosine in a later layer", min(c.whole), most=0.9),
         Check(f"share of the separation left when {sizes.link}", c.left(c.word), most=0.3),
-        Check("control: share left when it cannot see the word before instead", c.left(c.before), least=0.7),
+        Check(
+            "control: share of the separation left when it cannot see the word before that one instead",
+            c.left(c.before),
+            least=0.7,
+        ),
     )
 
 
@@ -149,36 +153,34 @@ def _checks_of_heads(
     c: Cosines, content: Content, senses: tuple[Lines, Lines], ratio: float, sizes: Sizes
 ) -> tuple[Check, ...]:
     """Which heads matter, and which reads meaning; `ratio` is the weight of late readers over that of early ones."""
-    early = f"share left without the {sizes.readers} strongest readers of the first third of the layers"
-    late = f"control: share left without the {sizes.readers} strongest readers of the other layers"
-    to_words = (
-        f"layer {content.head[0]} head {content.head[1]}: weight to {sizes.word!r} and {sizes.other_word!r}, mean"
+    early = (
+        f"share of the separation left without the {sizes.readers} strongest readers of the first third of the layers"
     )
+    late = f"control: share of the separation left without the {sizes.readers} strongest readers of the other layers"
+    name = f"layer {content.head[0]} head {content.head[1]}"
     within, between = (_mean(line[len(line) // 4 :]) for line in senses)
     return (
         Check(early, c.left(c.few), most=0.6),
         Check(late, c.left(c.control), least=0.8),
-        Check("weight that those give the word, over that of the early ones", ratio, least=0.6),
+        Check("weight of the later readers on the deciding word, over that of the early ones", ratio, least=0.6),
         Check("cosine within a sense, less that between senses", within - between, 0.02),
-        Check(to_words, content.weight, least=0.6),
-        Check("the same head: weight of other words to the one before", content.elsewhere, most=0.25),
+        Check(f"{name}: weight to {sizes.word!r} and {sizes.other_word!r}, mean", content.weight, least=0.6),
+        Check(f"{name}: weight of other words to the one before", content.elsewhere, most=0.25),
     )
 
 
 def _meaning(c: Cosines, content: Content, sizes: Sizes) -> str:
     few, control = c.left(c.few), c.left(c.control)
     return (
-        "One token enters as one vector, whatever stands around it. Attention moves what"
-        f" {sizes.word!r} or {sizes.other_word!r} say into {sizes.ambiguous!r}, in a few heads of the early layers, and"
-        " from"
-        " there on the two vectors differ; words of one sense are nearer to each other than to those of the other."
-        " Cutting tests that: with this one link cut the vectors stay"
-        f" together, with another link cut they do not. Without the {sizes.readers} strongest readers of the first"
-        " third of"
-        f" the layers {few:.0%} of the separation is left; without as many later heads that read the word about"
-        f" as strongly, {control:.0%}. Most readers read whatever stands just before them (last column). Layer"
-        f" {content.head[0]} head {content.head[1]} does not: it gives the deciding word {content.weight:.2f} and the"
-        f" word before any other token {content.elsewhere:.2f}."
+        f"One token enters as one vector, whatever stands around it. Attention moves what {sizes.word!r} or"
+        f" {sizes.other_word!r} say into {sizes.ambiguous!r}, in a few heads of the early layers, and from there on"
+        " the two vectors differ; words of one sense are nearer to each other than to those of the other. Cutting"
+        " tests that: with this one link cut the vectors stay together, with another link cut they do not. Without"
+        f" the {sizes.readers} strongest readers of the first third of the layers {few:.0%} of the separation is"
+        f" left; without as many later heads that read the word about as strongly, {control:.0%}. Most readers read"
+        f" whatever stands just before them (last column). Layer {content.head[0]} head {content.head[1]} does not:"
+        f" it gives the deciding word {content.weight:.2f} and the word before any other token"
+        f" {content.elsewhere:.2f}."
     )
 
 
@@ -211,11 +213,11 @@ class SentencePair:
 
     def weights(self) -> Tensor:
         """`[L, 2, H]`: the weight that the last word gives the deciding word of each sentence."""
-        both = [
+        of_words = [
             [mean_weight(p[:, -1:], self._within(p, w)) for p, w in zip(layer, self.words, strict=True)]
             for layer in self.patterns
         ]
-        return torch.stack([torch.stack(layer) for layer in both])
+        return torch.stack([torch.stack(layer) for layer in of_words])
 
     @staticmethod
     def _within(pattern: Tensor, word: range) -> Tensor:

@@ -22,10 +22,8 @@ from triptych.page import Curve, TableSection
 WARMUP = 20  # training steps
 FALSIFIED_BY = (
     "The claim is false if a fixed vector copies long sequences as well as short ones, if a wider one does not carry"
-    " more,"
-    " or if attention, added to the narrowest vector, loses symbols at any length too. That a far state gets no"
-    " gradient"
-    " is false if the gradient through a GRU does not shrink by a factor each step."
+    " more, or if attention, added to the narrowest vector, loses symbols at any length too. That a far state gets no"
+    " gradient is false if the gradient through a GRU does not shrink by a factor each step."
 )
 SEEDS = 5
 
@@ -34,21 +32,25 @@ SEEDS = 5
 class Sizes:
     symbols: int = size(20, "distinct symbols, at least as many as the longest source has")
     width: int = size(64, "width of embeddings and states")
-    lengths: tuple[int, ...] = size((1, 2, 4, 8, 12, 16), "symbols of a source; one of them is 4")
+    lengths: tuple[int, ...] = size(
+        (1, 2, 4, 8, 12, 16), "symbols of a source, ascending; one of them is 4", ascending=True
+    )
     narrow: int = size(4, "numbers in the narrow vector")
     wide: int = size(64, "numbers in the wide vector")
     steps: int = size(400, "training steps")
     rows: int = size(64, "rows of a training step")
     rate: float = size(5e-3, "learning rate")
     tested: int = size(256, "sources of each length that are tested")
-    back: tuple[int, ...] = size((16, 32, 64, 128, 256, 512), "steps back, of the gradient; three or more")
+    back: tuple[int, ...] = size(
+        (16, 32, 64, 128, 256, 512), "steps back, of the gradient; three or more, ascending", values=3, ascending=True
+    )
     draws: int = size(8, "untrained models of which the gradient is a mean")
 
     def __post_init__(self) -> None:
         if 4 not in self.lengths or max(self.lengths) > self.symbols:
             raise InputError("size lengths: must have a 4, and none above the number of symbols")
-        if len(self.back) < 3:
-            raise InputError("size back: an exponent is fitted to the last three; give three or more")
+        if self.narrow >= self.wide:
+            raise InputError(f"sizes narrow {self.narrow} and wide {self.wide}: the narrow vector must be the smaller")
 
     @property
     def kinds(self) -> dict[str, ArchitectureKind]:

@@ -16,7 +16,6 @@ from torch import Tensor
 from triptych import families, nn, spec
 from triptych.attention import attend
 from triptych.count import Count, count
-from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.model import Model
 from triptych.page import TableSection
@@ -24,10 +23,8 @@ from triptych.spec import causal, dense, keys
 
 FALSIFIED_BY = (
     "A correction is false if the library, with the parts or the published config it names, computes what the lecture"
-    " says."
-    " Where a statement holds only sometimes, the correction is false if the case in which it fails gives the same"
-    " numbers"
-    " as the case in which it holds."
+    " says. Where a statement holds only sometimes, the correction is false if the case in which it fails gives the"
+    " same numbers as the case in which it holds."
 )
 PUBLISHED: dict[str, dict[str, Any]] = {
     "GPT-2": {"model_type": "gpt2", "vocab_size": 50_257, "n_positions": 1024, "n_embd": 768, "n_layer": 12,
@@ -58,13 +55,9 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    tokens: int = size(7, "queries and keys of the random tensors, 3 to 30")
+    tokens: int = size(7, "queries and keys of the random tensors, 3 to 30", least=3, most=30)
     width: int = size(16, "width of these queries and keys")
-    mlp: int = size(96, "model width at which SwiGLU and a plain MLP are compared, a multiple of 3")
-
-    def __post_init__(self) -> None:
-        if not 3 <= self.tokens <= 30 or self.mlp % 3:
-            raise InputError("sizes tokens and mlp: tokens must be 3 to 30, mlp a multiple of 3")
+    mlp: int = size(96, "model width at which SwiGLU and a plain MLP are compared, a multiple of 3", multiple=3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +91,8 @@ def run(setup: Setup) -> LabResult:
 MEANING = (
     "Each of these statements is wrong, or true of some models only. A mask is minus infinity, and a row that sees"
     " nothing gives 0, not an average. An order of operations matters as soon as a term is finite. And real models"
-    " differ"
-    " more than one formula shows: in where they normalize, in how wide their MLPs are, in whether they divide by √d."
-    " The models here have random weights or none: shapes and arithmetic decide, not training."
+    " differ more than one formula shows: in where they normalize, in how wide their MLPs are, in whether they divide"
+    " by √d. The models here have random weights or none: shapes and arithmetic decide, not training."
 )
 
 
@@ -123,7 +115,9 @@ def _large_negative(sizes: Sizes, noise: torch.Generator) -> Correction:
         (
             Check("largest weight of a row that sees nothing", float(ours.max()), 0.0, 0.0),
             Check(
-                "the same filled with -1e9, distance from even weights", _gap(filled, filled * 0 + 1 / n), most=1e-12
+                "a row that sees nothing filled with -1e9, distance from even weights",
+                _gap(filled, filled * 0 + 1 / n),
+                most=1e-12,
             ),
         ),
     )
@@ -162,8 +156,12 @@ def _cross_mask(sizes: Sizes, noise: torch.Generator) -> Correction:
         "L1",
         "cross-attention needs no mask",
         (
-            Check("change of the output by padding of the source that is hidden", _gap(hidden, alone), most=1e-12),
-            Check("the same by padding that is not", _gap(attend(q, padded, padded), alone), least=0.01),
+            Check("change of the output by padding of the source that a mask hides", _gap(hidden, alone), most=1e-12),
+            Check(
+                "change of the output by padding of the source that no mask hides",
+                _gap(attend(q, padded, padded), alone),
+                least=0.01,
+            ),
         ),
     )
 
@@ -190,7 +188,7 @@ def _sharpness() -> Correction:
         "without √d softmax is too flat",
         (
             Check("entropy of 64 weights, d 64, without the division, nats", entropy(1.0), 0.6107, 0.6109),
-            Check("the same divided by √d", entropy(None), 3.6808, 3.6810),
+            Check("entropy of 64 weights, d 64, divided by √d, nats", entropy(None), 3.6808, 3.6810),
         ),
     )
 
@@ -208,7 +206,7 @@ def _layer_norm() -> Correction:
         "LayerNorm divides by σ + ε",
         (
             Check("last of LayerNorm([0, .001, .002, .003]), ε 1e-5", float(ours[3]), 0.44721, 0.44722),
-            Check("the third of it", float(ours[2]), 0.14907, 0.14908),
+            Check("third of LayerNorm([0, .001, .002, .003]), ε 1e-5", float(ours[2]), 0.14907, 0.14908),
             Check("the last with σ + ε", float(lecture[3]), 1.3297, 1.3298),
             Check("the third with σ + ε", float(lecture[2]), 0.44324, 0.44326),
         ),
@@ -232,7 +230,11 @@ def _t5_scale(seed: int) -> Correction:
         "every model divides by √d",
         (
             Check("T5's scores less q·k: distance from a bias of the distance", left(products), most=1e-12),
-            Check("the same less q·k/√d", left(products / products.new_tensor(16.0).sqrt()), least=1e-3),
+            Check(
+                "T5's scores less q·k/√d: distance from a bias of the distance",
+                left(products / products.new_tensor(16.0).sqrt()),
+                least=1e-3,
+            ),
         ),
     )
 
@@ -308,8 +310,12 @@ def _attention_norms(seed: int) -> Correction:
             Check(
                 "queries of Qwen3 as scores read them: mean square, distance from 1", away("Qwen3", "q_rot"), most=0.02
             ),
-            Check("the same before their norm", away("Qwen3", "q"), least=0.1),
-            Check("the same of Llama, which has none", away("Llama", "q_rot"), least=0.1),
+            Check("queries of Qwen3 before their norm: mean square, distance from 1", away("Qwen3", "q"), least=0.1),
+            Check(
+                "queries of Llama, which has no such norm: mean square, distance from 1",
+                away("Llama", "q_rot"),
+                least=0.1,
+            ),
         ),
     )
 
@@ -354,6 +360,6 @@ def _swiglu(sizes: Sizes) -> Correction:
         "SwiGLU's MLP is 4 d wide",
         (
             Check("parameters of SwiGLU with 4 d over a plain MLP's", wide, 1.5, 1.5),
-            Check("the same with 8/3 d", narrow, 1.0, 1.0),
+            Check("parameters of SwiGLU with 8/3 d over a plain MLP's", narrow, 1.0, 1.0),
         ),
     )

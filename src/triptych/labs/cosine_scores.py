@@ -15,15 +15,13 @@ from triptych import nn
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.trained import (
     GeneratedTask,
-    Places,
+    ReadingSizes,
     Shuffled,
-    TrainedRun,
-    TrainingBudget,
+    TrainedHead,
+    attention_alone,
     held_out_rows,
-    right,
-    train,
+    multiply_queries_and_keys,
 )
-from triptych.labs.trained_scores import alone
 from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import RMSNormSpec, attention
@@ -40,28 +38,18 @@ DRAWN, LARGER = "as drawn", "drawn larger"
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(ReadingSizes):
     """Of the attention layer and of its training."""
 
     d: int = size(64, "width of queries and keys")
     factor: float = size(8.0, "how much larger the other weights of queries and keys are drawn")
-    width: int = size(32, "width of the residual stream")
-    symbols: int = size(8, "different symbols")
-    length: int = size(16, "symbols of a row")
-    back: int = size(3, "places back that the head must read")
-    steps: int = size(150, "training steps")
-    rows: int = size(16, "rows of a step")
-    rate: float = size(3e-3, "learning rate of AdamW")
-    tested: int = size(64, "rows that the share of right answers is taken from")
+    length: int = size(16, "symbols of a row, more than `back`", least=2)
 
 
 @dataclass(frozen=True)
-class TrainedCosine:
-    """One head: its run, the share of new answers that are right, and the largest score over √d before training and
-    after it."""
+class TrainedCosine(TrainedHead):
+    """One head after training, and its largest score over √d before training and after it."""
 
-    run: TrainedRun
-    right: float
     before: float
     after: float
 
@@ -72,14 +60,13 @@ Heads = dict[tuple[str, str], TrainedCosine]
 def run(setup: Setup) -> LabResult:
     """A head with each score, from weights as they are drawn and from larger ones; shuffled answers."""
     sizes = setup.sized(Sizes())
-    task = Places(sizes.symbols, sizes.length, (sizes.back,))
     heads: Heads = {}
     for name in (DOT, COSINE):
         for begin in (DRAWN, LARGER):
             setup.progress(f"{name}, weights {begin}: {sizes.steps} steps")
-            heads[name, begin] = _train(sizes, name, begin, task, setup.seed)
+            heads[name, begin] = _trained(sizes, name, begin, sizes.task, setup.seed)
     setup.progress("shuffled answers")
-    shuffled = _train(sizes, COSINE, DRAWN, Shuffled(task), setup.seed)
+    shuffled = _trained(sizes, COSINE, DRAWN, Shuffled(sizes.task), setup.seed)
     return LabResult(
         "What do cosine scores change in training?",
         _meaning(sizes, heads),
@@ -98,7 +85,11 @@ def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedCosine) -> tuple[Check,
         Check("dot product: answers right, weights as drawn", heads[DOT, DRAWN].right, least=0.75),
         Check(f"dot product: answers right less with {larger}", fewer, least=0.25),
         Check("cosine: largest score before training, over √d", max(one.before for one in cosine), most=1.001),
-        Check(f"control: dot product, {larger}: the same", heads[DOT, LARGER].before, least=1.001),
+        Check(
+            f"control: dot product, {larger}: largest score before training, over √d",
+            heads[DOT, LARGER].before,
+            least=1.001,
+        ),
         Check("control: answers right, trained on shuffled ones", shuffled.right, most=1 / sizes.symbols + 0.1),
     )
 
@@ -106,14 +97,13 @@ def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedCosine) -> tuple[Check,
 def _meaning(sizes: Sizes, heads: Heads) -> str:
     plain, cosine = heads[DOT, LARGER], heads[COSINE, LARGER]
     return (
-        "A dot product grows with the length of query and key, a cosine does not. From weights of queries and keys that"
-        f" are {sizes.factor:g} times as large, the first scores of the dot product reach {plain.before:.0f} times √d,"
-        f" softmax is saturated, and {plain.right:.0%} of the answers are right after {sizes.steps} steps. With norms"
-        f" on queries and keys no score of a new head is above √d, whatever the weights, and {cosine.right:.0%} are"
-        " right."
-        f" How sharp the head becomes is up to the norms' weights: after training its largest score is"
-        f" {cosine.after:.1f} times √d. From weights as they are drawn both learn; that cosine scores are better there"
-        " is not claimed."
+        "A dot product grows with the length of query and key, a cosine does not. From weights of queries and keys"
+        f" that are {sizes.factor:g} times as large, the first scores of the dot product reach {plain.before:.0f}"
+        f" times √d, softmax is saturated, and {plain.right:.0%} of the answers are right after {sizes.steps} steps."
+        " With norms on queries and keys no score of a new head is above √d, whatever the weights, and"
+        f" {cosine.right:.0%} are right. How sharp the head becomes is set by the norms' weights, which are trained:"
+        f" after training its largest score is {cosine.after:.1f} times √d. From weights as they are drawn both"
+        " learn; that cosine scores are better there is not claimed."
     )
 
 
@@ -121,20 +111,19 @@ def head(sizes: Sizes, name: str, begin: str, seed: int) -> nn.Transformer:
     """One layer of attention with one head; the norms of queries and keys begin with weights of 1."""
     norm = RMSNormSpec(width=sizes.d) if name == COSINE else None
     attn = attention(sizes.width, 1, head_width=sizes.d, value_width=sizes.width, q_norm=norm, k_norm=norm)
-    module = alone(attn, sizes.symbols, sizes.length, seed)
+    module = attention_alone(attn, sizes.symbols, sizes.length, seed)
     if begin == LARGER:
-        for parameter, weight in module.named_parameters():
-            if parameter.endswith((".attn.q.weight", ".attn.k.weight")):
-                weight.data = weight.data * sizes.factor
+        multiply_queries_and_keys(module, sizes.factor)
     return module
 
 
-def _train(sizes: Sizes, name: str, begin: str, task: GeneratedTask, seed: int) -> TrainedCosine:
+def _trained(sizes: Sizes, name: str, begin: str, task: GeneratedTask, seed: int) -> TrainedCosine:
     module = head(sizes, name, begin, seed)
     before = _largest(sizes, module, task, seed)
-    run = train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate), seed)
-    share = right(module, held_out_rows(task, sizes.tested, seed))
-    return TrainedCosine(run, share, before, _largest(sizes, module, task, seed))
+    trained = sizes.trained(module, task, seed)
+    return TrainedCosine(
+        trained.run, trained.right, trained.parameters, before, after=_largest(sizes, module, task, seed)
+    )
 
 
 def _largest(sizes: Sizes, module: nn.Transformer, task: GeneratedTask, seed: int) -> float:

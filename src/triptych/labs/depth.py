@@ -29,7 +29,9 @@ SEEDS = 5
 
 @dataclass(frozen=True)
 class Sizes:
-    depths: tuple[int, ...] = size((2, 4, 8, 16, 32, 64), "blocks of the untrained stacks, two numbers or more")
+    depths: tuple[int, ...] = size(
+        (2, 4, 8, 16, 32, 64), "blocks of the untrained stacks, ascending", values=2, ascending=True
+    )
     draws: int = size(2, "untrained models of which each gradient is a mean")
     width: int = size(64, "model width of the untrained stacks, a multiple of the heads")
     hidden: int = size(256, "MLP width of the untrained stacks")
@@ -38,8 +40,6 @@ class Sizes:
     tokens: int = size(32, "tokens of each of these rows")
 
     def __post_init__(self) -> None:
-        if len(set(self.depths)) < 2:
-            raise InputError("size depths: an exponent is fitted to them; give two or more")
         if self.width % self.heads:
             raise InputError(f"size width: must be a multiple of the {self.heads} heads")
 
@@ -89,9 +89,9 @@ def run(setup: Setup) -> LabResult:
         Check(
             f"pre-norm, {depths[-1]} layers: gradient at the first block over the last", arrives["pre-norm"][-1], 0.5
         ),
-        Check("no residual: what is left of it after each further layer", fall, most=0.8),
-        Check("pre-norm: the last block's gradient goes as depth to the power", goes["pre-norm"], -0.7, -0.25),
-        Check("post-norm: the last block's gradient goes as depth to the power", goes["post-norm"], -0.15, 0.35),
+        Check("no residual: share of that ratio left after each further layer", fall, most=0.8),
+        Check("pre-norm: the last block's gradient grows as depth to the power", goes["pre-norm"], -0.7, -0.25),
+        Check("post-norm: the last block's gradient grows as depth to the power", goes["post-norm"], -0.15, 0.35),
     )
     meaning = (
         "x + f(x) passes the gradient on whatever f is, so with a residual stream the loss reaches the first of"
@@ -110,15 +110,20 @@ def _measure(name: str, depth: int, sizes: Sizes, seed: int) -> tuple[float, flo
     """(gradient at the first block's input over that at the last's output, gradient of the last block's weights),
     geometric means over `draws` draws of weights and tokens."""
     pairs = [_gradients(_spec(name, depth, sizes), sizes, seed * sizes.draws + draw) for draw in range(sizes.draws)]
-    ratio, last = (math.exp(fmean(math.log(pair[i]) for pair in pairs)) for i in (0, 1))
+    ratio, last = (_geometric_mean([pair[i] for pair in pairs]) for i in (0, 1))
     return ratio, last
+
+
+def _geometric_mean(gradients: list[float]) -> float:
+    """0 where one of them is."""
+    return math.exp(fmean(map(math.log, gradients))) if all(gradients) else 0.0
 
 
 def _spec(name: str, depth: int, sizes: Sizes) -> ModelSpec:
     kind, norms = _kind(name, sizes.width)
     usual = block(sizes.width, sizes.heads, sizes.hidden, norms=norms)
-    one = kind(attn=usual.attn, mlp=usual.mlp, attn_norm=norms, mlp_norm=norms)
-    spec = decoder(VOCAB, (one,) * depth, embedded=SinusoidalSpec(width=sizes.width), final_norm=norms.pre)
+    layer = kind(attn=usual.attn, mlp=usual.mlp, attn_norm=norms, mlp_norm=norms)
+    spec = decoder(VOCAB, (layer,) * depth, embedded=SinusoidalSpec(width=sizes.width), final_norm=norms.pre)
     return replace(spec, init_std=1.0)
 
 

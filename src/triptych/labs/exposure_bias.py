@@ -142,11 +142,15 @@ def _checks(sizes: Sizes, written: dict[float, WritingErrors]) -> tuple[Check, .
     first, second = _halves(plain.forced)
     return (
         Check("true prefixes: wrong after its own text, over never coming back", _halves(plain.free)[1] / lost, 0.5),
-        Check(f"{sizes.noises[-1]:.0%} of the prefixes replaced: the same", _halves(noisy.free)[1] / lost, most=0.25),
+        Check(
+            f"{sizes.noises[-1]:.0%} of the prefixes replaced: wrong after its own text, over never coming back",
+            _halves(noisy.free)[1] / lost,
+            most=0.25,
+        ),
         Check("control: true prefixes, each choice after true tokens: wrong more later", second - first, most=0.1),
         Check(
             "control: after its own text, none replaced: wrong, the worst of all models",
-            max(float(one.undisturbed.mean()) for one in written.values()),
+            max(float(errors.undisturbed.mean()) for errors in written.values()),
             most=0.1,
         ),
     )
@@ -174,16 +178,18 @@ def _meaning(sizes: Sizes, written: dict[float, WritingErrors]) -> str:
 
 
 def _train(sizes: Sizes, task: Texts, seed: int) -> tuple[nn.Transformer, TrainedRun]:
-    one = block(sizes.width, 4, 2 * sizes.width)
+    layer = block(sizes.width, 4, 2 * sizes.width)
     positions = LearnedSpec(length=sizes.length, width=sizes.width)
     final_norm = RMSNormSpec(width=sizes.width)
     ids = task.classes + task.count
-    module = nn.new(decoder(ids, [one] * sizes.layers, embedded=positions, final_norm=final_norm), seed)
+    module = nn.new(decoder(ids, [layer] * sizes.layers, embedded=positions, final_norm=final_norm), seed)
     return module, train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
 
 
 def _written(sizes: Sizes, module: nn.Transformer, texts: Texts, seed: int) -> WritingErrors:
-    forced, free = (errors(sizes, module, texts, seed, share=sizes.replaced, forced=one) for one in (True, False))
+    forced, free = (
+        errors(sizes, module, texts, seed, share=sizes.replaced, forced=after_true) for after_true in (True, False)
+    )
     return WritingErrors(forced, free, errors(sizes, module, texts, seed, share=0.0))
 
 
@@ -220,7 +226,7 @@ def _name(share: float) -> str:
 
 
 def _curve(sizes: Sizes, written: dict[float, WritingErrors]) -> Curve:
-    lines = {f"trained on {_name(share)}": one.free for share, one in written.items()}
+    lines = {f"trained on {_name(share)}": errors.free for share, errors in written.items()}
     lines |= {"true prefixes, after true tokens": written[0.0].forced, "never coming back": never_back(sizes)}
     points: dict[str, Points] = {
         name: [(float(i + 1), float(x)) for i, x in enumerate(wrong)] for name, wrong in lines.items()
@@ -230,9 +236,9 @@ def _curve(sizes: Sizes, written: dict[float, WritingErrors]) -> Curve:
 
 def _table(written: dict[float, WritingErrors], runs: dict[float, TrainedRun]) -> TableSection:
     rows = [
-        [_name(share), number(runs[share].end), f"{one.undisturbed.mean():.1%}"]
-        + [f"{errors[-1]:.0%}" for errors in (one.forced, one.free)]
-        for share, one in written.items()
+        [_name(share), number(runs[share].end), f"{errors.undisturbed.mean():.1%}"]
+        + [f"{wrong[-1]:.0%}" for wrong in (errors.forced, errors.free)]
+        for share, errors in written.items()
     ]
     header = ("trained on", "nats at the end", "wrong, none replaced", "last token wrong, after true ones")
     return TableSection("What each model writes", (*header, "after its own"), rows)

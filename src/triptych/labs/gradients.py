@@ -28,7 +28,7 @@ FALSIFIED_BY = (
 
 @dataclass(frozen=True)
 class Sizes:
-    vocab: int = size(29, "V, tokens that there are")
+    vocab: int = size(29, "V, tokens that there are, two or more", least=2)
     width: int = size(24, "D, model width")
     heads: int = size(6, "H, heads, a multiple of the groups")
     groups: int = size(3, "G, key/value heads")
@@ -62,8 +62,8 @@ def run(setup: Setup) -> LabResult:
     w, (ids, targets) = weights(config, random), random.integers(config.V, size=(2, sizes.rows, sizes.tokens))
     module = library(config, w)
     difference = np.abs(by_hand.forward(w, ids, config)[0] - logits(module, ids)).max()
-    dw, theirs = by_hand.gradients(w, ids, targets, config)[1], autograd(module, w, ids, targets)
-    errors = {name: float(np.abs(dw[name] - theirs[name]).max() / np.abs(theirs[name]).max()) for name in w}
+    dw, expected = by_hand.gradients(w, ids, targets, config)[1], autograd(module, w, ids, targets)
+    errors = {name: float(np.abs(dw[name] - expected[name]).max() / np.abs(expected[name]).max()) for name in w}
 
     setup.progress("taking finite differences")
     slopes = {part: _slopes(part, w, dw, (ids, targets), sizes.config, random) for part in PARTS}
@@ -79,16 +79,15 @@ def run(setup: Setup) -> LabResult:
             most=1e-6,
         ),
         Check(f"losses of {sizes.steps} steps of AdamW differ by", loss_difference, most=1e-6),
-        Check("while they fall by, nats", losses[0][1] - losses[-1][1], least=1.0),
+        Check("fall of the loss in these steps, nats", losses[0][1] - losses[-1][1], least=1.0),
     )
     meaning = (
         "Every backward is the chain rule on one line of the forward: a matrix product goes back through its other"
         " factor, a value used twice adds two gradients, softmax and the norms take away what their division cancels."
         " Two programs that share no arithmetic agree to rounding, weight by weight and step by step. Finite"
-        " differences use no calculus: (loss(w + h) - loss(w - h)) / 2h differs from the slope by about"
-        " h², until the two losses"
-        " are so near each other that only rounding is left between them; hence the V of the curve. They confirm a"
-        " gradient at the price of two forwards a direction; one backward gives all directions."
+        " differences use no calculus: (loss(w + h) - loss(w - h)) / 2h differs from the slope by about h², until the"
+        " two losses are so near each other that only rounding is left between them; hence the V of the curve. They"
+        " confirm a gradient at the price of two forwards a direction; one backward gives all directions."
     )
     size = f"{sum(x.size for x in w.values()):,} weights in {sizes.blocks} blocks, float64"
     rows = [_row(part, w, dw, errors, slopes[part]) for part in PARTS]
@@ -155,17 +154,17 @@ def train(
     w: Weights, module: nn.Transformer, c: Config, sizes: Sizes, random: np.random.Generator
 ) -> list[tuple[float, float]]:
     """Losses by hand and by the library of a model learning to count in steps, each with its own AdamW."""
-    ours, theirs = by_hand.AdamW(w), Optimizer(module, OptimizerSettings(name="adamw", lr=sizes.rate))
-    theirs.zero()
+    own, reference = by_hand.AdamW(w), Optimizer(module, OptimizerSettings(name="adamw", lr=sizes.rate))
+    reference.zero()
     losses, shape = [], (sizes.rows, 1)
     for _ in range(sizes.steps):
         start, stride = random.integers(c.V, size=shape), random.integers(1, 4, size=shape)
         rows = (start + stride * np.arange(sizes.tokens + 1)) % c.V
         nats, dw = by_hand.gradients(w, rows[:, :-1], rows[:, 1:], c)
-        ours.step(dw, sizes.rate)
+        own.step(dw, sizes.rate)
         total, count = loss(module, batch(rows[:, :-1], rows[:, 1:]))
         (total / count).backward()
-        theirs.step(1.0)
+        reference.step(1.0)
         losses.append((nats, float(total.detach()) / count))
     return losses
 

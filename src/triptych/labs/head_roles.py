@@ -22,8 +22,7 @@ from triptych.probe.mean_weight import mean_weight
 
 FALSIFIED_BY = (
     "The claim is false if no head's weight on a role's keys exceeds clearly what even weights would give it. It is"
-    " false"
-    " too if the best of as many heads with random weights scores as high."
+    " false too if the best of as many heads with random weights scores as high."
 )
 TEXT = (
     "The old man sat by the river bank, and watched the boats. He had fished there, year after year, since he was a "
@@ -121,14 +120,13 @@ def _meaning(scored: Scored) -> str:
     before, marks, first = (scored.best[role] for role in ("the token before", "punctuation", "the first token"))
     far = scored.unread
     return (
-        f"On a text of {len(scored.tokens)} tokens {before.name} gives the token before"
-        f" {before.score:.2f} of its weight, {marks.name} gives punctuation"
-        f" {marks.score:.2f}, and {first.name} gives the first token"
-        f" {first.score:.2f}, whatever the text: an attention sink (Xiao et al. 2024), where a head"
-        " puts the weight it does not need. These can be read off their maps. Not every head can:"
-        f" {far.name} is at least {far.score:.2f} of 1 away from every one of these patterns and from even"
-        " weights. A score describes where a head looks on this text; what the model uses it for takes an"
-        " intervention, as in the labs bank and induction."
+        f"On a text of {len(scored.tokens)} tokens {before.name} gives the token before {before.score:.2f} of its"
+        f" weight, {marks.name} gives punctuation {marks.score:.2f}, and {first.name} gives the first token"
+        f" {first.score:.2f}, whatever the text: an attention sink (Xiao et al. 2024), where a head puts the weight"
+        f" it does not need. These can be read off their maps. Not every head can: {far.name} is at least"
+        f" {far.score:.2f} of 1 away from every one of these patterns and from even weights. A score describes where"
+        " a head looks on this text; what the model uses it for takes an intervention, as in the labs bank and"
+        " induction."
     )
 
 
@@ -194,10 +192,10 @@ def _best(scores: Tensor) -> Best:
 def _maps(patterns: Tensor, chosen: Iterable[Best], tokens: list[str]) -> list[AttentionMap]:
     """One map for each layer, of the chosen heads in it."""
     heads: dict[int, list[int]] = {}
-    for one in chosen:
-        heads.setdefault(one.layer, [])
-        if one.head not in heads[one.layer]:
-            heads[one.layer].append(one.head)
+    for best in chosen:
+        heads.setdefault(best.layer, [])
+        if best.head not in heads[best.layer]:
+            heads[best.layer].append(best.head)
     return [
         AttentionMap("decoder", layer, tokens, tokens, patterns[layer][of].numpy(), of) for layer, of in heads.items()
     ]

@@ -17,10 +17,11 @@ from triptych.count import count
 from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import block, decoder, fit
+from triptych.labs.trained import Places, right
 from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import LearnedSpec, RMSNormSpec, full
-from triptych.train import Example, OptimizerSettings, Pairs
+from triptych.train import OptimizerSettings, Pairs
 
 VOCAB = 64
 COLUMNS = ("parameters", "matmul FLOPs", "score elements")
@@ -42,7 +43,7 @@ class Sizes:
     long: int = size(512, "tokens on which it is timed")
     heads: tuple[int, ...] = size((1, 2, 4, 8, 16), "numbers of heads, the first 1, each a divisor of the width")
     narrow: int = size(32, "model width of the layers that are trained, a multiple of 4")
-    symbols: int = size(4, "symbols of the task that is trained")
+    symbols: int = size(4, "symbols of the task that is trained, 2 to 16", least=2, most=16)
     length: int = size(12, "tokens of its rows, more than 4")
     steps: int = size(250, "training steps")
     rows: int = size(64, "rows of a training step")
@@ -66,11 +67,11 @@ def run(setup: Setup) -> LabResult:
         model = Model(nn.new(decoder(VOCAB, [block(sizes.width, heads, sizes.width)], mask=full()), setup.seed))
         counted[heads], measured[heads] = _counted(model, sizes.tokens), _measured(model, sizes.tokens)
         seconds[heads] = _seconds(model, sizes.long)
-    right: dict[tuple[str, int], float] = {}
+    shares: dict[tuple[str, int], float] = {}
     for name, places in PLACES.items():
         for heads in (1, 4):
             setup.progress(f"training {heads} head{'s' * (heads > 1)} to read {name}: {sizes.steps} steps")
-            right[name, heads] = _read_places(heads, places, sizes, setup.seed)
+            shares[name, heads] = _read_places(heads, places, sizes, setup.seed)
     differences = [abs(a - b) for h in sizes.heads for a, b in zip(counted[h], measured[h], strict=True)]
     scores_off = [abs(measured[h][2] / (h * measured[1][2]) - 1) for h in sizes.heads]
     most, tokens = sizes.heads[-1], sizes.tokens
@@ -82,23 +83,25 @@ def run(setup: Setup) -> LabResult:
         Check(f"matmul FLOPs of {most} heads over one", measured[most][1] / measured[1][1], 1.0, 1.0),
         Check("score elements over H times those of one head, largest difference from 1", max(scores_off), most=0.0),
         Check(f"score elements of {shown} heads on {tokens} tokens", float(measured[shown][2]), scores, scores),
-        Check("control: one place read right by one head", right["one place", 1], least=0.95),
-        Check("four places read right by four heads", right["four places", 4], least=0.9),
+        Check("control: one place read right by one head", shares["one place", 1], least=0.95),
+        Check("four places read right by four heads", shares["four places", 4], least=0.9),
         Check(
-            "four places read right by four heads, less by one", right["four places", 4] - right["four places", 1], 0.2
+            "four places read right by four heads, less by one",
+            shares["four places", 4] - shares["four places", 1],
+            0.2,
         ),
     )
     meaning = (
         "The projections are D x D whether their output is one head or cut into H, and the H score matrices take D/H"
         " multiplications an entry instead of D: parameters and matmul FLOPs are equal. What grows is the number of"
-        f" scores, H T² instead of T² ({scores:,.0f} against {tokens**2:,} for {shown} heads on {tokens} tokens),"
-        " and with it the work of softmax and"
-        " the memory of a stored pattern. What is gained are H patterns. A single head returns one average: trained to"
-        f" name the symbols at four places it is right {right['four places', 1]:.0%} of the time, four heads of a"
-        f" quarter of its width {right['four places', 4]:.0%}, with the same parameters and steps. At a single place"
-        f" one head is enough ({right['one place', 1]:.0%}). Times depend on the machine and decide nothing."
+        f" scores, H T² instead of T² ({scores:,.0f} against {tokens**2:,} for {shown} heads on {tokens} tokens), and"
+        " with it the work of softmax and the memory of a stored pattern. What is gained are H patterns. A single"
+        " head returns one average: trained to name the symbols at four places it is right"
+        f" {shares['four places', 1]:.0%} of the time, four heads of a quarter of its width"
+        f" {shares['four places', 4]:.0%}, with the same parameters and steps. At a single place one head is enough"
+        f" ({shares['one place', 1]:.0%}). Times depend on the machine and decide nothing."
     )
-    sections = (_cost_table(measured, seconds, sizes), _places_table(right, sizes), _curve(measured, seconds, sizes))
+    sections = (_cost_table(measured, seconds, sizes), _places_table(shares, sizes), _curve(measured, seconds, sizes))
     return LabResult("What do H heads cost beside one, and what are they for?", meaning, checks, sections)
 
 
@@ -134,10 +137,10 @@ def _seconds(model: Model, tokens: int) -> float:
 
 def _read_places(heads: int, places: Sequence[int], sizes: Sizes, seed: int) -> float:
     """Share of held-out answers right of one layer of attention without an MLP, trained on the places task."""
-    noise = np.random.default_rng(seed)
-    data = Pairs(tuple(_row(noise, places, sizes) for _ in range(sizes.steps * sizes.rows)))
+    noise, task = np.random.default_rng(seed), Places(sizes.symbols, sizes.length, tuple(places))
+    data = Pairs(tuple(task.rows(noise, sizes.steps * sizes.rows)))
     spec = decoder(
-        sizes.symbols ** len(places),
+        task.classes,
         [block(sizes.narrow, heads, hidden=None)],
         embedded=LearnedSpec(length=sizes.length, width=sizes.narrow),
         final_norm=RMSNormSpec(width=sizes.narrow),
@@ -145,19 +148,7 @@ def _read_places(heads: int, places: Sequence[int], sizes: Sizes, seed: int) -> 
     module = nn.new(spec, seed)
     settings = OptimizerSettings(name="adamw", lr=1e-2, weight_decay=0.0)
     fit(module, data, rows=sizes.rows, length=sizes.length, steps=sizes.steps, seed=seed, optimizer=settings)
-    tests = [_row(noise, places, sizes) for _ in range(sizes.tested)]
-    logits = Model(module).logits([test.ids.tolist() for test in tests])
-    right = [(own.argmax(-1).numpy() == test.targets)[test.trained] for own, test in zip(logits, tests, strict=True)]
-    return float(np.concatenate(right).mean())
-
-
-def _row(noise: np.random.Generator, places: Sequence[int], sizes: Sizes) -> Example:
-    """Random symbols; the target is the number whose digits, base `symbols`, are the symbols `places` back."""
-    ids = noise.integers(sizes.symbols, size=sizes.length).astype(np.int32)
-    targets, first = np.zeros_like(ids), max(places)
-    for place in places:
-        targets[first:] = targets[first:] * sizes.symbols + ids[first - place : sizes.length - place]
-    return Example(ids, targets, np.arange(sizes.length) >= first)
+    return right(module, task.rows(noise, sizes.tested))
 
 
 def _cost_table(measured: Costs, seconds: dict[int, float], sizes: Sizes) -> TableSection:
@@ -170,8 +161,8 @@ def _cost_table(measured: Costs, seconds: dict[int, float], sizes: Sizes) -> Tab
     return TableSection(title, header, rows)
 
 
-def _places_table(right: dict[tuple[str, int], float], sizes: Sizes) -> TableSection:
-    rows = [[name, *(f"{right[name, heads]:.0%}" for heads in (1, 4))] for name in PLACES]
+def _places_table(shares: dict[tuple[str, int], float], sizes: Sizes) -> TableSection:
+    rows = [[name, *(f"{shares[name, heads]:.0%}" for heads in (1, 4))] for name in PLACES]
     title = f"Symbols named right after {sizes.steps} steps, by one layer of width {sizes.narrow}"
     return TableSection(title, ("the task reads", "one head", "four heads"), rows)
 

@@ -25,11 +25,12 @@ from triptych.train.labelled import ClassLoss
 
 QUESTION = "Does a ViT learn a shape that a linear model of the pixels does not find?"
 FALSIFIED_BY = (
-    "A ViT that names the shapes of new pictures no better than logistic regression on their pixels, which cannot put"
-    " two pixels together. Or one that names them as well after training on shuffled labels: it would have read them"
-    " from something else than the pictures."
+    "The claim is false if the ViT names the shapes of new pictures no better than logistic regression on their pixels,"
+    " which cannot put two pixels together. That it reads the shape is false if it names new shapes as well after"
+    " training on shuffled labels, for then something else than the pictures would tell them."
 )
 PREPARATION = Preparation(height=SIDE, width=SIDE, mean=(0.063,) * 3)  # the dark ground is 0
+HEADS = 4
 PATCH = 6  # pixels of a patch's side
 OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=1e-2, weight_decay=0.5)
 RIGHT, ABOVE, OF_CONTROL = 0.9, 0.3, 0.3
@@ -43,7 +44,7 @@ class Sizes:
     judged: int = size(400, "pictures held out")
     steps: int = size(300, "training steps")
     rows: int = size(64, "pictures of a step")
-    width: int = size(48, "numbers of a vector")
+    width: int = size(48, f"numbers of a vector, a multiple of {HEADS}", multiple=HEADS)
     layers: int = size(2, "layers")
 
 
@@ -90,8 +91,9 @@ def result(setup: Setup, *, shuffled: bool = False) -> LabResult:
         Curve("Training", "step", "nats an image", {"loss": losses}, {}),
     ]
     meaning = (
-        "Any pixel is as often inside a circle as inside a square, because the objects lie in any place: a sum of pixel"
-        " weights cannot tell them. Attention compares patches, and the first vector gathers what they have in common."
+        "Any pixel is as often inside a circle as inside a square, because the objects lie in any place: a sum of"
+        " pixel weights cannot tell them. Attention compares patches, and the first vector gathers what they have in"
+        " common. The control, trained on shuffled labels, shows what is right by chance."
     )
     return LabResult(QUESTION, meaning, checks, tuple(sections))
 
@@ -102,12 +104,12 @@ def trained(
     """A ViT trained on pictures with these labels, and (step, loss in nats)."""
     config = {
         "model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": sizes.width,
-        "num_hidden_layers": sizes.layers, "num_attention_heads": 4, "intermediate_size": 2 * sizes.width,
+        "num_hidden_layers": sizes.layers, "num_attention_heads": HEADS, "intermediate_size": 2 * sizes.width,
         "image_size": SIDE, "patch_size": PATCH, "initializer_range": 0.1, "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0, "id2label": {str(i): shape for i, shape in enumerate(SHAPES)},
     }  # fmt: skip
-    model, how = create(config, seed=seed), PREPARATION
-    images = [in_memory(picture, how) for picture in pictures]
+    model = create(config, seed=seed)
+    images = [in_memory(picture, PREPARATION) for picture in pictures]
     data = EpochRows(tuple(labelled_images(model.module, images, labels[:, None], ClassLoss(SHAPES))))
     steps, length = sizes.steps, (SIDE // PATCH) ** 2 + 1
     losses = fit(model.module, data, rows=sizes.rows, length=length, steps=steps, seed=seed, optimizer=OPTIMIZER)
@@ -116,6 +118,5 @@ def trained(
 
 def predicted(model: Model, pictures: list[NDArray[np.uint8]]) -> NDArray[np.int64]:
     """The most probable class of each picture."""
-    how = PREPARATION
-    ranked = model.classify([in_memory(picture, how).pixels() for picture in pictures])
+    ranked = model.classify([in_memory(picture, PREPARATION).pixels() for picture in pictures])
     return np.array([SHAPES.index(labels[0][0]) for labels in ranked])

@@ -83,9 +83,9 @@ class Lookups:
         answers = np.take_along_axis(tables, inputs, axis=1)
         if self.random_answers:
             answers = noise.integers(self.symbols, size=answers.shape)
-        both = np.stack([inputs, self.symbols + answers], axis=-1).reshape(count, -1).astype(np.int32)
-        asked = np.arange(2 * self.examples - 1) % 2 == 0
-        return [Example(row[:-1], row[1:], asked) for row in both]
+        examples = np.stack([inputs, self.symbols + answers], axis=-1).reshape(count, -1).astype(np.int32)
+        answered = np.arange(2 * self.examples - 1) % 2 == 0
+        return [Example(row[:-1], row[1:], answered) for row in examples]
 
     def tables(self, noise: np.random.Generator, count: int) -> NDArray[np.int64]:
         """[count, symbols]: the answer to each input, one function a row."""
@@ -165,11 +165,23 @@ def _checks(sizes: Sizes, on_new: dict[str, Answered], own: Answered, unrelated:
     claim = "fall of the error from the first half of the row to the second, over the largest possible"
     return (
         Check(f"functions never trained: {claim}", every.fall / possible, least=0.5),
-        Check("the same: right where the input was shown before", _share(every, shown=True), least=0.9),
-        Check("control: right where it was not", _share(every, shown=False), most=chance + 0.1),
-        Check("control: answers in the row random: the same fall", unrelated.fall / possible, most=0.1),
+        Check("functions never trained: right where the input was shown before", _share(every, shown=True), least=0.9),
+        Check(
+            "control: functions never trained: right where the input was not shown",
+            _share(every, shown=False),
+            most=chance + 0.1,
+        ),
+        Check(
+            "control: answers in the row random: fall of the error, over the largest possible",
+            unrelated.fall / possible,
+            most=0.1,
+        ),
         Check("trained on 1 function: right on it at the first example", float(own.right[:, 0].mean()), least=0.9),
-        Check("control: trained on 1 function, others tested: the same fall", single.fall / possible, most=0.1),
+        Check(
+            "control: trained on 1 function, others tested: fall of the error, over the largest possible",
+            single.fall / possible,
+            most=0.1,
+        ),
     )
 
 
@@ -205,11 +217,11 @@ def answered(module: nn.Transformer, task: Lookups, count: int, seed: int) -> An
     """The answers of `module` to `count` rows that it was not trained on."""
     rows = held_out_rows(task, count, seed)
     batch = collate(rows)
-    given = module.unembed(final(module, batch), batch.rows).argmax(-1)
+    answers = module.unembed(final(module, batch), batch.rows).argmax(-1)
     inputs = np.stack([row.ids[row.trained] for row in rows])
     earlier = np.tril(np.ones((task.examples, task.examples), dtype=bool), -1)
     shown = ((inputs[:, :, None] == inputs[:, None, :]) & earlier).any(-1)
-    return Answered((given == batch.targets).numpy().reshape(inputs.shape), shown)
+    return Answered((answers == batch.targets).numpy().reshape(inputs.shape), shown)
 
 
 def _curve(sizes: Sizes, on_new: dict[str, Answered], unrelated: Answered) -> Curve:

@@ -23,9 +23,9 @@ from triptych.train import Example, OptimizerSettings, Pairs
 OFFSETS = 8  # places back among which the one a head reads most is searched
 FALSIFIED_BY = (
     "The claim is false if one layer copies as well as two, if removing the head with the highest induction score"
-    " leaves"
-    " the copying, or if removing another one, the control, ends it as well. That the head below supplies the previous"
-    " token is false if the head of layer 0 whose removal ends the copying does not attend to the token before most."
+    " leaves the copying, or if removing another one, the control, ends it as well. That the head below supplies the"
+    " previous token is false if the head of layer 0 whose removal ends the copying does not attend to the token"
+    " before most."
 )
 SEEDS = 5
 
@@ -91,12 +91,12 @@ def run(setup: Setup) -> LabResult:
         Check("copied right by two layers", copied, least=0.8),
         Check("copied right by one layer", shallow, most=0.3),
         Check(f"pattern score of {best.name}, the highest", best.induction, least=0.4),
-        Check("copied right without it", best.without, most=0.25),
+        Check(f"copied right without {best.name}", best.without, most=0.25),
         Check("copied right without another head of its layer, the worst", min(others), least=0.5),
         Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
         Check(f"places back that {below.name} reads most", below.most, 1, 1),
         Check(
-            "its weight on the token before, over the most of the other heads of layer 0",
+            f"weight of {below.name} on the token before, over the most of the other heads of layer 0",
             below.previous / max(head.previous for head in beside),
             least=1.5,
         ),

@@ -22,10 +22,8 @@ from triptych.page import Curve, Facts, TableSection
 
 FALSIFIED_BY = (
     "The claim is false if a token or, beyond rounding, a logit differs with the cache, or if the cache takes other"
-    " bytes"
-    " than the formula says. It is false too if the time of one more token does not fall, and the more so the longer"
-    " the"
-    " text."
+    " bytes than the formula says. It is false too if the time of one more token does not fall, and the more so the"
+    " longer the text."
 )
 
 
@@ -33,13 +31,15 @@ FALSIFIED_BY = (
 class Sizes:
     prompt: str = size("Once upon a time, in a village by the sea, there lived", "text that is continued")
     written: int = size(12, "tokens written both ways")
-    lengths: tuple[int, ...] = size((64, 128, 512), "tokens before the one that is timed; powers of two from 64 on")
+    lengths: tuple[int, ...] = size(
+        (64, 128, 512), "tokens before the one that is timed; powers of two from 64 on", values=2, ascending=True
+    )
     repeats: int = size(2, "times that each measurement is taken; the shortest counts")
 
     def __post_init__(self) -> None:
-        if any(n < 64 or n & (n - 1) for n in self.lengths) or len(self.lengths) < 2:
+        if any(n < 64 or n & (n - 1) for n in self.lengths):
             # a cache of another length has room for more positions than it holds
-            raise InputError("size lengths: give two or more powers of two from 64 on")
+            raise InputError("size lengths: give powers of two from 64 on")
 
 
 FULL = Sizes(written=24, lengths=(64, 128, 256, 512), repeats=3)
@@ -64,14 +64,16 @@ def run(setup: Setup) -> LabResult:
     setup.progress(f"writing {count_new} tokens with the cache, and again without")
     cached, with_cache = _write(prompt, _Cached(model), count_new)
     plain, without = _write(prompt, _Recomputed(model), count_new)
-    setup.progress(f"timing one more token after {', '.join(map(str, sizes.lengths))}")
     lengths = [n for n in sizes.lengths if model.spec.context is None or n <= model.spec.context]
+    if len(lengths) < 2:
+        raise InputError(f"size lengths: two or more must fit in the model's context of {model.spec.context} tokens")
+    setup.progress(f"timing one more token after {', '.join(map(str, lengths))}")
     text = (cached * (max(lengths) // len(cached) + 1))[: max(lengths)]
     rows = [_measure(model, text[:n], sizes.repeats) for n in lengths]
     speedups = [again / once for again, once, _ in rows]
     counted = _counted_bytes(model, lengths[-1])
     checks = (
-        Check("tokens that differ", sum(a != b for a, b in zip(cached, plain, strict=True)), most=0),
+        Check("tokens that differ with the cache", sum(a != b for a, b in zip(cached, plain, strict=True)), most=0),
         Check("greatest difference of a logit", float((with_cache - without).abs().max()), most=1e-3),
         Check(f"speed-up of one token at {lengths[-1]}", speedups[-1], least=3.0),
         Check(f"speed-up at {lengths[-1]} over that at {lengths[0]}", speedups[-1] / speedups[0], least=1.5),

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from triptych.errors import InputError, nearest
@@ -23,9 +24,51 @@ def _no_progress(text: str) -> None:
     """The default of `Setup.progress`: shows nothing."""
 
 
-def size(default: Any, about: str) -> Any:
-    """A field of a lab's `Sizes`: its default, and one line that says what it is, with its unit."""
-    return field(default=default, metadata={"about": about})
+@dataclass(frozen=True)
+class Limits:
+    """What a value of `--set` must keep to beside its type; of a size with several values each of them must.
+
+    values      how many values there must be at least.
+    ascending   each value must be above the one before it.
+    """
+
+    least: float | None = None
+    most: float | None = None
+    multiple: int | None = None
+    values: int = 1
+    ascending: bool = False
+
+    def check(self, name: str, value: Size) -> None:
+        """Raise InputError, which names the size, for a value outside these limits."""
+        if isinstance(value, str):
+            return
+        several: tuple[float, ...] = value if isinstance(value, tuple) else (value,)
+        shown = ",".join(map(str, several))
+        if len(several) < self.values:
+            raise InputError(f"size {name}: {shown} is too few; give {self.values} values or more")
+        if self.ascending and any(a >= b for a, b in pairwise(several)):
+            raise InputError(f"size {name}: {shown} must be in ascending order, and all different")
+        for number in several:
+            if self.least is not None and number < self.least:
+                raise InputError(f"size {name}: {number} must be {self.least:,} or more")
+            if self.most is not None and number > self.most:
+                raise InputError(f"size {name}: {number} must be at most {self.most:,}")
+            if self.multiple is not None and number % self.multiple:
+                raise InputError(f"size {name}: {number} must be a multiple of {self.multiple}")
+
+
+def size(
+    default: Any,
+    about: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    multiple: int | None = None,
+    values: int = 1,
+    ascending: bool = False,
+) -> Any:
+    """A field of a lab's `Sizes`: its default, one line that says what it is, with its unit, and its `Limits`."""
+    return field(default=default, metadata={"about": about, "limits": Limits(least, most, multiple, values, ascending)})
 
 
 @dataclass(frozen=True)
@@ -45,11 +88,15 @@ class Setup:
         """The sizes of a lab, a frozen dataclass: `quick`, or `full` where this run is a full one, with `self.sizes` in
         place of the values of the same names.
 
-        Raises InputError for a name that the lab does not have, with the nearest one, for a value of another type, and
-        for a count below 1.
+        Raises InputError for a name that the lab does not have, with the nearest one, for a value of another type, for
+        a number that is not above 0 and finite, for one outside the limits of its size, and for values that contradict
+        each other.
         """
         base = full if self.full and full is not None else quick
         values = {name: _converted(base, name, value) for name, value in self.sizes.items()}
+        for declared in dataclasses.fields(base):  # type: ignore[arg-type]  # as below
+            if declared.name in values:
+                declared.metadata["limits"].check(declared.name, values[declared.name])
         return dataclasses.replace(base, **values)  # type: ignore[type-var]  # S is a dataclass, whose protocol no runtime check resolves
 
 

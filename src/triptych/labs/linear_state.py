@@ -33,9 +33,15 @@ LINEAR, SOFTMAX = "linear attention", "softmax attention"
 
 @dataclass(frozen=True)
 class Sizes:
-    lengths: tuple[int, ...] = size((64, 128, 256, 512), "tokens of the text, prompt and new ones")
-    width: int = size(48, "width of the decoder")
-    new: int = size(24, "tokens written at each length")
+    lengths: tuple[int, ...] = size(
+        (64, 128, 256, 512), "tokens of the text, prompt and new ones, ascending", values=2, ascending=True
+    )
+    width: int = size(48, f"width of the decoder, a multiple of {2 * HEADS}", multiple=2 * HEADS)
+    new: int = size(24, "tokens written at each length, fewer than the shortest has")
+
+    def __post_init__(self) -> None:
+        if self.lengths[0] <= self.new:
+            raise InputError(f"sizes lengths and new: each length must be above the {self.new} new tokens")
 
 
 FULL = Sizes(lengths=(64, 256, 1024, 4096), width=96, new=48)
@@ -55,8 +61,6 @@ class MeasuredLength:
 def run(setup: Setup) -> LabResult:
     """Bytes and differences of both caches over the length."""
     sizes = setup.sized(Sizes(), FULL)
-    if len(set(sizes.lengths)) < 2 or min(sizes.lengths) <= sizes.new:
-        raise InputError("linear-state compares lengths: give at least two, each above the number of new tokens")
     points: dict[str, dict[int, MeasuredLength]] = {}
     for name, spec in specs(sizes).items():
         setup.progress(f"{name}: {', '.join(f'{n:,}' for n in sizes.lengths)} tokens")
@@ -95,7 +99,8 @@ def specs(sizes: Sizes) -> dict[str, ModelSpec]:
     plain = block(sizes.width, HEADS, 2 * sizes.width)
     linear = replace(plain, attn=replace(plain.attn, mechanism=LinearKernelSpec()))
     inside = RopeSpec(width=sizes.width // HEADS)
-    return {name: decoder(VOCAB, [one] * LAYERS, inside=inside) for name, one in ((LINEAR, linear), (SOFTMAX, plain))}
+    blocks = {LINEAR: linear, SOFTMAX: plain}
+    return {name: decoder(VOCAB, [kind] * LAYERS, inside=inside) for name, kind in blocks.items()}
 
 
 def measure(model: Model, length: int, new: int, seed: int) -> MeasuredLength:

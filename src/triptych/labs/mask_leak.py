@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from triptych import nn
-from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import Points, fit
 from triptych.model import Model
@@ -28,18 +27,14 @@ SEEDS = 5
 
 @dataclass(frozen=True)
 class Sizes:
-    width: int = size(64, "model width D, a multiple of 8")
+    width: int = size(64, "model width D, a multiple of 8", multiple=8)
     hidden: int = size(172, "MLP width")
     layers: int = size(2, "layers of each model")
     steps: int = size(200, "training steps")
     rows: int = size(16, "rows of a training step")
-    length: int = size(64, "characters of a row, at most 256")
+    length: int = size(64, "characters of a row, at most 256", most=256)
     held_out: int = size(4096, "characters of held-out text")
     written: int = size(160, "characters that each model writes")
-
-    def __post_init__(self) -> None:
-        if self.width % 8 or self.length > 256:
-            raise InputError("sizes width and length: the width must be a multiple of 8, the length at most 256")
 
 
 FULL = Sizes(steps=1000, held_out=16_384)
@@ -69,7 +64,7 @@ def run(setup: Setup) -> LabResult:
         Check("trained and used without it, over that with it", leaky / own, most=0.1),
         Check("trained without and used with it, nats above trained with it", blind - own, least=0.75),
         Check(
-            "the same, share of what the other gains over guessing by frequency",
+            "trained without and used with it: gain over guessing by frequency, over that of trained with it",
             (guess - blind) / (guess - own),
             most=0.5,
         ),
@@ -150,8 +145,8 @@ def _sections(job: Job, models: dict[str, Trained], guess: float, sizes: Sizes, 
     assert job.trainer.held is not None
     opening = job.trainer.held.batches[0].ids[:OPENING].tolist()
     samples = []
-    for trained, how in models.items():
-        for used, (module, _) in how.used.items():
+    for trained, of_training in models.items():
+        for used, (module, _) in of_training.used.items():
             model = Model(module, job.tokenizer)
             (text,) = model.generate([opening], max_new_tokens=sizes.written, temperature=0.8, seed=seed)
             samples.append(Sample(None, f"trained {trained}, writing {used}", text.text))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.other_patterns import Path, Replacement
 from triptych.labs.patterns_of_classifier import AskedKind, ClassifierResult, ClassifierSizes, of_classifier
@@ -33,7 +34,7 @@ class Sizes:
     """Of the classifier and its training, of the search, and of the decoder of a full run."""
 
     kinds: int = size(8, "kinds of which the classifier is asked for one")
-    values: int = size(4, "values that a kind may have, which are the labels")
+    values: int = size(4, "values that a kind may have, two or more, which are the labels", least=2)
     length: int = size(16, "tokens of a row beside the first, at least as many as kinds")
     width: int = size(32, "width of the classifier's residual stream")
     heads: int = size(4, "heads of each layer, which divide the width")
@@ -51,6 +52,12 @@ class Sizes:
     rate: float = size(0.3, "learning rate of that search")
     faithful: float = size(5.0, "weight of the output in the loss of that search")
     sensitive: int = size(5, "layers where a shuffle alone moves the decoder's output most, compared one by one")
+
+    def __post_init__(self) -> None:
+        if self.kinds > self.length:
+            raise InputError(f"sizes kinds {self.kinds} and length {self.length}: a row has a token of each kind")
+        if self.width % self.heads:
+            raise InputError(f"sizes width {self.width} and heads {self.heads}: the width must be a multiple")
 
     @property
     def classifier(self) -> ClassifierSizes:
@@ -83,68 +90,70 @@ def run(setup: Setup) -> LabResult:
     return LabResult("Does a pattern of attention explain the output?", meaning, checks, sections)
 
 
-def _classifier_checks(found: ClassifierResult) -> tuple[Check, ...]:
+def _classifier_checks(result: ClassifierResult) -> tuple[Check, ...]:
     """As of the decoder: 0.4 and 0.3 of 1 are far, 0.05 is unchanged, and 0.5, or half of the rows, is most."""
-    named = found.named
+    named = result.named
     return (
-        Check("classifier: right on new rows", found.right, least=0.9),
-        Check("distance of the alternative patterns, mean over all layers (0 to 1)", found.other.attention, least=0.4),
+        Check("classifier: right on new rows", result.right, least=0.9),
+        Check("distance of the alternative patterns, mean over all layers (0 to 1)", result.other.attention, least=0.4),
         Check(
-            "the same where a shuffle alone moves the output most, first token", found.apart[found.sensitive], least=0.3
+            "distance of the first token's alternative where a shuffle alone moves the output most",
+            result.apart[result.sensitive],
+            least=0.3,
         ),
-        Check("output change under the alternative in all layers (0 to 1)", found.other.output, most=0.05),
+        Check("output change under the alternative in all layers (0 to 1)", result.other.output, most=0.05),
         Check("control: distance of the shuffled patterns over that of the alternative",
-              found.mixed.attention / found.other.attention, most=1.05),
-        Check("control: output change under the shuffled patterns in all layers", found.mixed.output, least=0.5),
-        Check("output change when the deciding token is hidden", found.needed, least=0.5),
-        Check("rows in which that token is named by hiding tokens one by one", named.ablation, least=0.5),
-        Check("by the gradient", named.gradient),
-        Check("by the most attention", named.attention),
-        Check("by the most attention of the alternative", named.alternative),
-        Check("control: learned from shuffled labels", found.shuffled_labels.learned, most=0.1),
+              result.mixed.attention / result.other.attention, most=1.05),
+        Check("control: output change under the shuffled patterns in all layers", result.mixed.output, least=0.5),
+        Check("output change when the deciding token is hidden", result.needed, least=0.5),
+        Check("rows in which the deciding token is named by hiding tokens one by one", named.ablation, least=0.5),
+        Check("rows in which the deciding token is named by the gradient", named.gradient),
+        Check("rows in which the deciding token is named by the most attention", named.attention),
+        Check("rows in which the deciding token is named by the most attention of the alternative", named.alternative),
+        Check("control: learned from shuffled labels", result.shuffled_labels.learned, most=0.1),
     )  # fmt: skip
 
 
-def _meaning(sizes: Sizes, found: ClassifierResult) -> str:
-    named = found.named
+def _meaning(sizes: Sizes, result: ClassifierResult) -> str:
+    named = result.named
     return (
         f"A classifier of {sizes.layers} layers answers which value the kind that is asked for has. All its attention"
-        f" can be exchanged at once for weights {found.other.attention:.2f} of 1 away, and its answers stay: the"
-        f" largest change is {found.changed:.4f}. Weights shuffled by {found.mixed.attention:.2f} change them by"
-        f" {found.mixed.output:.2f}. The token that decides is known here. Hiding tokens one by one names it in"
+        f" can be exchanged at once for weights {result.other.attention:.2f} of 1 away, and its answers stay: the"
+        f" largest change is {result.changed:.4f}. Weights shuffled by {result.mixed.attention:.2f} change them by"
+        f" {result.mixed.output:.2f}. The token that decides is known here. Hiding tokens one by one names it in"
         f" {named.ablation:.0%} of the rows (without it a guess is still right in 1 of {sizes.values}), the gradient in"
         f" {named.gradient:.0%}, the most attention in {named.attention:.0%}, and the most attention of the"
         f" alternative, which gives the same answers, in {named.alternative:.0%}."
     )
 
 
-def _classifier_sections(found: ClassifierResult) -> tuple[Section, ...]:
-    named = found.named
+def _classifier_sections(result: ClassifierResult) -> tuple[Section, ...]:
+    named = result.named
     by = (("hiding it", named.ablation), ("gradient", named.gradient), ("attention", named.attention),
           ("attention of the alternative", named.alternative))  # fmt: skip
     layers = [
         [str(layer), f"{moved:.3f}", f"{apart:.2f}"]
-        for layer, (moved, apart) in enumerate(zip(found.alone, found.apart, strict=True))
+        for layer, (moved, apart) in enumerate(zip(result.alone, result.apart, strict=True))
     ]
     return (
-        _replacements("Classifier", found.other, found.mixed),
+        _replacements("Classifier", result.other, result.mixed),
         TableSection(
             "Classifier, by layer",
             ("layer", "output change, this layer shuffled", "distance of the alternative"),
             layers,
         ),
         TableSection("Rows in which the deciding token is named", ("by", "share"), [[n, f"{x:.0%}"] for n, x in by]),
-        _curve("The search for other patterns, classifier", found.path),
+        _curve("The search for other patterns, classifier", result.path),
     )
 
 
-def _decoder_checks(found: DecoderResult) -> tuple[Check, ...]:
-    other, mixed, layers = found.other, found.mixed, found.sensitive
+def _decoder_checks(result: DecoderResult) -> tuple[Check, ...]:
+    other, mixed, layers = result.other, result.mixed, result.sensitive
     return (
         Check("decoder: distance of the alternative patterns, mean over all layers", other.attention, least=0.4),
         Check(
-            f"decoder: the same in the {len(layers)} layers where a shuffle alone moves the output most",
-            sum(found.apart) / len(layers),
+            f"decoder: distance in the {len(layers)} layers where a shuffle alone moves the output most",
+            sum(result.apart) / len(layers),
             least=0.3,
         ),
         Check("decoder: output change under the alternative in all layers", other.output, most=0.05),
@@ -155,57 +164,58 @@ def _decoder_checks(found: DecoderResult) -> tuple[Check, ...]:
             1.05,
         ),
         Check("decoder, control: output change under the shuffled patterns in all layers", mixed.output, least=0.5),
-        Check("decoder: output change when the token that matters most is hidden", found.drop, least=0.3),
+        Check("decoder: output change when the token that matters most is hidden", result.drop, least=0.3),
         Check(
             "decoder: that over the change when the most attended one is",
-            found.drop / (found.hidden[found.most_read] or math.nan),
+            result.drop / (result.hidden[result.most_read] or math.nan),
             least=3.0,
         ),
     )
 
 
-def _decoder_meaning(found: DecoderResult) -> str:
-    tokens, weights, read, needed = found.last.tokens, found.weights, found.most_read, found.most_needed
+def _decoder_meaning(result: DecoderResult) -> str:
+    tokens, weights, read, needed = result.last.tokens, result.weights, result.most_read, result.most_needed
     return (
         "In all layers and heads of the decoder at once the last token's attention can be exchanged for weights that"
         " look elsewhere, and the next word keeps its probability: the picture of the weights is one of many that give"
-        f" this output. A shuffle of the same distance changes it by {found.mixed.output:.2f} of 1. Weights do not rank"
-        f" importance either: {tokens[read]} gets {weights[read]:.0%} of all attention, and hiding it changes the"
-        f" output by {found.hidden[read]:.2f}; {tokens[needed]} gets {weights[needed]:.0%}, and hiding it changes the"
-        f" output by {found.drop:.2f}. The alternative was searched for one sentence with the model's weights held"
+        f" this output. A shuffle of the same distance changes it by {result.mixed.output:.2f} of 1. Weights do not"
+        f" rank importance either: {tokens[read]} gets {weights[read]:.0%} of all attention, and hiding it changes"
+        f" the output by {result.hidden[read]:.2f}; {tokens[needed]} gets {weights[needed]:.0%}, and hiding it changes"
+        f" the output by {result.drop:.2f}. The alternative was searched for one sentence with the model's weights held"
         " fixed. That a model could be trained to use such patterns is not shown (Wiegreffe and Pinter)."
     )
 
 
-def _decoder_sections(found: DecoderResult) -> tuple[Section, ...]:
+def _decoder_sections(result: DecoderResult) -> tuple[Section, ...]:
     return (
-        _replacements("Decoder", found.other, found.mixed),
-        _by_layer(found),
-        _by_token(found),
-        _curve("The search for other patterns, decoder", found.path),
-        _maps(found),
+        _replacements("Decoder", result.other, result.mixed),
+        _by_layer(result),
+        _by_token(result),
+        _curve("The search for other patterns, decoder", result.path),
+        _maps(result),
     )
 
 
 def _replacements(model: str, other: Replacement, mixed: Replacement) -> TableSection:
     rows = [
-        [name, f"{one.attention:.2f}", f"{one.output:.4f}"] for name, one in (("optimized", other), ("shuffled", mixed))
+        [name, f"{replacement.attention:.2f}", f"{replacement.output:.4f}"]
+        for name, replacement in (("optimized", other), ("shuffled", mixed))
     ]
     title = f"{model}, all layers replaced at once: total variation, 0 to 1"
     return TableSection(title, ("patterns", "attention", "output"), rows)
 
 
-def _by_layer(found: DecoderResult) -> TableSection:
+def _by_layer(result: DecoderResult) -> TableSection:
     rows = [
-        [str(layer), f"{found.alone[layer]:.3f}", f"{apart:.2f}"]
-        for layer, apart in zip(found.sensitive, found.apart, strict=True)
+        [str(layer), f"{result.alone[layer]:.3f}", f"{apart:.2f}"]
+        for layer, apart in zip(result.sensitive, result.apart, strict=True)
     ]
     header = ("layer", "output change, this layer shuffled", "distance of the alternative here")
     return TableSection("Decoder, layers where a shuffle moves the output most", header, rows)
 
 
-def _by_token(found: DecoderResult) -> TableSection:
-    each = zip(found.last.tokens, found.weights, found.hidden, strict=True)
+def _by_token(result: DecoderResult) -> TableSection:
+    each = zip(result.last.tokens, result.weights, result.hidden, strict=True)
     rows = [[token, f"{weight:.1%}", f"{change:.3f}"] for token, weight, change in each]
     return TableSection(
         "From the last token, all layers", ("token", "share of attention", "output change if hidden"), rows
@@ -220,8 +230,8 @@ def _curve(title: str, path: Path) -> Curve:
     return Curve(title, "step", "distance from the original, 0 to 1", series, {})
 
 
-def _maps(found: DecoderResult) -> AttentionSection:
-    last, other = found.last, found.other
+def _maps(result: DecoderResult) -> AttentionSection:
+    last, other = result.last, result.other
     maps = [
         AttentionMap(
             "decoder",
@@ -230,6 +240,6 @@ def _maps(found: DecoderResult) -> AttentionSection:
             last.tokens,
             torch.stack([last.patterns[layer], other.patterns[layer]], 1).clamp(0, 1).float().numpy(),
         )
-        for layer in sorted(found.sensitive)
+        for layer in sorted(result.sensitive)
     ]
     return AttentionSection("Two patterns, one output", "The last token's attention, original and alternative.", maps)

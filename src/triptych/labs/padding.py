@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from triptych import nn
+from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import block, decoder
 from triptych.labs.trained import GeneratedTask, Shuffled, TrainedRun, TrainingBudget, held_out_rows, train
@@ -29,6 +30,7 @@ FALSIFIED_BY = (
 )
 SEEDS = 5
 
+HEADS = 4
 MASKED, UNMASKED = "without padding", "with padding, unmasked"
 
 
@@ -36,16 +38,22 @@ MASKED, UNMASKED = "without padding", "with padding, unmasked"
 class Sizes:
     """Of the task, of the encoder and of its training."""
 
-    symbols: int = size(4, "different symbols")
+    symbols: int = size(4, "different symbols, 2 to 16", least=2, most=16)
     shortest: int = size(5, "fewest symbols of a row")
-    longest: int = size(20, "most symbols of a row, to which rows are padded in training")
-    padded: tuple[int, ...] = size((20, 40, 80, 160), "lengths to which rows are padded in tests, in ascending order")
-    width: int = size(32, "width of the residual stream, a multiple of 4")
+    longest: int = size(20, "most symbols of a row, two or more, to which rows are padded in training", least=2)
+    padded: tuple[int, ...] = size(
+        (20, 40, 80, 160), "lengths to which rows are padded in tests, in ascending order", ascending=True
+    )
+    width: int = size(32, f"width of the residual stream, a multiple of {HEADS}", multiple=HEADS)
     layers: int = size(2, "blocks of the encoder")
     steps: int = size(250, "training steps")
     rows: int = size(32, "rows of a step")
     rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
     tested: int = size(200, "rows that the share of right answers is taken from")
+
+    def __post_init__(self) -> None:
+        if self.shortest > self.longest:
+            raise InputError(f"sizes shortest {self.shortest} and longest {self.longest}: must not fall in this order")
 
 
 @dataclass(frozen=True)
@@ -102,8 +110,8 @@ def run(setup: Setup) -> LabResult:
     for name, own in {MASKED: task, UNMASKED: replace(task, padded=sizes.longest)}.items():
         setup.progress(f"trained {name}: {sizes.steps} steps")
         module, runs[name] = _train(sizes, own, setup.seed)
-        for how, given in _answered(sizes, module, rows).items():
-            answers[name, how] = given
+        for padding, of_padding in _answered(sizes, module, rows).items():
+            answers[name, padding] = of_padding
     setup.progress("shuffled answers")
     _, shuffled = _train(sizes, Shuffled(task), setup.seed)
     return LabResult(
@@ -119,18 +127,20 @@ def _checks(sizes: Sizes, answers: dict[tuple[str, str], Answers], shuffled: Tra
     trained, most = sizes.padded[0], sizes.padded[-1]
     alone, far = answers[MASKED, "alone"], answers[MASKED, _beside(most)]
     used = answers[UNMASKED, _beside(trained)]
-    masked = [given.moved for (_, how), given in answers.items() if how.endswith("masked")]
+    masked = [of_padding.moved for (_, padding), of_padding in answers.items() if padding.endswith("masked")]
     return (
         Check("trained without padding, rows alone: right", alone.right, least=0.9),
-        Check(f"the same, padded to {most} and not masked: right less", alone.right - far.right, least=0.25),
+        Check(
+            f"trained without padding, padded to {most} and not masked: right less", alone.right - far.right, least=0.25
+        ),
         Check(f"trained with padding to {sizes.longest}, padded to {trained} as then: right", used.right, least=0.75),
         Check(
-            f"the same, padded to {most}: a log-probability moves by at most, nats",
+            f"trained with padding, padded to {most}: largest change of a log-probability, nats",
             answers[UNMASKED, _beside(most)].moved,
             least=1.0,
         ),
-        Check(f"the same, padded to {most}: right", answers[UNMASKED, _beside(most)].right),
-        Check("control: padded and masked, a log-probability moves by at most, nats", max(masked), most=1e-3),
+        Check(f"trained with padding, padded to {most}: right", answers[UNMASKED, _beside(most)].right),
+        Check("control: padded and masked: largest change of a log-probability, nats", max(masked), most=1e-3),
         Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
     )
 
@@ -141,23 +151,23 @@ def _beside(length: int) -> str:
 
 def _meaning(sizes: Sizes, answers: dict[tuple[str, str], Answers]) -> str:
     most = sizes.padded[-1]
-    ours, theirs = (answers[name, _beside(most)] for name in (MASKED, UNMASKED))
+    never, trained = (answers[name, _beside(most)] for name in (MASKED, UNMASKED))
     return (
         "Softmax gives a weight to each token it sees, and a padding token is one. A model that was trained without"
-        f" padding is right on {answers[MASKED, 'alone'].right:.0%} of rows alone and on {ours.right:.0%} of the same"
+        f" padding is right on {answers[MASKED, 'alone'].right:.0%} of rows alone and on {never.right:.0%} of the same"
         f" rows filled up to {most} symbols: what it reads is mostly padding. Training with unmasked padding teaches a"
         f" model to bear as much as it has seen, and its answers still depend on how long its neighbours in the batch"
-        f" are: padded to {most}, it is right on {theirs.right:.0%}, and a log-probability moves by up to"
-        f" {theirs.moved:.1f} nats. With a mask the padded row gives what the row alone gives, to rounding. This"
+        f" are: padded to {most}, it is right on {trained.right:.0%}, and a log-probability moves by up to"
+        f" {trained.moved:.1f} nats. With a mask the padded row gives what the row alone gives, to rounding. This"
         " library keeps rows end to end without padding, so that there is nothing to forget."
     )
 
 
 def encoder(sizes: Sizes, seed: int) -> nn.Transformer:
     """Blocks in which every token sees every other, without positions; two ids follow the symbols: padding, marker."""
-    one = block(sizes.width, 4, 2 * sizes.width)
+    layer = block(sizes.width, HEADS, 2 * sizes.width)
     final_norm = RMSNormSpec(width=sizes.width)
-    return nn.new(decoder(sizes.symbols + 2, [one] * sizes.layers, final_norm=final_norm, mask=full()), seed)
+    return nn.new(decoder(sizes.symbols + 2, [layer] * sizes.layers, final_norm=final_norm, mask=full()), seed)
 
 
 def _train(sizes: Sizes, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
@@ -195,17 +205,17 @@ def _log_probabilities(module: nn.Transformer, rows: Sequence[Example]) -> Tenso
 
 
 def _answers(module: nn.Transformer, rows: Sequence[Example], alone: Tensor) -> Answers:
-    given = _log_probabilities(module, rows)
-    share = float((given.argmax(-1) == collate(rows).targets).double().mean())
-    return Answers(share, float((given - alone).abs().max()))
+    log_p = _log_probabilities(module, rows)
+    share = float((log_p.argmax(-1) == collate(rows).targets).double().mean())
+    return Answers(share, float((log_p - alone).abs().max()))
 
 
 def _table(sizes: Sizes, answers: dict[tuple[str, str], Answers]) -> TableSection:
-    ways = list(dict.fromkeys(how for _, how in answers))
+    paddings = list(dict.fromkeys(padding for _, padding in answers))
     rows = [
-        [how, *(f"{answers[name, how].right:.0%}" for name in (MASKED, UNMASKED))]
-        + [f"{answers[name, how].moved:.2g}" for name in (MASKED, UNMASKED)]
-        for how in ways
+        [padding, *(f"{answers[name, padding].right:.0%}" for name in (MASKED, UNMASKED))]
+        + [f"{answers[name, padding].moved:.2g}" for name in (MASKED, UNMASKED)]
+        for padding in paddings
     ]
     header = ("rows of the test", *(f"right, trained {name}" for name in (MASKED, UNMASKED)))
     moved = (f"moved by, nats, {name}" for name in (MASKED, UNMASKED))

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from triptych.errors import InputError
 from triptych.generate import Engine, LiveRow, Request
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import block, decoder
@@ -32,7 +31,7 @@ VOCAB, WIDTH, HEADS = 53, 32, 4
 
 @dataclass(frozen=True)
 class Sizes:
-    rows: int = size(6, "requests that begin alike")
+    rows: int = size(6, f"requests that begin alike, 2 to {VOCAB // 2}", least=2, most=VOCAB // 2)
     shared: int = size(43, "tokens of the common beginning; the engine reuses 8 or more")
     own: int = size(9, "tokens that each prompt has of its own")
     new: int = size(24, "tokens written by the longest; others write less")
@@ -106,8 +105,6 @@ class Written:
 def run(setup: Setup) -> LabResult:
     """The same requests without reuse, with it, with pages that are not copied, and with prompts that share nothing."""
     sizes = setup.sized(Sizes(), FULL)
-    if not 2 <= sizes.rows <= VOCAB // 2:
-        raise InputError(f"paged-cache: rows={sizes.rows} must be between 2 and {VOCAB // 2}")
     module, prompts = model(setup.seed), prompts_of(sizes, setup.seed)
     setup.progress(f"{sizes.rows} requests, each prompt computed")
     plain = write(module, prompts, sizes, reuse=False)
@@ -119,7 +116,7 @@ def run(setup: Setup) -> LabResult:
     whole = sizes.rows * (sizes.shared + sizes.own)
     most = max(reused.history, key=lambda at: at[0])
     bound = most[1] + 2 * sizes.rows * sizes.page
-    texts = [[row.new for row in one.rows] for one in (plain, reused)]
+    texts = [[row.new for row in written.rows] for written in (plain, reused)]
     inside = sizes.shared % sizes.page  # the page in which rows part is shared, and not full
     checks = (
         Check("tokens that differ with reuse", sum(a != b for a, b in zip(*texts, strict=True)), most=0),
@@ -132,7 +129,11 @@ def run(setup: Setup) -> LabResult:
         ),
         Check("keys that differ when read through the pages", reused.wrong, most=0),
         Check("pages copied before a write", reused.pages.copies, sizes.rows - 1 if inside else 0, sizes.rows),
-        Check("the same without copying: keys that differ", careless.wrong, least=1 if inside else 0),
+        Check(
+            "control: keys that differ when pages are not copied before a write",
+            careless.wrong,
+            least=1 if inside else 0,
+        ),
         Check("places of pages over tokens that differ, and two pages a row", most[3] / bound, most=1.0),
         Check("places of slots over places of pages", most[2] / most[3], least=1.5),
         Check("tokens reused by prompts that share nothing", sum(row.reused for row in apart.rows), most=0),
@@ -201,7 +202,7 @@ def _follow(engine: Engine, row: LiveRow, rows: list[LiveRow], pages: Pages, don
     """Write what a step added to a row to its pages; what it reused, it shares with the first row that has it."""
     first = done.get(row, 0)
     if not first and row.reused:
-        source = next(one for one in rows if done.get(one, 0) >= row.reused and one is not row)
+        source = next(other for other in rows if done.get(other, 0) >= row.reused and other is not row)
         pages.share(row, source, row.reused)
         first = row.reused
     for position, keys in enumerate(_keys(engine, row, first), first):
@@ -216,9 +217,9 @@ def _follow(engine: Engine, row: LiveRow, rows: list[LiveRow], pages: Pages, don
 def _table(plain: Written, reused: Written, apart: Written) -> TableSection:
     ways = (("no reuse", plain), ("reuse", reused), ("reuse, nothing shared", apart))
     rows = []
-    for name, one in ways:
-        held, distinct, slots, places = max(one.history, key=lambda at: at[0])
-        numbers = (one.computed, held, distinct, slots, places, one.pages.copies)
+    for name, written in ways:
+        held, distinct, slots, places = max(written.history, key=lambda at: at[0])
+        numbers = (written.computed, held, distinct, slots, places, written.pages.copies)
         rows.append([name, *(f"{n:,}" for n in numbers)])
     header = ("", "prompt tokens computed", "tokens held", "not shared", "places of slots", "of pages", "pages copied")
     return TableSection("At the step that holds most", header, rows)

@@ -69,11 +69,11 @@ def run(setup: Setup) -> LabResult:
     gap = qwen.parameters["mlp"] - exercise.parameters["mlp"]
     meaning = (
         "A config of a dozen numbers fixes every tensor. q is H·K wide and k and v are G·K, whatever D is: Qwen3-4B's"
-        " 32 heads of width 128 make q wider than its D of 2560. Its MLP holds"
-        f" {mlp:,} of {qwen.total:,} parameters, {mlp / qwen.total:.0%}. The exercise's model is"
-        f" {PUBLISHED - EXERCISE_TOTAL:,} smaller, and not for want of the embedding, which is in both: {gap:,} of that"
-        " are its narrower MLP, the rest the norms it leaves out. Attention costs the same either way. Of the loaded"
-        " model nothing was left over and nothing was missing; that its values are right, shapes cannot say."
+        f" 32 heads of width 128 make q wider than its D of 2560. Its MLP holds {mlp:,} of {qwen.total:,} parameters,"
+        f" {mlp / qwen.total:.0%}. The exercise's model is {PUBLISHED - EXERCISE_TOTAL:,} smaller, and not for want"
+        f" of the embedding, which is in both: {gap:,} of that are its narrower MLP, the rest the norms it leaves"
+        " out. Attention costs the same either way. Of the loaded model nothing was left over and nothing was"
+        " missing; that its values are right, shapes cannot say."
     )
     sections = (
         _first_block(qwen, loaded, name),

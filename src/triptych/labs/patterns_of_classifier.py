@@ -42,16 +42,16 @@ class AskedKind:
         return [self._row(noise) for _ in range(count)]
 
     def _row(self, noise: np.random.Generator) -> Example:
-        values, asked = noise.integers(self.values, size=self.kinds), noise.integers(self.kinds)
+        values, kind = noise.integers(self.values, size=self.kinds), noise.integers(self.kinds)
         ids = np.full(self.length + 1, self.blank, dtype=np.int32)
         ids[1 + noise.permutation(self.length)[: self.kinds]] = np.arange(self.kinds) * self.values + values
-        ids[0] = self.kinds * self.values + asked
-        return Example(ids, np.full_like(ids, values[asked]), np.arange(len(ids)) == 0)
+        ids[0] = self.kinds * self.values + kind
+        return Example(ids, np.full_like(ids, values[kind]), np.arange(len(ids)) == 0)
 
     def deciding(self, row: Example) -> int:
         """Where the token is that the label depends on."""
-        asked = row.ids[0] - self.kinds * self.values
-        return int(np.flatnonzero(row.ids // self.values == asked)[0])
+        kind = row.ids[0] - self.kinds * self.values
+        return int(np.flatnonzero(row.ids // self.values == kind)[0])
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class ClassifierAnswers:
 
         edits = [edit(layer) for layer in range(patterns.shape[1])]
         read = [Read("logits", at=0, grad=grad)]
-        kept = self.model.trace(self.ids, read=read, edit=edits, allow_null=True)["logits"]
-        return torch.stack([logits[0] for logits in kept])
+        rows = self.model.trace(self.ids, read=read, edit=edits, allow_null=True)["logits"]
+        return torch.stack([logits[0] for logits in rows])
 
     def shares(self, patterns: Tensor) -> Tensor:
         """[R, T]: the first token's attention to each token, the mean over layers and heads."""
@@ -163,9 +163,9 @@ class ClassifierAnswers:
 
 def classifier(sizes: ClassifierSizes, seed: int) -> nn.Transformer:
     """Blocks in which every token sees every other, without positions: the task does not need them."""
-    one = block(sizes.width, sizes.heads, 2 * sizes.width)
+    layer = block(sizes.width, sizes.heads, 2 * sizes.width)
     final_norm = RMSNormSpec(width=sizes.width)
-    spec = decoder(sizes.task.blank + 1, [one] * sizes.layers, final_norm=final_norm, mask=full())
+    spec = decoder(sizes.task.blank + 1, [layer] * sizes.layers, final_norm=final_norm, mask=full())
     return nn.new(spec, seed)
 
 
@@ -186,14 +186,14 @@ def of_classifier(sizes: ClassifierSizes, seed: int) -> ClassifierResult:
     mixed = shuffled(answers, other.attention, random)
     alone, apart = [], []
     for layer in range(sizes.layers):
-        one = answers.patterns.clone()
-        one[:, layer] = mixed.patterns[:, layer]
-        alone.append(replaced(answers, one).output)
+        patterns = answers.patterns.clone()
+        patterns[:, layer] = mixed.patterns[:, layer]
+        alone.append(replaced(answers, patterns).output)
         apart.append(distance(other.patterns[:, layer, :, 0], answers.patterns[:, layer, :, 0]))
     each = distances(answers.with_patterns(other.patterns).softmax(-1), answers.output)
     deciding = torch.tensor([sizes.task.deciding(row) for row in rows])
     scores = answers.shares(answers.patterns), answers.shares(other.patterns), answers.gradients(), answers.ablations()
     # The first token asks: it is read in every row, and is not among those that are ranked.
-    named = Named(*(float((one[:, 1:].argmax(-1) + 1 == deciding).double().mean()) for one in scores))
+    named = Named(*(float((of_row[:, 1:].argmax(-1) + 1 == deciding).double().mean()) for of_row in scores))
     needed = float(scores[3].gather(1, deciding[:, None]).mean())
     return ClassifierResult(answers, share, other, mixed, path, alone, apart, float(each.max()), named, needed, control)

@@ -23,9 +23,8 @@ NONE = "none"
 MASKS = {"bidirectional": full(), "causal": causal()}
 FALSIFIED_BY = (
     "The claim is false if, without positions and without a mask, the outputs of permuted tokens differ from the"
-    " permuted"
-    " outputs by more than rounding. It is false too if they do not differ with a causal mask or with a position part,"
-    " which are the controls."
+    " permuted outputs by more than rounding. It is false too if they do not differ with a causal mask or with a"
+    " position part, which are the controls."
 )
 
 
@@ -101,9 +100,11 @@ def _checks(errors: dict[tuple[str, str], list[float]], twins: dict[tuple[str, s
             min(errors[key][-1] for key in with_positions),
             least=0.02,
         ),
-        Check("no positions, bidirectional: distance of twins", twins[NONE, "bidirectional"], most=1e-12),
         Check(
-            "the smallest distance of twins with a position part, or a causal mask",
+            "no positions, bidirectional: distance between two equal tokens", twins[NONE, "bidirectional"], most=1e-12
+        ),
+        Check(
+            "the smallest distance between two equal tokens with a position part, or a causal mask",
             min(distance for key, distance in twins.items() if key != (NONE, "bidirectional")),
             least=0.01,
         ),
@@ -145,8 +146,8 @@ def _errors(model: Model, sizes: Sizes, seed: int) -> list[float]:
 def _twins(model: Model, sizes: Sizes, seed: int) -> float:
     """How far apart the last block leaves one token that stands at two places of a row, over the spread."""
     ids = torch.randperm(sizes.tokens, generator=torch.Generator().manual_seed(seed))
-    one, other = sizes.twins
-    ids[other] = ids[one]
+    first, second = sizes.twins
+    ids[second] = ids[first]
     last = sizes.sites[-1]
     out = model.trace([ids.tolist()], read=[last])[last][0]
-    return ((out[one] - out[other]).abs().max() / out.std()).item()
+    return ((out[first] - out[second]).abs().max() / out.std()).item()

@@ -35,16 +35,17 @@ OTHER_NUMBERS = 1 << 23  # fp32, 32 MiB
 LINEAR_BYTES, SQUARE_BYTES = (0.9, 1.1), (1.9, 2.1)
 LAYER_VOCAB = 64
 FALSIFIED_BY = (
-    "The claim is false if the processor time of full attention does not grow as T² where scores exceed the processor's"
-    " caches, or if that of a window does. It is false too if the fused kernel holds a score matrix, or if attention"
-    " that"
-    " should be exact differs from the definition."
+    "The claim is false if the processor time of full attention does not grow as T² where scores exceed the"
+    " processor's caches, or if that of a window does. It is false too if the fused kernel holds a score matrix, or"
+    " if attention that should be exact differs from the definition."
 )
 
 
 @dataclass(frozen=True)
 class Sizes:
-    lengths: tuple[int, ...] = size((128, 256, 512, 1024, 2048, 4096, 8192), "tokens T; those of short and long too")
+    lengths: tuple[int, ...] = size(
+        (128, 256, 512, 1024, 2048, 4096, 8192), "tokens T, ascending; those of short and long too", ascending=True
+    )
     short: tuple[int, ...] = size((128, 512), "first and last T where a layer's exponent is fitted while small")
     long: tuple[int, ...] = size((2048, 8192), "first and last T where the other exponents are fitted")
     heads: int = size(2, "heads")
@@ -59,6 +60,8 @@ class Sizes:
         for name, ends in (("short", self.short), ("long", self.long)):
             if len(ends) != 2 or ends[0] >= ends[1] or not {*ends} <= {*self.lengths}:
                 raise InputError(f"size {name}: give the first and the last T of a fit, both of them in lengths")
+        if len([length for length in self.lengths[1:] if self.long[0] <= length <= self.long[1]]) < 2:
+            raise InputError("sizes lengths and long: long must have two lengths, each with a shorter one before it")
         if self.layer % self.width:
             raise InputError(f"size layer: must be a multiple of the head width, {self.width}")
 
@@ -119,13 +122,13 @@ def run(setup: Setup) -> LabResult:
     share = {name: grown / (4 * sizes.heads * sizes.resident**2) for name, grown in resident.items()}
     checks = (
         *(
-            Check(f"{name}: seconds grow as T to the power", _power(seconds[name], long), *one.time)
-            for name, one in ways.items()
+            Check(f"{name}: seconds grow as T to the power", _power(seconds[name], long), *way.time)
+            for name, way in ways.items()
         ),
         *(
-            Check(f"{name}: bytes grow as T to the power", _power(nbytes[name], long), *one.nbytes)
-            for name, one in ways.items()
-            if one.nbytes is not None
+            Check(f"{name}: bytes grow as T to the power", _power(nbytes[name], long), *way.nbytes)
+            for name, way in ways.items()
+            if way.nbytes is not None
         ),
         *(
             Check(
@@ -143,7 +146,8 @@ def run(setup: Setup) -> LabResult:
             most=1.5,
         ),
         Check(
-            f"the layer less its matmuls and all that grows as T, {long[0]:,} to {long[1]:,} tokens: the same",
+            f"the layer less its matmuls and all that grows as T, {long[0]:,} to {long[1]:,} tokens:"
+            " seconds grow as T to the power",
             _power(_faster(layer["the rest"]), long),
             *SQUARE,
         ),
@@ -183,10 +187,10 @@ def _measured(
             f"{len(ways)} mechanisms, {lengths[0]} to {lengths[-1]:,} tokens: {repeat + 1} of {sizes.repeats}"
         )
         for length in lengths:
-            for name, one in ways.items():
-                inputs = _inputs(length, one.groups, sizes, noise)
-                seconds[name][length] = min(_seconds(one.call, inputs), seconds[name].get(length, math.inf))
-                nbytes[name][length] = peak_bytes(one.call, inputs) if not repeat else nbytes[name][length]
+            for name, way in ways.items():
+                inputs = _inputs(length, way.groups, sizes, noise)
+                seconds[name][length] = min(_seconds(way.call, inputs), seconds[name].get(length, math.inf))
+                nbytes[name][length] = peak_bytes(way.call, inputs) if not repeat else nbytes[name][length]
     return seconds, nbytes
 
 
@@ -269,10 +273,10 @@ def _power(measured: Mapping[int, float], fitted: Sequence[int]) -> float:
 def _differences(ways: Mapping[str, MechanismCost], sizes: Sizes, noise: torch.Generator) -> list[float]:
     """The largest difference of each exact mechanism from the definition."""
     differences = []
-    for one in ways.values():
-        if one.exact is not None:
-            inputs = _inputs(SAME, one.groups, sizes, noise)
-            differences.append(float((one.call(*inputs) - one.exact(*inputs)).abs().max()))
+    for way in ways.values():
+        if way.exact is not None:
+            inputs = _inputs(SAME, way.groups, sizes, noise)
+            differences.append(float((way.call(*inputs) - way.exact(*inputs)).abs().max()))
     return differences
 
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from triptych.labs.lab import Check, LabResult, Setup, size
-from triptych.labs.second_language import SecondLanguage
-from triptych.labs.translation import Judgement, TranslationTask, quarters, word_by_word
-from triptych.labs.translators import Builder, TrainedTranslator, Training, bahdanau, beside_encoder, fixed_vector
+from triptych.labs.translation import Comparison, Judgement, TranslationSizes, TranslationTask, compared, quarters
+from triptych.labs.translators import Builder, bahdanau, beside_encoder, fixed_vector
 from triptych.page import Curve, TableSection
 
 FALSIFIED_BY = (
@@ -21,20 +20,13 @@ BUILDERS: dict[str, Builder] = {FIXED: fixed_vector, ATTENTION: bahdanau, TRANSF
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(TranslationSizes):
     """What a run can change."""
 
     steps: int = size(200, "training steps of each model")
     rows: int = size(64, "sentences of a training step")
-    rate: float = size(6e-3, "highest learning rate")
-    width: int = size(64, "width of embeddings and states")
     layers: int = size(1, "blocks of the transformer's encoder, and of its decoder")
-    nouns: int = size(4, "nouns of the language")
-    verbs: int = size(3, "verbs of the language")
-    adjectives: int = size(2, "adjectives of the language")
-    clauses: int = size(2, "most clauses of a sentence")
-    train: int = size(3000, "sentences to train on")
-    held: int = size(120, "held-out sentences")
+    clauses: int = size(2, "most clauses of a sentence", most=16)
 
 
 FULL = Sizes(steps=800, nouns=12, verbs=8, adjectives=6, clauses=4, train=20_000, held=400)
@@ -43,75 +35,85 @@ SEEDS = 5
 
 def run(setup: Setup) -> LabResult:
     """Three models on the same sentences: what they get wrong by the length of the source, and how long they take."""
-    sizes = setup.sized(Sizes(), FULL)
-    language = SecondLanguage(setup.seed, nouns=sizes.nouns, verbs=sizes.verbs, adjectives=sizes.adjectives)
-    task = TranslationTask.of(language, setup.seed, sizes.train, sizes.held, sizes.clauses)
-    training = Training(sizes.width, 4, sizes.layers, sizes.rows, sizes.steps, sizes.rate, setup.seed)
-    trained, judged = {}, {}
-    for name, builder in BUILDERS.items():
-        setup.progress(f"{name}: training {sizes.steps} steps")
-        trained[name] = builder(task.rows, len(task.vocabulary), training)
-        judged[name] = task.judged(trained[name])
-    dictionary = Judgement.of(task, word_by_word(task))
-    fixed, attention = judged[FIXED], judged[ATTENTION]
-    checks = (
-        Check(f"{ATTENTION}: wrong tokens, over those of word by word", attention.wrong / dictionary.wrong, most=0.5),
+    comparison = compared(setup.sized(Sizes(), FULL), BUILDERS, setup)
+    question = "What does a recurrent translator lose with length, and what does attention give back?"
+    sections = (_quality(comparison), _cost(comparison), _by_length(comparison), comparison.losses)
+    return LabResult(question, MEANING, _checks(comparison), sections)
+
+
+MEANING = (
+    "All models read the same sentences in the same order, with the same optimizer and number of steps, and write"
+    " freely. One vector has to hold the whole source, so that it loses more the longer the source is; attention"
+    " reads the states of the source again for each word. Recurrence has another cost: each cell waits for the one"
+    " before, so that a training step is a chain as long as the source and the target together, while that of a"
+    " transformer is as long as its blocks are many. Wrong tokens are those to insert, delete or replace, over the"
+    " tokens of the right translation."
+)
+
+
+def _checks(comparison: Comparison) -> tuple[Check, ...]:
+    fixed, attention = comparison.judged[FIXED], comparison.judged[ATTENTION]
+    return (
+        Check(
+            f"{ATTENTION}: wrong tokens, over those of word by word",
+            attention.wrong / comparison.word_by_word.wrong,
+            most=0.5,
+        ),
         Check(
             "longest quarter: wrong tokens of the fixed vector, over those of attention",
             fixed.by_length[-1] / max(attention.by_length[-1], 1e-9),
             least=2.0,
         ),
-        Check("from the shortest quarter to the longest: what the fixed vector loses", _lost(fixed), least=0.1),
-        Check("the same, less what attention loses", _lost(fixed) - _lost(attention), least=0.1),
-    )
-    meaning = (
-        "All models read the same sentences in the same order, with the same optimizer and number of steps, and write"
-        " freely. One vector has to hold the whole source, so that it loses more the longer the source is; attention"
-        " reads the states of the source again for each word. Recurrence has another cost: each cell waits for the one"
-        " before, so that a training step is a chain as long as the source and the target together, while that of a"
-        " transformer is as long as its blocks are many."
-    )
-    return LabResult(
-        "What does a recurrent translator lose with length, and what does attention give back?",
-        meaning,
-        checks,
-        _sections(task, trained, judged, dictionary),
+        Check(
+            "increase of wrong tokens from the shortest quarter to the longest, fixed vector", _lost(fixed), least=0.1
+        ),
+        Check(
+            "increase of wrong tokens from the shortest quarter to the longest, fixed vector less attention",
+            _lost(fixed) - _lost(attention),
+            least=0.1,
+        ),
     )
 
 
 def _lost(judgement: Judgement) -> float:
+    """By how much the share of wrong tokens is larger in the longest quarter than in the shortest."""
     return judgement.by_length[-1] - judgement.by_length[0]
 
 
-def _sections(
-    task: TranslationTask, trained: dict[str, TrainedTranslator], judged: dict[str, Judgement], dictionary: Judgement
-) -> tuple[TableSection, TableSection, Curve, Curve]:
-    lines = {**judged, "word by word": dictionary}
+def _quality(comparison: Comparison) -> TableSection:
     header = ("model", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
-    quality = TableSection("Wrong tokens, written freely", header, [[name, *j.cells] for name, j in lines.items()])
-    source = max(len(source) for source in task.sources)
-    target = max(len(target) for target in task.targets)
-    level = max(trained[name].last for name in (ATTENTION, TRANSFORMER))
+    rows = [[name, *judgement.cells] for name, judgement in _lines(comparison).items()]
+    return TableSection("Wrong tokens, written freely", header, rows)
+
+
+def _lines(comparison: Comparison) -> dict[str, Judgement]:
+    return {**comparison.judged, "word by word": comparison.word_by_word}
+
+
+def _cost(comparison: Comparison) -> TableSection:
+    """Of each model the steps, and the operations one after the other, to the loss that both with attention reach."""
+    source = max(len(source) for source in comparison.task.sources)
+    target = max(len(target) for target in comparison.task.targets)
+    level = max(comparison.trained[name].last for name in (ATTENTION, TRANSFORMER))
     rows = []
-    for name, model in trained.items():
-        chain, steps = model.model.sequential_steps(source, target), model.reached(level)
-        seconds = "–" if steps is None else f"{model.seconds * steps / len(model.losses):.1f} s"
+    for name, translator in comparison.trained.items():
+        chain, steps = translator.model.sequential_steps(source, target), translator.reached(level)
+        seconds = "–" if steps is None else f"{translator.seconds * steps / len(translator.losses):.1f} s"
         reached = ["–", "–"] if steps is None else [str(steps), f"{steps * chain:,}"]
-        rows.append([name, f"{model.model.parameters:,}", str(chain), *reached, seconds])
-    cost = TableSection(
+        rows.append([name, f"{translator.model.parameters:,}", str(chain), *reached, seconds])
+    return TableSection(
         f"To the loss that both with attention reach, {level:.2f} nats a token",
         ("model", "parameters", "chain of one step", "steps", "steps one after another", "processor time"),
         rows,
     )
-    lengths = _mean_lengths(task)
-    by_length = {name: list(zip(lengths, j.by_length, strict=True)) for name, j in lines.items()}
-    losses = {name: [(float(i + 1), x) for i, x in enumerate(one.losses)] for name, one in trained.items()}
-    return (
-        quality,
-        cost,
-        Curve("Wrong tokens by length", "words of the source", "share", by_length, {}),
-        Curve("Training", "step", "nats a token", losses, {}),
-    )
+
+
+def _by_length(comparison: Comparison) -> Curve:
+    lengths = _mean_lengths(comparison.task)
+    lines = {
+        name: list(zip(lengths, judgement.by_length, strict=True)) for name, judgement in _lines(comparison).items()
+    }
+    return Curve("Wrong tokens by length", "words of the source", "share", lines, {})
 
 
 def _mean_lengths(task: TranslationTask) -> list[float]:

@@ -12,20 +12,12 @@ import torch
 from torch import Tensor
 
 from triptych import nn
+from triptych.labs import deep_stacks
+from triptych.labs.deep_stacks import LEARNED, PRE, StackSizes
 from triptych.labs.lab import Check, LabResult, Setup, size
-from triptych.labs.small import block, decoder, power
-from triptych.labs.trained import (
-    GeneratedTask,
-    Places,
-    Shuffled,
-    TrainedRun,
-    TrainingBudget,
-    held_out_rows,
-    redraw,
-    train,
-)
+from triptych.labs.small import power
+from triptych.labs.trained import GeneratedTask, Shuffled, TrainedRun, held_out_rows, train
 from triptych.page import Curve, TableSection
-from triptych.spec import LayerNormSpec, NormsSpec, SinusoidalSpec
 from triptych.train import collate
 from triptych.train.objectives import final
 
@@ -37,22 +29,19 @@ FALSIFIED_BY = (
 SEEDS = 5
 
 SCALED, PLAIN, FIXED, LARGE, ZERO = "scaled by 1/√(2L)", "not scaled", "all 0.02", "all 4 times larger", "0"
-HEADS = 4
-LEARNED = 0.5  # a stack was trained if its loss went at least half the way from a guess to the best one
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(StackSizes):
     """Of the stacks and of their training."""
 
-    depths: tuple[int, ...] = size((2, 16), "layers of the trained stacks, in ascending order, at least two of them")
-    untrained: tuple[int, ...] = size((4, 16, 64), "layers of the stacks whose stream is measured before training")
-    width: int = size(32, "width of the residual stream, a multiple of 4")
-    symbols: int = size(16, "different symbols")
-    length: int = size(16, "symbols of a row")
+    depths: tuple[int, ...] = size(
+        (2, 16), "layers of the trained stacks, in ascending order, at least two of them", values=2, ascending=True
+    )
+    untrained: tuple[int, ...] = size(
+        (4, 16, 64), "layers of the stacks whose stream is measured before training", values=2, ascending=True
+    )
     steps: int = size(80, "training steps")
-    rows: int = size(8, "rows of a step")
-    rate: float = size(3e-3, "learning rate of AdamW")
 
 
 WAYS = (SCALED, PLAIN, FIXED, LARGE, ZERO)
@@ -62,7 +51,7 @@ Runs = dict[tuple[str, int], TrainedRun]
 def run(setup: Setup) -> LabResult:
     """The stream of untrained stacks over depth; then each way of drawing, trained at each depth; shuffled answers."""
     sizes = setup.sized(Sizes())
-    task = Places(sizes.symbols, sizes.length, (0,))
+    task = sizes.task
     growth = {
         way: [_growth(sizes, way, depth, task, setup.seed) for depth in sizes.untrained] for way in (SCALED, PLAIN)
     }
@@ -89,11 +78,17 @@ def _checks(sizes: Sizes, runs: Runs, growth: dict[str, list[float]], shuffled: 
     ratio = delay[shallow] / delay[deep] if delay[deep] else math.nan
     powers = {way: power(sizes.untrained, ratios) for way, ratios in growth.items()}
     return (
-        Check("not scaled: the stream's variance before training goes as depth to the power", powers[PLAIN], least=0.5),
-        Check("scaled: the same power", abs(powers[SCALED]), most=0.25),
+        Check(
+            "not scaled: the stream's variance before training grows as depth to the power", powers[PLAIN], least=0.5
+        ),
+        Check(
+            "scaled: the stream's variance before training grows as depth to the power, either way",
+            abs(powers[SCALED]),
+            most=0.25,
+        ),
         Check(f"scaled, {deep} layers: learned", runs[SCALED, deep].learned, least=LEARNED),
         Check(f"not scaled, {deep} layers: steps later than scaled to learn half", delay[deep], least=1.0),
-        Check(f"control: that delay at {shallow} layers over that at {deep}", ratio, most=0.5),
+        Check(f"control: delay of not scaled at {shallow} layers over that at {deep}", ratio, most=0.5),
         Check(
             f"outputs that begin at 0, {deep} layers: steps earlier than scaled to learn half",
             _half(runs, SCALED, deep) - _half(runs, ZERO, deep),
@@ -116,23 +111,20 @@ def _meaning(sizes: Sizes, runs: Runs, growth: dict[str, list[float]]) -> str:
     half = {way: f"{_half(runs, way, deep):.0f}" for way in WAYS}
     return (
         "Every sublayer adds to the stream, and the variances of independent sums add up. With matrices that keep the"
-        f" size of their input, a new stack of {most} layers ends with {growth[PLAIN][-1]:.0f} times the variance that"
-        f" its embedding had, with those that write divided by √(2L) with {growth[SCALED][-1]:.1f} times, at any depth."
-        f" What is added is noise at first, and the symbol has to be heard over it: {deep} layers learn half of the"
-        f" task after {half[SCALED]} steps scaled and {half[PLAIN]} unscaled, and soonest where the layers begin by"
-        f" adding nothing, after {half[ZERO]}. At this width 0.02 is nearly nothing too ({half[FIXED]}); it is not a"
-        " rule for every width. Matrices 4 times too large make attention choose single keys, and steps of one size"
-        " change them too little. Pre-norm hides the growth from the layers themselves, so that unscaled stacks are"
-        f" slow here and do not fail. Where a number of steps is {sizes.steps + 1}, half was not reached."
+        f" size of their input, a new stack of {most} layers ends with {growth[PLAIN][-1]:.0f} times the variance"
+        f" that its embedding had, with those that write divided by √(2L) with {growth[SCALED][-1]:.1f} times, at any"
+        f" depth. What is added is noise at first, which hides the symbol that the head has to name: {deep} layers"
+        f" learn half of the task after {half[SCALED]} steps scaled and {half[PLAIN]} unscaled, and soonest where the"
+        f" layers begin by adding nothing, after {half[ZERO]}. At this width 0.02 is nearly nothing too"
+        f" ({half[FIXED]}); it is not a rule for every width. Matrices 4 times too large make attention choose single"
+        " keys, and steps of one size change them too little. Pre-norm hides the growth from the layers themselves,"
+        f" so that unscaled stacks are slow here and do not fail. Where a number of steps is {sizes.steps + 1}, half"
+        " was not reached. Learned is the share of the way from the loss of a guess, 0, to the best one, 1."
     )
 
 
 def stack(sizes: Sizes, way: str, depth: int, seed: int) -> nn.Transformer:
     """A pre-norm decoder of `depth` blocks whose matrices are drawn as `way` says."""
-    norm = LayerNormSpec(width=sizes.width)
-    blocks = [block(sizes.width, HEADS, 2 * sizes.width, norms=NormsSpec(pre=norm))] * depth
-    positions = SinusoidalSpec(width=sizes.width)
-    module = nn.new(decoder(sizes.symbols, blocks, embedded=positions, final_norm=norm), seed)
     unit = sizes.width**-0.5
     stds = {
         SCALED: (unit, unit / (2 * depth) ** 0.5),
@@ -142,12 +134,11 @@ def stack(sizes: Sizes, way: str, depth: int, seed: int) -> nn.Transformer:
         ZERO: (unit, 0.0),
     }
     std, written = stds[way]
-    redraw(module, seed, std, written=written)
-    return module
+    return deep_stacks.stack(sizes, PRE, depth, seed, std, written=written)
 
 
 def _train(sizes: Sizes, way: str, depth: int, task: GeneratedTask, seed: int) -> TrainedRun:
-    return train(stack(sizes, way, depth, seed), task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate), seed)
+    return train(stack(sizes, way, depth, seed), task, sizes.budget(), seed)
 
 
 @torch.no_grad()

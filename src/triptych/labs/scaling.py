@@ -13,28 +13,24 @@ import torch
 from torch import Tensor
 
 from triptych.attention import attend
-from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import power
 from triptych.page import Curve, TableSection
 
 FALSIFIED_BY = (
-    "The claim is false if the variance of q·k does not grow as d. It is false too if the typical (median) query keeps"
-    " its"
-    " gradient at large d without the division, or loses it with the division."
+    "The claim is false if the variance of q·k does not grow as d. It is false too if the typical (median) query"
+    " keeps its gradient at large d without the division, or loses it with the division."
 )
 
 
 @dataclass(frozen=True)
 class Sizes:
-    widths: tuple[int, ...] = size((4, 8, 16, 32, 64, 128, 512, 2048), "widths d of queries and keys")
-    tokens: int = size(64, "queries, and keys, of a row")
+    widths: tuple[int, ...] = size(
+        (4, 8, 16, 32, 64, 128, 512, 2048), "widths d of queries and keys, in ascending order", values=2, ascending=True
+    )
+    tokens: int = size(64, "queries, and keys, of a row; two or more", least=2)
     rows: int = size(8, "rows of each width")
     small: float = size(0.01, "norm below which a gradient counts as none")
-
-    def __post_init__(self) -> None:
-        if len(set(self.widths)) < 2:
-            raise InputError("size widths: an exponent is fitted to them; give two or more")
 
 
 @dataclass(frozen=True)
@@ -57,8 +53,8 @@ def run(setup: Setup) -> LabResult:
         f"{sizes.tokens} tokens, q and k with independent entries of variance 1",
         ("d", "variance of q·k", *(f"{name}, {scale}" for name in columns for scale in ("no scale", "1/√d"))),
         [
-            [str(d), f"{variance:.4g}", *(f"{getattr(one, name):.3g}" for name in columns.values() for one in both)]
-            for d, (variance, *both) in measured.items()
+            [str(d), f"{variance:.4g}", *(f"{getattr(one, name):.3g}" for name in columns.values() for one in scales)]
+            for d, (variance, *scales) in measured.items()
         ],
     )
 
@@ -104,10 +100,9 @@ def run(setup: Setup) -> LabResult:
     meaning = (
         "q·k is a sum of d products of unit variance, so its variance is d. Undivided, the largest score of a row"
         " leads the second by ever more and softmax becomes a hard choice: its entropy falls towards zero, and"
-        f" {plain.starved:.0%} of the queries at d {sizes.widths[-1]} get a gradient below {sizes.small:g}. Not all: a"
-        " few rows in"
-        " which two scores are close still get a large gradient, so the mean does not vanish where the median does."
-        " Divided by √d, entropy and gradient keep their size at any width."
+        f" {plain.starved:.0%} of the queries at d {sizes.widths[-1]} get a gradient below {sizes.small:g}. Not all:"
+        " a few rows in which two scores are close still get a large gradient, so the mean does not vanish where the"
+        " median does. Divided by √d, entropy and gradient keep their size at any width."
     )
     curves = (
         curve("Entropy of a row of attention", "nats", "entropy", "x", uniform=math.log(sizes.tokens)),

@@ -78,11 +78,11 @@ class SecondLanguage:
     """
 
     def __init__(self, seed: int = 0, *, nouns: int = 32, verbs: int = 24, adjectives: int = 16) -> None:
-        for name, asked, words in (
+        for name, count, words in (
             ("nouns", nouns, NOUNS), ("verbs", verbs, VERBS), ("adjectives", adjectives, ADJECTIVES)
         ):  # fmt: skip
-            if not 2 <= asked <= len(words):
-                raise InputError(f"{name}: {asked} must be between 2 and {len(words)}")
+            if not 2 <= count <= len(words):
+                raise InputError(f"{name}: {count} must be between 2 and {len(words)}")
         random = np.random.default_rng([seed, 0])
         stems = _stems(random)
         self.nouns = _nouns(NOUNS[:nouns], random, stems)

@@ -27,16 +27,17 @@ FALSIFIED_BY = (
     " guess were accepted."
 )
 SEEDS = 5  # of a recorded result
+HEADS = 4
 NOTHING, WRONG, LOOKUP = "no guesses", "always wrong", "prompt lookup"
 
 
 @dataclass(frozen=True)
 class Sizes:
     rows: int = size(8, "texts written at once, half of them sampled")
-    new: int = size(48, "tokens of each")
+    new: int = size(48, "tokens of each, two or more", least=2)
     tokens: int = size(4, "guesses of a forward, at most")
-    width: int = size(48, "width of the decoder")
-    vocab: int = size(61, "ids that it knows")
+    width: int = size(48, f"width of the decoder, a multiple of {2 * HEADS}", multiple=2 * HEADS)
+    vocab: int = size(61, "ids that it knows, two or more", least=2)
     noise: tuple[float, ...] = size((0.02, 0.1, 0.5), "noise in the draft's weights, over their own deviation")
 
 
@@ -128,9 +129,9 @@ def run(setup: Setup) -> LabResult:
 
 def model(sizes: Sizes, seed: int) -> nn.Transformer:
     """A decoder with random weights, large enough for its choices to differ from place to place."""
-    blocks = [block(sizes.width, 4, 2 * sizes.width)] * 2
+    blocks = [block(sizes.width, HEADS, 2 * sizes.width)] * 2
     torch_seed = random.Random(seed).randrange(1 << 30)
-    module = nn.new(decoder(sizes.vocab, blocks, inside=RopeSpec(width=sizes.width // 4)), torch_seed)
+    module = nn.new(decoder(sizes.vocab, blocks, inside=RopeSpec(width=sizes.width // HEADS)), torch_seed)
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.dim() == 2:
@@ -154,10 +155,10 @@ def draft(module: nn.Transformer, amount: float, sizes: Sizes, seed: int) -> Dra
     """The same model with noise of `amount` times the deviation of each matrix added to it."""
     noise, other = torch.Generator().manual_seed(seed), model(sizes, seed)
     with torch.no_grad():
-        for mine, theirs in zip(other.parameters(), module.parameters(), strict=True):
-            mine.copy_(theirs)
-            if mine.dim() == 2:
-                mine.add_(torch.randn(mine.shape, generator=noise), alpha=amount * float(mine.std()))
+        for noisy, exact in zip(other.parameters(), module.parameters(), strict=True):
+            noisy.copy_(exact)
+            if noisy.dim() == 2:
+                noisy.add_(torch.randn(noisy.shape, generator=noise), alpha=amount * float(noisy.std()))
     return DraftModel(Engine(other), sizes.vocab)
 
 
@@ -182,9 +183,11 @@ def different(one: SpeculativeRun, other: SpeculativeRun) -> int:
 
 def _table(runs: dict[str, SpeculativeRun], plain: SpeculativeRun) -> TableSection:
     rows = []
-    for name, one in runs.items():
-        guesses = f"{one.drafted:,}", f"{one.accepted:,}", f"{one.rate:.1%}"
-        rows.append([name, *guesses, str(one.forwards), f"{plain.forwards / one.forwards:.2f}", f"{one.through:,}"])
+    for name, written in runs.items():
+        guesses = f"{written.drafted:,}", f"{written.accepted:,}", f"{written.rate:.1%}"
+        rows.append(
+            [name, *guesses, str(written.forwards), f"{plain.forwards / written.forwards:.2f}", f"{written.through:,}"]
+        )
     header = ("", "guesses", "accepted", "rate", "forwards", "times fewer", "tokens through the decoder")
     return TableSection("Guesses and forwards", header, rows)
 

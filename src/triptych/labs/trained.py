@@ -14,12 +14,16 @@ import torch
 from torch import Tensor
 
 from triptych import nn
-from triptych.labs.small import Points, fit
+from triptych.errors import InputError
+from triptych.labs.lab import size
+from triptych.labs.small import Points, decoder, fit
+from triptych.spec import AttentionSpec, BlockSpec, LearnedSpec, NormsSpec, RMSNormSpec
 from triptych.train import DivergedError, Example, OptimizerSettings, Schedule, collate
 from triptych.train.data import Use, random_numbers
 from triptych.train.objectives import Ids, final
 
 LAST = 10  # steps whose mean loss is the loss at the end
+MOST_CLASSES = 1 << 16  # each has a row of weights in the head
 
 
 @runtime_checkable
@@ -42,12 +46,24 @@ class Places:
 
     `digits`: all of them in order, as one number with these digits in base `symbols`.  `sum`: their sum modulo
     `symbols`.  The best loss is 0.
+
+    Raises InputError for rows in which no token has a symbol so many places back, and for more than `MOST_CLASSES`
+    answers.
     """
 
     symbols: int
     length: int
     places: tuple[int, ...]
     answer: Literal["digits", "sum"] = "digits"
+
+    def __post_init__(self) -> None:
+        if max(self.places) >= self.length:
+            raise InputError(f"a row of {self.length} symbols has none {max(self.places)} places back; make it longer")
+        if not 2 <= self.classes <= MOST_CLASSES:
+            raise InputError(
+                f"{self.symbols} symbols at {len(self.places)} places are {self.classes:,} answers; give 2 to"
+                f" {MOST_CLASSES:,}"
+            )
 
     @property
     def classes(self) -> int:
@@ -194,6 +210,70 @@ def train(module: nn.Transformer, task: GeneratedTask, budget: TrainingBudget, s
     except DivergedError:
         return TrainedRun([], guess, diverged=True)
     return TrainedRun(losses, guess)
+
+
+@dataclass(frozen=True)
+class TrainedHead:
+    """A model of attention alone after training: its run, the share of new answers that are right, and how many
+    parameters it has."""
+
+    run: TrainedRun
+    right: float
+    parameters: int
+
+
+def trained_head(
+    module: nn.Transformer, task: GeneratedTask, budget: TrainingBudget, tested: int, seed: int
+) -> TrainedHead:
+    """Train `module` in place, and test it on `tested` rows that it was not trained on."""
+    run = train(module, task, budget, seed)
+    share = right(module, held_out_rows(task, tested, seed))
+    return TrainedHead(run, share, sum(parameter.numel() for parameter in module.parameters()))
+
+
+@dataclass(frozen=True)
+class ReadingSizes:
+    """What a run can change of a lab in which one head learns to read the symbol some places back."""
+
+    width: int = size(32, "width of the residual stream")
+    symbols: int = size(8, "different symbols, two or more", least=2)
+    length: int = size(12, "symbols of a row, more than `back`", least=2)
+    back: int = size(3, "places back that the head must read")
+    steps: int = size(150, "training steps")
+    rows: int = size(16, "rows of a step")
+    rate: float = size(3e-3, "learning rate of AdamW")
+    tested: int = size(64, "rows that the share of right answers is taken from")
+
+    def __post_init__(self) -> None:
+        if self.back >= self.length:
+            raise InputError(f"sizes back {self.back} and length {self.length}: the length must be above the places")
+
+    @property
+    def task(self) -> Places:
+        return Places(self.symbols, self.length, (self.back,))
+
+    @property
+    def budget(self) -> TrainingBudget:
+        return TrainingBudget(self.steps, self.rows, self.rate)
+
+    def trained(self, module: nn.Transformer, task: GeneratedTask, seed: int) -> TrainedHead:
+        """`module` after training on `task` with these sizes."""
+        return trained_head(module, task, self.budget, self.tested, seed)
+
+
+def attention_alone(attn: AttentionSpec, symbols: int, length: int, seed: int) -> nn.Transformer:
+    """A decoder with this attention as its only layer, without an MLP, and with learned positions."""
+    width = attn.q.inputs
+    block = BlockSpec(attn=attn, mlp=None, attn_norm=NormsSpec(pre=RMSNormSpec(width=width)), mlp_norm=None)
+    positions = LearnedSpec(length=length, width=width)
+    return nn.new(decoder(symbols, [block], embedded=positions, final_norm=RMSNormSpec(width=width)), seed)
+
+
+def multiply_queries_and_keys(module: nn.Transformer, factor: float) -> None:
+    """Multiply the matrices of queries and keys by `factor`, in place."""
+    for name, weight in module.named_parameters():
+        if name.endswith((".attn.q.weight", ".attn.k.weight")):
+            weight.data = weight.data * factor
 
 
 def held_out_rows(task: GeneratedTask, count: int, seed: int) -> list[Example]:

@@ -10,18 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from triptych import nn
+from triptych.errors import InputError
 from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.labs.small import block, decoder
-from triptych.labs.trained import (
-    GeneratedTask,
-    Places,
-    Shuffled,
-    TrainedRun,
-    TrainingBudget,
-    held_out_rows,
-    right,
-    train,
-)
+from triptych.labs.trained import GeneratedTask, Places, Shuffled, TrainedHead, TrainingBudget, trained_head
 from triptych.page import Curve, TableSection
 from triptych.spec import LearnedSpec, RMSNormSpec
 
@@ -37,31 +29,30 @@ SEEDS = 5
 class Sizes:
     """Of the layer, of the two tasks and of the training."""
 
-    heads: tuple[int, ...] = size((1, 4, 16), "heads, in ascending order, each a divisor of width")
+    heads: tuple[int, ...] = size(
+        (1, 4, 16), "heads, in ascending order, each a divisor of width", values=2, ascending=True
+    )
     width: int = size(32, "width of the residual stream, which the heads share")
     one: tuple[int, ...] = size((3,), "places back that the first task reads")
     several: tuple[int, ...] = size((1, 2, 3, 4), "places back that the second task reads; as many heads are needed")
-    symbols: int = size(5, "different symbols")
+    symbols: int = size(5, "different symbols, two or more", least=2)
     length: int = size(12, "symbols of a row")
     steps: int = size(400, "training steps")
     rows: int = size(32, "rows of a step")
     rate: float = size(1e-2, "learning rate of AdamW, which falls linearly to 0")
     tested: int = size(64, "rows that the share of right answers is taken from")
 
+    def __post_init__(self) -> None:
+        if any(self.width % heads for heads in self.heads):
+            raise InputError(f"sizes width and heads: the width, {self.width}, must be a multiple of each number")
+        if len(self.one) != 1:
+            raise InputError("size one: the first task reads one place, which must be a single number")
+
 
 FULL = Sizes(heads=(1, 2, 4, 8, 16))
 
 
-@dataclass(frozen=True)
-class TrainedHeads:
-    """A layer after training: its run, the share of new answers that are right, and its parameters."""
-
-    run: TrainedRun
-    right: float
-    parameters: int
-
-
-Layers = dict[tuple[str, int], TrainedHeads]
+Layers = dict[tuple[str, int], TrainedHead]
 ONE, SEVERAL = "one place", "several places"
 
 
@@ -76,9 +67,9 @@ def run(setup: Setup) -> LabResult:
     for name, task in tasks.items():
         for heads in sizes.heads:
             setup.progress(f"{name}, {heads} head{'s' * (heads > 1)}: {sizes.steps} steps")
-            layers[name, heads] = _train(sizes, heads, task, setup.seed)
+            layers[name, heads] = _trained(sizes, heads, task, setup.seed)
     setup.progress("shuffled answers")
-    shuffled = _train(sizes, sizes.heads[-1], Shuffled(tasks[ONE]), setup.seed)
+    shuffled = _trained(sizes, sizes.heads[-1], Shuffled(tasks[ONE]), setup.seed)
     return LabResult(
         "How many heads does a layer need?",
         _meaning(sizes, layers),
@@ -87,7 +78,7 @@ def run(setup: Setup) -> LabResult:
     )
 
 
-def _checks(sizes: Sizes, layers: Layers, shuffled: TrainedHeads) -> tuple[Check, ...]:
+def _checks(sizes: Sizes, layers: Layers, shuffled: TrainedHead) -> tuple[Check, ...]:
     places = len(sizes.several)
     enough = min((heads for heads in sizes.heads if heads >= places), default=sizes.heads[-1])
     learned = {heads: layers[SEVERAL, heads].run.learned for heads in sizes.heads}
@@ -114,12 +105,13 @@ def _meaning(sizes: Sizes, layers: Layers) -> str:
     shares = ", ".join(f"{layers[SEVERAL, heads].right:.0%} by {heads}" for heads in sizes.heads)
     most = sizes.heads[-1]
     return (
-        f"A head returns one weighted sum. To name {len(sizes.several)} symbols in their order from one sum, a head has"
-        " to weigh the places differently and the rest of the layer to take the sum apart again; with a head for each"
-        " place nothing is mixed. All layers have the same parameters, only cut into more heads, and the same steps:"
-        f" {shares}. More heads than places neither help nor harm here; a width"
-        f" of {sizes.width // most} for each of {most} heads is still enough to tell {sizes.length} places apart. With"
-        " one place to read, one head is as good as any number. What many heads are good for is many places at once."
+        f"A head returns one weighted sum. To name {len(sizes.several)} symbols in their order from one sum, a head"
+        " has to weigh the places differently and the rest of the layer to take the sum apart again; with a head for"
+        " each place nothing is mixed. All layers have the same parameters, only cut into more heads, and the same"
+        f" steps: {shares}. More heads than places neither help nor harm here; a width of {sizes.width // most} for"
+        f" each of {most} heads is still enough to tell {sizes.length} places apart. With one place to read, one head"
+        " is as good as any number. What many heads are good for is many places at once. Learned is the share of the"
+        " way from the loss of a guess, 0, to the best one, 1."
     )
 
 
@@ -127,15 +119,13 @@ def layer(sizes: Sizes, heads: int, task: GeneratedTask, seed: int) -> nn.Transf
     """One layer of attention with so many heads, without an MLP."""
     positions = LearnedSpec(length=sizes.length, width=sizes.width)
     final_norm = RMSNormSpec(width=sizes.width)
-    one = block(sizes.width, heads, hidden=None)
-    return nn.new(decoder(task.classes, [one], embedded=positions, final_norm=final_norm), seed)
+    attention = block(sizes.width, heads, hidden=None)
+    return nn.new(decoder(task.classes, [attention], embedded=positions, final_norm=final_norm), seed)
 
 
-def _train(sizes: Sizes, heads: int, task: GeneratedTask, seed: int) -> TrainedHeads:
-    module = layer(sizes, heads, task, seed)
-    run = train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
-    share = right(module, held_out_rows(task, sizes.tested, seed))
-    return TrainedHeads(run, share, sum(parameter.numel() for parameter in module.parameters()))
+def _trained(sizes: Sizes, heads: int, task: GeneratedTask, seed: int) -> TrainedHead:
+    budget = TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear")
+    return trained_head(layer(sizes, heads, task, seed), task, budget, sizes.tested, seed)
 
 
 def _table(sizes: Sizes, layers: Layers) -> TableSection:

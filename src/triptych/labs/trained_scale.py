@@ -11,19 +11,9 @@ from dataclasses import dataclass
 
 from triptych import nn
 from triptych.labs.lab import Check, LabResult, Setup, size
-from triptych.labs.small import decoder
-from triptych.labs.trained import (
-    GeneratedTask,
-    Places,
-    Shuffled,
-    TrainedRun,
-    TrainingBudget,
-    held_out_rows,
-    right,
-    train,
-)
+from triptych.labs.trained import ReadingSizes, Shuffled, TrainedHead, attention_alone, multiply_queries_and_keys
 from triptych.page import Curve, TableSection
-from triptych.spec import BlockSpec, LearnedSpec, NormsSpec, RMSNormSpec, attention
+from triptych.spec import attention
 
 FALSIFIED_BY = (
     "That the head of the largest d learns without the division as it does with it would have shown the claim false,"
@@ -36,42 +26,29 @@ SCALED, PLAIN, SMALLER = "1/√d", "no scale", "no scale, smaller weights"
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(ReadingSizes):
     """Of the attention layer and of its training."""
 
-    widths: tuple[int, ...] = size((4, 64, 1024), "d, the widths of the head's queries and keys, in ascending order")
-    width: int = size(32, "width of the residual stream")
-    symbols: int = size(8, "different symbols")
-    length: int = size(32, "symbols of a row")
-    back: int = size(3, "places back that the head must read")
-    steps: int = size(150, "training steps")
-    rows: int = size(16, "rows of a step")
-    rate: float = size(3e-3, "learning rate of AdamW")
-    tested: int = size(64, "rows that the share of right answers is taken from")
+    widths: tuple[int, ...] = size(
+        (4, 64, 1024), "d, the widths of the head's queries and keys, in ascending order", values=2, ascending=True
+    )
+    length: int = size(32, "symbols of a row, more than `back`", least=2)
 
 
-@dataclass(frozen=True)
-class TrainedScale:
-    """One head after training: its run, and the share of new answers that are right."""
-
-    run: TrainedRun
-    right: float
-
-
-Heads = dict[tuple[str, int], TrainedScale]
+Heads = dict[tuple[str, int], TrainedHead]
 
 
 def run(setup: Setup) -> LabResult:
     """One head for each d with and without the scale, and at the largest d with smaller weights; shuffled answers."""
     sizes = setup.sized(Sizes())
-    task = Places(sizes.symbols, sizes.length, (sizes.back,))
     heads: Heads = {}
     for d in sizes.widths:
         for name in (SCALED, PLAIN, SMALLER)[: 3 if d == sizes.widths[-1] else 2]:
             setup.progress(f"d {d}, {name}: {sizes.steps} steps")
-            heads[name, d] = _train(sizes, name, d, task, setup.seed)
+            heads[name, d] = sizes.trained(head(sizes, name, d, setup.seed), sizes.task, setup.seed)
     setup.progress("shuffled answers")
-    shuffled = _train(sizes, SCALED, sizes.widths[0], Shuffled(task), setup.seed)
+    narrow = head(sizes, SCALED, sizes.widths[0], setup.seed)
+    shuffled = sizes.trained(narrow, Shuffled(sizes.task), setup.seed)
     return LabResult(
         "Does a head learn without the division by √d?",
         _meaning(sizes, heads),
@@ -80,7 +57,7 @@ def run(setup: Setup) -> LabResult:
     )
 
 
-def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedScale) -> tuple[Check, ...]:
+def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedHead) -> tuple[Check, ...]:
     """A head has learned if three quarters of its answers are right; a quarter of them is a difference."""
     narrow, wide = sizes.widths[0], sizes.widths[-1]
     chance = 1 / sizes.symbols
@@ -93,9 +70,9 @@ def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedScale) -> tuple[Check, 
             heads[SCALED, wide].right - heads[PLAIN, wide].right,
             least=0.25,
         ),
-        Check(f"control: the same at d {narrow}", abs(apart), most=0.25),
+        Check(f"control: d {narrow}: difference of answers right with 1/√d and without", abs(apart), most=0.25),
         Check(
-            f"control: d {wide}, no scale and weights drawn so much smaller: answers right",
+            f"control: d {wide}, no scale, queries and keys drawn smaller: answers right",
             heads[SMALLER, wide].right,
             least=0.75,
         ),
@@ -119,23 +96,11 @@ def _meaning(sizes: Sizes, heads: Heads) -> str:
 def head(sizes: Sizes, name: str, d: int, seed: int) -> nn.Transformer:
     """One layer of attention with one head, whose queries and keys have width d and whose values that of the stream."""
     scale = None if name == SCALED else 1.0
-    norms = NormsSpec(pre=RMSNormSpec(width=sizes.width))
     attn = attention(sizes.width, 1, head_width=d, value_width=sizes.width, scale=scale)
-    block = BlockSpec(attn=attn, mlp=None, attn_norm=norms, mlp_norm=None)
-    positions = LearnedSpec(length=sizes.length, width=sizes.width)
-    final_norm = RMSNormSpec(width=sizes.width)
-    module = nn.new(decoder(sizes.symbols, [block], embedded=positions, final_norm=final_norm), seed)
+    module = attention_alone(attn, sizes.symbols, sizes.length, seed)
     if name == SMALLER:
-        for parameter, weight in module.named_parameters():
-            if parameter.endswith((".attn.q.weight", ".attn.k.weight")):
-                weight.data = weight.data * d**-0.25
+        multiply_queries_and_keys(module, d**-0.25)
     return module
-
-
-def _train(sizes: Sizes, name: str, d: int, task: GeneratedTask, seed: int) -> TrainedScale:
-    module = head(sizes, name, d, seed)
-    run = train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate), seed)
-    return TrainedScale(run, right(module, held_out_rows(task, sizes.tested, seed)))
 
 
 def _table(sizes: Sizes, heads: Heads) -> TableSection:

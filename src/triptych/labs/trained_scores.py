@@ -8,21 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from triptych import nn
 from triptych.labs.lab import Check, LabResult, Setup, size
-from triptych.labs.small import decoder
-from triptych.labs.trained import (
-    GeneratedTask,
-    Places,
-    Shuffled,
-    TrainedRun,
-    TrainingBudget,
-    held_out_rows,
-    right,
-    train,
-)
+from triptych.labs.trained import GeneratedTask, ReadingSizes, Shuffled, TrainedHead, attention_alone
 from triptych.page import Curve, TableSection
-from triptych.spec import AdditiveSpec, AttentionSpec, BlockSpec, LearnedSpec, NormsSpec, RMSNormSpec, attention
+from triptych.spec import AdditiveSpec, AttentionSpec, attention
 
 FALSIFIED_BY = (
     "That the additive score learns no more than the dot product without the division at the largest d would have shown"
@@ -36,45 +25,30 @@ NAMES = (DOT, PLAIN, ADDITIVE)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(ReadingSizes):
     """Of the attention layer and of its training."""
 
-    widths: tuple[int, ...] = size((16, 2048), "d, the widths of queries and keys, in ascending order")
-    width: int = size(32, "width of the residual stream")
-    symbols: int = size(8, "different symbols")
-    length: int = size(12, "symbols of a row")
-    back: int = size(3, "places back that the head must read")
-    steps: int = size(150, "training steps")
-    rows: int = size(16, "rows of a step")
-    rate: float = size(3e-3, "learning rate of AdamW")
-    tested: int = size(64, "rows that the share of right answers is taken from")
+    widths: tuple[int, ...] = size(
+        (16, 2048), "d, the widths of queries and keys, in ascending order", values=2, ascending=True
+    )
 
 
 FULL = Sizes(widths=(16, 512, 2048), tested=200)
 
 
-@dataclass(frozen=True)
-class TrainedScore:
-    """One head after training: its run, and the share of new answers that are right."""
-
-    run: TrainedRun
-    right: float
-
-
-Heads = dict[tuple[str, int], TrainedScore]
+Heads = dict[tuple[str, int], TrainedHead]
 
 
 def run(setup: Setup) -> LabResult:
     """One head for each score and each d; shuffled answers."""
     sizes = setup.sized(Sizes(), FULL)
-    task = Places(sizes.symbols, sizes.length, (sizes.back,))
     heads: Heads = {}
     for d in sizes.widths:
         for name in NAMES:
             setup.progress(f"d {d}, {name}: {sizes.steps} steps")
-            heads[name, d] = _train(sizes, name, d, task, setup.seed)
+            heads[name, d] = _trained(sizes, name, d, sizes.task, setup.seed)
     setup.progress("shuffled answers")
-    shuffled = _train(sizes, ADDITIVE, sizes.widths[0], Shuffled(task), setup.seed)
+    shuffled = _trained(sizes, ADDITIVE, sizes.widths[0], Shuffled(sizes.task), setup.seed)
     return LabResult(
         "Does the additive score learn where the dot product does not?",
         _meaning(sizes, heads),
@@ -83,7 +57,7 @@ def run(setup: Setup) -> LabResult:
     )
 
 
-def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedScore) -> tuple[Check, ...]:
+def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedHead) -> tuple[Check, ...]:
     """A head has learned if three quarters of its answers are right; a quarter of them is a difference."""
     narrow, wide = sizes.widths[0], sizes.widths[-1]
     small = abs(heads[ADDITIVE, narrow].right - heads[PLAIN, narrow].right)
@@ -97,7 +71,11 @@ def _checks(sizes: Sizes, heads: Heads, shuffled: TrainedScore) -> tuple[Check, 
             heads[ADDITIVE, wide].right - heads[PLAIN, wide].right,
             least=0.25,
         ),
-        Check(f"control: the same at d {narrow}, either way", small, most=0.25),
+        Check(
+            f"control: d {narrow}: difference of answers right, additive and dot product without scale",
+            small,
+            most=0.25,
+        ),
         Check("additive and 1/√d: difference of answers right, the largest over all d", max(apart), most=0.25),
         Check("control: answers right, trained on shuffled ones", shuffled.right, most=1 / sizes.symbols + 0.1),
     )
@@ -108,14 +86,13 @@ def _meaning(sizes: Sizes, heads: Heads) -> str:
     shares = {name: f"{heads[name, wide].right:.0%}" for name in NAMES}
     return (
         f"At d {narrow} both scores learn to read the symbol {sizes.back} places back, and the dot product needs no"
-        f" scale. At d {wide} it does: without one {shares[PLAIN]} of the answers are right after {sizes.steps} steps,"
-        f" with it {shares[DOT]}. The additive score has no scale ({shares[ADDITIVE]} right): each hidden unit adds at"
-        " most its weight, whatever the size of queries and keys, so that the first scores do not saturate softmax."
-        " At widths in between, the dot product without a scale may only learn later: AdamW gets out of a softmax that"
-        " is not wholly saturated. What the additive score had ahead the division makes up for, and it costs nothing;"
-        " lab `additive-vs-dot` has"
-        " the price of the other. One task and one learning rate; that one score is better than the other where both"
-        " learn, as comparisons in translation found, is not decided here."
+        f" scale. At d {wide} it does: without one {shares[PLAIN]} of the answers are right after {sizes.steps}"
+        f" steps, with it {shares[DOT]}. The additive score has no scale ({shares[ADDITIVE]} right): each hidden unit"
+        " adds at most its weight, whatever the size of queries and keys, so that the first scores do not saturate"
+        " softmax. At widths in between, the dot product without a scale may only learn later: AdamW gets out of a"
+        " softmax that is not wholly saturated. What the additive score had ahead the division makes up for, and it"
+        " costs nothing; lab `additive-vs-dot` has the price of the other. One task and one learning rate; that one"
+        " score is better than the other where both learn, as comparisons in translation found, is not decided here."
     )
 
 
@@ -126,18 +103,9 @@ def scorer(sizes: Sizes, name: str, d: int) -> AttentionSpec:
     return attention(sizes.width, 1, head_width=d, value_width=sizes.width, mechanism=mechanism, scale=scale)
 
 
-def alone(attn: AttentionSpec, symbols: int, length: int, seed: int) -> nn.Transformer:
-    """A decoder with this attention as its only layer, and with learned positions."""
-    width = attn.q.inputs
-    block = BlockSpec(attn=attn, mlp=None, attn_norm=NormsSpec(pre=RMSNormSpec(width=width)), mlp_norm=None)
-    positions = LearnedSpec(length=length, width=width)
-    return nn.new(decoder(symbols, [block], embedded=positions, final_norm=RMSNormSpec(width=width)), seed)
-
-
-def _train(sizes: Sizes, name: str, d: int, task: GeneratedTask, seed: int) -> TrainedScore:
-    module = alone(scorer(sizes, name, d), sizes.symbols, sizes.length, seed)
-    run = train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate), seed)
-    return TrainedScore(run, right(module, held_out_rows(task, sizes.tested, seed)))
+def _trained(sizes: Sizes, name: str, d: int, task: GeneratedTask, seed: int) -> TrainedHead:
+    module = attention_alone(scorer(sizes, name, d), sizes.symbols, sizes.length, seed)
+    return sizes.trained(module, task, seed)
 
 
 def _table(sizes: Sizes, heads: Heads) -> TableSection:

@@ -1,15 +1,45 @@
-"""The translation that models are compared on: sentences to train on and held-out ones, what a model writes for them,
-and how much of it is wrong."""
+"""The translation that models are compared on: its sizes, sentences to train on and held-out ones, what a model writes
+for them, and how much of it is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from triptych.labs.second_language import AlignedPair, SecondLanguage, Vocabulary
-from triptych.labs.translators import END_ID, START_ID, Ids, TrainedTranslator, Translator
+from triptych.labs.lab import Setup, size
+from triptych.labs.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, SecondLanguage, Vocabulary
+from triptych.labs.translators import END_ID, START_ID, Builder, Ids, TrainedTranslator, Training, Translator
+from triptych.page import Curve
 from triptych.train.metrics import distance
+
+HEADS = 4  # of self-attention
+
+
+@dataclass(frozen=True)
+class TranslationSizes:
+    """What a run of a lab about translation can change: the training, the models, the language and its sentences."""
+
+    steps: int = size(150, "training steps of each model")
+    rows: int = size(48, "sentences of a training step")
+    rate: float = size(6e-3, "highest learning rate")
+    width: int = size(64, f"width of embeddings and blocks, a multiple of {HEADS}", multiple=HEADS)
+    layers: int = size(1, "blocks of the encoder, and of the decoder beside it; a decoder alone has twice as many")
+    nouns: int = size(4, "nouns of the language", least=2, most=len(NOUNS))
+    verbs: int = size(3, "verbs of the language", least=2, most=len(VERBS))
+    adjectives: int = size(2, "adjectives of the language", least=2, most=len(ADJECTIVES))
+    clauses: int = size(1, "most clauses of a sentence", most=16)
+    train: int = size(3000, "sentences to train on")
+    held: int = size(120, "held-out sentences, four or more, judged in quarters by length", least=4)
+
+    def task(self, seed: int) -> TranslationTask:
+        """The language that `seed` draws, and its sentences."""
+        language = SecondLanguage(seed, nouns=self.nouns, verbs=self.verbs, adjectives=self.adjectives)
+        return TranslationTask.of(language, seed, self.train, self.held, self.clauses)
+
+    def training(self, seed: int, cross_heads: int | None = None) -> Training:
+        """What all models of a run share."""
+        return Training(self.width, HEADS, self.layers, self.rows, self.steps, self.rate, seed, cross_heads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +90,46 @@ class Judgement:
         groups = [
             wrong_tokens([written[i] for i in group], [targets[i] for i in group]) for group in quarters(task.sources)
         ]
-        exact = sum(ours == right for ours, right in zip(written, targets, strict=True)) / len(targets)
+        exact = sum(output == right for output, right in zip(written, targets, strict=True)) / len(targets)
         return Judgement(wrong_tokens(written, targets), tuple(groups), exact)
 
     @property
     def cells(self) -> list[str]:
         """The numbers of a row of a table."""
         return [f"{self.wrong:.1%}", *(f"{wrong:.1%}" for wrong in self.by_length), f"{self.exact:.0%}"]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Models that were trained on the same sentences, what each writes for the held-out ones, and the word-by-word
+    translation of these."""
+
+    task: TranslationTask
+    trained: dict[str, TrainedTranslator]
+    judged: dict[str, Judgement]
+    word_by_word: Judgement
+
+    @property
+    def losses(self) -> Curve:
+        """The loss of each model over its training."""
+        lines = {name: loss_points(translator) for name, translator in self.trained.items()}
+        return Curve("Training", "step", "nats a token", lines, {})
+
+
+def compared(sizes: TranslationSizes, builders: Mapping[str, Builder], setup: Setup) -> Comparison:
+    """Train the model of each builder on the same sentences in the same order, and judge what it writes."""
+    task, training = sizes.task(setup.seed), sizes.training(setup.seed)
+    trained, judged = {}, {}
+    for name, builder in builders.items():
+        setup.progress(f"{name}: training {sizes.steps} steps")
+        trained[name] = builder(task.rows, len(task.vocabulary), training)
+        judged[name] = task.judged(trained[name])
+    return Comparison(task, trained, judged, Judgement.of(task, word_by_word(task)))
+
+
+def loss_points(translator: TrainedTranslator) -> list[tuple[float, float]]:
+    """(step, loss in nats a token), the first step being 1."""
+    return [(float(step), loss) for step, loss in enumerate(translator.losses, 1)]
 
 
 def as_ids(pairs: Sequence[AlignedPair], vocabulary: Vocabulary) -> list[tuple[Ids, Ids]]:
@@ -96,8 +159,10 @@ def write(model: Translator, sources: Sequence[Ids], most: int) -> list[Ids]:
 
 def wrong_tokens(written: Sequence[Ids], targets: Sequence[Ids]) -> float:
     """The fewest tokens to insert, delete or replace, over the tokens of the targets; without end tokens."""
-    texts = [("".join(map(chr, ours)), "".join(map(chr, right))) for ours, right in zip(written, targets, strict=True)]
-    return sum(distance(ours, right) for ours, right in texts) / sum(len(right) for _, right in texts)
+    texts = [
+        ("".join(map(chr, output)), "".join(map(chr, right))) for output, right in zip(written, targets, strict=True)
+    ]
+    return sum(distance(output, right) for output, right in texts) / sum(len(right) for _, right in texts)
 
 
 def quarters(sources: Sequence[Ids]) -> list[list[int]]:

@@ -101,7 +101,10 @@ class TrainedTranslator:
     seconds: float
 
     def reached(self, nats: float) -> int | None:
-        """The first step from which the mean loss of `SMOOTHED` steps was at most `nats`; None where it never was."""
+        """The first step from which the mean loss of `SMOOTHED` steps was at most `nats`; None where it never was, and
+        where there were fewer steps."""
+        if len(self.losses) < SMOOTHED:
+            return None
         means = np.convolve(self.losses, np.full(SMOOTHED, 1 / SMOOTHED), "valid")
         below = np.flatnonzero(means <= nats)
         return int(below[0]) + SMOOTHED if len(below) else None
@@ -202,9 +205,9 @@ def encoder_decoder(vocab: int, training: Training) -> ModelSpec:
         cross=attention(width, training.cross_heads or heads, kv_inputs=width), cross_norm=norms,
     )  # fmt: skip
 
-    def stack(one: BlockSpec, mask: Mask) -> StackSpec:
+    def stack(layer: BlockSpec, mask: Mask) -> StackSpec:
         return StackSpec(
-            embed=_embed(vocab, width), kinds={"self": KindSpec(mask=mask)}, blocks=(one,) * training.layers,
+            embed=_embed(vocab, width), kinds={"self": KindSpec(mask=mask)}, blocks=(layer,) * training.layers,
             final_norm=RMSNormSpec(width=width),
         )  # fmt: skip
 

@@ -1,0 +1,170 @@
+"""Sizes of every lab: what their texts say is what they refuse, and each refusal is one line that names the size."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from triptych import labs
+from triptych.errors import InputError
+from triptych.labs import LABS
+from triptych.labs.depth import _geometric_mean
+from triptych.labs.lab import Limits, Setup
+from triptych.labs.sizes import SizeRow, declared
+from triptych.labs.trained import Places
+from triptych.labs.translators import END_ID, SMOOTHED, Ids, TrainedTranslator
+
+Value = int | float | str
+
+ROWS = [(name, row) for name in LABS for row in declared(name).rows]
+NUMBERS = [(name, row) for name, row in ROWS if not isinstance(row.quick, str)]
+
+
+def refusal(lab: str, size: str, value: Value) -> str:
+    """The message with which a lab refuses a value, which must be one line that names the size."""
+    with pytest.raises(InputError) as refused:
+        declared(lab).values(Setup(sizes={size: value}))
+    message = str(refused.value)
+    assert "\n" not in message
+    assert re.search(rf"\b{size}\b", message), message
+    return message
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "-inf", "", "many", "1,,2"])
+def test_what_is_no_number_above_0_is_refused_for_every_size(value: str) -> None:
+    for lab, row in NUMBERS:
+        refusal(lab, row.name, value)
+
+
+def test_sizes_that_a_lab_declares_are_within_their_limits() -> None:
+    for name in LABS:
+        lab = declared(name)
+        for sizes in (lab.quick, lab.full):
+            for field in fields(sizes) if sizes is not None else ():
+                field.metadata["limits"].check(field.name, getattr(sizes, field.name))
+
+
+def said(pattern: str) -> list[tuple[str, SizeRow, re.Match[str]]]:
+    """The sizes whose text matches."""
+    return [(lab, row, match) for lab, row in NUMBERS if (match := re.search(pattern, row.about))]
+
+
+def test_a_text_that_names_a_multiple_is_true() -> None:
+    named = said(r"a multiple of (\d+)")
+    assert len(named) >= 10
+    for lab, row, match in named:
+        refusal(lab, row.name, int(match[1]) + 1)
+
+
+def test_a_text_that_names_two_or_more_is_true() -> None:
+    named = [(lab, row) for lab, row, _ in said("two or more") if not isinstance(row.quick, tuple)]
+    assert len(named) >= 10
+    for lab, row in named:
+        refusal(lab, row.name, 1)
+
+
+def test_a_text_that_names_an_order_is_true() -> None:
+    named = [(lab, row) for lab, row, _ in said("ascending") if row.name != "noises"]
+    assert len(named) >= 10
+    for lab, row in named:
+        assert isinstance(row.full, tuple)
+        assert all(a < b for a, b in pairwise(row.full))
+        message = refusal(lab, row.name, ",".join(map(str, reversed(row.full)))) if len(row.full) > 1 else "order"
+        assert "order" in message
+
+
+@pytest.mark.parametrize(
+    ("limits", "value", "message"),
+    [
+        (Limits(least=2), 1, "size n: 1 must be 2 or more"),
+        (Limits(most=0.5), 0.75, r"size n: 0\.75 must be at most 0\.5"),
+        (Limits(multiple=4), 7, "size n: 7 must be a multiple of 4"),
+        (Limits(values=2), (3,), "size n: 3 is too few; give 2 values or more"),
+        (Limits(ascending=True), (1, 1), "size n: 1,1 must be in ascending order, and all different"),
+        (Limits(multiple=4), (4, 6), "size n: 6 must be a multiple of 4"),
+    ],
+)
+def test_limits(limits: Limits, value: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        limits.check("n", value)
+
+
+def test_values_at_their_limits_are_taken() -> None:
+    Limits(2, 8, 2).check("n", 2)
+    Limits(2, 8, 2).check("n", (8, 2, 2))
+    Limits(values=2, ascending=True).check("n", (1, 2))
+    Limits(least=2).check("n", "text")
+
+
+# Each of these ended in a traceback, or ran on without an end.
+CONTRADICTIONS = {
+    "scaling": {"tokens": 1},
+    "speculation": {"new": 1},
+    "linear-state": {"width": 7},
+    "additive-vs-dot": {"tokens": 1},
+    "bottleneck": {"narrow": 64},
+    "recurrence": {"held": 3},
+    "panels": {"width": 7},
+    "word-alignment": {"cross_heads": 3},
+    "captions": {"patch": 7},
+    "image-labels": {"width": 7},
+    "padding": {"shortest": 1, "longest": 1},
+    "not-explanation": {"kinds": 17},
+    "trained-scale": {"back": 32},
+    "trained-scores": {"length": 3},
+    "cosine-scores": {"symbols": 1},
+    "trained-heads": {"symbols": 17},
+    "heads-vs-width": {"symbols": 17},
+    "norm-placement": {"warmup": 1.5},
+    "residual-scaling": {"untrained": "4,4"},
+    "quadratic": {"lengths": "2048,8192", "short": "2048,8192"},
+}
+
+
+@pytest.mark.parametrize("lab", CONTRADICTIONS)
+def test_sizes_that_contradict_each_other_are_refused_in_one_line(lab: str) -> None:
+    with pytest.raises(InputError) as refused:
+        labs.run(lab, Setup(sizes=CONTRADICTIONS[lab]))
+    assert "\n" not in str(refused.value)
+
+
+def test_places_must_lie_in_the_row_and_have_answers() -> None:
+    assert Places(4, 5, (4,)).classes == 4
+    with pytest.raises(InputError, match="a row of 5 symbols has none 5 places back"):
+        Places(4, 5, (1, 5))
+    with pytest.raises(InputError, match="1 symbols at 1 places are 1 answers"):
+        Places(1, 5, (1,))
+    with pytest.raises(InputError, match="83,521 answers"):
+        Places(17, 5, (1, 2, 3, 4))
+
+
+class Silent:
+    """A translator that ends at once."""
+
+    parameters = 0
+
+    def next_tokens(self, sources: Sequence[Ids], written: Sequence[Ids]) -> Tensor:
+        return torch.full((len(sources),), END_ID)
+
+    def sequential_steps(self, source: int, target: int) -> int:
+        return 1
+
+
+def test_a_loss_is_reached_only_in_a_whole_mean() -> None:
+    """Of fewer steps than the mean is taken over, nothing is said."""
+    assert TrainedTranslator(Silent(), [0.0] * SMOOTHED, 1.0).reached(1.0) == SMOOTHED
+    assert TrainedTranslator(Silent(), [0.0] * (SMOOTHED - 1), 1.0).reached(1.0) is None
+
+
+def test_a_gradient_that_vanishes_in_one_draw_has_no_geometric_mean_above_0() -> None:
+    assert _geometric_mean([4.0, 9.0]) == pytest.approx(6.0)
+    assert _geometric_mean([4.0, 0.0]) == 0.0
+    assert not math.isnan(_geometric_mean([0.0]))
