@@ -70,6 +70,9 @@ class DataSettings(Section):
     words: Positive | None = None
     """Cut pairs whose two sides have equally many words into pieces of 1 to this many words (held-out pairs into pieces
     of this many), and leave out all other pairs."""
+    across_lines: bool = False
+    """With `data.words`, for pairs that follow one another in a text: let a piece go on in the next pair, so that long
+    pieces are as common as short ones."""
 
 
 class ObjectiveSettings(Section):
