@@ -241,8 +241,8 @@ def test_modernize_fails_without_training(plays: list[Pair]) -> None:
 def test_modernize_fails_on_shuffled_pairs(plays: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = modernize.pieces
 
-    def mixed(lines: list[Pair], least: int, most: int) -> list[Pair]:
-        cut = pieces(lines, least, most)
+    def mixed(lines: list[Pair], least: int, most: int, *, across_lines: bool = False) -> list[Pair]:
+        cut = pieces(lines, least, most, across_lines=across_lines)
         if lines[0] != plays[0]:
             return cut
         targets = random.Random(0).sample([new for _, new in cut], len(cut))
@@ -283,5 +283,7 @@ def test_the_full_run_is_the_recipes_of_the_examples(name: str, part: int) -> No
     full = modernize.FULL
     assert (recipe.run.steps, recipe.run.rows, recipe.run.length) == (full.steps[part], full.rows, modernize.LONGEST)
     assert (recipe.data.path, recipe.data.words) == (FOLDED, full.words[part])
+    assert recipe.data.across_lines == (part > 0)
+    assert len(full.steps) == 2
     assert recipe.model == (modernize._config(full) if part == 0 else {"path": "runs/folio/model"})
     assert recipe.optimizer == (modernize.LATER if part else modernize.FIRST)

@@ -14,6 +14,7 @@ from triptych.train import check_recipe, prepare, read_recipe
 from triptych.train.corruption import refuse_records
 from triptych.train.recipe import RECIPES, SHIPPED
 from triptych.train.sources import pairs, pieces, texts
+from triptych.train.tasks import read_task
 
 GOOD: dict[str, Any] = {
     "tokenizer": "byte",
@@ -229,6 +230,17 @@ def test_pairs_are_cut_where_their_words_correspond() -> None:
     assert {len(source.split()) for source, _ in found} <= {1, 2, 3}
     assert len({len(source.split()) for source, _ in found}) > 1
     assert pieces([("a b c", "A B C")], 2, 2) == [("a b", "A B"), ("c", "C")]
+
+
+def test_pieces_go_on_in_the_next_pair_where_the_recipe_says_so() -> None:
+    """A pair that is left out ends a piece, because its two sides do not correspond word by word."""
+    lines = [("a b c", "A B C"), ("d e", "D E"), ("two words", "one"), ("f", "F"), ("", ""), ("g h", "G H")]
+    assert pieces(lines, 4, 4, across_lines=True) == [("a b c d", "A B C D"), ("e", "E"), ("f", "F"), ("g h", "G H")]
+    assert pieces(lines, 4, 4) == [("a b c", "A B C"), ("d e", "D E"), ("f", "F"), ("g h", "G H")]
+    with pytest.raises(ConfigError, match=r"set data\.words too"):
+        read_task(
+            check_recipe(changed(data={"path": "shakespeare", "across_lines": True}, objective={"name": "seq2seq"}))
+        )
 
 
 def test_a_named_size_is_its_config_under_the_other_keys(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ LATER = OptimizerSettings(name="muon", lr=1.5e-3, muon_lr=3e-3, weight_decay=0.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a run can change."""
+    """What a run can change.  The pieces of the second part and of later ones go on over the ends of lines."""
 
     steps: tuple[int, ...] = size((300,), "training steps of each part of the training")
     rows: int = size(96, "rows of a training step")
@@ -61,9 +61,9 @@ class Sizes:
             )
 
 
-# The parts of docs/examples: folio.toml, and folio-lines.toml twice.
+# The two parts of docs/examples: folio.toml and folio-lines.toml.
 FULL = Sizes(
-    steps=(6000, 2400, 2200), rows=64, words=(10, 24, 24), width=128, layers=3, decoder_layers=2,
+    steps=(6000, 3600), rows=64, words=(10, 24), width=128, layers=3, decoder_layers=2,
     passages=1_000_000, held=1000,
 )  # fmt: skip
 
@@ -205,7 +205,8 @@ def _model(setup: Setup, sizes: Sizes, lines: Sequence[Pair]) -> tuple[Model, Po
     losses: Points = []
     for part, (steps, words) in enumerate(zip(sizes.steps, sizes.words, strict=True)):
         setup.progress(f"training a spelling model for {steps} steps on 1 to {words} words")
-        train = [pair for pair in pieces(lines, 1, words) if max(map(len, pair)) < LONGEST]
+        cut = pieces(lines, 1, words, across_lines=part > 0)
+        train = [pair for pair in cut if max(map(len, pair)) < LONGEST]
         data = Pairs.of([(tokenizer.encode(old), tokenizer.encode(new)) for old, new in train], start, LONGEST)
         points = fit(
             model.module, data, rows=sizes.rows, length=LONGEST, steps=steps, seed=setup.seed,

@@ -17,6 +17,7 @@ from typing import Annotated
 import torch
 from pydantic import Field, model_validator
 
+from triptych import machine
 from triptych.nn import Stack, Transformer
 from triptych.train import objectives
 from triptych.train.budget import Budget, Part
@@ -29,6 +30,8 @@ from triptych.train.optim import Optimizer, Schedule
 from triptych.train.precision import Precision, autocast, chosen
 from triptych.train.settings import Finite, Positive, Rate, Section, Share
 from triptych.train.waiting import Waiting
+
+TRIM_EVERY = 100  # steps; batches of other sizes leave gaps between allocations, of several times the memory in use
 
 
 class RunSettings(Section):
@@ -256,6 +259,8 @@ class Trainer:
                     self._in_evaluation_mode(self.on_save)
             self.at.elapsed = max(self.at.elapsed, time.monotonic() - began)
             waiting.look()
+            if self.at.step % TRIM_EVERY == 0:
+                machine.give_back_memory()
         self._check_weights()
 
     def _has_time_for_sample(self, began: float) -> bool:

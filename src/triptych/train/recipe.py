@@ -72,6 +72,9 @@ class DataSettings(Section):
     words: Positive | None = None
     """Cut pairs whose two sides have equally many words into pieces of 1 to this many words (held-out pairs into pieces
     of this many), and leave out all other pairs."""
+    across_lines: bool = False
+    """With `data.words`, for pairs that follow one another in a text: let a piece go on in the next pair, so that long
+    pieces are as common as short ones."""
 
 
 class ObjectiveSettings(Section):
@@ -94,8 +97,8 @@ class ObjectiveSettings(Section):
     """For labels and tags: the share of each target that is spread over all labels (label smoothing); for captions,
     over all tokens."""
     hidden: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """For captions and seq2seq: the share of the previous tokens that the decoder reads as the unknown token in training
-    (Bowman et al. 2016), so that it relies on the image or the source more than on the words before."""
+    """For captions and seq2seq: the share of the previous tokens that the decoder reads as the unknown token in
+    training (Bowman et al. 2016), so that it relies on the image or the source more than on the words before."""
     class_weights: Literal["balanced"] | dict[str, Rate] | None = None
     """For labels and tags: a weight for each label, or "balanced", so that every label has the same total weight."""
     scale: Rate = 20.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -55,30 +55,51 @@ def pairs(data: DataSettings) -> tuple[list[Pair], list[Pair]]:
         train, apart = _read_pairs(data.path, data), data.held_out_path
         train, held = _last(train, data) if apart is None else (train, _read_pairs(apart, data))
     if data.words is not None:
-        train, held = pieces(train, 1, data.words), pieces(held, data.words, data.words)
+        train, held = (
+            pieces(side, least, data.words, across_lines=data.across_lines)
+            for side, least in ((train, 1), (held, data.words))
+        )
     if data.held_out_limit is not None:  # evenly spaced, because the pairs are in the order of the plays
         held = held[:: max(1, len(held) // data.held_out_limit)][: data.held_out_limit]
     return train, held
 
 
-def pieces(pairs: Sequence[Pair], least: int, most: int) -> list[Pair]:
+def pieces(pairs: Sequence[Pair], least: int, most: int, *, across_lines: bool = False) -> list[Pair]:
     """Pieces of `least` to `most` words of the pairs whose two sides have equally many words; the last piece of a pair
-    may be shorter.
+    may be shorter.  With `across_lines` a piece may go on in the next pair, so that long pieces are as common as short
+    ones; a pair whose sides have different numbers of words ends a piece.
 
     The sides are two spellings of one text, so that the n-th word of one corresponds to the n-th of the other.  A small
     model learns to align short rows first.
     """
     random, cut = random_numbers(0, Use.PIECES, 0), []
-    for source, target in pairs:
-        sides = source.split(), target.split()
-        if len(sides[0]) != len(sides[1]):
-            continue
+    for words in _joined(pairs) if across_lines else map(_matched, pairs):
         start = 0
-        while start < len(sides[0]):
+        while start < len(words):
             end = start + int(random.integers(least, most + 1))
-            cut.append((" ".join(sides[0][start:end]), " ".join(sides[1][start:end])))
+            source, target = zip(*words[start:end], strict=True)
+            cut.append((" ".join(source), " ".join(target)))
             start = end
     return cut
+
+
+def _matched(pair: Pair) -> list[Pair]:
+    """The n-th words of both sides; none where one side has more words than the other."""
+    source, target = (side.split() for side in pair)
+    return list(zip(source, target, strict=True)) if len(source) == len(target) else []
+
+
+def _joined(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
+    """The matched words of each run of consecutive pairs that have some."""
+    run: list[Pair] = []
+    for words in map(_matched, pairs):
+        if words:
+            run.extend(words)
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
 
 
 def _read_pairs(path: str, data: DataSettings) -> list[Pair]:
