@@ -31,6 +31,7 @@ TEXT = (
 )
 MARKS = {",", ";", "."}
 EVEN = "even weights"
+SEEDS = 5
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ FALSIFIED_BY = (
     " its"
     " gradient at large d without the division, or loses it with the division."
 )
+SEEDS = 5
 
 
 @dataclass(frozen=True)

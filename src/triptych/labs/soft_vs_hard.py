@@ -22,6 +22,7 @@ FALSIFIED_BY = (
     " if"
     " gradient descent on the query succeeds at large β, or fails at small β."
 )
+SEEDS = 5
 
 
 @dataclass(frozen=True)
