@@ -28,6 +28,7 @@ FALSIFIED_BY = (
     " limit as the dot product's does, or if its limit 1/(1 + (S-1) exp(-2 Σ|w|)) is exceeded or cannot be"
     " approached."
 )
+SEEDS = 5
 
 
 @dataclass(frozen=True)

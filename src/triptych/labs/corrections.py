@@ -51,6 +51,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "T5": {"model_type": "t5", "vocab_size": 50, "d_model": 24, "d_kv": 16, "d_ff": 37, "num_layers": 2,
            "num_heads": 4},
 }  # fmt: skip
+SEEDS = 5
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ FALSIFIED_BY = (
     "The claim is false if a gradient written by hand differs from autograd's or from finite differences by more than"
     " rounding. It is false too if two models trained by the two gradients have different losses."
 )
+SEEDS = 5
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ TEXT = (
 )
 MARKS = {",", ";", "."}
 EVEN = "even weights"
+SEEDS = 5
 
 
 @dataclass(frozen=True)

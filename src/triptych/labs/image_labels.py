@@ -49,6 +49,7 @@ class Sizes:
 
 
 FULL = Sizes(pictures=10_000, judged=1000, steps=600)
+SEEDS = 5
 
 
 def run(setup: Setup) -> LabResult:

@@ -73,6 +73,7 @@ class Sizes:
 
 
 FULL = Sizes(layers=3, heads=8, searched=48, search_steps=80)
+SEEDS = 5
 
 
 def run(setup: Setup) -> LabResult:

@@ -26,6 +26,7 @@ FALSIFIED_BY = (
     " permuted outputs by more than rounding. It is false too if they do not differ with a causal mask or with a"
     " position part, which are the controls."
 )
+SEEDS = 5
 
 
 @dataclass(frozen=True)

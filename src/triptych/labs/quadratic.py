@@ -67,6 +67,7 @@ class Sizes:
 
 
 FULL = Sizes(repeats=2)
+SEEDS = 5
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -21,6 +21,7 @@ FALSIFIED_BY = (
     "The claim is false if the variance of q·k does not grow as d. It is false too if the typical (median) query"
     " keeps its gradient at large d without the division, or loses it with the division."
 )
+SEEDS = 5
 
 
 @dataclass(frozen=True)

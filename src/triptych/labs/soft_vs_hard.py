@@ -20,6 +20,7 @@ FALSIFIED_BY = (
     "The claim is false if the answer at large β differs from the dictionary's by more than rounding. It is false too"
     " if gradient descent on the query succeeds at large β, or fails at small β."
 )
+SEEDS = 5
 
 
 @dataclass(frozen=True)
