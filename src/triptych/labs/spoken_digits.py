@@ -62,7 +62,7 @@ class Sizes:
 
 
 FULL = Sizes(
-    steps=1500,
+    steps=1000,
     control=600,
     rows=16,
     width=96,
