@@ -43,8 +43,8 @@ MARGIN = 0.04  # seconds before and behind a word that count as it: two position
 
 @dataclass(frozen=True)
 class Sizes:
-    steps: int = size(200, "training steps")
-    control: int = size(200, "training steps of the control, whose transcripts are shuffled")
+    steps: int = size(240, "training steps")
+    control: int = size(120, "training steps of the control, whose transcripts are shuffled")
     rows: int = size(16, "recordings of a step")
     width: int = size(64, "width of the model")
     mels: int = size(32, "mel bands of a frame")
@@ -53,8 +53,8 @@ class Sizes:
     least: int = size(1, "fewest words of a recording")
     most: int = size(2, "most words of a recording")
     digits: int = size(5, "different words, from zero on")
-    speakers: int = size(40, "voices at a speed and a pitch in training")
-    unheard: int = size(12, "voices at a speed and a pitch that are tested")
+    speakers: int = size(80, "voices at a speed and a pitch in training")
+    unheard: int = size(24, "voices at a speed and a pitch that are tested")
     tested: int = size(150, "recordings that are tested")
     noise: tuple[float, ...] = size((10.0, 30.0), "least and greatest signal-to-noise ratio, in dB")
     lr: float = size(3e-3, "learning rate of AdamW's share")
@@ -62,7 +62,7 @@ class Sizes:
 
 
 FULL = Sizes(
-    steps=1500,
+    steps=1000,
     control=600,
     rows=16,
     width=96,
