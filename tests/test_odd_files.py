@@ -22,8 +22,10 @@ from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.checkpoints.gguf_writer import write_gguf
 from triptych.checkpoints.save import recover
 from triptych.cli.loading import read_texts
+from triptych.cli.transcribe import TranscriptFormat, _formatted
 from triptych.errors import CheckpointError, InputError, TextError
 from triptych.media import audio
+from triptych.tasks import Segment
 from triptych.text import added_tokens as added
 from triptych.text import bpe_tokenizer, byte_tokenizer, character_tokenizer, from_gguf, word_tokenizer
 from triptych.text.chat import ChatTemplate
@@ -249,3 +251,10 @@ def test_lines_of_stdin_end_at_line_breaks_alone(monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
         assert read_texts(["-"], **arguments) == expected
+
+
+def test_subtitles_hold_any_text() -> None:
+    segment = Segment(0.0, 1.5, " a < b & c --> d\n\ne ")
+    assert _formatted(segment, 1, TranscriptFormat.vtt).splitlines()[1:] == ["a &lt; b &amp; c --&gt; d  e", ""]
+    assert _formatted(segment, 1, TranscriptFormat.srt).splitlines()[2:] == ["a < b & c -> d  e", ""]
+    assert _formatted(segment, 1, TranscriptFormat.text) == "a < b & c --> d  e\n"

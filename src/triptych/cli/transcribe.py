@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,7 +98,7 @@ class _SegmentWriter:
 
 
 def _formatted(segment: Segment, number: int, form: TranscriptFormat) -> str:
-    text = segment.text.strip()
+    text = " ".join(segment.text.split("\n")).strip()  # an empty line would end a subtitle
     match form:
         case TranscriptFormat.text:
             return f"{text}\n"
@@ -105,8 +106,9 @@ def _formatted(segment: Segment, number: int, form: TranscriptFormat) -> str:
             return f"[{_clock(segment.start)} -> {_clock(segment.end)}]  {text}\n"
         case TranscriptFormat.srt:
             begin, end = (_clock(t, hours=True).replace(".", ",") for t in (segment.start, segment.end))
-            return f"{number}\n{begin} --> {end}\n{text}\n\n"
-    return f"{_clock(segment.start, hours=True)} --> {_clock(segment.end, hours=True)}\n{text}\n\n"
+            return f"{number}\n{begin} --> {end}\n{text.replace('-->', '->')}\n\n"
+    begin, end = (_clock(t, hours=True) for t in (segment.start, segment.end))
+    return f"{begin} --> {end}\n{escape(text, quote=False)}\n\n"  # WebVTT, section 4.2.2: "&" and "<" are markup
 
 
 def _clock(seconds: float, *, hours: bool = False) -> str:

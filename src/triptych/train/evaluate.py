@@ -125,9 +125,10 @@ def evaluate(
     try:
         with context or nullcontext():
             batches = held.batches if seconds is None else _until(end, _spread(held.batches))
-            return held.measured(module, batches)
+            score = held.measured(module, batches)
     finally:
         module.train(training)
+    return score
 
 
 def _until(end: float, batches: Iterable[TrainingBatch]) -> Iterator[TrainingBatch]:
