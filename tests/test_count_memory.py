@@ -106,7 +106,8 @@ def test_under_a_window_no_more_is_counted_than_is_kept() -> None:
     model = triptych.create(CONFIGS["gemma2"] | {"sliding_window": 24})
     counted = sum(activation_numbers(model.spec, 256).values())
     whole = sum(activation_numbers(triptych.create(CONFIGS["gemma2"]).spec, 256).values())
-    assert 0.6 * whole < counted <= 1.02 * kept_by_torch(model, 256) < whole
+    kept = kept_by_torch(model, 256)
+    assert 0.5 * kept < counted <= 1.02 * kept < whole
 
 
 def test_recomputed_activations_are_the_inputs_of_blocks() -> None:

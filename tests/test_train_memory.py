@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -20,8 +21,7 @@ from triptych.checkpoints.header import read_header
 from triptych.cli import main
 from triptych.count import OF_A_LOGIT, TrainingRow, activation_bytes, block_matrices, count
 from triptych.errors import ConfigError, InputError
-from triptych.train import causal, check_recipe, check_start, job, prepare, resume
-from triptych.train.data import micro_batches
+from triptych.train import causal, check_recipe, check_start, data, job, prepare, resume
 from triptych.train.step_memory import check_step_memory, next_step_memory, recipe_memory
 
 TEXT = "the old mill stands where the river bends, and its wheel has not turned since the war\n"
@@ -229,7 +229,9 @@ def test_the_command_and_the_check_have_one_estimate(tmp_path: Path) -> None:
     assert count(run.trainer.module.spec).training_memory(100, batch=4) == next_step_memory(run.trainer)
 
 
-def test_more_parts_than_rows_are_one_row_each() -> None:
-    rows = [causal([1, 2, 3]) for _ in range(3)]
-    assert [len(part) for part in micro_batches(rows, 10**9)] == [1, 1, 1]  # and not a loop over 10^9 parts
-    assert [len(part) for part in micro_batches(rows, 2)] == [2, 1]
+def test_more_parts_than_rows_are_one_row_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, edges = [causal([1, 2, 3]) for _ in range(3)], list[int]()
+    monkeypatch.setattr(data, "pairwise", lambda some: edges.append(len(some)) or itertools.pairwise(some))
+    assert [len(part) for part in data.micro_batches(rows, 10_000)] == [1, 1, 1]
+    assert edges == [4]  # and not one for each part: a billion of them would take minutes
+    assert [len(part) for part in data.micro_batches(rows, 2)] == [2, 1]

@@ -6,7 +6,8 @@ values and output and one log-sum-exp a head and query, since the fused kernel c
 2022).  Dropout, a softcap and a bias that is learned need the pattern itself, `[H, T, S]`: it is kept; with dropout
 also the noise and their product, with a softcap the scores, with such a bias the masked scores and the masked pattern.
 Under a window as many keys are counted as a query sees, which is the least that blocks of queries keep; beside a
-learned bias there are no such blocks.  Masks, tables of positions and the temporary memory of kernels are not counted.
+learned bias there are no such blocks.  Masks, tables of positions and what a kernel needs while it runs are not
+counted.
 """
 
 from __future__ import annotations
