@@ -16,6 +16,7 @@ from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import of_decoder, renamed, table, within
 
 hf_types = frozenset({"vision-encoder-decoder"})
+module_name = vit.module_name
 ignore = frozenset({"tie_word_embeddings"})  # of the two stacks, which are never tied; the decoder's config has its own
 
 
@@ -39,12 +40,6 @@ decoder.blocks.{i}.cross.out.*        bert.encoder.layer.{i}.crossattention.outp
 decoder.blocks.{i}.cross_norm.post.*  bert.encoder.layer.{i}.crossattention.output.LayerNorm.*
 """))
 )  # fmt: skip
-
-
-def module_name(stored: str) -> str:
-    """Of the ViT alone: a decoder's modules are called as its tensors are."""
-    side, _, inside = stored.partition(".")
-    return f"{side}.{vit.module_name(inside)}" if side == "encoder" else stored
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:

@@ -41,8 +41,8 @@ _MODULES = {
 
 
 def module_name(stored: str) -> str:
-    """Transformers 5 renamed the modules and still stores the old names."""
-    for old, new in _MODULES.items():
+    """Transformers 5 renamed the modules and still stores the old names.  A decoder's, beside a ViT, have one name."""
+    for old, new in () if stored.startswith("decoder.") else _MODULES.items():
         stored = stored.replace(old, new)
     return stored
 
