@@ -339,5 +339,5 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer | No
         raise ConfigError(f"run.length = {recipe.run.length} is more than the {spec.context} positions of the model")
     if objective == "masked" and tokenizer.mask_id is None:
         raise ConfigError("objective masked needs a tokenizer with a mask token")
-    if spec.layout == "encoder-decoder" and spec.ids.start is None and not both:
+    if spec.layout == "encoder-decoder" and spec.ids.start is None and objective != "labels":
         raise ConfigError(f"objective {objective} needs model.decoder_start_token_id")
