@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from triptych.nn import Transformer
 from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, TokenHeadSpec
 
 HeadKind = Literal["labels", "tags", "spans", "contrastive", "replaced"]
+HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
 
 #: How transformers calls the classes of each encoder.
 _NAMES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
@@ -13,7 +13,7 @@ from triptych.errors import InputError
 from triptych.files import exists
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec, PatchesSpec
 from triptych.train.layouts import check_layout
-from triptych.train.new_head import HeadKind, head_config
+from triptych.train.new_head import HEAD_KINDS, head_config
 from triptych.train.recipe import Objective, Recipe, check_recipe, read_tables, sections
 from triptych.train.recipe_keys import Key, details, keys, meaning, single_keys, toml
 from triptych.train.records import columns_of
@@ -109,14 +109,15 @@ def fine_tuning_tables(
         data["held_out_limit"] = 2000 if spec.layout == "encoder-decoder" else 20000
     elif path is None and chosen not in PLAIN_TEXT:
         raise InputError(f"objective {chosen} reads records; give the file with --data")
-    if chosen in get_args(HeadKind):
-        head_config(header.hf, chosen)  # raises ConfigError for a model that cannot have this head
+    kind = next((one for one in HEAD_KINDS if one == chosen), None)
+    if kind is not None:
+        head_config(header.hf, kind)  # raises ConfigError for a model that cannot have this head
     else:
         check_layout(spec, chosen)
-    if chosen not in get_args(HeadKind) and not isinstance(spec.head, LMHeadSpec | MaskedLMHeadSpec):
+    if kind is None and not isinstance(spec.head, LMHeadSpec | MaskedLMHeadSpec):
         raise InputError(
             f"{base} is a {spec.family} {spec.layout} without a head that predicts tokens, which objective {chosen} "
-            f"needs; {_HEADS}, or records of an objective that has a head of its own: {', '.join(get_args(HeadKind))}"
+            f"needs; {_HEADS}, or records of an objective that has a head of its own: {', '.join(HEAD_KINDS)}"
         )
     unpacked = not adapter and stores_packed(header.source)
     model: dict[str, Any] = {"path": base} | ({"dequantize": True} if unpacked else {})
