@@ -9,6 +9,7 @@ from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from triptych import labs
 from triptych.errors import InputError
 from triptych.labs import LABS
+from triptych.labs.alignment import HeldOutPairs
 from triptych.labs.depth import _geometric_mean
 from triptych.labs.lab import Limits, Setup
 from triptych.labs.sizes import SizeRow, declared
@@ -168,3 +170,11 @@ def test_a_gradient_that_vanishes_in_one_draw_has_no_geometric_mean_above_0() ->
     assert _geometric_mean([4.0, 9.0]) == pytest.approx(6.0)
     assert _geometric_mean([4.0, 0.0]) == 0.0
     assert not math.isnan(_geometric_mean([0.0]))
+
+
+def test_the_share_of_letters_is_no_number_where_none_has_a_partner() -> None:
+    subject = HeldOutPairs.__new__(HeldOutPairs)
+    subject.truths, subject.straight = [np.zeros((2, 2), bool)], [np.zeros(2, bool)]
+    assert math.isnan(subject.share([np.ones(2, bool)]))
+    subject.truths = [np.eye(2, dtype=bool)]
+    assert subject.share([np.array([True, False])]) == 0.5
