@@ -76,6 +76,7 @@ FULL = Sizes(
     unheard=24,
     tested=200,
 )
+SEEDS = 5
 
 
 @dataclass(frozen=True, eq=False)
