@@ -16,11 +16,14 @@ import triptych
 from cli_models import checkpoint
 from test_cli_bad_input import refused
 from test_count_memory import LLAMA, kept_by_torch
+from test_train_adapters import base_of
+from test_train_adapters import recipe as adapter_recipe
 from triptych import machine
 from triptych.checkpoints.header import read_header
 from triptych.cli import main
 from triptych.count import OF_A_LOGIT, TrainingRow, activation_bytes, block_matrices, count
 from triptych.errors import ConfigError, InputError
+from triptych.nn.weights import PackedWeight
 from triptych.train import causal, check_recipe, check_start, data, job, prepare, resume
 from triptych.train.step_memory import check_step_memory, next_step_memory, recipe_memory
 
@@ -113,6 +116,14 @@ def test_an_adapter_has_gradients_of_its_own_numbers(tmp_path: Path) -> None:
     assert before.peak <= after.peak
     part = check_recipe({**changed, "adapter": {"rank": 2, "alpha": 4, "targets": ["q"]}})
     assert next_step_memory(prepare(part).trainer).activations == 0  # nothing is certain of blocks before the first map
+
+
+def test_packed_weights_take_what_their_blocks_do(tmp_path: Path) -> None:
+    run = prepare(adapter_recipe(tmp_path, base_of("gguf", tmp_path)))
+    packed = [p for p in run.trainer.module.parameters() if isinstance(p, PackedWeight)]
+    dense = sum(p.numel() for p in packed)
+    rest = sum(p.nbytes for p in run.trainer.module.parameters() if not isinstance(p, PackedWeight))
+    assert dense < next_step_memory(run.trainer).weights - rest < 1.3 * dense  # about a byte a number, in Q8_0
 
 
 def test_gradients_and_states_count_and_what_fits_is_not_refused(

@@ -20,6 +20,7 @@ from triptych.checkpoints.header import Header, read_header
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.count import TrainingMemory, TrainingRow, activation_bytes, block_matrices, count
 from triptych.errors import InputError, TriptychError
+from triptych.nn.weights import PackedWeight
 from triptych.spec import LinearSpec, ModelSpec
 from triptych.train.adapters import AdapterRecipe
 from triptych.train.disk_space import size
@@ -69,7 +70,8 @@ def next_step_memory(trainer: Trainer) -> TrainingMemory:
     """What the next step of a run needs, by the rows that it will have."""
     batches = trainer.next_batches()
     activations, logits = max((_kept(trainer, batch) for batch in batches), key=sum)
-    weights = sum(p.nbytes for p in trainer.module.parameters())
+    stored = (p.blocks if isinstance(p, PackedWeight) else p for p in trainer.module.parameters())
+    weights = sum(tensor.nbytes for tensor in stored)
     gradients = sum(p.nbytes for p in trainer.optimizer.parameters.values())
     state = trainer.optimizer.state_bytes
     return TrainingMemory(weights, gradients, state, activations, logits, len(batches) > 1)
