@@ -138,7 +138,7 @@ def translations_by_hand(r: random.Random) -> tuple[object, object]:
     BLEU is 100 of equal texts and 0 of texts without a common word."""
     pytest.importorskip("sacrebleu")
     letters = "abc "
-    pairs = [["".join(r.choices(letters, k=r.randint(8, 30))) for _ in range(r.randint(1, 3))] for _ in range(2)]
+    pairs = [["".join(r.choices(letters, k=r.randint(30, 50))) for _ in range(r.randint(1, 3))] for _ in range(2)]
     written, right = pairs[0], (pairs[1] * 3)[: len(pairs[0])]
     same = ["one two three four five", *right]
     found = metrics.translation(same, same)["BLEU"], metrics.translation(["x y"], ["a b"])["BLEU"]
