@@ -4,6 +4,8 @@ docs/learn/path.md: an order of them for each lecture.
     python tools/lectures.py                 runs what is not recorded or has changed since, and writes the page
     python tools/lectures.py --labs NAME...  runs of that only these labs
     python tools/lectures.py --again         runs everything, or with --labs these labs
+    python tools/lectures.py --labs NAME --model DIR
+                                             the same lab with a model that a recipe has trained
     python tools/lectures.py --page          runs nothing
 
 `lectures.toml` has the entries: commands, labs, tests and our own answers.  `lectures.results.json` has the results of
@@ -105,7 +107,7 @@ def chosen(data: Plain, results: Plain, labs: list[str] | None, *, again: bool) 
     return names if labs is None else {"labs": [name for name in labs if name in names["labs"]], "examples": []}
 
 
-def record(names: dict[str, list[str]], results: Plain, *, quick: bool = False) -> None:
+def record(names: dict[str, list[str]], results: Plain, *, quick: bool = False, model: str | None = None) -> None:
     """Run them, save each result as soon as there is one, and draw the plots that the documentation shows."""
     import pictures
 
@@ -114,7 +116,7 @@ def record(names: dict[str, list[str]], results: Plain, *, quick: bool = False) 
 
     machine.use_threads()
     for name in names["labs"]:
-        result, recorded = run_lab(name, quick=quick)
+        result, recorded = run_lab(name, quick=quick, model=model)
         print(f"{name}: {result.verdict}  {recorded['seconds']} s", flush=True)
         save(results, "labs", name, recorded)
         pictures.of_lab(name, result)
@@ -125,23 +127,26 @@ def record(names: dict[str, list[str]], results: Plain, *, quick: bool = False) 
         save(results, "examples", name, {"passed": walk.agrees, "outcome": walk.outcome})
 
 
-def run_lab(name: str, count: int | None = None, *, quick: bool = False) -> tuple[SeedsResult, Plain]:
+def run_lab(
+    name: str, count: int | None = None, *, quick: bool = False, model: str | None = None
+) -> tuple[SeedsResult, Plain]:
     """The result of a lab, and what is recorded: with its full sizes over `count` seeds, by default its `SEEDS`, or
-    with its `quick` ones and one seed."""
+    with its `quick` ones and one seed.  With `model`, a directory, the lab judges this model and one seed."""
     from triptych.labs.kept import KeptResults
     from triptych.labs.lab import Setup, number
     from triptych.labs.seeds import SeedsResult, over_seeds
     from triptych.labs.sizes import declared, shown_size
 
-    lab, setup = declared(name), Setup(full=not quick, progress=lambda text: print(f"{name}: {text}", flush=True))
+    lab = declared(name)
+    setup = Setup(full=not quick, model=model, progress=lambda text: print(f"{name}: {text}", flush=True))
     kept = KeptResults(SEEDS, digest("labs", name), print)
-    seeds = count or (1 if quick else lab.seeds)
+    seeds = count or (1 if quick or model is not None else lab.seeds)
     run = over_seeds(name, setup, count=seeds, kept=kept)
     result = run.result
     assert isinstance(result, SeedsResult)
     sizes = {size: shown_size(value) for size, value in lab.values(setup).items()}
     full = [] if quick or lab.full == lab.quick else ["--full"]
-    options = [*full, *([f"--seeds {seeds}"] if seeds > 1 else [])]
+    options = [*(full if model is None else [f"--model {model}"]), *([f"--seeds {seeds}"] if seeds > 1 else [])]
     words = {"command": " ".join(["triptych lab", name, *options])}
     words |= {"passed": result.passed, "question": result.question, "meaning": result.meaning, "sizes": sizes}
     words |= {"falsified_by": lab.falsified_by, "seeds": len(result.runs), "held": result.held}
@@ -258,10 +263,14 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="run nothing")
     parser.add_argument("--quick", action="store_true", help="record one seed at the sizes of `triptych lab NAME`")
     parser.add_argument("--labs", nargs="+", metavar="NAME", help="run only these labs")
+    parser.add_argument("--model", metavar="DIR", help="judge this model; with --labs and one lab")
     options = parser.parse_args()
+    if options.model is not None and len(options.labs or []) != 1:
+        parser.error("--model needs --labs with one lab, which judges this model")
     data, results = read_data(), read_results()
     if not options.page:
-        record(chosen(data, results, options.labs, again=options.again), results, quick=options.quick)
+        names = chosen(data, results, options.labs, again=options.again)
+        record(names, results, quick=options.quick, model=options.model)
     results = read_results()  # in the order of the file
     PAGE.write_text(page(data, results), "utf-8")
     PATH_PAGE.write_text(path_page(data), "utf-8")
