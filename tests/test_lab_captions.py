@@ -17,6 +17,7 @@ from triptych.media.image import png
 from triptych.nn.attention import Attention
 from triptych.page import PatchWeights, Picture, PicturesSection, render
 from triptych.text import SEQ2SEQ, word_tokenizer
+from triptych.train.data import HiddenWords
 
 TINY = {"scenes": 200, "judged": 20, "steps": 2, "control": 1, "rows": 8, "width": 16}
 
@@ -77,7 +78,7 @@ def test_hidden_words_are_a_share_and_never_the_start() -> None:
     model = captions.created(captions.Sizes(width=16), tokenizer, 0)
     assert model.spec.ids.start == tokenizer.pad_id
     rows = tuple(captions.seq2seq([0], tokenizer.encode(text), tokenizer.pad_id) for text in texts)
-    data = captions.HiddenWords(rows, tokenizer.unk_id)
+    data = HiddenWords(rows, tokenizer.unk_id, captions.HIDDEN)
     drawn = data.draw(0, 0, 40)
     assert all(row.ids[0] == tokenizer.pad_id for row in drawn)
     hidden = np.concatenate([row.ids[1:] == tokenizer.unk_id for row in drawn])

@@ -120,7 +120,7 @@ def test_fails_when_the_tiles_save_nothing(
 
 
 def test_one_length_is_refused() -> None:
-    with pytest.raises(InputError, match="flash-tiles fits powers: give at least two different lengths"):
+    with pytest.raises(InputError, match="size lengths: 64 is too few; give 2 values or more"):
         run("flash-tiles", Setup(sizes={"lengths": (64,)}))
 
 

@@ -155,7 +155,7 @@ def test_a_share_of_rounding_is_not_given(metric: str, clean: float, corrupt: fl
     assert bool(grid.restored.isnan().all()) != tells
     html = patch_page(grid, [])
     assert ("up to rounding" in html) != tells
-    assert ("brings the clean prompt" in html) == tells
+    assert ("Each cell is a run of the corrupt prompt" in html) == tells
 
 
 def test_a_metric_may_be_a_function() -> None:

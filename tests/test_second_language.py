@@ -143,7 +143,8 @@ def test_model_1_learns_a_lexicon_by_itself() -> None:
     assert model.links(pair("the unknown", "das fremd", set())) == {(0, 0)}
     once = Model1(pairs, iterations=1)
     assert (
-        once.given[once.sources["the"], once.targets["das"]] < model.given[model.sources["the"], model.targets["das"]]
+        once.lexicon[once.sources["the"], once.targets["das"]]
+        < model.lexicon[model.sources["the"], model.targets["das"]]
     )
 
 

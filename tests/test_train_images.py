@@ -18,6 +18,7 @@ from triptych.labs import captions as lab
 from triptych.media import scenes
 from triptych.media.image import png
 from triptych.train import check_recipe, prepare, resume, show_batch, verify_resume, write_new_recipe
+from triptych.train.data import HiddenWords
 from triptych.train.image_records import PREPROCESSOR
 
 VIT: dict[str, Any] = {
@@ -151,7 +152,7 @@ def test_hidden_words_are_those_of_the_lab(drawn: Path) -> None:
     """The key hides what the lab hides: the same rows, drawn by the same numbers; and nothing in the held-out data."""
     plain = prepare(check_recipe(captions(drawn)))
     job = prepare(check_recipe(captions(drawn, objective={"name": "captions", "hidden": lab.HIDDEN})))
-    of_lab = lab.HiddenWords(plain.trainer.data.examples, job.tokenizer.unk_id)
+    of_lab = HiddenWords(plain.trainer.data.examples, job.tokenizer.unk_id, lab.HIDDEN)
     ours, theirs = (data.draw(3, 2, 8) for data in (job.trainer.data, of_lab))
     assert all((a.ids == b.ids).all() for a, b in zip(ours, theirs, strict=True))
     assert all((a.targets == b.targets).all() for a, b in zip(ours, plain.trainer.data.draw(3, 2, 8), strict=True))

@@ -184,7 +184,7 @@ def test_a_run_is_refused_before_its_data_are_read(
         assert words in line
     assert not out.exists()
     assert main(argv) == 1  # a run that fits reads them
-    assert "is not UTF-8" in capsys.readouterr().err
+    assert "write it as UTF-8" in capsys.readouterr().err
 
 
 def test_rows_of_any_length_are_refused_before_anything_is_written(

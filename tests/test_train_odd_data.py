@@ -58,7 +58,7 @@ def test_pairs_are_read_line_by_line_as_records_are(tmp_path: Path) -> None:
         ("[" * 100_000, "line 2 is not JSON"),
         ('{"source": "a", "source": "b", "target": "c"}', "line 2 has the field 'source' twice"),
         ('{"source": "\\ud800", "target": "c"}', "line 2 spells half of a surrogate pair"),
-        ('{"source": "a"}', "line 2: write each line as"),
+        ('{"source": "a"}', "line 2: there is no field 'target'"),
     ):
         with pytest.raises(TextError, match=message):
             job_pairs(written(path, f"{row}\n{bad}\n"))

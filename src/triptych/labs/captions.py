@@ -7,7 +7,7 @@ pairs of a colour and a shape that no scene in training had, so that no caption 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,9 +25,9 @@ from triptych.model import Model, create
 from triptych.page import Curve, PatchWeights, Picture, PicturesSection, Section, TableSection
 from triptych.spec import PatchesSpec
 from triptych.text import SEQ2SEQ, Tokenizer, word_tokenizer
-from triptych.train import Example, OptimizerSettings, seq2seq
+from triptych.train import OptimizerSettings, seq2seq
 from triptych.train.caption_task import CaptionExample
-from triptych.train.data import EpochRows, Use, random_numbers
+from triptych.train.data import HiddenWords
 from triptych.train.image_records import in_memory
 
 # The dark ground is 0, and positions begin as large as what is drawn: a relation is read from positions alone.
@@ -177,26 +177,9 @@ def trained(
         examples.append(CaptionExample(*row, image=image, read=model.module.flat, smoothing=SMOOTHING))
     hidden = words.unk_id
     assert hidden is not None
-    data = HiddenWords(tuple(examples), hidden)
+    # Otherwise the decoder learns first which shapes follow "red", among which the held-out pairs are not.
+    data = HiddenWords(tuple(examples), hidden, HIDDEN)
     return fit(model.module, data, rows=sizes.rows, length=LONGEST, steps=steps, seed=seed, optimizer=OPTIMIZER)
-
-
-@dataclass(frozen=True, eq=False)
-class HiddenWords(EpochRows):
-    """Rows in which a share of the words that the decoder has written so far is replaced by the token `hidden`
-    (Bowman et al. 2016).  Without it the decoder learns first which shapes follow "red", among which the pairs held out
-    are not, and believes its own words more than the image."""
-
-    hidden: int
-
-    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        random = random_numbers(seed, Use.HIDING, step)
-        return [self._hidden(example, random) for example in super().draw(seed, step, rows)]
-
-    def _hidden(self, example: Example, random: np.random.Generator) -> Example:
-        hide = random.random(len(example.ids)) < HIDDEN
-        hide[0] = False  # the start
-        return replace(example, ids=np.where(hide, self.hidden, example.ids).astype(np.int32))
 
 
 class Captioned:
