@@ -159,6 +159,14 @@ def test_the_command_writes_a_text_for_each_image(captioner: Path, capsys: pytes
     assert shown == [f"{file}: {one.text.strip()}" for file, one in zip(files, written, strict=True)]
 
 
+def test_the_command_stops_where_a_short_decoder_has_no_more_positions(
+    captioner: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["caption", str(captioner / "model"), str(captioner / "a.png"), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["results"]
+    assert len(row["ids"]) == 40
+
+
 def test_the_command_refuses_what_does_not_fit(captioner: Path, capsys: pytest.CaptureFixture[str]) -> None:
     vit = {"model_type": "vit", "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 1,
            "num_attention_heads": 3, "image_size": 20, "patch_size": 5}  # fmt: skip

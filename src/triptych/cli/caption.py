@@ -15,13 +15,25 @@ if TYPE_CHECKING:
     from triptych.model import Model
 
 
+MOST_TOKENS = 64
+
+
 @options.opens
 def caption(
     checkpoint: options.Checkpoint,
     images: Annotated[
         list[Path], typer.Argument(metavar="IMAGE...", help="Image files, prepared as the checkpoint says.")
     ],
-    max_new_tokens: options.MaxNewTokens = 64,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            metavar="N",
+            min=1,
+            show_default=False,
+            help=f"Stop after N tokens; by default {MOST_TOKENS}, or fewer with a shorter decoder.",
+        ),
+    ] = None,
     beams: Annotated[int, typer.Option("--beams", metavar="N", min=0, help="Beam search with N beams; 0 is none.")] = 0,
     temperature: options.Temperature = 0.0,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of sampling.")] = 0,
@@ -30,6 +42,8 @@ def caption(
     """Write a text for each image, with an encoder of images and a decoder; token ids without a tokenizer."""
     model = load_model(checkpoint)
     _check_fits(model)
+    if max_new_tokens is None:
+        max_new_tokens = min(MOST_TOKENS, model.spec.context or MOST_TOKENS)
     generations = model.generate(
         images, max_new_tokens=max_new_tokens, beams=beams, temperature=temperature, seed=None if beams else seed
     )
