@@ -43,7 +43,8 @@ def caption(
     model = load_model(checkpoint)
     _check_fits(model)
     if max_new_tokens is None:
-        max_new_tokens = min(MOST_TOKENS, model.spec.context or MOST_TOKENS)
+        context = model.spec.context
+        max_new_tokens = MOST_TOKENS if context is None else min(MOST_TOKENS, context - 1)  # one is the start token's
     generations = model.generate(
         images, max_new_tokens=max_new_tokens, beams=beams, temperature=temperature, seed=None if beams else seed
     )
