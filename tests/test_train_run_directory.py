@@ -297,7 +297,7 @@ def test_a_manifest_lists_no_file_outside(text: Path, tmp_path: Path) -> None:
 def test_a_signal_saves_the_step_it_interrupts(number: signal.Signals, text: Path, tmp_path: Path) -> None:
     whole = prepare(recipe(text, steps=6))
     whole.run()
-    before = signal.getsignal(number)
+    before, notes = signal.getsignal(number), list[str]()
 
     def interrupt(event: Event) -> None:
         if event.step == 3:
@@ -305,7 +305,8 @@ def test_a_signal_saves_the_step_it_interrupts(number: signal.Signals, text: Pat
 
     job = prepare(recipe(text, tmp_path / "run", steps=6, save_every=0.0))
     with pytest.raises(Interrupted, match=rf"stopped by {number.name} after step 3; saved in .*run") as stop:
-        job.run(on_step=interrupt)
+        job.run(on_step=interrupt, on_note=notes.append)
+    assert sum("the run stops after this step" in note for note in notes) == 1
     assert (stop.value.number, stop.value.step, signal.getsignal(number)) == (number, 3, before)
     assert isinstance(stop.value, KeyboardInterrupt)
     again = resume(tmp_path / "run")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +123,7 @@ class Job:
                 checkpoints.save(trainer, self.hf, self.words, self.recipe.model_dump(), self.files)
 
             trainer.on_save = save
-            with on_signal(trainer.stop) as received:
+            with on_signal(partial(_stop, trainer)) as received:
                 trainer.run(until)
                 finished = trainer.done >= 1.0 and checkpoints.exist()
                 if received.number is not None or (finished and not checkpoints.model.exists()):
@@ -320,6 +322,12 @@ def _smallest(recipe: Recipe) -> ModelSpec:
     fewest = {"bpe": "byte", "words": "characters"}.get(kind, recipe.tokenizer)
     tokenizer = _tokenizer(recipe.model_copy(update={"tokenizer": fewest}), ["a"])
     return read_config(_completed(recipe.model, tokenizer, _layout(recipe)), where="model")
+
+
+def _stop(trainer: Trainer) -> None:
+    trainer.stop()
+    with suppress(RuntimeError):  # the signal came while a line was written, and a file takes one at a time
+        trainer.on_note("the run stops after this step and is saved; a second Ctrl-C stops it at once")
 
 
 def _layout(recipe: Recipe) -> str:
