@@ -198,8 +198,10 @@ def _beside(path: Path) -> Iterator[Path]:
         try:
             yield temporary
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            _WRITTEN.discard(temporary)
+            try:
+                shutil.rmtree(temporary, ignore_errors=True)
+            finally:  # Ctrl-C comes here too
+                _WRITTEN.discard(temporary)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
 

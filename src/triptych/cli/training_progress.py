@@ -47,12 +47,12 @@ class TrainingProgress:
         line = summary(event)
         self.bar.update(self.task, total=1.0, completed=event.progress, description=line)
         due = int(event.progress * REPORTS) > self.reported or event.progress >= 1.0
-        if due or event.score is not None:
+        if due:
             self.reported = int(event.progress * REPORTS)
-            if event.score is not None:
-                self.bar.console.print(f"step {event.step:>6,}  held out {held_out(event.score)}", style="dim")
-            elif not self.live:
+            if not self.live:
                 screen.note(line)
+        if event.score is not None:
+            self.bar.console.print(f"step {event.step:>6,}  held out {held_out(event.score)}", style="dim")
 
     def sample(self, label: str, text: str) -> None:
         """Show a sample of the current model."""
