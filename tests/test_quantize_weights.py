@@ -182,6 +182,19 @@ def test_one_weight_looks_up_multiplies_and_passes_gradients() -> None:
     assert half.dtype == torch.bfloat16
 
 
+def test_gradients_are_computed_in_the_dtype_of_autocast() -> None:
+    """As those of the same numbers unpacked, bit for bit; a product in fp32 differs."""
+    weight = packed_weight(quantize(torch.randn(37, 64), "int8"))
+    x, upstream = torch.randn(5, 64, requires_grad=True), torch.randn(5, 37).bfloat16()
+    gradients = []
+    for matrix in (weight, weight.dense()):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = F.linear(x, matrix)
+        gradients.append(torch.autograd.grad(out, x, upstream)[0])
+    assert torch.equal(*gradients)
+    assert not torch.equal(gradients[0], upstream.float() @ weight.dense())
+
+
 def test_casts_and_copies_stay_packed() -> None:
     weight = packed_weight(quantize(torch.randn(37, 64), "int4"))
     for other in (copy.deepcopy(weight), weight.clone(), weight.detach()):

@@ -199,19 +199,20 @@ def _lookup(weight: PackedWeight, ids: Tensor, *training_options: object) -> Ten
 
 
 class _Product(torch.autograd.Function):
-    """The kernel's product, with the gradient of the unpacked matrix."""
+    """The kernel's product, and the gradient of the unpacked matrix, which is computed in `dtype`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: PackedWeight, product: Tensor) -> Tensor:
-        ctx.weight, ctx.dtype = weight, x.dtype
+    def forward(ctx: Any, x: Tensor, weight: PackedWeight, product: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.weight, ctx.input_dtype, ctx.dtype = weight, x.dtype, dtype
         return product
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return (gradient.float() @ ctx.weight.dense().float()).to(ctx.dtype), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        matrix = ctx.weight.dense().to(ctx.dtype)
+        return (gradient.to(ctx.dtype) @ matrix).to(ctx.input_dtype), None, None, None
 
 
-_product: Callable[[Tensor, PackedWeight, Tensor], Tensor] = _Product.apply  # torch's has no annotation
+_product: Callable[[Tensor, PackedWeight, Tensor, torch.dtype], Tensor] = _Product.apply  # torch's has no annotation
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -224,10 +225,11 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     product = weight.format.multiply(weight.blocks, weight.shape[0], x)
     if product is None:
         return None
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else input.dtype
+    mixed = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if mixed else input.dtype
     out = product.view(*input.shape[:-1], weight.shape[0])
     if input.requires_grad and torch.is_grad_enabled():
-        out = _product(input, weight, out)
+        out = _product(input, weight, out, dtype if mixed else torch.float32)
     out = out.to(dtype)
     return out if bias is None else out + bias.to(dtype)
 
