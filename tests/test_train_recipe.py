@@ -14,7 +14,6 @@ from triptych.train import check_recipe, prepare, read_recipe
 from triptych.train.corruption import refuse_records
 from triptych.train.recipe import RECIPES, SHIPPED
 from triptych.train.sources import pairs, pieces, texts
-from triptych.train.tasks import read_task
 
 GOOD: dict[str, Any] = {
     "tokenizer": "byte",
@@ -237,10 +236,10 @@ def test_pieces_go_on_in_the_next_pair_where_the_recipe_says_so() -> None:
     lines = [("a b c", "A B C"), ("d e", "D E"), ("two words", "one"), ("f", "F"), ("", ""), ("g h", "G H")]
     assert pieces(lines, 4, 4, across_lines=True) == [("a b c d", "A B C D"), ("e", "E"), ("f", "F"), ("g h", "G H")]
     assert pieces(lines, 4, 4) == [("a b c", "A B C"), ("d e", "D E"), ("f", "F"), ("g h", "G H")]
-    with pytest.raises(ConfigError, match=r"set data\.words too"):
-        read_task(
-            check_recipe(changed(data={"path": "shakespeare", "across_lines": True}, objective={"name": "seq2seq"}))
-        )
+    for objective in ("seq2seq", "contrastive"):
+        recipe = changed(data={"path": "shakespeare", "across_lines": True}, objective={"name": objective})
+        with pytest.raises(ConfigError, match=r"recipe: data has across_lines without words; set data\.words"):
+            check_recipe(recipe)
 
 
 def test_a_named_size_is_its_config_under_the_other_keys(tmp_path: Path) -> None:

@@ -290,8 +290,6 @@ def refuse_records(recipe: Recipe) -> None:
         raise ConfigError(f"objective {name} reads {reads}, and not {' and '.join(keys)}; remove what it does not read")
     if data.words is not None and name != "seq2seq":
         raise ConfigError(f"data.words cuts pairs of texts, for seq2seq; objective {name} does not read it")
-    if data.across_lines and data.words is None:
-        raise ConfigError("data.across_lines lets the pieces of data.words go on in the next pair; set data.words too")
 
 
 def refuse_short(stream: DocumentStream, length: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard, get_args
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from triptych.errors import ConfigError, nearest
@@ -75,6 +75,12 @@ class DataSettings(Section):
     across_lines: bool = False
     """With `data.words`, for pairs that follow one another in a text: let a piece go on in the next pair, so that long
     pieces are as common as short ones."""
+
+    @model_validator(mode="after")
+    def _pieces(self) -> DataSettings:
+        if self.across_lines and self.words is None:
+            raise ValueError("has across_lines without words; set data.words, the largest number of words of a piece")
+        return self
 
 
 class ObjectiveSettings(Section):
