@@ -14,6 +14,7 @@ from triptych.train import check_recipe, prepare, read_recipe
 from triptych.train.corruption import refuse_records
 from triptych.train.recipe import RECIPES, SHIPPED
 from triptych.train.sources import pairs, pieces, texts
+from triptych.train.tasks import read_task
 
 GOOD: dict[str, Any] = {
     "tokenizer": "byte",
@@ -240,6 +241,13 @@ def test_pieces_go_on_in_the_next_pair_where_the_recipe_says_so() -> None:
         recipe = changed(data={"path": "shakespeare", "across_lines": True}, objective={"name": objective})
         with pytest.raises(ConfigError, match=r"recipe: data has across_lines without words; set data\.words"):
             check_recipe(recipe)
+
+
+@pytest.mark.parametrize("objective", ["labels", "contrastive", "causal", "corruption"])
+def test_words_are_refused_where_no_pairs_are_cut(objective: str) -> None:
+    recipe = changed(data={"path": "records.jsonl", "words": 3}, objective={"name": objective})
+    with pytest.raises(ConfigError, match=rf"data\.words cuts pairs of texts, .*; objective {objective} does not read"):
+        read_task(check_recipe(recipe))
 
 
 def test_a_named_size_is_its_config_under_the_other_keys(tmp_path: Path) -> None:

@@ -288,8 +288,6 @@ def refuse_records(recipe: Recipe) -> None:
     if keys := [f"data.{key}" for key, is_set in unread if is_set]:
         reads = f"pairs from {', '.join(SUFFIXES)}, each whole" if pairs else "plain text"
         raise ConfigError(f"objective {name} reads {reads}, and not {' and '.join(keys)}; remove what it does not read")
-    if data.words is not None and name != "seq2seq":
-        raise ConfigError(f"data.words cuts pairs of texts, for seq2seq; objective {name} does not read it")
 
 
 def refuse_short(stream: DocumentStream, length: int) -> None:

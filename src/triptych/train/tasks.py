@@ -15,6 +15,7 @@ from triptych.train.corruption import CorruptionTask, ReplacedTask, refuse_recor
 from triptych.train.image_labels import ImageLabelTask
 from triptych.train.label_tasks import LabelTask, TagTask
 from triptych.train.recipe import IMAGE_MODELS, Objective, ObjectiveSettings, Recipe
+from triptych.train.sources import FOLDED, SHAKESPEARE
 from triptych.train.span_task import SpanTask
 from triptych.train.task import ObjectiveTask
 
@@ -51,6 +52,7 @@ def read_task(recipe: Recipe) -> ObjectiveTask | None:
     Raises ConfigError, TextError and InputError, one line each, for a recipe and data that do not fit.
     """
     _refuse_unread(recipe.objective)
+    _refuse_words(recipe)
     make = _TASKS.get(recipe.objective.name)
     if make is not None:
         return make(recipe)
@@ -64,6 +66,16 @@ def reads_images(recipe: Recipe) -> bool:
     if base is None:
         return recipe.model.get("model_type") in IMAGE_MODELS
     return isinstance(read_header(base.path).spec.reads.embed, PatchesSpec)
+
+
+def _refuse_words(recipe: Recipe) -> None:
+    data, name = recipe.data, recipe.objective.name
+    reads = name == "seq2seq" or (name == "contrastive" and data.path in (SHAKESPEARE, FOLDED))
+    if data.words is not None and not reads:
+        raise ConfigError(
+            f"data.words cuts pairs of texts, for seq2seq, and for contrastive on {SHAKESPEARE!r} or {FOLDED!r}; "
+            f"objective {name} does not read it here"
+        )
 
 
 def _refuse_unread(settings: ObjectiveSettings) -> None:
