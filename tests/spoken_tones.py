@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from triptych.media.audio import RATE, Samples
-from triptych.media.spoken_digits import DIGITS, Speaker, SpokenWords
+from triptych_lectures.data.digit_recordings import DIGITS, Speaker, SpokenWords
 
 
 def tones(word: str, speaker: Speaker) -> Samples:

@@ -16,9 +16,9 @@ import pytest
 
 from triptych.cli import main
 from triptych.errors import InputError
-from triptych.labs import exercises
-from triptych.labs.exercises.exercise import ExerciseQuestion, number
-from triptych.labs.exercises.sheet import sheet
+from triptych_lectures import exercises
+from triptych_lectures.exercises.exercise import ExerciseQuestion, number
+from triptych_lectures.exercises.sheet import sheet
 
 SEEDS = (0, 1, 2, 3, 11)
 LISTED = tomllib.loads((Path(__file__).parents[1] / "docs" / "lectures.toml").read_text("utf-8"))["exercise"]

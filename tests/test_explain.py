@@ -21,9 +21,9 @@ from triptych.attention import Rows
 from triptych.cli import main
 from triptych.count import count
 from triptych.errors import InputError
-from triptych.labs.walk import EXAMPLES, TOLERANCE, Shown, Step, Walk, explain, explain_cache, worked
-from triptych.labs.walk.again import AGAIN
-from triptych.labs.walk.steps import Printed, number, relative_difference
+from triptych.explain import EXAMPLES, TOLERANCE, Shown, Step, Walk, explain, explain_cache, worked
+from triptych.explain.again import AGAIN
+from triptych.explain.steps import Printed, number, relative_difference
 from triptych.model import Model, create, load
 from triptych.nn.positions import Rope
 from triptych.program import Program, lower
@@ -223,7 +223,7 @@ def test_a_program_that_lacks_an_operation_of_the_forward_turns_it_red(monkeypat
 
     model = reference("llama")
     assert formulas(explain(model, IDS))["Block 0, MLP: Activation"].startswith("a = silu(g) · u")
-    monkeypatch.setattr("triptych.labs.walk.walking.lower", without_silu)
+    monkeypatch.setattr("triptych.explain.walking.lower", without_silu)
     walk = explain(model, IDS)
     assert formulas(walk)["Block 0, MLP: Activation"] == "a = g · u"
     assert walk.verdict == "NOT recomputed to 1e-05: Activation"
@@ -433,7 +433,7 @@ def test_on_the_screen(layout: str, cache: bool, capsys: pytest.CaptureFixture[s
 
 
 def test_a_walk_that_does_not_follow_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.labs.walk.again.softmax", lambda s, sinks=None: s.softmax(-2))
+    monkeypatch.setattr("triptych.explain.again.softmax", lambda s, sinks=None: s.softmax(-2))
     assert main(["explain", "--example", "L2.1"]) == 1
     out = capsys.readouterr().out
     assert "the recomputation differs by" in out

@@ -15,14 +15,14 @@ import planted_heads as planted
 import triptych
 from triptych import nn
 from triptych.errors import InputError
-from triptych.labs import induction
-from triptych.labs.small import block
-from triptych.labs.small import decoder as small_decoder
 from triptych.model import Model
 from triptych.probe import HeadTable, role_scores, zero
 from triptych.probe.role_labels import Labels
 from triptych.spec import AlibiSpec, RMSNormSpec, RopeSpec
 from triptych.train import Pairs
+from triptych_lectures.labs import induction
+from triptych_lectures.labs.small import block
+from triptych_lectures.labs.small import decoder as small_decoder
 
 LLAMA = {
     "model_type": "llama", "vocab_size": 90, "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 3,

@@ -10,11 +10,11 @@ import tiny
 from triptych.attention import EncoderOutput
 from triptych.attention.cross_cache import Project
 from triptych.errors import InputError
-from triptych.labs import alignment, run
-from triptych.labs.alignment import cheapest
-from triptych.labs.lab import Setup
 from triptych.model import Model
 from triptych.text import character_tokenizer
+from triptych_lectures.labs import alignment, run
+from triptych_lectures.labs.alignment import cheapest
+from triptych_lectures.labs.lab import Setup
 
 HITS = "letters whose strongest attention is on a true partner"
 

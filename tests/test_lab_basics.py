@@ -14,11 +14,11 @@ import torch
 from triptych import attention, labs, spec
 from triptych.attention import dispatch, mask_lowering, mechanisms, reference
 from triptych.attention.request import AttentionRequest
-from triptych.labs import additive_vs_dot, heads_vs_width, small
-from triptych.labs.lab import LabResult, Setup, Size
 from triptych.nn import positions
 from triptych.page import Curve, TableSection
 from triptych.spec.masks import Mask, causal, full
+from triptych_lectures.labs import additive_vs_dot, heads_vs_width, small
+from triptych_lectures.labs.lab import LabResult, Setup, Size
 
 NAMES = ("scaling", "permutation", "soft-vs-hard", "heads-vs-width", "additive-vs-dot")
 

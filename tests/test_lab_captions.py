@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from triptych.errors import InputError
-from triptych.labs import captions, image_labels
-from triptych.labs.lab import LabResult, Setup
-from triptych.media import scenes
 from triptych.media.image import png
 from triptych.nn.attention import Attention
 from triptych.page import PatchWeights, Picture, PicturesSection, render
 from triptych.text import SEQ2SEQ, word_tokenizer
 from triptych.train.data import HiddenWords
+from triptych_lectures.data import scenes
+from triptych_lectures.labs import captions, image_labels
+from triptych_lectures.labs.lab import LabResult, Setup
 
 TINY = {"scenes": 200, "judged": 20, "steps": 2, "control": 1, "rows": 8, "width": 16}
 

@@ -9,9 +9,9 @@ import pytest
 
 from triptych import attention, labs
 from triptych.attention import dispatch
-from triptych.labs import corrections
-from triptych.labs.lab import LabResult, Setup
 from triptych.nn import linear
+from triptych_lectures.labs import corrections
+from triptych_lectures.labs.lab import LabResult, Setup
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

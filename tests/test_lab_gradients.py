@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from triptych import labs, ops
-from triptych.labs.lab import LabResult, Setup
+from triptych import ops
 from triptych.nn import feedforward, linear
-from triptych.scratch import numpy_transformer as by_hand
-from triptych.scratch.numpy_transformer import Array, Weights
 from triptych.train import Optimizer
+from triptych_lectures import labs
+from triptych_lectures.labs.lab import LabResult, Setup
+from triptych_lectures.scratch import numpy_transformer as by_hand
+from triptych_lectures.scratch.numpy_transformer import Array, Weights
 
 
 def failed(result: LabResult) -> set[str]:

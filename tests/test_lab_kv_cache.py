@@ -13,9 +13,9 @@ from triptych import nn
 from triptych.attention.caches import FullStep
 from triptych.attention.store import Store
 from triptych.generate import Engine
-from triptych.labs import kv_cache, run
-from triptych.labs.lab import LabResult, Setup
 from triptych.text import byte_tokenizer
+from triptych_lectures.labs import kv_cache, run
+from triptych_lectures.labs.lab import LabResult, Setup
 
 SHAPE = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 70, "num_hidden_layers": 2, "vocab_size": 260,

@@ -12,9 +12,9 @@ import pytest
 import triptych
 from triptych import families, labs, spec
 from triptych.errors import InputError
-from triptych.labs import parameters as lab
-from triptych.labs.lab import LabResult, Setup
 from triptych.page import TableSection
+from triptych_lectures.labs import parameters as lab
+from triptych_lectures.labs.lab import LabResult, Setup
 
 CONFIG = Path(__file__).parents[1] / "docs" / "examples" / "qwen3-4b" / "config.json"
 TINY = {

@@ -12,10 +12,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from triptych.attention import dispatch, linear
-from triptych.labs import quadratic, run
-from triptych.labs.lab import Setup
-from triptych.labs.memory import peak_bytes
 from triptych.spec import causal, window
+from triptych_lectures.labs import quadratic, run
+from triptych_lectures.labs.lab import Setup
+from triptych_lectures.labs.memory import peak_bytes
 
 
 def _flops(call: Callable[..., Any], inputs: Any) -> float:

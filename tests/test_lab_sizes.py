@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from triptych import labs
 from triptych.errors import InputError
-from triptych.labs import LABS
-from triptych.labs.alignment import HeldOutPairs
-from triptych.labs.depth import _geometric_mean
-from triptych.labs.lab import Limits, Setup
-from triptych.labs.sizes import SizeRow, declared
-from triptych.labs.trained import Places
-from triptych.labs.translators import END_ID, SMOOTHED, Ids, TrainedTranslator
+from triptych_lectures import labs
+from triptych_lectures.labs import LABS
+from triptych_lectures.labs.alignment import HeldOutPairs
+from triptych_lectures.labs.depth import _geometric_mean
+from triptych_lectures.labs.lab import Limits, Setup
+from triptych_lectures.labs.sizes import SizeRow, declared
+from triptych_lectures.labs.trained import Places
+from triptych_lectures.labs.translators import END_ID, SMOOTHED, Ids, TrainedTranslator
 
 Value = int | float | str
 

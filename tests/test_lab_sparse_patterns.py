@@ -11,11 +11,11 @@ from torch import Tensor
 
 from triptych.attention import dispatch, kernel_block
 from triptych.errors import InputError
-from triptych.labs import run, sparse_patterns
-from triptych.labs.lab import Setup
-from triptych.labs.sparse_patterns import POWERS, STRIDED
 from triptych.spec import causal, window
 from triptych.spec.masks import BlockSparse
+from triptych_lectures.labs import run, sparse_patterns
+from triptych_lectures.labs.lab import Setup
+from triptych_lectures.labs.sparse_patterns import POWERS, STRIDED
 
 SMALL = {"lengths": (256, 512, 1024), "width": 6, "block": 4, "powers_block": 4, "same": 128}
 

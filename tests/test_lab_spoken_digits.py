@@ -11,15 +11,15 @@ import pytest
 from torch import Tensor
 
 from spoken_tones import spoken
-from triptych import labs
 from triptych.attention import EncoderOutput
 from triptych.attention.cross_cache import Project
 from triptych.errors import InputError
-from triptych.labs import spoken_digits
-from triptych.labs.lab import LabResult, Setup
-from triptych.labs.spoken_digits import DrawnRecordings, best_constant
 from triptych.media.audio import HOP, RATE
-from triptych.media.spoken_digits import SpokenWords
+from triptych_lectures import labs
+from triptych_lectures.data.digit_recordings import SpokenWords
+from triptych_lectures.labs import spoken_digits
+from triptych_lectures.labs.lab import LabResult, Setup
+from triptych_lectures.labs.spoken_digits import DrawnRecordings, best_constant
 
 SIZES = {
     "steps": 130, "control": 130, "rows": 12, "width": 48, "mels": 20, "seconds": 0.7, "digits": 4, "speakers": 12,

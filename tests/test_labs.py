@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from test_page import Reader
-from triptych import labs
 from triptych.cli import main
 from triptych.errors import InputError, MissingProgramError
-from triptych.labs import LABS
-from triptych.labs.lab import Check, LabResult, Setup, size
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Sample, Samples, TableSection
+from triptych_lectures import labs
+from triptych_lectures.labs import LABS
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
 
 Run = Callable[[Setup], LabResult]
 
@@ -60,7 +60,7 @@ def catalogue(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         for name in list(LABS):
             monkeypatch.delitem(LABS, name)
         for name, run in runs.items():
-            module = ModuleType(f"triptych.labs.{name}")
+            module = ModuleType(f"triptych_lectures.labs.{name}")
             module.run = run  # type: ignore[attr-defined]
             monkeypatch.setitem(sys.modules, module.__name__, module)
             monkeypatch.setitem(LABS, name.replace("_", "-"), f"what {name} is about")
@@ -76,12 +76,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", LABS)
 def test_every_lab_of_the_catalogue_is_there(name: str) -> None:
-    assert importlib.util.find_spec(f"triptych.labs.{name.replace('-', '_')}") is not None
+    assert importlib.util.find_spec(f"triptych_lectures.labs.{name.replace('-', '_')}") is not None
 
 
 @pytest.mark.parametrize("name", LABS)
 def test_the_inputs_of_a_lab_are_those_its_file_reads(name: str) -> None:
-    spec = importlib.util.find_spec(f"triptych.labs.{name.replace('-', '_')}")
+    spec = importlib.util.find_spec(f"triptych_lectures.labs.{name.replace('-', '_')}")
     assert spec is not None
     assert spec.origin is not None
     source = Path(spec.origin).read_text("utf-8")

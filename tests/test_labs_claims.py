@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from triptych import labs, nn, spec
+from triptych import nn, spec
 from triptych.attention import Rows
-from triptych.labs import (
+from triptych.nn.feedforward import GLU
+from triptych.ops import ACTIVATIONS
+from triptych.train import Example
+from triptych_lectures import labs
+from triptych_lectures.labs import (
     activations,
     deep_stacks,
     depth,
@@ -23,8 +27,8 @@ from triptych.labs import (
     trained_heads,
     trained_scale,
 )
-from triptych.labs.lab import LabResult, Setup
-from triptych.labs.trained import (
+from triptych_lectures.labs.lab import LabResult, Setup
+from triptych_lectures.labs.trained import (
     LookupTable,
     Places,
     Shuffled,
@@ -35,9 +39,6 @@ from triptych.labs.trained import (
     right,
     train,
 )
-from triptych.nn.feedforward import GLU
-from triptych.ops import ACTIVATIONS
-from triptych.train import Example
 
 SMALL: dict[str, dict[str, Any]] = {
     "norm-placement": {"depths": (2, 6), "steps": 120, "length": 12},

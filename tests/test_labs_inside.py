@@ -14,7 +14,10 @@ import tiny
 import triptych
 from triptych.attention import reference
 from triptych.errors import InputError
-from triptych.labs import (
+from triptych.model import Model
+from triptych.nn import attention
+from triptych.text import byte_tokenizer
+from triptych_lectures.labs import (
     bank,
     head_roles,
     not_explanation,
@@ -23,11 +26,8 @@ from triptych.labs import (
     patterns_of_decoder,
     run,
 )
-from triptych.labs.lab import LabResult, Setup, Size
-from triptych.labs.trained import Shuffled
-from triptych.model import Model
-from triptych.nn import attention
-from triptych.text import byte_tokenizer
+from triptych_lectures.labs.lab import LabResult, Setup, Size
+from triptych_lectures.labs.trained import Shuffled
 
 LABS = (bank, head_roles, not_explanation)
 

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from triptych import labs
 from triptych.errors import InputError
-from triptych.labs import cosine_scores, exposure_bias, in_context, trained_scores
-from triptych.labs.exposure_bias import Texts
-from triptych.labs.in_context import Lookups
-from triptych.labs.lab import LabResult, Setup
-from triptych.labs.trained import Places, Shuffled, held_out_rows
 from triptych.spec import AdditiveSpec, window
 from triptych.train import Example
+from triptych_lectures import labs
+from triptych_lectures.labs import cosine_scores, exposure_bias, in_context, trained_scores
+from triptych_lectures.labs.exposure_bias import Texts
+from triptych_lectures.labs.in_context import Lookups
+from triptych_lectures.labs.lab import LabResult, Setup
+from triptych_lectures.labs.trained import Places, Shuffled, held_out_rows
 
 SMALL: dict[str, dict[str, Any]] = {
     "in-context": {"tested": 100},

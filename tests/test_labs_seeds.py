@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 
 from test_page import Reader
-from triptych import labs
 from triptych.cli import main
 from triptych.errors import InputError
-from triptych.labs import LABS
-from triptych.labs.kept import KeptResults, SeedRun
-from triptych.labs.lab import Check, LabResult, Setup, size
-from triptych.labs.seeds import combined
-from triptych.labs.sizes import declared, own_sizes
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, MatrixSection, Prose, Sample, Samples
 from triptych.page import TableSection as Table
+from triptych_lectures import labs
+from triptych_lectures.labs import LABS
+from triptych_lectures.labs.kept import KeptResults, SeedRun
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.seeds import combined
+from triptych_lectures.labs.sizes import declared, own_sizes
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,10 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lab:
     """The only two labs: `counts`, which has sizes, and `plain`, which has none."""
     monkeypatch.chdir(tmp_path)
     one = Lab()
-    modules = {"counts": ModuleType("triptych.labs.counts"), "plain": ModuleType("triptych.labs.plain")}
+    modules = {
+        "counts": ModuleType("triptych_lectures.labs.counts"),
+        "plain": ModuleType("triptych_lectures.labs.plain"),
+    }
     contents: dict[str, dict[str, Any]] = {
         "counts": {"run": one.run, "Sizes": Sizes, "FULL": Sizes(steps=1000), "FALSIFIED_BY": "If not. Or so.",
                    "SEEDS": 5},
@@ -217,7 +220,7 @@ def test_a_result_is_kept_for_its_own_settings_only(
         assert not runs_again(*options)
     text.write_text("some other words", encoding="utf-8")
     assert runs_again("--data", "text.txt")
-    monkeypatch.setattr("triptych.labs.kept.package_digest", lambda: "of a changed file")
+    monkeypatch.setattr("triptych_lectures.labs.kept.package_digest", lambda: "of a changed file")
     assert runs_again()
     capsys.readouterr()
 

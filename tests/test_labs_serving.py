@@ -15,9 +15,9 @@ from triptych.errors import InputError
 from triptych.generate import engine as engine_module
 from triptych.generate.prefixes import Prefixes
 from triptych.generate.speculation import Speculation
-from triptych.labs import paged_cache, run, speculation
-from triptych.labs.lab import Setup
 from triptych.spec import StackSpec
+from triptych_lectures.labs import paged_cache, run, speculation
+from triptych_lectures.labs.lab import Setup
 
 SMALL: dict[str, dict[str, Any]] = {
     "paged-cache": {"rows": 3, "shared": 19, "own": 3, "new": 9, "page": 4},

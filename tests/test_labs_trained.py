@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from triptych import labs, nn
+from triptych import nn
 from triptych.attention import FlatKeys
-from triptych.labs import bottleneck, depth, induction, mask_leak
-from triptych.labs.lab import LabResult, Setup, Size
 from triptych.nn.positions import UNPOSITIONED, Alibi, Rope, T5Buckets
 from triptych.page import render
 from triptych.probe import Edit, zero
 from triptych.spec import Mask, full
+from triptych_lectures import labs
+from triptych_lectures.labs import bottleneck, depth, induction, mask_leak
+from triptych_lectures.labs.lab import LabResult, Setup, Size
 
 
 def failed(result: LabResult) -> list[str]:

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from triptych import labs
 from triptych.attention import EncoderOutput, FlatKeys
 from triptych.attention.cross_cache import Project
 from triptych.errors import InputError
-from triptych.labs import modernize, panels, recurrence, recurrent
-from triptych.labs.lab import LabResult, Setup, Size
-from triptych.labs.second_language import AlignedPair, Link, SecondLanguage
 from triptych.spec import Mask, same_document
 from triptych.train.recipe import DataSettings, read_recipe
 from triptych.train.sources import FOLDED, Pair
+from triptych_lectures import labs
+from triptych_lectures.data.second_language import AlignedPair, Link, SecondLanguage
+from triptych_lectures.labs import modernize, panels, recurrence, recurrent
+from triptych_lectures.labs.lab import LabResult, Setup, Size
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 

@@ -22,9 +22,9 @@ import typer
 
 import test_lectures
 from triptych.cli.app import app
-from triptych.labs import LABS, soft_vs_hard
-from triptych.labs.lab import Check, LabResult, Setup
-from triptych.labs.walk import EXAMPLES
+from triptych.explain import EXAMPLES
+from triptych_lectures.labs import LABS, soft_vs_hard
+from triptych_lectures.labs.lab import Check, LabResult, Setup
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "src" / "triptych" / "page"

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from test_numpy_transformer import CONFIGS
-from triptych.labs import gradients as lab
-from triptych.scratch import numpy_autograd, numpy_transformer
-from triptych.scratch.numpy_autograd import RULES, Tracked
-from triptych.scratch.numpy_transformer import AdamW, Config
+from triptych_lectures.labs import gradients as lab
+from triptych_lectures.scratch import numpy_autograd, numpy_transformer
+from triptych_lectures.scratch.numpy_autograd import RULES, Tracked
+from triptych_lectures.scratch.numpy_transformer import AdamW, Config
 
 # The decoder of numpy_transformer.py is annotated with arrays, and here it computes with `Tracked` arrays.
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from triptych.errors import InputError
-from triptych.labs import flash_tiles, run
-from triptych.labs.lab import LabResult, Setup
-from triptych.scratch import numpy_flash
-from triptych.scratch.numpy_flash import Memory
+from triptych_lectures.labs import flash_tiles, run
+from triptych_lectures.labs.lab import LabResult, Setup
+from triptych_lectures.scratch import numpy_flash
+from triptych_lectures.scratch.numpy_flash import Memory
 
 FILE = Path(numpy_flash.__file__)
 SMALL = {"lengths": (32, 64, 128), "width": 8, "memories": (128, 256, 512)}

@@ -21,9 +21,9 @@ from triptych.attention import Rows
 from triptych.attention.rope import sinusoidal
 from triptych.generate import Engine, Request
 from triptych.generate.beam import beam_search
-from triptych.scratch import numpy_panels
-from triptych.scratch.numpy_panels import Array, PanelConfig, Weights
 from triptych.spec.positions import SinusoidalSpec
+from triptych_lectures.scratch import numpy_panels
+from triptych_lectures.scratch.numpy_panels import Array, PanelConfig, Weights
 
 FILE = Path(numpy_panels.__file__)
 BERT = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 31, "hidden_size": 24,

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from triptych.labs import gradients as lab
-from triptych.scratch import numpy_transformer as by_hand
-from triptych.scratch.numpy_transformer import Config
+from triptych_lectures.labs import gradients as lab
+from triptych_lectures.scratch import numpy_transformer as by_hand
+from triptych_lectures.scratch.numpy_transformer import Config
 
 FILE = Path(by_hand.__file__)
 UNTIED = Config(V=29, D=24, H=6, G=3, K=10, F=37, blocks=2, tied=False, theta=500.0, eps=1e-5)

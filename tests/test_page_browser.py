@@ -12,8 +12,8 @@ from PIL import Image
 
 from browser import CHROMIUM, READY, Browser
 from test_page import NASTY, Reader, every_section, pattern
-from triptych.labs.walk import worked
-from triptych.labs.walk.page import sections
+from triptych.explain import worked
+from triptych.explain.page import sections
 from triptych.page import AttentionMap, AttentionSection, Chapter, Curve, Steps, TableSection, Unfolding, render, write
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]

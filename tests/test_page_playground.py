@@ -12,7 +12,8 @@ from torch import Tensor
 from browser import CHROMIUM, Browser, Tab
 from triptych import attend_reference, causal, full
 from triptych.attention.mechanisms import additive
-from triptych.page import playground, write
+from triptych.explain.playground import playground
+from triptych.page import write
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]
 

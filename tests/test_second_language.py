@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 
 from triptych.errors import InputError
-from triptych.labs.ibm import Model1, diagonal, error_rate
-from triptych.labs.second_language import ADVERBS, AlignedPair, SecondLanguage, Vocabulary
+from triptych_lectures.data.second_language import ADVERBS, AlignedPair, SecondLanguage, Vocabulary
+from triptych_lectures.labs.ibm import Model1, diagonal, error_rate
 
 
 @pytest.fixture(scope="module")

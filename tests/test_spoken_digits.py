@@ -13,9 +13,9 @@ import pytest
 
 from spoken_tones import spoken, tones
 from triptych.errors import InputError, MissingProgramError
-from triptych.media import spoken_digits
 from triptych.media.audio import RATE, read_wav, write_wav
-from triptych.media.spoken_digits import (
+from triptych_lectures.data import digit_recordings as spoken_digits
+from triptych_lectures.data.digit_recordings import (
     DIGITS,
     HEARD,
     UNHEARD,

@@ -20,11 +20,11 @@ from test_hearing import FIRST, LETTERS, directory, reference, tokenizer  # noqa
 from triptych.cli import main
 from triptych.errors import ConfigError, InputError, TextError
 from triptych.media.audio import RATE, log_mel, padded, read_wav, write_wav
-from triptych.media.spoken_digits import DigitRecorder, write_recordings
 from triptych.text import SPEECH, WhisperTokens, with_whisper_tokens, word_tokenizer
 from triptych.train import Job, check_recipe, collate, evaluate, loss, prepare, resume, show_batch
 from triptych.train.audio_records import HeldSpeech, SpokenBatch, SpokenRows
 from triptych.train.metrics import distance, word_error_rate
+from triptych_lectures.data.digit_recordings import DigitRecorder, write_recordings
 
 MELS, WINDOW = 20, 0.9  # bands, seconds
 MODEL = {

@@ -11,11 +11,12 @@ import torch
 
 from triptych import nn
 from triptych.attention import Rows
-from triptych.labs import translators
-from triptych.labs.recurrent import RecurrentTranslator
-from triptych.labs.second_language import SecondLanguage
-from triptych.labs.translation import TranslationTask, quarters, word_by_word, write, wrong_tokens
-from triptych.labs.translators import (
+from triptych.train import Example, collate
+from triptych_lectures.data.second_language import SecondLanguage
+from triptych_lectures.labs import translators
+from triptych_lectures.labs.recurrent import RecurrentTranslator
+from triptych_lectures.labs.translation import TranslationTask, quarters, word_by_word, write, wrong_tokens
+from triptych_lectures.labs.translators import (
     BehindPrompt,
     Ids,
     PrefixExample,
@@ -28,7 +29,6 @@ from triptych.labs.translators import (
     fixed_vector,
     with_prefixes,
 )
-from triptych.train import Example, collate
 
 TINY = Training(width=24, heads=4, layers=1, rows=5, steps=3, rate=3e-3, seed=0)
 BUILDERS = [beside_encoder, behind_prefix, behind_prompt, fixed_vector, bahdanau]

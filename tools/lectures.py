@@ -26,14 +26,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from triptych.labs.seeds import SeedsResult
+    from triptych_lectures.labs.seeds import SeedsResult
 
 from lecture_path import path_page
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS, LABS = ROOT / "docs", ROOT / "src" / "triptych" / "labs"
+DOCS, LABS = ROOT / "docs", ROOT / "src" / "triptych_lectures" / "labs"
 DATA, RESULTS, PAGE = DOCS / "lectures.toml", DOCS / "lectures.results.json", DOCS / "lectures.md"
 PATH_PAGE = DOCS / "learn" / "path.md"
+EXAMPLES = ROOT / "src" / "triptych" / "explain" / "examples.py"
 SEEDS = ROOT / "runs" / "lectures"  # results of single seeds
 FRAME = {  # of labs/: types and display, which change no measurement
     "__init__.py", "kept.py", "lab.py", "report.py", "seeds.py", "sizes.py",
@@ -69,7 +70,7 @@ def sources(module: str) -> set[Path]:
         if path.is_file() and path not in files:
             files.add(path)
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("triptych.labs"):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("triptych_lectures.labs"):
                     # `from a import b`: b is a module or a name in a
                     waiting += [f"{node.module}.{name}".split(".")[2:] for name in ("", *(a.name for a in node.names))]
     return {path for path in files if path.parent != LABS or path.name not in FRAME}
@@ -77,7 +78,11 @@ def sources(module: str) -> set[Path]:
 
 def digest(kind: str, name: str) -> str:
     """SHA-256 of all source files of a lab, or of the worked examples."""
-    files = sorted(sources(name.replace("-", "_"))) if kind == "labs" else [LABS / "walk" / "examples.py"]
+    files = (
+        sorted(sources(name.replace("-", "_")))
+        if kind == "labs"
+        else [ROOT / "src" / "triptych" / "explain" / "examples.py"]
+    )
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
 
 
@@ -112,7 +117,7 @@ def record(names: dict[str, list[str]], results: Plain, *, quick: bool = False, 
     import pictures
 
     from triptych import machine
-    from triptych.labs.walk import worked
+    from triptych.explain import worked
 
     machine.use_threads()
     for name in names["labs"]:
@@ -132,10 +137,10 @@ def run_lab(
 ) -> tuple[SeedsResult, Plain]:
     """The result of a lab, and what is recorded: with its full sizes over `count` seeds, by default its `SEEDS`, or
     with its `quick` ones and one seed.  With `model`, a directory, the lab judges this model and one seed."""
-    from triptych.labs.kept import KeptResults
-    from triptych.labs.lab import Setup, number
-    from triptych.labs.seeds import SeedsResult, over_seeds
-    from triptych.labs.sizes import declared, shown_size
+    from triptych_lectures.labs.kept import KeptResults
+    from triptych_lectures.labs.lab import Setup, number
+    from triptych_lectures.labs.seeds import SeedsResult, over_seeds
+    from triptych_lectures.labs.sizes import declared, shown_size
 
     lab = declared(name)
     setup = Setup(full=not quick, model=model, progress=lambda text: print(f"{name}: {text}", flush=True))

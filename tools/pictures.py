@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from triptych.labs.lab import LabResult
     from triptych.model import Model
     from triptych.page import AttentionSection, Curve
+    from triptych_lectures.labs.lab import LabResult
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER, RUNS = ROOT / "docs" / "pictures", ROOT / "runs"
@@ -107,16 +107,16 @@ def frame(picture: Path) -> None:
 
 
 def smollm2() -> Model:
-    from triptych.labs.lab import Setup
-    from triptych.labs.pretrained import decoder
+    from triptych_lectures.labs.lab import Setup
+    from triptych_lectures.labs.pretrained import decoder
 
     return decoder(Setup())
 
 
 def explain() -> None:
     """The attention of one block, its softmax unfolded."""
-    from triptych.labs import walk
-    from triptych.labs.walk.page import sections
+    from triptych import explain as walk
+    from triptych.explain.page import sections
     from triptych.page import Steps, render
 
     steps = walk.explain(smollm2(), SENTENCE, layer=7, head=4)

@@ -1,7 +1,9 @@
-"""The commands, in the order of the help.  Each command NAME is in cli/NAME.py."""
+"""The commands, in the order of the help.  Each command NAME is in cli/NAME.py, or in a package that declares an entry
+point `NAME` of the group `triptych.commands`, as the lectures do."""
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
@@ -18,13 +20,11 @@ from triptych.cli.convert import convert
 from triptych.cli.count import count
 from triptych.cli.doctor import doctor
 from triptych.cli.encode import encode
-from triptych.cli.exercise import exercise
 from triptych.cli.explain import explain
 from triptych.cli.fill import fill
 from triptych.cli.generate import generate
 from triptych.cli.heads import heads
 from triptych.cli.inspect import inspect
-from triptych.cli.lab import lab
 from triptych.cli.lens import lens
 from triptych.cli.page import page
 from triptych.cli.patch import patch
@@ -66,8 +66,10 @@ GROUPS = {
     "Run": (
         generate, chat, fill, encode, search, classify, caption, tag, answer, summarize, translate, transcribe, convert,
     ),
-    "Inspect": (explain, lab, exercise, inspect, heads, lens, patch, ablate, page, check, count, bench, doctor),
+    "Inspect": (explain, inspect, heads, lens, patch, ablate, page, check, count, bench, doctor),
 }  # fmt: skip
 for _title, _commands in GROUPS.items():
     for _command in _commands:
         app.command(rich_help_panel=_title)(_command)
+for _entry in sorted(entry_points(group="triptych.commands"), key=lambda entry: entry.name):
+    app.command(_entry.name, rich_help_panel="Lectures")(_entry.load())

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from triptych.labs.walk import Shown, Step, Walk
+    from triptych.explain import Shown, Step, Walk
 
 INDENT, CELL, LABEL = 4, 10, 14  # columns on the screen
 PAGE = (".html", ".htm")
@@ -79,7 +79,7 @@ def explain(
     if cache and row is not None:
         raise typer.BadParameter("--cache follows the newest token; omit --row")
     if example is not None:
-        from triptych.labs.walk import worked
+        from triptych.explain import worked
 
         walk = worked(example)
     elif model is None or text is None:
@@ -94,7 +94,8 @@ def explain(
 
 
 def _write_playground(file: Path) -> None:
-    from triptych.page import playground, write
+    from triptych.explain.playground import playground
+    from triptych.page import write
 
     screen.check_suffix(file, PAGE, "--playground")
     write(file, playground())
@@ -103,8 +104,8 @@ def _write_playground(file: Path) -> None:
 
 def _walk(checkpoint: options.Checkpoint, text: str, *, layer: int, head: int, row: int | None, cache: bool) -> Walk:
     """The steps of a forward, or with `cache` of one decoding step."""
+    from triptych import explain as walk
     from triptych.cli.loading import load_measured
-    from triptych.labs import walk
 
     model = load_measured(checkpoint)
     if cache:
@@ -115,7 +116,7 @@ def _walk(checkpoint: options.Checkpoint, text: str, *, layer: int, head: int, r
 def _show(walk: Walk, *, save: Path | None, as_json: bool) -> None:
     """Show the steps on the screen, as JSON or as a page; exit 1 if the recomputation of a step disagrees."""
     if save is not None:
-        from triptych.labs.walk.page import sections
+        from triptych.explain.page import sections
         from triptych.page import render, write
 
         write(save, render(walk.title, sections(walk), subtitle=dict(walk.facts).get("Text", "")))
@@ -146,7 +147,7 @@ def _print_step(out: Console, number: int, step: Step, error: float) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from triptych.labs.walk import TOLERANCE
+    from triptych.explain import TOLERANCE
 
     out.print()
     out.print(Text.assemble((f"{number:>2}  ", "dim"), (step.title, "bold"), "   ", (step.formula, "cyan")))
@@ -169,7 +170,7 @@ def _brief(one: Shown) -> Text:
     """A parameter in one line."""
     from rich.text import Text
 
-    from triptych.labs.walk.steps import number
+    from triptych.explain.steps import number
 
     flat = one.value.flatten()
     first = "  ".join(number(float(x)) for x in flat[:BRIEF])
@@ -182,7 +183,7 @@ def _matrix(out: Console, one: Shown) -> list[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
-    from triptych.labs.walk.steps import SQUARE, name_of, number
+    from triptych.explain.steps import SQUARE, name_of, number
 
     label = min(LABEL, max((len(label) for label in one.labels), default=0))
     part = one.excerpt(columns=max(2, min(SQUARE, (out.width - INDENT - label - 2) // CELL)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from .live_section import LiveSection
 from .maps import AnyMap, AttentionMap, AttentionSection, ComparisonSection, TopMap
 from .pictures import PatchWeights, Picture, PicturesSection
-from .playground import playground
 from .render import render, write
 from .sections import (
     Chapter,
@@ -63,7 +62,6 @@ __all__ = [
     "TopMap",
     "Unfolding",
     "VerdictSection",
-    "playground",
     "render",
     "tokenizer_data",
     "write",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import TriptychError
-from triptych.model_inside import ModelInside
+from triptych.model.inside import ModelInside
 from triptych.page import (
     AnyMap,
     AttentionMap,

@@ -1,0 +1,13 @@
+"""`triptych explain`: the steps of a forward, each with its equation, its numbers, and a second computation of them.
+
+Which steps there are, their order and their equations come from the program of the model (`triptych.program`).
+"""
+
+from __future__ import annotations
+
+from triptych.explain.decoding import explain_cache
+from triptych.explain.examples import EXAMPLES, worked
+from triptych.explain.steps import TOLERANCE, Excerpt, Shown, Step, Walk
+from triptych.explain.walking import explain
+
+__all__ = ["EXAMPLES", "TOLERANCE", "Excerpt", "Shown", "Step", "Walk", "explain", "explain_cache", "worked"]

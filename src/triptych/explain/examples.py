@@ -1,0 +1,226 @@
+"""The lectures' worked examples, step by step with their own numbers, compared with the figures they print or, where
+they print none, with figures computed independently."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from triptych import families, nn, spec
+from triptych.attention import attend, attention_pattern
+from triptych.count import count
+from triptych.errors import InputError, nearest
+from triptych.explain import again, examples_by_hand
+from triptych.explain.example_steps import REFERENCE, Example, attention_steps, inputs_step, matrix, printed_step
+from triptych.explain.steps import Again, Printed, Shown, Step, Walk
+from triptych.explain.walking import explain
+from triptych.model import Model
+
+QWEN3_4B = {
+    "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936,
+    "max_position_embeddings": 40_960, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def worked(name: str) -> Walk:
+    """A worked example by its name, however dotted or capitalized.  Raises InputError, listing them, for another."""
+    known = {_plain(one): one for one in EXAMPLES}
+    if _plain(name) not in known:
+        raise InputError(f"no example {name!r}{nearest(name, EXAMPLES)}; they are {', '.join(EXAMPLES)}")
+    listed = known[_plain(name)]
+    subject, make = EXAMPLES[listed]
+    steps, outcome = make()
+    return Walk(f"{listed}: {subject}", [("Example", listed), ("Shows", subject)], steps, outcome)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.lower())
+
+
+def _block(width: int, heads: int, tokens: int, hidden: spec.MLPSpec | spec.GLUSpec, mask: spec.Mask) -> list[Step]:
+    """The steps of a pre-norm block of random weights, under RMSNorm."""
+    norms = spec.NormsSpec(pre=spec.RMSNormSpec(width=width))
+    block = spec.BlockSpec(attn=spec.attention(width, heads), mlp=hidden, attn_norm=norms, mlp_norm=norms)
+    vocab = 5
+    stack = spec.StackSpec(
+        embed=spec.EmbedSpec(vocab=vocab, width=width), kinds={"self": spec.KindSpec(mask=mask)}, blocks=(block,)
+    )
+    head = spec.TokenHeadSpec(classes=spec.LinearSpec(inputs=width, outputs=2))
+    model = Model(nn.new(spec.ModelSpec(family="example", encoder=stack, head=head)))
+    return list(explain(model, [i % vocab for i in range(tokens)]).steps)
+
+
+def _layer(width: int, heads: int, tokens: int) -> Example:
+    """Shapes through one attention layer, of all heads together and of each."""
+    steps = _block(width, heads, tokens, spec.mlp(width, 1, "relu"), spec.full())
+    end = next(i for i, step in enumerate(steps) if step.title == "Output projection")
+    each = width // heads
+    trace = [(tokens, width), (heads, tokens, each), (heads, tokens, tokens), (tokens, width)]
+    shapes = " → ".join(str(shape) for shape in trace)
+    return steps[: end + 1], f"{shapes}; each head: Q, K, V {tokens}×{each}, scores {tokens}×{tokens}"
+
+
+def _swiglu_block() -> Example:
+    """L0 exercise 2: multi-head attention, SwiGLU, RMSNorm and residuals."""
+    width, tokens, hidden = 256, 16, 683
+    steps = _block(width, 8, tokens, spec.glu(width, hidden, "silu"), spec.full())
+    end = max(i for i, step in enumerate(steps) if step.title == "Residual")
+    inside = steps[: end + 1]
+    return inside, f"({tokens}, {width}) in, ({tokens}, {hidden}) inside the MLP, ({tokens}, {width}) out"
+
+
+def _normal(draw: np.random.Generator, *shapes: tuple[str, str, int, int]) -> list[Shown]:
+    """Matrices with independent entries of variance 1: (symbol, letters, rows, columns)."""
+    return [matrix(symbol, letters, draw.standard_normal((rows, columns))) for symbol, letters, rows, columns in shapes]
+
+
+def _cross(queries: int, keys: int) -> Example:
+    """Cross-attention: queries from one sequence, keys and values from another."""
+    width = 8
+    shapes = (("Q", "T K", queries, width), ("K", "S K", keys, width), ("V", "S V", keys, width))
+    q, k, v = _normal(np.random.default_rng(0), *shapes)
+    inputs = inputs_step(
+        f"{queries} target tokens and {keys} source tokens, drawn from NumPy's default_rng(0).", q, k, v
+    )
+    return [inputs, *attention_steps(q, k, v)], f"scores ({queries}, {keys}), output ({queries}, {width})"
+
+
+def _shapes_of_scores() -> Example:
+    own, ((inputs, *cross), _) = _layer(512, 8, 10), _cross(10, 15)
+    return [*own[0], replace(inputs, part="Cross-attention"), *cross], "scores 10×10 in each head, and 10×15"
+
+
+def _entropy() -> Example:
+    """L4 exercise 11: the entropy of a row of weights with and without 1/√d."""
+    size = 64
+    q, k = _normal(np.random.default_rng(0), ("Q", "T K", size, size), ("K", "S K", size, size))
+    steps = [inputs_step("64 queries and 64 keys of width 64, drawn from NumPy's default_rng(0).", q, k)]
+    for name, scale, formula in (
+        ("no scale", 1.0, "p = softmax(q kᵀ)"),
+        ("1/√d", size**-0.5, "p = softmax(q kᵀ / √64)"),
+    ):
+        pattern = Shown(f"pattern, {name}", "p", "T S", attention_pattern(q.value, k.value, scale=scale))
+        total = Shown(f"row sums, {name}", "Σ p", "T", pattern.value.sum(-1))
+        entropy = Shown(f"entropy, {name}", "H", "·", _row_entropy(pattern.value))
+
+        def weights(g: Printed, scale: float = scale, size: int = size) -> list[Tensor]:
+            return [again.softmax(g["Q"] @ g["K"].T * scale), torch.ones(size)]
+
+        def mean(g: Printed, of: str = pattern.name) -> Tensor:
+            return _row_entropy(g[of])
+
+        steps += [
+            Step("Weights", f"Softmax, {name}", formula, "Every row sums to 1.", [pattern, total], weights),
+            Step("Entropy", f"Mean entropy, {name}", "H = mean over rows of -Σ p ln p", "In nats.", [entropy], mean),
+        ]
+    figures = [
+        printed_step("entropy, no scale", "H", "·", [0.6108], "About an even choice among 1.8 keys.", part=REFERENCE),
+        printed_step("entropy, 1/√d", "H", "·", [3.6809], "Even weights would have ln 64 = 4.1589.", part=REFERENCE),
+    ]
+    rounded = [replace(one, again=partial(_rounded, one.again)) for one in figures]
+    return [*steps, *rounded], "shape (64, 64), rows sum to 1, entropy 0.6108 nats without 1/√d and 3.6809 with it"
+
+
+def _rounded(again: Again, g: Printed) -> Tensor:
+    """To the four decimals of the figures."""
+    exact = again(g)
+    assert isinstance(exact, Tensor)
+    return exact.mul(1e4).round() / 1e4
+
+
+def _row_entropy(pattern: Tensor) -> Tensor:
+    """Mean over the rows, as a tensor of one number."""
+    mean: Tensor = -torch.special.xlogy(pattern, pattern).sum(-1).mean()
+    return mean[None]
+
+
+def _beside_pytorch() -> Example:
+    """L0 exercise 3 and L4 exercise 16: each path of `attend` beside PyTorch's kernel, which is forced to be flash."""
+    noise = torch.Generator().manual_seed(0)
+    q, k, v = (Shown(x, x, f"H {a} {b}", torch.randn(4, 16, 8, generator=noise)) for x, a, b in ("QTK", "KSK", "VSV"))
+    steps = [inputs_step("Four heads of width 8 on 16 tokens.", q, k, v)]
+    for name, mask in (("no mask", spec.full()), ("causal", spec.causal())):
+        for path in ("flash", "materialized", "reference"):
+            z = attend(q.value[None], k.value[None], v.value[None], mask=mask, path=path)[0]
+            shown = Shown(f"z, {path}, {name}", "z", "H T V", z)
+
+            def theirs(g: Printed, causal: bool = name == "causal") -> Tensor:
+                with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                    z = scaled_dot_product_attention(g["Q"][None], g["K"][None], g["V"][None], is_causal=causal)
+                    return z[0]
+
+            why = "Recomputed by torch's scaled_dot_product_attention with only its flash kernel allowed."
+            steps.append(Step(f"attend, {name}", path, "z = softmax(q kᵀ / √8 + m) v", why, [shown], theirs))
+    return steps, "every path agrees with PyTorch's flash kernel to 1e-5"
+
+
+def _cache() -> Example:
+    counts = count(families.read_config(QWEN3_4B))
+    grouped = counts.cache_bytes(4096, dtype="fp16")
+    alone = count(families.read_config(QWEN3_4B | {"num_key_value_heads": 32})).cache_bytes(4096, dtype="fp16")
+    shown = Shown("bytes", "bytes", "· ·", torch.tensor([[grouped, alone]]), columns=["8 groups", "32 heads"])
+
+    def once_more(g: Printed) -> Tensor:
+        return torch.tensor([[2 * 36 * groups * 128 * 4096 * 2 for groups in (8, 32)]])
+
+    formula = "2 (K and V) × 36 layers × groups × 128 × 4,096 positions × 2 bytes"
+    why = "Grouping keeps a quarter of what a key and value for every head would take."
+    expected = printed_step("bytes", "bytes", "· ·", [[603_979_776, 2_415_919_104]], "576 MiB, and four times that.")
+    return [
+        Step("Bytes", "Cache of Qwen3-4B", formula, why, [shown], once_more),
+        expected,
+    ], f"{grouped:,} bytes, 576 MiB"
+
+
+def _quadratic() -> Example:
+    counts = count(families.read_config(QWEN3_4B))
+    flops = torch.tensor([[counts.flops(t)["scores"] for t in (2048, 32_768)]])
+    shown = Shown("flops", "FLOPs", "· T", flops, columns=["2,048", "32,768"])
+
+    def once_more(g: Printed) -> Tensor:
+        return torch.tensor([[36 * 32 * (2 * t * t * 128 + 2 * t * t * 128) for t in (2048, 32_768)]])
+
+    ratio = Shown("ratio", "ratio", "·", torch.tensor([flops[0, 1] / flops[0, 0]]))
+    short, long = (sum(counts.flops(t).values()) - counts.flops(t)["scores"] for t in (2048, 32_768))
+    linear = Shown("ratio of the rest", "ratio", "·", torch.tensor([long / short]))
+    steps = [
+        Step("FLOPs", "Scores and sums", "layers × heads × (2 T² K + 2 T² V)", "Every query against every key.",
+             [shown], once_more),
+        Step("FLOPs", "Ratio", "32,768² / 2,048²", "Sixteen times the tokens, 256 times the work.", [ratio],
+             lambda g: g["flops"][0, 1:] / g["flops"][0, :1]),
+        Step("FLOPs", "Ratio of everything else", "32,768 / 2,048", "The rest is linear in T.", [linear],
+             lambda g: torch.tensor([32_768 / 2048])),
+    ]  # fmt: skip
+    return steps, "256 for the scores, 16 for everything else"
+
+
+EXAMPLES: dict[str, tuple[str, Callable[[], Example]]] = {
+    "L0.2": ("a block: 8 heads, SwiGLU, RMSNorm, residuals; D 256, T 16", _swiglu_block),
+    "L0.2.6": ("attention of four tokens by hand", examples_by_hand.four_tokens),
+    "L0.3": ("every path of attend beside PyTorch's flash kernel", _beside_pytorch),
+    "L0.softmax": ("a softmax with a clear winner", examples_by_hand.clear_winner),
+    "L0.2.9": ("the KV cache of Qwen3-4B at 4,096 positions", _cache),
+    "L1.sat": ("the attention of “sat”", examples_by_hand.attention_of_sat),
+    "L1.tie": ("two equal scores get equal weights", examples_by_hand.equal_scores),
+    "L2.example-1": ("attention of two tokens", examples_by_hand.two_tokens),
+    "L2.example-2": ("shapes through 2 heads: D 8, T 3", lambda: _layer(8, 2, 3)),
+    "L2.example-3": ("the causal mask, padding, and both", examples_by_hand.masks),
+    "L2.1": ("practice 1: queries, keys and values of one number", examples_by_hand.one_dimension),
+    "L2.2": ("practice 2: shapes through 16 heads: D 1,024, T 128", lambda: _layer(1024, 16, 128)),
+    "L4.6": ("shapes of scores: 10 tokens, and 10 over 15", _shapes_of_scores),
+    "L4.9": ("attention at 32,768 tokens beside 2,048", _quadratic),
+    "L4.11": ("entropy with and without 1/√d at d 64", _entropy),
+    "L4.12.3": ("a toy drawn by NumPy, with and without the causal mask", examples_by_hand.drawn_by_numpy),
+    "L4.14": ("shapes at every step: D 512, 8 heads, T 16", lambda: _layer(512, 8, 16)),
+    "L4.15": ("cross-attention of 5 over 7 tokens, with its map", lambda: _cross(5, 7)),
+    "L4.shapes": ("shapes through 8 heads: D 512, T 10", lambda: _layer(512, 8, 10)),
+}

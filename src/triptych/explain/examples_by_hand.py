@@ -1,0 +1,151 @@
+"""Worked examples of the lectures that print their numbers: attention and softmax of given matrices, and masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from triptych import spec
+from triptych.attention import attention_pattern
+from triptych.explain import again
+from triptych.explain.example_steps import REFERENCE, Example, attention_steps, inputs_step, matrix, printed_step
+from triptych.explain.steps import Shown, Step, number
+from triptych.spec.masks import Points
+
+
+def four_tokens() -> Example:
+    x = matrix("X", "N D", [[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]])
+    w = [
+        matrix("W_Q", "K D", [[1, 0, 1, 0], [0, 1, 0, 1]]),
+        matrix("W_K", "K D", [[0, 1, 1, 0], [1, 0, 0, 1]]),
+        matrix("W_V", "V D", [[1, 1, 0, 0], [0, 0, 1, 1]]),
+    ]
+    q, k, v = (matrix(one.symbol[-1], f"N {one.letters[0]}", x.value @ one.value.T) for one in w)
+    project = Step(
+        "Projections", "Projections", "Q = X W_Qᵀ,  K = X W_Kᵀ,  V = X W_Vᵀ", "Rows of each W are outputs.", [q, k, v],
+        lambda g: [again.linear(g["X"], g[one.name], None) for one in w],
+    )  # fmt: skip
+    every = "All keys are [1, 1], so every query scores all of them alike: each weight a quarter, each output the mean."
+    figures = [
+        printed_step("pattern", "p", "T S", [[0.25] * 4] * 4, every),
+        printed_step("z", "z", "T V", [[1.0, 1.0]] * 4, "The mean of the four values."),
+    ]
+    inputs = inputs_step("Four tokens of width 4, and three maps to width 2.", x, *w)
+    return [inputs, project, *attention_steps(q, k, v), *figures], "every weight 0.25, every output [1, 1]"
+
+
+def two_tokens() -> Example:
+    q, k = matrix("Q", "T K", [[1, 0], [0, 1]]), matrix("K", "S K", [[1, 0], [1, 1]])
+    v = matrix("V", "S V", [[1, 2], [3, 4]])
+    weights, out = [[0.5, 0.5], [0.33024, 0.66976]], [[2, 3], [2.33952, 3.33952]]
+    why = "The first query scores both keys alike, the second prefers the second."
+    figures = [
+        printed_step("pattern", "p", "T S", weights, why),
+        printed_step("z", "z", "T V", out, "Mixed in these shares."),
+    ]
+    return [
+        inputs_step("Two tokens of width 2.", q, k, v),
+        *attention_steps(q, k, v),
+        *figures,
+    ], "output [[2, 3], [2.3395, 3.3395]]"
+
+
+def one_dimension() -> Example:
+    q, k, v = (
+        matrix(name, letters, [[x] for x in values])
+        for name, letters, values in (
+            ("Q", "T K", [2, 0, 1]),
+            ("K", "S K", [1, 3, -1]),
+            ("V", "S V", [10, 20, 30]),
+        )
+    )
+    weights = [[0.017980, 0.981690, 0.000329], [1 / 3] * 3, [0.117310, 0.866813, 0.015876]]
+    figures = [
+        printed_step("pattern", "p", "T S", weights, "A query of 0 scores every key 0 and gives all the same weight."),
+        printed_step("z", "z", "T V", [[19.82349], [20], [18.98566]], "The second is the plain mean of the values."),
+    ]
+    inputs = inputs_step("Three tokens, one number each: attention is then a softmax and a weighted mean.", q, k, v)
+    return [inputs, *attention_steps(q, k, v, scale=1.0), *figures], "output [19.8235, 20, 18.9857]"
+
+
+def drawn_by_numpy() -> Example:
+    draw = np.random.RandomState(0)
+    q, k, v = (matrix(name, letters, draw.randn(4, 8)) for name, letters in (("Q", "T K"), ("K", "S K"), ("V", "S V")))
+    first, last = [0.301029, 0.301079, 0.191134, 0.206757], [0.819516, 0.085838, 0.022843, 0.071803]
+    out = [-0.047625, -0.102534, -0.363957, -0.107750, -0.207784, 0.405654, 0.424662, 0.167437]
+    causal = attention_steps(q, k, v, "Attention with the causal mask", "causal ", mask=spec.causal())
+    masked = [[0.402860, 0.597140, 0, 0]]
+    figures = [
+        printed_step("pattern", "p", "T S", [first, last], "The first and the last query.", [0, 3], REFERENCE),
+        printed_step("z", "z", "T V", [out], "The first output.", [0], REFERENCE),
+        printed_step("causal pattern", "p", "T S", masked, "Masked, the second query sees two keys.", [1], REFERENCE),
+    ]
+    inputs = inputs_step("Q, K and V drawn in that order from NumPy's generator seeded with 0.", q, k, v)
+    return [
+        inputs,
+        *attention_steps(q, k, v),
+        *causal,
+        *figures,
+    ], "the reference weights and outputs, with and without the mask"
+
+
+def _softmax(scores: Sequence[float], figures: Sequence[float], why: str) -> Example:
+    s = matrix("s", "T S", [scores])
+    p = Shown("pattern", "p", "T S", s.value.softmax(-1))
+    step = Step("Softmax", "Softmax", "p = exp(s) / Σ exp(s)", why, [p], lambda g: again.softmax(g["s"]))
+    expected = printed_step("pattern", "p", "T S", [figures], "To the digits shown.", part=REFERENCE)
+    return [inputs_step("One row of scores.", s), step, expected], ", ".join(map(number, p.value[0].tolist()))
+
+
+def attention_of_sat() -> Example:
+    figures = [0.018559, 0.556105, 0.037373, 0.015195, 0.372768]
+    return _softmax([0.8, 4.2, 1.5, 0.6, 3.8], figures, "Two high scores share most of it; none is ever quite 0.")
+
+
+def clear_winner() -> Example:
+    figures = [0.012128, 9.1e-7, 0.987866, 4.5e-6]
+    return _softmax([8.3, -1.2, 12.7, 0.4], figures, "A lead of 4.4 is a factor of e^4.4, about 81.")
+
+
+def equal_scores() -> Example:
+    s = matrix("s", "T S", [[8.5, 42, 3.2, 42]])
+    sharp, soft = (Shown(name, name, "T S", (s.value / by).softmax(-1)) for name, by in (("p", 1), ("p scaled", 8)))
+    steps = [
+        inputs_step("One row of scores with a tie.", s),
+        Step("Softmax", "Softmax", "p = softmax(s)", "Equal scores get equal weights, however large they are.",
+             [sharp], lambda g: again.softmax(g["s"])),
+        Step("Softmax", "Softmax over √64", "p = softmax(s / √64)", "Divided, the others keep a little.",
+             [soft], lambda g: again.softmax(g["s"] / 8)),
+        printed_step("p", "p", "T S", [[0, 0.5, 0, 0.5]], "The lecture prints [0, .55, 0, .45], which is wrong.",
+                 part=REFERENCE),
+    ]  # fmt: skip
+    return steps, "a tie is a half each; the lecture's .55 and .45 are wrong"
+
+
+def masks() -> Example:
+    n, places = 4, torch.arange(4)
+    q, k = Points(places[:, None]), Points(places[None])
+
+    def hidden(mask: spec.Mask, name: str) -> Shown:
+        seen = torch.as_tensor(mask.visible(q, k))
+        return Shown(name, "m", "T S", torch.zeros(n, n).masked_fill(~seen, -math.inf))
+
+    future = torch.full((n, n), -math.inf, dtype=torch.float64).triu(1)
+    column = torch.zeros(n, n, dtype=torch.float64)
+    column[:, 3] = -math.inf
+    flat = torch.zeros(n, 1)
+    pattern = Shown("pattern", "p", "T S", attention_pattern(flat, flat, mask=spec.causal() & spec.keys(3)))
+    steps = [
+        Step("Masks", "Causal", "m = −∞ where key > query", "Each token sees itself and what came before.",
+             [hidden(spec.causal(), "causal")], lambda g: future),
+        Step("Masks", "Padding", "m = −∞ where the key is padding", "The last token is padding: its whole column goes.",
+             [hidden(spec.keys(3), "padding")], lambda g: column),
+        Step("Masks", "Both", "m = causal + padding", "What either hides is hidden.",
+             [hidden(spec.causal() & spec.keys(3), "both")], lambda g: g["causal"] + g["padding"]),
+        Step("Softmax", "Equal scores", "p = softmax(0 + m)", "With nothing to prefer, each row shares what it sees.",
+             [pattern], lambda g: again.softmax(g["both"])),
+    ]  # fmt: skip
+    return steps, "causal hides the upper triangle, padding a column"

@@ -1,0 +1,329 @@
+"""Steps from a program: which there are, in which order, what each reads and makes, and its equation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from triptych import nn
+from triptych.attention import NULL_CACHE, EncoderOutput, Rows, rope_angles
+from triptych.explain import again, words
+from triptych.explain.attending import Attending, ForwardValues
+from triptych.explain.expressions import Applied, Computed, computed, constant_name, evaluate
+from triptych.explain.formula import formula, parameter_symbol
+from triptych.explain.position_bias import position_bias
+from triptych.explain.stack_run import StackRun
+from triptych.explain.steps import Printed, Shown, Step, exact
+from triptych.program import Entry, Instruction
+from triptych.spec.masks import Full
+
+OUT = "Text out"  # the last part of every walk
+CONSTANTS = ("embedding", "rotation_cos", "rotation_sin", "sinusoids")  # printed as what they give these tokens
+
+
+@dataclass(frozen=True)
+class CachedKeys:
+    """Under which names a cache's keys and values were printed; positions and tokens of all keys, the new included."""
+
+    k: str
+    v: str
+    places: Sequence[int]
+    labels: Sequence[str]
+
+
+@dataclass
+class Group:
+    """Values that one step makes: the same operations, in the same sublayer."""
+
+    sub: str
+    form: tuple[str, ...]
+    values: list[Computed]
+
+
+@dataclass
+class StepBuilder:
+    """The steps of one stack.
+
+    names     value of the program -> name under which it is printed.
+    symbols   printed name -> its letter.
+    shown     printed name -> tensor.
+    """
+
+    at: StackRun
+    cached: CachedKeys | None = None
+    names: dict[str, str] = field(default_factory=dict)
+    symbols: dict[str, str] = field(default_factory=dict)
+    shown: dict[str, Shown] = field(default_factory=dict)
+
+    def beginning(self) -> list[Step]:
+        """The embedding, and the blocks before the chosen one."""
+        at, part = self.at, self.at.part("text in")
+        steps = self.steps(self.computed(at.sections.entry, at.sections.embed, together=True), part)
+        entered = self.names[f"{at.prefix}embed"]
+        if at.layer:
+            steps.append(self.blocks(part, 0, at.layer, entered, f"{at.block}resid_pre"))
+            entered = f"{at.block}resid_pre"
+        self.enter(f"{at.block}resid_pre", entered, "x")
+        return steps
+
+    def inside(self) -> list[Step]:
+        """The chosen block; what cross-attention makes of the source stands before its scores."""
+        at, steps = self.at, self.at.sections.inside
+        if at.source is None:
+            return self.steps(self.computed(at.sections.entry, steps))
+        self.enter("memory", at.memory, "encoder")
+        outputs = set(at.program.entries["cross_kv"].outputs)
+        first = next((i for i, step in enumerate(steps) if outputs & set(step.inputs.values())), len(steps))
+        values = self.computed(at.sections.entry, steps[:first]) + self.computed("cross_kv", at.sections.source)
+        return self.steps(values + self.computed(at.sections.entry, steps[first:]))
+
+    def ending(self) -> list[Step]:
+        """The blocks after the chosen one, and the final norm."""
+        at, steps = self.at, []
+        part, last = at.part("output") if at.prefix else OUT, len(at.stack.blocks) - 1
+        end, own = f"{at.prefix}blocks.{last}.resid_post", f"{at.block}resid_post"
+        if at.layer < last:
+            steps.append(self.blocks(part, at.layer + 1, last + 1, self.names[own], end))
+            self.enter(end, end, "x")
+        final = self.computed(at.sections.entry, at.sections.final, together=True)
+        return [*steps, *self.steps(final, part)]
+
+    @property
+    def output(self) -> str:
+        """The name under which the stack's output was printed."""
+        return self.names[f"{self.at.prefix}final"]
+
+    def enter(self, label: str, name: str, symbol: str) -> None:
+        """Make a value that is printed elsewhere known to the following steps."""
+        self.names[label] = name
+        self.symbols.setdefault(name, symbol)
+
+    def computed(self, entry: str, steps: Sequence[Instruction], together: bool = False) -> list[Computed]:
+        return computed(self.at.program.entries, entry, steps, self.names, together)
+
+    # ------------------------------------------------------------ grouping
+
+    def steps(self, values: Sequence[Computed], part: str = "") -> list[Step]:
+        """A step for each value; values group_of by the same operations, from what was printed before, share one."""
+        groups: list[Group] = []
+        group_of: dict[str, int] = {}
+        sub = "attn"
+        for value in values:
+            rest = value.name.removeprefix(self.at.block)
+            sub = rest.partition(".")[0] if rest != value.name and "." in rest else sub
+            form = tuple(one.op for one in value.value.chain() if not one.constant)
+            known = max((group_of.get(name, -1) for name in value.value.reads()), default=-1)
+            places = [i for i, group in enumerate(groups) if (group.sub, group.form) == (sub, form) and i > known]
+            if not places or form[0] in ("attend", "add"):
+                places = [len(groups)]
+                groups.append(Group(sub, form, []))
+            groups[places[0]].values.append(value)
+            group_of[value.name] = places[0]
+        steps = []
+        for group in groups:
+            name = part or self.at.part(f"block {self.at.layer}, {words.SUBLAYERS.get(group.sub, group.sub)}")
+            steps += self.step(group, name)
+        return steps
+
+    def step(self, group: Group, part: str) -> list[Step]:
+        if "attend" in group.form:
+            return self.attend(group.values[0], part)
+        if "experts" in group.form:
+            return self.experts(group.values[0], part)
+        makes = [self.value(one) for one in group.values]
+        title = words.title(group.values[0])
+        texts, definitions = [], dict[str, None]()
+        for one, shown in zip(group.values, makes, strict=True):
+            text, defined = formula(one.value, self.symbols)
+            again_read = any(self.symbols.get(name) == shown.symbol for name in one.value.reads())
+            texts.append(f"{shown.symbol} {'←' if again_read else '='} {text}")
+            definitions |= dict.fromkeys(defined)
+        if group.form == ("split_heads",):
+            texts = texts[:1]  # the same for queries, keys and values
+        pairs = zip(group.values, makes, strict=True)
+        uses = list({use.name: use for one, shown in pairs for use in self.uses(one.value, shown)}.values())
+        self.print_all(makes)
+        values = [one.value for one in group.values]
+        meaning = words.meaning(title, group.values, makes, group.sub)
+        return [Step(part, title, ",  ".join([*texts, *definitions]), meaning, makes, recomputed(values), uses)]
+
+    def print_all(self, makes: Sequence[Shown]) -> None:
+        self.symbols |= {one.name: one.symbol for one in makes}
+        self.shown |= {one.name: one for one in makes}
+
+    # ------------------------------------------------------------ tensors
+
+    def value(self, one: Computed) -> Shown:
+        """A value as it is printed: with heads, heads first."""
+        at, sites = self.at, set(self.at.sections.reads)
+        site = one.name.removesuffix(" by head")
+        if one.value.op == "merge_heads":
+            value = torch.cat(list(self.shown[next(one.value.reads())].value), dim=-1)
+        elif site in sites:
+            value = at.read(site)
+            value = value.flatten(1) if len(at.program.entries[one.entry].values[one.label].shape) == 2 else value
+        else:
+            value = at.value(one.entry, one.label)
+        value = value.transpose(0, 1) if value.dim() == 3 else value
+        letters = words.AXES.get(words.leaf(one)) or ("H T K" if value.dim() == 3 else "N D")
+        shown = at.by_token(one.name, words.symbol(one), value, letters)
+        if one.entry == "cross_kv" and at.source is not None:
+            shown = replace(shown, labels=at.source.labels, focus=None)
+        return replace(shown, head=self.at.head * len(value) // self.at.heads) if value.dim() == 3 else shown
+
+    def uses(self, value: Applied, result: Shown) -> list[Shown]:
+        """The parameters and constants that an expression reads."""
+        out, width = result.letters.split()[-1], self.at.width
+        shown: list[Shown] = []
+        for one in value.chain():
+            if one.op in CONSTANTS:
+                shown.append(self.constant(one))
+            if one.op in CONSTANTS or one.constant:
+                continue
+            source, axis = one.inputs.get("x"), "D"
+            if isinstance(source, str) and source in self.shown:
+                axis = self.shown[source].letters.split()[-1]
+            elif one.op == "linear":
+                axis = "D" if self.at.weights[one.step.weights["weight"]].shape[1] == width else "E"
+            letters = {"linear": f"{out} {axis}", "conv1d": "D D kernel"}.get(one.op, out)
+            for key, name in one.step.weights.items():
+                own = letters if key == "weight" else letters.split()[0]
+                shown.append(self.at.parameter(name, parameter_symbol(name, one.op), own))
+            out = axis if one.op == "linear" else out
+        return shown
+
+    def constant(self, one: Applied) -> Shown:
+        at, name, step = self.at, constant_name(one), one.step
+        if one.op == "embedding":
+            rows = at.value(at.sections.entry, step.out[0])
+            text, _ = formula(one, self.symbols)
+            return at.by_token(name, text, rows)
+        if one.op == "sinusoids":
+            return at.by_token(name, "P", at.value(at.sections.entry, step.out[0]))
+        ends = torch.full_like(at.places, at.first + len(at.ids))
+        cos, sin = rope_angles(step.attributes["spec"], at.places, ends)
+        symbol, angles = ("cos", cos) if one.op == "rotation_cos" else ("sin", sin)
+        return at.by_token(name, symbol, angles, "N K/2")
+
+    # ------------------------------------------------------------ steps of more than one formula
+
+    def attend(self, one: Computed, part: str) -> list[Step]:
+        """Attention, by the attributes of its instruction: scores, scale, bias, mask, softmax and weighted sum."""
+        at, how, step = self.at, one.value.step.attributes, one.value.step
+        q, k, v = (self.shown[name] for name in (one.value.inputs[key] for key in "qkv") if isinstance(name, str))
+        crossed = how["keys"] == "cross"
+        steps, k_pos = [], at.places
+        if self.cached is not None and not crossed:
+            steps = [self.extension(one, k, v, part)]
+            k, v = steps[0].makes
+            k_pos = torch.tensor(list(self.cached.places))
+        ports = {name.rpartition(".")[2]: name for name in how["ports"]}
+        forward = None
+        if one.name in at.sections.reads:
+            scores, pattern = at.read(ports["scores"]), at.read(ports["pattern"])
+            if self.cached is not None:  # a column for each position there, also of those a window has dropped
+                scores, pattern = scores[..., k_pos], pattern[..., k_pos]
+            forward = ForwardValues(scores, pattern, at.read(one.name).transpose(0, 1))
+        bias = one.value.inputs.get("bias")
+        attending = Attending(
+            part=part, prefix=ports["scores"].removesuffix("scores"), q=q, k=k, v=v, mask=how["mask"],
+            scale=how["scale"], softcap=how["softcap"],
+            sinks=None if "sinks" not in step.weights else at.weights[step.weights["sinks"]].cpu(),
+            bias=position_bias(at, bias, q, k, k_pos) if isinstance(bias, Applied) else None,
+            q_pos=None if crossed and isinstance(how["mask"], Full) else at.places, k_pos=None if crossed else k_pos,
+            head=at.head, forward=forward, out=one.name,
+        )  # fmt: skip
+        steps += attending.steps()
+        self.print_all(steps[-1].makes)
+        return steps
+
+    def extension(self, one: Computed, k: Shown, v: Shown, part: str) -> Step:
+        """The cache's keys and values, and the new ones after them."""
+        cached, focus = self.cached, len(self.cached.places) - 1 if self.cached else 0
+        assert cached is not None
+        ports, makes = one.value.step.attributes["ports"], []
+        for leaf, new in (("k_ctx", k), ("v_ctx", v)):
+            site = next(name for name in ports if name.endswith(leaf))
+            value = self.at.read(site).transpose(0, 1)
+            makes.append(replace(new, name=site, value=value, labels=cached.labels, focus=focus))
+        pairs = ((cached.k, k.name), (cached.v, v.name))
+        equation = "k = [k of the cache; k new],  v = [v of the cache; v new]"
+        meaning = "The new key and value follow those in the cache; nothing of the earlier tokens is computed again."
+        return Step(
+            part, "Cache", equation, meaning, makes, lambda g: [torch.cat([g[old], g[new]], 1) for old, new in pairs]
+        )
+
+    def experts(self, one: Computed, part: str) -> list[Step]:
+        """A mixture of experts: which experts each token goes to, and the weighted sum of their outputs."""
+        experts = next(part for part in one.value.chain() if part.op == "experts")
+        how, entered, router = experts.step.attributes, experts.inputs["x"], experts.inputs["scores"]
+        assert isinstance(entered, str)
+        assert isinstance(router, str)
+        scores, under, top = self.shown[router].value, router.removesuffix("router"), int(how["top_k"])
+        weights, best = scores.softmax(-1).topk(top)
+        weights = weights / weights.sum(-1, keepdim=True) if how["normalize"] else weights
+        names = [str(i) for i in range(top)]
+        chosen, shares = (
+            replace(self.at.by_token(f"{under}{name}", letter, value, "N top"), columns=names)
+            for name, letter, value in (("chosen", "e", best), ("weights", "w", weights))
+        )
+        choice = Step(
+            part, "Choice",
+            f"e, w = the {top} largest of softmax({self.symbols[router]})" + ",  w ← w / Σ w" * how["normalize"],
+            f"Each token goes through {top} of {how['count']} experts.", [chosen, shares],
+            lambda g: again.choice(g[router], top, how["normalize"]),
+        )  # fmt: skip
+        makes = self.value(one)
+        weighted = f"Σ w · expert_e({self.symbols[entered]})"
+        text, definitions = formula(one.value, self.symbols | {experts.step.out[0]: weighted})
+
+        def mixed(g: Printed) -> Tensor:
+            x, out = g[entered], torch.zeros_like(g[entered])
+            for number in g[chosen.name].unique().tolist():
+                token, place = (g[chosen.name] == number).nonzero(as_tuple=True)
+                out[token] += g[shares.name][token, place, None] * self.expert(how["expert"], number, x[token])
+            return evaluate(one.value, g, {experts.step.out[0]: out})
+
+        equation = ",  ".join([f"{makes.symbol} = {text}", *definitions])
+        meaning = "The outputs of the chosen experts, weighted and added; an expert is an MLP like any other."
+        uses = self.uses(one.value, makes)
+        self.print_all([makes])
+        return [choice, Step(part, "Experts", equation, meaning, [makes], mixed, uses)]
+
+    def expert(self, entry: Entry, number: int, x: Tensor) -> Tensor:
+        """What one expert makes of some tokens, by its own program."""
+        values = {entry.inputs[0]: x}
+        for step in entry.instructions:
+            names = {key: name.replace(".experts.0.", f".experts.{number}.") for key, name in step.weights.items()}
+            weights = {key: exact(self.at.weights[name].cpu()) for key, name in names.items()}
+            inputs = {key: values[label] for key, label in step.inputs.items()}
+            values[step.out[0]] = again.run(step.op, inputs | weights, step.attributes)
+        return values[entry.outputs[0]]
+
+    def blocks(self, part: str, first: int, end: int, before: str, after: str) -> Step:
+        """Blocks that are not shown step by step, run once more as modules."""
+        at = self.at
+        which = f"block {first}" if end == first + 1 else f"blocks {first} to {end - 1}"
+
+        @torch.inference_mode()
+        def once_more(g: Printed) -> Tensor:
+            rows, x, memory = Rows((len(at.ids),)), g.raw[before].to(at.device), None
+            if at.source is not None:
+                memory = EncoderOutput(g.raw[at.memory].to(at.device), Rows((len(at.source.ids),)))
+            ctx = at.stack.context(x, rows, NULL_CACHE.begin(rows, ""), memory)
+            for i in range(first, end):
+                x = at.stack.blocks[i](x, ctx, i, nn.NO_TAPS)
+            return x.cpu()
+
+        count = "One block that adds" if end == first + 1 else f"{end - first} blocks that add"
+        meaning = f"{count} to the residual stream in the same way; --layer shows another one."
+        shown = at.by_token(after, "x", at.read(after))
+        self.shown[after] = shown
+        return Step(part, which.capitalize(), f"x ← {which} of x", meaning, [shown], once_more)
+
+
+def recomputed(values: Sequence[Applied]) -> Callable[[Printed], list[Tensor]]:
+    return lambda g: [evaluate(value, g) for value in values]

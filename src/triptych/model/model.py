@@ -1,0 +1,374 @@
+"""`load` a checkpoint, `create` a new model, and the `Model` that carries either: thin methods over the library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych import families, machine, nn, tasks
+from triptych import generate as running
+from triptych.attention import CacheType, check_cache_type
+from triptych.checkpoints import open_source
+from triptych.checkpoints.adapter_files import read_adapter
+from triptych.checkpoints.adapters import with_base
+from triptych.checkpoints.convert import Conversion, save
+from triptych.checkpoints.header import BESIDE, read_header
+from triptych.checkpoints.load_weights import compute_dtype, read_weights, usable_device
+from triptych.errors import ConfigError, InputError, nearest
+from triptych.families.named import NAMED
+from triptych.generate.arguments import integer
+from triptych.media import audio
+from triptych.model.tasks import ModelTasks
+from triptych.model.training import ModelTraining
+from triptych.other_libraries import answers_arguments
+from triptych.probe import Edits, Plan, Reads, heads, link
+from triptych.probe.size import check_fires, check_size, limit_of, trace_size
+from triptych.quantize import packing_for
+from triptych.spec import ModelSpec as Spec
+from triptych.tasks.model_inputs import Texts
+from triptych.text import RenderedPrompt, Tokenizer
+
+
+class Model(ModelTraining, ModelTasks):
+    """A transformer with its tokenizer and config, and what one does with it: generate, encode, trace, train, save.
+
+    `triptych.load` and `triptych.create` make one.
+
+    module      the PyTorch module (`triptych.nn.Transformer`), to which hooks, `compile` and optimizers apply.
+    tokenizer   its tokenizer, or None: rows are then lists of token ids.
+    hf          the config as a dict with Hugging Face's keys, with which `save` writes the model back; or None.
+    path        the file or directory that it came from, or None.
+    report      how each tensor was stored and loaded (`report.notes` are lines to print), or None for a new model.
+
+    Rows of one call may have any lengths, without padding.  A row is a text, or a list of token ids; audio and image
+    models take paths or tensors.
+    """
+
+    heads = heads
+    link = link
+
+    @answers_arguments
+    def generate(
+        self,
+        prompts: Texts,
+        *,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        decoder_prefix: str | Sequence[int] = (),
+        beams: int = 0,
+        length_penalty: float = 1.0,
+        early_stopping: bool = False,
+        chunk: int | None = None,
+        rules: Sequence[running.Rule] = (),
+        logprobs: int | None = None,
+        read: Reads = (),
+        edit: Edits = (),
+        max_bytes: int | None = None,
+        allow_null: bool = False,
+        max_rows: int = running.MAX_ROWS,
+        draft: Model | str | None = None,
+        draft_tokens: int = 4,
+        matmul: tasks.Matmul = "auto",
+        cache: CacheType = "auto",
+        on_token: Callable[[int, int], None] | None = None,
+        on_progress: running.OnProgress | None = None,
+    ) -> list[running.Generation]:
+        """Continue each prompt (or, for an encoder-decoder, write the target of each source); one `Generation` each, in
+        the order of `prompts`.
+
+        At most `max_new_tokens` tokens are generated; a row ends earlier at an end token, or at the first of the texts
+        in `stop`, which is not part of the result.  `temperature=0` is greedy and ignores the other sampling settings
+        but the repetition penalty; `generate.Sampling` defines `top_k`, `top_p`, `min_p` and `repetition_penalty`.  A
+        `seed` that is not given is 0.  `decoder_prefix` is the start of an encoder-decoder's output.  `rules` change
+        the logits of each row before its next token is chosen (`generate.Rule`).  `logprobs=N` gives the
+        log-probabilities of the chosen and the N likeliest tokens.  `beams` above 0 searches for the likeliest text
+        instead of sampling: hypotheses are ranked by their log-probability over length ** `length_penalty`, and with
+        `early_stopping` the search stops when `beams` of them have ended.  `chunk` processes prompts that many tokens
+        at a time.  `on_token(row, id)` is called for every token as it comes, after a search
+        for those of the best text, and `on_progress` after each step.
+
+        `read` and `edit` are those of `trace`, with absolute positions; what was read is in `.trace` of each result.
+
+        At most `max_rows` prompts run at once, fewer where memory is short; others join as these end.  `draft` guesses
+        up to `draft_tokens` tokens that one step then verifies: a smaller model of the same vocabulary, or "ngram",
+        which looks for the newest ids earlier in the text.  Neither changes what is written.  `matmul` is what the
+        tokens of prompts are multiplied with packed weights in: "bf16"; "stored", by integers, as generated tokens are;
+        "auto", bf16 on a processor with AMX.
+
+        `cache` is what keys and values are kept in: "auto", the dtype that the model computes in, "fp32", "fp16",
+        "bf16" or "int8", a scale for each 32 numbers.  Every query reads what is kept, so that neither `chunk` nor
+        `draft` changes anything there.
+
+        Raises InputError for an empty or over-long prompt, for one whose cache does not fit the memory, for settings
+        out of range and for those that do not go together, before anything runs; ProbeError for reads of more than
+        `max_bytes` and as `trace`.
+        """
+        sampling = running.Sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            repetition_penalty=repetition_penalty, seed=0 if seed is None else seed,
+        )  # fmt: skip
+        if integer("beams", beams, 0):
+            single = {"logprobs": logprobs, "draft": draft}
+            running.check_beam_settings(
+                sampling,
+                [name for name, value in single.items() if value is not None],
+                seeded=seed is not None,
+            )
+        elif length_penalty != 1 or early_stopping:
+            raise InputError(
+                f"{'early_stopping' if early_stopping else 'length_penalty'} is for beams; give beams= too"
+            )
+        plan = Plan.of(self.spec, read, edit)
+        requests = tasks.generation_requests(
+            self.inputs, self.hf or {}, prompts, decoder_prefix, plan, allow_null=allow_null, rules=rules,
+            sampling=sampling, max_new_tokens=max_new_tokens, stop=running.stop_strings(stop), logprobs=logprobs,
+        )  # fmt: skip
+        sources = [self.module.length(request.source) for request in requests if request.source is not None]
+        lengths = [len(request.prompt) + max_new_tokens for request in requests]
+        size = trace_size(plan, lengths, sources, self.module.dtype.itemsize, new=max_new_tokens, beams=beams)
+        check_fires(plan, [max(length - 1, 1) for length in lengths], sources, allow_null=allow_null)
+        check_size(size, limit_of(max_bytes), max_bytes)
+        if beams:
+            return running.search(
+                running.Engine(
+                    self.module, decode=self._decode(stop), chunk=running.BUDGET if chunk is None else chunk,
+                    executor=self.executor, matmul=matmul, cache_type=cache,
+                ),
+                requests, self.tokenizer, beams=beams, length_penalty=length_penalty,
+                early_stopping=early_stopping, max_rows=integer("max_rows", max_rows, 1), on_token=on_token,
+                on_progress=on_progress,
+            )  # fmt: skip
+        engine = self.engine(chunk=chunk, stop=stop, draft=draft, draft_tokens=draft_tokens, matmul=matmul, cache=cache)
+        scheduler = running.Scheduler(engine, max_rows=max_rows)
+        return running.generate(scheduler, requests, self.tokenizer, on_token=on_token, on_progress=on_progress)
+
+    @answers_arguments
+    def stream(
+        self,
+        prompt: str | RenderedPrompt | Sequence[int] | Tensor,
+        *,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        decoder_prefix: str | Sequence[int] = (),
+        chunk: int | None = None,
+        rules: Sequence[running.Rule] = (),
+        edit: Edits = (),
+        allow_null: bool = False,
+        cache: CacheType = "auto",
+        on_token: Callable[[int, int], None] | None = None,
+        engine: running.Engine | None = None,
+    ) -> Iterator[str]:
+        """The text of one generation, piece by piece as it becomes certain; options and errors as in `generate`.
+
+        With an `engine` of `Model.engine`, which has a `chunk` and a `cache` of its own, what an earlier text computed
+        of the same beginning is not computed again.
+        """
+        detokenizer, ends = self.inputs.words.stream(), running.stop_strings(stop)
+        sampling = running.Sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            repetition_penalty=repetition_penalty, seed=0 if seed is None else seed,
+        )  # fmt: skip
+        (request,) = tasks.generation_requests(
+            self.inputs, self.hf or {}, [prompt], decoder_prefix, Plan.of(self.spec, (), edit), allow_null=allow_null,
+            rules=rules, sampling=sampling, max_new_tokens=max_new_tokens,
+        )  # fmt: skip
+        check_cache_type(cache)
+        for name, changed in (("chunk", chunk is not None), ("cache", cache != "auto")):
+            if engine is not None and changed:
+                raise InputError(f"{name} is a setting of the engine; give it to Model.engine")
+        if engine is not None and (engine.module is not self.module or engine.rows):
+            raise InputError("the engine is of another model, or runs another text; finish or close that one first")
+        own = self.engine(chunk=chunk, cache=cache) if engine is None else engine
+        scheduler = running.Scheduler(own, max_rows=1)
+        row = scheduler.submit(request)  # what cannot be run is refused before the first piece
+        return running.pieces(scheduler, row, detokenizer, ends, on_token)
+
+    @answers_arguments
+    def engine(
+        self,
+        *,
+        chunk: int | None = None,
+        stop: str | Sequence[str] = (),
+        draft: Model | str | None = None,
+        draft_tokens: int = 4,
+        matmul: tasks.Matmul = "auto",
+        cache: CacheType = "auto",
+    ) -> running.Engine:
+        """An engine for one text after another (`stream`, `chat`): it keeps what it computed, and a prompt that begins
+        like an earlier one is computed from where they differ.  Options as in `generate`.
+
+        Raises InputError for a draft and a `matmul` that cannot be used, and for an unknown type of cache.
+        """
+        return running.Engine(
+            self.module, decode=self._decode(stop), chunk=chunk, budget=running.BUDGET, executor=self.executor,
+            matmul=matmul, reuse=True, speculation=tasks.speculation(self, draft, draft_tokens, cache),
+            cache_type=cache,
+        )  # fmt: skip
+
+    def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Iterator[str]:
+        """Stream the assistant's next message; `messages` are `{"role": ..., "content": ...}`, options as in `stream`.
+
+        Raises TextError when the model has no chat template, InputError for anything but messages.
+        """
+        return self.stream(self.render(messages), **options)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> RenderedPrompt:
+        """The prompt that the chat template renders of `messages`, up to where the assistant's turn begins.  Its
+        `.text` contains the special tokens; `generate` and `stream` take it as a prompt.
+
+        Raises TextError when the model has no chat template, InputError for anything but messages.
+        """
+        return self.inputs.render(messages)
+
+    def transcribe(
+        self,
+        sound: str | Path | audio.Samples,
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        timestamps: bool | None = None,
+        temperatures: Sequence[float] = tasks.TEMPERATURES,
+        seed: int = 0,
+        previous: bool = False,
+        cache: CacheType = "auto",
+        on_segment: Callable[[tasks.Segment], None] | None = None,
+    ) -> tasks.Transcript:
+        """The text of a WAV file, or of `[T]` samples at 16 kHz, of any length (Whisper: Radford et al. 2023).
+
+        `previous` conditions each window of 30 s on the text before it: names and sentences stay consistent across
+        windows, and a mistake may be repeated.  `cache` is what keys and values are kept in, as in `generate`, those of
+        the sound too.  Without `timestamps` the model writes times between its sentences, unless its vocabulary has
+        none or its generation config has `return_timestamps` false.  Raises InputError for a model that reads no sound,
+        a file that is no WAV file, a language or task the model does not know, times that it does not know, and an
+        unknown type of cache.
+        """
+        tokenizer, config = self.inputs.words, self.inputs.side_file("generation_config.json") or self.hf or {}
+        tokens = tasks.WhisperTokens.of(tokenizer, config, self.spec.vocab)
+        check_cache_type(cache)
+        if timestamps is None:
+            timestamps = tokens.first_time < self.spec.vocab and config.get("return_timestamps") is not False
+        decoder = tasks.WhisperDecoder(
+            self.module, tokenizer, tokens, task, timestamps, temperatures, seed, previous, cache
+        )
+        samples = sound if isinstance(sound, np.ndarray) else audio.read_wav(sound)
+        return tasks.transcribe(decoder, samples, language=language, on_segment=on_segment)
+
+    def save(self, path: str | Path) -> Conversion:
+        """Write a directory in Hugging Face's layout (config, safetensors, tokenizer), or a file where `path` ends in
+        .gguf; whole or not at all.
+
+        A GGUF file gets packed matrices as they are, a directory plain numbers; `notes` of the result say so (see
+        `checkpoints.convert.save`).  A model that is there already is replaced.  Raises InputError
+        for a model with an adapter, CheckpointError for what cannot be written.
+        """
+        if self.adapter is not None:
+            problem = "the model has an adapter, which is no part of a checkpoint"
+            raise InputError(f"{problem}; save_adapter() writes it alone, and after merge_adapter() save() writes all")
+        files = {} if self.tokenizer is None else self.tokenizer.files()
+        side_files = {name: self.inputs.side_file(name) for name in BESIDE}
+        files |= {name: json.dumps(content, indent=2).encode() for name, content in side_files.items() if content}
+        return save(path, self.module, self.hf, self.tokenizer, files, self.path)
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a generation: the config's, and the tokenizer's."""
+        return tasks.end_ids(self.inputs)
+
+    def _decode(self, stop: str | Sequence[str]) -> Callable[[Sequence[int]], str] | None:
+        return self.inputs.words.decode if stop else None
+
+
+@answers_arguments
+def load(
+    path: str | Path,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device = "cpu",
+    ignore: Sequence[str] = (),
+    offline: bool = False,
+    quantize: str | None = None,
+    dequantize: bool | None = None,
+    adapter: str | Path | None = None,
+) -> Model:
+    """Load a model from a directory, a `.gguf` file, or `hub:org/name`.
+
+    A path never uses the network; `hub:org/name` (also `hub:org/name@revision` and `hub:org/name:file.gguf`) downloads
+    from the Hugging Face Hub, with `offline` only reads what was downloaded before.
+
+    `adapter` is a directory with an adapter for it, of this library or of PEFT; a `path` that is such a directory
+    itself, or a run that trained one, loads the base that it names too.
+
+    Weights keep their stored dtype unless `dtype` is given: torch.bfloat16, "bfloat16", "bf16" and so on.  Weights
+    stored in fp16 become fp32 on a CPU unless `dtype` is given, and T5 is never run in fp16, whose range it exceeds: it
+    gets bf16 or fp32 instead (`report.notes` says so).
+
+    The packed matrices of a GGUF file, of AWQ and of GPTQ stay packed on a CPU with native kernels, unless `dtype` is
+    neither float32 nor bfloat16; elsewhere they are dequantized, and `report.notes` says why.  The kernels round
+    activations to 8 bits in groups of 32 (a relative error of at most 1e-2 a product), and packed matrices are not
+    trained.  `dequantize=True` loads plain numbers, for exact arithmetic and for training; `dequantize=False` raises an
+    error where the matrices cannot stay packed.  `quantize="int8"` or `"int4"` packs the matrices of any checkpoint,
+    rounding them anew.  `report.notes` gives the bytes.
+
+    `ignore` names config keys and tensor patterns to ignore; every other key and tensor must be understood and used.
+
+    Raises CheckpointError, ConfigError or TextError where the files cannot be read or do not fit together, FetchError
+    where a download fails, and InputError for a dtype or device that cannot be used.
+    """
+    dtype, device = compute_dtype(dtype), usable_device(device)  # before anything is read
+    path, adapter = with_base(path, adapter)
+    header = read_header(path, ignore=ignore, offline=offline)
+    stored = None if adapter is None else read_adapter(adapter, header.spec)
+    source = header.source or open_source(header.path)  # without weights: its error says what is there instead
+    tokenizer = header.tokenizer()  # first: what building it needed is free again when the weights come
+    source.metadata.clear()  # a vocabulary of a GGUF is so freed before what stays is made, and leaves no holes in it
+    packing = packing_for(source, quantize, dequantize, device, dtype)
+    plain, packer = packing.dequantize, packing.packer
+    with torch.inference_mode(False):  # tensors made in inference mode count no changes and cannot be trained
+        module, report = read_weights(header.spec, source, dtype, device, ignore, dequantize=plain, packer=packer)
+        if stored is not None:
+            added = nn.attach(module, stored.factors, stored.dropout)
+            note = f"adapter {adapter}: {added.parameters:,} numbers of rank {added.rank} in {len(added.slots)} maps"
+            report = replace(report, notes=(*report.notes, note))
+    hf, where, report = header.hf, header.path, replace(report, notes=(*report.notes, *packing.notes))
+    del header, source, packing, packer
+    machine.give_back_memory()
+    return Model(module, tokenizer, hf, where, report)
+
+
+def create(config: dict[str, Any] | Spec | str, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Model:
+    """A new model with random weights in fp32, drawn from `seed`.
+
+    `config` is a spec; a dict with Hugging Face's keys, such as `{"model_type": "llama", "hidden_size": 128, ...}`; or
+    the name of a known model, whose sizes it then has: "gpt2", "transformer-base" and those that `triptych count`
+    lists.  `tokenizer` is one of `triptych.text`; without it rows are token ids.
+
+    Raises ConfigError for a config that does not fit together and for another name, InputError where the weights, 4
+    bytes each, do not fit into the memory that is free.
+    """
+    if isinstance(config, str):
+        if config not in NAMED:
+            problem = f"no model {config!r}{nearest(config, NAMED)}; create() knows {', '.join(NAMED)}"
+            raise ConfigError(f"{problem}, and load() reads checkpoints")
+        config = dict(NAMED[config])
+    spec, keys = (config, None) if isinstance(config, Spec) else (families.read_config(config, where="config"), config)
+    with torch.inference_mode(False):  # as in `load`
+        return Model(nn.new(spec, seed), tokenizer, keys)

@@ -1,0 +1,1 @@
+"""The commands `triptych lab` and `triptych exercise`."""

@@ -1,0 +1,118 @@
+"""`triptych exercise`: variants of the lectures' exercises, their answers, and sheets of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, BadParameter, Exit, Option
+
+from triptych.cli import options, screen
+
+if TYPE_CHECKING:
+    from triptych_lectures.exercises import Exercise
+
+ALL = "all"
+
+
+def exercise(
+    names: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[NAME]...", help="Exercises, as in L4.7 L5.1, or all; without one, list them.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[int, Option("--seed", metavar="N", min=0, help="Seed of the numbers in the exercises.")] = 0,
+    answer: Annotated[
+        list[str] | None,
+        Option("--answer", metavar="TEXT", help="Check an answer; once for each question, in order."),
+    ] = None,
+    solutions: Annotated[bool, Option("--solutions", help="Show the answers and how to work them out.")] = False,
+    save: Annotated[
+        Path | None,
+        Option("--save", metavar="FILE", help="Write a page to read or print, answers folded.", show_default=False),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Exercises of the lectures with other numbers; with --answer, exit 1 if one is wrong."""
+    if not names:
+        _list(as_json)
+        return
+    if answer and len(names) > 1:
+        raise BadParameter("--answer is for one exercise; give one NAME")
+    if answer and ALL in names:
+        raise BadParameter(f"--answer is for one exercise, not {ALL}; give its NAME")
+    if answer and (save is not None or solutions):
+        raise BadParameter(f"--answer checks answers; leave {'--save' if save is not None else '--solutions'} out")
+    if save is not None:
+        screen.check_suffix(save, (".html", ".htm"), "--save")
+    from triptych_lectures import exercises as lectures
+
+    listed = list(lectures.NAMES) if ALL in names else list(names)
+    drawn = [lectures.variant(name, seed) for name in listed]
+    if answer:
+        _check(drawn[0], answer, as_json)
+        return
+    if save is not None:
+        from triptych.page import write
+        from triptych_lectures.exercises.sheet import sheet
+
+        write(save, sheet(drawn, solutions=solutions))
+    if as_json:
+        screen.result({"exercises": [_data(one, solutions) for one in drawn]})
+    elif save is not None:
+        screen.show(screen.facts([("page", str(save)), ("exercises", str(len(drawn)))]))
+    else:
+        for one in drawn:
+            _show(one, solutions)
+
+
+def _list(as_json: bool) -> None:
+    from triptych_lectures.exercises import NAMES
+
+    if as_json:
+        screen.result([{"name": name, "title": title} for name, title in NAMES.items()])
+        return
+    table = screen.table("exercise", "about")
+    for name, title in NAMES.items():
+        table.add_row(name, title)
+    screen.show(table)
+    screen.note("one of them: triptych exercise L4.7 --seed 3; a sheet: triptych exercise all --save sheet.html")
+
+
+def _show(one: Exercise, solutions: bool) -> None:
+    out = screen.console()
+    out.print(f"{one.name}: {one.title}", style="bold", soft_wrap=True)
+    out.print(one.given, highlight=False, soft_wrap=True)
+    for i, question in enumerate(one.questions, 1):
+        out.print(f"{i}. {question.text}", highlight=False, soft_wrap=True)
+        if solutions:
+            out.print(f"   {question.answer_text}", style="bold", highlight=False, soft_wrap=True)
+            out.print(f"   {question.solution}", highlight=False, soft_wrap=True)
+    out.print()
+
+
+def _data(one: Exercise, solutions: bool) -> dict[str, object]:
+    questions = [
+        {"text": question.text} | ({"answer": question.answer, "solution": question.solution} if solutions else {})
+        for question in one.questions
+    ]
+    return {"name": one.name, "title": one.title, "seed": one.seed, "given": one.given, "questions": questions}
+
+
+def _check(one: Exercise, answers: list[str], as_json: bool) -> None:
+    from triptych_lectures.exercises import check
+
+    right = check(one, answers)
+    if as_json:
+        rows = [{"answer": answer, "right": good} for answer, good in zip(answers, right, strict=True)]
+        screen.result({"name": one.name, "seed": one.seed, "answers": rows})
+    else:
+        table = screen.table("", "answer", "question")
+        for answer, good, question in zip(answers, right, one.questions, strict=False):
+            table.add_row("right" if good else "wrong", screen.plain(answer), question.text)
+        screen.show(table)
+        if not all(right):
+            screen.note(f"how to work it out: triptych exercise {one.name} --seed {one.seed} --solutions")
+    if not all(right):
+        raise Exit(1)

@@ -1,0 +1,1 @@
+"""Data that the labs make: drawn scenes, spoken digits, a second language."""

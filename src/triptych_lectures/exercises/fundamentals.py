@@ -1,0 +1,279 @@
+"""The exercises of the lecture on fundamentals (L0)."""
+
+from __future__ import annotations
+
+import json
+from math import log
+
+import numpy as np
+import torch
+
+from triptych import families
+from triptych.attention import attend, attention_pattern
+from triptych.count import count
+from triptych_lectures.exercises.exercise import (
+    Draft,
+    ExerciseQuestion,
+    exercise,
+    listed,
+    matrix,
+    pick,
+    row,
+    small,
+    tensor,
+)
+
+SENTENCE = ("She", "sat", "by", "the", "river", "bank")
+
+
+@exercise("L0.1", "Attention on a few tokens")
+def attention_by_hand(random: np.random.Generator) -> Draft:
+    x = small(random, 3, 4, low=0, high=2)
+    w_q, w_k, w_v = (small(random, 2, 4, low=0, high=2) for _ in range(3))
+    q, k, v = (x @ w.T for w in (w_q, w_k, w_v))
+    asked = int(random.integers(3))
+    weights = attention_pattern(tensor(q), tensor(k))[asked]
+    out = attend(tensor(q), tensor(k), tensor(v))[asked]
+    scores = k @ q[asked] / np.sqrt(2)
+    given = "\n".join((
+        "Three tokens of width 4 and one head of width 2. The rows of each W are its outputs, so q = x Wᵀ.",
+        matrix("X", x), matrix("W_Q", w_q), matrix("W_K", w_k), matrix("W_V", w_v),
+    ))  # fmt: skip
+    return given, [
+        ExerciseQuestion(
+            f"What is the query of token {asked + 1}?", row(q[asked]), f"Its row of X times W_Qᵀ: {listed(q[asked])}."
+        ),
+        ExerciseQuestion(
+            f"What are the attention weights of token {asked + 1}, with 1/√d and without a mask?",
+            row(weights),
+            f"The keys are {', '.join(listed(one) for one in k)}; the scores over √2 are {listed(scores)}; softmax of "
+            "them adds up to 1.",
+        ),
+        ExerciseQuestion(
+            "What is its output?",
+            row(out),
+            f"The weights times the values {', '.join(listed(one) for one in v)}, added up.",
+        ),
+    ]
+
+
+@exercise("L0.2", "Shapes and parameters of a block")
+def a_block(random: np.random.Generator) -> Draft:
+    batch, tokens, heads = pick(random, 1, 2, 3), pick(random, 12, 16, 20), pick(random, 4, 8)
+    width = heads * pick(random, 16, 32)
+    hidden = pick(random, 3, 4) * width
+    attention, mlp, norms = 4 * width**2, 3 * width * hidden, 2 * width
+    given = (
+        f"A block of multi-head attention with {heads} heads, SwiGLU of hidden width {hidden}, RMSNorm before each and "
+        f"residuals; no biases. It reads [{batch}, {tokens}, {width}]."
+    )
+    return given, [
+        ExerciseQuestion(
+            "What is the shape of its output?", (batch, tokens, width), "A residual stream keeps its shape."
+        ),
+        ExerciseQuestion(
+            "What is the shape of the queries, as batch, heads, tokens, head width?",
+            (batch, heads, tokens, width // heads),
+            f"{width} / {heads} = {width // heads} numbers for each head.",
+        ),
+        ExerciseQuestion(
+            "What is the shape inside the MLP?",
+            (batch, tokens, hidden),
+            "gate and up both give the hidden width, and their product keeps it.",
+        ),
+        ExerciseQuestion(
+            "How many parameters has the block?",
+            attention + mlp + norms,
+            f"Attention 4·D² = {attention:,}, SwiGLU 3·D·F = {mlp:,}, two norms 2·D = {norms:,}.",
+        ),
+    ]
+
+
+@exercise("L0.3", "Agreement with PyTorch, and what breaks it")
+def agreement(random: np.random.Generator) -> Draft:
+    width, apart = pick(random, 2, 4), 0.0
+    while apart < 0.05:  # equal scores are equal with any scale
+        q, k, v = small(random, 2, width), small(random, 2, width), small(random, 2, 1, low=0, high=9)
+        x, y, z = (tensor(one)[None] for one in (q, k, v))
+        theirs = torch.nn.functional.scaled_dot_product_attention(x, y, z)[0]
+        unscaled = attend(tensor(q), tensor(k), tensor(v), scale=1.0)
+        apart = float((theirs - unscaled).abs().max())
+    given = "\n".join((
+        f"Two tokens, one head of width {width}.", matrix("q", q), matrix("k", k), f"  v = {listed(v[:, 0])}",
+    ))  # fmt: skip
+    return given, [
+        ExerciseQuestion(
+            "What does scaled_dot_product_attention of PyTorch give for the two tokens?",
+            row(theirs),
+            f"It divides by √{width}; the weights are {listed(row(attention_pattern(tensor(q), tensor(k))))}, "
+            "row by row.",
+        ),
+        ExerciseQuestion(
+            "How far from it, at most, is the same without the division by √d?",
+            apart,
+            f"Without it the outputs are {listed(row(unscaled))}.",
+        ),
+        ExerciseQuestion(
+            "For which head width would the two be equal?",
+            1,
+            "√1 = 1: there is nothing to divide by.",
+        ),
+    ]
+
+
+@exercise("L0.4", "What a decoder can lose, and what it must not see")
+def losses(random: np.random.Generator) -> Draft:
+    vocab, tokens = pick(random, 61, 65, 80, 96), pick(random, 32, 64, 128)
+    loss = round(float(random.uniform(1.2, 2.2)), 2)
+    given = (
+        f"A character decoder has {vocab} characters and is trained on rows of {tokens} tokens. After 1,000 steps its "
+        f"loss on held-out text is {loss} nats a character."
+    )
+    return given, [
+        ExerciseQuestion(
+            "What loss, in nats, has a decoder that knows nothing?",
+            log(vocab),
+            f"Every character has probability 1/{vocab}, so the loss is ln {vocab}.",
+        ),
+        ExerciseQuestion(
+            "Among how many characters does the trained one choose, on average (its perplexity)?",
+            float(np.exp(loss)),
+            f"exp({loss}).",
+        ),
+        ExerciseQuestion(
+            "How many pairs of a token and one that it must not see has a row?",
+            tokens * (tokens - 1) // 2,
+            f"T(T−1)/2 of {tokens}: without the mask each token sees the next one, which is its answer, so that "
+            "the loss "
+            "falls towards 0 and generation is nonsense.",
+        ),
+    ]
+
+
+@exercise("L0.5", "Which head ties two words")
+def which_head(random: np.random.Generator) -> Draft:
+    heads = 3
+    chosen = int(random.integers(heads))
+    weights = random.uniform(0.02, 0.2, (heads, len(SENTENCE)))
+    usual = weights[:, 4] * random.uniform(0.8, 1.25, heads)
+    weights[chosen, 4] = random.uniform(0.4, 0.6)
+    usual[chosen] = random.uniform(0.05, 0.1)
+    sink = (chosen + 1) % heads
+    weights[sink, 4], usual[sink] = 0.65, 0.62  # it reads the word before, whatever that is
+    weights[:, [0, 1, 2, 3, 5]] *= ((1 - weights[:, 4]) / weights[:, [0, 1, 2, 3, 5]].sum(1))[:, None]
+    weights = weights.round(2)
+    ratio = weights[:, 4] / usual.round(2)
+    given = "\n".join((
+        f"{' '.join(SENTENCE)}: the weights of the last word on each word, by three heads.",
+        matrix("pattern, row of bank", weights, [f"head {h + 1}" for h in range(heads)]),
+        f"What each head gives to the word just before, on average over other texts: {listed(usual.round(2))}",
+    ))  # fmt: skip
+    best = int(ratio.argmax())
+    return given, [
+        ExerciseQuestion(
+            "Which head reads the word river most?",
+            int(weights[:, 4].argmax()) + 1,
+            f"Its weights on river are {listed(weights[:, 4])}.",
+        ),
+        ExerciseQuestion(
+            "Which head links bank to river more than its habit of reading the word before explains?",
+            best + 1,
+            f"Weight over habit is {listed(ratio)}: a head that always reads the word before says nothing about "
+            "the two "
+            "words. What the link does to the model only its removal shows.",
+        ),
+    ]
+
+
+@exercise("L0.6", "Parameters of a model")
+def parameters(random: np.random.Generator) -> Draft:
+    heads, layers = pick(random, 16, 20, 32), pick(random, 12, 24, 36)
+    width, hidden, vocab = heads * 64, 512 * pick(random, 5, 8, 11), 1000 * pick(random, 32, 50, 152)
+    config = {
+        "model_type": "llama", "hidden_size": width, "intermediate_size": hidden, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": heads, "vocab_size": vocab,
+        "max_position_embeddings": 4096, "tie_word_embeddings": True,
+    }  # fmt: skip
+    total = count(families.read_config(config)).total
+    attention, mlp, norms = 4 * width**2, 3 * width * hidden, 2 * width
+    given = (
+        f"D = {width:,}, {heads} heads of width 64, {layers} layers, SwiGLU with F = {hidden:,}, V = {vocab:,}, "
+        "RMSNorm "
+        "before each sublayer and at the end, no biases, the head tied to the embedding."
+    )
+    return given, [
+        ExerciseQuestion("How many parameters has the attention of one layer?", attention, f"4·D² = 4·{width:,}²."),
+        ExerciseQuestion("How many has its MLP?", mlp, f"3·D·F = 3·{width:,}·{hidden:,}."),
+        ExerciseQuestion(
+            "How many has the model?",
+            total,
+            f"{layers} layers of {attention + mlp + norms:,} with their norms, V·D = {vocab * width:,} for the "
+            "embedding "
+            f"and head, D = {width:,} for the last norm.",
+        ),
+    ]
+
+
+@exercise("L0.7", "What happens when tokens change places")
+def permuted(random: np.random.Generator) -> Draft:
+    names = "ABCD"
+    outputs = small(random, 4, 2, low=-5, high=6)
+    order = random.permutation(4)
+    while (order == np.arange(4)).any():
+        order = random.permutation(4)
+    asked = int(random.integers(4))
+    given = "\n".join((
+        "One layer of attention without positions and without a mask reads the tokens A B C D and gives",
+        matrix("Z", outputs, list(names)), f"Now it reads {' '.join(names[i] for i in order)}.",
+    ))  # fmt: skip
+    return given, [
+        ExerciseQuestion(
+            f"What is its output at place {asked + 1}?",
+            row(outputs[order[asked]]),
+            f"{names[order[asked]]} stands there, and its output moves with it: the layer is equivariant.",
+        ),
+        ExerciseQuestion(
+            "What is the mean of the four outputs now?",
+            row(outputs.mean(0)),
+            "A mean does not depend on the order: pooled, the layer is invariant.",
+        ),
+        ExerciseQuestion(
+            "Does the output of A stay the same if the layer has a causal mask, yes or no?",
+            "no",
+            "A stood first and saw only itself; now it sees the tokens before it too.",
+        ),
+    ]
+
+
+@exercise("L0.8", "A real config, read")
+def config_shapes(random: np.random.Generator) -> Draft:
+    heads, width = pick(random, 16, 24, 32), 128 * pick(random, 12, 16, 20)
+    groups, head = heads // pick(random, 2, 4, 8), pick(random, 64, 128)
+    hidden, theta = 256 * pick(random, 22, 32, 38), pick(random, 10_000, 500_000, 1_000_000)
+    config = {
+        "model_type": "qwen3", "hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": groups,
+        "head_dim": head, "intermediate_size": hidden, "num_hidden_layers": 2, "vocab_size": 1000, "rope_theta": theta,
+        "max_position_embeddings": 4096, "tie_word_embeddings": True,
+    }  # fmt: skip
+    shapes = families.read_config(config).shapes()
+    first = "decoder.blocks.0."
+    given = "config.json says\n" + "\n".join(
+        f"  {json.dumps(key)}: {json.dumps(config[key])}" for key in list(config)[1:6]
+    )
+    return given, [
+        ExerciseQuestion(
+            "What is the shape of layer 0's query projection, outputs before inputs?",
+            shapes[f"{first}attn.q.weight"],
+            f"{heads} heads of {head} numbers, from {width:,}.",
+        ),
+        ExerciseQuestion(
+            "What is that of its key projection?",
+            shapes[f"{first}attn.k.weight"],
+            f"{groups} key/value heads of {head} numbers: {heads // groups} query heads read each.",
+        ),
+        ExerciseQuestion(
+            "What is that of the MLP's down projection?",
+            shapes[f"{first}mlp.down.weight"],
+            f"From F = {hidden:,} back to D = {width:,}.",
+        ),
+    ]

@@ -1,0 +1,265 @@
+"""Does cross-attention align letters with the ones they come from?  (Bahdanau et al. 2015; lecture L4 exercise 15)"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from triptych.errors import InputError
+from triptych.model import Model, create, load
+from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
+from triptych.probe import Edit, Where
+from triptych.text import SEQ2SEQ, character_tokenizer
+from triptych.train import OptimizerSettings, Pairs
+from triptych.train.recipe import DataSettings
+from triptych.train.sources import SHAKESPEARE, Pair, pairs
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.small import Points, fit
+
+# Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
+LONGEST = 64  # letters of an old spelling
+# The encoder-decoder of the quickstart.
+MODEL: dict[str, object] = {
+    "model_type": "t5", "num_decoder_layers": 1, "feed_forward_proj": "gated-gelu",
+    "relative_attention_num_buckets": 64, "relative_attention_max_distance": 64, "dropout_rate": 0.0,
+}  # fmt: skip
+FALSIFIED_BY = (
+    "The claim is false if the strongest weights meet the true alignment no more often than the diagonal does. It is"
+    " false too if hiding the aligned letters costs no more than hiding as many others, the control."
+)
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    letters: str = size("abcdefghiklm", "letters of made-up words; two or more, all different")
+    shortest: int = size(3, "letters of the shortest made-up word")
+    longest: int = size(6, "letters of the longest one, at most 31")
+    doubled: float = size(0.5, "share of its letters that the old spelling doubles, at most 1")
+    trained: int = size(4_000, "made-up pairs to train on")
+    held: int = size(100, "held-out pairs")
+    width: int = size(64, "model width D")
+    hidden: int = size(64, "MLP width")
+    heads: int = size(2, "heads of each layer")
+    head_width: int = size(32, "width of a head")
+    layers: int = size(1, "layers of the encoder; the decoder has one")
+    rate: float = size(5e-3, "learning rate; Muon's is twice as large")
+    steps: int = size(220, "training steps")
+    rows: int = size(48, "rows of a training step")
+
+    def __post_init__(self) -> None:
+        if not self.shortest <= self.longest <= 31 or self.doubled > 1:
+            raise InputError("sizes shortest, longest, doubled: must be at most longest, at most 31, and at most 1")
+        if len(set(self.letters)) != len(self.letters) or len(self.letters) < 2:
+            raise InputError(f"size letters: {self.letters!r} must be two or more letters, all different")
+
+    @property
+    def model(self) -> dict[str, object]:
+        """The config of the model that is trained."""
+        widths = {"d_model": self.width, "d_ff": self.hidden, "d_kv": self.head_width}
+        return MODEL | widths | {"num_heads": self.heads, "num_layers": self.layers}
+
+
+FULL = Sizes(
+    letters="abcdefghiklmnoprstvy", shortest=4, longest=9, doubled=0.4, trained=20_000, held=200,
+    width=128, hidden=256, heads=4, layers=2, rate=3e-3, steps=260, rows=96,
+)  # fmt: skip
+
+Truth = NDArray[np.bool_]  # [T, S]: which source letters a target letter may come from
+
+
+def run(setup: Setup) -> LabResult:
+    """Where the cross-attention of a spelling model peaks, beside the cheapest alignments of the two spellings."""
+    sizes = setup.sized(Sizes(), FULL)
+    train, held = _pairs(setup, sizes)
+    model, losses = _model(setup, sizes, train)
+    setup.progress(f"comparing its cross-attention with the alignment of {len(held)} pairs")
+    subject = HeldOutPairs(model, held)
+    patterns = subject.patterns()
+    shares = [subject.hits(pattern) for pattern in patterns]  # for each layer its heads, then their mean
+    layer = max(range(len(shares)), key=lambda i: shares[i][-1])
+    hits, diagonal, chance = shares[layer][-1], subject.share(subject.straight), subject.chance()
+    moved = subject.hits(patterns[layer], moved=True)[-1]
+    sees_all, not_partners, not_others = (
+        subject.right(at) for at in (None, subject.truths, subject.others(setup.seed))
+    )
+    checks = (
+        Check("letters whose strongest attention is on a true partner", hits, least=0.6),
+        Check("letters that the diagonal misses whose strongest attention is on a true partner", moved, least=0.45),
+        Check("letters right", sees_all, least=0.75),
+        Check("letters right with others hidden, less with the partners hidden", not_others - not_partners, least=0.4),
+    )
+    meaning = (
+        "The decoder was trained on pairs of words, without their alignment. To write a letter it learned to attend to"
+        " the one it comes from, wherever insertions have moved that: the strongest weights follow the alignment. And"
+        " it uses what it attends to: with the aligned letters hidden the right letters are lost, with as many others"
+        " hidden hardly any. The strongest weight is not always on the letter itself, because the encoder's vector of"
+        " a letter also depends on its neighbours."
+    )
+    rows = [("mean of the heads", hits), *((f"head {i}", hit) for i, hit in enumerate(shares[layer][:-1]))]
+    rows += [("the diagonal", diagonal), ("a letter at random", chance)]
+    visible = [("every letter", sees_all), ("not the partners", not_partners), ("not as many others", not_others)]
+    sections: list[Section] = [
+        TableSection(
+            "Strongest attention on a true partner", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in rows]
+        ),
+        TableSection("Letters right", ("the decoder sees", "share"), [[name, f"{x:.1%}"] for name, x in visible]),
+        *subject.maps(layer, patterns[layer]),
+    ]
+    if losses:
+        sections.append(Curve("Training", "step", "nats a letter", {"loss": losses}, {}))
+    return LabResult(
+        "Does cross-attention align letters with the ones they come from?", meaning, checks, tuple(sections)
+    )
+
+
+class HeldOutPairs:
+    """A spelling model and pairs it was not trained on; its decoder reads the right target (teacher forcing)."""
+
+    def __init__(self, model: Model, held: Sequence[Pair]) -> None:
+        start = model.spec.ids.start
+        self.model, self.pairs = model, held
+        self.sources, self.targets = (model.ids([pair[side] for pair in held]) for side in (0, 1))
+        lengths = [(len(a) - 1, len(b) - 1) for a, b in zip(self.sources, self.targets, strict=True)]
+        if start is None or lengths != [(len(a), len(b)) for a, b in held]:
+            raise InputError("this lab needs an encoder-decoder whose tokens are letters and one end token")
+        self.read = [[start, *ids[:-1]] for ids in self.targets]
+        self.truths = [cheapest(source, target) for source, target in held]
+        self.straight = [_straight(truth) for truth in self.truths]
+
+    def patterns(self) -> list[list[Tensor]]:
+        """For each layer, for each pair, `[H, T + 1, S + 1]`: letters and the end."""
+        trace = self.model.trace(self.sources, self.read, read=["decoder.blocks.*.cross.pattern"])
+        return [trace[site] for site in trace]
+
+    def hits(self, pattern: list[Tensor], moved: bool = False) -> list[float]:
+        """The share of letters whose strongest weight is on a true partner: each head's, then that of their mean.
+        With `moved`, only of letters that have no partner at their own place."""
+        peaks = [_peaks(weights, truth) for weights, truth in zip(pattern, self.truths, strict=True)]
+        return [self.share(head, moved) for head in zip(*peaks, strict=True)]
+
+    def chance(self) -> float:
+        return self.share([truth.mean(1) for truth in self.truths])
+
+    def share(self, hits: Sequence[NDArray[Any]], moved: bool = False) -> float:
+        """The mean over the letters that have a partner; NaN where none has."""
+        counted = [
+            truth.any(1) & ~(straight & moved) for truth, straight in zip(self.truths, self.straight, strict=True)
+        ]
+        letters = np.concatenate([hit[among] for hit, among in zip(hits, counted, strict=True)])
+        return float(letters.mean()) if len(letters) else math.nan
+
+    def others(self, seed: int) -> list[Truth]:
+        """As many letters for each as it has partners, drawn from the rest."""
+        random = np.random.default_rng(seed)
+        ranks = [(random.random(truth.shape) + truth).argsort(1).argsort(1) for truth in self.truths]
+        return [rank < truth.sum(1, keepdims=True) for rank, truth in zip(ranks, self.truths, strict=True)]
+
+    def right(self, hidden: Sequence[Truth] | None = None) -> float:
+        """The share of letters the model has first, where its decoder cannot see the `hidden` source letters."""
+
+        def hide(scores: Tensor, where: Where) -> Tensor:
+            letters = torch.from_numpy((hidden or ())[where.item])
+            gone = letters.new_zeros(scores.shape[1:])
+            gone[: letters.shape[0], : letters.shape[1]] = letters
+            return scores.masked_fill(gone, -torch.inf)
+
+        edit = [] if hidden is None else [Edit("decoder.blocks.*.cross.scores", hide)]
+        logits = self.model.trace(self.sources, self.read, edit=edit).logits
+        right = [x[:-1].argmax(-1) == torch.tensor(ids[:-1]) for x, ids in zip(logits, self.targets, strict=True)]
+        return float(torch.cat(right).float().mean())
+
+    def maps(self, layer: int, pattern: list[Tensor]) -> list[AttentionSection]:
+        """The pair whose two spellings differ most in length: what is attended to, and what belongs together."""
+        i = max(range(len(self.pairs)), key=lambda i: len(self.pairs[i][0]) - len(self.pairs[i][1]))
+        source, target = (list(side) for side in self.pairs[i])
+        weights = pattern[i][:, : len(target), : len(source)].float().numpy()
+        truth = self.truths[i] / self.truths[i].sum(1, keepdims=True).clip(min=1)
+        looks, true = (AttentionMap("cross", layer, target, source, x) for x in (weights, truth[None]))
+        return [
+            AttentionSection("Where it looks", "Rows are letters to write, columns are letters to read.", [looks]),
+            AttentionSection("Where they come from", "The cheapest alignments of the two spellings.", [true]),
+        ]
+
+
+def _straight(truth: Truth) -> NDArray[np.bool_]:
+    """`[T]`: whether a letter's own place is a partner's."""
+    places = np.arange(len(truth))
+    straight: NDArray[np.bool_] = truth[places, places.clip(max=truth.shape[1] - 1)]
+    return straight
+
+
+def _peaks(weights: Tensor, truth: Truth) -> list[NDArray[np.bool_]]:
+    """For each head and for their mean, for each letter: is the strongest weight on a true partner?"""
+    every = torch.cat([weights, weights.mean(0, keepdim=True)])[:, : len(truth)]
+    with_end = np.pad(truth, ((0, 0), (0, 1)))  # the end token is the partner of no letter
+    return list(with_end[np.arange(len(truth)), every.argmax(-1).numpy()])
+
+
+def cheapest(source: str, target: str) -> Truth:
+    """`[T, S]`: the pairs that stand on each other in some cheapest way of turning `source` into `target` by
+    inserting, deleting and replacing letters (Levenshtein 1966)."""
+    differ = np.array([[a != b for a in source] for b in target])
+    ahead, behind = _costs(differ), _costs(differ[::-1, ::-1])[::-1, ::-1]
+    through: Truth = ahead[:-1, :-1] + differ + behind[1:, 1:] == ahead[-1, -1]
+    return through
+
+
+def _costs(differ: Truth) -> NDArray[np.int64]:
+    """`[T + 1, S + 1]`: fewest changes between the beginnings of two words."""
+    rows, columns = differ.shape
+    cost = np.add.outer(np.arange(rows + 1), np.arange(columns + 1))
+    for t in range(rows):
+        for s in range(columns):
+            cost[t + 1, s + 1] = min(cost[t, s] + differ[t, s], cost[t, s + 1] + 1, cost[t + 1, s] + 1)
+    return cost
+
+
+def _pairs(setup: Setup, sizes: Sizes) -> tuple[list[Pair], list[Pair]]:
+    if setup.model is not None or setup.data is not None:
+        return pairs(DataSettings(path=setup.data or SHAKESPEARE, words=2, held_out_limit=sizes.held))
+    random = np.random.default_rng(setup.seed)
+    drawn = [_respelled(random, sizes) for _ in range(sizes.trained + sizes.held)]
+    return drawn[: sizes.trained], drawn[sizes.trained :]
+
+
+def _respelled(random: np.random.Generator, sizes: Sizes) -> Pair:
+    """(old, new) spelling of a word in which no letter stands beside itself."""
+    letters = sizes.letters
+    steps = random.integers(1, len(letters), size=random.integers(sizes.shortest, sizes.longest + 1))
+    word = "".join(letters[i] for i in steps.cumsum() % len(letters))
+    old = word.replace("v", "u")
+    twice = random.random(len(old)) < sizes.doubled
+    return "".join(letter * (1 + again) for letter, again in zip(old, twice, strict=True)), word
+
+
+def _model(setup: Setup, sizes: Sizes, train: Sequence[Pair]) -> tuple[Model, Points]:
+    """The one that was named, or one trained now, and its losses."""
+    if setup.model is not None:
+        setup.progress(f"loading {setup.model}")
+        return load(setup.model, dequantize=True), []
+    tokenizer = character_tokenizer("".join(a + b for a, b in train), SEQ2SEQ)
+    start = tokenizer.pad_id
+    ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "pad_token_id": start}
+    model = create(sizes.model | ids | {"decoder_start_token_id": start}, tokenizer, seed=setup.seed)
+    setup.progress(f"training a spelling model for {sizes.steps} steps")
+    assert start is not None
+    data = Pairs.of([(tokenizer.encode(a), tokenizer.encode(b)) for a, b in train], start, LONGEST)
+    optimizer = OptimizerSettings(name="muon", lr=sizes.rate, muon_lr=2 * sizes.rate)
+    losses = fit(
+        model.module,
+        data,
+        rows=sizes.rows,
+        length=LONGEST,
+        steps=sizes.steps,
+        seed=setup.seed,
+        optimizer=optimizer,
+    )
+    return model, losses

@@ -1,0 +1,310 @@
+"""How does one word get two meanings?  (Lecture L0 5.1 and its exercise 5: "She sat by the river bank")
+
+The claim is that attention from the last word to the one before it separates its two vectors, by a few early heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triptych.errors import InputError
+from triptych.model import Model
+from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
+from triptych.probe import Edit, Where
+from triptych.probe.mean_weight import at_offset, mean_weight
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.pretrained import decoder
+
+SHORES = ("She sat by the river bank", "They fished from the muddy bank", "We swam to the other bank")
+LENDERS = ("She went to the money bank", "He borrowed cash from the bank", "They robbed the bank")
+SHOWN = 8  # of the heads that are cut, in the table and as maps
+FALSIFIED_BY = (
+    "The claim is false if the two vectors separate as far with the link from the last word to the deciding one cut, or"
+    " stay together with another link cut. That a few early heads do it is false if cutting as many heads that read the"
+    " word as strongly in later layers has the same effect."
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    ambiguous: str = size("bank", "the word with two meanings, which ends each sentence")
+    start: str = size("She sat by the", "words before the deciding word of the first sentence")
+    word: str = size("river", "deciding word of the first sentence")
+    other_start: str = size("She went to the", "words before the deciding word of the second sentence")
+    other_word: str = size("money", "deciding word of the second sentence")
+    one_sense: str = size("|".join(SHORES), "sentences of the first meaning, two or more, separated by |")
+    other_sense: str = size("|".join(LENDERS), "sentences of the second meaning, two or more")
+    readers: int = size(12, "heads that are cut together")
+
+    def __post_init__(self) -> None:
+        if any(len(side) < 2 for side in self.senses):
+            raise InputError("sizes one_sense and other_sense: give two or more sentences of each, separated by |")
+        for sentence in (text for side in self.senses for text in side):
+            if not sentence.endswith(f" {self.ambiguous}"):
+                raise InputError(
+                    f"size ambiguous: {sentence!r} does not end in {self.ambiguous!r}; give sentences that do"
+                )
+
+    @property
+    def senses(self) -> tuple[list[str], list[str]]:
+        one, other = ([text.strip() for text in side.split("|")] for side in (self.one_sense, self.other_sense))
+        return one, other
+
+    @property
+    def link(self) -> str:
+        """What is cut, in words."""
+        return f"{self.ambiguous!r} cannot see {self.word!r} or {self.other_word!r}"
+
+
+Head = tuple[int, int]  # layer, head
+Lines = list[float]  # one number a layer, the embedding first
+
+
+@dataclass(frozen=True)
+class Content:
+    """A head that reads the deciding words by their meaning: its mean weight there, and the mean weight that other
+    words give to the word before them."""
+
+    head: Head
+    weight: float
+    elsewhere: float
+
+
+@dataclass(frozen=True)
+class Cosines:
+    """Of the two vectors of the last word, by layer: as they are, and with a link of attention cut."""
+
+    whole: Lines
+    word: Lines  #: the last word cannot see the deciding one
+    before: Lines  #: it cannot see the word before that instead
+    few: Lines  #: the strongest early readers of the word cannot
+    control: Lines  #: as many later readers cannot
+
+    @staticmethod
+    def of(pair: SentencePair, early: Sequence[Head], late: Sequence[Head]) -> Cosines:
+        cuts: tuple[Sequence[Edit], ...] = ((), pair.cut(), pair.cut(back=1), pair.cut(early), pair.cut(late))
+        return Cosines(*map(pair.cosines, cuts))
+
+    def left(self, cosines: Lines) -> float:
+        """The share of the separation that remains."""
+        separation = sum(1 - x for x in self.whole)
+        return sum(1 - x for x in cosines) / separation if separation else math.nan
+
+
+def run(setup: Setup) -> LabResult:
+    """Two sentences that end in one word: its vectors by layer, as they are and with attention cut off."""
+    sizes, model = setup.sized(Sizes()), decoder(setup)
+    last, readers = repr(sizes.ambiguous), sizes.readers
+    setup.progress(f"comparing the two vectors of {last}, layer by layer")
+    first = (sizes.start, sizes.word)
+    pair = SentencePair(model, sizes.ambiguous, first, (sizes.other_start, sizes.other_word))
+    early, late = pair.readers(readers)
+    cosines, senses, content = Cosines.of(pair, early, late), _senses(model, sizes), pair.content()
+    almost = SentencePair(model, sizes.ambiguous, first, (sizes.start, sizes.other_word))
+    checks = (
+        *_checks_of_cuts(cosines, sizes),
+        Check(
+            "separation left if the sentences differ in no other word",
+            1 - min(almost.cosines(almost.cut())),
+            most=1e-4,
+        ),
+        *_checks_of_heads(cosines, content, senses, pair.mean(late) / pair.mean(early), sizes),
+    )
+    lines = {
+        "as it is": cosines.whole,
+        sizes.link: cosines.word,
+        f"{readers} early heads that read it cannot": cosines.few,
+        f"{readers} later heads that read it cannot": cosines.control,
+        f"{last} cannot see the word before": cosines.before,
+    }
+    within, between = senses
+    sections = (
+        pair.table(early[:SHOWN], sizes),
+        _curve(f"The two vectors of {last}", lines),
+        _curve(
+            f"{sum(map(len, sizes.senses))} sentences that end in {last}, means",
+            {"of one sense": within, "of two senses": between},
+        ),
+        pair.maps(early[:SHOWN]),
+    )
+    return LabResult("How does one word get two meanings?", _meaning(cosines, content, sizes), checks, sections)
+
+
+def _checks_of_cuts(c: Cosines, sizes: Sizes) -> tuple[Check, ...]:
+    """Whether the vectors part, and whether that hangs on the one link."""
+    return (
+        Check(f"cosine of the two {sizes.ambiguous!r}s as they enter", c.whole[0], least=1 - 1e-6),
+        Check("lowest cosine in a later layer", min(c.whole), most=0.9),
+        Check(f"share of the separation left when {sizes.link}", c.left(c.word), most=0.3),
+        Check(
+            "control: share of the separation left when it cannot see the word before that one instead",
+            c.left(c.before),
+            least=0.7,
+        ),
+    )
+
+
+def _checks_of_heads(
+    c: Cosines, content: Content, senses: tuple[Lines, Lines], ratio: float, sizes: Sizes
+) -> tuple[Check, ...]:
+    """Which heads matter, and which reads meaning; `ratio` is the weight of late readers over that of early ones."""
+    early = (
+        f"share of the separation left without the {sizes.readers} strongest readers of the first third of the layers"
+    )
+    late = f"control: share of the separation left without the {sizes.readers} strongest readers of the other layers"
+    name = f"layer {content.head[0]} head {content.head[1]}"
+    within, between = (_mean(line[len(line) // 4 :]) for line in senses)
+    return (
+        Check(early, c.left(c.few), most=0.6),
+        Check(late, c.left(c.control), least=0.8),
+        Check("weight of the later readers on the deciding word, over that of the early ones", ratio, least=0.6),
+        Check("cosine within a sense, less that between senses", within - between, 0.02),
+        Check(f"{name}: weight to {sizes.word!r} and {sizes.other_word!r}, mean", content.weight, least=0.6),
+        Check(f"{name}: weight of other words to the one before", content.elsewhere, most=0.25),
+    )
+
+
+def _meaning(c: Cosines, content: Content, sizes: Sizes) -> str:
+    few, control = c.left(c.few), c.left(c.control)
+    return (
+        f"One token enters as one vector, whatever stands around it. Attention moves what {sizes.word!r} or"
+        f" {sizes.other_word!r} say into {sizes.ambiguous!r}, in a few heads of the early layers, and from there on"
+        " the two vectors differ; words of one sense are nearer to each other than to those of the other. Cutting"
+        " tests that: with this one link cut the vectors stay together, with another link cut they do not. Without"
+        f" the {sizes.readers} strongest readers of the first third of the layers {few:.0%} of the separation is"
+        f" left; without as many later heads that read the word about as strongly, {control:.0%}. Most readers read"
+        f" whatever stands just before them (last column). Layer {content.head[0]} head {content.head[1]} does not:"
+        f" it gives the deciding word {content.weight:.2f} and the word before any other token"
+        f" {content.elsewhere:.2f}."
+    )
+
+
+class SentencePair:
+    """Two sentences that end in the same token, and one model's attention in them."""
+
+    def __init__(self, model: Model, ambiguous: str, *sentences: tuple[str, str]) -> None:
+        if model.spec.layout != "decoder":
+            raise InputError(f"this lab needs a decoder, and this model is an {model.spec.layout}")
+        self.model, self.rows = model, model.ids([f"{start} {word} {ambiguous}" for start, word in sentences])
+        if len({row[-1] for row in self.rows}) > 1:
+            raise InputError("this lab needs a tokenizer that ends both sentences in one and the same token")
+        starts = [len(row) for row in model.ids([start for start, _ in sentences])]
+        self.words = [range(start, len(row) - 1) for start, row in zip(starts, self.rows, strict=True)]
+        trace = model.trace(self.rows, read=["blocks.*.attn.pattern"])
+        self.patterns = [trace[site] for site in trace]  # for each layer, for each row, [H, T, T]
+
+    def cosines(self, edit: Sequence[Edit] = ()) -> Lines:
+        return _cosines(*_last(self.model, self.rows, edit))
+
+    def cut(self, heads: Sequence[Head] | None = None, back: int = 0) -> list[Edit]:
+        """No attention from the last word to the deciding one, or to the token `back` before it, in `heads` or all."""
+        edits = []
+        for layer in range(len(self.patterns)):
+            chosen = None if heads is None else [head for at, head in heads if at == layer]
+            for row, word in enumerate(self.words if chosen is None or chosen else ()):
+                hide = _hide(slice(word.start - back, word.stop - back))
+                edits.append(Edit(f"blocks.{layer}.attn.scores", hide, row, word.stop, chosen))
+        return edits
+
+    def weights(self) -> Tensor:
+        """`[L, 2, H]`: the weight that the last word gives the deciding word of each sentence."""
+        of_words = [
+            [mean_weight(p[:, -1:], self._within(p, w)) for p, w in zip(layer, self.words, strict=True)]
+            for layer in self.patterns
+        ]
+        return torch.stack([torch.stack(layer) for layer in of_words])
+
+    @staticmethod
+    def _within(pattern: Tensor, word: range) -> Tensor:
+        """`[1, S]`: one query reads the tokens of a word."""
+        keys = torch.arange(pattern.shape[-1])
+        return ((keys >= word.start) & (keys < word.stop))[None]
+
+    def elsewhere(self) -> Tensor:
+        """`[L, H]`: the mean weight that the tokens before the deciding word give the token before them."""
+        before = [at_offset(range(2, len(row) - 1), -1, len(row)) for row in self.rows]
+        layers = [[mean_weight(p, reads) for p, reads in zip(layer, before, strict=True)] for layer in self.patterns]
+        return torch.stack([torch.stack(layer).mean(0) for layer in layers])
+
+    def readers(self, count: int) -> tuple[list[Head], list[Head]]:
+        """The `count` heads with the largest weight on the word, in the first third of the layers and in the rest."""
+        weights = self.weights().mean(1)
+        order = [divmod(int(i), weights.shape[1]) for i in weights.flatten().argsort(descending=True)]
+        third = len(self.patterns) // 3
+        early, late = ([at for at in order if (at[0] < third) == first][:count] for first in (True, False))
+        return early, late
+
+    def mean(self, heads: Sequence[Head]) -> float:
+        """The mean weight of these heads on the word."""
+        weights = self.weights().mean(1)
+        return _mean([float(weights[head]) for head in heads])
+
+    def content(self) -> Content:
+        """The head whose weight on the deciding word exceeds most its weight on the previous token elsewhere."""
+        weights, elsewhere = self.weights().amin(1), self.elsewhere()
+        layer, head = divmod(int((weights - elsewhere).argmax()), weights.shape[1])
+        return Content((layer, head), self.mean([(layer, head)]), float(elsewhere[layer, head]))
+
+    def table(self, heads: Sequence[Head], sizes: Sizes) -> TableSection:
+        weights, elsewhere, rows = self.weights(), self.elsewhere(), []
+        for layer, head in heads:
+            river, money = weights[layer, :, head].tolist()
+            rows.append([str(layer), str(head), f"{river:.2f}", f"{money:.2f}", f"{elsewhere[layer, head]:.2f}"])
+        header = ("layer", "head", f"to {sizes.word!r}", f"to {sizes.other_word!r}", "other words to the one before")
+        return TableSection(f"Weight from {sizes.ambiguous!r}, where it reads the word most", header, rows)
+
+    def maps(self, heads: Sequence[Head]) -> AttentionSection:
+        tokens = [str(i) for i in self.rows[0]] if (t := self.model.tokenizer) is None else t.tokens(self.rows[0])
+        maps = []
+        for layer in sorted({layer for layer, _ in heads}):
+            chosen = sorted(head for at, head in heads if at == layer)
+            weights = self.patterns[layer][0][chosen].float().numpy()
+            maps.append(AttentionMap("decoder", layer, tokens, tokens, weights, chosen))
+        return AttentionSection(
+            "Where they look", "Rows are queries, columns are keys; the last row is the last word.", maps
+        )
+
+
+def _hide(keys: slice) -> Callable[[Tensor, Where], Tensor]:
+    def hidden(scores: Tensor, where: Where) -> Tensor:
+        scores = scores.clone()
+        scores[..., keys] = -torch.inf
+        return scores
+
+    return hidden
+
+
+def _last(model: Model, rows: Sequence[Sequence[int]], edit: Sequence[Edit] = ()) -> list[Tensor]:
+    """For each row `[L + 1, D]`: the last token's vector as it enters the first block and leaves each block."""
+    trace = model.trace(rows, read=["blocks.0.resid_pre", "blocks.*.resid_post"], edit=edit)
+    return [torch.stack([trace[site][row][-1] for site in trace]).double() for row in range(len(rows))]
+
+
+def _cosines(a: Tensor, b: Tensor) -> Lines:
+    cosines: Lines = torch.cosine_similarity(a, b, dim=-1).tolist()
+    return cosines
+
+
+def _senses(model: Model, sizes: Sizes) -> tuple[Lines, Lines]:
+    """By layer, the mean cosine of two last words of one sense, and of two of different senses."""
+    one, other = sizes.senses
+    last = _last(model, model.ids([*one, *other]))
+    shores, lenders = last[: len(one)], last[len(one) :]
+    same = [_cosines(a, b) for side in (shores, lenders) for i, a in enumerate(side) for b in side[:i]]
+    between_senses = [_cosines(a, b) for a in shores for b in lenders]
+    within, between = ([_mean(layer) for layer in zip(*lines, strict=True)] for lines in (same, between_senses))
+    return within, between
+
+
+def _curve(title: str, lines: dict[str, Lines]) -> Curve:
+    series = {name: [(float(i), x) for i, x in enumerate(line)] for name, line in lines.items()}
+    return Curve(title, "blocks passed", "cosine", series, {})
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,221 @@
+"""A sequence through one fixed vector, and attention over all of it (Cho et al. 2014; Bahdanau et al. 2015; lectures L0
+and L1).
+
+A recurrent encoder-decoder copies sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from triptych.attention import attend
+from triptych.errors import InputError
+from triptych.page import Curve, TableSection
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.small import growth, power
+
+WARMUP = 20  # training steps
+FALSIFIED_BY = (
+    "The claim is false if a fixed vector copies long sequences as well as short ones, if a wider one does not carry"
+    " more, or if attention, added to the narrowest vector, loses symbols at any length too. That a far state gets no"
+    " gradient is false if the gradient through a GRU does not shrink by a factor each step."
+)
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    symbols: int = size(20, "distinct symbols, at least as many as the longest source has")
+    width: int = size(64, "width of embeddings and states")
+    lengths: tuple[int, ...] = size(
+        (1, 2, 4, 8, 12, 16), "symbols of a source, ascending; one of them is 4", ascending=True
+    )
+    narrow: int = size(4, "numbers in the narrow vector")
+    wide: int = size(64, "numbers in the wide vector")
+    steps: int = size(400, "training steps")
+    rows: int = size(64, "rows of a training step")
+    rate: float = size(5e-3, "learning rate")
+    tested: int = size(256, "sources of each length that are tested")
+    back: tuple[int, ...] = size(
+        (16, 32, 64, 128, 256, 512), "steps back, of the gradient; three or more, ascending", values=3, ascending=True
+    )
+    draws: int = size(8, "untrained models of which the gradient is a mean")
+
+    def __post_init__(self) -> None:
+        if 4 not in self.lengths or max(self.lengths) > self.symbols:
+            raise InputError("size lengths: must have a 4, and none above the number of symbols")
+        if self.narrow >= self.wide:
+            raise InputError(f"sizes narrow {self.narrow} and wide {self.wide}: the narrow vector must be the smaller")
+
+    @property
+    def kinds(self) -> dict[str, ArchitectureKind]:
+        return {
+            f"vector of {self.narrow}": ArchitectureKind(self.narrow, attention=False),
+            f"vector of {self.wide}": ArchitectureKind(self.wide, attention=False),
+            "attention": ArchitectureKind(self.narrow, attention=True),
+        }
+
+
+@dataclass(frozen=True)
+class ArchitectureKind:
+    """How the decoder learns what the source is: a vector of `code` numbers, and attention over its states or not."""
+
+    code: int
+    attention: bool
+
+
+class Copier(nn.Module):
+    """A GRU encoder and a GRU decoder.  The last state of the source, mapped to `code` numbers, starts the decoder and
+    is part of each of its inputs; with attention its states also query all states of the source (Luong et al. 2015).
+    """
+
+    def __init__(self, kind: ArchitectureKind, symbols: int, width: int) -> None:
+        super().__init__()
+        self.kind, self.symbols = kind, symbols
+        self.embed = nn.Embedding(symbols + 1, width)  # the last one starts the target
+        self.encoder = nn.GRU(width, width, batch_first=True)
+        self.code, self.first_state = nn.Linear(width, kind.code), nn.Linear(kind.code, width)
+        self.decoder = nn.GRU(width + kind.code, width, batch_first=True)
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
+        self.head = nn.Linear(2 * width if kind.attention else width, symbols)
+
+    def forward(self, source: Tensor) -> Tensor:
+        """`[B, T]` -> logits `[B, T, symbols]` of a copy, the right symbols before each one given."""
+        states, last = self.encoder(self.embed(source))
+        code = self.code(last[0]).tanh()
+        begin = torch.full_like(source[:, :1], self.symbols)
+        written = self.embed(torch.cat([begin, source[:, :-1]], 1))
+        inputs = torch.cat([written, code[:, None].expand(-1, source.shape[1], -1)], -1)
+        own, _ = self.decoder(inputs, self.first_state(code).tanh()[None])
+        if self.kind.attention:
+            read = attend(self.query(own)[:, None], self.key(states)[:, None], states[:, None])[:, 0]
+            own = torch.cat([own, read], -1)
+        logits: Tensor = self.head(own)
+        return logits
+
+
+def run(setup: Setup) -> LabResult:
+    """Copies of 1 to 16 symbols by two fixed vectors and by attention; the gradient through 16 to 512 steps."""
+    sizes = setup.sized(Sizes())
+    right: dict[str, list[float]] = {}
+    parameters: dict[str, int] = {}
+    for name, kind in sizes.kinds.items():
+        setup.progress(f"{name}: training {sizes.steps} steps")
+        right[name], parameters[name] = _train(kind, sizes, setup.seed)
+    setup.progress("gradients through untrained states")
+    through, looked = (
+        [_gradient(name, back, sizes, setup.seed) for back in sizes.back] for name in ("GRU", "attention")
+    )
+    each, falls = math.exp(growth(sizes.back, through)), power(sizes.back[-3:], looked[-3:])
+    first, last, far = sizes.lengths[0], sizes.lengths[-1], sizes.back[-3]
+    narrow, wide, attention = right.values()
+    middle = sizes.lengths.index(4)
+    checks = (
+        Check(f"vector of {sizes.narrow}: symbols right at length {first}", narrow[0], least=0.95),
+        Check(f"vector of {sizes.narrow}: symbols right at length {last}", narrow[-1], most=0.5),
+        Check(
+            f"vector of {sizes.wide}: symbols right at length 4, less of {sizes.narrow}",
+            wide[middle] - narrow[middle],
+            0.15,
+        ),
+        Check(f"vector of {sizes.wide}: symbols right at length {last}", wide[-1], most=0.8),
+        Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),
+        Check(
+            f"parameters, attention over vector of {sizes.wide}",
+            parameters["attention"] / parameters[f"vector of {sizes.wide}"],
+            most=1.0,
+        ),
+        Check("GRU, untrained: what is left of the gradient after each further step", each, most=0.9),
+        Check(f"attention, untrained: the gradient from T {far} on goes as T to the power", falls, -1.2, -0.8),
+    )
+    meaning = (
+        f"A vector of {sizes.narrow} numbers copies one symbol and loses more the longer the source is:"
+        f" {narrow[middle]:.0%} of 4, {narrow[-1]:.0%} of {last}. Trained alike, {sizes.wide} numbers carry"
+        f" {wide[middle]:.0%} of 4 symbols and {wide[-1]:.0%} of {last}: what does not fit is lost, and more"
+        " training was not given to either. With attention the narrow vector is enough at every length, because the"
+        " decoder reads the source's states instead. Learning to keep something in a recurrent state is hard as well:"
+        f" before training each step leaves {each:.2f} of the gradient, while attention reaches any place in one step"
+        " and its gradient is the weight of one place among T. A GRU can hold more with more width and training; the"
+        " limits here are those of these sizes."
+    )
+    return LabResult(
+        "What does a fixed vector hold?", meaning, checks, _sections(right, parameters, (through, looked), sizes)
+    )
+
+
+def _train(kind: ArchitectureKind, sizes: Sizes, seed: int) -> tuple[list[float], int]:
+    """(share of symbols right at each length, parameters)"""
+    noise = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Copier(kind, sizes.symbols, sizes.width)
+    optimizer = torch.optim.Adam(model.parameters(), sizes.rate)
+    for step in range(sizes.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = sizes.rate * min(1.0, (step + 1) / WARMUP) * (1 - step / sizes.steps)
+        length = int(torch.randint(1, sizes.lengths[-1] + 1, (1,), generator=noise))
+        source = _sources(length, sizes.rows, sizes.symbols, noise)
+        loss = F.cross_entropy(model(source).flatten(0, 1), source.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    with torch.no_grad():
+        tests = [_sources(length, sizes.tested, sizes.symbols, noise) for length in sizes.lengths]
+        right = [float((model(source).argmax(-1) == source).float().mean()) for source in tests]
+    return right, sum(p.numel() for p in model.parameters())
+
+
+def _sources(length: int, rows: int, symbols: int, noise: torch.Generator) -> Tensor:
+    """`[rows, length]` of distinct symbols, so that the previous symbol says where in the source the next one is."""
+    return torch.rand(rows, symbols, generator=noise).argsort(1)[:, :length]
+
+
+def _gradient(name: str, back: int, sizes: Sizes, seed: int) -> float:
+    """Norm of the gradient of the last of `back + 1` outputs with respect to the first input: geometric mean over
+    draws of weights and inputs, in fp64, since fp32 would round the smallest to 0."""
+    logs, width = [], sizes.width
+    for draw in range(sizes.draws):
+        noise = torch.Generator().manual_seed(seed * sizes.draws + draw)
+        x = torch.randn(1, back + 1, width, generator=noise, dtype=torch.float64, requires_grad=True)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed * sizes.draws + draw)
+            gru, query, key = nn.GRU(width, width, batch_first=True), nn.Linear(width, width), nn.Linear(width, width)
+        if name == "GRU":
+            out = gru.double()(x)[0]
+        else:
+            out = attend(query.double()(x)[:, None], key.double()(x)[:, None], x[:, None])[:, 0]
+        (gradient,) = torch.autograd.grad(out[0, -1].sum(), x)
+        logs.append(math.log(float(gradient[0, 0].norm())))
+    return math.exp(sum(logs) / sizes.draws)
+
+
+def _sections(
+    right: dict[str, list[float]], parameters: dict[str, int], gradients: tuple[list[float], list[float]], sizes: Sizes
+) -> tuple[TableSection, TableSection, Curve, Curve]:
+    through, looked = gradients
+    rows = [[name, f"{parameters[name]:,}", *(f"{x:.0%}" for x in line)] for name, line in right.items()]
+    copied = TableSection(
+        "Symbols copied right", ("model", "parameters", *(f"length {n}" for n in sizes.lengths)), rows
+    )
+    steps = TableSection(
+        "Gradient of the last output at the first input, before training",
+        ("steps back", "GRU", "attention"),
+        [[str(n), f"{a:.1g}", f"{b:.1g}"] for n, a, b in zip(sizes.back, through, looked, strict=True)],
+    )
+    quality = {name: [(float(n), x) for n, x in zip(sizes.lengths, line, strict=True)] for name, line in right.items()}
+    reach = {
+        name: [(float(n), x) for n, x in zip(sizes.back, line, strict=True)]
+        for name, line in (("GRU", through), ("attention", looked))
+    }
+    return (
+        copied,
+        steps,
+        Curve("Symbols copied right", "length of the source", "share", quality, {"chance": 1 / sizes.symbols}, ""),
+        Curve("Gradient of the last output at the first input", "steps back", "norm", reach, {}, "xy"),
+    )

@@ -1,0 +1,244 @@
+"""Exposure bias: trained on true prefixes, writing after its own (Bengio et al. 2015; Ranzato et al. 2016).
+
+The model recites one of a few texts that a cue names.  The next token follows from the one before it, and also from the
+cue and the place; only the second still says it after a wrong token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from triptych import nn
+from triptych.errors import InputError
+from triptych.page import Curve, TableSection
+from triptych.spec import LearnedSpec, RMSNormSpec
+from triptych.train import Example, collate
+from triptych.train.objectives import final
+from triptych_lectures.labs.lab import Check, LabResult, Setup, number, size
+from triptych_lectures.labs.small import Points, block, decoder
+from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, train
+
+FALSIFIED_BY = (
+    "The claim is false if the error of the model trained on true prefixes does not grow along its own text, or grows"
+    " as much when each choice follows the true tokens with as many replaced. That wrong tokens in the prefixes of"
+    " training help is false if the model trained so does not come back to the text either."
+)
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the texts, of the decoder and of its training."""
+
+    texts: int = size(16, "texts to recite, two or more")
+    length: int = size(16, "tokens of a text, 4 or more; no token occurs twice in all texts")
+    replaced: float = size(0.1, "share of the tokens that are replaced when the model writes, below 1")
+    noises: tuple[float, ...] = size((0.3,), "shares that are replaced in the prefixes of training, ascending, below 1")
+    width: int = size(48, "width of the residual stream, a multiple of 4")
+    layers: int = size(2, "blocks")
+    steps: int = size(300, "training steps")
+    rows: int = size(32, "rows of a step")
+    rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
+    tested: int = size(200, "texts that each model writes in each test")
+
+    def __post_init__(self) -> None:
+        if self.texts < 2 or self.length < 4:
+            raise InputError("sizes texts and length: give two texts or more, of 4 tokens or more")
+        if max(self.replaced, *self.noises) >= 1:
+            raise InputError("sizes replaced and noises: give shares below 1")
+        if self.width % 4:
+            raise InputError(f"size width {self.width}: the blocks have 4 heads; give a multiple of 4")
+
+
+FULL = Sizes(noises=(0.01, 0.05, 0.3), steps=600, tested=1000)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """`count` texts of `length` tokens, all different, in an order that `seed` draws; row: a cue, then its text.
+
+    In the prefix of a row a share `noise` of the tokens is replaced by random ones of any text.  What is to be
+    predicted stays the text.  The ids of the cues follow those of the tokens.
+    """
+
+    count: int
+    length: int
+    seed: int
+    noise: float = 0.0
+
+    @property
+    def classes(self) -> int:
+        return self.count * self.length
+
+    @cached_property
+    def tokens(self) -> NDArray[np.int32]:
+        """[count, length]: the texts."""
+        order = np.random.default_rng(self.seed).permutation(self.classes)
+        return order.astype(np.int32).reshape(self.count, self.length)
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        chosen = noise.integers(self.count, size=count)
+        true = self.tokens[chosen]
+        written = self.disturbed(true, self.noise, noise)
+        ids = np.concatenate([self.cues(chosen), written[:, :-1]], axis=1)
+        trained = np.ones(self.length, dtype=bool)
+        return [Example(row, text, trained) for row, text in zip(ids, true, strict=True)]
+
+    def cues(self, chosen: NDArray[np.int64]) -> NDArray[np.int32]:
+        """[R, 1]: the cue of each of these texts."""
+        return (self.classes + chosen[:, None]).astype(np.int32)
+
+    def disturbed(self, ids: NDArray[np.int32], share: float, noise: np.random.Generator) -> NDArray[np.int32]:
+        """`ids` with this share replaced by random tokens."""
+        others = noise.integers(self.classes, size=ids.shape)
+        return np.where(noise.random(ids.shape) < share, others, ids).astype(np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class WritingErrors:
+    """The share of wrong choices at each place [length] when each choice follows the true tokens (`forced`) or the ones
+    written (`free`), some of them replaced; `undisturbed` is as `free` with none replaced."""
+
+    forced: NDArray[np.float64]
+    free: NDArray[np.float64]
+    undisturbed: NDArray[np.float64]
+
+
+def run(setup: Setup) -> LabResult:
+    """One decoder trained on true prefixes and others on prefixes with wrong tokens; all write after their own."""
+    sizes = setup.sized(Sizes(), FULL)
+    texts = Texts(sizes.texts, sizes.length, setup.seed)
+    runs: dict[float, TrainedRun] = {}
+    written: dict[float, WritingErrors] = {}
+    for share in (0.0, *sizes.noises):
+        setup.progress(f"trained with {share:.0%} of the prefix replaced: {sizes.steps} steps")
+        module, runs[share] = _train(sizes, replace(texts, noise=share), setup.seed)
+        written[share] = _written(sizes, module, texts, setup.seed)
+    return LabResult(
+        "Does a model trained on true prefixes come back from a wrong token?",
+        _meaning(sizes, written),
+        _checks(sizes, written),
+        (_curve(sizes, written), _table(written, runs)),
+    )
+
+
+def never_back(sizes: Sizes) -> NDArray[np.float64]:
+    """[length]: the share of rows with a replaced token before each place, which is the error of a model that never
+    comes back."""
+    others = sizes.replaced * (1 - 1 / (sizes.texts * sizes.length))  # a random token may be the right one
+    return 1 - np.power(1 - others, np.arange(sizes.length, dtype=np.float64))
+
+
+def _checks(sizes: Sizes, written: dict[float, WritingErrors]) -> tuple[Check, ...]:
+    """Means over the second half of the text.  A model that comes back at once has no errors, one that never does those
+    of `never_back`; half of them is much, a quarter little."""
+    plain, noisy = written[0.0], written[sizes.noises[-1]]
+    lost = _halves(never_back(sizes))[1]
+    first, second = _halves(plain.forced)
+    return (
+        Check("true prefixes: wrong after its own text, over never coming back", _halves(plain.free)[1] / lost, 0.5),
+        Check(
+            f"{sizes.noises[-1]:.0%} of the prefixes replaced: wrong after its own text, over never coming back",
+            _halves(noisy.free)[1] / lost,
+            most=0.25,
+        ),
+        Check("control: true prefixes, each choice after true tokens: wrong more later", second - first, most=0.1),
+        Check(
+            "control: after its own text, none replaced: wrong, the worst of all models",
+            max(float(errors.undisturbed.mean()) for errors in written.values()),
+            most=0.1,
+        ),
+    )
+
+
+def _halves(errors: NDArray[np.float64]) -> tuple[float, float]:
+    """The mean of the first half of the places and that of the second."""
+    first, second = np.array_split(errors, 2)
+    return float(first.mean()), float(second.mean())
+
+
+def _meaning(sizes: Sizes, written: dict[float, WritingErrors]) -> str:
+    plain, noisy = written[0.0], written[sizes.noises[-1]]
+    return (
+        "On true prefixes all models recite without error, and their losses do not say which of them would come back."
+        f" When {sizes.replaced:.0%} of the tokens are replaced as a model writes, the one trained on true prefixes is"
+        f" wrong on {plain.free[-1]:.0%} of the last tokens: it goes on from the wrong token in another text, and each"
+        f" wrong choice is the prefix of the next. After true tokens, as many of them replaced, it stays at"
+        f" {plain.forced[-1]:.0%}: what adds up is the feedback. Trained on prefixes of which {sizes.noises[-1]:.0%} is"
+        f" replaced, it is wrong on {noisy.free[-1]:.0%}, since it has learned to use the cue and the place. That there"
+        " is something left to come back by is a property of this task. The replaced tokens stand for errors of any"
+        " origin; nothing is said of how many a language model makes, and prefixes of the model's own choices"
+        " (scheduled sampling) are not tried."
+    )
+
+
+def _train(sizes: Sizes, task: Texts, seed: int) -> tuple[nn.Transformer, TrainedRun]:
+    layer = block(sizes.width, 4, 2 * sizes.width)
+    positions = LearnedSpec(length=sizes.length, width=sizes.width)
+    final_norm = RMSNormSpec(width=sizes.width)
+    ids = task.classes + task.count
+    module = nn.new(decoder(ids, [layer] * sizes.layers, embedded=positions, final_norm=final_norm), seed)
+    return module, train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
+
+
+def _written(sizes: Sizes, module: nn.Transformer, texts: Texts, seed: int) -> WritingErrors:
+    forced, free = (
+        errors(sizes, module, texts, seed, share=sizes.replaced, forced=after_true) for after_true in (True, False)
+    )
+    return WritingErrors(forced, free, errors(sizes, module, texts, seed, share=0.0))
+
+
+@torch.no_grad()
+def errors(
+    sizes: Sizes, module: nn.Transformer, texts: Texts, seed: int, *, share: float, forced: bool = False
+) -> NDArray[np.float64]:
+    """[length]: how often the most probable token is not that of the text.
+
+    It is written and read by the next choices, or with `forced` the token of the text is; of these, `share` is replaced
+    by random tokens, the same for both.
+    """
+    noise = np.random.default_rng(seed)
+    chosen = noise.integers(texts.count, size=sizes.tested)
+    true, ids = texts.tokens[chosen], texts.cues(chosen)
+    wrong = np.zeros(texts.length)
+    for place in range(texts.length):
+        choices = _choices(module, ids)
+        wrong[place] = (choices != true[:, place]).mean()
+        written = true[:, place] if forced else choices
+        ids = np.concatenate([ids, texts.disturbed(written, share, noise)[:, None]], axis=1)
+    return wrong
+
+
+def _choices(module: nn.Transformer, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+    """[R]: the most probable token after each row of ids [R, T]."""
+    last = np.arange(ids.shape[1]) == ids.shape[1] - 1
+    batch = collate([Example(row, row, last) for row in ids])
+    return module.unembed(final(module, batch), batch.rows).argmax(-1).numpy().astype(np.int32)
+
+
+def _name(share: float) -> str:
+    return f"{share:.0%} of the prefixes replaced" if share else "true prefixes"
+
+
+def _curve(sizes: Sizes, written: dict[float, WritingErrors]) -> Curve:
+    lines = {f"trained on {_name(share)}": errors.free for share, errors in written.items()}
+    lines |= {"true prefixes, after true tokens": written[0.0].forced, "never coming back": never_back(sizes)}
+    points: dict[str, Points] = {
+        name: [(float(i + 1), float(x)) for i, x in enumerate(wrong)] for name, wrong in lines.items()
+    }
+    return Curve(f"Written with {sizes.replaced:.0%} of the tokens replaced", "token", "share wrong", points, {})
+
+
+def _table(written: dict[float, WritingErrors], runs: dict[float, TrainedRun]) -> TableSection:
+    rows = [
+        [_name(share), number(runs[share].end), f"{errors.undisturbed.mean():.1%}"]
+        + [f"{wrong[-1]:.0%}" for wrong in (errors.forced, errors.free)]
+        for share, errors in written.items()
+    ]
+    header = ("trained on", "nats at the end", "wrong, none replaced", "last token wrong, after true ones")
+    return TableSection("What each model writes", (*header, "after its own"), rows)

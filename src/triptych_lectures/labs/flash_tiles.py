@@ -1,0 +1,250 @@
+"""What do FlashAttention's tiles save?  (Lecture L4 12.9; Dao et al. 2022)
+
+`triptych_lectures.scratch.numpy_flash` computes attention tile by tile and counts, as it runs, each number that it
+moves between a slow and a fast memory.  Beside it runs attention with its scores in slow memory, counted in the same
+way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from triptych.attention import attend
+from triptych.page import Curve, MatrixSection, TableSection
+from triptych.spec import causal
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.small import power
+from triptych_lectures.scratch import numpy_flash
+from triptych_lectures.scratch.numpy_flash import LOWEST, Memory
+from triptych_lectures.scratch.numpy_transformer import Array
+
+FALSIFIED_BY = (
+    "The claim would be false if the result or a gradient differed from plain attention's by more than rounding, or if"
+    " the tiles needed slow memory that grows faster than T.  It would also be false if the numbers moved did not fall"
+    " in proportion to the fast memory, or if tiles moved fewer numbers than plain attention even where the fast memory"
+    " has only d² numbers."
+)
+SEEDS = 5  # of a recorded result
+RAGGED = ((45, 45, 16, 8), (30, 53, 8, 16), (53, 30, 64, 64))  # T, S, queries and keys of a tile
+DRAWN = 8  # tiles in each direction of the drawing
+EVERYTHING = slice(None)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    lengths: tuple[int, ...] = size(
+        (128, 256, 512, 1024), "tokens, queries and keys alike, ascending", values=2, ascending=True
+    )
+    width: int = size(32, "d, the width of the head")
+    memories: tuple[int, ...] = size(
+        (1024, 2048, 4096, 8192, 16384), "numbers that the fast memory is for, ascending", values=2, ascending=True
+    )
+
+
+FULL = Sizes(lengths=(256, 512, 1024, 2048, 4096), width=64, memories=(4096, 8192, 16384, 32768, 65536))
+
+
+class Moved(NamedTuple):
+    """Numbers that one way moved, forward and backward, and what it allocated in slow memory beside its arrays."""
+
+    forward: int
+    backward: int
+    extra: int
+    fast: int = 0
+
+
+def run(setup: Setup) -> LabResult:
+    """Numbers moved over T and over the size of the fast memory, and the differences from `attend` and autograd."""
+    sizes = setup.sized(Sizes(), FULL)
+    random, longest, largest = np.random.default_rng(setup.seed), sizes.lengths[-1], sizes.memories[-1]
+    setup.progress("comparing results and gradients with the library's")
+    values, gradients = differences(random)
+    tiled: dict[int, Moved] = {}
+    whole: dict[int, Moved] = {}
+    for length in sizes.lengths:
+        setup.progress(f"{length:,} tokens, a fast memory of {largest:,} numbers")
+        arrays = _arrays(random, length, length, sizes.width)
+        tiled[length], whole[length] = in_tiles(arrays, largest), in_full(arrays)
+    setup.progress(f"{longest:,} tokens, fast memories of {', '.join(f'{m:,}' for m in sizes.memories)} numbers")
+    by_memory = {memory: in_tiles(arrays, memory) for memory in sizes.memories}
+    small = in_tiles(arrays, sizes.width**2)
+    once = in_tiles(arrays, 4 * sizes.width * longest)  # one tile has everything: each array is moved once
+    checks = (
+        Check("largest difference of a result from attend()", values, most=1e-10),
+        Check("largest difference of a gradient from autograd", gradients, most=1e-10),
+        Check("tiles: slow memory beside the arrays grows as T to the power", _grown(tiled, "extra"), 0.99, 1.01),
+        Check("plain: slow memory beside the arrays grows as T to the power", _grown(whole, "extra"), 1.99, 2.01),
+        *(
+            Check(
+                f"{way}: numbers moved again grow as the fast memory to the power",
+                power(sizes.memories, [getattr(by_memory[m], way) - getattr(once, way) for m in sizes.memories]),
+                -1.1,
+                -0.9,
+            )
+            for way in ("forward", "backward")
+        ),
+        Check(
+            "most numbers held in fast memory over its size",
+            max(moved.fast / memory for memory, moved in by_memory.items()),
+            most=1.5,
+        ),
+        Check(f"plain over tiles, numbers moved forward, fast memory {largest:,}", _saved(whole, tiled), least=2.0),
+        Check(
+            "plain over tiles, numbers moved forward, a fast memory of d² numbers",
+            whole[longest].forward / small.forward,
+            most=1.0,
+        ),
+    )
+    meaning = (
+        "Softmax can be taken over the keys in pieces, so the scores never leave the fast memory, and the result is"
+        " that of plain attention to rounding. Beside its arrays the tiled way keeps one number a query, the log-sum-"
+        " exp, and in the backward one more; plain attention writes T² scores and T² weights and reads them again. The"
+        " number of products is the same. What falls is what is moved: a fast memory of twice the size holds tiles of"
+        " twice as many queries, and keys and values are read half as often. With a fast memory of only d² numbers the"
+        " tiles are so small that they move more than plain attention does."
+    )
+    return LabResult(
+        "What do FlashAttention's tiles save?",
+        meaning,
+        checks,
+        (_table(sizes, tiled, whole), *_curves(sizes, tiled, whole, by_memory), drawing()),
+    )
+
+
+# ------------------------------------------------------------------------------------------- one way and the other
+
+
+def tiles_for(memory: int, width: int) -> tuple[int, int]:
+    """(long, short) sides of a tile for a fast memory of so many numbers, as Dao et al. 2022 choose them: a quarter of
+    it for each of four arrays of width d, and no more than d on the short side."""
+    long = max(memory // (4 * width), 1)
+    return long, min(long, width)
+
+
+def in_tiles(arrays: Sequence[Array], memory: int) -> Moved:
+    """What `numpy_flash` moves.  The side over which the outer loop runs is the long one: queries forward, keys
+    backward."""
+    q, k, v, dout = arrays
+    long, short = tiles_for(memory, q.shape[1])
+    there, back = Memory(), Memory()
+    out, lse = numpy_flash.forward(q, k, v, (long, short), False, there)
+    numpy_flash.backward(q, k, v, out, lse, dout, (short, long), False, back)
+    return Moved(there.reads + there.writes, back.reads + back.writes, there.extra + back.extra, there.fast)
+
+
+def in_full(arrays: Sequence[Array]) -> Moved:
+    """What plain attention moves, each step of it reading and writing whole arrays once (algorithms 0 and 3 of Dao et
+    al. 2022)."""
+    q, k, v, dout = arrays
+    there, back = Memory(), Memory()
+    pairs, scale = (len(q), len(k)), q.shape[1] ** -0.5
+
+    def step(memory: Memory, result: Array, value: Array, *read: Array) -> None:
+        """One product or function: its operands are read, its result is written."""
+        memory.read(EVERYTHING, *read)
+        memory.write(EVERYTHING, result, value)
+
+    s, p = there.allocate(*pairs), there.allocate(*pairs)
+    out = np.zeros_like(dout)
+    step(there, s, q @ k.T * scale, q, k)
+    e = np.exp(s - np.maximum(s.max(1, keepdims=True), LOWEST))
+    step(there, p, e / e.sum(1, keepdims=True), s)
+    step(there, out, p @ v, p, v)
+    dp, ds, dq, dk, dv = back.allocate(*pairs), back.allocate(*pairs), *map(np.zeros_like, (q, k, v))
+    step(back, dv, p.T @ dout, p, dout)
+    step(back, dp, dout @ v.T, dout, v)
+    step(back, ds, p * (dp - (p * dp).sum(1, keepdims=True)) * scale, p, dp)
+    step(back, dq, ds @ k, ds, k)
+    step(back, dk, ds.T @ q, ds, q)
+    return Moved(there.reads + there.writes, back.reads + back.writes, there.extra + back.extra)
+
+
+def differences(random: np.random.Generator) -> tuple[float, float]:
+    """The largest difference of a result, and of a gradient, from the library's in float64, causal and not, where the
+    last tiles are not full."""
+    values, gradients = [0.0], [0.0]
+    for queries, keys, *tiles in RAGGED:
+        q, k, v, dout = _arrays(random, queries, keys, 6)
+        for masked in (False, True):
+            out, lse = numpy_flash.forward(q, k, v, (tiles[0], tiles[1]), masked, Memory())
+            tiled = numpy_flash.backward(q, k, v, out, lse, dout, (tiles[0], tiles[1]), masked, Memory())
+            inputs = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+            expected = attend(*inputs, mask=causal() if masked else None)
+            expected.backward(torch.tensor(dout))
+            values.append(float(np.abs(out - expected.detach().numpy()).max()))
+            for x, dx in zip(inputs, tiled, strict=True):
+                assert x.grad is not None
+                gradients.append(float(np.abs(dx - x.grad.numpy()).max()))
+    return max(values), max(gradients)
+
+
+def _arrays(random: np.random.Generator, queries: int, keys: int, width: int) -> list[Array]:
+    """q, k, v and dL/dout."""
+    return [random.normal(size=(length, width)) for length in (queries, keys, keys, queries)]
+
+
+def _grown(moved: dict[int, Moved], what: str) -> float:
+    return power(list(moved), [getattr(one, what) for one in moved.values()])
+
+
+def _saved(whole: dict[int, Moved], tiled: dict[int, Moved]) -> float:
+    longest = max(tiled)
+    return whole[longest].forward / tiled[longest].forward
+
+
+# ------------------------------------------------------------------------------------------------------- pictures
+
+
+def _table(sizes: Sizes, tiled: dict[int, Moved], whole: dict[int, Moved]) -> TableSection:
+    rows = [
+        [f"{length:,}", way, f"{one.forward:,}", f"{one.backward:,}", f"{one.extra:,}"]
+        for length in sizes.lengths
+        for way, one in (("plain", whole[length]), ("tiles", tiled[length]))
+    ]
+    header = ("T", "", "moved forward", "moved backward", "slow memory beside the arrays")
+    return TableSection(f"Numbers, d {sizes.width}, a fast memory of {sizes.memories[-1]:,}", header, rows)
+
+
+def _curves(
+    sizes: Sizes, tiled: dict[int, Moved], whole: dict[int, Moved], by_memory: dict[int, Moved]
+) -> tuple[Curve, Curve]:
+    over_t = {
+        name: [(float(n), float(getattr(one, what))) for n, one in moved.items()]
+        for name, moved, what in (
+            ("moved, plain", whole, "forward"),
+            ("moved, tiles", tiled, "forward"),
+            ("slow memory beside, plain", whole, "extra"),
+            ("slow memory beside, tiles", tiled, "extra"),
+        )
+    }
+    over_memory = {
+        way: [(float(m), float(getattr(one, way))) for m, one in by_memory.items()] for way in ("forward", "backward")
+    }
+    lines = {"plain, forward": float(whole[sizes.lengths[-1]].forward)}
+    return (
+        Curve("Numbers over the length", "T", "numbers", over_t, {}, "xy"),
+        Curve(f"Numbers moved at T {sizes.lengths[-1]:,}", "fast memory", "numbers", over_memory, lines, "xy"),
+    )
+
+
+def drawing() -> MatrixSection:
+    """The order in which a forward takes its tiles; those in the future of all their queries are left out."""
+    memory, side = Memory(), 4
+    q, k, v, _ = _arrays(np.random.default_rng(0), DRAWN * side, DRAWN * side, 6)
+    numpy_flash.forward(q, k, v, (side, side), True, memory)
+    step = {tile: number + 1 for number, tile in enumerate(memory.order)}
+    places = [[step.get((i, j)) for j in range(DRAWN)] for i in range(DRAWN)]
+    return MatrixSection(
+        "The order of the tiles",
+        "Each cell is a tile of scores, with its place in the order of a causal forward. A row of tiles keeps its"
+        " queries and sums in fast memory and reads keys and values tile by tile; an empty tile is never read.",
+        [f"queries {i * side}-{i * side + side - 1}" for i in range(DRAWN)],
+        [f"keys {j * side}-{j * side + side - 1}" for j in range(DRAWN)],
+        [["" if n is None else str(n) for n in row] for row in places],
+        [[0.0 if n is None else n / len(step) for n in row] for row in places],
+    )

@@ -1,0 +1,209 @@
+"""Is a backward written by hand the same as autograd's?  (Lecture L4, exercise 20; Rumelhart et al. 1986.)"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from triptych import families, nn
+from triptych.errors import InputError
+from triptych.model import Model
+from triptych.page import Curve, TableSection
+from triptych.train import Example, Optimizer, OptimizerSettings, TrainingBatch, collate, loss
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.scratch import numpy_transformer as by_hand
+from triptych_lectures.scratch.numpy_transformer import Array, Config, Weights
+
+WIDTHS = tuple(10 ** (-power / 2) for power in range(2, 17))  # h of the finite differences
+PARTS = ("embed", "attention", "SwiGLU", "RMSNorm", "head")
+Points = list[tuple[float, float]]
+FALSIFIED_BY = (
+    "The claim is false if a gradient written by hand differs from autograd's or from finite differences by more than"
+    " rounding. It is false too if two models trained by the two gradients have different losses."
+)
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    vocab: int = size(29, "V, tokens that there are, two or more", least=2)
+    width: int = size(24, "D, model width")
+    heads: int = size(6, "H, heads, a multiple of the groups")
+    groups: int = size(3, "G, key/value heads")
+    head_width: int = size(10, "K, width of a head, even")
+    hidden: int = size(37, "F, MLP width")
+    blocks: int = size(2, "blocks of the model")
+    rows: int = size(4, "rows of a batch")
+    tokens: int = size(13, "tokens of a row, at most 63")
+    steps: int = size(100, "training steps")
+    rate: float = size(5e-3, "learning rate")
+
+    def __post_init__(self) -> None:
+        if self.heads % self.groups or self.head_width % 2 or self.tokens > 63:
+            raise InputError(
+                "sizes heads, groups, head_width, tokens: heads must be a multiple of groups, head_width even,"
+                " tokens at most 63"
+            )
+
+    @property
+    def config(self) -> Config:
+        return Config(
+            V=self.vocab, D=self.width, H=self.heads, G=self.groups, K=self.head_width, F=self.hidden,
+            blocks=self.blocks, tied=False,
+        )  # fmt: skip
+
+
+def run(setup: Setup) -> LabResult:
+    """Every weight's gradient by hand, by autograd and by finite differences; then training by both."""
+    sizes = setup.sized(Sizes())
+    config, random = sizes.config, np.random.default_rng(setup.seed)
+    w, (ids, targets) = weights(config, random), random.integers(config.V, size=(2, sizes.rows, sizes.tokens))
+    module = library(config, w)
+    difference = np.abs(by_hand.forward(w, ids, config)[0] - logits(module, ids)).max()
+    dw, expected = by_hand.gradients(w, ids, targets, config)[1], autograd(module, w, ids, targets)
+    errors = {name: float(np.abs(dw[name] - expected[name]).max() / np.abs(expected[name]).max()) for name in w}
+
+    setup.progress("taking finite differences")
+    slopes = {part: _slopes(part, w, dw, (ids, targets), sizes.config, random) for part in PARTS}
+    setup.progress(f"training both for {sizes.steps} steps")
+    losses = train(w, module, config, sizes, random)
+    loss_difference = max(abs(a - b) for a, b in losses)
+    checks = (
+        Check("logits differ by", float(difference), most=1e-10),
+        Check("gradients differ from autograd's, relative to the largest, by", max(errors.values()), most=1e-8),
+        Check(
+            "finite differences differ from the gradients, relatively, by",
+            max(map(_best, slopes.values())),
+            most=1e-6,
+        ),
+        Check(f"losses of {sizes.steps} steps of AdamW differ by", loss_difference, most=1e-6),
+        Check("fall of the loss in these steps, nats", losses[0][1] - losses[-1][1], least=1.0),
+    )
+    meaning = (
+        "Every backward is the chain rule on one line of the forward: a matrix product goes back through its other"
+        " factor, a value used twice adds two gradients, softmax and the norms take away what their division cancels."
+        " Two programs that share no arithmetic agree to rounding, weight by weight and step by step. Finite"
+        " differences use no calculus: (loss(w + h) - loss(w - h)) / 2h differs from the slope by about h², until the"
+        " two losses are so near each other that only rounding is left between them; hence the V of the curve. They"
+        " confirm a gradient at the price of two forwards a direction; one backward gives all directions."
+    )
+    size = f"{sum(x.size for x in w.values()):,} weights in {sizes.blocks} blocks, float64"
+    rows = [_row(part, w, dw, errors, slopes[part]) for part in PARTS]
+    table = TableSection(
+        f"The gradient by hand: {size}",
+        ("part", "weights", "largest", "from autograd", "from finite differences"),
+        rows,
+    )
+    steps = [(float(step), a) for step, (a, _) in enumerate(losses)], [(float(s), b) for s, (_, b) in enumerate(losses)]
+    shown = (
+        Curve("Finite differences beside the gradient", "h", "relative error", slopes, {}, "xy"),
+        Curve("Training", "step", "nats a token", {"by hand": steps[0], "the library": steps[1]}, {}),
+    )
+    return LabResult("Is a backward written by hand the same as autograd's?", meaning, checks, (table, *shown))
+
+
+def weights(c: Config, random: np.random.Generator) -> Weights:
+    """Initial weights plus noise, large enough for every part to matter, and norms other than 1."""
+    start = by_hand.initial(c, random)
+    return {n: x + random.normal(0, 0.3 if x.ndim == 1 else x.shape[1] ** -0.5, x.shape) for n, x in start.items()}
+
+
+def library(c: Config, w: Weights) -> nn.Transformer:
+    """The library's Llama with the same sizes and weights, in float64."""
+    hf = {
+        "model_type": "llama", "vocab_size": c.V, "hidden_size": c.D, "intermediate_size": c.F, "head_dim": c.K,
+        "num_hidden_layers": c.blocks, "num_attention_heads": c.H, "num_key_value_heads": c.G, "rope_theta": c.theta,
+        "rms_norm_eps": c.eps, "tie_word_embeddings": c.tied, "max_position_embeddings": 64,
+    }  # fmt: skip
+    module = nn.new(families.read_config(hf), dtype=torch.float64)
+    with torch.no_grad():
+        for name, value in w.items():
+            module.get_parameter(library_name(name)).copy_(torch.from_numpy(value))
+    return module
+
+
+def library_name(name: str) -> str:
+    """`blocks.1.attn.q` -> `decoder.blocks.1.attn.q.weight`."""
+    outside = {"embed": "decoder.embed.tokens.weight", "head": "head.proj.weight"}
+    slot = ".pre" if name.endswith(("attn_norm", "mlp_norm")) else ""
+    return outside.get(name, f"decoder.{name}{slot}.weight")
+
+
+def batch(ids: Array, targets: Array) -> TrainingBatch:
+    """Rows [B, T] as a batch of the library, every token trained."""
+    ids, targets = ids.astype(np.int32), targets.astype(np.int32)
+    return collate([Example(row, own, np.ones(len(row), bool)) for row, own in zip(ids, targets, strict=True)])
+
+
+def logits(module: nn.Transformer, ids: Array) -> Array:
+    """[B, T] -> the library's [B, T, V]."""
+    return np.stack([row.numpy() for row in Model(module).logits(ids.tolist())])
+
+
+def autograd(module: nn.Transformer, names: Iterable[str], ids: Array, targets: Array) -> Weights:
+    """The gradients of the library's mean loss, under the names of `numpy_transformer`."""
+    module.zero_grad()
+    total, count = loss(module, batch(ids, targets))
+    (total / count).backward()
+    return {name: np.asarray(module.get_parameter(library_name(name)).grad) for name in names}
+
+
+def train(
+    w: Weights, module: nn.Transformer, c: Config, sizes: Sizes, random: np.random.Generator
+) -> list[tuple[float, float]]:
+    """Losses by hand and by the library of a model learning to count in steps, each with its own AdamW."""
+    own, reference = by_hand.AdamW(w), Optimizer(module, OptimizerSettings(name="adamw", lr=sizes.rate))
+    reference.zero()
+    losses, shape = [], (sizes.rows, 1)
+    for _ in range(sizes.steps):
+        start, stride = random.integers(c.V, size=shape), random.integers(1, 4, size=shape)
+        rows = (start + stride * np.arange(sizes.tokens + 1)) % c.V
+        nats, dw = by_hand.gradients(w, rows[:, :-1], rows[:, 1:], c)
+        own.step(dw, sizes.rate)
+        total, count = loss(module, batch(rows[:, :-1], rows[:, 1:]))
+        (total / count).backward()
+        reference.step(1.0)
+        losses.append((nats, float(total.detach()) / count))
+    return losses
+
+
+def part_of(name: str) -> str:
+    if name.endswith("norm"):
+        return "RMSNorm"
+    return "attention" if ".attn." in name else "SwiGLU" if ".mlp." in name else name
+
+
+def _slopes(
+    part: str, w: Weights, dw: Weights, rows: tuple[Array, Array], c: Config, random: np.random.Generator
+) -> Points:
+    """(h, relative error of the slope) along one direction in the weights of `part`: half its gradient, half noise,
+    so that the slope is neither 0 nor determined by the gradient alone."""
+    own = [name for name in w if part_of(name) == part]
+    gradient = _unit({name: dw[name] for name in own})
+    noise = _unit({name: random.normal(size=w[name].shape) for name in own})
+    way = {name: gradient[name] + noise[name] for name in own}
+    slope = sum(float((dw[name] * way[name]).sum()) for name in own)
+
+    def at(h: float) -> float:
+        moved = w | {name: w[name] + h * way[name] for name in own}
+        return by_hand.cross_entropy(by_hand.forward(moved, rows[0], c)[0], rows[1])[0]
+
+    return [(h, abs((at(h) - at(-h)) / (2 * h) / slope - 1)) for h in WIDTHS]
+
+
+def _unit(way: Weights) -> Weights:
+    length = np.sqrt(sum((x * x).sum() for x in way.values()))
+    return {name: x / length for name, x in way.items()}
+
+
+def _best(points: Points) -> float:
+    return min(error for _, error in points)
+
+
+def _row(part: str, w: Weights, dw: Weights, errors: dict[str, float], points: Points) -> list[str]:
+    own = [name for name in w if part_of(name) == part]
+    size, largest = sum(w[n].size for n in own), max(float(np.abs(dw[n]).max()) for n in own)
+    return [part, f"{size:,}", f"{largest:.2g}", f"{max(errors[n] for n in own):.1e}", f"{_best(points):.1e}"]

@@ -1,0 +1,202 @@
+"""Which roles do the heads of a pretrained model have?  (Lectures L0 5.1 and exercise 5, L4 exercise 17; Clark et al.
+2019)
+
+The best of many heads always exceeds their mean, so it is compared with the best of as many heads with random weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triptych import nn
+from triptych.errors import InputError
+from triptych.model import Model
+from triptych.page import AttentionMap, AttentionSection, Section, TableSection
+from triptych.probe.mean_weight import mean_weight
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.pretrained import decoder
+
+FALSIFIED_BY = (
+    "The claim is false if no head's weight on a role's keys exceeds clearly what even weights would give it. It is"
+    " false too if the best of as many heads with random weights scores as high."
+)
+TEXT = (
+    "The old man sat by the river bank, and watched the boats. He had fished there, year after year, since he was a "
+    "boy; now the water was low, and the fish were gone."
+)
+MARKS = {",", ";", "."}
+EVEN = "even weights"
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    text: str = size(TEXT, "text that the heads read, with punctuation in it")
+
+
+@dataclass(frozen=True)
+class Best:
+    """The head with the highest score of a role, and its score, 0 to 1."""
+
+    layer: int
+    head: int
+    score: float
+
+    @property
+    def name(self) -> str:
+        return f"layer {self.layer} head {self.head}"
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """The heads of a model on one text.
+
+    patterns   [L, H, T, T].
+    best       the best head of each role; `random`: of a model with random weights.
+    even       what even weights score in each role.
+    unread     the head that is furthest from every simple pattern, with its distance as the score.
+    """
+
+    tokens: list[str]
+    patterns: Tensor
+    best: dict[str, Best]
+    random: dict[str, Best]
+    even: dict[str, float]
+    unread: Best
+
+
+def run(setup: Setup) -> LabResult:
+    """Score every head for four roles, beside even weights and a model of random weights."""
+    scored = _scored(setup)
+    question = "Which roles do the heads of a pretrained model have?"
+    return LabResult(question, _meaning(scored), _checks(scored), _sections(scored))
+
+
+def _scored(setup: Setup) -> Scored:
+    """Raises InputError for anything but a decoder with a tokenizer."""
+    model = decoder(setup)
+    if model.spec.layout != "decoder" or model.tokenizer is None:
+        raise InputError("this lab reads the heads of a decoder with a tokenizer")
+    ids = model.ids([setup.sized(Sizes()).text])[0]
+    tokens = model.tokenizer.tokens(ids)
+    marks = torch.tensor([token.strip("␣Ġ ") in MARKS for token in tokens])
+    if not marks.any():
+        raise InputError("size text: it has no comma, semicolon or full stop that is a token of its own; add one")
+    ideals = _ideals(marks)
+    start = int(marks.nonzero()[0]) + 1  # queries that have a mark to read
+    setup.progress("scoring every head")
+    patterns = _patterns(model, ids)
+    setup.progress("the same with random weights")
+    control = _patterns(Model(nn.new(model.spec, setup.seed), model.tokenizer), ids)
+    best = {role: _best(_scores(patterns, ideal, start)) for role, ideal in ideals.items() if role != EVEN}
+    distances = torch.stack([_distances(patterns, ideal, start) for ideal in ideals.values()]).amin(0)
+    return Scored(
+        tokens,
+        patterns,
+        best,
+        random={role: _best(_scores(control, ideals[role], start)) for role in best},
+        even={role: float(_scores(ideals[EVEN][None, None], ideals[role], start)) for role in best},
+        unread=_best(distances),
+    )
+
+
+def _checks(scored: Scored) -> tuple[Check, ...]:
+    """Each role's best head against even weights and random ones, and one head that no role describes."""
+    checks = []
+    for role, best in scored.best.items():
+        highest = f"{role}: weight from {best.name}, the highest, less"
+        checks.append(Check(f"{highest} that of even weights", best.score - scored.even[role], 0.3))
+        above_random = best.score - scored.random[role].score
+        checks.append(Check(f"{highest} the highest with random weights", above_random, 0.3))
+    simple = len(scored.best) + 1  # and even weights
+    away = f"{scored.unread.name}: distance from the nearest of {simple} simple patterns"
+    return (*checks, Check(away, scored.unread.score, least=0.5))
+
+
+def _meaning(scored: Scored) -> str:
+    before, marks, first = (scored.best[role] for role in ("the token before", "punctuation", "the first token"))
+    far = scored.unread
+    return (
+        f"On a text of {len(scored.tokens)} tokens {before.name} gives the token before {before.score:.2f} of its"
+        f" weight, {marks.name} gives punctuation {marks.score:.2f}, and {first.name} gives the first token"
+        f" {first.score:.2f}, whatever the text: an attention sink (Xiao et al. 2024), where a head puts the weight"
+        f" it does not need. These can be read off their maps. Not every head can: {far.name} is at least"
+        f" {far.score:.2f} of 1 away from every one of these patterns and from even weights. A score describes where"
+        " a head looks on this text; what the model uses it for takes an intervention, as in the labs bank and"
+        " induction."
+    )
+
+
+def _sections(scored: Scored) -> tuple[Section, ...]:
+    """The best heads as a table, the head that no pattern describes, and the maps of both."""
+    best, unread = scored.best, scored.unread
+    rows = [
+        [role, str(one.layer), str(one.head), *(f"{x:.2f}" for x in (one.score, scored.even[role], random.score))]
+        for (role, one), random in zip(best.items(), scored.random.values(), strict=True)
+    ]
+    header = ("role: weight on", "layer", "head", "its weight", EVEN, "best of random weights")
+    far = TableSection(
+        "The head that no simple pattern describes",
+        ("layer", "head", "distance from the nearest, 0 to 1"),
+        [[str(unread.layer), str(unread.head), f"{unread.score:.2f}"]],
+    )
+    explained = "Rows are queries, columns are keys: the head of each role, and the one that no pattern describes."
+    maps = _maps(scored.patterns, (*best.values(), unread), scored.tokens)
+    return (
+        TableSection("The best head of each role", header, rows),
+        far,
+        AttentionSection("Their maps", explained, maps),
+    )
+
+
+def _patterns(model: Model, ids: list[int]) -> Tensor:
+    """`[L, H, T, T]`"""
+    trace = model.trace([ids], read=["blocks.*.attn.pattern"])
+    return torch.stack([trace[site][0] for site in trace]).float()
+
+
+def _ideals(marks: Tensor) -> dict[str, Tensor]:
+    """For each role the pattern `[T, T]` of a head that does nothing else, and the pattern of even weights."""
+    n = len(marks)
+    causal = torch.ones(n, n).tril()
+    visible = marks.float() * causal
+    first = torch.eye(n)[:1].expand(n, -1)
+    return {
+        "the token before": torch.eye(n)[torch.arange(n).sub(1).clamp(min=0)],
+        "punctuation": torch.where(visible.any(-1, keepdim=True), visible, first),
+        "the first token": first,
+        "the token itself": torch.eye(n),
+        EVEN: causal / causal.sum(-1, keepdim=True),
+    }
+
+
+def _scores(patterns: Tensor, ideal: Tensor, start: int) -> Tensor:
+    """`[L, H]`: the mean weight of the queries from `start` on the keys that the ideal pattern reads."""
+    return mean_weight(patterns[:, :, start:], ideal[start:] > 0)
+
+
+def _distances(patterns: Tensor, ideal: Tensor, start: int) -> Tensor:
+    """`[L, H]`: mean total variation between a head and the ideal pattern, 0 to 1."""
+    share = ideal / ideal.sum(-1, keepdim=True)
+    return (patterns - share).abs()[:, :, start:].sum(-1).mean(-1) / 2
+
+
+def _best(scores: Tensor) -> Best:
+    layer, head = divmod(int(scores.argmax()), scores.shape[1])
+    return Best(layer, head, float(scores[layer, head]))
+
+
+def _maps(patterns: Tensor, chosen: Iterable[Best], tokens: list[str]) -> list[AttentionMap]:
+    """One map for each layer, of the chosen heads in it."""
+    heads: dict[int, list[int]] = {}
+    for best in chosen:
+        heads.setdefault(best.layer, [])
+        if best.head not in heads[best.layer]:
+            heads[best.layer].append(best.head)
+    return [
+        AttentionMap("decoder", layer, tokens, tokens, patterns[layer][of].numpy(), of) for layer, of in heads.items()
+    ]

@@ -1,0 +1,243 @@
+"""A function that is new in each row, learned from the examples in the row (Brown et al. 2020; Garg et al. 2022; L4).
+
+A row is x f(x) x f(x) ..., where f is a lookup from inputs to answers.  Nothing but the row says which f it is, and the
+weights do not change while it is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from triptych import nn
+from triptych.errors import InputError
+from triptych.page import Curve, TableSection
+from triptych.spec import AlibiSpec, RMSNormSpec
+from triptych.train import Example, collate
+from triptych.train.objectives import final
+from triptych_lectures.labs.lab import Check, LabResult, Setup, number, size
+from triptych_lectures.labs.small import block, decoder
+from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, held_out_rows, train
+
+FALSIFIED_BY = (
+    "The claim is false if the error on functions that were never trained does not fall with the examples in the row,"
+    " or if a model that was trained on one function gains from examples as well. If the error fell where the answers"
+    " in the row are random, what is measured would not be the use of the examples."
+)
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the functions, of the decoder and of its training."""
+
+    symbols: int = size(8, "different inputs, and as many different answers, two or more")
+    examples: int = size(16, "examples of a row, two or more")
+    pools: tuple[int, ...] = size((1,), "how many functions the other models are trained on; the first is 1")
+    width: int = size(48, "width of the residual stream, a multiple of the heads")
+    heads: int = size(3, "heads of each of the two layers")
+    steps: int = size(500, "training steps")
+    rows: int = size(32, "rows of a step")
+    rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
+    tested: int = size(300, "rows of each test")
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise InputError(f"sizes width {self.width} and heads {self.heads}: the width must be a multiple")
+        if self.pools[0] != 1:
+            raise InputError(f"size pools: the first model is the control, trained on 1 function; got {self.pools[0]}")
+        if self.symbols < 2 or self.examples < 2:
+            raise InputError("sizes symbols and examples: give two or more of each")
+
+
+FULL = Sizes(pools=(1, 16, 256), steps=800, tested=1000)
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """Rows of inputs and answers under a function that is drawn for each row.
+
+    `functions`: `trained` draws those whose answers do not sum to a multiple of `symbols`, `new` the others, so that no
+    function is in both; with `pool`, `trained` draws among so many that `seed` chooses.  `random_answers`: each answer
+    is drawn anew, and the input says nothing about it.  The ids of answers follow those of inputs.
+    """
+
+    symbols: int
+    examples: int
+    functions: Literal["trained", "new"] = "trained"
+    pool: int | None = None
+    seed: int = 0
+    random_answers: bool = False
+
+    @property
+    def classes(self) -> int:
+        return self.symbols
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        tables = self.tables(noise, count)
+        inputs = noise.integers(self.symbols, size=(count, self.examples))
+        answers = np.take_along_axis(tables, inputs, axis=1)
+        if self.random_answers:
+            answers = noise.integers(self.symbols, size=answers.shape)
+        examples = np.stack([inputs, self.symbols + answers], axis=-1).reshape(count, -1).astype(np.int32)
+        answered = np.arange(2 * self.examples - 1) % 2 == 0
+        return [Example(row[:-1], row[1:], answered) for row in examples]
+
+    def tables(self, noise: np.random.Generator, count: int) -> NDArray[np.int64]:
+        """[count, symbols]: the answer to each input, one function a row."""
+        if self.pool is None or self.functions == "new":
+            return self._drawn(noise, count)
+        pool = self._drawn(np.random.default_rng(self.seed), self.pool)
+        return pool[noise.integers(self.pool, size=count)]
+
+    def _drawn(self, noise: np.random.Generator, count: int) -> NDArray[np.int64]:
+        tables = noise.integers(self.symbols, size=(count, self.symbols))
+        sums = (tables.sum(-1) - tables[:, 0]) % self.symbols  # of all answers but the first
+        other = noise.integers(1, self.symbols, size=count) if self.functions == "trained" else 0
+        tables[:, 0] = (other - sums) % self.symbols
+        return tables
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """What a model answered: `right` [rows, examples], and `shown` of the same shape, whether the row had the input
+    before."""
+
+    right: NDArray[np.bool_]
+    shown: NDArray[np.bool_]
+
+    @property
+    def errors(self) -> NDArray[np.float64]:
+        """The share of wrong answers at each example of a row."""
+        wrong: NDArray[np.float64] = (~self.right).mean(0, dtype=np.float64)
+        return wrong
+
+    @property
+    def fall(self) -> float:
+        """By how much the error falls from the first half of a row's examples to its second half."""
+        first, second = np.array_split(self.errors, 2)
+        return float(first.mean() - second.mean())
+
+
+def run(setup: Setup) -> LabResult:
+    """One decoder trained on ever new functions and others on few; all are tested on functions never trained."""
+    sizes = setup.sized(Sizes(), FULL)
+    every = Lookups(sizes.symbols, sizes.examples)
+    new = replace(every, functions="new")
+    models: dict[str, nn.Transformer] = {}
+    runs: dict[str, TrainedRun] = {}
+    tasks = {_name(pool): replace(every, pool=pool, seed=setup.seed) for pool in (*sizes.pools, None)}
+    for name, task in tasks.items():
+        setup.progress(f"trained on {name}: {sizes.steps} steps")
+        models[name], runs[name] = _train(sizes, task, setup.seed)
+    on_new = {name: answered(model, new, sizes.tested, setup.seed) for name, model in models.items()}
+    own = answered(models[_name(1)], tasks[_name(1)], sizes.tested, setup.seed)
+    unrelated = answered(models[_name(None)], replace(new, random_answers=True), sizes.tested, setup.seed)
+    return LabResult(
+        "Can a model learn from the examples in its row what it was never trained on?",
+        _meaning(sizes, on_new, own),
+        _checks(sizes, on_new, own, unrelated),
+        (_curve(sizes, on_new, unrelated), _table(sizes, on_new, runs)),
+    )
+
+
+def _name(pool: int | None) -> str:
+    if pool is None:
+        return "a new function in each row"
+    return f"{pool} function{'s' * (pool > 1)}"
+
+
+def best_errors(sizes: Sizes) -> NDArray[np.float64]:
+    """[examples]: the smallest possible error, that of a guess where the input has not been shown, and 0 elsewhere."""
+    return (1 - 1 / sizes.symbols) ** np.arange(1.0, sizes.examples + 1)
+
+
+def _checks(sizes: Sizes, on_new: dict[str, Answered], own: Answered, unrelated: Answered) -> tuple[Check, ...]:
+    """Half of what examples can give is a use of them; a tenth is none."""
+    chance = 1 / sizes.symbols
+    first, second = np.array_split(best_errors(sizes), 2)
+    possible = float(first.mean() - second.mean())
+    every, single = on_new[_name(None)], on_new[_name(1)]
+    claim = "fall of the error from the first half of the row to the second, over the largest possible"
+    return (
+        Check(f"functions never trained: {claim}", every.fall / possible, least=0.5),
+        Check("functions never trained: right where the input was shown before", _share(every, shown=True), least=0.9),
+        Check(
+            "control: functions never trained: right where the input was not shown",
+            _share(every, shown=False),
+            most=chance + 0.1,
+        ),
+        Check(
+            "control: answers in the row random: fall of the error, over the largest possible",
+            unrelated.fall / possible,
+            most=0.1,
+        ),
+        Check("trained on 1 function: right on it at the first example", float(own.right[:, 0].mean()), least=0.9),
+        Check(
+            "control: trained on 1 function, others tested: fall of the error, over the largest possible",
+            single.fall / possible,
+            most=0.1,
+        ),
+    )
+
+
+def _share(answers: Answered, *, shown: bool) -> float:
+    """Of the right answers among those whose input the row had shown before, or had not."""
+    return float(answers.right[answers.shown == shown].mean())
+
+
+def _meaning(sizes: Sizes, on_new: dict[str, Answered], own: Answered) -> str:
+    every, single = on_new[_name(None)], on_new[_name(1)]
+    errors = every.errors
+    return (
+        f"The weights are fixed, and the functions tested are none of those trained. Yet the error falls from"
+        f" {errors[0]:.0%} at the first example of a row to {errors[-1]:.0%} at the last; the least possible there is"
+        f" {best_errors(sizes)[-1]:.0%}, because the row may not have shown the input. What was learned is not a"
+        " function but how to look one up in the row. Only training that makes it necessary teaches it: a model"
+        f" trained on one function knows that one before any example ({own.right[:, 0].mean():.0%} right) and is wrong"
+        f" on {single.errors[-1]:.0%} of others, however many examples it reads. A lookup is the simplest function that"
+        " can be new in a row; that regression or language is learned so is not shown."
+    )
+
+
+def _train(sizes: Sizes, task: Lookups, seed: int) -> tuple[nn.Transformer, TrainedRun]:
+    """Two layers of attention, which is what a lookup in the row takes (lab `induction`)."""
+    blocks = [block(sizes.width, sizes.heads, hidden=None)] * 2
+    inside, norm = AlibiSpec(heads=sizes.heads), RMSNormSpec(width=sizes.width)
+    module = nn.new(decoder(2 * sizes.symbols, blocks, inside=inside, final_norm=norm), seed)
+    return module, train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
+
+
+@torch.no_grad()
+def answered(module: nn.Transformer, task: Lookups, count: int, seed: int) -> Answered:
+    """The answers of `module` to `count` rows that it was not trained on."""
+    rows = held_out_rows(task, count, seed)
+    batch = collate(rows)
+    answers = module.unembed(final(module, batch), batch.rows).argmax(-1)
+    inputs = np.stack([row.ids[row.trained] for row in rows])
+    earlier = np.tril(np.ones((task.examples, task.examples), dtype=bool), -1)
+    shown = ((inputs[:, :, None] == inputs[:, None, :]) & earlier).any(-1)
+    return Answered((answers == batch.targets).numpy().reshape(inputs.shape), shown)
+
+
+def _curve(sizes: Sizes, on_new: dict[str, Answered], unrelated: Answered) -> Curve:
+    lines = {f"trained on {name}": answers.errors for name, answers in on_new.items()}
+    lines |= {"answers in the row random": unrelated.errors, "least possible": best_errors(sizes)}
+    points = {name: [(float(i + 1), float(x)) for i, x in enumerate(errors)] for name, errors in lines.items()}
+    chance = {"guess": 1 - 1 / sizes.symbols}
+    return Curve("Functions that were never trained", "example of the row", "share wrong", points, chance)
+
+
+def _table(sizes: Sizes, on_new: dict[str, Answered], runs: dict[str, TrainedRun]) -> TableSection:
+    rows = [
+        [name, number(runs[name].end), f"{answers.errors[0]:.0%}", f"{answers.errors[-1]:.0%}"]
+        + [f"{_share(answers, shown=shown):.0%}" for shown in (True, False)]
+        for name, answers in on_new.items()
+    ]
+    header = ("trained on", "nats at the end", "wrong at the first example", "wrong at the last")
+    title = f"Tested on functions never trained; {1 / sizes.symbols:.0%} are right by chance"
+    return TableSection(title, (*header, "right, input shown before", "right, input not shown"), rows)

@@ -1,0 +1,173 @@
+"""Results of single seeds, kept as JSON files, so that an interrupted run over several seeds continues.
+
+The name of a file contains a digest of what determines its result: the lab, its sizes and inputs, and the source files.
+A file that is damaged is never used: its seed runs again, and replaces it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import triptych
+from triptych.checkpoints.save import atomic_write
+from triptych.errors import CheckpointError, InputError
+from triptych.files import read_regular
+from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Sample, Samples, Section, TableSection
+from triptych_lectures.labs.lab import Check, LabResult, Setup
+from triptych_lectures.labs.sizes import declared, shown_size
+
+LIMIT = 256 << 20  # bytes of one file
+_PLAIN: dict[str, type[Any]] = {kind.kind: kind for kind in (TableSection, Facts, Curve, Prose)}
+_PARTS: dict[str, tuple[type[Any], str, type[Any]]] = {
+    Samples.kind: (Samples, "items", Sample),
+    AttentionSection.kind: (AttentionSection, "maps", AttentionMap),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class SeedRun:
+    """The result of one seed and the seconds that it took; `kept` where it was read from a file."""
+
+    seed: int
+    seconds: float
+    result: LabResult
+    kept: bool = False
+
+
+@dataclass(frozen=True)
+class KeptResults:
+    """Results in `folder`.  `sources` is a digest of the source files that determine them; `note` is called with one
+    line about a file that cannot be used."""
+
+    folder: Path
+    sources: str
+    note: Callable[[str], None]
+
+    def path(self, name: str, setup: Setup) -> Path:
+        """Of the result of `setup.seed`."""
+        identity = self._identity(name, setup) | {"seed": None}  # seeds of one run have one key
+        key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        return self.folder / f"{name}-{key[:16]}-seed{setup.seed}.json"
+
+    def read(self, name: str, setup: Setup) -> SeedRun | None:
+        """The kept result of this run, or None where there is none or its file is damaged."""
+        path = self.path(name, setup)
+        if not path.exists():
+            return None
+        try:
+            data = json.loads(read_regular(path, LIMIT, InputError))
+            if data["identity"] != self._identity(name, setup):
+                raise InputError("it is of another run")
+            return SeedRun(setup.seed, float(data["seconds"]), _result(data["result"]), kept=True)
+        except (ValueError, TypeError, KeyError, AttributeError) as problem:  # InputError and bad JSON are ValueErrors
+            reason = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+            self.note(f"{path} is damaged ({reason}); seed {setup.seed} runs again")
+            return None
+
+    def write(self, name: str, setup: Setup, run: SeedRun) -> None:
+        """Keep a result.  Raises InputError where the file cannot be written."""
+        data = {"identity": self._identity(name, setup), "seconds": run.seconds, "result": _plain_result(run.result)}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            atomic_write(self.path(name, setup), json.dumps(data, ensure_ascii=False, allow_nan=False).encode())
+        except (OSError, CheckpointError) as problem:
+            raise InputError(f"{self.folder}: the result of seed {run.seed} cannot be written ({problem})") from None
+
+    def _identity(self, name: str, setup: Setup) -> dict[str, Any]:
+        """Everything that determines a result, as plain values."""
+        sizes = {key: shown_size(value) for key, value in declared(name).values(setup).items()}
+        inputs = {"model": _state(setup.model), "data": _state(setup.data)}
+        return {
+            "lab": name, "seed": setup.seed, "sizes": sizes, "full": setup.full, "inputs": inputs,
+            "torch": torch.__version__, "sources": self.sources,
+        }  # fmt: skip
+
+
+@cache
+def package_digest() -> str:
+    """SHA-256 of all source files of this package: a result that was kept must not outlive a change of any part."""
+    root = Path(triptych.__file__).parent
+    files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".c", ".h"))
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def _state(named: str | None) -> list[str]:
+    """The name of a model or text and, where it is a path, sizes and times of change of its files."""
+    if named is None:
+        return []
+    path = Path(named)
+    files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.exists() else []
+    stats = [(file, file.stat()) for file in files if file.is_file()]
+    return [named, *(f"{file.name} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats)]
+
+
+def _plain_result(result: LabResult) -> dict[str, Any]:
+    checks = [_plain(dataclasses.asdict(check)) for check in result.checks]
+    sections = [_plain_section(section) for section in result.sections]
+    return {"question": result.question, "meaning": result.meaning, "checks": checks, "sections": sections}
+
+
+def _plain_section(section: Section) -> dict[str, Any]:
+    maps = section.maps if isinstance(section, AttentionSection) else ()
+    if section.kind not in (*_PLAIN, *_PARTS) or not all(isinstance(one, AttentionMap) for one in maps):
+        text = "This part is not kept with the results of several seeds; run the lab with one seed to see it."
+        return _plain_section(Prose(section.title, text))
+    return {"kind": section.kind, "values": _plain(_fields(section))}
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def _plain(value: Any) -> Any:
+    """Values for JSON, which has no NaN and no infinity: these become text, as `float` reads it."""
+    if dataclasses.is_dataclass(value):
+        return _plain(_fields(value))
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def _result(data: dict[str, Any]) -> LabResult:
+    checks = tuple(_check(check) for check in data["checks"])
+    sections = tuple(_section(section) for section in data["sections"])
+    if not isinstance(data["question"], str) or not isinstance(data["meaning"], str) or not checks:
+        raise InputError("it has no question, meaning or criteria")
+    return LabResult(data["question"], data["meaning"], checks, sections)
+
+
+def _check(data: dict[str, Any]) -> Check:
+    least, most = (None if data[bound] is None else float(data[bound]) for bound in ("least", "most"))
+    return Check(str(data["claim"]), float(data["measured"]), least, most)
+
+
+def _section(data: dict[str, Any]) -> Section:
+    kind, values = data["kind"], dict(data["values"])
+    if kind in _PARTS:
+        outer, name, inner = _PARTS[kind]
+        section: Section = outer(**values | {name: [inner(**part) for part in values[name]]})
+        return section
+    if kind == Curve.kind:  # a y that is not finite was written as text
+        series = {name: [(float(x), float(y)) for x, y in line] for name, line in values["series"].items()}
+        return Curve(**values | {"series": series})
+    if kind == Facts.kind:
+        return Facts(values["title"], [(name, text) for name, text in values["rows"]])
+    plain: Section = _PLAIN[kind](**values)
+    return plain

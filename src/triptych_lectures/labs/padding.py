@@ -1,0 +1,227 @@
+"""Padding that attention is not told about (lectures L0, L1, L2 example 3): trained with it and without.
+
+An encoder names the most frequent symbol of a row.  Rows of different lengths stand in one batch only when the short
+ones are filled up with padding tokens.  Nothing marks these as padding unless a mask hides them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych import nn
+from triptych.errors import InputError
+from triptych.page import Curve, TableSection
+from triptych.spec import Mask, RMSNormSpec, full, keys
+from triptych.train import Example, collate
+from triptych.train.objectives import final
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.small import block, decoder
+from triptych_lectures.labs.trained import GeneratedTask, Shuffled, TrainedRun, TrainingBudget, held_out_rows, train
+
+FALSIFIED_BY = (
+    "A model that answers as well beside padding that is not hidden would have shown the claim false, and so would an"
+    " answer that does not depend on how much of it there is. With a mask, any difference between a padded row and the"
+    " row alone beyond rounding would show that the mask does not do what is said of it."
+)
+SEEDS = 5
+
+HEADS = 4
+MASKED, UNMASKED = "without padding", "with padding, unmasked"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the task, of the encoder and of its training."""
+
+    symbols: int = size(4, "different symbols, 2 to 16", least=2, most=16)
+    shortest: int = size(5, "fewest symbols of a row")
+    longest: int = size(20, "most symbols of a row, two or more, to which rows are padded in training", least=2)
+    padded: tuple[int, ...] = size(
+        (20, 40, 80, 160), "lengths to which rows are padded in tests, in ascending order", ascending=True
+    )
+    width: int = size(32, f"width of the residual stream, a multiple of {HEADS}", multiple=HEADS)
+    layers: int = size(2, "blocks of the encoder")
+    steps: int = size(250, "training steps")
+    rows: int = size(32, "rows of a step")
+    rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
+    tested: int = size(200, "rows that the share of right answers is taken from")
+
+    def __post_init__(self) -> None:
+        if self.shortest > self.longest:
+            raise InputError(f"sizes shortest {self.shortest} and longest {self.longest}: must not fall in this order")
+
+
+@dataclass(frozen=True)
+class Most:
+    """A marker, then random symbols of which one is the most frequent by at least 2; the answer, at the marker, is
+    that one.  With `padded`, padding tokens follow up to so many symbols."""
+
+    symbols: int
+    shortest: int
+    longest: int
+    padded: int = 0
+
+    @property
+    def classes(self) -> int:
+        return self.symbols
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        return [padded(self._row(noise), self.padded, self.symbols) for _ in range(count)]
+
+    def _row(self, noise: np.random.Generator) -> Example:
+        while True:
+            symbols = noise.integers(self.symbols, size=noise.integers(self.shortest, self.longest + 1))
+            counts = np.bincount(symbols, minlength=self.symbols)
+            second, first = np.sort(counts)[-2:]
+            if first >= second + 2:
+                break
+        ids = np.concatenate([[self.symbols + 1], symbols]).astype(np.int32)
+        targets = np.full_like(ids, counts.argmax())
+        return Example(ids, targets, np.arange(len(ids)) == 0)
+
+
+def padded(row: Example, symbols: int, pad: int) -> Example:
+    """`row` with tokens `pad` after it until it has so many symbols beside its marker; they are not trained."""
+    more = max(0, symbols + 1 - len(row.ids))
+    ids, targets = (np.pad(one, (0, more), constant_values=pad) for one in (row.ids, row.targets))
+    return Example(ids, targets, np.pad(row.trained, (0, more)))
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One way to answer: the share right, and the largest difference of a log-probability from the row alone."""
+
+    right: float
+    moved: float
+
+
+def run(setup: Setup) -> LabResult:
+    """Trained on rows alone and on rows padded in silence; both answer rows alone, padded, and padded with a mask."""
+    sizes = setup.sized(Sizes())
+    task = Most(sizes.symbols, sizes.shortest, sizes.longest)
+    rows = held_out_rows(task, sizes.tested, setup.seed)
+    runs: dict[str, TrainedRun] = {}
+    answers: dict[tuple[str, str], Answers] = {}
+    for name, own in {MASKED: task, UNMASKED: replace(task, padded=sizes.longest)}.items():
+        setup.progress(f"trained {name}: {sizes.steps} steps")
+        module, runs[name] = _train(sizes, own, setup.seed)
+        for padding, of_padding in _answered(sizes, module, rows).items():
+            answers[name, padding] = of_padding
+    setup.progress("shuffled answers")
+    _, shuffled = _train(sizes, Shuffled(task), setup.seed)
+    return LabResult(
+        "What happens when padding is not masked?",
+        _meaning(sizes, answers),
+        _checks(sizes, answers, shuffled),
+        (_table(sizes, answers), _curve(runs)),
+    )
+
+
+def _checks(sizes: Sizes, answers: dict[tuple[str, str], Answers], shuffled: TrainedRun) -> tuple[Check, ...]:
+    """An answer that changes by a nat has its odds changed by a factor of e; rounding is a millionth of one."""
+    trained, most = sizes.padded[0], sizes.padded[-1]
+    alone, far = answers[MASKED, "alone"], answers[MASKED, _beside(most)]
+    used = answers[UNMASKED, _beside(trained)]
+    masked = [of_padding.moved for (_, padding), of_padding in answers.items() if padding.endswith("masked")]
+    return (
+        Check("trained without padding, rows alone: right", alone.right, least=0.9),
+        Check(
+            f"trained without padding, padded to {most} and not masked: right less", alone.right - far.right, least=0.25
+        ),
+        Check(f"trained with padding to {sizes.longest}, padded to {trained} as then: right", used.right, least=0.75),
+        Check(
+            f"trained with padding, padded to {most}: largest change of a log-probability, nats",
+            answers[UNMASKED, _beside(most)].moved,
+            least=1.0,
+        ),
+        Check(f"trained with padding, padded to {most}: right", answers[UNMASKED, _beside(most)].right),
+        Check("control: padded and masked: largest change of a log-probability, nats", max(masked), most=1e-3),
+        Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+    )
+
+
+def _beside(length: int) -> str:
+    return f"padded to {length}"
+
+
+def _meaning(sizes: Sizes, answers: dict[tuple[str, str], Answers]) -> str:
+    most = sizes.padded[-1]
+    never, trained = (answers[name, _beside(most)] for name in (MASKED, UNMASKED))
+    return (
+        "Softmax gives a weight to each token it sees, and a padding token is one. A model that was trained without"
+        f" padding is right on {answers[MASKED, 'alone'].right:.0%} of rows alone and on {never.right:.0%} of the same"
+        f" rows filled up to {most} symbols: what it reads is mostly padding. Training with unmasked padding teaches a"
+        f" model to bear as much as it has seen, and its answers still depend on how long its neighbours in the batch"
+        f" are: padded to {most}, it is right on {trained.right:.0%}, and a log-probability moves by up to"
+        f" {trained.moved:.1f} nats. With a mask the padded row gives what the row alone gives, to rounding. This"
+        " library keeps rows end to end without padding, so that there is nothing to forget."
+    )
+
+
+def encoder(sizes: Sizes, seed: int) -> nn.Transformer:
+    """Blocks in which every token sees every other, without positions; two ids follow the symbols: padding, marker."""
+    layer = block(sizes.width, HEADS, 2 * sizes.width)
+    final_norm = RMSNormSpec(width=sizes.width)
+    return nn.new(decoder(sizes.symbols + 2, [layer] * sizes.layers, final_norm=final_norm, mask=full()), seed)
+
+
+def _train(sizes: Sizes, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
+    module = encoder(sizes, seed)
+    return module, train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
+
+
+def _answered(sizes: Sizes, module: nn.Transformer, rows: Sequence[Example]) -> dict[str, Answers]:
+    """Every way to answer `rows`, by name: alone, padded to each length, and that with a mask."""
+    alone = _log_probabilities(module, rows)
+    answers = {"alone": _answers(module, rows, alone)}
+    lengths = [len(row.ids) for row in rows]
+    for length in sizes.padded:
+        beside = [padded(row, length, sizes.symbols) for row in rows]
+        answers[_beside(length)] = _answers(module, beside, alone)
+        answers[f"{_beside(length)}, masked"] = _answers(_with_mask(module, full() & keys(lengths)), beside, alone)
+    return answers
+
+
+def _with_mask(module: nn.Transformer, mask: Mask) -> nn.Transformer:
+    """The same weights under another mask."""
+    stack = module.spec.decoder
+    assert stack is not None
+    kinds = {name: replace(kind, mask=mask) for name, kind in stack.kinds.items()}
+    other = nn.new(replace(module.spec, decoder=replace(stack, kinds=kinds)))
+    other.load_state_dict(module.state_dict())
+    return other
+
+
+@torch.no_grad()
+def _log_probabilities(module: nn.Transformer, rows: Sequence[Example]) -> Tensor:
+    """[R, V]: of the answer to each row, in nats."""
+    batch = collate(rows)
+    return module.unembed(final(module, batch), batch.rows).double().log_softmax(-1)
+
+
+def _answers(module: nn.Transformer, rows: Sequence[Example], alone: Tensor) -> Answers:
+    log_p = _log_probabilities(module, rows)
+    share = float((log_p.argmax(-1) == collate(rows).targets).double().mean())
+    return Answers(share, float((log_p - alone).abs().max()))
+
+
+def _table(sizes: Sizes, answers: dict[tuple[str, str], Answers]) -> TableSection:
+    paddings = list(dict.fromkeys(padding for _, padding in answers))
+    rows = [
+        [padding, *(f"{answers[name, padding].right:.0%}" for name in (MASKED, UNMASKED))]
+        + [f"{answers[name, padding].moved:.2g}" for name in (MASKED, UNMASKED)]
+        for padding in paddings
+    ]
+    header = ("rows of the test", *(f"right, trained {name}" for name in (MASKED, UNMASKED)))
+    moved = (f"moved by, nats, {name}" for name in (MASKED, UNMASKED))
+    return TableSection(f"Rows of {sizes.shortest} to {sizes.longest} symbols", (*header, *moved), rows)
+
+
+def _curve(runs: dict[str, TrainedRun]) -> Curve:
+    lines = {f"trained {name}": run.losses for name, run in runs.items()}
+    return Curve("In training", "step", "nats a row", lines, {"guess": runs[MASKED].guess})

@@ -1,0 +1,253 @@
+"""What do pages of a cache save, and what does reuse of a prompt?  (Lecture L4 12.9; Kwon et al. 2023)
+
+Requests with one beginning run on the engine, whose cache has a slot for each row and copies what rows share.  After
+each step a table of pages is laid over the same numbers: rows point to pages, share those of their common beginning,
+and copy a shared page before they write to it.  Read through the table, the keys must be those of the engine.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from triptych.generate import Engine, LiveRow, Request
+from triptych.nn import Transformer, new
+from triptych.page import Curve, MatrixSection, TableSection
+from triptych.spec import RopeSpec
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.small import block, decoder
+
+FALSIFIED_BY = (
+    "The claim would be false if a token differed where a prompt's beginning was reused, or if a key read through the"
+    " pages were not the engine's. It would also be false if pages took more than one partly empty page a row beyond"
+    " the tokens that differ, or if sharing without a copy before writing gave the same keys."
+)
+SEEDS = 5  # of a recorded result
+VOCAB, WIDTH, HEADS = 53, 32, 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    rows: int = size(6, f"requests that begin alike, 2 to {VOCAB // 2}", least=2, most=VOCAB // 2)
+    shared: int = size(43, "tokens of the common beginning; the engine reuses 8 or more")
+    own: int = size(9, "tokens that each prompt has of its own")
+    new: int = size(24, "tokens written by the longest; others write less")
+    page: int = size(16, "tokens of a page")
+
+
+FULL = Sizes(rows=16, shared=203, own=21, new=96)
+
+
+@dataclass(eq=False)
+class Page:
+    """Keys of all layers of up to `page` tokens, `[tokens, layers, G, K]`, and how many rows point to it."""
+
+    keys: list[Tensor]
+    rows: int = 1
+
+
+@dataclass(eq=False)
+class Pages:
+    """A cache of pages: of each row, which pages it has, in the order of its tokens.
+
+    copies   pages that were copied because a row wrote to one that others read; without `copying`, none is.
+    """
+
+    size: int
+    copying: bool = True
+    tables: dict[LiveRow, list[Page]] = field(default_factory=dict)
+    copies: int = 0
+
+    def share(self, row: LiveRow, source: LiveRow, length: int) -> None:
+        """Row `row` begins with the first `length` tokens of `source`, in the same pages."""
+        self.tables[row] = self.tables[source][: -(-length // self.size)]
+        for page in self.tables[row]:
+            page.rows += 1
+
+    def write(self, row: LiveRow, position: int, keys: Tensor) -> None:
+        """The keys [layers, G, K] of a row's token, on a page of its own from there on."""
+        table = self.tables.setdefault(row, [])
+        number, place = divmod(position, self.size)
+        if number == len(table):
+            table.append(Page([]))
+        page = table[number]
+        if page.rows > 1 and self.copying:
+            page.rows -= 1
+            page = table[number] = Page(page.keys[:place])
+            self.copies += 1
+        page.keys[place:] = [keys]
+
+    def read(self, row: LiveRow, length: int) -> Tensor:
+        """[length, layers, G, K], through the row's table."""
+        return torch.stack([keys for page in self.tables[row] for keys in page.keys][:length])
+
+    @property
+    def used(self) -> int:
+        """Pages that some row points to."""
+        return len({id(page) for table in self.tables.values() for page in table})
+
+
+@dataclass(frozen=True)
+class Written:
+    """A run: its rows, prompt tokens computed, and after each step (tokens held, tokens that differ, places of slots,
+    places of pages); `wrong` is how many keys differ when read through the pages."""
+
+    rows: list[LiveRow]
+    computed: int
+    history: list[tuple[int, int, int, int]]
+    pages: Pages
+    wrong: int
+
+
+def run(setup: Setup) -> LabResult:
+    """The same requests without reuse, with it, with pages that are not copied, and with prompts that share nothing."""
+    sizes = setup.sized(Sizes(), FULL)
+    module, prompts = model(setup.seed), prompts_of(sizes, setup.seed)
+    setup.progress(f"{sizes.rows} requests, each prompt computed")
+    plain = write(module, prompts, sizes, reuse=False)
+    setup.progress("the same with reuse, and pages laid over the cache")
+    reused = write(module, prompts, sizes, reuse=True)
+    setup.progress("controls: pages that are not copied, and prompts that share nothing")
+    careless = write(module, prompts, sizes, reuse=True, copying=False)
+    apart = write(module, prompts_of(sizes, setup.seed, alike=False), sizes, reuse=True)
+    whole = sizes.rows * (sizes.shared + sizes.own)
+    most = max(reused.history, key=lambda at: at[0])
+    bound = most[1] + 2 * sizes.rows * sizes.page
+    texts = [[row.new for row in written.rows] for written in (plain, reused)]
+    inside = sizes.shared % sizes.page  # the page in which rows part is shared, and not full
+    checks = (
+        Check("tokens that differ with reuse", sum(a != b for a, b in zip(*texts, strict=True)), most=0),
+        Check("prompt tokens computed without reuse, over all of them", plain.computed / whole, 1.0, 1.0),
+        Check(
+            "prompt tokens computed with reuse, over those that differ",
+            reused.computed / (sizes.shared + sizes.rows * sizes.own),
+            1.0,
+            1.0,
+        ),
+        Check("keys that differ when read through the pages", reused.wrong, most=0),
+        Check("pages copied before a write", reused.pages.copies, sizes.rows - 1 if inside else 0, sizes.rows),
+        Check(
+            "control: keys that differ when pages are not copied before a write",
+            careless.wrong,
+            least=1 if inside else 0,
+        ),
+        Check("places of pages over tokens that differ, and two pages a row", most[3] / bound, most=1.0),
+        Check("places of slots over places of pages", most[2] / most[3], least=1.5),
+        Check("tokens reused by prompts that share nothing", sum(row.reused for row in apart.rows), most=0),
+    )
+    meaning = (
+        "The keys and values of a common beginning are computed once and taken over, which changes no token. The"
+        " engine keeps one slot a row, with room for the longest, and copies what is shared into it: simple to read,"
+        " but places stay empty in short rows, and the beginning is kept once for each row. Pages would keep it once:"
+        " rows point to the same full pages, and only the page in which they part is copied, before the first of them"
+        " writes to it; without that copy one row's tokens stand in another row's text. What pages waste is less than"
+        " one page a row. The engine has no pages; the table here is laid over its numbers to show them."
+    )
+    return LabResult(
+        "What do pages of a cache save, and what does reuse of a prompt?",
+        meaning,
+        checks,
+        (_table(plain, reused, apart), _curve(reused), drawing(reused)),
+    )
+
+
+def model(seed: int) -> Transformer:
+    blocks = [block(WIDTH, HEADS, 2 * WIDTH)] * 2
+    return new(decoder(VOCAB, blocks, inside=RopeSpec(width=WIDTH // HEADS)), seed).eval()
+
+
+def prompts_of(sizes: Sizes, seed: int, *, alike: bool = True) -> list[list[int]]:
+    """One beginning and an ending of each prompt's own; not alike, each prompt begins with another id too."""
+    draw = random.Random(seed)
+    start = [draw.randrange(VOCAB - sizes.rows) for _ in range(sizes.shared)]
+    # the first id of each ending is its own, so that prompts part exactly there
+    ends = [[VOCAB - 1 - i, *(draw.randrange(VOCAB) for _ in range(sizes.own - 1))] for i in range(sizes.rows)]
+    return [[*(start if alike else [end[0], *start[1:]]), *end] for end in ends]
+
+
+def write(module: Transformer, prompts: list[list[int]], sizes: Sizes, *, reuse: bool, copying: bool = True) -> Written:
+    """Run all requests, with a table of pages beside the engine's cache."""
+    engine, pages, done = Engine(module, reuse=reuse), Pages(sizes.page, copying), dict[LiveRow, int]()
+    limits = [max(sizes.new * (i + 1) // sizes.rows, 2) for i in range(sizes.rows)]
+    rows = engine.add(
+        *(
+            Request(prompt=prompt, max_new_tokens=limit, number=i, keep_slot=True)
+            for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+        )
+    )
+    history: list[tuple[int, int, int, int]] = []
+    while engine.rows:
+        engine.step()
+        for row in rows:
+            _follow(engine, row, rows, pages, done)
+        held = sum(done.values())
+        shared = sum(row.reused for row in rows)
+        slots = len(engine.cache.lengths) * engine.cache.capacity
+        history.append((held, held - shared, slots, pages.used * sizes.page))
+    wrong = sum(int((pages.read(row, done[row]) != _keys(engine, row, 0)).any((1, 2, 3)).sum()) for row in rows)
+    computed = sum(len(row.request.prompt) - row.reused for row in rows)
+    return Written(rows, computed, history, pages, wrong)
+
+
+def _keys(engine: Engine, row: LiveRow, first: int) -> Tensor:
+    """[tokens, layers, G, K]: what the engine's cache has of a row from `first` on."""
+    stores = engine.cache.stores
+    return torch.stack([store.k[row.slot, :, first : row.cached] for store in stores]).permute(2, 0, 1, 3).clone()
+
+
+def _follow(engine: Engine, row: LiveRow, rows: list[LiveRow], pages: Pages, done: dict[LiveRow, int]) -> None:
+    """Write what a step added to a row to its pages; what it reused, it shares with the first row that has it."""
+    first = done.get(row, 0)
+    if not first and row.reused:
+        source = next(other for other in rows if done.get(other, 0) >= row.reused and other is not row)
+        pages.share(row, source, row.reused)
+        first = row.reused
+    for position, keys in enumerate(_keys(engine, row, first), first):
+        pages.write(row, position, keys)
+    if row.cached:
+        done[row] = row.cached
+
+
+# ------------------------------------------------------------------------------------------------------- pictures
+
+
+def _table(plain: Written, reused: Written, apart: Written) -> TableSection:
+    ways = (("no reuse", plain), ("reuse", reused), ("reuse, nothing shared", apart))
+    rows = []
+    for name, written in ways:
+        held, distinct, slots, places = max(written.history, key=lambda at: at[0])
+        numbers = (written.computed, held, distinct, slots, places, written.pages.copies)
+        rows.append([name, *(f"{n:,}" for n in numbers)])
+    header = ("", "prompt tokens computed", "tokens held", "not shared", "places of slots", "of pages", "pages copied")
+    return TableSection("At the step that holds most", header, rows)
+
+
+def _curve(reused: Written) -> Curve:
+    names = ("tokens held by rows", "tokens not shared", "places of slots", "places of pages")
+    lines = {
+        name: [(float(step), float(at[column])) for step, at in enumerate(reused.history, 1)]
+        for column, name in enumerate(names)
+    }
+    return Curve("Places of the cache, step by step", "step", "tokens", lines, {}, "")
+
+
+def drawing(reused: Written) -> MatrixSection:
+    """The pages of each row: a page that several rows have has one number."""
+    numbers: dict[int, int] = {}
+    tables = [reused.pages.tables[row] for row in reused.rows]
+    for table in tables:
+        for page in table:
+            numbers.setdefault(id(page), len(numbers) + 1)
+    most = max(map(len, tables))
+    padded = [[*table, *[None] * (most - len(table))] for table in tables]
+    return MatrixSection(
+        "The table of pages at the end",
+        "Rows point to numbered pages; a darker page is shared. Rows keep their slots here after they end.",
+        [f"row {i}" for i in range(len(tables))],
+        [f"tokens {i * reused.pages.size}-" for i in range(most)],
+        [["" if page is None else str(numbers[id(page)]) for page in table] for table in padded],
+        [[0.0 if page is None else 0.9 if page.rows > 1 else 0.3 for page in table] for table in padded],
+    )

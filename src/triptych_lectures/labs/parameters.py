@@ -1,0 +1,144 @@
+"""Which tensors does a config ask for, and how many numbers is that?  (Lecture L0, exercises 6 and 8.)
+
+The shapes are computed here from the numbers of a config alone, independently of the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from triptych import families
+from triptych.count import PARTS, Count, count
+from triptych.errors import InputError
+from triptych.page import Curve, TableSection
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.pretrained import decoder
+
+Shape = tuple[int, ...]
+
+# Qwen3-4B (Qwen Team 2025) as published.
+QWEN3_4B: Mapping[str, Any] = {
+    "model_type": "qwen3", "hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 9728, "vocab_size": 151936,
+    "tie_word_embeddings": True, "max_position_embeddings": 40960, "rope_theta": 1_000_000,
+}  # fmt: skip
+PUBLISHED = 4_022_468_096
+# What L0 exercise 6 counts: a narrower MLP, heads of D/H, none of them grouped, and no norms.
+EXERCISE = {**QWEN3_4B, "intermediate_size": 6912, "head_dim": 80, "num_key_value_heads": 32}
+EXERCISE_TOTAL = 3_243_704_320
+KEYS = {  # what each key of the config is called here
+    "hidden_size": "D, model width", "num_hidden_layers": "layers", "num_attention_heads": "H, heads",
+    "num_key_value_heads": "G, key/value heads", "head_dim": "K, head width", "intermediate_size": "F, MLP width",
+    "vocab_size": "V, vocabulary", "tie_word_embeddings": "head and embedding share one matrix",
+    "max_position_embeddings": "longest context", "rope_theta": "base of RoPE's frequencies",
+}  # fmt: skip
+
+FALSIFIED_BY = (
+    "The claim is false if a shape computed from the config alone differs from what the library builds from the same"
+    " config. It is false too if one differs from a tensor of a real checkpoint, or if a sum differs from the published"
+    " one."
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    hidden: tuple[int, ...] = size((2048, 4096, 6912, 8192, 9728, 12288), "MLP widths F of the curve")
+
+
+def run(setup: Setup) -> LabResult:
+    """Predict every tensor of Qwen3-4B and count it, then every tensor of a checkpoint and load it."""
+    qwen, exercise = (count(families.read_config(dict(hf))) for hf in (QWEN3_4B, EXERCISE))
+    without_norms = exercise.total - exercise.parameters["norms"]
+    sizes, model = setup.sized(Sizes()), decoder(setup)
+    name, foreseen = model.path.stem if model.path else "the model", predict(model.hf or {})
+    loaded = {tensor: tuple(p.shape) for tensor, p in model.module.named_parameters()}
+    mlp = sum(prod(shape) for tensor, shape in predict(QWEN3_4B).items() if ".mlp." in tensor)
+    checks = (
+        Check("tensors of Qwen3-4B predicted otherwise", _unlike(predict(QWEN3_4B), qwen.spec.shapes()), most=0),
+        Check(f"counted beside the published {PUBLISHED:,}", abs(qwen.total - PUBLISHED), most=0),
+        Check(
+            f"counted without norms beside the exercise's {EXERCISE_TOTAL:,}",
+            abs(without_norms - EXERCISE_TOTAL),
+            most=0,
+        ),
+        Check(f"tensors of {name} predicted otherwise than loaded", _unlike(foreseen, loaded), most=0),
+    )
+    gap = qwen.parameters["mlp"] - exercise.parameters["mlp"]
+    meaning = (
+        "A config of a dozen numbers fixes every tensor. q is H·K wide and k and v are G·K, whatever D is: Qwen3-4B's"
+        f" 32 heads of width 128 make q wider than its D of 2560. Its MLP holds {mlp:,} of {qwen.total:,} parameters,"
+        f" {mlp / qwen.total:.0%}. The exercise's model is {PUBLISHED - EXERCISE_TOTAL:,} smaller, and not for want"
+        f" of the embedding, which is in both: {gap:,} of that are its narrower MLP, the rest the norms it leaves"
+        " out. Attention costs the same either way. Of the loaded model nothing was left over and nothing was"
+        " missing; that its values are right, shapes cannot say."
+    )
+    sections = (
+        _first_block(qwen, loaded, name),
+        TableSection(
+            "The config of Qwen3-4B",
+            ("key", "meaning", "value"),
+            [[key, KEYS[key], f"{QWEN3_4B[key]:,}"] for key in KEYS],
+        ),
+        _by_part({"Qwen3-4B": qwen, "the exercise": exercise, name: count(model.spec)}),
+        _over_hidden(sizes.hidden),
+    )
+    return LabResult("Which tensors does a config ask for, and how many numbers is that?", meaning, checks, sections)
+
+
+def predict(hf: Mapping[str, Any]) -> dict[str, Shape]:
+    """Every tensor of a Llama or Qwen3, by the library's names: weights are [out, in].
+
+    Raises InputError for another architecture.
+    """
+    if hf.get("model_type") not in ("llama", "qwen3"):
+        raise InputError(f"--model: shapes are predicted for llama and qwen3, not for {hf.get('model_type')!r}")
+    D, F, V = hf["hidden_size"], hf["intermediate_size"], hf["vocab_size"]
+    H = hf["num_attention_heads"]
+    G, K = hf.get("num_key_value_heads") or H, hf.get("head_dim") or D // H
+    block: dict[str, Shape] = {
+        "attn_norm.pre": (D,), "attn.q": (H * K, D), "attn.k": (G * K, D), "attn.v": (G * K, D), "attn.out": (D, H * K),
+        "mlp_norm.pre": (D,), "mlp.gate": (F, D), "mlp.up": (F, D), "mlp.down": (D, F),
+    }  # fmt: skip
+    block |= {"attn.q_norm": (K,), "attn.k_norm": (K,)} if hf["model_type"] == "qwen3" else {}
+    outside = {"decoder.embed.tokens.weight": (V, D), "decoder.final_norm.weight": (D,)}
+    outside |= {} if hf.get("tie_word_embeddings") else {"head.proj.weight": (V, D)}
+    layers = range(hf["num_hidden_layers"])
+    return outside | {f"decoder.blocks.{i}.{name}.weight": shape for i in layers for name, shape in block.items()}
+
+
+def _unlike(predicted: Mapping[str, Shape], actual: Mapping[str, Shape]) -> int:
+    """How many tensors only one of them has, or both in different shapes."""
+    return sum(predicted.get(name) != actual.get(name) for name in {*predicted, *actual})
+
+
+def _first_block(qwen: Count, loaded: Mapping[str, Shape], name: str) -> TableSection:
+    letters = {
+        "attn.q": "H·K, D", "attn.q_norm": "K", "attn.k": "G·K, D", "attn.k_norm": "K", "attn.v": "G·K, D",
+        "attn.out": "D, H·K", "mlp.gate": "F, D", "mlp.up": "F, D", "mlp.down": "D, F",
+    }  # fmt: skip
+    shapes = qwen.spec.shapes()
+
+    def text(shapes: Mapping[str, Shape], tensor: str) -> str:
+        return " × ".join(f"{n}" for n in shapes.get(f"decoder.blocks.0.{tensor}.weight", ())) or "none"
+
+    rows = [[tensor, formula, text(shapes, tensor), text(loaded, tensor)] for tensor, formula in letters.items()]
+    return TableSection("The weights of block 0, [out, in]", ("tensor", "shape", "Qwen3-4B", name), rows)
+
+
+def _by_part(counts: Mapping[str, Count]) -> TableSection:
+    parts = [part for part in PARTS if any(c.parameters[part] for c in counts.values())]
+    rows = [[part, *(f"{c.parameters[part]:,}" for c in counts.values())] for part in parts]
+    return TableSection("Parameters", ("part", *counts), [*rows, ["total", *(f"{c.total:,}" for c in counts.values())]])
+
+
+def _over_hidden(hidden: tuple[int, ...]) -> Curve:
+    """Where the exercise's 3.2 billion and the published 4.0 lie on one line."""
+    counts = {F: count(families.read_config({**QWEN3_4B, "intermediate_size": F})) for F in hidden}
+    series = {
+        part: [(float(F), (c.parameters.get(part) or c.total) / 1e9) for F, c in counts.items()]
+        for part in ("all", "mlp", "attention", "embedding")
+    }
+    return Curve("Qwen3-4B with another MLP width", "F", "billion parameters", series, {"published": PUBLISHED / 1e9})

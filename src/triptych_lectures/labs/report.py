@@ -1,0 +1,152 @@
+"""Running labs one after the other, and writing what they gave: plots as PNG files, results as one offline page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from triptych import page
+from triptych.errors import MissingProgramError, TriptychError
+from triptych_lectures.labs import LABS, run
+from triptych_lectures.labs.lab import LabResult, Setup, Size
+
+
+@dataclass(frozen=True, eq=False)
+class LabRun:
+    """One run of a lab: its result, or the error that ended it; `seconds` of wall time.  `skipped` where a program that
+    it needs is not installed, so that nothing was measured."""
+
+    name: str
+    seconds: float
+    result: LabResult | None = None
+    error: str = ""
+    skipped: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """It was not skipped, and did not pass."""
+        return not (self.passed or self.skipped)
+
+    @property
+    def passed(self) -> bool:
+        return self.result is not None and self.result.passed
+
+    @property
+    def verdict(self) -> str:
+        """One line, beginning with PASS, FAIL or SKIP."""
+        if self.result is not None:
+            return self.result.verdict
+        return f"{'SKIP' if self.skipped else 'FAIL'}: {self.error}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        head = {"name": self.name, "seconds": round(self.seconds, 3), "passed": self.passed, "skipped": self.skipped}
+        head["verdict"] = self.verdict
+        return head | ({"error": self.error} if self.result is None else self.result.to_dict())
+
+
+def timed(name: str, setup: Setup) -> LabRun:
+    """Run one lab.  Raises what the lab raises."""
+    start = time.perf_counter()
+    result = run(name, setup)
+    return LabRun(name, time.perf_counter() - start, result)
+
+
+def attempts(
+    names: Sequence[str],
+    setup: Setup,
+    sizes: Mapping[str, Mapping[str, Size]],
+    run_one: Callable[[str, Setup], LabRun] = timed,
+) -> Iterator[LabRun]:
+    """Run labs one after the other by `run_one`, each with its own `sizes`.  A lab that raises has failed, or is
+    skipped where a program that it needs is not installed, and the next one runs."""
+    for name in names:
+        start = time.perf_counter()
+        setup.progress(name)
+        try:
+            progress = partial(_prefixed, name, setup.progress)
+            yield run_one(name, replace(setup, progress=progress, sizes=sizes[name]))
+        except Exception as error:  # any kind: one lab's bug must not lose the results of the others
+            skipped = isinstance(error, MissingProgramError)
+            yield LabRun(name, time.perf_counter() - start, error=_line(error), skipped=skipped)
+
+
+def _line(error: Exception) -> str:
+    """The message of a TriptychError; of any other error its type too, since its message may be empty."""
+    if isinstance(error, TriptychError):
+        return str(error)
+    first = str(error).strip().partition("\n")[0]
+    return f"unexpected {type(error).__name__}: {first or 'no message'}"
+
+
+def _prefixed(name: str, progress: Callable[[str], None], text: str) -> None:
+    progress(f"{name}: {text}")
+
+
+def draw(run: LabRun, folder: Path) -> list[Path]:
+    """Write the plots of a lab as NAME.png, NAME-2.png ... into `folder`, which is created.  -> the files.
+
+    Raises InputError where matplotlib is not installed.
+    """
+    from triptych.page.plot import png
+
+    sections = run.result.sections if run.result is not None else ()
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn: list[Path] = []
+    for section in sections:
+        if isinstance(section, page.Curve | page.AttentionSection):
+            drawn.append(folder / (f"{run.name}-{len(drawn) + 1}.png" if drawn else f"{run.name}.png"))
+            png(drawn[-1], section)
+    return drawn
+
+
+def write(path: Path, runs: Sequence[LabRun], settings: str) -> None:
+    """One page: the sections of a single lab, or a chapter for each of several under a list of contents.
+
+    `settings` is printed under the title, such as the seed and the version.  Raises TriptychError where the file
+    cannot be written.
+    """
+    if len(runs) == 1:
+        [only] = runs
+        question = only.result.question if only.result is not None else LABS[only.name]
+        subtitle = f"Triptych lab {only.name}: {LABS[only.name]}. {settings}"
+        page.write(path, page.render(question, _sections(only, "Result"), subtitle=subtitle))
+        return
+    chapters = [page.Chapter(one.name, LABS[one.name], _shown(one), _sections(one)) for one in runs]
+    page.write(path, page.render("The lectures, running", chapters, subtitle=f"{summary(runs)}. {settings}"))
+
+
+def _shown(run: LabRun) -> bool | None:
+    """Whether it passed, None where it was skipped."""
+    return None if run.skipped else run.passed
+
+
+def summary(runs: Sequence[LabRun]) -> str:
+    """How many labs passed of those that ran, in what time, and which failed and were skipped."""
+    failed = [one.name for one in runs if one.failed]
+    skipped = [one.name for one in runs if one.skipped]
+    ran = len(runs) - len(skipped)
+    line = f"{ran - len(failed)} of {ran} labs pass, in {clock(sum(one.seconds for one in runs))}"
+    line += f"; failed: {', '.join(failed)}" if failed else ""
+    return line + (f"; {len(skipped)} skipped: {', '.join(skipped)}" if skipped else "")
+
+
+def _sections(run: LabRun, title: str = "") -> list[page.Section]:
+    """The verdict under `title`, or under the lab's question, then the lab's own sections."""
+    result = run.result
+    if result is None:
+        return [page.Prose("Skipped", run.error) if run.skipped else page.VerdictSection("Error", False, run.error, [])]
+    criteria = [page.Criterion(c.passed, c.claim, c.shown, c.criterion) for c in result.checks]
+    return [page.VerdictSection(title or result.question, result.passed, result.meaning, criteria), *result.sections]
+
+
+def clock(seconds: float) -> str:
+    """`12.3 s`, or `2 min 05 s` from a minute on."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s"

@@ -1,0 +1,159 @@
+"""Is attention a dictionary lookup, and why a soft one?  (Lectures L0 2.1, L4 exercise 1; Graves et al. 2014)
+
+softmax(β q·k) v: at β = 0 the mean of all values, as β grows the value of the best key and of no other.  Between the
+two, the answer has a gradient in the query, and so a network can learn the query.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triptych.attention import attend
+from triptych.page import Curve, TableSection
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+
+FALSIFIED_BY = (
+    "The claim is false if the answer at large β differs from the dictionary's by more than rounding. It is false too"
+    " if gradient descent on the query succeeds at large β, or fails at small β."
+)
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    entries: int = size(16, "entries of the dictionary, two or more", least=2)
+    questions: int = size(32, "questions to it")
+    width: int = size(24, "width of keys and questions")
+    values: int = size(20, "width of the values")
+    sharpness: tuple[float, ...] = size(tuple(2.0**i for i in range(-2, 13, 2)), "β of the table, the last one hard")
+    soft: float = size(4.0, "β at which a question is learned")
+    steps: int = size(400, "steps of gradient descent")
+    rate: float = size(0.3, "learning rate, times 1/β")
+
+    @property
+    def hard(self) -> float:
+        return self.sharpness[-1]
+
+
+def run(setup: Setup) -> LabResult:
+    """Noisy questions to a dictionary over β; then a question that is learned by gradient descent, soft and hard."""
+    sizes = setup.sized(Sizes())
+    book = _Dictionary(sizes, setup.seed)
+    rows = [book.measure(beta) for beta in sizes.sharpness]
+    learned = {beta: book.learn(beta) for beta in (sizes.soft, sizes.hard)}
+    table = TableSection(
+        f"{sizes.questions} questions to a dictionary of {sizes.entries} entries",
+        ("β", "weight of the best key", "error against dict[key]", "bound", "|d answer / d question|"),
+        [[f"{beta:g}", *(f"{x:.3g}" for x in row)] for beta, row in zip(sizes.sharpness, rows, strict=True)],
+    )
+
+    def line(column: int, floor: float) -> list[tuple[float, float]]:
+        return [(beta, max(row[column], floor)) for beta, row in zip(sizes.sharpness, rows, strict=True)]
+
+    lookup = Curve(
+        "From the mean of all values to one of them",
+        "sharpness β",
+        "distance, size of gradient",
+        {"error against dict[key]": line(1, 1e-16), "gradient in the question": line(3, 1e-16)},
+        {},
+        "xy",
+    )
+    descent = Curve(
+        "Learning what to ask",
+        "step of gradient descent",
+        "squared distance from the wanted value",
+        {f"β = {beta:g}": [(float(i), loss) for i, loss in enumerate(losses)] for beta, losses in learned.items()},
+        {},
+        "y",
+    )
+    checks = (
+        Check("at β 0, distance from the mean of all values", book.from_mean(), most=1e-12),
+        Check(f"at β {sizes.hard:g}, distance from dict[key]", rows[-1][1], most=1e-9),
+        Check("largest error over its bound 2 max|v| (S-1) exp(-β gap)", max(r[1] / r[2] for r in rows), most=1.0),
+        Check("gradient against finite differences, relative", book.gradient_error(), most=1e-6),
+        Check(f"at β {sizes.hard:g}, largest gradient of an answer", rows[-1][3], most=1e-9),
+        Check(
+            f"at β {sizes.soft:g}, loss after learning over before",
+            learned[sizes.soft][-1] / learned[sizes.soft][0],
+            most=0.05,
+        ),
+        Check(
+            f"at β {sizes.hard:g}, loss after learning over before",
+            learned[sizes.hard][-1] / learned[sizes.hard][0],
+            least=0.95,
+        ),
+    )
+    return LabResult("Is attention a dictionary lookup, and why a soft one?", MEANING, checks, (table, lookup, descent))
+
+
+MEANING = (
+    "Every entry answers, in proportion to exp(β q·k). The other entries lose weight exponentially in β times the gap"
+    " between the best score and the next, so a sharp enough attention returns exactly what a dictionary would. But a"
+    " dictionary's answer does not change when the question changes a little: its gradient is zero wherever there is"
+    " one, and descent stands still. A soft answer has a gradient, and descent finds the question to ask. The scale"
+    " 1/√d and the length of learned queries and keys set β in a transformer."
+)
+
+
+class _Dictionary:
+    """Keys of unit length, values, and questions that are keys plus noise, each with the key it came from.  fp64."""
+
+    def __init__(self, sizes: Sizes, seed: int) -> None:
+        self.sizes = sizes
+        noise = torch.Generator().manual_seed(seed)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=noise, dtype=torch.float64)
+
+        self.keys = torch.nn.functional.normalize(draw(sizes.entries, sizes.width), dim=-1)
+        self.values = draw(sizes.entries, sizes.values)
+        self.wanted = torch.randint(sizes.entries, (sizes.questions,), generator=noise)
+        self.questions = self.keys[self.wanted] + 0.05 * draw(sizes.questions, sizes.width)
+        self.start = self.keys[0]  # learning begins with the question for another entry, the furthest from its goal
+        self.goal = int((self.keys @ self.start).argmin())
+        # A Python dictionary with the same entries.
+        self.plain = dict(enumerate(self.values))
+        self.answers = torch.stack([self.plain[int(name)] for name in self.wanted])
+
+    def ask(self, questions: Tensor, beta: float) -> Tensor:
+        """[T, K] -> [T, Kv]"""
+        return attend(questions, self.keys, self.values, scale=beta)
+
+    def measure(self, beta: float) -> tuple[float, float, float, float]:
+        """(mean weight of the best key, largest error, its bound, largest |gradient| in a question)"""
+        pattern = attend(self.questions, self.keys, torch.eye(len(self.keys), dtype=torch.float64), scale=beta)
+        best = pattern.gather(1, self.wanted[:, None])
+        error = (self.ask(self.questions, beta) - self.answers).abs().max().item()
+        top = (self.questions @ self.keys.T).topk(2).values
+        gap = (top[:, 0] - top[:, 1]).min().item()
+        bound = 2 * self.values.abs().max().item() * (len(self.keys) - 1) * math.exp(-beta * gap)
+        return best.mean().item(), error, bound + 1e-15, self.gradient(beta).abs().max().item()
+
+    def gradient(self, beta: float) -> Tensor:
+        """[T, K]: of the first number of each answer in its question."""
+        questions = self.questions.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.ask(questions, beta)[:, 0].sum(), questions)
+        return slope
+
+    def gradient_error(self, step: float = 1e-5) -> float:
+        """Largest difference from central differences along one direction, over the largest gradient."""
+        slope, along = self.gradient(self.sizes.soft), torch.linspace(-1, 1, self.sizes.width, dtype=torch.float64)
+        ahead, behind = (self.ask(self.questions + sign * step * along, self.sizes.soft)[:, 0] for sign in (1, -1))
+        return (((ahead - behind) / (2 * step) - slope @ along).abs().max() / slope.abs().max()).item()
+
+    def from_mean(self) -> float:
+        return (self.ask(self.questions, 0.0) - self.values.mean(0)).abs().max().item()
+
+    def learn(self, beta: float) -> list[float]:
+        """Squared distance from one entry's value while a question is moved down its gradient, step by step."""
+        question, losses = self.start[None].clone().requires_grad_(), []
+        for _ in range(self.sizes.steps):
+            loss = (self.ask(question, beta) - self.values[self.goal]).square().sum()
+            (slope,) = torch.autograd.grad(loss, question)
+            losses.append(loss.item())
+            question = (question - self.sizes.rate / beta * slope).detach().requires_grad_()
+        return losses

@@ -1,0 +1,303 @@
+"""Does a model in the shape of Whisper, trained from nothing, write down digits spoken by voices that it never heard?
+(Lectures L1 and L4: an encoder reads another kind of input, and cross-attention joins it to the text.)
+
+Behind each sound comes silence, in which the decoder finds the end.  Whisper's goes on to the end of its window, which
+would be half of the work of a full run.
+
+The claim is false if fewer than 95% of the words are right for voices, speeds and pitches that training did not have,
+or if a model trained on the same sounds with their transcripts shuffled does as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych.media import audio
+from triptych.model import Model, create
+from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
+from triptych.text import SPEECH, WhisperTokens, with_whisper_tokens, word_tokenizer
+from triptych.train import Example, OptimizerSettings
+from triptych.train.audio_records import Speech
+from triptych.train.data import Use, random_numbers
+from triptych.train.metrics import word_error_rate
+from triptych.train.objectives import Ids
+from triptych_lectures.data.digit_recordings import DIGITS, HEARD, UNHEARD, Clips, DigitRecorder, Recording, SpokenWords
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.small import Points, fit
+
+FALSIFIED_BY = (
+    "The claim is false if fewer than 95% of the words are right for voices, speeds and pitches that training did not"
+    " have. It is also false if a model that was trained on the same sounds with their transcripts shuffled does as"
+    " well."
+)
+RIGHT = 0.95  # of the words, by the claim
+SPARE = 0.1  # three standard deviations of a share of 200 words, of which the best constant text has a third right
+MARGIN = 0.04  # seconds before and behind a word that count as it: two positions of the encoder
+
+
+@dataclass(frozen=True)
+class Sizes:
+    steps: int = size(240, "training steps")
+    control: int = size(120, "training steps of the control, whose transcripts are shuffled")
+    rows: int = size(16, "recordings of a step")
+    width: int = size(64, "width of the model")
+    mels: int = size(32, "mel bands of a frame")
+    seconds: float = size(1.6, "seconds of sound that the model reads at once")
+    silence: float = size(1.6, "seconds of silence behind a sound, at most to the end of what is read at once")
+    least: int = size(1, "fewest words of a recording")
+    most: int = size(2, "most words of a recording")
+    digits: int = size(5, "different words, from zero on")
+    speakers: int = size(80, "voices at a speed and a pitch in training")
+    unheard: int = size(24, "voices at a speed and a pitch that are tested")
+    tested: int = size(150, "recordings that are tested")
+    noise: tuple[float, ...] = size((10.0, 30.0), "least and greatest signal-to-noise ratio, in dB")
+    lr: float = size(3e-3, "learning rate of AdamW's share")
+    muon: float = size(6e-3, "learning rate of Muon's share")
+
+
+FULL = Sizes(
+    steps=1000,
+    control=600,
+    rows=16,
+    width=96,
+    mels=40,
+    seconds=4.8,
+    silence=0.2,
+    least=3,
+    most=7,
+    digits=10,
+    speakers=160,
+    unheard=24,
+    tested=200,
+)
+SEEDS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnRecordings:
+    """New recordings of the same words in each step, the shortest ones first: a model learns where to listen from
+    single words.  With `shuffled`, each sound has the transcript of the next one of its step."""
+
+    speech: Speech
+    ids: dict[str, int]
+    clips: tuple[Clips, ...]
+    recorder: DigitRecorder
+    steps: int
+    silence: float
+    shuffled: bool = False
+
+    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
+        random = random_numbers(seed, Use.OFFSETS, step)
+        recorder = replace(self.recorder, words=self.words(step))
+        drawn = [recorder(self.clips[random.integers(len(self.clips))], random) for _ in range(rows)]
+        texts = [one.text for one in drawn]
+        if self.shuffled:
+            texts = [*texts[1:], *texts[:1]]
+        return [self.example(one, text) for one, text in zip(drawn, texts, strict=True)]
+
+    def words(self, step: int) -> tuple[int, int]:
+        """The fewest and the most words in `step`: from one to all in the first half of the training."""
+        least, most = self.recorder.words
+        share = min(1.0, step / (self.steps / 2))
+        return max(1, round(share * least)), max(1, round(share * most))
+
+    def example(self, one: Recording, text: str) -> Example:
+        frames = self.speech.frames(one.sound, self.silence)
+        return self.speech.example(text, [self.ids[word] for word in text.split()], frames)
+
+    def held(self) -> Iterator[Example]:
+        return iter(())
+
+    def targets(self) -> Ids:
+        return np.array([*self.ids.values(), self.speech.end], dtype=np.int32)
+
+
+def run(setup: Setup, spoken: SpokenWords | None = None) -> LabResult:
+    """Train on the voices of `HEARD`, transcribe those of `UNHEARD`; beside it the same with shuffled transcripts."""
+    sizes = setup.sized(Sizes(), FULL)
+    setup.progress(f"synthesizing the words of {sizes.speakers + sizes.unheard} speakers")
+    heard, unheard = _clips(sizes, setup.seed, spoken or SpokenWords.cached())
+    trained = Digits.new(sizes, heard, setup.seed)
+    losses = trained.trained(setup)
+    control = Digits.new(replace(sizes, steps=sizes.control), heard, setup.seed)
+    control_losses = control.trained(setup, shuffled=True)
+    setup.progress(f"transcribing {sizes.tested} recordings of voices that it never heard")
+    random = np.random.default_rng((setup.seed, 1))
+    chosen, tested = (
+        [trained.recorder(clips[random.integers(len(clips))], random) for _ in range(sizes.tested)]
+        for clips in (heard, unheard)
+    )
+    right, known, shuffled = trained.right(tested), trained.right(chosen), control.right(tested)
+    aligned = trained.aligned(chosen, tested)
+    blind = best_constant([one.text for one in tested])
+    checks = (
+        Check("words right, of voices, speeds and pitches never heard", right, least=RIGHT),
+        Check("the same trained on shuffled transcripts, above the best constant text", shuffled - blind, most=SPARE),
+        Check("strongest attention on the word it writes, less on another one", aligned.own - aligned.other, least=0.5),
+    )
+    meaning = (
+        "The encoder reads mel frames instead of tokens, and nothing else is new: the decoder's cross-attention finds"
+        " the next word in the sound, though no training record says when a word is spoken. Its strongest weight lies"
+        " on the word that it writes, and moves on with the text. With transcripts of other sounds it learns how long"
+        f" transcripts are and what occurs in them, and no more: {_last(control_losses):.2f} nats a token at the end of"
+        f" its {sizes.control:,} steps, where the other model, of {sizes.steps:,} steps, was at"
+        f" {_last(losses[: sizes.control]):.2f}. These are the voices of one synthesizer, and their words are joined"
+        " with pauses: people speak less alike."
+    )
+    rows = [
+        ("voices never heard", right),
+        ("voices of the training", known),
+        ("voices never heard, trained on shuffled transcripts", shuffled),
+        ("the constant text with the most words right", blind),
+    ]
+    sections: list[Section] = [
+        TableSection("Words right", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in rows]),
+        TableSection(
+            f"Strongest attention of decoder layer {aligned.layer}, which was chosen on voices of the training",
+            ("where it lies", "share"),
+            [
+                ["the word that is written", f"{aligned.own:.1%}"],
+                ["another word of the recording", f"{aligned.other:.1%}"],
+                ["later than for the word before", f"{aligned.later:.1%}"],
+            ],
+        ),
+        trained.map(tested[0], aligned.layer),
+        Curve("Training", "step", "nats a token", {"transcripts": losses, "shuffled": control_losses}, {}),
+    ]
+    question = "Does a model trained on synthesized digits write those of voices that it never heard?"
+    return LabResult(question, meaning, checks, tuple(sections))
+
+
+def _clips(sizes: Sizes, seed: int, spoken: SpokenWords) -> tuple[tuple[Clips, ...], tuple[Clips, ...]]:
+    """The words of each speaker: heard in training, and not."""
+    words = DIGITS[: sizes.digits]
+    random = np.random.default_rng(seed)
+    heard, unheard = HEARD.draw(sizes.speakers, random), UNHEARD.draw(sizes.unheard, random)
+    return tuple(spoken.vocabulary(heard, words).values()), tuple(spoken.vocabulary(unheard, words).values())
+
+
+@dataclass(frozen=True)
+class WordAttention:
+    """How often the strongest cross-attention of `layer` lies on the word that is written (`own`), on each other word
+    of the recording (`other`), and later than for the word before."""
+
+    layer: int
+    own: float
+    other: float
+    later: float
+
+
+@dataclass(frozen=True, eq=False)
+class Digits:
+    """A model, how its rows are made, and what it is trained on."""
+
+    model: Model
+    speech: Speech
+    sizes: Sizes
+    clips: tuple[Clips, ...]
+
+    @staticmethod
+    def new(sizes: Sizes, clips: tuple[Clips, ...], seed: int) -> Digits:
+        """A fresh model of two encoder and two decoder layers."""
+        tokenizer = with_whisper_tokens(word_tokenizer(DIGITS[: sizes.digits], 64, SPEECH))
+        tokens = WhisperTokens.of(tokenizer, {}, tokenizer.vocab_size)
+        config = {
+            "model_type": "whisper", "d_model": sizes.width, "encoder_layers": 2, "decoder_layers": 2,
+            "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 2 * sizes.width,
+            "decoder_ffn_dim": 2 * sizes.width, "num_mel_bins": sizes.mels, "dropout": 0.0,
+            "max_source_positions": round(sizes.seconds * audio.RATE / audio.HOP / 2),
+            "max_target_positions": sizes.most + 8, "vocab_size": tokenizer.vocab_size, "bos_token_id": tokens.end,
+            "eos_token_id": tokens.end, "pad_token_id": tokenizer.pad_id, "decoder_start_token_id": tokens.start,
+            "init_std": sizes.width**-0.5,
+        }  # fmt: skip
+        model = create(config, tokenizer, seed=seed)
+        return Digits(model, Speech.of(model.module, tokens), sizes, clips)
+
+    @property
+    def recorder(self) -> DigitRecorder:
+        least, most = self.sizes.noise
+        return DigitRecorder((self.sizes.least, self.sizes.most), noise=(least, most), seconds=self.sizes.seconds)
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """The token of each word."""
+        return {word: self.model.inputs.words.encode(word)[0] for word in DIGITS[: self.sizes.digits]}
+
+    def trained(self, setup: Setup, *, shuffled: bool = False) -> Points:
+        """Train the model in place; the losses."""
+        sizes = self.sizes
+        setup.progress(f"training for {sizes.steps} steps{' on shuffled transcripts' if shuffled else ''}")
+        data = DrawnRecordings(self.speech, self.ids, self.clips, self.recorder, sizes.steps, sizes.silence, shuffled)
+        optimizer = OptimizerSettings(name="muon", lr=sizes.lr, muon_lr=sizes.muon)
+        length = sizes.most + 8
+        module, seed = self.model.module, setup.seed
+        return fit(module, data, rows=sizes.rows, length=length, steps=sizes.steps, seed=seed, optimizer=optimizer)
+
+    def frames(self, recordings: Sequence[Recording]) -> list[Tensor]:
+        """The mel frames of each sound, as in training."""
+        return [self.speech.frames(one.sound, self.sizes.silence) for one in recordings]
+
+    def right(self, recordings: Sequence[Recording]) -> float:
+        """1 - the word error rate of what the model writes."""
+        written = self.speech.written(self.model.module, self.frames(recordings), self.sizes.most + 4)
+        return 1 - word_error_rate(
+            [self.model.inputs.words.decode(ids) for ids in written], [one.text for one in recordings]
+        )
+
+    def patterns(self, recordings: Sequence[Recording]) -> list[list[Tensor]]:
+        """For each decoder layer, for each recording, the mean of the heads' cross-attention where each word of the
+        true transcript is predicted: `[words, positions]`."""
+        read = [self.speech.row(self.model.inputs.words.encode(one.text)).ids.tolist() for one in recordings]
+        trace = self.model.trace(self.frames(recordings), read, read=["decoder.blocks.*.cross.pattern"])
+        first = len(self.speech.prompt) - 1
+        return [[pattern.mean(0)[first:-1] for pattern in trace[site]] for site in trace]
+
+    def aligned(self, chosen: Sequence[Recording], tested: Sequence[Recording]) -> WordAttention:
+        """Of `tested`, in the layer that is best for `chosen`."""
+        layers = [_hits(layer, chosen)[0] for layer in self.patterns(chosen)]
+        layer = int(np.argmax(layers))
+        return WordAttention(layer, *_hits(self.patterns(tested)[layer], tested))
+
+    def map(self, one: Recording, layer: int) -> AttentionSection:
+        """Where the model looks while it writes each word, every fifth of a second."""
+        pattern, words = self.patterns([one])[layer][0].float(), [word for word, _, _ in one.words]
+        step = 10
+        last = -(-len(one.sound) // (2 * audio.HOP * step)) * step
+        binned = torch.stack([part.sum(-1) for part in pattern[:, :last].split(step, dim=-1)], dim=-1)
+        times = [f"{i * step * 2 * audio.HOP / audio.RATE:.1f}" for i in range(binned.shape[-1])]
+        looks = AttentionMap("cross", layer, words, times, binned[None].numpy())
+        return AttentionSection("Where it looks", "Rows are words to write, columns seconds of the sound.", [looks])
+
+
+def _last(losses: Points) -> float:
+    """The mean of the last twenty steps."""
+    return float(np.mean([loss for _, loss in losses[-20:]]))
+
+
+def best_constant(texts: Sequence[str]) -> float:
+    """The share of words right if one of these texts is written for all of them, whichever does best: more than a model
+    that hears nothing can expect."""
+    return max(1 - word_error_rate([text] * len(texts), texts) for text in set(texts))
+
+
+def _hits(patterns: Sequence[Tensor], recordings: Sequence[Recording]) -> tuple[float, float, float]:
+    """Of the words of recordings with several: the share whose strongest weight lies on them, the same for the other
+    words of the recording in their place, and, of all but the first words, the share whose strongest weight is later
+    than that of the word before."""
+    own, others, later = list[float](), list[float](), list[float]()
+    for pattern, one in zip(patterns, recordings, strict=True):
+        if len(one.words) < 2:
+            continue
+        peaks = ((pattern.argmax(-1).double() + 0.5) * 2 * audio.HOP / audio.RATE).tolist()
+        for i, peak in enumerate(peaks):
+            on = [float(begin - MARGIN <= peak <= end + MARGIN) for _, begin, end in one.words]
+            own.append(on.pop(i))
+            others.append(float(np.mean(on)))
+        later += [float(b > a) for a, b in pairwise(peaks)]
+    return float(np.mean(own)), float(np.mean(others)), float(np.mean(later))

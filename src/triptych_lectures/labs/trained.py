@@ -1,0 +1,304 @@
+"""Generated tasks with a known best loss, and short training runs on them, for the labs about trained models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych import nn
+from triptych.errors import InputError
+from triptych.spec import AttentionSpec, BlockSpec, LearnedSpec, NormsSpec, RMSNormSpec
+from triptych.train import DivergedError, Example, OptimizerSettings, Schedule, collate
+from triptych.train.data import Use, random_numbers
+from triptych.train.objectives import Ids, final
+from triptych_lectures.labs.lab import size
+from triptych_lectures.labs.small import Points, decoder, fit
+
+LAST = 10  # steps whose mean loss is the loss at the end
+MOST_CLASSES = 1 << 16  # each has a row of weights in the head
+
+
+@runtime_checkable
+class GeneratedTask(Protocol):
+    """Rows with answers, and the loss in nats of a uniform guess among the possible ones."""
+
+    @property
+    def classes(self) -> int:
+        """How many answers there are."""
+        ...
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        """`count` new rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Places:
+    """Random symbols; the answer at a token follows from those that stand `places` back, 0 being the token itself.
+
+    `digits`: all of them in order, as one number with these digits in base `symbols`.  `sum`: their sum modulo
+    `symbols`.  The best loss is 0.
+
+    Raises InputError for rows in which no token has a symbol so many places back, and for more than `MOST_CLASSES`
+    answers.
+    """
+
+    symbols: int
+    length: int
+    places: tuple[int, ...]
+    answer: Literal["digits", "sum"] = "digits"
+
+    def __post_init__(self) -> None:
+        if max(self.places) >= self.length:
+            raise InputError(f"a row of {self.length} symbols has none {max(self.places)} places back; make it longer")
+        if not 2 <= self.classes <= MOST_CLASSES:
+            raise InputError(
+                f"{self.symbols} symbols at {len(self.places)} places are {self.classes:,} answers; give 2 to"
+                f" {MOST_CLASSES:,}"
+            )
+
+    @property
+    def classes(self) -> int:
+        return self.symbols ** len(self.places) if self.answer == "digits" else self.symbols
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        ids = noise.integers(self.symbols, size=(count, self.length)).astype(np.int32)
+        first, targets = max(self.places), np.zeros_like(ids)
+        base = self.symbols if self.answer == "digits" else 1
+        for place in self.places:
+            targets[:, first:] = targets[:, first:] * base + ids[:, first - place : self.length - place]
+        trained = np.arange(self.length) >= first
+        return [Example(row, answers % self.classes, trained) for row, answers in zip(ids, targets, strict=True)]
+
+
+@dataclass(frozen=True)
+class LookupTable:
+    """Random symbols; the answer at a token is what a table [symbols, symbols] has for it and the one before it.
+
+    The entries of the table are random symbols that `seed` draws, so that no rule is shorter than the table.  The best
+    loss is 0.
+    """
+
+    symbols: int
+    length: int
+    seed: int
+
+    @property
+    def classes(self) -> int:
+        return self.symbols
+
+    @cached_property
+    def entries(self) -> Ids:
+        drawn = np.random.default_rng(self.seed).integers(self.symbols, size=(self.symbols, self.symbols))
+        return drawn.astype(np.int32)
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        ids = noise.integers(self.symbols, size=(count, self.length)).astype(np.int32)
+        targets = np.zeros_like(ids)
+        targets[:, 1:] = self.entries[ids[:, :-1], ids[:, 1:]]
+        trained = np.arange(self.length) >= 1
+        return [Example(row, answers, trained) for row, answers in zip(ids, targets, strict=True)]
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """The rows of a task with their answers in a random order, each no longer that of its token: the control."""
+
+    task: GeneratedTask
+
+    @property
+    def classes(self) -> int:
+        return self.task.classes
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        rows = self.task.rows(noise, count)
+        answers = noise.permutation(np.concatenate([row.targets[row.trained] for row in rows]))
+        ends = np.cumsum([row.trained.sum() for row in rows])[:-1]
+        return [_answered(row, own) for row, own in zip(rows, np.split(answers, ends), strict=True)]
+
+
+def _answered(row: Example, answers: Ids) -> Example:
+    """`row` with other answers at its trained tokens."""
+    targets = row.targets.copy()
+    targets[row.trained] = answers
+    return Example(row.ids, targets, row.trained, row.source)
+
+
+@dataclass(frozen=True)
+class Generated:
+    """New rows of `task` for each step: no row is trained on twice, so that the training loss is that of new rows."""
+
+    task: GeneratedTask
+
+    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
+        return self.task.rows(random_numbers(seed, Use.OFFSETS, step), rows)
+
+    def held(self) -> Iterator[Example]:
+        return iter(())
+
+    def targets(self) -> Ids:
+        return np.arange(self.task.classes, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class TrainingBudget:
+    """What a training run may use: steps, rows of a step, learning rate, share of the steps that warm up, and the
+    global norm to which gradients are clipped, 0 for none."""
+
+    steps: int
+    rows: int
+    rate: float
+    warmup: float = 0.0
+    clip: float = 0.0
+    shape: Literal["constant", "linear", "cosine"] = "constant"
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """One training run: the loss in nats of each step.  A run that diverged has the steps before, and no end."""
+
+    losses: Points
+    guess: float
+    diverged: bool = False
+
+    @property
+    def end(self) -> float:
+        """Mean loss of the last steps, in nats; infinite where the run diverged."""
+        return math.inf if self.diverged else fmean(nats for _, nats in self.losses[-LAST:])
+
+    @property
+    def learned(self) -> float:
+        """How far the loss went from that of a guess, 0, to the best one, 1.  Below 0 it is worse than a guess."""
+        return 1 - self.end / self.guess
+
+    def steps_to(self, share: float) -> float:
+        """The first step from which the mean loss of `LAST` steps is this share of the way; infinite if none is, and
+        where the run has fewer steps."""
+        nats = np.array([loss for _, loss in self.losses])
+        if len(nats) < LAST:
+            return math.inf
+        means = np.convolve(nats, np.ones(LAST) / LAST, "valid")
+        reached = np.flatnonzero(1 - means / self.guess >= share)
+        return float(reached[0] + LAST) if len(reached) else math.inf
+
+
+def train(module: nn.Transformer, task: GeneratedTask, budget: TrainingBudget, seed: int) -> TrainedRun:
+    """Train `module` in place with AdamW, without weight decay."""
+    settings = OptimizerSettings(name="adamw", lr=budget.rate, weight_decay=0.0, clip=budget.clip)
+    schedule = Schedule(shape=budget.shape, warmup=budget.warmup)
+    guess = math.log(task.classes)
+    longest = max(len(row.ids) for row in held_out_rows(task, 8, seed))
+    try:
+        losses = fit(
+            module,
+            Generated(task),
+            rows=budget.rows,
+            length=longest,
+            steps=budget.steps,
+            seed=seed,
+            optimizer=settings,
+            schedule=schedule,
+        )
+    except DivergedError:
+        return TrainedRun([], guess, diverged=True)
+    return TrainedRun(losses, guess)
+
+
+@dataclass(frozen=True)
+class TrainedHead:
+    """A model of attention alone after training: its run, the share of new answers that are right, and how many
+    parameters it has."""
+
+    run: TrainedRun
+    right: float
+    parameters: int
+
+
+def trained_head(
+    module: nn.Transformer, task: GeneratedTask, budget: TrainingBudget, tested: int, seed: int
+) -> TrainedHead:
+    """Train `module` in place, and test it on `tested` rows that it was not trained on."""
+    run = train(module, task, budget, seed)
+    share = right(module, held_out_rows(task, tested, seed))
+    return TrainedHead(run, share, sum(parameter.numel() for parameter in module.parameters()))
+
+
+@dataclass(frozen=True)
+class ReadingSizes:
+    """What a run can change of a lab in which one head learns to read the symbol some places back."""
+
+    width: int = size(32, "width of the residual stream")
+    symbols: int = size(8, "different symbols, two or more", least=2)
+    length: int = size(12, "symbols of a row, more than `back`", least=2)
+    back: int = size(3, "places back that the head must read")
+    steps: int = size(150, "training steps")
+    rows: int = size(16, "rows of a step")
+    rate: float = size(3e-3, "learning rate of AdamW")
+    tested: int = size(64, "rows that the share of right answers is taken from")
+
+    def __post_init__(self) -> None:
+        if self.back >= self.length:
+            raise InputError(f"sizes back {self.back} and length {self.length}: the length must be above the places")
+
+    @property
+    def task(self) -> Places:
+        return Places(self.symbols, self.length, (self.back,))
+
+    @property
+    def budget(self) -> TrainingBudget:
+        return TrainingBudget(self.steps, self.rows, self.rate)
+
+    def trained(self, module: nn.Transformer, task: GeneratedTask, seed: int) -> TrainedHead:
+        """`module` after training on `task` with these sizes."""
+        return trained_head(module, task, self.budget, self.tested, seed)
+
+
+def attention_alone(attn: AttentionSpec, symbols: int, length: int, seed: int) -> nn.Transformer:
+    """A decoder with this attention as its only layer, without an MLP, and with learned positions."""
+    width = attn.q.inputs
+    block = BlockSpec(attn=attn, mlp=None, attn_norm=NormsSpec(pre=RMSNormSpec(width=width)), mlp_norm=None)
+    positions = LearnedSpec(length=length, width=width)
+    return nn.new(decoder(symbols, [block], embedded=positions, final_norm=RMSNormSpec(width=width)), seed)
+
+
+def multiply_queries_and_keys(module: nn.Transformer, factor: float) -> None:
+    """Multiply the matrices of queries and keys by `factor`, in place."""
+    for name, weight in module.named_parameters():
+        if name.endswith((".attn.q.weight", ".attn.k.weight")):
+            weight.data = weight.data * factor
+
+
+def held_out_rows(task: GeneratedTask, count: int, seed: int) -> list[Example]:
+    """Rows that no training run with this seed draws."""
+    return task.rows(random_numbers(seed, Use.HELD_OUT, 0), count)
+
+
+@torch.no_grad()
+def right(module: nn.Transformer, rows: Sequence[Example]) -> float:
+    """The share of the trained tokens of `rows` whose answer has the largest logit."""
+    batch = collate(rows)
+    answers = module.unembed(final(module, batch), batch.rows).argmax(-1)
+    return float((answers == batch.targets).double().mean())
+
+
+def redraw(module: nn.Transformer, seed: int, std: float, *, written: float | None = None) -> None:
+    """Draw the matrices of the blocks anew, normal with this standard deviation; those that write to the residual
+    stream, the last of attention and of the MLP, with that of `written`, where it is given."""
+    noise = torch.Generator().manual_seed(seed)
+    for name, weight in module.named_parameters():
+        if ".blocks." in name and weight.dim() == 2:
+            writes = name.endswith(("attn.out.weight", "mlp.down.weight"))
+            own = written if writes and written is not None else std
+            weight.data = _normal(weight, own, noise)
+
+
+def _normal(weight: Tensor, std: float, noise: torch.Generator) -> Tensor:
+    return std * torch.randn(weight.shape, generator=noise, dtype=weight.dtype)

@@ -1,0 +1,150 @@
+"""1 to 16 heads trained at equal parameters (Vaswani et al. 2017, section 3.2.2 and table 3 A; lecture L4).
+
+One layer of attention without an MLP names the symbols that stand some places back: one place, for which one pattern
+of attention is enough, or several at once, which one pattern can only give as a sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from triptych import nn
+from triptych.errors import InputError
+from triptych.page import Curve, TableSection
+from triptych.spec import LearnedSpec, RMSNormSpec
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.small import block, decoder
+from triptych_lectures.labs.trained import GeneratedTask, Places, Shuffled, TrainedHead, TrainingBudget, trained_head
+
+FALSIFIED_BY = (
+    "One head that reads several places as well as one head for each would have shown the claim false, and so would"
+    " more heads that read them worse than fewer do, up to the number of places. A difference at one place would mean"
+    " that heads help or harm for another reason than the number of patterns."
+)
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the layer, of the two tasks and of the training."""
+
+    heads: tuple[int, ...] = size(
+        (1, 4, 16), "heads, in ascending order, each a divisor of width", values=2, ascending=True
+    )
+    width: int = size(32, "width of the residual stream, which the heads share")
+    one: tuple[int, ...] = size((3,), "places back that the first task reads")
+    several: tuple[int, ...] = size((1, 2, 3, 4), "places back that the second task reads; as many heads are needed")
+    symbols: int = size(5, "different symbols, two or more", least=2)
+    length: int = size(12, "symbols of a row")
+    steps: int = size(400, "training steps")
+    rows: int = size(32, "rows of a step")
+    rate: float = size(1e-2, "learning rate of AdamW, which falls linearly to 0")
+    tested: int = size(64, "rows that the share of right answers is taken from")
+
+    def __post_init__(self) -> None:
+        if any(self.width % heads for heads in self.heads):
+            raise InputError(f"sizes width and heads: the width, {self.width}, must be a multiple of each number")
+        if len(self.one) != 1:
+            raise InputError("size one: the first task reads one place, which must be a single number")
+
+
+FULL = Sizes(heads=(1, 2, 4, 8, 16))
+
+
+Layers = dict[tuple[str, int], TrainedHead]
+ONE, SEVERAL = "one place", "several places"
+
+
+def run(setup: Setup) -> LabResult:
+    """Each number of heads on each task; then shuffled answers."""
+    sizes = setup.sized(Sizes(), FULL)
+    tasks = {
+        ONE: Places(sizes.symbols, sizes.length, sizes.one),
+        SEVERAL: Places(sizes.symbols, sizes.length, sizes.several),
+    }
+    layers: Layers = {}
+    for name, task in tasks.items():
+        for heads in sizes.heads:
+            setup.progress(f"{name}, {heads} head{'s' * (heads > 1)}: {sizes.steps} steps")
+            layers[name, heads] = _trained(sizes, heads, task, setup.seed)
+    setup.progress("shuffled answers")
+    shuffled = _trained(sizes, sizes.heads[-1], Shuffled(tasks[ONE]), setup.seed)
+    return LabResult(
+        "How many heads does a layer need?",
+        _meaning(sizes, layers),
+        _checks(sizes, layers, shuffled),
+        (_table(sizes, layers), _curve(sizes, layers)),
+    )
+
+
+def _checks(sizes: Sizes, layers: Layers, shuffled: TrainedHead) -> tuple[Check, ...]:
+    places = len(sizes.several)
+    enough = min((heads for heads in sizes.heads if heads >= places), default=sizes.heads[-1])
+    learned = {heads: layers[SEVERAL, heads].run.learned for heads in sizes.heads}
+    rising = [learned[b] - learned[a] for a, b in pairwise(sizes.heads) if b <= enough]
+    beyond = [learned[heads] - learned[enough] for heads in sizes.heads if heads > enough]
+    at_one = [layers[ONE, heads].right for heads in sizes.heads]
+    few, many = layers[SEVERAL, sizes.heads[0]], layers[SEVERAL, enough]
+    counts = [layers[SEVERAL, heads].parameters for heads in sizes.heads]
+    return (
+        Check("parameters, most less fewest over the numbers of heads", max(counts) - min(counts), most=0.0),
+        Check(f"{places} places read right by {enough} heads", many.right, least=0.9),
+        Check(f"{places} places read right by {enough} heads, less by {sizes.heads[0]}", many.right - few.right, 0.25),
+        Check(
+            f"learned more with each larger number up to {enough} heads, the least", min(rising, default=0.0), least=0.0
+        ),
+        Check(f"learned more with more than {enough} heads, the most", max(beyond, default=0.0), most=0.1),
+        Check("control: one place read right, most less least over the numbers", max(at_one) - min(at_one), most=0.1),
+        Check("control: one place read right, the least", min(at_one), least=0.9),
+        Check("control: right of one place, trained on shuffled answers", shuffled.right, most=1 / sizes.symbols + 0.1),
+    )
+
+
+def _meaning(sizes: Sizes, layers: Layers) -> str:
+    shares = ", ".join(f"{layers[SEVERAL, heads].right:.0%} by {heads}" for heads in sizes.heads)
+    most = sizes.heads[-1]
+    return (
+        f"A head returns one weighted sum. To name {len(sizes.several)} symbols in their order from one sum, a head"
+        " has to weigh the places differently and the rest of the layer to take the sum apart again; with a head for"
+        " each place nothing is mixed. All layers have the same parameters, only cut into more heads, and the same"
+        f" steps: {shares}. More heads than places neither help nor harm here; a width of {sizes.width // most} for"
+        f" each of {most} heads is still enough to tell {sizes.length} places apart. With one place to read, one head"
+        " is as good as any number. What many heads are good for is many places at once. Learned is the share of the"
+        " way from the loss of a guess, 0, to the best one, 1."
+    )
+
+
+def layer(sizes: Sizes, heads: int, task: GeneratedTask, seed: int) -> nn.Transformer:
+    """One layer of attention with so many heads, without an MLP."""
+    positions = LearnedSpec(length=sizes.length, width=sizes.width)
+    final_norm = RMSNormSpec(width=sizes.width)
+    attention = block(sizes.width, heads, hidden=None)
+    return nn.new(decoder(task.classes, [attention], embedded=positions, final_norm=final_norm), seed)
+
+
+def _trained(sizes: Sizes, heads: int, task: GeneratedTask, seed: int) -> TrainedHead:
+    budget = TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear")
+    return trained_head(layer(sizes, heads, task, seed), task, budget, sizes.tested, seed)
+
+
+def _table(sizes: Sizes, layers: Layers) -> TableSection:
+    rows = [
+        [
+            str(heads),
+            str(sizes.width // heads),
+            f"{layers[SEVERAL, heads].parameters:,}",
+            *(f"{layers[name, heads].right:.0%}" for name in (ONE, SEVERAL)),
+            *(f"{layers[name, heads].run.end:.2f}" for name in (ONE, SEVERAL)),
+        ]
+        for heads in sizes.heads
+    ]
+    header = ("heads", "head width", "parameters", f"right, {ONE}", f"right, {SEVERAL}", f"nats, {ONE}")
+    title = f"After {sizes.steps} steps; {ONE}: {sizes.one[0]} back, {SEVERAL}: {', '.join(map(str, sizes.several))}"
+    return TableSection(title, (*header, f"nats, {SEVERAL}"), rows)
+
+
+def _curve(sizes: Sizes, layers: Layers) -> Curve:
+    lines = {f"{heads} head{'s' * (heads > 1)}": layers[SEVERAL, heads].run.losses for heads in sizes.heads}
+    guess = layers[SEVERAL, sizes.heads[0]].run.guess
+    return Curve(f"{len(sizes.several)} places in training", "step", "nats an answer", lines, {"guess": guess})

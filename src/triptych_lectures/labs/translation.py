@@ -1,0 +1,188 @@
+"""The translation that models are compared on: its sizes, sentences to train on and held-out ones, what a model writes
+for them, and how much of it is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from triptych.page import Curve
+from triptych.train.metrics import distance
+from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, SecondLanguage, Vocabulary
+from triptych_lectures.labs.lab import Setup, size
+from triptych_lectures.labs.translators import END_ID, START_ID, Builder, Ids, TrainedTranslator, Training, Translator
+
+HEADS = 4  # of self-attention
+
+
+@dataclass(frozen=True)
+class TranslationSizes:
+    """What a run of a lab about translation can change: the training, the models, the language and its sentences."""
+
+    steps: int = size(150, "training steps of each model")
+    rows: int = size(48, "sentences of a training step")
+    rate: float = size(6e-3, "highest learning rate")
+    width: int = size(64, f"width of embeddings and blocks, a multiple of {HEADS}", multiple=HEADS)
+    layers: int = size(1, "blocks of the encoder, and of the decoder beside it; a decoder alone has twice as many")
+    nouns: int = size(4, "nouns of the language", least=2, most=len(NOUNS))
+    verbs: int = size(3, "verbs of the language", least=2, most=len(VERBS))
+    adjectives: int = size(2, "adjectives of the language", least=2, most=len(ADJECTIVES))
+    clauses: int = size(1, "most clauses of a sentence", most=16)
+    train: int = size(3000, "sentences to train on")
+    held: int = size(120, "held-out sentences, four or more, judged in quarters by length", least=4)
+
+    def task(self, seed: int) -> TranslationTask:
+        """The language that `seed` draws, and its sentences."""
+        language = SecondLanguage(seed, nouns=self.nouns, verbs=self.verbs, adjectives=self.adjectives)
+        return TranslationTask.of(language, seed, self.train, self.held, self.clauses)
+
+    def training(self, seed: int, cross_heads: int | None = None) -> Training:
+        """What all models of a run share."""
+        return Training(self.width, HEADS, self.layers, self.rows, self.steps, self.rate, seed, cross_heads)
+
+
+@dataclass(frozen=True, eq=False)
+class TranslationTask:
+    """Sentences to train on and held out ones, no two with the same source."""
+
+    train: list[AlignedPair]
+    held: list[AlignedPair]
+    vocabulary: Vocabulary
+
+    @staticmethod
+    def of(language: SecondLanguage, seed: int, train: int, held: int, clauses: int) -> TranslationTask:
+        """So many sentences of 1 to `clauses` clauses; the held-out ones have the same share of each number."""
+        pairs = language.sentences(seed, train + held, clauses)
+        return TranslationTask(pairs[:train], pairs[train:], Vocabulary(pairs))
+
+    @property
+    def rows(self) -> list[tuple[Ids, Ids]]:
+        """Source and target of the sentences to train on."""
+        return as_ids(self.train, self.vocabulary)
+
+    @property
+    def sources(self) -> list[Ids]:
+        return [source for source, _ in as_ids(self.held, self.vocabulary)]
+
+    @property
+    def targets(self) -> list[Ids]:
+        """What is to be written for each of `sources`, without the end token."""
+        return [target[:-1] for _, target in as_ids(self.held, self.vocabulary)]
+
+    def judged(self, trained: TrainedTranslator) -> Judgement:
+        """What the model writes for the held-out sources, compared with the targets."""
+        return Judgement.of(self, write(trained.model, self.sources, 2 * max(map(len, self.targets))))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Wrong tokens of all held-out sentences and of their quarters by the source's length, shortest first, and the
+    share of sentences without a wrong token."""
+
+    wrong: float
+    by_length: tuple[float, ...]
+    exact: float
+
+    @staticmethod
+    def of(task: TranslationTask, written: Sequence[Ids]) -> Judgement:
+        targets = task.targets
+        groups = [
+            wrong_tokens([written[i] for i in group], [targets[i] for i in group]) for group in quarters(task.sources)
+        ]
+        exact = sum(output == right for output, right in zip(written, targets, strict=True)) / len(targets)
+        return Judgement(wrong_tokens(written, targets), tuple(groups), exact)
+
+    @property
+    def cells(self) -> list[str]:
+        """The numbers of a row of a table."""
+        return [f"{self.wrong:.1%}", *(f"{wrong:.1%}" for wrong in self.by_length), f"{self.exact:.0%}"]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Models that were trained on the same sentences, what each writes for the held-out ones, and the word-by-word
+    translation of these."""
+
+    task: TranslationTask
+    trained: dict[str, TrainedTranslator]
+    judged: dict[str, Judgement]
+    word_by_word: Judgement
+
+    @property
+    def losses(self) -> Curve:
+        """The loss of each model over its training."""
+        lines = {name: loss_points(translator) for name, translator in self.trained.items()}
+        return Curve("Training", "step", "nats a token", lines, {})
+
+
+def compared(sizes: TranslationSizes, builders: Mapping[str, Builder], setup: Setup) -> Comparison:
+    """Train the model of each builder on the same sentences in the same order, and judge what it writes."""
+    task, training = sizes.task(setup.seed), sizes.training(setup.seed)
+    trained, judged = {}, {}
+    for name, builder in builders.items():
+        setup.progress(f"{name}: training {sizes.steps} steps")
+        trained[name] = builder(task.rows, len(task.vocabulary), training)
+        judged[name] = task.judged(trained[name])
+    return Comparison(task, trained, judged, Judgement.of(task, word_by_word(task)))
+
+
+def loss_points(translator: TrainedTranslator) -> list[tuple[float, float]]:
+    """(step, loss in nats a token), the first step being 1."""
+    return [(float(step), loss) for step, loss in enumerate(translator.losses, 1)]
+
+
+def as_ids(pairs: Sequence[AlignedPair], vocabulary: Vocabulary) -> list[tuple[Ids, Ids]]:
+    """Sources and targets as ids, each with its end token."""
+    return [(vocabulary.ids(pair.source), vocabulary.ids(pair.target)) for pair in pairs]
+
+
+# ---------------------------------------------------------------- writing and judging
+
+
+def write(model: Translator, sources: Sequence[Ids], most: int) -> list[Ids]:
+    """What the model writes for each source, greedily, without the end token: at most `most` tokens.
+
+    The whole row is computed again for each token, so that models with and without a cache are treated alike.
+    """
+    written: list[Ids] = [[START_ID] for _ in sources]
+    going = list(range(len(sources)))
+    for _ in range(most):
+        if not going:
+            break
+        tokens = model.next_tokens([sources[i] for i in going], [written[i] for i in going]).tolist()
+        for i, token in zip(going, tokens, strict=True):
+            written[i].append(token)
+        going = [i for i, token in zip(going, tokens, strict=True) if token != END_ID]
+    return [[token for token in row[1:] if token != END_ID] for row in written]
+
+
+def wrong_tokens(written: Sequence[Ids], targets: Sequence[Ids]) -> float:
+    """The fewest tokens to insert, delete or replace, over the tokens of the targets; without end tokens."""
+    texts = [
+        ("".join(map(chr, output)), "".join(map(chr, right))) for output, right in zip(written, targets, strict=True)
+    ]
+    return sum(distance(output, right) for output, right in texts) / sum(len(right) for _, right in texts)
+
+
+def quarters(sources: Sequence[Ids]) -> list[list[int]]:
+    """The indices of the sources in four groups of equal size, from the shortest to the longest."""
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    edges = [round(i * len(order) / 4) for i in range(5)]
+    return [order[a:b] for a, b in pairwise(edges)]
+
+
+def word_by_word(task: TranslationTask) -> list[Ids]:
+    """The baseline that knows the true links: each source word becomes the target words that a sure link most often
+    joins to it in training, in the order of the source."""
+    counts: dict[str, dict[tuple[str, ...], int]] = {}
+    for pair in task.train:
+        partners: dict[int, list[str]] = {i: [] for i in range(len(pair.source))}
+        for target, source in sorted(pair.sure):
+            partners[source].append(pair.target[target])
+        for i, words in partners.items():
+            of_word = counts.setdefault(pair.source[i], {})
+            of_word[tuple(words)] = of_word.get(tuple(words), 0) + 1
+    best = {word: max(of_word, key=lambda words: of_word[words]) for word, of_word in counts.items()}
+    number = task.vocabulary.number
+    return [[number[target] for word in pair.source for target in best.get(word, ())] for pair in task.held]

@@ -1,0 +1,326 @@
+"""Five ways to solve one translation: a decoder of a transformer beside an encoder, behind a prefix mask or a plain
+prompt, and a recurrent encoder-decoder with a fixed vector or attention.
+
+All are trained on the same pairs in the same order, with the same optimizer, schedule and number of steps, and write
+freely: each token after those that the model itself wrote.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim import AdamW
+
+from triptych import nn
+from triptych.attention import Rows
+from triptych.spec import (
+    BlockSpec,
+    EmbedSpec,
+    KindSpec,
+    LMHeadSpec,
+    Mask,
+    ModelSpec,
+    NormsSpec,
+    RMSNormSpec,
+    SinusoidalSpec,
+    StackSpec,
+    attention,
+    full,
+    mlp,
+    same_document,
+)
+from triptych.spec.parts import LinearSpec
+from triptych.train import Data, Example, OptimizerSettings, Pairs, Schedule, TrainingBatch
+from triptych.train.data import EpochRows
+from triptych_lectures.labs.recurrent import RecurrentTranslator
+from triptych_lectures.labs.small import CAUSAL, block, decoder, fit
+
+Ids = list[int]
+END_ID, START_ID = 0, 1
+CLIP = 1.0
+ANY_LENGTH = 1 << 16  # tokens of a row, more than any has
+SMOOTHED = 10  # steps over which a loss is averaged
+
+
+@dataclass(frozen=True)
+class Training:
+    """What all models of a comparison share: width D, heads, blocks of a stack, rows of a step, steps, peak rate.
+    Cross-attention may have a number of heads of its own."""
+
+    width: int
+    heads: int
+    layers: int
+    rows: int
+    steps: int
+    rate: float
+    seed: int
+    cross_heads: int | None = None
+
+    @property
+    def optimizer(self) -> OptimizerSettings:
+        return OptimizerSettings(name="adamw", lr=self.rate, betas=(0.9, 0.98), weight_decay=0.01, clip=CLIP)
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(shape="linear", warmup=0.1)
+
+
+@runtime_checkable
+class Translator(Protocol):
+    """A model that writes the translation of a source."""
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers it learns."""
+        ...
+
+    def next_tokens(self, sources: Sequence[Ids], written: Sequence[Ids]) -> Tensor:
+        """`[B]`, the likeliest token after each row of `written`, all of one length and each begun by `START_ID`."""
+        ...
+
+    def sequential_steps(self, source: int, target: int) -> int:
+        """The longest chain of cells or sublayers of one forward in training, each of which must wait for the one
+        before it."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedTranslator:
+    """A model, its losses in nats a token of each training step, and the processor's seconds that training took."""
+
+    model: Translator
+    losses: list[float]
+    seconds: float
+
+    def reached(self, nats: float) -> int | None:
+        """The first step from which the mean loss of `SMOOTHED` steps was at most `nats`; None where it never was, and
+        where there were fewer steps."""
+        if len(self.losses) < SMOOTHED:
+            return None
+        means = np.convolve(self.losses, np.full(SMOOTHED, 1 / SMOOTHED), "valid")
+        below = np.flatnonzero(means <= nats)
+        return int(below[0]) + SMOOTHED if len(below) else None
+
+    @property
+    def last(self) -> float:
+        """The mean loss of the last `SMOOTHED` steps."""
+        return float(np.mean(self.losses[-SMOOTHED:]))
+
+
+# ---------------------------------------------------------------- transformers
+
+
+class PrefixExample(Example):
+    """A row whose source every token of the row may see: the source is one document, and each token of the target is
+    one of its own, so that `causal() | same_document()` is the mask of a prefix language model (Raffel et al. 2020)."""
+
+    def collated(self, examples: Sequence[Example], device: torch.device | str) -> TrainingBatch:
+        batch = super().collated(examples, device)
+        prefixes = [len(example.ids) - int(example.trained.sum()) + 1 for example in examples]
+        return replace(batch, rows=with_prefixes(batch.rows.lengths, prefixes))
+
+
+def with_prefixes(lengths: Sequence[int], prefixes: Sequence[int]) -> Rows:
+    """Rows whose first `prefixes[i]` tokens are one document; each later token is a document of its own."""
+    places = [np.arange(length) for length in lengths]
+    documents = [np.where(at < prefix, 0, at) for at, prefix in zip(places, prefixes, strict=True)]
+    return Rows(tuple(lengths), documents=torch.from_numpy(np.concatenate(documents)))
+
+
+class BesideEncoder:
+    """A decoder that reads the output of an encoder through cross-attention."""
+
+    def __init__(self, module: nn.Transformer) -> None:
+        self.module = module
+        stacks = [stack for stack in (module.spec.encoder, module.spec.decoder) if stack is not None]
+        self.sublayers = sum(2 + (block.cross is not None) for stack in stacks for block in stack.blocks)
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.module.parameters())
+
+    def sequential_steps(self, source: int, target: int) -> int:
+        return self.sublayers
+
+    @torch.no_grad()
+    def next_tokens(self, sources: Sequence[Ids], written: Sequence[Ids]) -> Tensor:
+        source = _flat(sources), Rows(tuple(map(len, sources)))
+        return self._last(nn.Batch(inputs=_flat(written), rows=Rows(tuple(map(len, written))), source=source))
+
+    def _last(self, batch: nn.Batch) -> Tensor:
+        ends = torch.tensor(batch.rows.starts) + torch.tensor(batch.rows.lengths) - 1
+        return self.module.unembed(self.module(batch)[ends], Rows((1,) * len(ends))).argmax(-1)
+
+
+class BehindPrompt(BesideEncoder):
+    """A decoder alone, for which the source is the beginning of the row; with `prefix` a part that all of it sees."""
+
+    def __init__(self, module: nn.Transformer, *, prefix: bool) -> None:
+        super().__init__(module)
+        self.prefix = prefix
+
+    @torch.no_grad()
+    def next_tokens(self, sources: Sequence[Ids], written: Sequence[Ids]) -> Tensor:
+        rows = [[*source, *target] for source, target in zip(sources, written, strict=True)]
+        lengths = tuple(map(len, rows))
+        own = with_prefixes(lengths, [len(source) + 1 for source in sources]) if self.prefix else Rows(lengths)
+        return self._last(nn.Batch(inputs=_flat(rows), rows=own))
+
+
+def beside_encoder(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
+    """An encoder-decoder, trained."""
+    module = nn.new(encoder_decoder(vocab, training), training.seed)
+    return _fit(BesideEncoder(module), Pairs.of(pairs, START_ID, _longest(pairs)), training)
+
+
+def behind_prefix(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
+    """A decoder that sees the whole source from everywhere, trained."""
+    module = nn.new(_alone(vocab, training, CAUSAL | same_document()), training.seed)
+    rows = EpochRows(tuple(_prompted(pair, PrefixExample) for pair in pairs))
+    return _fit(BehindPrompt(module, prefix=True), rows, training)
+
+
+def behind_prompt(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
+    """A decoder for which the source is a prompt like any other, trained."""
+    module = nn.new(_alone(vocab, training, CAUSAL), training.seed)
+    rows = EpochRows(tuple(_prompted(pair, Example) for pair in pairs))
+    return _fit(BehindPrompt(module, prefix=False), rows, training)
+
+
+def encoder_decoder(vocab: int, training: Training) -> ModelSpec:
+    """An encoder and a decoder of as many blocks each, pre-norm, with sinusoidal positions."""
+    width, heads, hidden = training.width, training.heads, 2 * training.width
+    norms = NormsSpec(pre=RMSNormSpec(width=width))
+    plain = block(width, heads, hidden)
+    crossed = BlockSpec(
+        attn=plain.attn, attn_norm=norms, mlp=mlp(width, hidden, "relu"), mlp_norm=norms,
+        cross=attention(width, training.cross_heads or heads, kv_inputs=width), cross_norm=norms,
+    )  # fmt: skip
+
+    def stack(layer: BlockSpec, mask: Mask) -> StackSpec:
+        return StackSpec(
+            embed=_embed(vocab, width), kinds={"self": KindSpec(mask=mask)}, blocks=(layer,) * training.layers,
+            final_norm=RMSNormSpec(width=width),
+        )  # fmt: skip
+
+    return ModelSpec(
+        family="triptych", encoder=stack(plain, full()), decoder=stack(crossed, CAUSAL),
+        head=LMHeadSpec(proj=LinearSpec(inputs=width, outputs=vocab)), init_std=width**-0.5,
+    )  # fmt: skip
+
+
+def _alone(vocab: int, training: Training, mask: Mask) -> ModelSpec:
+    """A decoder of twice as many blocks as a stack of the encoder-decoder has, so that both have as many MLPs."""
+    blocks = [block(training.width, training.heads, 2 * training.width)] * (2 * training.layers)
+    spec = decoder(vocab, blocks, final_norm=RMSNormSpec(width=training.width), mask=mask)
+    assert spec.decoder is not None
+    return replace(spec, decoder=replace(spec.decoder, embed=_embed(vocab, training.width)))
+
+
+def _embed(vocab: int, width: int) -> EmbedSpec:
+    """Embeddings as large as the sinusoids that are added to them (Vaswani et al. 2017, section 3.4)."""
+    return EmbedSpec(vocab=vocab, width=width, position=SinusoidalSpec(width=width), scale=width**0.5)
+
+
+def _prompted(pair: tuple[Ids, Ids], kind: type[Example]) -> Example:
+    """A row of the source, the start token and the target, trained on the target alone."""
+    source, target = pair
+    row = np.array([*source, START_ID, *target], dtype=np.int32)
+    return kind(row[:-1], row[1:], np.arange(len(row) - 1) >= len(source))
+
+
+def _fit(model: BesideEncoder, data: Data, training: Training) -> TrainedTranslator:
+    began = time.process_time()
+    points = fit(
+        model.module, data, rows=training.rows, length=ANY_LENGTH, steps=training.steps, seed=training.seed,
+        optimizer=training.optimizer, schedule=training.schedule,
+    )  # fmt: skip
+    model.module.eval()
+    return TrainedTranslator(model, [loss for _, loss in points], time.process_time() - began)
+
+
+# ---------------------------------------------------------------- recurrent
+
+
+class Recurrent:
+    """A recurrent encoder-decoder."""
+
+    def __init__(self, module: RecurrentTranslator) -> None:
+        self.module = module
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.module.parameters())
+
+    def sequential_steps(self, source: int, target: int) -> int:
+        return source + target
+
+    @torch.no_grad()
+    def next_tokens(self, sources: Sequence[Ids], written: Sequence[Ids]) -> Tensor:
+        logits: Tensor = self.module([torch.tensor(source) for source in sources], torch.tensor(written))
+        return logits[:, -1].argmax(-1)
+
+
+def fixed_vector(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
+    """The source through one vector, trained."""
+    return _recurrent(pairs, vocab, training, attention=False)
+
+
+def bahdanau(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
+    """The source through attention, trained."""
+    return _recurrent(pairs, vocab, training, attention=True)
+
+
+def _recurrent(
+    pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training, *, attention: bool
+) -> TrainedTranslator:
+    """The loop of `Trainer` for a module that is not one of the library's: the same rows, rates, clipping and AdamW."""
+    with torch.random.fork_rng():
+        torch.manual_seed(training.seed)
+        module = RecurrentTranslator(vocab, training.width, attention=attention)
+    settings, data = training.optimizer, Pairs.of(pairs, START_ID, _longest(pairs))
+    began, losses = time.process_time(), []
+    optimizer = AdamW(module.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+    for step in range(training.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = settings.lr * training.schedule.factor((step + 1) / training.steps)
+        examples = data.draw(training.seed, step, training.rows)
+        loss = _recurrent_loss(module, examples)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return TrainedTranslator(Recurrent(module.eval()), losses, time.process_time() - began)
+
+
+def _recurrent_loss(module: RecurrentTranslator, examples: Sequence[Example]) -> Tensor:
+    """Mean nats of the trained tokens."""
+    sources, written, targets = [], [], []
+    for example in examples:
+        assert example.source is not None
+        sources.append(torch.from_numpy(example.source).long())
+        written.append(torch.from_numpy(example.ids).long())
+        targets.append(torch.from_numpy(example.targets).long())
+    logits = module(sources, pad_sequence(written, batch_first=True))
+    right = pad_sequence(targets, batch_first=True, padding_value=-100)
+    return F.cross_entropy(logits.flatten(0, 1), right.flatten())
+
+
+Builder = Callable[[Sequence[tuple[Ids, Ids]], int, Training], TrainedTranslator]
+
+
+def _longest(pairs: Sequence[tuple[Ids, Ids]]) -> int:
+    return max(max(map(len, pair)) for pair in pairs)
+
+
+def _flat(rows: Sequence[Ids]) -> Tensor:
+    return torch.tensor([token for row in rows for token in row])

@@ -1,0 +1,146 @@
+"""Does cross-attention align the words of two languages?  (Bahdanau et al. 2015; lectures L0, L1 and L4)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from triptych.errors import InputError
+from triptych.model import Model
+from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
+from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, Link
+from triptych_lectures.labs.ibm import Model1, diagonal, error_rate
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.translation import TranslationSizes, TranslationTask, as_ids, loss_points
+from triptych_lectures.labs.translators import START_ID, BesideEncoder, TrainedTranslator, beside_encoder
+
+FALSIFIED_BY = (
+    "The claim is false if the strongest cross-attention of a head that is chosen on other sentences gives held-out"
+    " sentences an alignment error rate above 0.25, or one no better than that of IBM Model 1 or of the diagonal."
+    " A model that is not trained, or trained on shuffled pairs, must not reach it."
+)
+MOST = 0.25  # alignment error rate
+SITE = "decoder.blocks.*.cross.pattern"
+
+
+@dataclass(frozen=True)
+class Sizes(TranslationSizes):
+    """What a run can change."""
+
+    steps: int = size(300, "training steps")
+    cross_heads: int = size(1, "heads of cross-attention; with several, each reads a part of what a word needs")
+    layers: int = size(2, "blocks of the encoder, and of the decoder")
+    nouns: int = size(6, "nouns of the language", least=2, most=len(NOUNS))
+    verbs: int = size(4, "verbs of the language", least=2, most=len(VERBS))
+    adjectives: int = size(3, "adjectives of the language", least=2, most=len(ADJECTIVES))
+    clauses: int = size(3, "most clauses of a sentence; words repeat in long ones", most=16)
+    train: int = size(4000, "sentences to train on")
+    held: int = size(200, "held-out sentences; on the first half layer and head are chosen", least=2)
+
+    def __post_init__(self) -> None:
+        if self.width % self.cross_heads:
+            raise InputError(f"sizes width {self.width} and cross_heads {self.cross_heads}: must divide without rest")
+
+
+FULL = Sizes(steps=1000, nouns=12, verbs=8, adjectives=6, clauses=4, train=20_000, held=800)
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class HeadPlace:
+    """A head of cross-attention, or the mean of all heads of its layer (`head` is None)."""
+
+    layer: int
+    head: int | None
+
+    @property
+    def name(self) -> str:
+        return f"layer {self.layer}, {'mean of the heads' if self.head is None else f'head {self.head}'}"
+
+
+def run(setup: Setup) -> LabResult:
+    """The alignment error rate of each head of a translation model, of IBM Model 1 and of the diagonal."""
+    sizes = setup.sized(Sizes(), FULL)
+    task = sizes.task(setup.seed)
+    setup.progress(f"training a translation model for {sizes.steps} steps")
+    trained = beside_encoder(task.rows, len(task.vocabulary), sizes.training(setup.seed, sizes.cross_heads))
+    assert isinstance(trained.model, BesideEncoder)
+    half = len(task.held) // 2
+    chosen_on, held = task.held[:half], task.held[half:]
+    patterns = _patterns(Model(trained.model.module), task)
+    rates = {place: error_rate(_peaks(pattern[:half]), chosen_on) for place, pattern in patterns.items()}
+    place = min(rates, key=lambda candidate: rates[candidate])
+    setup.progress("fitting IBM Model 1")
+    lexicon = Model1(task.train)
+    rate = error_rate(_peaks(patterns[place][half:]), held)
+    model1 = error_rate([lexicon.links(pair) for pair in held], held)
+    straight = error_rate([diagonal(pair) for pair in held], held)
+    checks = (
+        Check(f"alignment error rate of {place.name}", rate, most=MOST),
+        Check("error rate of IBM Model 1, less that of this head", model1 - rate, least=0.0),
+        Check("error rate of the diagonal, less that of this head", straight - rate, least=0.0),
+    )
+    meaning = (
+        "The model was trained on pairs of sentences, without their alignment. To write a word it attends to the one"
+        f" it translates. Layer and head were chosen on {half} sentences, the rates are those of {len(held)} others;"
+        " a rate is 0 where exactly the true links are proposed, and 1 where none of them is. IBM Model 1 knows which"
+        " words go together and not where they stand: of two articles in a sentence, it cannot tell which is meant."
+    )
+    return LabResult(
+        "Does cross-attention align the words of two languages?",
+        meaning,
+        checks,
+        _sections(task, trained, rates, {"IBM Model 1": model1, "the diagonal": straight, place.name: rate}, patterns),
+    )
+
+
+def _patterns(model: Model, task: TranslationTask) -> dict[HeadPlace, list[Tensor]]:
+    """For each head and each mean of heads, for each held-out sentence, `[T, S]`; the last column is the end token."""
+    rows = as_ids(task.held, task.vocabulary)
+    read = [[START_ID, *target[:-1]] for _, target in rows]
+    trace = model.trace([source for source, _ in rows], read, read=[SITE])
+    places: dict[HeadPlace, list[Tensor]] = {}
+    for layer, site in enumerate(trace):
+        of_words = [pattern[:, :-1].float() for pattern in trace[site]]  # the last query writes the end token
+        heads = len(of_words[0])
+        for head in range(heads):
+            places[HeadPlace(layer, head)] = [pattern[head] for pattern in of_words]
+        if heads > 1:
+            places[HeadPlace(layer, None)] = [pattern.mean(0) for pattern in of_words]
+    return places
+
+
+def _peaks(patterns: Sequence[Tensor]) -> list[frozenset[Link]]:
+    """Each target word with the source word it attends to most; with none where that is the end token."""
+    best = [(pattern.argmax(-1).tolist(), pattern.shape[1] - 1) for pattern in patterns]
+    return [frozenset((t, s) for t, s in enumerate(peaks) if s != end) for peaks, end in best]
+
+
+def _sections(
+    task: TranslationTask,
+    trained: TrainedTranslator,
+    chosen: dict[HeadPlace, float],
+    held: dict[str, float],
+    patterns: dict[HeadPlace, list[Tensor]],
+) -> tuple[TableSection, TableSection, AttentionSection, AttentionSection, Curve]:
+    rates = TableSection("Held-out sentences", ("links of", "error rate"), [[n, f"{x:.3f}"] for n, x in held.items()])
+    rows = [[place.name, f"{rate:.3f}"] for place, rate in chosen.items()]
+    choice = TableSection("The sentences that layer and head are chosen on", ("links of", "error rate"), rows)
+    place = min(chosen, key=lambda candidate: chosen[candidate])
+    i = min(range(len(task.held) // 2, len(task.held)), key=lambda i: abs(len(task.held[i].source) - 8))
+    pair, weights = task.held[i], patterns[place][i]
+    source, target = [*pair.source, "<end>"], list(pair.target)
+    true = torch.zeros(weights.shape)
+    for t, s in pair.sure:
+        true[t, s] = 1.0
+    maps = [AttentionMap("cross", place.layer, target, source, x[None].numpy()) for x in (weights, true)]
+    note = "Rows are the words to write, columns those to read."
+    learned, sure = (
+        AttentionSection(f"A sentence: {place.name}", note, maps[:1]),
+        AttentionSection("Its sure links", note, maps[1:]),
+    )
+    losses = Curve("Training", "step", "nats a token", {"loss": loss_points(trained)}, {})
+    return rates, choice, learned, sure, losses
