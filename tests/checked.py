@@ -24,10 +24,10 @@ config = beartype.BeartypeConf(is_pep484_tower=True)
 seen: set[types.CodeType] = set()  # functions within functions
 
 
-def install(package: str) -> None:
-    """Has every module of the package checked that is imported from now on."""
+def install(packages: list[str]) -> None:
+    """Has every module of the packages checked that is imported from now on."""
     jaxtyping.jaxtyped = lambda typechecker: decorated  # what the hook writes above functions and classes
-    jaxtyping.install_import_hook(package, None)
+    jaxtyping.install_import_hook(packages, None)
 
 
 def switch(on: bool) -> None:

@@ -28,7 +28,7 @@ import short_run
 
 gc.disable()  # until the tests are collected: what modules define stays as long as the process
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # commands read the number of threads from it
-checked.install("triptych")
+checked.install(["triptych", "triptych_lectures"])
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a run that a shell started in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # or the tests of Ctrl-C would wait for ever

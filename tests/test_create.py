@@ -14,7 +14,7 @@ from triptych.families.named import NAMED
 
 def test_a_named_model_has_the_sizes_of_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
     small = dict(NAMED["gpt2"]) | {"n_layer": 1, "vocab_size": 50, "n_embd": 24, "n_head": 3, "n_positions": 16}
-    monkeypatch.setattr("triptych.model.NAMED", {"gpt2": small})
+    monkeypatch.setattr("triptych.model.model.NAMED", {"gpt2": small})
     model = triptych.create("gpt2", seed=3)
     assert model.spec == read_config(small)
     assert sum(p.numel() for p in model.module.parameters()) == count(model.spec).total

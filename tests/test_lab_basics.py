@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from triptych import attention, labs, spec
+from triptych import attention, spec
 from triptych.attention import dispatch, mask_lowering, mechanisms, reference
 from triptych.attention.request import AttentionRequest
 from triptych.nn import positions
 from triptych.page import Curve, TableSection
 from triptych.spec.masks import Mask, causal, full
+from triptych_lectures import labs
 from triptych_lectures.labs import additive_vs_dot, heads_vs_width, small
 from triptych_lectures.labs.lab import LabResult, Setup, Size
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from triptych import attention, labs
+from triptych import attention
 from triptych.attention import dispatch
 from triptych.nn import linear
+from triptych_lectures import labs
 from triptych_lectures.labs import corrections
 from triptych_lectures.labs.lab import LabResult, Setup
 

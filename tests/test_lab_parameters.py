@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import triptych
-from triptych import families, labs, spec
+from triptych import families, spec
 from triptych.errors import InputError
 from triptych.page import TableSection
+from triptych_lectures import labs
 from triptych_lectures.labs import parameters as lab
 from triptych_lectures.labs.lab import LabResult, Setup
 
