@@ -73,7 +73,7 @@ unit: $(VENV)/.installed-dev ## the short run of the tests alone
 families: $(VENV)/.installed-dev ## write docs/families.md from the tests of every family
 	$(PYTEST) -m families --write-families
 
-lectures: $(VENV)/.installed-dev ## run the labs that changed and record them in docs/lectures.md (all: ARGS=--again)
+lectures: $(VENV)/.installed-dev ## run the stale labs and record them in docs/lectures.md (all: ARGS=--again; list: ARGS=--stale)
 	$(BIN)/python tools/lectures.py $(ARGS)
 
 pictures: $(VENV)/.installed-dev ## draw the pictures of the documentation (some: ARGS="scaling depth")

@@ -211,9 +211,12 @@ def test_commands_of_the_documentation_parse(page: Path) -> None:
     assert not unparsed(list(typed(page.read_text("utf-8"))))
 
 
-def test_results_are_recorded_for_the_labs_as_they_are(data: Data, results: Data) -> None:
-    old = {kind: names for kind, names in lectures.stale(data, results).items() if names}
-    assert not old, "changed since their results were recorded: run `make lectures`"
+def unmarked(page: str) -> str:
+    """A page without the marks of stale results: a result does not have to be recorded again after every change."""
+    return page.replace(", stale", "")
+
+
+def test_results_are_recorded_for_all_labs(data: Data, results: Data) -> None:
     assert {kind: sorted(told) for kind, told in results.items()} == lectures.wanted(data), "run `make lectures`"
     assert {*results["labs"]} == {*LABS}
 
@@ -223,7 +226,7 @@ def test_recorded_results_passed(results: Data) -> None:
 
 
 def test_the_page_is_what_the_generator_makes(data: Data, results: Data) -> None:
-    assert lectures.PAGE.read_text("utf-8") == lectures.page(data, results), "run `make lectures`"
+    assert unmarked(lectures.PAGE.read_text("utf-8")) == unmarked(lectures.page(data, results)), "run `make lectures`"
 
 
 def off_path(data: Data) -> list[str]:
@@ -322,19 +325,37 @@ def test_a_changed_page_is_noticed(data: Data, results: Data) -> None:
     assert lectures.page(other, results) != lectures.page(data, results)
 
 
-def test_a_changed_lab_is_noticed(data: Data, results: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    changed = tmp_path / "small.py"
-    changed.write_text("# another", "utf-8")
-    own = lectures.sources
-    assert {path.name for path in own("depth")} == {"depth.py", "small.py"}
-    monkeypatch.setattr(
-        lectures, "sources", lambda module: {*own(module)} ^ ({changed} if module == "depth" else set())
-    )
-    assert lectures.stale(data, results)["labs"] == ["depth"]
-    monkeypatch.undo()
-    del results["labs"]["scaling"]
-    assert lectures.stale(data, results)["labs"] == ["scaling"]
-    assert "lab `scaling` not recorded" in lectures.page(data, results)
+@pytest.fixture
+def fresh(data: Data, results: Data) -> Data:
+    """The recorded results as though no source file had changed since."""
+    for kind, names in lectures.wanted(data).items():
+        for name in names:
+            results[kind][name]["sources"] = lectures.digest(kind, name)
+    return results
+
+
+def test_a_result_of_other_sources_is_stale(
+    data: Data, fresh: Data, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lectures, "read_results", lambda: fresh)
+    monkeypatch.setattr(sys, "argv", ["lectures.py", "--stale"])
+    lectures.main()
+    assert capsys.readouterr().out == "no result is stale\n"
+    assert ", stale" not in lectures.page(data, lectures.marked(fresh, lectures.stale(data, fresh)))
+    fresh["labs"]["depth"]["sources"] = "of other files"
+    lectures.main()
+    assert capsys.readouterr().out == "labs depth\n"
+    page = lectures.page(data, lectures.marked(fresh, lectures.stale(data, fresh)))
+    assert "### depth: PASS, stale { #lab-depth }" in page
+    assert "[lab depth](#lab-depth), PASS, stale. " in page
+    assert "### scaling: PASS { #lab-scaling }" in page
+    assert unmarked(page) == unmarked(lectures.page(data, fresh))
+
+
+def test_a_result_that_is_missing_is_noticed(data: Data, fresh: Data) -> None:
+    del fresh["labs"]["scaling"]
+    assert lectures.stale(data, fresh) == {"labs": ["scaling"], "examples": []}
+    assert "lab `scaling` not recorded" in lectures.page(data, fresh)
 
 
 def test_an_entry_without_a_command_is_noticed(data: Data, results: Data) -> None:
@@ -342,7 +363,8 @@ def test_an_entry_without_a_command_is_noticed(data: Data, results: Data) -> Non
     assert without_a_command(lectures.page(data, results)) == ["Without √d softmax is too sharp, not too flat"]
 
 
-def test_only_the_named_labs_run(data: Data, results: Data) -> None:
+def test_only_the_named_labs_run(data: Data, fresh: Data) -> None:
+    results = fresh
     results["labs"]["depth"]["sources"] = results["labs"]["bank"]["sources"] = "of another file"
     assert lectures.chosen(data, results, ["depth", "scaling"], again=False) == {"labs": ["depth"], "examples": []}
     assert lectures.chosen(data, results, ["scaling"], again=True) == {"labs": ["scaling"], "examples": []}

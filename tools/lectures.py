@@ -7,17 +7,18 @@ docs/learn/path.md: an order of them for each lecture.
     python tools/lectures.py --labs NAME --model DIR
                                              the same lab with a model that a recipe has trained
     python tools/lectures.py --page          runs nothing
+    python tools/lectures.py --stale         lists the results that are stale, and writes nothing
 
 `lectures.toml` has the entries: commands, labs, tests and our own answers.  `lectures.results.json` has the results of
-the last run of each lab and worked example, with a digest of its source files.  A lab runs with its full sizes,
-and with as many seeds as its `SEEDS` says; the finished seeds of a run that was interrupted are in `runs/lectures`.
+the last run of each lab and worked example, with a digest of the source files that it imports, directly or not.  A
+result is stale when one of these files has changed since; it stays on the page, marked.  A lab runs with its full
+sizes, and with as many seeds as its `SEEDS` says; the finished seeds of a run that was interrupted are in
+`runs/lectures`.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import hashlib
 import json
 import sys
 import tomllib
@@ -29,16 +30,13 @@ if TYPE_CHECKING:
     from triptych_lectures.labs.seeds import SeedsResult
 
 from lecture_path import path_page
+from lecture_sources import digest as digest_of_sources
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS, LABS = ROOT / "docs", ROOT / "src" / "triptych_lectures" / "labs"
+DOCS = ROOT / "docs"
 DATA, RESULTS, PAGE = DOCS / "lectures.toml", DOCS / "lectures.results.json", DOCS / "lectures.md"
 PATH_PAGE = DOCS / "learn" / "path.md"
-EXAMPLES = ROOT / "src" / "triptych" / "explain" / "examples.py"
 SEEDS = ROOT / "runs" / "lectures"  # results of single seeds
-FRAME = {  # of labs/: types and display, which change no measurement
-    "__init__.py", "kept.py", "lab.py", "report.py", "seeds.py", "sizes.py",
-}  # fmt: skip
 KINDS = {"concept": "Concepts", "example": "Worked examples", "correction": "Corrections", "exercise": "Exercises"}
 Plain = dict[str, Any]
 
@@ -61,29 +59,10 @@ def entries(data: Plain) -> Iterator[tuple[str, str, Plain]]:
 # ---------------------------------------------------------------- recorded results
 
 
-def sources(module: str) -> set[Path]:
-    """The file of a module of labs/, and those files of labs/ that it imports, directly or not."""
-    files, waiting = set(), [module.split(".")]
-    while waiting:
-        path = LABS.joinpath(*waiting.pop())
-        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        if path.is_file() and path not in files:
-            files.add(path)
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("triptych_lectures.labs"):
-                    # `from a import b`: b is a module or a name in a
-                    waiting += [f"{node.module}.{name}".split(".")[2:] for name in ("", *(a.name for a in node.names))]
-    return {path for path in files if path.parent != LABS or path.name not in FRAME}
-
-
 def digest(kind: str, name: str) -> str:
-    """SHA-256 of all source files of a lab, or of the worked examples."""
-    files = (
-        sorted(sources(name.replace("-", "_")))
-        if kind == "labs"
-        else [ROOT / "src" / "triptych" / "explain" / "examples.py"]
-    )
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+    """SHA-256 of all source files that a lab imports, or the worked examples."""
+    lab = f"triptych_lectures.labs.{name.replace('-', '_')}"
+    return digest_of_sources(lab if kind == "labs" else "triptych.explain.examples")
 
 
 def wanted(data: Plain) -> dict[str, list[str]]:
@@ -94,10 +73,18 @@ def wanted(data: Plain) -> dict[str, list[str]]:
 
 
 def stale(data: Plain, results: Plain) -> dict[str, list[str]]:
-    """The labs and examples that are not recorded, or have changed since."""
+    """The labs and examples that are not recorded, or were recorded before a change of their sources."""
     return {
         kind: [name for name in names if results[kind].get(name, {}).get("sources") != digest(kind, name)]
         for kind, names in wanted(data).items()
+    }
+
+
+def marked(results: Plain, old: dict[str, list[str]]) -> Plain:
+    """`results` with a mark on those that are stale, for the page."""
+    return {
+        kind: {name: result | {"stale": name in old[kind]} for name, result in of_kind.items()}
+        for kind, of_kind in results.items()
     }
 
 
@@ -196,7 +183,8 @@ def entry_text(kind: str, name: str, entry: Plain, results: Plain) -> str:
     rows += [f"- **Measured:** {measured(one, results['labs'])}" for one in entry.get("labs", [])]
     for example in entry.get("examples", []):
         result = results["examples"].get(example, {"outcome": NOT})
-        rows.append(f"- **Run:** `triptych explain --example {example}`. It ends in: {result['outcome']}")
+        mark = STALE if result.get("stale") else ""
+        rows.append(f"- **Run:** `triptych explain --example {example}`{mark}. It ends in: {result['outcome']}")
     rows += [f"- **Figures:** {entry['figures']}"] if "figures" in entry else []
     rows += [f"- **Tested by:** {grouped(entry['tests'])}"] if "tests" in entry else []
     rows += [f"- **Read:** {', '.join(entry['read'])}"] if "read" in entry else []
@@ -214,7 +202,7 @@ def folded(title: str, text: str) -> str:
     return f'<details markdown="1">\n<summary>{title}</summary>\n\n{text}\n\n</details>'
 
 
-NOT = "not recorded; run `make lectures`"
+NOT, STALE = "not recorded; run `make lectures`", ", stale"
 
 
 def grouped(tests: list[str]) -> str:
@@ -237,21 +225,23 @@ def measured(lab: str, results: Plain) -> str:
             raise SystemExit(f"lectures.toml: lab {name} claims nothing about {phrase!r}")
     chosen = [claim for claim in checks if any(phrase in claim for phrase in phrases.split("; "))]
     figures = "; ".join(f"{claim}: {checks[claim]}" for claim in chosen)
-    return f"[lab {name}](#lab-{name}), {'PASS' if results[name]['passed'] else 'FAIL'}. {figures}"
+    return f"[lab {name}](#lab-{name}), {verdict(results[name])}. {figures}"
+
+
+def verdict(result: Plain) -> str:
+    """The word of a recorded lab: `PASS, stale` where its sources have changed since."""
+    return ("PASS" if result["passed"] else "FAIL") + (STALE if result.get("stale") else "")
 
 
 def list_of_labs(labs: Plain) -> str:
     """A table of all labs, with a link to each."""
-    rows = [
-        f"| [{name}](#lab-{name}) | {result['question']} | {'PASS' if result['passed'] else 'FAIL'} |"
-        for name, result in labs.items()
-    ]
+    rows = [f"| [{name}](#lab-{name}) | {result['question']} | {verdict(result)} |" for name, result in labs.items()]
     return "\n".join(["| lab | question | verdict |", "| --- | --- | --- |", *rows])
 
 
 def lab_text(name: str, result: Plain) -> str:
     """One lab: its question, its verdict with every criterion, what it means, and what would falsify its claim."""
-    head = f"### {name}: {'PASS' if result['passed'] else 'FAIL'} {{ #lab-{name} }}"
+    head = f"### {name}: {verdict(result)} {{ #lab-{name} }}"
     columns = ("claim", "measured", "criterion")
     rows = [" | ".join(check[column].replace("|", "\\|") for column in columns) for check in result["checks"]]
     table = "\n".join(f"| {row} |" for row in ["criterion | measured | must be", "--- | ---: | ---", *rows])
@@ -266,6 +256,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write docs/lectures.md.")
     parser.add_argument("--again", action="store_true", help="run every lab again")
     parser.add_argument("--page", action="store_true", help="run nothing")
+    parser.add_argument("--stale", action="store_true", help="list the stale results, and run and write nothing")
     parser.add_argument("--quick", action="store_true", help="record one seed at the sizes of `triptych lab NAME`")
     parser.add_argument("--labs", nargs="+", metavar="NAME", help="run only these labs")
     parser.add_argument("--model", metavar="DIR", help="judge this model; with --labs and one lab")
@@ -273,11 +264,15 @@ def main() -> None:
     if options.model is not None and len(options.labs or []) != 1:
         parser.error("--model needs --labs with one lab, which judges this model")
     data, results = read_data(), read_results()
+    if options.stale:
+        old = stale(data, results)
+        print("\n".join(f"{kind} {name}" for kind, names in old.items() for name in names) or "no result is stale")
+        return
     if not options.page:
         names = chosen(data, results, options.labs, again=options.again)
         record(names, results, quick=options.quick, model=options.model)
     results = read_results()  # in the order of the file
-    PAGE.write_text(page(data, results), "utf-8")
+    PAGE.write_text(page(data, marked(results, stale(data, results))), "utf-8")
     PATH_PAGE.write_text(path_page(data), "utf-8")
     failed = [name for kind in results.values() for name, result in kind.items() if not result["passed"]]
     sys.exit(f"these failed: {', '.join(failed)}" if failed else 0)

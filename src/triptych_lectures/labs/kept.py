@@ -96,10 +96,14 @@ class KeptResults:
 
 @cache
 def package_digest() -> str:
-    """SHA-256 of all source files of this package: a result that was kept must not outlive a change of any part."""
-    root = Path(triptych.__file__).parent
-    files = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".c", ".h"))
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+    """SHA-256 of all source files of both packages: a result that was kept must not outlive a change of any part."""
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in package_files())).hexdigest()
+
+
+def package_files() -> list[Path]:
+    """The Python and C files of the library and of the lectures, in one order on every machine."""
+    folders = [Path(triptych.__file__).parent, Path(__file__).parents[1]]
+    return [path for root in folders for path in sorted(root.rglob("*")) if path.suffix in (".py", ".c", ".h")]
 
 
 def _state(named: str | None) -> list[str]:

@@ -1,0 +1,117 @@
+"""The sources of a recorded result: all files that its lab imports, directly or not, and no others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from triptych_lectures.labs import kept
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "tools"))
+
+import lecture_sources  # noqa: E402  # of tools/
+
+FILES = {
+    "triptych/__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from triptych.core import attend",
+    "triptych/core.py": "from importlib import import_module\ndef attend():\n    import_module('triptych.by_name')",
+    "triptych/by_name.py": "",
+    "triptych/parts/__init__.py": "from . import inner",
+    "triptych/parts/inner.py": "from ..late import x",
+    "triptych/late.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import triptych.types",
+    "triptych/types.py": "",
+    "triptych/unused.py": "",
+    "triptych/native/__init__.py": "from triptych.native.loader import library",
+    "triptych/native/loader.py": "",
+    "triptych/native/step.c": "",
+    "triptych/native/step.h": "",
+    "triptych/families/__init__.py": "",
+    "triptych/families/registry.py": "",
+    "triptych/families/llama.py": "from triptych import late",
+    "triptych_lectures/__init__.py": "",
+    "triptych_lectures/first.py": "import torch\nfrom triptych import attend",
+    "triptych_lectures/second.py": "import triptych\nprint(triptych.attend)",
+    "triptych_lectures/third.py": "def run():\n    from triptych import parts",
+    "triptych_lectures/fourth.py": "import triptych.native as native",
+    "triptych_lectures/fifth.py": "from triptych_lectures import third as other",
+    "triptych_lectures/sixth.py": "from triptych.families import registry",
+}
+CORE = {"triptych/core.py", "triptych/by_name.py"}
+PARTS = {"triptych/parts/__init__.py", "triptych/parts/inner.py", "triptych/late.py"}
+FAMILIES = {"triptych/late.py", *(path for path in FILES if path.startswith("triptych/families/"))}
+NATIVE = {path for path in FILES if path.startswith("triptych/native/")}
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("module", "uses"),
+    [
+        ("first", CORE),  # a name that `__init__` imports only when it is used
+        ("second", CORE),  # the same as an attribute
+        ("third", PARTS),  # a late import, relative ones, and none of a type
+        ("fourth", NATIVE),  # with its C
+        ("fifth", {"triptych_lectures/third.py", *PARTS}),  # of both packages
+        ("sixth", FAMILIES),  # files that are imported by their names, and what these import
+    ],
+)
+def test_all_that_is_imported_counts(src: Path, module: str, uses: set[str]) -> None:
+    always = {"triptych/__init__.py", "triptych_lectures/__init__.py", f"triptych_lectures/{module}.py"}
+    name = f"triptych_lectures.{module}"
+    assert {path.relative_to(src).as_posix() for path in lecture_sources.sources(name, src=src)} == always | uses
+    before = lecture_sources.digest(name, src=src)
+    (src / "triptych" / "unused.py").write_text("changed", "utf-8")
+    (src / "triptych" / "types.py").write_text("changed", "utf-8")
+    assert lecture_sources.digest(name, src=src) == before
+    for path in uses:
+        text = (src / path).read_text("utf-8")
+        (src / path).write_text(f"{text}\n# changed", "utf-8")
+        assert lecture_sources.digest(name, src=src) != before, path
+        (src / path).write_text(text, "utf-8")
+    assert lecture_sources.digest(name, src=src) == before
+
+
+def test_a_module_without_a_file_is_refused(src: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"triptych_lectures\.seventh"):
+        lecture_sources.sources("triptych_lectures.seventh", src=src)
+
+
+SMALL: dict[str, dict[str, int]] = {
+    "paged_cache": {},
+    "parameters": {},
+    "mask_leak": {"width": 8, "hidden": 8, "steps": 2, "rows": 2, "length": 8, "held_out": 64, "written": 4},
+}
+
+
+@pytest.mark.parametrize("lab", SMALL)
+def test_what_a_lab_has_loaded_is_among_its_sources(lab: str) -> None:
+    """The control: what Python itself loads while the lab runs."""
+    program = (
+        "import sys\n"
+        f"from triptych_lectures.labs.{lab} import Setup, run\n"
+        f"run(Setup(sizes={SMALL[lab]!r}))\n"
+        "files = [getattr(m, '__file__', None) for n, m in sys.modules.items() if n.startswith('triptych')]\n"
+        "print(*filter(None, files), sep='\\n')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = {Path(line) for line in ran.stdout.split()}
+    found = lecture_sources.sources(f"triptych_lectures.labs.{lab}")
+    assert ROOT / "src" / "triptych" / "attention" / "dispatch.py" in loaded
+    assert loaded <= found, loaded - found
+    assert not {path for path in found if "cli" in path.parts}, "no lab imports the command line"
+
+
+def test_results_of_seeds_follow_the_files_of_both_packages() -> None:
+    """`triptych lab --seeds` uses no result that other files have given."""
+    files = {path.relative_to(ROOT / "src").as_posix() for path in kept.package_files()}
+    assert {"triptych/attention/dispatch.py", "triptych/native/matmul.h", "triptych_lectures/labs/depth.py"} <= files

@@ -1,0 +1,131 @@
+"""The source files that a module imports, directly or not, within this repository's two packages, and their digest.
+
+Imports are read from the syntax, not run: those inside functions count, those under `if TYPE_CHECKING` do not.  Where a
+package's `__init__` imports a name only when it is used, the module that has this name counts, once something uses it.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+SRC = Path(__file__).resolve().parents[1] / "src"
+PACKAGES = ("triptych", "triptych_lectures")
+FAMILIES = "triptych.families.registry"  # it imports the files beside it by their names
+NATIVE = "triptych.native.loader"  # it loads what the C files beside it are compiled to
+Names = dict[str, str]  # a name in a file -> the module that it stands for, or that has it
+
+
+def digest(*modules: str, src: Path = SRC) -> str:
+    """SHA-256 of the paths and contents of the modules' source files."""
+    total = hashlib.sha256()
+    for path in sorted(sources(*modules, src=src)):
+        total.update(f"{path.relative_to(src).as_posix()}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def sources(*modules: str, src: Path = SRC) -> set[Path]:
+    """The files of `modules` and of all that they import.  Raises FileNotFoundError for a module without a file."""
+    files: set[Path] = set()
+    waiting = [*modules]
+    while waiting:
+        module = waiting.pop()
+        path = file_of(module, src)
+        if path is None:
+            raise FileNotFoundError(f"no file under {src} holds the module {module}")
+        if path in files:
+            continue
+        files.add(path)
+        waiting += imported(module, src)
+        if module == FAMILIES:
+            waiting += [f"triptych.families.{file.stem}" for file in path.parent.glob("[!_]*.py")]
+        if module == NATIVE:
+            files |= {*path.parent.glob("*.c"), *path.parent.glob("*.h")}
+    return files
+
+
+@cache
+def file_of(module: str, src: Path) -> Path | None:
+    """The file of a module of this repository; None for any other name."""
+    path = src.joinpath(*module.split("."))
+    files = (path / "__init__.py", path.with_suffix(".py"))
+    return next((file for file in files if file.is_file()), None) if module.split(".")[0] in PACKAGES else None
+
+
+@cache
+def imported(module: str, src: Path) -> tuple[str, ...]:
+    """The modules of this repository that the file of `module` imports, and the packages around it."""
+    path = file_of(module, src)
+    assert path is not None
+    nodes = list(run_nodes(ast.parse(path.read_text("utf-8"))))
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = {package}
+    names: Names = {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+            for alias in node.names:
+                top = alias.name.split(".")[0]
+                names[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom):
+            origin = from_where(node, package)
+            found.add(origin)
+            for alias in node.names:
+                member = member_of(origin, alias.name, src)
+                found.add(member)
+                names[alias.asname or alias.name] = member
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", None) == "import_module":
+            found |= {str(name.value) for name in node.args[:1] if isinstance(name, ast.Constant)}
+    found |= {attribute(node, names, src) for node in nodes if isinstance(node, ast.Attribute)}
+    parents = {name.rsplit(".", i)[0] for name in found for i in range(name.count(".") + 1)}
+    return tuple(sorted(name for name in parents - {module} if file_of(name, src) is not None))
+
+
+def run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those under `if TYPE_CHECKING`."""
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.If) and getattr(child.test, "id", None) == "TYPE_CHECKING":
+            for other in child.orelse:
+                yield from run_nodes(other)
+        else:
+            yield from run_nodes(child)
+
+
+def from_where(node: ast.ImportFrom, package: str) -> str:
+    """The module after `from`, in full."""
+    if not node.level:
+        return node.module or ""
+    base = package.rsplit(".", node.level - 1)[0]
+    return f"{base}.{node.module}" if node.module else base
+
+
+def member_of(module: str, name: str, src: Path) -> str:
+    """The module that `name` is, or that has it, as far as it is known without running `module`: else `module`."""
+    if file_of(f"{module}.{name}", src) is not None:
+        return f"{module}.{name}"
+    return deferred(module, src).get(name, module)
+
+
+@cache
+def deferred(module: str, src: Path) -> Names:
+    """The names that a package's `__init__` imports when they are used; it imports them under `TYPE_CHECKING` too."""
+    path = file_of(module, src)
+    if path is None or path.name != "__init__.py":
+        return {}
+    tree = ast.parse(path.read_text("utf-8"))
+    run = set(run_nodes(tree))
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node not in run]
+    return {alias.asname or alias.name: from_where(node, module) for node in statements for alias in node.names}
+
+
+def attribute(node: ast.Attribute, names: Names, src: Path) -> str:
+    """The module that `a.b.c` is, or that has it, where `a` is an imported module; else an empty name."""
+    base = node.value
+    owner = names.get(base.id, "") if isinstance(base, ast.Name) else ""
+    if isinstance(base, ast.Attribute):
+        owner = attribute(base, names, src)
+    return member_of(owner, node.attr, src) if file_of(owner, src) is not None else ""
