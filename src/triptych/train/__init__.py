@@ -7,10 +7,10 @@ The package itself is a function: `triptych.train(recipe)` trains the model that
 """
 
 import sys
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from triptych import hooks
 from triptych.train.checkpoints import Checkpoints
 from triptych.train.data import CausalText, Data, MaskedText, Pairs
 from triptych.train.evaluate import HeldOut, Score, evaluate
@@ -70,8 +70,7 @@ class _CallablePackage(ModuleType):
 
     def __call__(self, recipe: Any, **options: Any) -> Any:
         """Train the model of a recipe; see `triptych.Model.trained`."""
-        # By name, when it is called: `triptych.model` stands above this package and imports it.
-        return import_module("triptych.model").Model.trained(recipe, **options)
+        return hooks.train(recipe, **options)
 
 
 sys.modules[__name__].__class__ = _CallablePackage
