@@ -22,7 +22,7 @@ from triptych.train.objectives import Example, TokenMasking, TrainingBatch, caus
 from triptych.train.optim import Optimizer, OptimizerSettings, Schedule
 from triptych.train.recipe import OBJECTIVES, Recipe, check_recipe, read_recipe
 from triptych.train.show import ShownRow, ShownToken, show_batch
-from triptych.train.stop import Interrupted
+from triptych.train.signals import Interrupted
 
 __all__ = [
     "OBJECTIVES",
