@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from triptych_peers.on_torch import by_length
 
 import triptych
 from triptych import nn
@@ -32,7 +33,6 @@ from triptych.families import read_config
 from triptych.generate import Engine, Executor, Request
 from triptych.measure.jobs import ids
 from triptych.measure.limits import costs, measure_rates
-from triptych.measure.peers_torch import by_length
 from triptych.model import Model
 
 CONTEXT, VOCAB = 8192, 49152

@@ -38,8 +38,8 @@ import shapes  # noqa: E402
 
 from triptych.errors import InputError, TriptychError  # noqa: E402
 from triptych.measure import BenchReport, Rates, Settings, bench  # noqa: E402
+from triptych.measure import peers as libraries  # noqa: E402
 from triptych.measure.limits import measure_rates  # noqa: E402
-from triptych.measure.peers import PEERS  # noqa: E402
 
 FAST_MEMORY = 50e9  # bytes in a second; above it some targets are higher
 LONG = 512
@@ -158,9 +158,10 @@ def run(name: str, arguments: argparse.Namespace, rates: Rates) -> list[dict[str
     """Measure a row -> its lines."""
     row = LISTED[name]
     model = models(arguments)[row.model]()
-    present = [peer for peer in row.against if not PEERS[peer.partition(":")[0]].missing()]
+    sides = {peer: libraries.side(peer.partition(":")[0]) for peer in row.against}
+    present = [peer for peer, side in sides.items() if not side.missing()]
     for peer in row.against.keys() - present:
-        print(f"{name}: {peer} is not installed; {PEERS[peer.partition(':')[0]].install}", file=sys.stderr)
+        print(f"{name}: {peer} is not installed; {sides[peer].install}", file=sys.stderr)
     settings = row.settings if arguments.repeat is None else replace(row.settings, repeat=arguments.repeat)
     ours = dict(row.ours)
     if arguments.ours is not None:

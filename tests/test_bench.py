@@ -14,18 +14,22 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from triptych_peers.converted import OnnxRuntime
+from triptych_peers.llama import LlamaCpp
 
 import triptych
 from cli_models import CONTEXT, LLAMA, T5, checkpoint
 from triptych import measure, native
 from triptych.checkpoints.convert import convert
 from triptych.cli import main
+from triptych.cli.bench import BenchPeer
 from triptych.count import count
 from triptych.errors import InputError
-from triptych.measure import BenchReport, Rates, Settings, bench, limits, neighbours, peers
+from triptych.machine import Usage
+from triptych.measure import BenchReport, Rates, Settings, bench, limits, peers, rounds
 from triptych.measure.jobs import BenchJob, Ids, jobs, sound, texts
 from triptych.measure.ours import Ours
-from triptych.measure.process import SeparateProcess
+from triptych.measure.process import SameProcess, SeparateProcess
 from triptych.measure.report import Figure, Limit, MeasuredSide, PeerFigure
 from triptych.measure.sides import Options, Side, perform
 from triptych.spec import MoESpec
@@ -254,14 +258,22 @@ def test_peers_that_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         return str(error.value)
 
     assert "did you mean 'llama.cpp'?" in refused("lama.cpp")
-    absent = replace(peers.PEERS["llama.cpp"], needs=("a_module_that_is_absent",))
-    monkeypatch.setitem(peers.PEERS, "llama.cpp", absent)
+    monkeypatch.setattr(LlamaCpp, "needs", ("a_module_that_is_absent",))
     assert "llama.cpp cannot be measured: a_module_that_is_absent not installed; CMAKE_ARGS=" in refused("llama.cpp")
-    monkeypatch.setitem(peers.PEERS, "llama.cpp", replace(absent, needs=()))
+    monkeypatch.setattr(LlamaCpp, "needs", ())
     assert "llama.cpp computes with what the file has, not bf16" in refused("llama.cpp:bf16")
     assert "llama.cpp computes with what the file has, not bf16" in refused("llama.cpp", peer_dtype="bf16")
     assert "transformers takes fp32 or bf16, not int8" in refused("transformers", peer_dtype="int8")
-    assert all(peer.install for peer in peers.PEERS.values())
+    monkeypatch.setattr(OnnxRuntime, "needs", ())
+    assert "onnxruntime takes fp32 or int8, not bf16" in refused("onnxruntime:bf16")
+    with pytest.raises(InputError, match=r"llama\.cpp is measured on the CPU alone, not on cuda"):
+        peers.check("llama.cpp", None, "cuda")
+
+
+def test_every_peer_of_the_command_is_an_installed_adapter() -> None:
+    for name in BenchPeer:
+        adapter = peers.side(name)
+        assert (adapter.name, bool(adapter.needs), bool(adapter.install)) == (name.value, True, True)
 
 
 def test_images_are_not_measured(tmp_path: Path) -> None:
@@ -310,11 +322,9 @@ class Broken(Twin):
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers of this file in the table."""
-    usual = peers.maker
+    usual = peers.side
     made: dict[str, type[Side]] = {cls.name: cls for cls in (Twin, Lazy, Mute, Broken)}
-    for name in made:
-        monkeypatch.setitem(peers.PEERS, name, peers.Peer("", ()))
-    monkeypatch.setattr(peers, "maker", lambda name: made.get(name) or usual(name))
+    monkeypatch.setattr(peers, "side", lambda name: made.get(name) or usual(name))
 
 
 def test_a_peer_does_the_same_work_in_turn(beside: None) -> None:
@@ -382,7 +392,7 @@ def test_the_work_of_a_peer_on_torch_is_ours() -> None:
     pytest.importorskip("transformers")
     path = checkpoint("decoder")
     options = Options(model=str(path), threads=1, layout="decoder", dtype="fp32")
-    ours, theirs = Ours(options), peers.maker("transformers")(options)
+    ours, theirs = Ours(options), peers.side("transformers")(options)
     spec = triptych.load(path).spec
     for job in jobs(spec, replace(QUICK, requests=3)):
         assert perform(theirs, job)["counts"] == perform(ours, job)["counts"], job.name
@@ -399,27 +409,18 @@ def test_the_work_of_a_peer_on_torch_is_ours() -> None:
     assert ours.engine.rows[0].new[:3] == chosen
 
 
-# ---------------------------------------------------------------- processes and neighbours
+# ---------------------------------------------------------------- processes, and other work on the machine
 
 
-def stat(folder: Path, *lines: str) -> Path:
-    (folder / "proc").mkdir(exist_ok=True)
-    (folder / "proc" / "stat").write_text("\n".join(lines) + "\n")
-    return folder
-
-
-def test_others_are_counted_by_the_system_s_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1}, raising=False)
-    monkeypatch.setattr("os.sysconf", lambda name: 100)
-    rest = "cpu2 900 0 0 0 0 0 0 0 0 0"
-    stat(tmp_path, "cpu  1 1 1 1 1 1 1 1 1 1", "cpu0 100 0 50 999 9 1 1 8 0 0", "cpu1 40 0 0 9 9 0 0 0 0 0", rest)
-    assert neighbours.busy_seconds(tmp_path) == 2.0
-    assert neighbours.busy_seconds(tmp_path / "elsewhere") is None
-    watch = neighbours.Neighbours(lambda: 0.0, tmp_path)
-    watch.begin = (watch.begin[0] - 1.0, watch.begin[1] - 30.0, watch.begin[2]) if watch.begin else None
-    cores = watch.cores()
-    assert cores is not None
-    assert cores > 1
+def test_the_time_of_measured_processes_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych.machine.usage", lambda: Usage(at=10.0, processors=2, busy=8.0, own=1.0))
+    runs = rounds._Runs(SameProcess(Twin(Options(model="", threads=1, layout="decoder"))))
+    monkeypatch.setattr(SameProcess, "cpu_seconds", lambda self: 2.0)
+    use = rounds.processor_use([runs, runs])
+    assert use == Usage(at=10.0, processors=2, busy=8.0, own=5.0)
+    assert use.by_others(Usage(at=8.0, processors=2, busy=4.0, own=4.0)) == pytest.approx(1.5)
+    monkeypatch.setattr("triptych.machine.usage", lambda: None)
+    assert rounds.processor_use([runs]) is None
 
 
 @pytest.mark.parametrize(
@@ -427,7 +428,7 @@ def test_others_are_counted_by_the_system_s_clock(tmp_path: Path, monkeypatch: p
                                               (None, 2, 2, False), (9.0, 64, 8, False), (60.0, 64, 8, True)]
 )  # fmt: skip
 def test_a_busy_machine_is_told(others: float | None, usable: int, threads: int, busy: bool) -> None:
-    line = neighbours.verdict(others, usable, threads)
+    line = rounds.verdict(others, usable, threads)
     assert (line is not None) == busy
     assert line is None or "the machine is busy" in line
 
@@ -524,8 +525,8 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     monkeypatch.setattr(module, "bench", stub)
     monkeypatch.setattr(module, "measure_rates", lambda device: Rates(3e10, 2e11, 4e11))
-    for name, peer in module.PEERS.items():
-        monkeypatch.setitem(module.PEERS, name, replace(peer, needs=()))
+    for name in BenchPeer:
+        monkeypatch.setattr(peers.side(name), "needs", ())
     return module
 
 
@@ -565,4 +566,4 @@ def test_the_table_of_peers_refuses_in_one_line(
     with pytest.raises(SystemExit):
         rows_of(script, capsys, monkeypatch, "--rows", "decoding")
     every = {peer for row in script.LISTED.values() for peer in row.against}
-    assert {peer.partition(":")[0] for peer in every} == set(peers.PEERS)
+    assert {peer.partition(":")[0] for peer in every} == {name.value for name in BenchPeer}

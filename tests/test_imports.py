@@ -75,9 +75,20 @@ def test_a_header_is_shown_without_torch() -> None:
     assert "torch" not in shown
 
 
-def test_one_family_is_imported_to_read_one_config() -> None:
-    code = "from triptych.cli import main\nassert main(['count', 'docs/examples/qwen3-4b']) == 0\n"
-    listed = "print(*sorted(name for name in sys.modules if name.startswith('triptych.families.')), file=sys.stderr)"
-    found = loaded_after(code + listed)
-    assert "triptych.families.qwen" in found
-    assert not found & {f"triptych.families.{name}" for name in ("bert", "t5", "whisper", "gemma", "phi", "marian")}
+def test_imports_by_name_stand_where_names_are_found_in_a_folder_or_a_table() -> None:
+    """A late import is an import statement, which the contracts see; a string is for the families and the labs."""
+    by_name = {
+        str(path.relative_to(SRC))
+        for path in SRC.rglob("*.py")
+        if any(word in path.read_text() for word in ("import_module", "__import__("))
+    }
+    labs = {"triptych_lectures/labs/__init__.py", "triptych_lectures/labs/sizes.py"}
+    assert by_name == {"triptych/families/registry.py", *labs}
+
+
+def test_what_stands_above_is_set_by_the_package() -> None:
+    shown = "import triptych.probe.display as d\nassert '<pre>' in d.Displayed()._repr_html_()"
+    assert "torch" in loaded_after(shown)
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        loaded_after("import triptych.train\ntriptych.train('no-such-recipe')")
+    assert "no-such-recipe" in (failed.value.stderr or "")

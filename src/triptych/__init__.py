@@ -6,34 +6,27 @@ costs nothing and what needs no torch does not wait for it.
 
 from __future__ import annotations
 
-from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from triptych import hooks
+from triptych.errors import (
+    CheckpointError,
+    ConfigError,
+    FetchError,
+    InputError,
+    ProbeError,
+    TextError,
+    TriptychError,
+)
+
 if TYPE_CHECKING:
+    from triptych import train
     from triptych.attention import attend, attend_reference
-    from triptych.errors import (
-        CheckpointError,
-        ConfigError,
-        FetchError,
-        InputError,
-        ProbeError,
-        TextError,
-        TriptychError,
-    )
     from triptych.generate import Generation
     from triptych.model import Model, create, load
     from triptych.probe import Edit, Read, Trace
-    from triptych.spec.masks import (
-        Mask,
-        block_sparse,
-        causal,
-        dense,
-        full,
-        keys,
-        prefix,
-        same_document,
-        window,
-    )
+    from triptych.spec.masks import Mask, block_sparse, causal, dense, full, keys, prefix, same_document, window
 
 __version__ = "0.1.0"
 
@@ -67,46 +60,46 @@ __all__ = [
     "window",
 ]
 
-_HOME = {
-    "triptych.model": ("load", "create", "Model"),
-    "triptych.generate": ("Generation",),
-    "triptych.attention": ("attend", "attend_reference"),
-    "triptych.probe": ("Read", "Edit", "Trace"),
-    "triptych.errors": (
-        "TriptychError",
-        "InputError",
-        "ConfigError",
-        "CheckpointError",
-        "TextError",
-        "ProbeError",
-        "FetchError",
-    ),
-    "triptych.spec.masks": (
-        "Mask",
-        "full",
-        "causal",
-        "window",
-        "prefix",
-        "same_document",
-        "block_sparse",
-        "keys",
-        "dense",
-    ),
-}
-_CALLABLE_PACKAGES = ("train",)  # subpackages that are functions as well
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
 
 def __getattr__(name: str) -> Any:
-    if name in _CALLABLE_PACKAGES:
-        return import_module(f"triptych.{name}")
-    if name not in _MODULE_OF:
-        of_package = import_module("triptych.other_libraries").of_package
-        raise AttributeError(f"module 'triptych' has no attribute {name!r}{of_package(name, __all__)}")
-    value = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value  # the next use does not come here
+    home: ModuleType
+    match name:
+        case "train":  # a package, which is a function as well
+            import triptych.train as home
+
+            return home
+        case "load" | "create" | "Model":
+            import triptych.model as home
+        case "Generation":
+            import triptych.generate as home
+        case "attend" | "attend_reference":
+            import triptych.attention as home
+        case "Read" | "Edit" | "Trace":
+            import triptych.probe as home
+        case _ if name in __all__:
+            import triptych.spec.masks as home
+        case _:
+            from triptych.other_libraries import of_package
+
+            raise AttributeError(f"module 'triptych' has no attribute {name!r}{of_package(name, __all__)}")
+    value = globals()[name] = getattr(home, name)  # the next use does not come here
     return value
 
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _html_of(result: object) -> str:
+    from triptych.page.notebook import display
+
+    return display(result)
+
+
+def _train(recipe: Any, **options: Any) -> Model:
+    from triptych.model import Model
+
+    return Model.trained(recipe, **options)
+
+
+hooks.html_of, hooks.train = _html_of, _train

@@ -24,8 +24,8 @@ from triptych.errors import InputError, ProbeError
 
 
 class FullStep:
-    """Layers that keep every token: a key's place is its position.  A first prefill gives the fresh tensors back, so
-    it needs no mask and keeps their gradient.
+    """Layers that keep every token: a key's place is its position.  A first prefill gives the new keys
+    and values back as they are, which keeps their gradient; causality still applies.
 
     Where the store keeps numbers in another form than they are computed in, every query gets what is kept, in a first
     prefill too, so that a prompt is the same in any pieces.  The rows' keys are then decoded in each step."""

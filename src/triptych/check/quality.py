@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from triptych.attention import CacheType, check_cache_type
 from triptych.check.case import measured, run
+from triptych.check.report import Quality
 from triptych.errors import InputError
 from triptych.generate import Engine, Request
 from triptych.model import Model
@@ -37,17 +37,6 @@ two hotels. A warm Saturday in July means three hundred loaves; a wet Tuesday in
 notebook knows the island better than he does. It was wrong only once, on the day of the wedding, because everyone had
 been invited and no one had thought of telling the baker.
 """
-
-
-@dataclass(frozen=True)
-class Quality:
-    """One form of a model on a text.  `kl` is the mean divergence of its predictions from those of the first form, in
-    nats a token; None for the first itself."""
-
-    form: str
-    perplexity: float
-    kl: float | None
-    tokens: int  # that were predicted
 
 
 def quality(

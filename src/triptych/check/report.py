@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from triptych.check.quality import Quality
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -31,6 +28,17 @@ class Layer:
     site: str
     difference: float
     first_position: int | None = None
+
+
+@dataclass(frozen=True)
+class Quality:
+    """One form of a model on a text.  `kl` is the mean divergence of its predictions from those of the first form, in
+    nats a token; None for the first itself."""
+
+    form: str
+    perplexity: float
+    kl: float | None
+    tokens: int  # that were predicted
 
 
 @dataclass(frozen=True)

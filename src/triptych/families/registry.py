@@ -1,16 +1,12 @@
-"""Finds the family that reads a `model_type` or a GGUF architecture.
-
-Files are imported in the order of how much their names resemble the one that is looked for, and the search ends at the
-one that reads it: opening one config costs the import of one family or a few, not of all.
-"""
+"""Finds the family that reads a `model_type` or a GGUF architecture, among those of all family files."""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Collection, Iterator
-from difflib import SequenceMatcher
+from collections.abc import Callable, Collection
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 
 from triptych.errors import CheckpointError, ConfigError, nearest, shown
 from triptych.families.family import Family
@@ -23,9 +19,12 @@ MISSING = {
 }
 
 
+@cache
 def all_families() -> tuple[Family, ...]:
-    """The family of every family file in this package."""
-    return tuple(_by_resemblance(""))
+    """The family of every family file in this folder."""
+    files = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+    modules = (import_module(f"triptych.families.{file}") for file in files)
+    return tuple(family for family in map(Family.of, modules) if family is not None)
 
 
 def find(model_type: str, where: str = "config.json") -> Family:
@@ -49,28 +48,9 @@ def gguf_name(model: ModelSpec) -> str:
 
 
 def _find(name: str, names: Callable[[Family], Collection[str]], what: str) -> Family:
-    for family in _by_resemblance(name):
-        if name in names(family):
-            return family
+    by_name = {other: family for family in all_families() for other in names(family)}
+    if name in by_name:
+        return by_name[name]
     if name in MISSING:
         raise ConfigError(f"{what} {shown(name)} needs a part that is missing here: {MISSING[name]}")
-    known = {one for family in all_families() for one in names(family)}
-    raise ConfigError(f"{what} {shown(name)} is not one of {', '.join(sorted(known))}{nearest(name, known)}")
-
-
-def _by_resemblance(name: str) -> Iterator[Family]:
-    for file in sorted(_files(), key=lambda file: -SequenceMatcher(None, file, name).ratio()):
-        family = _family(file)
-        if family is not None:
-            yield family
-
-
-@cache
-def _family(file: str) -> Family | None:
-    return Family.of(import_module(f"triptych.families.{file}"))
-
-
-@cache
-def _files() -> tuple[str, ...]:
-    package = import_module("triptych.families")
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__)))
+    raise ConfigError(f"{what} {shown(name)} is not one of {', '.join(sorted(by_name))}{nearest(name, by_name)}")

@@ -1,6 +1,6 @@
-"""From logits to the next token.
+"""Draws the next token from logits, to which `choosing` has applied the rules of the request.
 
-Order: repetition penalty, temperature, top-k, top-p, min-p, then one draw.  The noise of a draw is a function of
+In this order: repetition penalty, temperature, top-k, top-p, min-p, then one draw.  The noise of a draw is a function of
 (seed, request, absolute position) alone, so batching, chunking and finished neighbours never change a sample.
 """
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 
-from triptych.measure.peers import maker
+from triptych.measure.peers import side
 from triptych.measure.process import serve
 from triptych.measure.sides import Options
 
 
 def main() -> None:
     name, fields = sys.argv[1], json.loads(sys.argv[2])
-    serve(maker(name), Options(**{**fields, "ignore": tuple(fields["ignore"])}))
+    serve(side(name), Options(**{**fields, "ignore": tuple(fields["ignore"])}))
 
 
 if __name__ == "__main__":

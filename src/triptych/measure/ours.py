@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import triptych
 from triptych import machine, tasks
 from triptych.attention import Rows
 from triptych.errors import InputError
@@ -45,7 +45,7 @@ class Ours(Side):
 
     @property
     def versions(self) -> dict[str, str]:
-        return {"triptych": triptych.__version__, "torch": torch.__version__}
+        return {"triptych": version("triptych"), "torch": torch.__version__}
 
     @property
     def dtype(self) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from triptych.errors import InputError
 from triptych.generate import Executor
 from triptych.measure import limits, peers
 from triptych.measure.jobs import BenchJob, Kind, Settings, jobs
-from triptych.measure.neighbours import Neighbours, verdict
 from triptych.measure.process import Runner, SameProcess, SeparateProcess
 from triptych.measure.report import BenchReport, Figure, Limit, MeasuredSide, PeerFigure, Rates
 from triptych.measure.sides import Options
@@ -29,6 +28,7 @@ from triptych.program.native_encoder import Matmul
 from triptych.spec import FramesSpec, ModelSpec
 
 ENOUGH = 20.0  # seconds that the runs of one job by one side may take; at least one run is made
+TOLERATED = 0.15  # of a core, that other processes may use
 PAUSE = 0.05  # seconds before a side's turn, in which the idle threads of the others fall asleep
 
 
@@ -113,13 +113,27 @@ def bench(
             stack.callback(runner.close)
             sides[name] = _Runs(runner)
             facts[name] = _first_runs(sides[name], wanted, name, folder)
-        watch = Neighbours(lambda: sum(runs.runner.cpu_seconds() for runs in sides.values()))
+        before = processor_use(sides.values())
         for job in measured:
             progress(job.name)
             _take_turns(sides, job, settings.repeat)
-        busy = watch.cores()
+        after = processor_use(sides.values())
+        busy = None if before is None or after is None else after.by_others(before)
         agreement = _agreement(folder, against)
     return _report(spec, options, settings, measured, sides, facts, rates, busy, agreement)
+
+
+def processor_use(sides: Iterable[_Runs]) -> machine.Usage | None:
+    """The use of the processors so far, that of the measured processes as our own."""
+    use = machine.usage()
+    return None if use is None else replace(use, own=use.own + sum(runs.runner.cpu_seconds() for runs in sides))
+
+
+def verdict(cores: float | None, usable: int, threads: int) -> str | None:
+    """One line where others left fewer than `threads` of the `usable` cores; None on a quiet machine."""
+    if cores is None or cores <= usable - threads + TOLERATED:
+        return None
+    return f"the machine is busy: other processes used {cores:.1f} of {usable} cores, so the figures are low"
 
 
 def _report(
@@ -165,7 +179,7 @@ def _runner(library: str, options: Options, *, apart: bool) -> Runner:
     """A side in a process of its own or in this one; idle threads of peers spin as they do by themselves."""
     if apart:
         return SeparateProcess(library, options, spin=library != peers.OURS)
-    return SameProcess(peers.maker(library)(options))
+    return SameProcess(peers.side(library)(options))
 
 
 def _first_runs(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,13 +56,24 @@ class Options:
 class Side:
     """What is asked of a side.  A method that it does not have raises InputError, with the reason.
 
-    The constructor imports what the side needs and loads nothing.
+    The constructor imports what the side needs and loads nothing.  Of a peer, `needs` are the modules that it imports,
+    `install` says how to get them, and `dtypes` are the forms of the weights that it can be asked for, none where the
+    file alone decides.
     """
 
     name = "a side"
+    needs: ClassVar[tuple[str, ...]] = ()
+    install: ClassVar[str] = "pip install triptych[bench]"
+    dtypes: ClassVar[tuple[str, ...]] = ("fp32", "bf16")
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def __init__(self, options: Options) -> None:
         self.options = options
+
+    @classmethod
+    def missing(cls) -> list[str]:
+        """Those of the modules it needs that are not installed."""
+        return [name for name in cls.needs if find_spec(name) is None]
 
     @property
     def versions(self) -> dict[str, str]:

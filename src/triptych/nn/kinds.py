@@ -1,4 +1,7 @@
-"""What the layers of one kind share in one forward, decided once by the stack and only read by its layers."""
+"""What the layers of one kind share in one forward.
+
+The stack decides it once; layers read it, and it is advanced in place between steps.
+"""
 
 from __future__ import annotations
 
@@ -121,8 +124,8 @@ class Context:
         self.continues = evaluated and all(map(_continues, own)) and not self.cross
 
     def moved_on(self, rows: Rows, x: Tensor) -> bool:
-        """Change what differs one token later, in place, where that is only where each row ends: the places that keys
-        are written to and read up to, and the rotation.  False where more differs."""
+        """Advance by one token in place: the places that keys are written to and read up to, and the rotation.  False,
+        with nothing changed, where more than the ends of the rows differs."""
         if not self.continues or not rows.even or x.dtype != self.dtype:
             return False
         if self.owner is None or self.owner.training or torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""Linear maps, norms and MLPs: what acts on one token at a time, `[N, D] -> [N, D']`."""
+"""Linear maps and norms, which act on one token at a time, `[N, D] -> [N, D']`."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__(model)
-        self.plans = ExecutorPlans()  # what else runs this model keeps its plan here
+        self.plans = ExecutorPlans()  # of the executors, by their class
         self.prefix = {name: name if model.layout == "encoder-decoder" else "" for name in model.stacks}
         tie(self, model.ties)
 

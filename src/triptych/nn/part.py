@@ -19,7 +19,7 @@ S = TypeVar("S", bound=Part)
 
 
 class Module(nn.Module, Generic[S]):
-    """Base of every part's module; `S` is the spec class it is built from, named once more with `of=` at run time."""
+    """Base of every part's module.  A subclass passes its spec class as `of=`, which registers it for `build`."""
 
     built: ClassVar[dict[type[Part], type[Module[Any]]]] = {}
     spec: S

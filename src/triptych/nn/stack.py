@@ -46,7 +46,7 @@ class Branch(Module[parts.BranchSpec], of=parts.BranchSpec):
 
 
 class Block(Module[parts.BlockSpec], of=parts.BlockSpec):
-    """Self-attention, cross-attention if the slot is filled, MLP if it is, a convolution beside them if it is."""
+    """Self-attention, with optional cross-attention, MLP and convolution."""
 
     attn: Attention
     attn_norm: Norms
@@ -134,7 +134,7 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
         self.group()
 
     def group(self) -> None:
-        """Which layers may share their attention state; called anew where a block's attention is replaced."""
+        """Group the layers that can share an attention state; call it again after replacing a block's attention."""
         self.own_groups: Groups = {}
         self.cross_groups: Groups = {}
         for layer, block in enumerate(self.blocks):

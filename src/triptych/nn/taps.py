@@ -1,9 +1,8 @@
-"""Where a forward can be read and edited.
+"""The places where a forward can be read and edited, and taps that do neither.
 
 Every module is given a `Taps` and passes its values through it: `x = taps("resid_pre", x, rows)`.  The one here
 passes everything unchanged, as the null cache keeps nothing, so there is one forward and no `if` in it.  The taps that
-read and edit are in `triptych.probe` (`reads_and_edits.py` has what a user writes); they are an argument, never
-module state.
+read and edit are those of `triptych.probe.session`; they are an argument, never module state.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ are imported on first use.
 
 from __future__ import annotations
 
-from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from triptych.probe.sites import Site, sites
@@ -36,30 +36,43 @@ __all__ = [
     "patch", "path_patch", "put", "rollout", "sites", "steer", "value_weighted", "zero",
 ]  # fmt: skip
 
-_NAMES = {
-    "ablation": ("AblatedUnit", "Ablations", "ablate"),
-    "attention_flow": ("rollout", "value_weighted"),
-    "lenses": ("Lens", "lens"),
-    "logit_attribution": ("LogitAttribution", "attribute_logit"),
-    "metric": ("Metric",),
-    "patching": ("PatchGrid", "patch"),
-    "path_patching": ("path_patch",),
-    "steering": ("steer",),
-    "session": ("Session",),
-    "trace": ("Trace",),
-    "reductions": ("Statistics",),
-    "size": ("TraceSize",),
-    "roles": ("heads",),
-    "role_table": ("ROLES", "HeadRole", "HeadTable", "RoleEffect"),
-    "links": ("LinkScore", "LinkTable", "link"),
-    "reads_and_edits": ("Edit", "Edits", "Plan", "Read", "Reads", "Where", "add", "put", "zero"),
-}
-_MODULE_OF = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value  # found without this function from now on
+    home: ModuleType
+    match name:
+        case "AblatedUnit" | "Ablations" | "ablate":
+            import triptych.probe.ablation as home
+        case "rollout" | "value_weighted":
+            import triptych.probe.attention_flow as home
+        case "Lens" | "lens":
+            import triptych.probe.lenses as home
+        case "LogitAttribution" | "attribute_logit":
+            import triptych.probe.logit_attribution as home
+        case "Metric":
+            import triptych.probe.metric as home
+        case "PatchGrid" | "patch":
+            import triptych.probe.patching as home
+        case "path_patch":
+            import triptych.probe.path_patching as home
+        case "steer":
+            import triptych.probe.steering as home
+        case "Session":
+            import triptych.probe.session as home
+        case "Trace":
+            import triptych.probe.trace as home
+        case "Statistics":
+            import triptych.probe.reductions as home
+        case "TraceSize":
+            import triptych.probe.size as home
+        case "heads":
+            import triptych.probe.roles as home
+        case "ROLES" | "HeadRole" | "HeadTable" | "RoleEffect":
+            import triptych.probe.role_table as home
+        case "LinkScore" | "LinkTable" | "link":
+            import triptych.probe.links as home
+        case "Edit" | "Edits" | "Plan" | "Read" | "Reads" | "Where" | "add" | "put" | "zero":
+            import triptych.probe.reads_and_edits as home
+        case _:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(home, name)  # the next use does not come here
     return value

@@ -1,4 +1,4 @@
-"""For each role the keys that it reads, as weights over all places of the attention patterns, and random ones beside.
+"""The keys that each role reads, and the random keys of its null distribution, as weights over attention patterns.
 
 A role's score is linear in a head's pattern: the mean, over the queries that the role has, of the weight on its keys.
 So a role is a sparse row over the places (sample, query, key), and its null distribution are more such rows, in which

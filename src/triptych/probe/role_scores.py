@@ -1,4 +1,4 @@
-"""The scores of every head in every role, with the null distribution of each, layer by layer."""
+"""The score of every head in every role, layer by layer, beside the nulls that `role_labels` draws for most roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The taps that read and edit, passed to one forward or to all steps of one generation.
+"""Applies the reads and edits of a plan: taps that are passed to one forward or to all steps of one generation.
 
 Reading never changes a bit: a value is kept as it passes, and scores and pattern are computed again beside the
 fused kernel from the same q and keys.  Editing scores or pattern, or reading them with `grad`, sends that layer, and no

@@ -7,10 +7,10 @@ The package itself is a function: `triptych.train(recipe)` trains the model that
 """
 
 import sys
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from triptych import hooks
 from triptych.train.checkpoints import Checkpoints
 from triptych.train.data import CausalText, Data, MaskedText, Pairs
 from triptych.train.evaluate import HeldOut, Score, evaluate
@@ -22,7 +22,7 @@ from triptych.train.objectives import Example, TokenMasking, TrainingBatch, caus
 from triptych.train.optim import Optimizer, OptimizerSettings, Schedule
 from triptych.train.recipe import OBJECTIVES, Recipe, check_recipe, read_recipe
 from triptych.train.show import ShownRow, ShownToken, show_batch
-from triptych.train.stop import Interrupted
+from triptych.train.signals import Interrupted
 
 __all__ = [
     "OBJECTIVES",
@@ -70,8 +70,7 @@ class _CallablePackage(ModuleType):
 
     def __call__(self, recipe: Any, **options: Any) -> Any:
         """Train the model of a recipe; see `triptych.Model.trained`."""
-        # By name, when it is called: `triptych.model` stands above this package and imports it.
-        return import_module("triptych.model").Model.trained(recipe, **options)
+        return hooks.train(recipe, **options)
 
 
 sys.modules[__name__].__class__ = _CallablePackage

@@ -1,4 +1,7 @@
-"""Span corruption (T5: Raffel et al. 2020) and replaced tokens (ELECTRA: Clark et al. 2020), from plain text."""
+"""Examples of span corruption (T5: Raffel et al. 2020) and of replaced tokens (ELECTRA: Clark et al. 2020).
+
+They are cut from plain text.  The masking of masked language models is in `objectives`.
+"""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ from triptych.train.new_head import ENCODER_DECODERS
 from triptych.train.optim import Optimizer
 from triptych.train.recipe import Recipe, check_recipe
 from triptych.train.run_lock import RunLock
+from triptych.train.signals import Interrupted, on_signal
 from triptych.train.step_memory import check_recipe_memory, check_step_memory
-from triptych.train.stop import Interrupted, on_signal
 from triptych.train.task import ObjectiveTask
 from triptych.train.tasks import read_task
 

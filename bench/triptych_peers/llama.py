@@ -16,7 +16,9 @@ from triptych.measure.sides import Options, Side
 
 
 class Gguf(Side):
-    """What both have in common: a decoder in one GGUF file."""
+    """What both have in common: a decoder in one GGUF file, computed with what the file has."""
+
+    dtypes = ()
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -28,6 +30,8 @@ class LlamaCpp(Gguf):
     """A context for the rows of a job; all rows in one batch."""
 
     name = "llama.cpp"
+    needs = ("llama_cpp",)
+    install = 'CMAKE_ARGS="-DGGML_NATIVE=ON" pip install llama-cpp-python'
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -95,6 +99,8 @@ class IkLlamaCpp(Gguf):
     """One request, with tensors repacked while they are loaded, which is its fastest way."""
 
     name = "ik_llama.cpp"
+    needs = ("ik_llama_cpp",)
+    install = "build it with bench/build_ik_llama.sh VENV"
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

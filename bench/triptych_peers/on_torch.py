@@ -23,6 +23,8 @@ BATCH = 32  # texts, of similar length
 class OnTorch(Side):
     """What both have in common."""
 
+    devices = ("cpu", "cuda")
+
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         torch.set_num_threads(options.threads)
@@ -41,6 +43,7 @@ class Transformers(OnTorch):
     """Decoding by the model's forward with its own cache, one token a call; `generate` for encoder-decoders."""
 
     name = "transformers"
+    needs = ("transformers",)
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -120,6 +123,7 @@ class SentenceTransformers(OnTorch):
     """`SentenceTransformer.encode`, which sorts by length and pads batches."""
 
     name = "sentence-transformers"
+    needs = ("sentence_transformers",)
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)

@@ -1,4 +1,4 @@
-"""Stopping a run by a signal so that it can be resumed: the present step is finished and a checkpoint written."""
+"""Signals that end a run: the first one is noted, so that the job finishes its step and writes a checkpoint."""
 
 from __future__ import annotations
 

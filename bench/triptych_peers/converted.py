@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from triptych.errors import InputError
 from triptych.measure.jobs import Ids
-from triptych.measure.peers_torch import by_length
 from triptych.measure.sides import Options, Side, Sources
 from triptych.media import audio
+from triptych_peers.on_torch import by_length
 
 
 class Converted(Side):
     """What both have in common: the directory of the conversion, and the tokenizer of transformers' fast kind."""
+
+    dtypes = ("fp32", "int8")
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -74,6 +76,7 @@ class OnnxRuntime(Converted):
     """An encoder that torch exports; int8 is its dynamic quantization."""
 
     name = "onnxruntime"
+    needs = ("onnxruntime", "onnx", "transformers")
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -134,6 +137,7 @@ class CTranslate2(Converted):
     CTranslate2 brings none."""
 
     name = "ctranslate2"
+    needs = ("ctranslate2", "transformers")
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
