@@ -155,7 +155,7 @@ class StaticPlan:
                 )
             elif step.op in _BIASES:
                 zero = torch.zeros(1, dtype=torch.long, device=device)
-                bias = ops.OPERATIONS[step.op].run(q_pos=every, k_pos=zero, **weights, **step.attributes)
+                bias = ops.RUN[step.op](q_pos=every, k_pos=zero, **weights, **step.attributes)
                 self.tables[step.out[0]] = (bias[..., 0].float(),)
                 read.extend(weights.values())
         return read
