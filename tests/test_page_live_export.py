@@ -21,10 +21,10 @@ from triptych.cli import main
 from triptych.errors import InputError, TriptychError
 from triptych.model import Model, create, load
 from triptych.nn.feedforward import GLU
-from triptych.page import live_export, render
+from triptych.page import render
 from triptych.page.live import live_page, live_section
 from triptych.page.live_export import check_size, export
-from triptych.page.live_section import LiveSection
+from triptych.page.live_section import LiveSection, defined
 from triptych.page.render import check_place
 from triptych.program import interpret, interpret_logits
 from triptych.spec import ModelSpec
@@ -96,13 +96,13 @@ def test_hooks_and_replaced_forwards_are_refused() -> None:
 
 
 def test_an_operation_that_the_page_does_not_have_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_export, "OPERATIONS", live_export.OPERATIONS - {"rotate"})
+    monkeypatch.delitem(defined("operation"), "rotate")
     with pytest.raises(InputError, match="decode: a page has no operation 'rotate'"):
         export(Model(tiny.decoder()))
 
 
 def test_a_mask_that_the_page_does_not_have_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_export, "MASKS", live_export.MASKS - {"Window"})
+    monkeypatch.delitem(defined("mask"), "Window")
     with pytest.raises(InputError, match="decode: a page has no mask Window"):
         export(Model(tiny.decoder(mask="window")))
 
@@ -233,9 +233,9 @@ def test_so_do_pages_of_every_model_with_every_tokenizer(name: str) -> None:
 def test_a_page_has_no_scripts_that_its_model_does_not_need() -> None:
     model = Model(tiny.decoder("alibi"))
     section = live_section_of(model, "LMHead", *TOKENIZERS["byte-level BPE"])
-    assert section.scripts == ("tokenizer_bpe.js", "live_biases.js", "live_writing.js")
+    assert section.scripts == ("live_biases.js", "live_writing.js", "tokenizer_bpe.js")
     wordpiece = live_section_of(model, "TokenHead", "WordLevel", [], [], steps("WordPiece"))
-    assert wordpiece.scripts == ("tokenizer_words.js", "live_biases.js")
+    assert wordpiece.scripts == ("live_biases.js", "tokenizer_words.js")
 
 
 def test_the_parts_of_both_stacks_and_what_goes_on() -> None:

@@ -20,7 +20,7 @@ from triptych import nn
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
 from triptych.generate import Engine, Executor, Request
-from triptych.program import lower
+from triptych.program import lower, static_plan
 from triptych.program.static_executor import Run as StepRun
 from triptych.program.static_executor import StaticStep
 from triptych.program.static_plan import NotStatic, StaticPlan, _StaticRun, bucket_of, check_static
@@ -111,7 +111,8 @@ RUN = _StaticRun.run
 
 
 def test_a_rotation_of_other_positions_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_StaticRun, "of_positions", _of_position_zero)
+    monkeypatch.setitem(static_plan._STATIC, "rotation_cos", _of_position_zero)
+    monkeypatch.setitem(static_plan._STATIC, "rotation_sin", _of_position_zero)
     assert StaticRun(tiny.decoder()).gap(STEPS) > 100 * EXACT
 
 

@@ -1,6 +1,5 @@
 """Attention and what it stands on: pure functions of tensors, no modules."""
 
-from triptych.attention import operations as _operations  # noqa: F401  # registers in the table
 from triptych.attention.cache_types import CacheType, StoredForm, check_cache_type, stored_form
 from triptych.attention.caches import Cache
 from triptych.attention.cross_cache import CrossCache, CrossKeys, EncoderOutput

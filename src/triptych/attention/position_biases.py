@@ -22,6 +22,7 @@ def alibi_slopes(heads: int) -> Float[Tensor, " H"]:
     return torch.tensor(slopes, dtype=torch.float32)
 
 
+@ops.implements("alibi_bias")
 def alibi_bias(heads: int, q_pos: Int[Tensor, "... T"], k_pos: Int[Tensor, "... S"]) -> Float[Tensor, "*B H T S"]:
     """`-slope[h] * |q_pos - k_pos|`, fp32: `[H, T, S]`, or `[B, H, T, S]` for positions `[B, T]`, `[B, S]`."""
     if has_torch_function_unary(q_pos):
@@ -72,6 +73,7 @@ def _few_distances(ahead: Tensor, distance: Tensor, exact: int, buckets: int, ma
     return bucket
 
 
+@ops.implements("t5_bias")
 def t5_bias(
     weight: Float[Tensor, "buckets H"],
     q_pos: Int[Tensor, "... T"],
@@ -101,6 +103,7 @@ def distance_row(distance: Int[Tensor, ...], *, span: int, max_distance: int | N
     return (distance + span).clamp(0, 2 * span - 1)
 
 
+@ops.implements("reached_table")
 def reached_table(
     weight: Float[Tensor, "R D"], positions: Int[Tensor, " N"], longest: int, span: int, max_distance: int | None = None
 ) -> Float[Tensor, "R2 D"]:
@@ -112,6 +115,7 @@ def reached_table(
     return weight[first : last + 1]
 
 
+@ops.implements("reached_row")
 def reached_row(
     q_pos: Int[Tensor, "... T"], k_pos: Int[Tensor, "... S"], longest: int, span: int, max_distance: int | None = None
 ) -> Int[Tensor, "... T S"]:
@@ -124,6 +128,7 @@ def reached_row(
     return distance_row(distance, span=span, max_distance=max_distance) - first
 
 
+@ops.implements("disentangled_bias")
 def disentangled_bias(
     q: Float[Tensor, "B H T K"],
     k: Float[Tensor, "B G S K"],

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -17,6 +16,27 @@ from triptych.spec.masks import Mask, Points
 
 Runner = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 """A kernel prepared for one request: `runner(q, k, v, bias, sinks)` gives `[B, H, T, Kv]`."""
+
+
+Value = TypeVar("Value")
+
+
+class Computed(Generic[Value]):
+    """A property that is computed once.  Python's own takes a lock, which torch.compile cannot trace."""
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
+
+    @overload
+    def __get__(self, request: None, owner: type) -> Computed[Value]: ...
+    @overload
+    def __get__(self, request: object, owner: type) -> Value: ...
+    def __get__(self, request: object | None, owner: type) -> Value | Computed[Value]:
+        if request is None:
+            return self
+        value = self.compute(request)
+        request.__dict__[self.name] = value
+        return value
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -62,7 +82,7 @@ class AttentionRequest:
         """Positions are the default, so a kernel may reason about them without reading a tensor."""
         return self.q_pos is None and self.k_pos is None
 
-    @cached_property
+    @Computed
     def precision(self) -> torch.dtype:
         """Where softmax happens: fp32, or fp64 for fp64 input."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -81,7 +101,7 @@ class AttentionRequest:
             Points(as_line(k_pos), index=as_line(index), document=_document(self.k_doc, as_line), per_row=number),
         )
 
-    @cached_property
+    @Computed
     def visible(self) -> Tensor | None:
         """The mask as booleans that broadcast to `[B, H, T, S]`, true where visible; None when everything is.
 
@@ -100,7 +120,7 @@ class AttentionRequest:
             raise InputError(f"mask of shape {list(visible.shape)} does not fit scores [B,H,T,S] {list(scores)}")
         return visible
 
-    @cached_property
+    @Computed
     def hidden(self) -> Tensor | None:
         """The complement of `visible`."""
         return None if self.visible is None else ~self.visible

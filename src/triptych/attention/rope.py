@@ -72,11 +72,13 @@ def rotation(
     return rotation_of(*rope_angles(spec, positions, length, dtype), spec.pairing)
 
 
+@ops.implements("rotation_cos")
 def rotation_cos(spec: RopeSpec, positions: Tensor, length: Tensor | None, dtype: torch.dtype) -> Tensor:
     """[N, 1, width], the cosines of `rotation`."""
     return rotation(spec, positions, length, dtype).cos
 
 
+@ops.implements("rotation_sin")
 def rotation_sin(spec: RopeSpec, positions: Tensor, length: Tensor | None, dtype: torch.dtype) -> Tensor:
     """[N, 1, width], the sines of `rotation`, that of the first dimension of each pair negated."""
     return rotation(spec, positions, length, dtype).sin

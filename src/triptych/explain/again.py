@@ -86,8 +86,8 @@ def pool(x: Tensor, mode: str) -> Tensor:
     return {"mean": x.sum(0) / len(x), "first": x[0], "last": x[-1]}[mode]
 
 
-def l2_normalize(x: Tensor, p: float, dim: int) -> Tensor:
-    return x / (x * x).sum(dim, keepdim=True) ** 0.5
+def l2_normalize(x: Tensor) -> Tensor:
+    return x / (x * x).sum(-1, keepdim=True) ** 0.5
 
 
 def choice(scores: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:

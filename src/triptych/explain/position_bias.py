@@ -27,7 +27,7 @@ def position_bias(at: StackRun, value: Applied, q: Shown, k: Shown, k_pos: Tenso
 
     if step.op == "disentangled_bias":
         return _disentangled(at, value, q, k, k_pos, matrix)
-    run, attributes = ops.OPERATIONS[step.op].run, dict(step.attributes)
+    run, attributes = ops.RUN[step.op], dict(step.attributes)
     if step.op == "alibi_bias":
         slopes = Shown(f"{at.block}slopes", "slope", "H", alibi_slopes(attributes["heads"]))
         apart = matrix("distance", "|q_pos - k_pos|", distance.abs())
@@ -57,7 +57,7 @@ def _disentangled(
     row_of, heads = value.inputs["row"], len(q.value)
     assert isinstance(row_of, Applied)
     places = {"longest": at.first + len(at.ids) - 1, "q_pos": at.places, "k_pos": k_pos}
-    row = matrix("row", "row", ops.OPERATIONS[row_of.op].run(**places, **row_of.step.attributes))
+    row = matrix("row", "row", ops.RUN[row_of.op](**places, **row_of.step.attributes))
     vectors = {}
     for key in ("pos_k", "pos_q"):
         if isinstance(one := value.inputs.get(key), Applied):
@@ -75,7 +75,7 @@ def _disentangled(
         return torch.stack(terms).sum(0)
 
     tensors = {key: vector.value.transpose(0, 1) for key, vector in vectors.items()}
-    added = ops.OPERATIONS[value.op].run(q=q.value[None], k=k.value[None], row=row.value, **tensors)
+    added = ops.RUN[value.op](q=q.value[None], k=k.value[None], row=row.value, **tensors)
     return Bias(
         added[0],
         f"s ← s + b,  b = {equation(value, {'q': 'q', 'k': 'k', 'row': 'row', **{key: key for key in vectors}})}",

@@ -98,7 +98,7 @@ class Pooling(Module[spec.PoolingSpec], of=spec.PoolingSpec):
         if self.spec.mode == "dense":
             assert self.dense is not None
             pooled = ops.ACTIVATIONS[self.spec.act](self.dense(pooled))
-        return ops.l2_normalize(pooled, dim=-1) if self.spec.normalize else pooled
+        return ops.l2_normalize(pooled) if self.spec.normalize else pooled
 
 
 Head = LMHead | MaskedLMHead | ClassHead | TokenHead | SpanHead | ReplacedHead | Pooling

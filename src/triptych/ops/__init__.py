@@ -1,4 +1,4 @@
-"""The operations a forward is made of: functions of tensors, and the table that describes each of them."""
+"""The operations a forward is made of: the table that describes them (`table.py`), and their functions of tensors."""
 
 from triptych.ops.experts import experts
 from triptych.ops.functions import (
@@ -11,17 +11,17 @@ from triptych.ops.functions import (
     layer_norm,
     linear,
     patches,
-    record,
     rms_norm,
     rotate,
     sinusoids,
     softcap,
 )
 from triptych.ops.pooling import pool
-from triptych.ops.table import OPERATIONS, Attributes, Dim, Operation, Shape, Shapes, operation_of, register
+from triptych.ops.recording import RUN, NotLowerable, RecordedCall, implements, record, recorded_as, recorded_call
+from triptych.ops.table import OPERATIONS, Attributes, Dim, Operation, Shape, Shapes
 
 __all__ = [
-    "ACTIVATIONS", "OPERATIONS", "Attributes", "Dim", "Operation", "Rotation", "Shape", "Shapes", "conv1d", "dropout",
-    "embedding", "experts", "l2_normalize", "layer_norm", "linear", "operation_of", "patches", "pool", "record",
-    "register", "rms_norm", "rotate", "sinusoids", "softcap",
+    "ACTIVATIONS", "OPERATIONS", "RUN", "Attributes", "Dim", "NotLowerable", "Operation", "RecordedCall", "Rotation",
+    "Shape", "Shapes", "conv1d", "dropout", "embedding", "experts", "implements", "l2_normalize", "layer_norm",
+    "linear", "patches", "pool", "record", "recorded_as", "recorded_call", "rms_norm", "rotate", "sinusoids", "softcap",
 ]  # fmt: skip

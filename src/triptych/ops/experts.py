@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.overrides import has_torch_function_unary
 
-from triptych.ops.functions import record
+from triptych.ops.recording import implements, record
 
 
+@implements("experts")
 def experts(
     x: Tensor, scores: Tensor, parts: Sequence[Callable[[Tensor], Tensor]], top_k: int, normalize: bool
 ) -> Tensor:

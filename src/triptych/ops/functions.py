@@ -1,4 +1,4 @@
-"""The operations as functions of tensors.
+"""The functions of the operations (`table.py`).
 
 Where torch has the operation under one name, the function is torch's own and a call costs what torch's does.  Each
 function follows torch's override protocol: an argument that has `__torch_function__` (a symbolic value of
@@ -7,18 +7,27 @@ function follows torch's override protocol: an argument that has `__torch_functi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch.overrides import has_torch_function_unary
 
-linear = F.linear
-embedding = F.embedding
-l2_normalize = F.normalize
+from triptych.ops.recording import Arguments, NotLowerable, implements, record, recorded_as
+
+linear = implements("linear")(F.linear)
+embedding = implements("embedding")(F.embedding)
+implements("relu")(F.relu)
+implements("silu")(F.silu)
+implements("tanh")(torch.tanh)
+implements("scale")(operator.mul)
+implements("shift")(operator.add)
+implements("multiply")(operator.mul)
+implements("add")(operator.add)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -27,12 +36,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
 }
-
-
-def record(function: Callable[..., Tensor], symbolic: Tensor, *arguments: object) -> Tensor:
-    """Let the symbolic value note the call `function(*arguments)` of an operation instead of computing it."""
-    value: Tensor = handle_torch_function(function, (symbolic,), *arguments)
-    return value
 
 
 @runtime_checkable
@@ -60,6 +63,7 @@ class Rotation:
     pairing: str
 
 
+@implements("layer_norm")
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension (Ba et al. 2016), in fp32 or better."""
     if has_torch_function_unary(x):
@@ -71,6 +75,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     return F.layer_norm(x.to(wide), x.shape[-1:], weight.to(wide), bias, eps).to(x.dtype)
 
 
+@implements("rms_norm")
 def rms_norm(x: Tensor, weight: Tensor, offset: float, eps: float | None) -> Tensor:
     """`x / sqrt(mean(x^2) + eps) * (weight + offset)` over the last dimension (Zhang & Sennrich 2019), in fp32 or
     better."""
@@ -111,6 +116,7 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
     return turned if part is x else torch.cat((turned, x[..., width:]), -1)
 
 
+@implements("softcap")
 def softcap(x: Tensor, cap: float) -> Tensor:
     """`cap * tanh(x / cap)` (Gemma 2)."""
     if has_torch_function_unary(x):
@@ -129,6 +135,7 @@ def dropout(x: Tensor, rate: float, training: bool, random: torch.Generator | No
     return x * noise.div_(1.0 - rate)
 
 
+@implements("conv1d")
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, lengths: Sequence[int]) -> Tensor:
     """A convolution along each row of `x` [M, inputs], `lengths` tokens each, padded with zeros so that no row sees its
     neighbour in the batch: [M / stride, outputs]."""
@@ -139,6 +146,7 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, lengths:
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
+@implements("patches")
 def patches(x: Tensor, first: Tensor, weight: Tensor, bias: Tensor, rows: RowLengths) -> Tensor:
     """Patches [P, C * p * p] of images to vectors, each image led by the vector `first` [D]: [N, D]."""
     if has_torch_function_unary(x):
@@ -147,6 +155,7 @@ def patches(x: Tensor, first: Tensor, weight: Tensor, bias: Tensor, rows: RowLen
     return torch.cat((first.expand(len(rows), 1, -1), x), dim=1).flatten(0, 1)
 
 
+@implements("sinusoids")
 def sinusoids(positions: Tensor, width: int, theta: float, layout: str) -> Tensor:
     """[N] positions -> [N, width] fp32 (Vaswani et al. 2017, section 3.5): `sin(p / theta^(2i/width))` and `cos` of the
     same, `interleaved` or all sines first."""
@@ -156,3 +165,107 @@ def sinusoids(positions: Tensor, width: int, theta: float, layout: str) -> Tenso
     angles = positions[:, None].float() * inverse.float().to(positions.device)
     pair = (angles.sin(), angles.cos())
     return torch.stack(pair, -1).flatten(1) if layout == "interleaved" else torch.cat(pair, 1)
+
+
+@implements("l2_normalize")
+def l2_normalize(x: Tensor) -> Tensor:
+    """`x / |x|` over the last dimension."""
+    return F.normalize(x, dim=-1)
+
+
+@implements("split_heads")
+def split_heads(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """[N, heads * width] as [N, heads, width]; `shape` is (-1 or N, heads, width)."""
+    return x.view(x.shape[0], *shape[1:])
+
+
+@implements("merge_heads")
+def merge_heads(x: Tensor) -> Tensor:
+    """[N, heads, width] as [N, heads * width]."""
+    return x.flatten(1)
+
+
+@implements("cast")
+def cast(x: Tensor, dtype: str) -> Tensor:
+    """x in another dtype."""
+    return x.to(getattr(torch, dtype))
+
+
+@implements("rotate")
+def turned(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
+    """`rotate` with the rotation's tensors apart."""
+    return rotate(x, Rotation(cos, sin, pairing))
+
+
+@implements("gelu")
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """`x Φ(x)`, or with `approximate="tanh"` its tanh form (Hendrycks & Gimpel 2016)."""
+    return F.gelu(x, approximate=approximate)
+
+
+# -- calls of torch that are recorded as an operation, where their arguments are not those of the operation's function
+
+
+@recorded_as(F.gelu)
+def _gelu(x: Tensor, approximate: str = "none") -> tuple[str, Arguments]:
+    return "gelu", {"x": x, "approximate": approximate}
+
+
+@recorded_as(F.relu)
+def _relu(x: Tensor, inplace: bool = False) -> tuple[str, Arguments]:
+    return "relu", {"x": x}
+
+
+@recorded_as(F.silu)
+def _silu(x: Tensor, inplace: bool = False) -> tuple[str, Arguments]:
+    return "silu", {"x": x}
+
+
+@recorded_as(F.embedding)
+def _embedding(ids: Tensor, weight: Tensor, *options: object, **named: object) -> tuple[str, Arguments]:
+    return "embedding", {"ids": ids, "weight": weight}
+
+
+@recorded_as(F.normalize)
+def _l2_normalize(
+    x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: object = None
+) -> tuple[str, Arguments]:
+    if (p, dim, eps) != (2.0, -1, 1e-12):
+        raise NotLowerable(f"normalize by the {p}-norm of dimension {dim} is no operation of the table (triptych.ops)")
+    return "l2_normalize", {"x": x}
+
+
+@recorded_as(rotate)
+def _rotate(x: Tensor, rotation: Rotation) -> tuple[str, Arguments]:
+    return "rotate", {"x": x, "cos": rotation.cos, "sin": rotation.sin, "pairing": rotation.pairing}
+
+
+@recorded_as(Tensor.mul, Tensor.__rmul__)
+def _product(x: Tensor, y: Tensor | float) -> tuple[str, Arguments]:
+    return ("multiply", {"x": x, "y": y}) if isinstance(y, Tensor) else ("scale", {"x": x, "factor": y})
+
+
+@recorded_as(Tensor.add, Tensor.__radd__)
+def _sum(x: Tensor, y: Tensor | float) -> tuple[str, Arguments]:
+    return ("add", {"x": x, "y": y}) if isinstance(y, Tensor) else ("shift", {"x": x, "offset": y})
+
+
+@recorded_as(Tensor.view)
+def _view(x: Tensor, *shape: int) -> tuple[str, Arguments]:
+    if len(shape) != 3:
+        raise NotLowerable(f"view{shape} does not split [N, heads * width]")
+    return "split_heads", {"x": x, "shape": shape}
+
+
+@recorded_as(Tensor.flatten)
+def _flatten(x: Tensor, *dims: int) -> tuple[str, Arguments]:
+    if dims != (1,):
+        raise NotLowerable(f"flatten{dims} does not merge heads")
+    return "merge_heads", {"x": x}
+
+
+@recorded_as(Tensor.to)
+def _to(x: Tensor, dtype: Any) -> tuple[str, Arguments]:
+    if not isinstance(dtype, torch.dtype):
+        raise NotLowerable(f"to({dtype}) is no cast to a dtype")
+    return "cast", {"x": x, "dtype": dtype}

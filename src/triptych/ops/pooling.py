@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 from torch.overrides import has_torch_function_unary
 
-from triptych.ops.functions import RowLengths, record
+from triptych.ops.functions import RowLengths
+from triptych.ops.recording import implements, record
 
 
+@implements("pool")
 def pool(x: Tensor, rows: RowLengths, mode: str) -> Tensor:
     """[N, D] -> [B, D]: the `mean` of the vectors of all of a row's tokens, special ones included, the `first` or the
     `last`."""

@@ -1,22 +1,20 @@
 // Attention's operations: masks, the cache's `extend`, and `attend`.
 
 // Who may see whom, by position (`triptych.spec.masks`): each gives (q, k) -> boolean.
-const masks = {
-  Full: () => () => true,
-  Causal: () => (q, k) => k <= q,
-  Window: ({ back, ahead = 0 }) => (q, k) => q - k < back && q - k >= -ahead,
-};
+const masks = {};
+const mask = (name, rule) => (masks[name] = rule);
+mask("Full", () => () => true);
+mask("Causal", () => (q, k) => k <= q);
+mask("Window", ({ back, ahead = 0 }) => (q, k) => q - k < back && q - k >= -ahead);
 const visible = (mask) => masks[mask.part](mask);
 
-Object.assign(operations, {
-  extend({ k, v, layer, leaf, run, out }) {
-    const fresh = k ?? v;
-    if (run.cache) return run.cache.extend(layer, leaf, fresh);
-    return run.held?.tokens ? joinRows(run.held.run.values.get(out), run.past, fresh) : fresh;
-  },
-
-  attend,
+operation("extend", ({ k, v, layer, leaf, run, out }) => {
+  const fresh = k ?? v;
+  if (run.cache) return run.cache.extend(layer, leaf, fresh);
+  return run.held?.tokens ? joinRows(run.held.run.values.get(out), run.past, fresh) : fresh;
 });
+
+operation("attend", attend);
 
 // The keys and values of the tokens so far, [capacity, G, K] a layer.
 class Cache {

@@ -13,27 +13,25 @@ function expertOf(run, entry, number, x) {
   return inside.values.get(entry.outputs[0]);
 }
 
-Object.assign(operations, {
-  // Each token through the experts with the largest scores, weighted by the softmax of all scores.
-  experts({ x, scores, top_k: top, normalize, expert, run }) {
-    const [width, count] = [last(x), last(scores)];
-    const out = new Float32Array(x.data.length);
-    const chosen = Array.from({ length: count }, () => []);
-    for (let t = 0; t < x.shape[0]; t++) {
-      const weights = softmax(scores.data.slice(t * count, (t + 1) * count));
-      const best = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, top);
-      const sum = normalize ? best.reduce((total, e) => total + weights[e], 0) : 1;
-      for (const e of best) chosen[e].push([t, weights[e] / sum]);
-    }
-    chosen.forEach((tokens, number) => {
-      if (!tokens.length) return;
-      const rows = new Float32Array(tokens.length * width);
-      tokens.forEach(([t], i) => rows.set(x.data.subarray(t * width, (t + 1) * width), i * width));
-      const result = expertOf(run, expert.entry, number, valueOf([tokens.length, width], rows)).data;
-      tokens.forEach(([t, weight], i) => {
-        for (let j = 0; j < width; j++) out[t * width + j] += weight * result[i * width + j];
-      });
+// Each token through the experts with the largest scores, weighted by the softmax of all scores.
+operation("experts", ({ x, scores, top_k: top, normalize, expert, run }) => {
+  const [width, count] = [last(x), last(scores)];
+  const out = new Float32Array(x.data.length);
+  const chosen = Array.from({ length: count }, () => []);
+  for (let t = 0; t < x.shape[0]; t++) {
+    const weights = softmax(scores.data.slice(t * count, (t + 1) * count));
+    const best = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, top);
+    const sum = normalize ? best.reduce((total, e) => total + weights[e], 0) : 1;
+    for (const e of best) chosen[e].push([t, weights[e] / sum]);
+  }
+  chosen.forEach((tokens, number) => {
+    if (!tokens.length) return;
+    const rows = new Float32Array(tokens.length * width);
+    tokens.forEach(([t], i) => rows.set(x.data.subarray(t * width, (t + 1) * width), i * width));
+    const result = expertOf(run, expert.entry, number, valueOf([tokens.length, width], rows)).data;
+    tokens.forEach(([t, weight], i) => {
+      for (let j = 0; j < width; j++) out[t * width + j] += weight * result[i * width + j];
     });
-    return valueOf(x.shape, out);
-  },
+  });
+  return valueOf(x.shape, out);
 });

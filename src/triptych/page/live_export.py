@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triptych import ops
 from triptych.attention.mask_lowering import implies_causal
 from triptych.attention.position_biases import alibi_slopes, distance_row, t5_bucket
 from triptych.attention.rope import attention_factor, inverse_frequencies
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn.weights import dense
+from triptych.page.live_section import defined
 from triptych.program import Entry, Instruction, Program, lower
 from triptych.program.changes import Structure
 from triptych.quantize import quantize
@@ -33,20 +35,6 @@ from triptych.spec.positions import LongRope, RopeSpec
 MAX_PARAMETERS = 15_000_000
 MAX_TOKENS = 512  # of a text in the page
 BYTES_PER_PARAMETER = (1 + 2 / GROUP) * 4 / 3  # a code and its share of a scale, in base64
-
-OPERATIONS = frozenset((
-    "add", "alibi_bias", "attend", "cast", "conv1d", "disentangled_bias", "embedding", "experts", "extend", "gelu",
-    "l2_normalize", "layer_norm", "linear", "merge_heads", "multiply", "patches", "pool", "reached_row",
-    "reached_table", "relu", "rms_norm", "rotate", "rotation_cos", "rotation_sin", "scale", "shift", "silu",
-    "sinusoids", "site", "softcap", "split_heads", "t5_bias", "tanh",
-))  # fmt: skip
-"""What the page's interpreter has a function for; a test compares it with the functions."""
-
-MASKS = frozenset(("Full", "Causal", "Window", "Prefix", "SameDocument", "BlockSparse", "And", "Or"))
-"""The masks that it knows."""
-
-TOKENWISE = OPERATIONS - frozenset(("conv1d", "disentangled_bias", "patches", "pool", "reached_row", "reached_table"))
-"""Operations whose result for one token does not depend on later ones; attention's depends on its mask."""
 
 Json = dict[str, Any]
 
@@ -140,7 +128,7 @@ class _Prepared:
         }  # fmt: skip
 
     def step(self, step: Instruction, where: str) -> Json:
-        if step.op not in OPERATIONS:
+        if step.op not in defined("operation"):
             raise InputError(f"{where}: a page has no operation {step.op!r}")
         attributes: Json = {}
         for key, value in step.attributes.items():
@@ -202,12 +190,12 @@ def _continues(entry: Entry) -> bool:
         return False
     attends = [step.attributes for step in entry.instructions if step.op == "attend"]
     back = all(how["keys"] == "cross" or implies_causal(how["mask"]) for how in attends)
-    return back and all(step.op in TOKENWISE for step in entry.instructions)
+    return back and all(step.op == "site" or ops.OPERATIONS[step.op].tokenwise for step in entry.instructions)
 
 
 def _check_mask(mask: Mask, where: str) -> None:
     name = type(mask).__name__
-    if name not in MASKS:
+    if name not in defined("mask"):
         raise InputError(f"{where}: a page has no mask {name}")
     for part in getattr(mask, "parts", ()):
         _check_mask(part, where)

@@ -1,7 +1,8 @@
 // The operations of a program (`triptych.ops`), one function each: (step, call) -> value.
 //
-// A value is { shape, data }: a Float32Array, row after row.  `call` gives the inputs by argument name (`call.x`), the
-// weights by name, the attributes of the step, and the run.  One row of text runs at a time, so N is its length.
+// `operation(name, function)` adds one; the exporter reads the names from the scripts.  A value is { shape, data }: a
+// Float32Array, row after row.  `call` gives the inputs by argument name (`call.x`), the weights by name, the
+// attributes of the step, and the run.  One row of text runs at a time, so N is its length.
 
 const valueOf = (shape, data) => ({ shape, data });
 const last = (x) => x.shape[x.shape.length - 1];
@@ -56,38 +57,40 @@ function normed({ x, weight, bias, offset, eps }, centred) {
   });
 }
 
-const operations = {
-  site: ({ x }) => x,
-  cast: ({ x }) => x, // the exporter refuses another dtype than float32
-  relu: ({ x }) => mapped(x, (value) => Math.max(value, 0)),
-  silu: ({ x }) => mapped(x, (value) => value / (1 + Math.exp(-value))),
-  tanh: ({ x }) => mapped(x, Math.tanh),
-  gelu: ({ x, approximate }) => mapped(x, approximate === "tanh" ? geluTanh : gelu),
-  softcap: ({ x, cap }) => mapped(x, (value) => cap * Math.tanh(value / cap)),
-  scale: ({ x, factor }) => mapped(x, (value) => value * factor),
-  shift: ({ x, offset }) => mapped(x, (value) => value + offset),
-  add: ({ x, y }) => paired(x, y, false),
-  multiply: ({ x, y }) => paired(x, y, true),
-  split_heads: ({ x, shape }) => valueOf([x.shape[0], last(x) / shape[2], shape[2]], x.data),
-  merge_heads: ({ x }) => valueOf([x.shape[0], x.shape[1] * x.shape[2]], x.data),
+const operations = {};
+const operation = (name, compute) => (operations[name] = compute);
 
-  embedding({ ids, run, names }) {
-    const width = run.weights.entry(names.weight).columns;
-    const out = new Float32Array(ids.data.length * width);
-    ids.data.forEach((id, t) => run.weights.row(names.weight, id, out, t * width));
-    return valueOf([ids.data.length, width], out);
-  },
+operation("site", ({ x }) => x);
+operation("cast", ({ x }) => x); // the exporter refuses another dtype than float32
+operation("relu", ({ x }) => mapped(x, (value) => Math.max(value, 0)));
+operation("silu", ({ x }) => mapped(x, (value) => value / (1 + Math.exp(-value))));
+operation("tanh", ({ x }) => mapped(x, Math.tanh));
+operation("gelu", ({ x, approximate }) => mapped(x, approximate === "tanh" ? geluTanh : gelu));
+operation("softcap", ({ x, cap }) => mapped(x, (value) => cap * Math.tanh(value / cap)));
+operation("scale", ({ x, factor }) => mapped(x, (value) => value * factor));
+operation("shift", ({ x, offset }) => mapped(x, (value) => value + offset));
+operation("add", ({ x, y }) => paired(x, y, false));
+operation("multiply", ({ x, y }) => paired(x, y, true));
+operation("split_heads", ({ x, shape }) => valueOf([x.shape[0], last(x) / shape[2], shape[2]], x.data));
+operation("merge_heads", ({ x }) => valueOf([x.shape[0], x.shape[1] * x.shape[2]], x.data));
 
-  linear({ x, bias, run, names }) {
-    const { rows, columns } = run.weights.entry(names.weight);
-    const out = run.weights.product(x.data, x.data.length / columns, names.weight);
-    if (bias) for (let i = 0, j = 0; i < out.length; i++, j = j + 1 === rows ? 0 : j + 1) out[i] += bias.data[j];
-    return valueOf([...x.shape.slice(0, -1), rows], out);
-  },
+operation("embedding", ({ ids, run, names }) => {
+  const width = run.weights.entry(names.weight).columns;
+  const out = new Float32Array(ids.data.length * width);
+  ids.data.forEach((id, t) => run.weights.row(names.weight, id, out, t * width));
+  return valueOf([ids.data.length, width], out);
+});
 
-  layer_norm: (call) => normed(call, true),
-  rms_norm: (call) => normed({ ...call, eps: call.eps ?? 2 ** -23 }, false), // torch's default is fp32's epsilon
-};
+operation("linear", ({ x, bias, run, names }) => {
+  const { rows, columns } = run.weights.entry(names.weight);
+  const out = run.weights.product(x.data, x.data.length / columns, names.weight);
+  if (bias) for (let i = 0, j = 0; i < out.length; i++, j = j + 1 === rows ? 0 : j + 1) out[i] += bias.data[j];
+  return valueOf([...x.shape.slice(0, -1), rows], out);
+});
+
+operation("layer_norm", (call) => normed(call, true));
+// Without an `eps` it is fp32's epsilon, as in torch.
+operation("rms_norm", (call) => normed({ ...call, eps: call.eps ?? 2 ** -23 }, false));
 
 // In place, in double precision where it sums.
 function softmax(scores) {

@@ -18,24 +18,22 @@ function angles({ spec, positions, length }, signed) {
   return valueOf([n, 1, 2 * half], out);
 }
 
-Object.assign(operations, {
-  rotation_cos: (call) => angles(call, false),
-  rotation_sin: (call) => angles(call, true),
+operation("rotation_cos", (call) => angles(call, false));
+operation("rotation_sin", (call) => angles(call, true));
 
-  // The first dimensions of each head are turned, the rest pass.
-  rotate({ x, cos, sin, pairing }) {
-    const [n, heads, width] = x.shape;
-    const turned = last(cos);
-    const out = x.data.slice();
-    for (let t = 0; t < n; t++) {
-      for (let h = 0; h < heads; h++) {
-        const at = (t * heads + h) * width;
-        for (let i = 0; i < turned; i++) {
-          const partner = pairing === "half" ? (i + turned / 2) % turned : i ^ 1;
-          out[at + i] = x.data[at + i] * cos.data[t * turned + i] + x.data[at + partner] * sin.data[t * turned + i];
-        }
+// The first dimensions of each head are turned, the rest pass.
+operation("rotate", ({ x, cos, sin, pairing }) => {
+  const [n, heads, width] = x.shape;
+  const turned = last(cos);
+  const out = x.data.slice();
+  for (let t = 0; t < n; t++) {
+    for (let h = 0; h < heads; h++) {
+      const at = (t * heads + h) * width;
+      for (let i = 0; i < turned; i++) {
+        const partner = pairing === "half" ? (i + turned / 2) % turned : i ^ 1;
+        out[at + i] = x.data[at + i] * cos.data[t * turned + i] + x.data[at + partner] * sin.data[t * turned + i];
       }
     }
-    return valueOf(x.shape, out);
-  },
+  }
+  return valueOf(x.shape, out);
 });

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Any, ClassVar
 
 TOKENIZERS = {"BPE": "tokenizer_bpe.js", "Unigram": "tokenizer_unigram.js"}
 DECODERS = frozenset(("spaces", "Fuse", "ByteLevel"))  # of tokenizer.js
 WORDS = frozenset(("WordPiece", "WordLevel"))  # of tokenizer_words.js, which also decodes WordPiece
 BEHAVIORS = frozenset(("Isolated", "Removed"))  # of tokenizer_text.js
-BIASES = frozenset(("alibi_bias", "disentangled_bias", "reached_row", "reached_table", "t5_bias"))
-CONVOLUTIONS = frozenset(("conv1d", "patches"))
-RARE = frozenset(("l2_normalize", "pool", "sinusoids"))
-ROTATION = frozenset(("rotate", "rotation_cos", "rotation_sin"))
-MASKS = frozenset(("Full", "Causal", "Window"))  # of live_attention.js
+
+IN_EVERY_PAGE = frozenset(("live_operations.js", "live_attention.js"))
+
+
+@cache
+def defined(function: str) -> dict[str, str]:
+    """What the page's interpreter defines by calls of `function`, "operation" or "mask": name -> script."""
+    scripts = sorted(
+        (one for one in files(__package__).iterdir() if one.name.startswith("live_")), key=lambda one: one.name
+    )
+    call = re.compile(rf'^{function}\("(\w+)"', re.MULTILINE)
+    return {name: one.name for one in scripts for name in call.findall(one.read_text(encoding="utf-8"))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +43,6 @@ class LiveSection:
     def scripts(self) -> tuple[str, ...]:
         """The scripts that this model's page needs and others do not, by its tokenizer and its operations."""
         tokenizer, steps = self.content["tokenizer"], list(_steps(self.content["program"]["entries"]))
-        operations = {step["op"] for step in steps}
         attends = [step["attributes"] for step in steps if step["op"] == "attend"]
         decodes = {step["step"] for step in tokenizer["decode"]}
         needed = {
@@ -45,16 +54,13 @@ class LiveSection:
                 for step in tokenizer["split"]
             ),
             "tokenizer_decoders.js": decodes - DECODERS - WORDS,
-            "live_biases.js": operations & BIASES,
-            "live_convolutions.js": operations & CONVOLUTIONS,
-            "live_experts.js": "experts" in operations,
-            "live_masks.js": {how["mask"]["part"] for how in attends} - MASKS,
             "live_mechanisms.js": {how["mechanism"] for how in attends} - {"dot_product"},
-            "live_rare.js": operations & RARE,
-            "live_rotation.js": operations & ROTATION,
             "live_writing.js": self.content["layout"] != "encoder" and self.content["head"] == "LMHead",
         }
-        return tuple(name for name, is_needed in needed.items() if name and is_needed)
+        named = {defined("operation")[step["op"]] for step in steps}
+        named |= {defined("mask")[how["mask"]["part"]] for how in attends}
+        named |= {name for name, is_needed in needed.items() if name and is_needed}
+        return tuple(sorted(named - IN_EVERY_PAGE))
 
     def data(self) -> dict[str, object]:
         return dict(self.content)

@@ -50,7 +50,7 @@ def run_operation(step: Instruction, inputs: dict[str, Any], weights: Weights, r
     names = list(operation.arguments)
     while names[-1] not in arguments:  # left out in the forward as well
         names.pop()
-    return operation.run(*(arguments.get(name) for name in names))
+    return ops.RUN[step.op](*(arguments.get(name) for name in names))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,14 +114,12 @@ class _Run:
         return ops.experts(inputs["x"], inputs["scores"], parts, how["top_k"], how["normalize"])
 
     def reached_table(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> Tensor:
-        operation = ops.OPERATIONS[step.op]
-        arguments = dict.fromkeys(operation.arguments) | inputs | dict(step.attributes) | dict(weights)
-        table: Tensor = operation.run(**arguments | {"longest": max(self.rows.ends, default=1) - 1})
+        arguments = inputs | dict(step.attributes) | dict(weights)
+        table: Tensor = ops.RUN[step.op](**arguments | {"longest": max(self.rows.ends, default=1) - 1})
         return table
 
     def placed_bias(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> _Bias:
-        run, names = ops.OPERATIONS[step.op].run, ops.OPERATIONS[step.op].arguments
-        arguments = {name: None for name in names if name not in step.inputs} | dict(step.attributes) | dict(weights)
+        run, arguments = ops.RUN[step.op], dict(step.attributes) | dict(weights)
         if step.op == "reached_row":
             arguments["longest"] = max(self.rows.ends, default=1) - 1
         return _Bias(lambda q_pos, k_pos: run(q_pos=q_pos, k_pos=k_pos, **arguments))

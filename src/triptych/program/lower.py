@@ -15,8 +15,9 @@ from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR
 from triptych.attention.null_cache import Continued
 from triptych.errors import ConfigError
 from triptych.nn import Stack, Taps, Transformer
+from triptych.ops import NotLowerable
 from triptych.program.program import Program
-from triptych.program.symbols import LENGTHS, NotLowerable, Recorder, SymbolicRows, Value
+from triptych.program.symbols import LENGTHS, Recorder, SymbolicRows, Value
 from triptych.spec import EmbedSpec, FramesSpec, PatchesSpec
 from triptych.spec.masks import Mask
 

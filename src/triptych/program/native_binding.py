@@ -170,5 +170,5 @@ class Binder:
         if table.kind == "bias both ways":  # with room for the places of a tile that no query sees
             first = positions + TILE_KEYS - 1
             places = torch.arange(2 * first + 1)
-        bias: Tensor = ops.OPERATIONS[name].run(q_pos=places, k_pos=torch.tensor([first]), **arguments)
+        bias: Tensor = ops.RUN[name](q_pos=places, k_pos=torch.tensor([first]), **arguments)
         return bias[..., 0].float().contiguous()  # [H, distance]

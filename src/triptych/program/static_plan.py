@@ -7,7 +7,7 @@ the program; the operations that depend on positions alone become tables, and at
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triptych import ops
-from triptych.attention import Cache, CrossCache
+from triptych.attention import DOT_PRODUCT, Cache, CrossCache, kernel_slots
+from triptych.attention.request import AttentionRequest, Runner
 from triptych.attention.store import Store
 from triptych.errors import ConfigError
 from triptych.nn import Transformer
@@ -32,6 +33,7 @@ FAR = 1 << 30  # a length beyond every switch of LongRoPE
 _ROTATIONS = ("rotation_cos", "rotation_sin")
 _OF_POSITIONS = (*_ROTATIONS, "sinusoids")
 _BIASES = ("alibi_bias", "t5_bias")
+_HIDDEN_BY_PLACE = Full()  # keys that a slot does not see stand at negative positions
 _MASKS = (Causal, Window, Full, BlockSparse)
 
 
@@ -85,6 +87,15 @@ class _BiasTable:
     """The bias of each head by distance, [H, positions]."""
 
     table: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Attention:
+    """A kernel prepared for the slots, and the bias of their positions."""
+
+    request: AttentionRequest
+    runner: Runner
+    bias: Tensor | None
 
 
 @dataclass(eq=False)
@@ -155,7 +166,7 @@ class StaticPlan:
                 )
             elif step.op in _BIASES:
                 zero = torch.zeros(1, dtype=torch.long, device=device)
-                bias = ops.OPERATIONS[step.op].run(q_pos=every, k_pos=zero, **weights, **step.attributes)
+                bias = ops.RUN[step.op](q_pos=every, k_pos=zero, **weights, **step.attributes)
                 self.tables[step.out[0]] = (bias[..., 0].float(),)
                 read.extend(weights.values())
         return read
@@ -191,14 +202,14 @@ class _StaticRun:
     bucket: int
     every: bool
     values: dict[str, Any] = field(default_factory=dict)
-    hidden: dict[tuple[int, bool, int | None, str, torch.dtype], Tensor] = field(default_factory=dict)
-    counts: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    attentions: dict[Hashable, _Attention] = field(default_factory=dict)
 
     def run(self) -> Tensor:
         plan, program = self.plan, self.plan.program
         self.ids, self.positions, used, self.sources, self.source_places = self.inputs.unbind(0)
         self.used, self.slots = used.bool(), torch.arange(len(used), device=used.device)
         self.values = {"ids": self.ids, "positions": self.positions, "row_ends": self.positions + 1}
+        self.ends = (self.positions + 1).to(torch.int32)
         if plan.cross is not None:
             for i, name in enumerate(program.entries["cross_kv"].outputs):
                 self.values[name] = _Keys(plan.cross.stores[i // 2], "kv"[i % 2], True)
@@ -229,18 +240,16 @@ class _StaticRun:
         return dict(zip(names, parts, strict=True))
 
     def result(self, step: Instruction) -> Any:
-        if step.op == "site":
-            return self.values[step.inputs["x"]]
-        if step.op in _OF_POSITIONS:
-            return self.of_positions(step)
-        if step.op in _BIASES:
-            return _BiasTable(self.plan.tables[step.out[0]][0])
-        if step.op == "extend":
-            return self.extend(step)
-        if step.op == "attend":
-            return self.attend(step)
+        if step.op in _STATIC:
+            return _STATIC[step.op](self, step)
         inputs = {key: self.values[name] for key, name in step.inputs.items()}
         return run_operation(step, inputs, {key: self.plan.weights[name] for key, name in step.weights.items()})
+
+    def site(self, step: Instruction) -> Any:
+        return self.values[step.inputs["x"]]
+
+    def bias(self, step: Instruction) -> _BiasTable:
+        return _BiasTable(self.plan.tables[step.out[0]][0])
 
     def of_positions(self, step: Instruction) -> Tensor:
         """The row of each token in a table by position."""
@@ -263,78 +272,39 @@ class _StaticRun:
         return _Keys(store, leaf, False)
 
     def attend(self, step: Instruction) -> Tensor:
-        """Attention of one query per slot [slots, H, K] to the keys of the slot, by the definition's order: scale,
-        softcap, bias, mask, sinks, softmax in fp32 or better."""
+        """Attention of one query per slot [slots, H, K] to the slot's keys, by a kernel of `triptych.attention`."""
         how, q, keys = step.attributes, self.values[step.inputs["q"]], self.values[step.inputs["k"]]
+        if self.reads_all(step, keys) and kernel_slots.serves(keys.store, q.dtype, q.device):
+            return kernel_slots.run(q, keys.store, self.ends, self.bucket, how["scale"])
         k, v = self.numbers(keys, q.dtype), self.numbers(self.values[step.inputs["v"]], q.dtype)
-        wide = torch.promote_types(q.dtype, torch.float32)
-        groups, together = k.shape[1], q.shape[1] // k.shape[1]
-        query = q.reshape(len(q), groups, together, q.shape[2])  # heads of a group as queries: each key is read once
-        if self.counts_alone(step, keys, q):
-            return self.attend_counted(how["scale"], q, k, v, keys)
-        if how["softcap"] is None and "sinks" not in step.weights:
-            added = self.added(step, keys, k.shape[2], q.dtype)
-            if "bias" in step.inputs:
-                added = added.view(len(q), groups, together, -1)
-            out = F.scaled_dot_product_attention(query, k, v, added, scale=how["scale"])
-            return out.reshape(len(q), q.shape[1], v.shape[3])
-        added = self.added(step, keys, k.shape[2], wide)
-        scores = query.to(wide) @ k.to(wide).mT * how["scale"]
-        if how["softcap"] is not None:
-            scores = ops.softcap(scores, how["softcap"])
-        scores = scores.view(len(q), q.shape[1], 1, -1) + added
-        if "sinks" in step.weights:
-            sinks = self.plan.weights[step.weights["sinks"]].to(wide)[:, None, None].expand(*scores.shape[:-1], 1)
-            pattern = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
-        else:
-            pattern = scores.softmax(-1)
-        out = pattern.view(len(q), groups, together, -1) @ v.to(wide)
-        return out.reshape(len(q), q.shape[1], v.shape[3]).to(q.dtype)
+        plan = self.attention(step, keys, q, k, v)
+        sinks = self.plan.weights[step.weights["sinks"]] if plan.request.sinks else None
+        return plan.runner(q[:, :, None], k, v, plan.bias, sinks)[:, :, 0]
 
-    def counts_alone(self, step: Instruction, keys: _Keys, q: Tensor) -> bool:
-        """Whether a slot sees all keys up to its own, in a form that the varlen kernel of a GPU reads."""
-        seen = isinstance(step.attributes["mask"], Causal | Full) and not keys.cross and keys.store.window is None
-        plain = step.attributes["softcap"] is None and not step.weights and "bias" not in step.inputs
-        layer, dtype = keys.store.layer, q.dtype
-        fits = layer.width == layer.value_width and layer.width % 8 == 0 and layer.width <= 256
-        half = q.is_cuda and dtype in (torch.bfloat16, torch.float16) and keys.store.form.dtype is dtype
-        return seen and plain and fits and half
+    def reads_all(self, step: Instruction, keys: _Keys) -> bool:
+        """Whether a slot's query sees all keys up to its own, by plain scores."""
+        seen = isinstance(step.attributes["mask"], Causal | Full) and not keys.cross
+        return seen and step.attributes["softcap"] is None and not step.weights and "bias" not in step.inputs
 
-    def attend_counted(self, scale: float, q: Tensor, k: Tensor, v: Tensor, keys: _Keys) -> Tensor:
-        """Attention by torch's kernel for rows of unlike lengths, which reads the keys there are and no others.
-
-        It takes keys of all rows as one `[places, G, K]`, with the place where each row begins.  In the stores,
-        `[slots, G, capacity, K]`, a head's keys lie together: place p of slot s is place `s G capacity + p` of a view
-        whose heads are `capacity K` numbers apart.
-        """
-        whole_k, whole_v = keys.store.k, keys.store.v
-        slots, groups, capacity, width = whole_k.shape
-        shape = ((slots - 1) * groups * capacity + capacity, groups, width)
-        flat = [x.as_strided(shape, (width, capacity * width, 1)) for x in (whole_k, whole_v)]
-        if (apart := groups * capacity) not in self.counts:
-            begin = torch.arange(slots + 1, dtype=torch.int32, device=q.device)
-            self.counts[apart] = begin, begin * apart, (self.positions + 1).to(torch.int32)
-        rows, begins, used = self.counts[apart]
-        out: Tensor = torch.ops.aten._flash_attention_forward(
-            q, *flat, rows, begins, 1, self.bucket, 0.0, False, False, scale=scale, seqused_k=used
-        )[0]
-        return out
-
-    def added(self, step: Instruction, keys: _Keys, count: int, dtype: torch.dtype) -> Tensor:
-        """What is added to the scores, [slots, H or 1, 1, S]: the bias where there is one, -inf where a key is hidden.
-        Computed once for all layers that share it."""
-        bias = step.inputs.get("bias", "")
-        kind = self.plan.masks[step.out[0]], keys.cross, keys.store.window, bias, dtype
-        if kind not in self.hidden:
-            k_pos = self.places(keys, count)
-            visible = self.visible(step.attributes["mask"], keys, k_pos)
+    def attention(self, step: Instruction, keys: _Keys, q: Tensor, k: Tensor, v: Tensor) -> _Attention:
+        """What the slots ask of a kernel, decided once for all layers that ask for the same."""
+        how, bias = step.attributes, step.inputs.get("bias", "")
+        sizes = (*q.shape, *k.shape, v.shape[3], how["scale"], how["softcap"], "sinks" in step.weights)
+        kind = self.plan.masks[step.out[0]], keys.cross, keys.store.window, bias, *sizes
+        if kind not in self.attentions:
+            k_pos = self.places(keys, k.shape[2])
+            visible, placed = self.visible(how["mask"], keys, k_pos), None
             if bias:
                 distance = (self.positions[:, None] - k_pos).clamp(min=0)
-                numbers = self.values[bias].table[:, distance].transpose(0, 1)[:, :, None].to(dtype)  # [slots, H, 1, S]
-            else:
-                numbers = torch.zeros((), dtype=dtype, device=visible.device)
-            self.hidden[kind] = torch.where(visible, numbers, -torch.inf)
-        return self.hidden[kind]
+                placed = self.values[bias].table[:, distance].transpose(0, 1)[:, :, None]  # [slots, H, 1, S]
+            request = AttentionRequest(
+                rows=q.shape[0], heads=q.shape[1], groups=k.shape[1], queries=1, keys=k.shape[2], width=q.shape[2],
+                value_width=v.shape[3], dtype=q.dtype, device=q.device, scale=how["scale"], mask=_HIDDEN_BY_PLACE,
+                softcap=how["softcap"], biased=bool(bias), sinks="sinks" in step.weights,
+                k_pos=torch.where(visible, k_pos, -1),
+            )  # fmt: skip
+            self.attentions[kind] = _Attention(request, DOT_PRODUCT.plan(request), placed)
+        return self.attentions[kind]
 
     def numbers(self, keys: _Keys, dtype: torch.dtype) -> Tensor:
         """[slots, G, S, K]: what the slots hold, up to the bucket where places are positions."""
@@ -356,15 +326,21 @@ class _StaticRun:
         return position - (position - place) % window
 
     def visible(self, mask: Mask, keys: _Keys, k_pos: Tensor) -> Tensor:
-        """[slots, 1, 1, S]; a slot that is not in use sees its first place at least, so that nothing is divided by
-        zero."""
+        """[slots, S]; a slot that is not in use sees its first place at least, so that its result is finite."""
         if keys.cross:
             shown = k_pos < self.sources[:, None]
         else:
             q, k = Points(self.positions[:, None, None]), Points(k_pos[:, None])
             shown = mask.visible(q, k)[:, 0] & (k_pos >= 0) & (k_pos <= self.positions[:, None])
         first = torch.arange(shown.shape[-1], device=shown.device) == 0
-        return (shown | (first & ~self.used[:, None]))[:, None, None]
+        return shown | (first & ~self.used[:, None])
+
+
+_STATIC: dict[str, Callable[[_StaticRun, Instruction], Any]] = {
+    **dict.fromkeys(_OF_POSITIONS, _StaticRun.of_positions), **dict.fromkeys(_BIASES, _StaticRun.bias),
+    "site": _StaticRun.site, "extend": _StaticRun.extend, "attend": _StaticRun.attend,
+}  # fmt: skip
+"""Operations that are more here than their function of the table, by name."""
 
 
 def bucket_of(end: int, capacity: int, shortest: int = 64) -> int:

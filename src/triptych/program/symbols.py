@@ -15,13 +15,10 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.attention import Rows
+from triptych.ops import NotLowerable
 from triptych.program.program import Entry, Instruction, ValueInfo
 
 LENGTHS = (5, 8)  # rows of the sample that shapes are checked with; sizes are symbols everywhere else
-
-
-class NotLowerable(Exception):
-    """A forward did something that is no operation; the message says what."""
 
 
 class Value(Tensor):
@@ -56,7 +53,7 @@ class Value(Tensor):
         if getattr(func, "__name__", "") in ("__get__", "dim", "size"):  # shape, dtype, device
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        return value.recorder.call(func, args, dict(kwargs or {}))
+        return value.recorder.call(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub of this hook lacks the operation
@@ -174,56 +171,19 @@ class Recorder:
             raise NotLowerable(f"a {type(value).__name__} stands where a value of the forward belongs")
         return value
 
-    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
         """Record a call of torch or of `ops` with a value among its arguments."""
-        operation, bound = self._bind(func, args, kwargs)
-        if operation is None:
-            raise NotLowerable(f"{_name_of(func)} is no operation of the table (triptych.ops)")
-        if operation.name == "cast":
-            return self._cast(bound)
-        if operation.name == "split_heads" and len(bound["shape"]) != 3:
-            raise NotLowerable(f"view{tuple(bound['shape'])} does not split [N, heads * width]")
-        if operation.name == "experts":
-            return self._experts(bound)
-        if operation.name == "rotate":
-            rotation = bound.pop("rotation")
-            bound |= {"cos": rotation.cos, "sin": rotation.sin, "pairing": rotation.pairing}
-        inputs, weights, attributes = self._sorted(operation, bound)
+        call = ops.recorded_call(func, args, kwargs)
+        own = _RECORDED_ALONE.get(call.operation.name)
+        if own is not None:
+            return own(self, call.arguments)
+        operation = call.operation
+        inputs, weights, attributes = self._sorted(operation, call.arguments)
         shapes: dict[str, Sequence[Any]] = {key: value.dims for key, value in inputs.items()}
         shapes |= {key: self.shapes[weight] for key, weight in weights.items()}
         dims = operation.shape(shapes, attributes)
-        dtype = self._dtype(operation, inputs, bound)
+        dtype = _dtype(operation, inputs, call.arguments)
         return self.emit(operation.name, inputs, weights=weights, attributes=attributes, dims=dims, dtype=dtype)
-
-    def _bind(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[ops.Operation | None, dict[str, Any]]:
-        if func in (Tensor.mul, Tensor.__rmul__) and not all(isinstance(x, Tensor) for x in args):
-            return ops.OPERATIONS["scale"], dict(zip(("x", "factor"), args, strict=True))
-        if func in (Tensor.add, Tensor.__radd__) and not all(isinstance(x, Tensor) for x in args):
-            return ops.OPERATIONS["shift"], dict(zip(("x", "offset"), args, strict=True))
-        operation = ops.operation_of(func)
-        if operation is None:
-            return None, {}
-        if func is Tensor.view:
-            args = (args[0], tuple(args[1:]))
-        if func is Tensor.flatten:
-            if args[1:] != (1,):
-                raise NotLowerable(f"flatten{args[1:]} does not merge heads")
-            args = args[:1]
-        if func is ops.rotate:
-            return operation, dict(zip(("x", "rotation"), args, strict=True))
-        bound = dict(zip(operation.arguments, args, strict=False)) | kwargs
-        if operation.name in ("silu", "relu"):
-            bound.pop("inplace", None)
-        if operation.name == "embedding":
-            bound = {"ids": bound["ids"], "weight": bound["weight"]}
-        if operation.name == "l2_normalize":
-            bound = {"x": bound["x"], "p": 2.0, "dim": -1}
-        unknown = set(bound) - set(operation.arguments)
-        if unknown:
-            raise NotLowerable(f"{operation.name} has no argument {sorted(unknown)[0]!r}")
-        return operation, bound
 
     def _sorted(
         self, operation: ops.Operation, bound: Mapping[str, Any]
@@ -243,22 +203,8 @@ class Recorder:
                 attributes[key] = argument
         return inputs, weights, attributes
 
-    def _dtype(self, operation: ops.Operation, inputs: Mapping[str, Value], bound: Mapping[str, Any]) -> torch.dtype:
-        if "dtype" in bound and isinstance(bound["dtype"], torch.dtype):
-            return bound["dtype"]
-        if operation.name in ("sinusoids", "alibi_bias"):
-            return torch.float32
-        if operation.name == "reached_row":
-            return torch.long
-        weight = bound.get("weight")
-        if operation.name in ("embedding", "t5_bias", "reached_table") and isinstance(weight, Tensor):
-            return weight.dtype
-        return next(iter(inputs.values())).dtype
-
     def _cast(self, bound: Mapping[str, Any]) -> Value:
         x, dtype = self.checked(bound["x"]), bound["dtype"]
-        if not isinstance(dtype, torch.dtype):
-            raise NotLowerable(f"to({dtype}) is no cast to a dtype")
         if dtype == x.dtype:
             return x
         name = str(dtype).removeprefix("torch.")
@@ -282,5 +228,17 @@ def _temporary(name: str) -> bool:
     return name.startswith("t") and name[1:].isdigit()
 
 
-def _name_of(func: object) -> str:
-    return str(getattr(func, "__qualname__", None) or getattr(func, "__name__", func))
+def _dtype(operation: ops.Operation, inputs: Mapping[str, Value], arguments: Mapping[str, Any]) -> torch.dtype:
+    """The dtype of a result: the one that is asked for, or as the table says."""
+    if isinstance(asked := arguments.get("dtype"), torch.dtype):
+        return asked
+    fixed = {"float32": torch.float32, "int64": torch.long}.get(operation.dtype)
+    source = arguments["weight"] if operation.dtype == "weight" else next(iter(inputs.values()))
+    dtype: torch.dtype = source.dtype
+    return dtype if fixed is None else fixed
+
+
+# Operations whose call is more than their arguments.
+_RECORDED_ALONE: dict[str, Callable[[Recorder, Mapping[str, Any]], Value]] = {
+    "cast": Recorder._cast, "experts": Recorder._experts,
+}  # fmt: skip

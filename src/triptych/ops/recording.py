@@ -1,0 +1,78 @@
+"""Which function of tensors computes each operation, and how a call of it is recorded in a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.overrides import handle_torch_function
+
+from triptych.ops.table import OPERATIONS, Operation
+
+Arguments = dict[str, Any]
+Binder = Callable[..., tuple[str, Arguments]]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+RUN: dict[str, Callable[..., Any]] = {}
+"""The function of tensors of each operation, by its name."""
+
+_BINDERS: dict[object, Binder] = {}
+
+
+class NotLowerable(Exception):
+    """A forward did something that is no operation; the message says what."""
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """An operation, and the arguments of one call of it by name."""
+
+    operation: Operation
+    arguments: Arguments
+
+
+def implements(name: str) -> Callable[[Function], Function]:
+    """A decorator: the function computes the operation `name` of the table, and a call of it is recorded as that."""
+    operation = OPERATIONS[name]
+
+    def bind(*arguments: Any, **named: Any) -> tuple[str, Arguments]:
+        return name, dict(zip(operation.arguments, arguments, strict=False)) | named
+
+    def register(function: Function) -> Function:
+        RUN[name] = function
+        _BINDERS.setdefault(function, bind)
+        return function
+
+    return register
+
+
+def recorded_as(*functions: object) -> Callable[[Binder], Binder]:
+    """A decorator for a binder: from the arguments of a call of one of `functions`, the name of the operation that it
+    is and that operation's arguments."""
+
+    def register(binder: Binder) -> Binder:
+        _BINDERS.update(dict.fromkeys(functions, binder))
+        return binder
+
+    return register
+
+
+def recorded_call(function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> RecordedCall:
+    """What a call of torch or of `triptych.ops` is.  Raises NotLowerable for a call that is no operation."""
+    binder = _BINDERS.get(function)
+    if binder is None:
+        name = getattr(function, "__qualname__", None) or getattr(function, "__name__", function)
+        raise NotLowerable(f"{name} is no operation of the table (triptych.ops)")
+    name, bound = binder(*arguments, **named)
+    operation = OPERATIONS[name]
+    if unknown := set(bound) - set(operation.arguments):
+        raise NotLowerable(f"{name} has no argument {sorted(unknown)[0]!r}")
+    return RecordedCall(operation, bound)
+
+
+def record(function: Callable[..., Tensor], symbolic: Tensor, *arguments: object) -> Tensor:
+    """Let the symbolic value note the call `function(*arguments)` of an operation instead of computing it."""
+    value: Tensor = handle_torch_function(function, (symbolic,), *arguments)
+    return value
