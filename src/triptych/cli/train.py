@@ -12,7 +12,7 @@ from typer import Argument, BadParameter, Exit, Option
 
 from triptych.cli import batch_view, options, screen
 from triptych.cli.training_progress import TrainingProgress, held_out
-from triptych.errors import ConfigError, nearest
+from triptych.errors import ConfigError, counted, nearest
 
 if TYPE_CHECKING:
     from triptych.train import Event, Job, Recipe, Score, Trainer
@@ -243,7 +243,7 @@ def _done(job: Job, last: Sequence[Event], *, as_json: bool) -> None:
         )
         return
     saved = f"; the model is {job.model}" if job.model is not None and job.model.exists() else ""
-    screen.note(f"{at.step:,} step{'' if at.step == 1 else 's'}, {at.tokens:,} tokens, {at.elapsed:,.0f} s{saved}")
+    screen.note(f"{counted(at.step, 'step')}, {counted(at.tokens, 'token')}, {at.elapsed:,.0f} s{saved}")
     if score is not None:
         screen.console().print(f"held out: {held_out(score)}")
 

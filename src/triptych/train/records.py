@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from triptych.errors import ConfigError, InputError, TextError, first_line, nearest, shown
+from triptych.errors import ConfigError, InputError, TextError, counted, first_line, nearest, shown
 from triptych.text import corpus
 from triptych.train.data import Use, random_numbers
 
@@ -200,7 +200,7 @@ def _separated(path: Path, separator: str) -> Iterator[tuple[str, dict[str, Any]
                     f"{_SEPARATOR_NAMES[separator]} between columns"
                 )
         elif len(row) != len(header):
-            fields = f"{len(row)} field{'' if len(row) == 1 else 's'}"
+            fields = counted(len(row), "field")
             raise TextError(f"{where} has {fields}, and the first row names {len(header)} columns")
         else:
             yield where, dict(zip(header, row, strict=True))
