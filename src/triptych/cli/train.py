@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,8 +29,9 @@ RecipeFile = Annotated[
 ]
 NewRecipe = Annotated[
     Path | None,
-    Option("--new", metavar="FILE", help="Write a recipe with every key explained, and stop."),
+    Option("--new", metavar="FILE", help="Write a short recipe that runs as it is, and stop."),
 ]
+ListKeys = Annotated[bool, Option("--keys", help="List every key of a recipe with its default, and stop.")]
 ModelToTrain = Annotated[
     str | None,
     Option("--from", metavar="MODEL", help="Existing model to train further, instead of the recipe's model."),
@@ -78,6 +79,7 @@ VerifyResume = Annotated[
 def train(
     recipe: RecipeFile = None,
     new: NewRecipe = None,
+    keys: ListKeys = False,
     base: ModelToTrain = None,
     data: DataPath = None,
     adapter: WithAdapter = False,
@@ -92,6 +94,9 @@ def train(
     as_json: options.Json = False,
 ) -> None:
     """Train a model from a recipe, or write one with --new."""
+    if keys:
+        _list_keys(as_json=as_json)
+        return
     if new is not None:
         if resume or force or show_batch or evaluate or verify_resume:
             raise BadParameter(
@@ -166,6 +171,22 @@ def _new(
         return
     learned = f"objective {written.objective.name}; train with: triptych train {path}"
     screen.console().print(f"wrote {path}, {learned}", soft_wrap=True)
+
+
+def _list_keys(*, as_json: bool) -> None:
+    """The keys of all tables of a recipe: their values, defaults and meaning."""
+    from triptych.train.recipe import sections
+    from triptych.train.recipe_keys import keys, meaning, single_keys
+
+    tables = {"": single_keys()} | {name: keys(name) for name in sections()}
+    if as_json:
+        screen.result({name: {key.name: asdict(key) for key in of_table} for name, of_table in tables.items()})
+        return
+    for name, of_table in tables.items():
+        table = screen.table("key", "values", "default", "meaning")
+        for key in of_table:
+            table.add_row(*map(screen.plain, (key.name, key.values, key.defaults, key.meaning)))
+        screen.show(table, screen.plain(f"[{name}]  {meaning(name)}") if name else "outside any table")
 
 
 def _train(start: _Start, *, resume: bool, force: bool, as_json: bool) -> None:

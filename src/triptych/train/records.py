@@ -225,11 +225,12 @@ def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def columns_of(path: Path | str) -> list[str]:
     """The fields of the first record of the file `path`; of a folder `image` and `label` where it has images in
-    subfolders, else none.  Raises TextError for a file that cannot be read or has no record."""
+    subfolders and nothing else, otherwise none.  Raises TextError for a file that cannot be read or has no record."""
     path = Path(path)
     if path.is_dir():
-        images = any(file.suffix.lower() in IMAGES for file in path.glob("*/*"))
-        return ["image", "label"] if images else []
+        files = [at for at in path.glob("**/*") if at.is_file() and not at.name.startswith(".")]
+        images = all(file.suffix.lower() in IMAGES and file.parent != path for file in files)
+        return ["image", "label"] if images and files else []
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         return []
