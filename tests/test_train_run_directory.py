@@ -365,6 +365,7 @@ def test_ctrl_c_on_the_command_line(number: int, code: int, text: Path, tmp_path
         _, err = process.communicate()
     assert process.returncode == code, err
     assert "Traceback" not in err
+    assert "error: interrupted" not in err
     at = Checkpoints(out).newest().step
     (line,) = [line for line in err.splitlines() if "continue with: " in line]
     program, *rest = shlex.split(line.partition("continue with: ")[2])

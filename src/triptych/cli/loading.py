@@ -40,8 +40,10 @@ def load_model(checkpoint: Checkpoint) -> Model:
             checkpoint.model, dtype=dtype, device=device, ignore=ignore, offline=offline, quantize=form,
             dequantize=plain, adapter=checkpoint.adapter,
         )  # fmt: skip
-    for line in () if model.report is None else model.report.notes:
-        note(line)
+    if model.report is not None:
+        asked = [model.report.packed] if form is not None and model.report.packed else []
+        for line in (*asked, *model.report.notes):
+            note(line)
     return model
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, BadParameter, Exit, Option
 
 from triptych.cli import batch_view, options, screen
+from triptych.cli.failure import ReportedExit
 from triptych.cli.training_progress import TrainingProgress, held_out
 from triptych.errors import ConfigError, counted, nearest
 
@@ -217,7 +218,7 @@ def _train(start: _Start, *, resume: bool, force: bool, as_json: bool) -> None:
         except Interrupted as stop:
             command = ["triptych", "train", str(start.path), "--out", str(recipe.run.out), "--resume"]
             screen.note(f"{stop}; continue with: {shlex.join(command)}")
-            raise Exit(128 + stop.number) from None
+            raise Exit(ReportedExit(128 + stop.number)) from None
     _done(job, last, as_json=as_json)
 
 
