@@ -118,9 +118,7 @@ def test_data_that_are_nowhere_are_an_error_at_once(
 
 def test_an_encoder_decoder_without_sentinels_is_not_trained_on_plain_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the old mill\n" * 9)
-    with pytest.raises(
-        InputError, match="a t5 learns from records, not from plain text"
-    ):
+    with pytest.raises(InputError, match="a t5 learns from records, not from plain text"):
         write_new_recipe(tmp_path / "new.toml", base=str(checkpoint("encoder-decoder")), data=str(tmp_path / "a.txt"))
 
 

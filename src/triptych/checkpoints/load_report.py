@@ -50,7 +50,9 @@ class LoadReport:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         lines.append(f"{len(self.tensors)} loaded, {len(self.ties)} tied, {len(self.ignored)} ignored")
-        return "\n".join([*lines, *(f"ignored  {line}" for line in by_reason(self.ignored)), *self._on_packed, *self.notes])
+        return "\n".join(
+            [*lines, *(f"ignored  {line}" for line in by_reason(self.ignored)), *self._on_packed, *self.notes]
+        )
 
     @property
     def _on_packed(self) -> list[str]:
