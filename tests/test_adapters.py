@@ -359,5 +359,5 @@ def test_an_adapter_directory_is_no_model(tmp_path: Path) -> None:
         triptych.load(tmp_path / "adapter", adapter=tmp_path / "adapter")
     from triptych.checkpoints.header import read_header
 
-    with pytest.raises(CheckpointError, match="is an adapter, not a model"):
+    with pytest.raises(CheckpointError, match=r"is an adapter, not a model; name its base, '.*base', and the adapter"):
         read_header(tmp_path / "adapter")

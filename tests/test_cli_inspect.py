@@ -259,3 +259,32 @@ def test_a_program_is_printed_from_a_header(capsys: pytest.CaptureFixture[str]) 
     assert "blocks.35.attn.q [N, 32, 128] = site(" in out
     assert "linear(hidden, decoder.embed.tokens.weight)" in out
     assert main(["inspect", "docs/examples/qwen3-4b", "a text", "--program"]) == 2
+
+
+# ---------------------------------------------------------------- the run of an adapter
+
+
+def test_the_run_of_an_adapter_opens_its_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, run = tmp_path / "base", tmp_path / "run"
+    load(checkpoint("decoder")).save(base)
+    model = load(base)
+    model.add_adapter(rank=2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * parameter.requires_grad
+    model.save_adapter(run / "model")
+    for command in (["inspect"], ["inspect", "--program"], ["inspect", "--draw"], ["count"]):
+        assert main([command[0], str(run), *command[1:]]) == 0
+        out, err = capsys.readouterr()
+        assert f"is an adapter of {base}, which is shown without it" in " ".join(err.split())
+        assert main([command[0], str(base), *command[1:]]) == 0
+        assert capsys.readouterr().out == out
+    values = [answered(["inspect", str(path), "the old mill", "--site", "logits"], capsys) for path in (run, base)]
+    assert values[0] != values[1]  # with a text the adapter is there
+    assert main(["page", str(run), "--out", str(tmp_path / "run.html")]) == 0
+    assert main(["explain", str(run), "the old mill"]) == 0
+    capsys.readouterr()
+    (base / "config.json").rename(tmp_path / "gone")
+    base.rename(tmp_path / "moved")
+    assert main(["count", str(run)]) == 1
+    assert f"is an adapter, not a model; name its base, '{base}'," in " ".join(capsys.readouterr().err.split())

@@ -47,7 +47,7 @@ def test_a_checkpoint_stays_packed(case: str, tmp_path: Path) -> None:
     model, plain = load(tmp_path), load(tmp_path, dtype=torch.float32, dequantize=True)
     packed = {name: p for name, p in model.module.named_parameters() if isinstance(p, PackedWeight)}
     assert len(packed) == 2 * len(PLACES)
-    assert f"{len(packed)} matrices are packed" in model.report.notes[0]
+    assert f"{len(packed)} matrices are packed" in model.report.packed
     for name, weight in packed.items():
         expected = plain.module.get_parameter(name).detach()
         # one rounding to fp16 of the minimum of a group, a code of at most 16 times its scale

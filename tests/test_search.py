@@ -23,8 +23,9 @@ from triptych.files import exists
 from triptych.model import Model, create
 from triptych.page import plane
 from triptych.tasks import passages, search_index
-from triptych.tasks.passages import cut, read_folder
+from triptych.tasks.passages import cut
 from triptych.text import DECODER, Tokenizer, byte_tokenizer, word_tokenizer
+from triptych.text.folder import read_folder
 
 TEXTS = {
     "mill.txt": "the old mill stands where the river bends\n",
@@ -131,9 +132,7 @@ def test_a_text_without_ends_is_cut_in_bounded_parts() -> None:
 # ---------------------------------------------------------------- files
 
 
-def test_what_is_not_text_is_skipped_with_a_count(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_text_is_skipped_with_a_count(folder: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret.txt").write_text("secret")
@@ -147,9 +146,8 @@ def test_what_is_not_text_is_skipped_with_a_count(
     (folder / "zero").write_bytes(b"the\0mill")
     (folder / "empty").write_text("  \n")
     (folder / "large").write_text("the " * 300)
-    monkeypatch.setattr(passages, "MOST_BYTES", 1000)
     os.mkfifo(folder / "pipe")
-    found = read_folder(folder)
+    found = read_folder(folder, most_bytes=1000)
     assert [file.name for file in found.files] == sorted(TEXTS)
     assert found.skipped == {"hidden": 1, "symbolic links": 4, "binary or not UTF-8": 2, "without text": 1,
                              "larger than 0 MiB": 1, "unreadable": 1}  # fmt: skip

@@ -31,10 +31,9 @@ def test_a_folder_in_order_of_paths(tmp_path: Path) -> None:
     [(b"ab\xffc", 2, "ff"), (b"\xef\xbb\xbfab\xe9 z", 5, "e9"), (b"\xc3\xa9\xc3", 2, "c3")],
 )
 def test_the_first_bad_byte_is_named(tmp_path: Path, raw: bytes, at: int, byte: str) -> None:
-    (tmp_path / "good.txt").write_text("fine")
     (tmp_path / "latin.txt").write_bytes(raw)
     with pytest.raises(TextError, match=rf"latin\.txt is not UTF-8 at byte {at} \(0x{byte}\)"):
-        read_text(tmp_path)
+        read_text(tmp_path / "latin.txt")
 
 
 def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:

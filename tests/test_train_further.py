@@ -245,10 +245,7 @@ def test_a_new_recipe_is_the_one_it_was_written_from(tmp_path: Path) -> None:
         write_new_recipe(path, name)
         expected = read_recipe(name, values={"run.out": f"runs/{name}"})
         assert read_recipe(path) == expected
-        written = path.read_text("utf-8")
-        for table, kind in sections().items():
-            names = [] if table == "model" else kind.model_fields
-            assert all(re.search(rf"^(# )?{key} =", written, re.MULTILINE) for key in names), table
+        assert len(path.read_text("utf-8").splitlines()) < 45
 
 
 def test_a_recipe_for_an_existing_model_runs_as_written(

@@ -16,6 +16,7 @@ from triptych.media.image import png
 from triptych.train import OBJECTIVES, check_recipe, prepare, read_recipe, write_new_recipe
 from triptych.train.layouts import LAYOUTS
 from triptych.train.new_recipe import FIELDS, objective_of
+from triptych.train.recipe import sections
 from triptych.train.records import read_records
 
 TEXTS = [
@@ -79,6 +80,58 @@ def test_a_recipe_for_records_trains_as_written(
     assert main(["train", "mood.toml"]) == 0
     assert main(["classify", "runs/mood", "the old mill"]) == 0
     assert {"calm", "wild"} <= set(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("layout", ["decoder", "encoder"])
+@pytest.mark.parametrize("texts", [["the old mill\n"] * 3, ["the old mill stands where the river bends"]])
+def test_a_recipe_for_a_folder_of_short_notes_runs_as_written(
+    layout: str, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes/pictures").mkdir(parents=True)
+    for i, text in enumerate(texts):
+        Path(f"notes/{i}.md").write_text(text)
+    Path("notes/paper.pdf").write_bytes(b"%PDF-1.7\n\xe2\xe3\xcf\xd3")
+    Path("notes/pictures/a.png").write_bytes(png(np.zeros((4, 4, 3), dtype=np.uint8)))
+    assert main(["train", "--new", "notes.toml", "--from", str(checkpoint(layout)), "--data", "notes"]) == 0
+    lines = [line for line in Path("notes.toml").read_text().splitlines() if " = " in line and line[0] != "#"]
+    assert len(lines) <= 9
+    capsys.readouterr()
+    assert main(["train", "notes.toml", "--set", "run.steps=2"]) == 0
+    err = " ".join(capsys.readouterr().err.split())
+    assert "notes: skipped 2 binary or not UTF-8" in err
+    assert "fewer than a row may have" in err
+    assert ("at the end of the longest document" in err) == (len(texts) > 1)
+    assert Path("runs/notes/model/config.json").is_file()
+
+
+def test_data_that_are_nowhere_are_an_error_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for more in (["--from", str(checkpoint("decoder"))], []):
+        assert main(["train", "--new", "new.toml", "--data", "nowhere", *more]) == 1
+        assert "no file or folder nowhere; give a UTF-8 text file" in " ".join(capsys.readouterr().err.split())
+        assert not Path("new.toml").exists()
+    assert main(["train", "--new", "new.toml", "--data", "shakespeare", "--from", str(checkpoint("decoder"))]) == 0
+
+
+def test_an_encoder_decoder_without_sentinels_is_not_trained_on_plain_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the old mill\n" * 9)
+    with pytest.raises(InputError, match="a t5 learns from records, not from plain text"):
+        write_new_recipe(tmp_path / "new.toml", base=str(checkpoint("encoder-decoder")), data=str(tmp_path / "a.txt"))
+
+
+def test_every_key_of_a_recipe_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--keys", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {name: set(kind.model_fields) for name, kind in sections().items()} == {
+        name: set(of_table) for name, of_table in listed.items() if name
+    }
+    assert listed["run"]["length"]["default"] is None
+    assert main(["train", "--keys"]) == 0
+    shown = capsys.readouterr().out
+    assert all(key in shown for of_table in listed.values() for key in of_table)
 
 
 def test_a_recipe_that_could_not_run_is_not_written(tmp_path: Path) -> None:

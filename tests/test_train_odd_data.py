@@ -88,10 +88,11 @@ def test_the_end_of_a_text_with_one_long_line_is_held_out(tmp_path: Path) -> Non
     """The only line break stands far before the end: almost all of the text would be held out."""
     settings = {"data": {"path": str(written(tmp_path / "a.txt", "Title\n" + "word " * 1000))}}
     recipe = check_recipe({**DECODER, "objective": {"name": "causal"}, "run": RUN, **settings})
-    (train,), (held,) = texts(recipe.data)
-    assert len(held) == 251
+    (train,), (held,), _ = texts(recipe.data)
+    assert 251 <= len(held) <= 255
+    assert held.startswith("word ")
     assert len(train) + len(held) == 5006
-    (_,), (held,) = texts(recipe.data.model_copy(update={"path": str(written(tmp_path / "b.txt", LINE * 100))}))
+    (_,), (held,), _ = texts(recipe.data.model_copy(update={"path": str(written(tmp_path / "b.txt", LINE * 100))}))
     assert held == LINE * 5
 
 

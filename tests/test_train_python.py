@@ -102,6 +102,18 @@ def test_loss_and_gradients_are_those_of_transformers(kind: str, tmp_path: Path)
     assert compared > 10
 
 
+def test_a_row_without_a_token_to_predict_adds_nothing() -> None:
+    decoder, encoder, both = (load(checkpoint(layout)) for layout in ("decoder", "encoder", "encoder-decoder"))
+    rows = [[7, 3, 11, 9], [5, 2]]
+    labels = [[-100, *row[1:]] for row in rows]
+    assert torch.equal(decoder.loss([[3], *rows, []]), decoder.loss(rows))
+    assert torch.equal(decoder.loss([[3], *rows], labels=[[3], *labels]), decoder.loss(rows, labels=labels))
+    with pytest.raises(InputError, match="row 0 has 1 token; give its labels as 1 id, "):
+        decoder.loss([[3], *rows], labels=[[3, 4], *labels])
+    assert torch.equal(encoder.loss([[], *rows], seed=1), encoder.loss(rows, seed=1))
+    assert both.loss(["", *TEXTS], [*TEXTS, ""]).isfinite()
+
+
 def test_a_shift_that_is_left_out_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test above: labels that are not shifted give another loss."""
     ours, theirs = reference("llama", tmp_path / "model")
@@ -175,7 +187,7 @@ def test_where_and_in_what_a_model_is() -> None:
         ("encoder-decoder", (TEXTS,), {}, "takes a source and a target"),
         ("encoder-decoder", (TEXTS, TEXTS[:2]), {}, "3 sources and 2 targets"),
         ("encoder-decoder", (TEXTS, TEXTS), {"labels": LABELS}, "give no labels beside it"),
-        ("decoder", ([[3]],), {}, "row 0 has 1 token, and a row needs two"),
+        ("decoder", ([[3], [4]],), {}, "no row has two tokens, one to read and one to predict; give longer rows"),
         ("decoder", ([],), {}, "there are no rows"),
         ("decoder", (TEXTS[0],), {}, "give a list of texts, not one string"),
         ("decoder", ([list(range(3, 90))],), {}, "more than|longer|positions"),
@@ -267,7 +279,7 @@ def test_the_code_of_the_page_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(checkpoint("decoder"), tmp_path / "model")
-    Path("notes.txt").write_text("".join(f"the old mill stands where river {i} bends\n" for i in range(40)))
+    Path("notes.txt").write_text("".join(f"the old mill stands where river {i} bends\n\n\n" for i in range(40)))
     run, loop = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     threads = torch.get_num_threads()
     exec(run, {})

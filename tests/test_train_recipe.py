@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from triptych import machine
@@ -13,7 +14,7 @@ from triptych.errors import ConfigError, InputError, TextError
 from triptych.train import check_recipe, prepare, read_recipe
 from triptych.train.corruption import refuse_records
 from triptych.train.recipe import RECIPES, SHIPPED
-from triptych.train.sources import pairs, pieces, texts
+from triptych.train.sources import limited, pairs, pieces, texts
 from triptych.train.tasks import read_task
 
 GOOD: dict[str, Any] = {
@@ -159,7 +160,7 @@ def test_plain_text_may_be_the_texts_of_records(tmp_path: Path) -> None:
     path = tmp_path / "speeches.csv"
     path.write_text("who,speech\n" + "".join(f"Hamlet,To be {i}\n" for i in range(10)))
     data = {"path": str(path), "columns": {"text": "speech"}, "held_out": 0.1}
-    train, held = texts(check_recipe(changed(data=data)).data)
+    train, held, _ = texts(check_recipe(changed(data=data)).data)
     assert (train, held) == ([f"To be {i}" for i in range(9)], ["To be 9"])
     prepare(check_recipe(changed(data=data)))
     with pytest.raises(TextError, match=r"speeches\.csv, line 2: there is no field 'text'; it has who, speech"):
@@ -180,7 +181,8 @@ def test_held_out_text_is_the_end_and_no_part_of_the_rest(tmp_path: Path) -> Non
     lines = [f"line {i}\n" for i in range(100)]
     (tmp_path / "one.txt").write_text("".join(lines))
     data = check_recipe(changed(data={"path": str(tmp_path / "one.txt"), "held_out": 0.1})).data
-    (train,), (held,) = texts(data)
+    (train,), (held,), notes = texts(data)
+    assert not notes
     assert train + held == "".join(lines)
     assert held.startswith("line 8") or held.startswith("line 9")
     limited = data.model_copy(update={"held_out_limit": 11})
@@ -191,9 +193,42 @@ def test_of_a_folder_the_last_documents_are_held_out(tmp_path: Path) -> None:
     for i in range(7):
         (tmp_path / f"{i}.txt").write_text(f"text {i}")
     data = check_recipe(changed(data={"path": str(tmp_path), "held_out": 0.3})).data
-    train, held = texts(data)
+    train, held, notes = texts(data)
     assert [text[-1] for text in train] == list("01234")
     assert [text[-1] for text in held] == list("56")
+    assert notes == ["held out for evaluation: the last 2 of 7 documents"]
+
+
+def test_of_few_documents_none_is_held_out_whole(tmp_path: Path) -> None:
+    longest = "".join(f"line {i}\n" for i in range(60))
+    for name, text in (("a", "short\n"), ("b", longest), ("c", "also short\n")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    train, held, notes = texts(check_recipe(changed(data={"path": str(tmp_path)})).data)
+    assert [train[0], train[1] + held[0], train[2]] == ["short\n", longest, "also short\n"]
+    assert 0.04 * len(longest) < len(held[0]) < 0.08 * len(longest)
+    assert notes == [f"held out for evaluation: {len(held[0])} characters at the end of the longest document"]
+
+
+def test_files_of_a_folder_that_are_no_text_are_skipped_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to be\n" * 20)
+    (tmp_path / "b.pdf").write_bytes(b"%PDF-1.7\n\xe2\xe3\xcf\xd3")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "c.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    data = check_recipe(changed(data={"path": str(tmp_path)})).data
+    train, held, notes = texts(data)
+    assert train[0] + held[0] == "to be\n" * 20
+    assert notes == [f"{tmp_path}: skipped 2 binary or not UTF-8"]
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(TextError, match=r"holds no text \(skipped: 2 binary or not UTF-8\); give a UTF-8 text file"):
+        texts(data)
+
+
+@pytest.mark.parametrize(("count", "limit"), [(15, 10), (29, 10), (30, 10), (9, 10), (10, 10)])
+def test_held_out_records_are_evenly_spaced(tmp_path: Path, count: int, limit: int) -> None:
+    held = limited(list(range(count)), check_recipe(changed(data={"path": "x", "held_out_limit": limit})).data)
+    assert len(held) == min(count, limit)
+    gaps = np.diff([*held, count])
+    assert gaps.max() - gaps.min() <= 1
 
 
 def test_pairs_are_json_lines(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ def shown(value: object) -> str:
     return _SHORT.repr(value).replace("\n", " ")
 
 
+def counted(number: int, noun: str) -> str:
+    """`"1 token"`, `"2,048 tokens"`: a number with its noun, which takes an s in the plural."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of what another library says, kept short and free of anything a terminal would obey."""
     line = str(error).strip().partition("\n")[0] or type(error).__name__

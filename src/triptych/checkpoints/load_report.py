@@ -27,17 +27,19 @@ class LoadReport:
     ties      parameter -> the parameter whose tensor it shares.
     ignored   tensor that was not read -> the reason.
     notes     lines on what differs from the file or from the arguments of `load`, such as another dtype.
+    packed    how many matrices are packed, with their bytes; empty where none is.
     """
 
     tensors: tuple[LoadedTensor, ...]
     ties: Mapping[str, str] = field(default_factory=dict)
     ignored: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    packed: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, strings and numbers, ready for JSON."""
         tensors = [{**asdict(t), "sources": list(t.sources), "shape": list(t.shape)} for t in self.tensors]
-        more = {"ignored": dict(self.ignored), "notes": list(self.notes)}
+        more = {"ignored": dict(self.ignored), "notes": [*self._on_packed, *self.notes]}
         return {"tensors": tensors, "ties": dict(self.ties), **more}
 
     def __str__(self) -> str:
@@ -48,7 +50,13 @@ class LoadReport:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         lines.append(f"{len(self.tensors)} loaded, {len(self.ties)} tied, {len(self.ignored)} ignored")
-        return "\n".join([*lines, *(f"ignored  {line}" for line in by_reason(self.ignored)), *self.notes])
+        return "\n".join(
+            [*lines, *(f"ignored  {line}" for line in by_reason(self.ignored)), *self._on_packed, *self.notes]
+        )
+
+    @property
+    def _on_packed(self) -> list[str]:
+        return [self.packed] if self.packed else []
 
 
 def by_reason(ignored: Mapping[str, str]) -> Iterator[str]:

@@ -74,6 +74,9 @@ class WeightPacker(Protocol):
     @property
     def notes(self) -> Sequence[str]: ...
 
+    @property
+    def packed(self) -> str: ...
+
     def stored(self, name: str, weight: PackedBlocks | PackedGroups, dtype: torch.dtype) -> PackedWeight | None: ...
 
     def numbers(self, name: str, weight: Tensor) -> PackedWeight | None: ...
@@ -136,7 +139,8 @@ def read_weights(
             loaded.append(LoadedTensor(name, (step.source,), info.file.name, info.dtype, tuple(weight.shape), op))
     notes |= set() if packer is None else set(packer.notes)
     _keep_fixed(finish_loading(module))
-    return module, LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes))
+    summary = "" if packer is None else packer.packed
+    return module, LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes), summary)
 
 
 def _keep_fixed(module: Transformer) -> None:

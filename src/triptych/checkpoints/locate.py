@@ -8,8 +8,8 @@ from pathlib import Path
 
 from triptych.checkpoints import gguf_reader, safetensors
 from triptych.checkpoints.hub_names import full_name
-from triptych.checkpoints.source import Source, fault
-from triptych.errors import CheckpointError
+from triptych.checkpoints.source import Source, fault, read_json
+from triptych.errors import CheckpointError, shown
 
 _STEP = re.compile(r"step-\d{8}")  # the checkpoints that training writes
 ADAPTER_CONFIG = "adapter_config.json"  # what a directory holds that is an adapter of another model
@@ -35,6 +35,15 @@ def _has_config(path: Path) -> bool:
 def is_adapter(path: Path) -> bool:
     """Whether a directory holds an adapter and no model."""
     return os.path.isfile(path / ADAPTER_CONFIG) and not os.path.exists(path / "config.json")
+
+
+def base_of_adapter(path: Path) -> str | None:
+    """The base that the adapter in the directory `path` names; None where it names none.
+
+    Raises CheckpointError for a config that cannot be read.
+    """
+    base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
+    return base if isinstance(base, str) and base else None
 
 
 def open_source(path: str | Path) -> Source:
@@ -84,7 +93,9 @@ def without_config(path: Path) -> CheckpointError:
     """The error for a directory without a config.json: what a model directory holds, and what beside or below the
     path may have been meant."""
     if is_adapter(path):
-        return fault(path, "is an adapter, not a model; name its base, and the adapter with --adapter (adapter=)")
+        base = base_of_adapter(path)
+        which = "its base" if base is None else f"its base, {shown(base)},"
+        return fault(path, f"is an adapter, not a model; name {which} and the adapter with --adapter (adapter=)")
     try:
         entries = sorted(path.iterdir())
     except OSError:  # no permission; the message goes without a guess

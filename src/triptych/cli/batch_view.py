@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from triptych.cli import screen
+from triptych.errors import counted
 
 if TYPE_CHECKING:
     from triptych.train import ShownRow
@@ -30,7 +31,7 @@ def show(rows: Sequence[ShownRow]) -> None:
     if coloured:
         _print_legend()
     for i, row in enumerate(rows[:ROWS]):
-        title = f"row {i + 1} of {len(rows)}: {len(row.tokens):,} tokens, {row.trained:,} trained"
+        title = f"row {i + 1} of {len(rows)}: {counted(len(row.tokens), 'token')}, {row.trained:,} trained"
         if coloured:
             _print_text(row, title)
         else:
@@ -70,9 +71,7 @@ def _print_table(row: ShownRow, title: str) -> None:
 def _print_rest(tokens: int) -> None:
     """Say how many tokens of the row are not shown."""
     if tokens > 0:
-        screen.console().print(
-            f"and {tokens:,} more token{'' if tokens == 1 else 's'}; --json has them all", style="dim"
-        )
+        screen.console().print(f"and {counted(tokens, 'more token')}; --json has them all", style="dim")
 
 
 def _spaced(token: str) -> str:

@@ -19,6 +19,10 @@ DEBUG = "TRIPTYCH_DEBUG"
 _OTHER_NAMES = {"lens": {"at": "--position"}, "bench": {"max_new_tokens": "--new-tokens"}}
 
 
+class ReportedExit(int):
+    """The exit code of a run whose interruption the command has reported already."""
+
+
 @runtime_checkable
 class ParserError(Protocol):
     """An error of the argument parser.  Typer brings its own copy of Click, so that its classes have no public name."""
@@ -43,7 +47,7 @@ def guarded(run: Callable[[], object], arguments: Sequence[str] = ()) -> int:
         code, line = describe_error(error, arguments)
         print_error(line)
         return code
-    if result == INTERRUPTED:
+    if result == INTERRUPTED and not isinstance(result, ReportedExit):
         print_error("interrupted")
     return result if isinstance(result, int) else 0
 

@@ -113,11 +113,11 @@ def _inspected(
     if save is not None:
         _check_file(save)
     from triptych.checkpoints.header import read_header
-    from triptych.cli.loading import load_measured
+    from triptych.cli.loading import base_of, load_measured
     from triptych.page.inspect import check_selection, inspect_text
 
     # The header alone says whether the site, layer and head are there: nothing is loaded for a misspelt one.
-    header = read_header(checkpoint.model, ignore=checkpoint.ignore or (), offline=checkpoint.offline)
+    header = read_header(base_of(checkpoint.model), ignore=checkpoint.ignore or (), offline=checkpoint.offline)
     check_selection(header.spec, site, layer, head, maps=save is not None and save.suffix.lower() != ".json")
     model = load_measured(checkpoint)
     with screen.stages() as stage:
@@ -153,8 +153,9 @@ def _check_file(path: Path) -> None:
 def _show_header(model: str, *, ignore: Sequence[str], offline: bool, as_json: bool) -> None:
     from triptych.checkpoints.describe import describe
     from triptych.checkpoints.load_report import by_reason
+    from triptych.cli.loading import base_of
 
-    description = describe(model, ignore=ignore, offline=offline)
+    description = describe(base_of(model, shown=True), ignore=ignore, offline=offline)
     if as_json:
         screen.result(description.to_dict() | {"sites": _sites(description.spec)})
         return
@@ -175,10 +176,13 @@ def _show_header(model: str, *, ignore: Sequence[str], offline: bool, as_json: b
 def _show_program(checkpoint: options.Checkpoint, *, as_json: bool) -> None:
     """The model's forward, lowered from its header alone: no weights are read."""
     from triptych.checkpoints.header import read_header
+    from triptych.cli.loading import base_of
     from triptych.nn import empty
     from triptych.program import lower
 
-    header = read_header(checkpoint.model, ignore=checkpoint.ignore or (), offline=checkpoint.offline)
+    header = read_header(
+        base_of(checkpoint.model, shown=True), ignore=checkpoint.ignore or (), offline=checkpoint.offline
+    )
     program = lower(empty(header.spec))
     if as_json:
         screen.result(program.to_json())

@@ -40,8 +40,10 @@ def load_model(checkpoint: Checkpoint) -> Model:
             checkpoint.model, dtype=dtype, device=device, ignore=ignore, offline=offline, quantize=form,
             dequantize=plain, adapter=checkpoint.adapter,
         )  # fmt: skip
-    for line in () if model.report is None else model.report.notes:
-        note(line)
+    if model.report is not None:
+        asked = [model.report.packed] if form is not None and model.report.packed else []
+        for line in (*asked, *model.report.notes):
+            note(line)
     return model
 
 
@@ -55,6 +57,20 @@ def load_measured(checkpoint: Checkpoint) -> Model:
                 "measured; take a checkpoint from before the weights diverged"
             )
     return model
+
+
+def base_of(model: str, *, shown: bool = False) -> str:
+    """MODEL; of a run that trained an adapter, and of the adapter itself, the path of the base that it names, if that
+    is there.  `shown` says on stderr that it is the base which is shown."""
+    from triptych.checkpoints.locate import base_of_adapter, is_adapter, model_in_run
+
+    where = model_in_run(Path(model))
+    base = base_of_adapter(where) if is_adapter(where) else None
+    if base is None or not Path(base).exists():
+        return model
+    if shown:
+        note(f"{model} is an adapter of {base}, which is shown without it")
+    return base
 
 
 def header_of(model: str, ignore: Sequence[str], *, offline: bool) -> Header:
@@ -71,7 +87,7 @@ def header_of(model: str, ignore: Sequence[str], *, offline: bool) -> Header:
         config = dict(NAMED[model])
         return Header(Path(model), families.read_config(config, where=model), config, None)
     try:
-        return read_header(model, ignore, offline=offline, weights=False)
+        return read_header(base_of(model, shown=True), ignore, offline=offline, weights=False)
     except CheckpointError as error:
         if similar := nearest(model, NAMED) if "/" not in model and not Path(model).exists() else "":
             raise CheckpointError(f"{error}{similar}") from None

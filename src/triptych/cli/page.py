@@ -28,13 +28,13 @@ def page(
 
     check_place(out)
     from triptych.checkpoints.header import read_header
-    from triptych.cli.loading import load_model
+    from triptych.cli.loading import base_of, load_model
     from triptych.page import write
     from triptych.page.live import live_page
     from triptych.page.live_export import check_size
 
     ignore = checkpoint.ignore or ()
-    check_size(read_header(checkpoint.model, ignore=ignore, offline=checkpoint.offline).spec)
+    check_size(read_header(base_of(checkpoint.model), ignore=ignore, offline=checkpoint.offline).spec)
     model = load_model(checkpoint)
     name = Path(checkpoint.model).name or checkpoint.model
     write(out, live_page(model, name, text))

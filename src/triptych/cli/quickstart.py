@@ -9,6 +9,7 @@ from typing import Annotated
 from typer import BadParameter, Exit, Option
 
 from triptych.cli import options, screen
+from triptych.cli.failure import ReportedExit
 
 
 class PanelName(StrEnum):
@@ -66,7 +67,7 @@ def quickstart(
             result = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, force=force, watch=bar)
         except Interrupted as stop:
             screen.note(f"{stop}; continue with the same command and --resume")
-            raise Exit(128 + stop.number) from None
+            raise Exit(ReportedExit(128 + stop.number)) from None
     if as_json:
         screen.result(result.to_dict())
         return

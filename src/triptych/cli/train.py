@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Exit, Option
 
 from triptych.cli import batch_view, options, screen
+from triptych.cli.failure import ReportedExit
 from triptych.cli.training_progress import TrainingProgress, held_out
-from triptych.errors import ConfigError, nearest
+from triptych.errors import ConfigError, counted, nearest
 
 if TYPE_CHECKING:
     from triptych.train import Event, Job, Recipe, Score, Trainer
@@ -29,8 +30,9 @@ RecipeFile = Annotated[
 ]
 NewRecipe = Annotated[
     Path | None,
-    Option("--new", metavar="FILE", help="Write a recipe with every key explained, and stop."),
+    Option("--new", metavar="FILE", help="Write a short recipe that runs as it is, and stop."),
 ]
+ListKeys = Annotated[bool, Option("--keys", help="List every key of a recipe with its default, and stop.")]
 ModelToTrain = Annotated[
     str | None,
     Option("--from", metavar="MODEL", help="Existing model to train further, instead of the recipe's model."),
@@ -78,6 +80,7 @@ VerifyResume = Annotated[
 def train(
     recipe: RecipeFile = None,
     new: NewRecipe = None,
+    keys: ListKeys = False,
     base: ModelToTrain = None,
     data: DataPath = None,
     adapter: WithAdapter = False,
@@ -92,6 +95,9 @@ def train(
     as_json: options.Json = False,
 ) -> None:
     """Train a model from a recipe, or write one with --new."""
+    if keys:
+        _list_keys(as_json=as_json)
+        return
     if new is not None:
         if resume or force or show_batch or evaluate or verify_resume:
             raise BadParameter(
@@ -168,6 +174,22 @@ def _new(
     screen.console().print(f"wrote {path}, {learned}", soft_wrap=True)
 
 
+def _list_keys(*, as_json: bool) -> None:
+    """The keys of all tables of a recipe: their values, defaults and meaning."""
+    from triptych.train.recipe import sections
+    from triptych.train.recipe_keys import keys, meaning, single_keys
+
+    tables = {"": single_keys()} | {name: keys(name) for name in sections()}
+    if as_json:
+        screen.result({name: {key.name: asdict(key) for key in of_table} for name, of_table in tables.items()})
+        return
+    for name, of_table in tables.items():
+        table = screen.table("key", "values", "default", "meaning")
+        for key in of_table:
+            table.add_row(*map(screen.plain, (key.name, key.values, key.defaults, key.meaning)))
+        screen.show(table, screen.plain(f"[{name}]  {meaning(name)}") if name else "outside any table")
+
+
 def _train(start: _Start, *, resume: bool, force: bool, as_json: bool) -> None:
     """Run the recipe to its end, or resume the run under its `run.out`."""
     from triptych import machine
@@ -196,7 +218,7 @@ def _train(start: _Start, *, resume: bool, force: bool, as_json: bool) -> None:
         except Interrupted as stop:
             command = ["triptych", "train", str(start.path), "--out", str(recipe.run.out), "--resume"]
             screen.note(f"{stop}; continue with: {shlex.join(command)}")
-            raise Exit(128 + stop.number) from None
+            raise Exit(ReportedExit(128 + stop.number)) from None
     _done(job, last, as_json=as_json)
 
 
@@ -243,7 +265,7 @@ def _done(job: Job, last: Sequence[Event], *, as_json: bool) -> None:
         )
         return
     saved = f"; the model is {job.model}" if job.model is not None and job.model.exists() else ""
-    screen.note(f"{at.step:,} step{'' if at.step == 1 else 's'}, {at.tokens:,} tokens, {at.elapsed:,.0f} s{saved}")
+    screen.note(f"{counted(at.step, 'step')}, {counted(at.tokens, 'token')}, {at.elapsed:,.0f} s{saved}")
     if score is not None:
         screen.console().print(f"held out: {held_out(score)}")
 

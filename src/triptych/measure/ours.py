@@ -133,7 +133,7 @@ class Ours(Side):
         """`packed`, the bytes a decoding step reads and the bytes of a number of its cache, the executor, and the notes
         of loading."""
         model = self._model()
-        notes = [] if model.report is None else list(model.report.notes)
+        notes = [] if model.report is None else [*filter(None, [model.report.packed]), *model.report.notes]
         if note := self._note():
             notes.append(note)
         facts: dict[str, Any] = {"packed": bool(_packed(model)), "dtype": str(model.module.dtype), "notes": notes}

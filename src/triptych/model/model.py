@@ -326,7 +326,7 @@ def load(
     activations to 8 bits in groups of 32 (a relative error of at most 1e-2 a product), and packed matrices are not
     trained.  `dequantize=True` loads plain numbers, for exact arithmetic and for training; `dequantize=False` raises an
     error where the matrices cannot stay packed.  `quantize="int8"` or `"int4"` packs the matrices of any checkpoint,
-    rounding them anew.  `report.notes` gives the bytes.
+    rounding them anew.  `report.packed` gives the bytes.
 
     `ignore` names config keys and tensor patterns to ignore; every other key and tensor must be understood and used.
 

@@ -47,8 +47,10 @@ class ModelTraining(ModelInside):
         counts, as transformers takes them: the label of a token is what should stand there, and an encoder's rows then
         have their tokens hidden already.  `mask` and `target_mask` are those of padded `[B, T]` tensors.
 
-        Dropout is active after `.train()`.  Raises InputError for a model without a head that predicts tokens, rows
-        that are too short or too long, and labels that do not fit.
+        A row without a token to predict, as an empty line is for a decoder, adds nothing to the mean.
+
+        Dropout is active after `.train()`.  Raises InputError for a model without a head that predicts tokens, where no
+        row has a token to predict, for a row that is too long, and for labels that do not fit.
         """
         from triptych.train import row_loss
 

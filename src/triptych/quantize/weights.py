@@ -166,14 +166,18 @@ class Packer:
 
     @property
     def notes(self) -> list[str]:
-        """One line on what was packed, and one for each reason why a matrix was not, with the first it holds for."""
+        """A line for each reason why a matrix was not packed, with the first it holds for; one where there was none."""
         refused = [f"not packed: {line}" for line in by_reason(self.refused)]
+        return refused if refused or self.count else ["nothing is packed: the checkpoint has no packed matrices"]
+
+    @property
+    def packed(self) -> str:
+        """How many matrices were packed, and their bytes; empty where none was."""
         if not self.count:
-            return refused or ["nothing is packed: the checkpoint has no packed matrices"]
+            return ""
         growth = self.after / self.before - 1
         size = f"{self.before / 1e6:.1f} MB as stored, {self.after / 1e6:.1f} MB at run time ({growth:+.0%})"
-        otherwise = "dequantize=True (--quantize none) loads plain numbers"
-        return [f"{self.count} matrices are packed: {size}; {otherwise}", *refused]
+        return f"{self.count} matrices are packed: {size}; dequantize=True (--quantize none) loads plain numbers"
 
 
 def packer_for(form: str | None, device: torch.device | str = "cpu") -> Packer:

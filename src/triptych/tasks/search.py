@@ -20,9 +20,10 @@ from triptych.nn.weights import PackedWeight
 from triptych.pip_packages import cache_directory
 from triptych.probe.content import digest
 from triptych.tasks.model_inputs import ModelInputs
-from triptych.tasks.passages import Span, TextFile, cut, read_folder
+from triptych.tasks.passages import Span, cut
 from triptych.tasks.search_index import FORMAT, Embedded, read_index, write_index
 from triptych.text import Tokenizer
+from triptych.text.folder import TextFile, read_folder
 
 TOKENS, OVERLAP = 128, 32  # of a passage, unless the model reads fewer
 AT_ONCE = 256  # passages embedded between two reports of progress
@@ -130,7 +131,7 @@ def search(
     """The `k` passages below `folder` nearest to `query`, by the cosine of their vectors.
 
     Passages have at most `tokens` tokens, and neighbours share up to `overlap` (`passages.cut`); which files are read,
-    `passages.read_folder` says.  Vectors are kept in the file `index`, by default in the user's cache under a name made
+    `read_folder` says.  Vectors are kept in the file `index`, by default in the user's cache under a name made
     of the folder, the model and the settings: only files whose content is new are embedded.  When the work is
     interrupted, the vectors of finished files are kept.
 
@@ -142,8 +143,8 @@ def search(
     tokens, overlap = _sizes(embedder.most, tokens, overlap)
     contents = read_folder(folder, follow_links=follow_links)
     if not contents.files:
-        skipped = ", ".join(f"{n} {reason}" for reason, n in contents.skipped.items())
-        raise InputError(f"{folder}: no text files to search" + (f" (skipped: {skipped})" if skipped else ""))
+        skipped = f" (skipped: {contents.skipped_in_words})" if contents.skipped else ""
+        raise InputError(f"{folder}: no text files to search{skipped}")
     wanted = embedder.unit_vectors([query])[0]
     file = index or _index_file(folder, embedder.identity, tokens, overlap)
     notes: list[str] = []

@@ -24,7 +24,7 @@ from triptych.spec import MaskedLMHeadSpec
 from triptych.text import Encoded, Tokenizer
 from triptych.train import metrics, sources
 from triptych.train.checkpoints import read_model
-from triptych.train.data import Data, DocumentStream, Use, random_numbers
+from triptych.train.data import Data, DocumentStream, Use, Windows, random_numbers
 from triptych.train.evaluate import HeldOut, Score
 from triptych.train.labelled import LabelledExample, ReplacedLoss, labelled
 from triptych.train.objectives import Example, Ids, TokenMasking, seq2seq
@@ -83,11 +83,9 @@ def window_length(length: int, rate: float, mean: float) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class CorruptedText:
+class CorruptedText(Windows):
     """Windows of documents, in which other spans are removed each time one is drawn; in `held` always the same."""
 
-    plain: DocumentStream
-    length: int
     rate: float
     span: float
     sentinels: tuple[int, ...]
@@ -96,15 +94,12 @@ class CorruptedText:
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
         random = random_numbers(seed, Use.CORRUPTION, step)
-        windows = self.plain.draw(seed, step, rows, self.length)
+        windows = self.stream.draw(seed, step, rows, self.length)
         return [self._row(piece, random) for window in windows for (piece,) in window if len(piece) > 1]
 
     def held(self) -> Iterator[Example]:
         random = random_numbers(0, Use.HELD_OUT, 0)
-        return (self._row(piece, random) for (piece,) in self.plain.windows(self.length) if len(piece) > 1)
-
-    def targets(self) -> Ids:
-        return self.plain.arrays[0]
+        return (self._row(piece, random) for (piece,) in self.stream.windows(self.length) if len(piece) > 1)
 
     def _row(self, tokens: Ids, random: np.random.Generator) -> Example:
         spans = noise_spans(len(tokens), self.rate, self.span, random)
@@ -117,7 +112,7 @@ class CorruptionTask(ObjectiveTask):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         refuse_records(recipe)
-        self.texts, self.held_texts = sources.texts(recipe.data)
+        self.texts, self.held_texts, self.notes = sources.texts(recipe.data)
 
     def completed(self, tokenizer: Tokenizer) -> Tokenizer:
         tokenizer.backend.add_special_tokens(
@@ -141,7 +136,6 @@ class CorruptionTask(ObjectiveTask):
             )
             for texts in (self.texts, self.held_texts)
         )
-        refuse_short(train.plain, length)
         return train, HeldOut.of(held, train, tokens, device=run.device)
 
 
@@ -184,11 +178,9 @@ class ByGenerator:
 
 
 @dataclass(frozen=True, eq=False)
-class ReplacedText:
+class ReplacedText(Windows):
     """Windows of documents, some tokens of which are replaced by samples: others each time a window is drawn."""
 
-    plain: DocumentStream
-    length: int
     masking: TokenMasking
     replacer: Replacer
     before: Ids
@@ -196,15 +188,12 @@ class ReplacedText:
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
         random = random_numbers(seed, Use.CORRUPTION, step)
-        windows = self.plain.draw(seed, step, rows, self.length)
+        windows = self.stream.draw(seed, step, rows, self.length)
         return [self.row(piece, random) for window in windows for (piece,) in window]
 
     def held(self) -> Iterator[Example]:
         random = random_numbers(0, Use.HELD_OUT, 0)
-        return (self.row(piece, random) for (piece,) in self.plain.windows(self.length))
-
-    def targets(self) -> Ids:
-        return self.plain.arrays[0]
+        return (self.row(piece, random) for (piece,) in self.stream.windows(self.length))
 
     def row(self, piece: Ids, random: np.random.Generator) -> LabelledExample:
         """A token is labelled replaced only where the sample differs from it, as in ELECTRA."""
@@ -224,7 +213,7 @@ class ReplacedTask(HeadTask):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         refuse_records(recipe)
-        self.texts, self.held_texts = sources.texts(recipe.data)
+        self.texts, self.held_texts, self.notes = sources.texts(recipe.data)
 
     def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
         run, special = self.recipe.run, frozenset(i for i in vars(tokenizer).values() if isinstance(i, int))
@@ -235,7 +224,6 @@ class ReplacedTask(HeadTask):
         )
         before, after = np.array([tokenizer.cls_id], np.int32), np.array([tokenizer.sep_id], np.int32)
         streams = [text_stream(texts, tokenizer) for texts in (self.texts, self.held_texts)]
-        refuse_short(streams[0], run.length - 2)
         replacer = self._replacer(streams[0].arrays[0], tokenizer, masking)
         train, held = (ReplacedText(one, run.length - 2, masking, replacer, before, after) for one in streams)
         rows = list(held.held())
@@ -291,12 +279,3 @@ def refuse_records(recipe: Recipe) -> None:
     if keys := [f"data.{key}" for key, is_set in unread if is_set]:
         reads = f"pairs from {', '.join(SUFFIXES)}, each whole" if pairs else "plain text"
         raise ConfigError(f"objective {name} reads {reads}, and not {' and '.join(keys)}; remove what it does not read")
-
-
-def refuse_short(stream: DocumentStream, length: int) -> None:
-    """Raises InputError for a training text of fewer tokens than one row."""
-    if len(stream) < length:
-        raise InputError(
-            f"the training text has {len(stream)} tokens, fewer than one row of {length}; give more text or lower "
-            "run.length"
-        )

@@ -98,38 +98,42 @@ class DocumentStream:
 
 
 @dataclass(frozen=True, eq=False)
-class CausalText:
-    """Windows of `length` tokens from documents, each token predicted from those before it in its window."""
+class Windows:
+    """Rows of `length` tokens from documents that follow one another, special tokens not counted; where the documents
+    have fewer in all, a row is all of them."""
 
-    shifted: DocumentStream
+    stream: DocumentStream
     length: int
+
+    def targets(self) -> Ids:
+        return self.stream.arrays[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class CausalText(Windows):
+    """Windows of documents, each token predicted from those before it in its window."""
 
     @staticmethod
     def of(documents: Sequence[Sequence[int] | Ids], length: int) -> CausalText:
         """From documents as token ids, begin and end tokens included."""
-        examples = [causal(document) for document in documents]
+        examples = [causal(document) for document in documents if len(document) > 1] or [causal(documents[0])]
         return CausalText(DocumentStream.of([(e.ids, e.targets) for e in examples]), length)
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        windows = self.shifted.draw(seed, step, rows, self.length)
+        windows = self.stream.draw(seed, step, rows, self.length)
         return [_all_trained(*piece) for window in windows for piece in window]
 
     def held(self) -> Iterator[Example]:
-        return (_all_trained(*piece) for piece in self.shifted.windows(self.length))
-
-    def targets(self) -> Ids:
-        return self.shifted.arrays[1]
+        return (_all_trained(*piece) for piece in self.stream.windows(self.length))
 
 
 @dataclass(frozen=True, eq=False)
-class MaskedText:
-    """Windows of documents between the tokens `before` and `after`, at most `length` tokens in all, some hidden.
+class MaskedText(Windows):
+    """Windows of documents between the tokens `before` and `after`, some hidden.
 
     In training other tokens are hidden each time a window is drawn; in `held` always the same, all by the mask token.
     """
 
-    plain: DocumentStream
-    length: int
     masking: TokenMasking
     before: Ids
     after: Ids
@@ -142,27 +146,22 @@ class MaskedText:
         before: Sequence[int],
         after: Sequence[int],
     ) -> MaskedText:
-        """From documents as token ids without begin and end tokens."""
-        plain = DocumentStream.of([(np.asarray(document, dtype=np.int32),) for document in documents])
-        frame = (np.asarray(side, dtype=np.int32) for side in (before, after))
-        return MaskedText(plain, length, masking, *frame)
-
-    @property
-    def inner(self) -> int:
-        """Tokens of a window without `before` and `after`."""
-        return self.length - len(self.before) - len(self.after)
+        """From documents as token ids without begin and end tokens; a row has at most `length` tokens in all."""
+        stream = DocumentStream.of([(np.asarray(document, dtype=np.int32),) for document in documents])
+        frame = [np.asarray(side, dtype=np.int32) for side in (before, after)]
+        return MaskedText(stream, length - len(before) - len(after), masking, *frame)
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
         random = random_numbers(seed, Use.HIDING, step)
-        windows = self.plain.draw(seed, step, rows, self.inner)
+        windows = self.stream.draw(seed, step, rows, self.length)
         return [self.masking(self._framed(piece), random) for window in windows for (piece,) in window]
 
     def held(self) -> Iterator[Example]:
         random, masking = random_numbers(0, Use.HELD_OUT, 0), self.masking.all_masked()
-        return (masking(self._framed(piece), random) for (piece,) in self.plain.windows(self.inner))
+        return (masking(self._framed(piece), random) for (piece,) in self.stream.windows(self.length))
 
     def targets(self) -> Ids:
-        tokens = self.plain.arrays[0]
+        tokens = self.stream.arrays[0]
         return tokens[~np.isin(tokens, np.array(sorted(self.masking.special), dtype=np.int32))]
 
     def _framed(self, piece: Ids) -> Ids:

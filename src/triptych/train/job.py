@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from triptych import machine, nn
-from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, nearest
+from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, counted, nearest
 from triptych.families import read_config
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec, ModelSpec
 from triptych.text import (
@@ -33,6 +33,7 @@ from triptych.train import text_rows
 from triptych.train.adapters import with_new_adapter, with_saved_adapter
 from triptych.train.base_model import Base, BaseSettings, read_base
 from triptych.train.checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
+from triptych.train.data import Windows
 from triptych.train.disk_space import DiskSpace
 from triptych.train.layouts import LAYOUTS, check_layout
 from triptych.train.loop import Event, Progress, Trainer
@@ -53,8 +54,8 @@ _SPECIAL_TOKENS: dict[str, SpecialsLayout] = {"decoder": DECODER, "encoder": ENC
 class Job:
     """Everything of one run.  `words` is the tokenizer, None for a model that reads no text; `files` are what its
     checkpoints hold beside weights, config and tokenizer, `origin` the checkpoint it was resumed from, `skipped` the
-    newer ones that are not valid, with the reason, and `lock` the lock on `run.out`, which a resumed job holds until it
-    has run."""
+    newer ones that are not valid, with the reason, `notes` what a user should know of the data, and `lock` the lock on
+    `run.out`, which a resumed job holds until it has run."""
 
     recipe: Recipe
     trainer: Trainer
@@ -63,6 +64,7 @@ class Job:
     files: Mapping[str, bytes] = field(default_factory=dict)
     origin: Path | None = None
     skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     lock: RunLock | None = field(default=None, repr=False)
 
     @property
@@ -110,6 +112,8 @@ class Job:
         trainer, out = self.trainer, self.recipe.run.out
         trainer.on_step, trainer.on_sample = on_step or trainer.on_step, on_sample or trainer.on_sample
         trainer.on_note = on_note or trainer.on_note
+        for note in self.notes:
+            trainer.on_note(note)
         self.check_memory()
         if out is None:
             trainer.run(until)
@@ -170,11 +174,11 @@ def prepare(recipe: Recipe) -> Job:
     Raises ConfigError where parts of the recipe do not fit together, TextError and InputError for the data.
     """
     task = read_task(recipe)
-    train, held = text_rows.texts(recipe) if task is None else (task.texts, [])
+    train, held, notes = text_rows.texts(recipe) if task is None else (task.texts, [], task.notes)
     if recipe.base is not None:
         base = _base(recipe, recipe.base, task)
         files = base.files if task is None else task.saved_files(base.files)
-        return _job(recipe, base.module, base.tokenizer, base.hf, train, held, Progress(), task, files)
+        return _job(recipe, base.module, base.tokenizer, base.hf, train, held, notes, Progress(), task, files)
     tokenizer = None if recipe.tokenizer is None else _tokenizer(recipe, train)
     if tokenizer is not None and task is not None:
         tokenizer = task.completed(tokenizer)
@@ -184,7 +188,7 @@ def prepare(recipe: Recipe) -> Job:
     else:
         module, hf = task.new(hf)
     files = {} if task is None else task.saved_files(task.files)
-    return _job(recipe, module, tokenizer, hf, train, held, Progress(), task, files)
+    return _job(recipe, module, tokenizer, hf, train, held, notes, Progress(), task, files)
 
 
 def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask | None) -> Base:
@@ -227,7 +231,7 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
                 module.requires_grad_(True)  # a new model trains what a loaded one keeps as it is
         if task is not None:
             task.check_labels(module, hf)
-        texts = text_rows.texts(recipe) if task is None else (task.texts, [])
+        texts = text_rows.texts(recipe) if task is None else (task.texts, [], task.notes)
         job = _job(recipe, module, tokenizer, hf, *texts, progress, task, files)
         job.trainer.optimizer.restore(read_optimizer(saved.path))
     except BaseException:
@@ -278,6 +282,7 @@ def _job(
     hf: dict[str, Any],
     train: Sequence[text_rows.Text],
     held: Sequence[text_rows.Text],
+    notes: Sequence[str],
     at: Progress,
     task: ObjectiveTask | None,
     files: Mapping[str, bytes],
@@ -292,7 +297,10 @@ def _job(
     else:
         data, evaluation = text_rows.text_data(recipe, module, tokenizer, train, held, tokens)
     trainer = Trainer(module, data, Optimizer(module, recipe.optimizer), recipe.schedule, recipe.run, evaluation, at)
-    return Job(recipe, trainer, tokenizer, hf, files)
+    if isinstance(data, Windows) and len(data.stream) < data.length:
+        size = counted(len(data.stream), "token")
+        notes = [*notes, f"the training text has {size}, fewer than a row may have, so that each row is all of it"]
+    return Job(recipe, trainer, tokenizer, hf, files, notes=tuple(notes))
 
 
 def _tokenizer(recipe: Recipe, train: Sequence[text_rows.Text]) -> Tokenizer:

@@ -1,24 +1,26 @@
-"""Writes a recipe with every key explained: for a new model, or for one that is trained further."""
+"""Writes a short recipe, for a new model or for one that is trained further."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from triptych.checkpoints.header import read_header
+from triptych.checkpoints.header import Header, read_header
 from triptych.checkpoints.load_weights import stores_packed
-from triptych.errors import InputError
+from triptych.errors import InputError, TextError
 from triptych.files import exists
-from triptych.spec import LMHeadSpec, MaskedLMHeadSpec, PatchesSpec
+from triptych.spec import FramesSpec, LMHeadSpec, MaskedLMHeadSpec, PatchesSpec
 from triptych.train.layouts import check_layout
 from triptych.train.new_head import HEAD_KINDS, head_config
 from triptych.train.recipe import Objective, Recipe, check_recipe, read_tables, sections
-from triptych.train.recipe_keys import Key, details, keys, meaning, single_keys, toml
+from triptych.train.recipe_keys import Key, keys, single_keys, toml
 from triptych.train.records import columns_of
+from triptych.train.settings import Section
+from triptych.train.sources import FOLDED, SHAKESPEARE
+from triptych.train.task import known_by_name
 
-WIDTH = 100  # columns of a comment
+LONGEST_COMMENT = 95  # characters beside a key
 LENGTH, ROWS, SECONDS = 256, 8, 600  # of a run that trains an existing model further
 ADAPTER = {"rank": 8, "alpha": 16.0, "targets": "all-linear"}
 ADAPTER_RATE = 1e-3  # its matrices begin at noise and zeros, and take a higher learning rate than trained ones
@@ -49,7 +51,7 @@ def write_new_recipe(
     adapter: bool = False,
     objective: Objective | None = None,
 ) -> Recipe:
-    """Write a recipe to `path` in which every key is explained; it runs as it is.
+    """Write a recipe to `path` with the keys that are not at their defaults; it runs as it is.
 
     It is that of the existing model `base`, with `adapter` of an adapter for it (LoRA), or a copy of `recipe` (a file
     or the name of a shipped one, by default "decoder"), for a new model; of a `recipe` for another model, `base` takes
@@ -57,7 +59,8 @@ def write_new_recipe(
     fields of `data` say what a `base` learns, and for plain text its layout does.
 
     Raises InputError for a file that exists, for a `base` that no objective trains, for records that name no objective,
-    and for an adapter or an objective without a `base` or with a `recipe`; ConfigError for changes that do not fit and
+    and for an adapter or an objective without a `base` or with a `recipe`; TextError for `data` that are neither a file
+    nor a folder nor known by a name; ConfigError for changes that do not fit and
     for a `base` that the objective does not train; and what reading `base` and `data` raises.
     """
     path = Path(path)
@@ -69,6 +72,8 @@ def write_new_recipe(
         raise InputError("a new recipe of an adapter is for an existing model alone; give that one and no other recipe")
     if objective is not None and (base is None or recipe is not None):
         raise InputError("an objective is chosen for an existing model alone; in a recipe it is objective.name")
+    if data is not None and not exists(Path(data)) and not known_by_name(data):
+        raise TextError(f"no file or folder {data}; give a UTF-8 text file, a folder of them or a file of records")
     if base is not None and recipe is None:
         tables = fine_tuning_tables(base, data, objective, adapter=adapter)
     else:
@@ -76,7 +81,7 @@ def write_new_recipe(
     values = {"run.out": out or f"runs/{path.stem}"} | ({} if data is None else {"data.path": data})
     checked = check_recipe(tables, changes, str(recipe or "decoder"), values, base if recipe is not None else None)
     try:
-        content = recipe_text(checked).encode()
+        content = recipe_text(checked, path).encode()
     except UnicodeEncodeError:
         raise InputError(f"cannot write {path}: a path in the recipe is not UTF-8; choose another name") from None
     try:
@@ -106,6 +111,9 @@ def fine_tuning_tables(
         data, chosen = {"path": path or "captions.jsonl"}, "captions"  # there are no images to begin with
     elif chosen is None:
         chosen = _OBJECTIVE[spec.layout]
+        if chosen == "seq2seq" and path not in (None, SHAKESPEARE, FOLDED):
+            chosen = "corruption"  # other texts come without pairs
+            _check_sentinels(header)
         data["held_out_limit"] = 2000 if spec.layout == "encoder-decoder" else 20000
     elif path is None and chosen not in PLAIN_TEXT:
         raise InputError(f"objective {chosen} reads records; give the file with --data")
@@ -130,6 +138,16 @@ def fine_tuning_tables(
     }
 
 
+def _check_sentinels(header: Header) -> None:
+    """Raises InputError for an encoder-decoder that cannot fill in spans that were removed from plain text."""
+    tokenizer, spec = header.tokenizer(), header.spec
+    if tokenizer is None or tokenizer.backend.token_to_id("<extra_id_0>") is None:
+        fields = "audio and text" if isinstance(spec.reads.embed, FramesSpec) else "source and target"
+        raise InputError(
+            f"a {spec.family} learns from records, not from plain text; give some with the fields {fields}"
+        )
+
+
 def objective_of(path: str) -> Objective | None:
     """The objective that the records in `path` are for, by their fields; None for plain text and for data that come
     with the library.  Raises InputError for records with fields of no objective."""
@@ -148,37 +166,35 @@ def objective_of(path: str) -> Objective | None:
 _HEADS = "take a checkpoint that has one (ForCausalLM, ForMaskedLM or ForConditionalGeneration)"
 
 
-def recipe_text(recipe: Recipe) -> str:
-    """The recipe as TOML: keys that were set are set, the others stand as comments with their defaults."""
+def recipe_text(recipe: Recipe, path: Path) -> str:
+    """The recipe as TOML for the file `path`: the keys whose values are not their defaults, each with the first
+    sentence of its meaning where that is short."""
     lines = [
-        "# A recipe of `triptych train`: what is set here holds; a key in a comment has the value shown there.",
-        "",
+        f"# triptych train {path}",
+        "# A key that is left out has its default; triptych train --keys lists all of them.",
+        *(_line(key, value) for key in single_keys() if (value := getattr(recipe, key.name)) is not None),
     ]
-    for key in single_keys():
-        lines += _entry(key, getattr(recipe, key.name), wanted=getattr(recipe, key.name) is not None)
     for name in sections():
-        about = f"{meaning(name)}  {details(name)}".strip()
-        lines += ["", *_comment(about), f"[{name}]"]
-        if name == "model" and recipe.base is None:
-            lines += [f"{key} = {toml(value)}" for key, value in recipe.model.items()]
-            continue
         table = recipe.base if name == "model" else getattr(recipe, name)
-        lines[-1] = f"[{name}]" if table is not None else f"# [{name}]"
-        for key in keys(name):
-            wanted = table is not None and key.name in table.model_fields_set
-            lines += _entry(key, getattr(table, key.name, None), wanted=wanted)
+        if name == "model" and table is None:
+            entries = [f"{key} = {toml(value)}" for key, value in recipe.model.items()]
+        else:
+            entries = [] if table is None else list(_changed(name, table, further=recipe.base is not None))
+        if entries or (name == "adapter" and table is not None):  # an adapter of defaults is one too
+            lines += ["", f"[{name}]", *entries]
     return "\n".join(lines) + "\n"
 
 
-def _entry(key: Key, value: Any, *, wanted: bool) -> Iterator[str]:
-    """A key under its explanation: set if `wanted`, otherwise as a comment."""
-    default = "" if key.default is None else f"  Default: {key.defaults}."
-    yield from _comment(f"{key.meaning}{default}")
-    if isinstance(value, Mapping) or (value is not None and (wanted or key.default is None)):
-        yield f"{key.name} = {toml(value)}"
-    else:
-        yield f"# {key.name} = {key.default or ''}".rstrip()
+def _changed(name: str, table: Section, *, further: bool) -> Iterator[str]:
+    """The keys of `table` that have no default, or another value; `further` of a model that is trained further."""
+    for key in keys(name):
+        value = getattr(table, key.name)
+        default = key.fine_tuning if further and key.fine_tuning is not None else key.default
+        if value is not None and toml(value) != default:
+            yield _line(key, value)
 
 
-def _comment(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
+def _line(key: Key, value: Any) -> str:
+    meaning = key.meaning.partition(". ")[0].rstrip(".")
+    comment = f"  # {meaning}" if len(meaning) <= LONGEST_COMMENT else ""
+    return f"{key.name} = {toml(value)}{comment}"

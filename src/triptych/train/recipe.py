@@ -63,10 +63,11 @@ class DataSettings(Section):
     cut_longer: bool = False
     """Cut the ends of a record's texts that have more than `run.length` tokens, which are an error otherwise."""
     held_out: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
-    """Share of the data that is evaluated on and never trained on: from the end of a text, records at random.  Of
-    `shakespeare` whole plays are held out instead."""
+    """Share of the data that is evaluated on and never trained on: the end of a text, the last files of a folder (of so
+    few that one would be too much, the end of the longest), records at random.  Of `shakespeare` whole plays are held
+    out instead."""
     held_out_limit: Positive | None = None
-    """Use at most this many characters (for seq2seq pairs) of the held-out data."""
+    """Use at most this many of the held-out characters, or of the pairs and records, evenly spaced."""
     drop_longer: bool = False
     """Leave out pairs and records of more than `run.length` tokens, which are an error otherwise."""
     words: Positive | None = None

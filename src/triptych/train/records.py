@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from triptych.errors import ConfigError, InputError, TextError, first_line, nearest, shown
+from triptych.errors import ConfigError, InputError, TextError, counted, first_line, nearest, shown
 from triptych.text import corpus
 from triptych.train.data import Use, random_numbers
 
@@ -200,7 +200,7 @@ def _separated(path: Path, separator: str) -> Iterator[tuple[str, dict[str, Any]
                     f"{_SEPARATOR_NAMES[separator]} between columns"
                 )
         elif len(row) != len(header):
-            fields = f"{len(row)} field{'' if len(row) == 1 else 's'}"
+            fields = counted(len(row), "field")
             raise TextError(f"{where} has {fields}, and the first row names {len(header)} columns")
         else:
             yield where, dict(zip(header, row, strict=True))
@@ -225,11 +225,12 @@ def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def columns_of(path: Path | str) -> list[str]:
     """The fields of the first record of the file `path`; of a folder `image` and `label` where it has images in
-    subfolders, else none.  Raises TextError for a file that cannot be read or has no record."""
+    subfolders and nothing else, otherwise none.  Raises TextError for a file that cannot be read or has no record."""
     path = Path(path)
     if path.is_dir():
-        images = any(file.suffix.lower() in IMAGES for file in path.glob("*/*"))
-        return ["image", "label"] if images else []
+        files = [at for at in path.glob("**/*") if at.is_file() and not at.name.startswith(".")]
+        images = all(file.suffix.lower() in IMAGES and file.parent != path for file in files)
+        return ["image", "label"] if images and files else []
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         return []

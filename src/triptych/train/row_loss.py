@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.errors import InputError
+from triptych.errors import InputError, counted
 from triptych.nn import Row, Transformer
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec
 from triptych.train.objectives import Example, Ids, TokenMasking, TrainingBatch, causal, collate, loss, seq2seq
@@ -25,13 +25,18 @@ def mean_loss(module: Transformer, batch: TrainingBatch) -> Tensor:
 
 
 def decoder_batch(module: Transformer, rows: IdRows, labels: IdRows | None) -> TrainingBatch:
-    """Each token predicted from those before it; with `labels`, these in its place, but for those that are IGNORED."""
+    """Each token predicted from those before it; with `labels`, these in its place, but for those that are IGNORED.
+
+    A row of fewer than two tokens has none to predict, and is left out.  Raises InputError where every row is.
+    """
     _check_head(module, LMHeadSpec)
-    examples = [_numbered(i, row) for i, row in enumerate(rows)]
-    if labels is not None:
-        pairs = zip(examples, _checked_labels(module, rows, labels), strict=True)
-        examples = [_labelled(example, label[1:]) for example, label in pairs]
-    return collate(examples, module.device)
+    long_enough = [i for i, row in enumerate(rows) if len(row) > 1]
+    if not long_enough:
+        raise InputError("no row has two tokens, one to read and one to predict; give longer rows")
+    if labels is None:
+        return collate([causal(rows[i]) for i in long_enough], module.device)
+    checked = _checked_labels(module, rows, labels)
+    return collate([_labelled(causal(rows[i]), checked[i][1:]) for i in long_enough], module.device)
 
 
 def encoder_batch(
@@ -44,11 +49,12 @@ def encoder_batch(
         checked = _checked_labels(module, rows, labels)
         whole = [np.asarray(row, dtype=np.int32) for row in rows]
         plain = [Example(ids, ids, np.ones(len(ids), dtype=bool)) for ids in whole]
-        return collate([_labelled(one, label) for one, label in zip(plain, checked, strict=True)], module.device)
+        pairs = zip(plain, checked, strict=True)
+        return collate([_labelled(row, label) for row, label in pairs if len(row.ids)], module.device)
     if mask is None:
         raise InputError("this tokenizer has no mask token, so nothing can be hidden; give labels")
     masking, random = TokenMasking(mask, module.spec.vocab, special), np.random.Generator(np.random.Philox(seed))
-    return collate([masking(row, random) for row in rows], module.device)
+    return collate([masking(row, random) for row in rows if len(row)], module.device)
 
 
 def encoder_decoder_batch(module: Transformer, sources: Sequence[Row], targets: IdRows) -> TrainingBatch:
@@ -61,12 +67,6 @@ def encoder_decoder_batch(module: Transformer, sources: Sequence[Row], targets: 
         raise InputError(f"there are {len(sources)} sources and {len(targets)} targets; give one target for each")
     batch = collate([replace(seq2seq([0], row, start), source=None) for row in targets], module.device)
     return replace(batch, source=module.flat(sources))
-
-
-def _numbered(i: int, row: Sequence[int]) -> Example:
-    if len(row) < 2:
-        raise InputError(f"row {i} has {len(row)} token, and a row needs two: one to read and one to predict")
-    return causal(row)
 
 
 def _labelled(example: Example, labels: Ids) -> Example:
@@ -82,7 +82,8 @@ def _checked_labels(module: Transformer, rows: IdRows, labels: IdRows) -> list[I
     for i, (row, label) in enumerate(zip(rows, labels, strict=True)):
         ids = np.asarray(label)
         if ids.shape != (len(row),) or ids.dtype.kind not in "iu":
-            raise InputError(f"row {i} has {len(row)} tokens; give its labels as {len(row)} ids, {IGNORED} to ignore")
+            tokens, ids_wanted = counted(len(row), "token"), counted(len(row), "id")
+            raise InputError(f"row {i} has {tokens}; give its labels as {ids_wanted}, {IGNORED} to ignore")
         wrong = ids[(ids != IGNORED) & ((ids < 0) | (ids >= vocab))]
         if len(wrong):
             raise InputError(f"row {i}: label {wrong[0]} is neither one of {vocab} ids nor {IGNORED}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from triptych.errors import TextError
+from triptych.errors import TextError, counted
 from triptych.text import corpus, shakespeare
 from triptych.train.data import Use, random_numbers
 from triptych.train.recipe import DataSettings
@@ -15,30 +15,50 @@ from triptych.train.records import SUFFIXES, read_records
 SHAKESPEARE = "shakespeare"
 FOLDED = "shakespeare:folded"  # pairs in lower case, without punctuation
 Pair = tuple[str, str]
+LONGEST_WORD = 40  # characters; a text without a space in so many is cut anywhere
 T = TypeVar("T")
 
 
-def texts(data: DataSettings) -> tuple[list[str], list[str]]:
+class Texts(NamedTuple):
+    """Documents to train on and held-out ones, and what a user should know of how they were read and divided."""
+
+    train: list[str]
+    held: list[str]
+    notes: list[str]
+
+
+def texts(data: DataSettings) -> Texts:
     """Training and held-out documents: text files, or the field `text` of the records of a file, each a document.
 
-    Of Shakespeare whole plays are held out; of several documents the last ones; of a single document its end, from the
-    beginning of a line.
+    Of Shakespeare whole plays are held out; of several documents the last ones; of a single document, and of so few
+    that one is more than twice the share, the end of the longest, from the beginning of a line.
     """
     if data.path == SHAKESPEARE:
         train, held = ([text] for text in shakespeare.split())
+        notes: list[str] = []
     else:
-        documents = _documents(data)
-        train, held = _last(documents, data) if len(documents) > 1 else _end(documents[0], data)
+        documents, notes = _documents(data)
+        if len(documents) > 1 and round(data.held_out * len(documents)):
+            train, held = _last(documents, data)
+            notes.append(f"held out for evaluation: the last {len(held):,} of {counted(len(documents), 'document')}")
+        else:
+            train, held = _end_of_longest(documents, data)
+            if len(documents) > 1:
+                notes.append(f"held out for evaluation: {len(held[0]):,} characters at the end of the longest document")
     if data.held_out_limit is not None:
         held = _cut(held, data.held_out_limit)
-    return train, held
+    return Texts(train, held, notes)
 
 
-def _documents(data: DataSettings) -> list[str]:
-    """Those of `data.path`.  Raises TextError for what cannot be read, and for a record without a text."""
-    if Path(data.path).suffix.lower() not in SUFFIXES:
-        return corpus.documents(data.path)
-    return [record.text("text") for record in read_records(data.path, ("text",), columns=data.columns)]
+def _documents(data: DataSettings) -> tuple[list[str], list[str]]:
+    """Those of `data.path`, and what was skipped.  Raises TextError for what cannot be read, and for a record without a
+    text."""
+    if Path(data.path).suffix.lower() in SUFFIXES:
+        records = read_records(data.path, ("text",), columns=data.columns)
+        return [record.text("text") for record in records], []
+    contents = corpus.read_documents(data.path)
+    skipped = [f"{data.path}: skipped {contents.skipped_in_words}"] if contents.skipped else []
+    return [file.text for file in contents.files], skipped
 
 
 def pairs(data: DataSettings) -> tuple[list[Pair], list[Pair]]:
@@ -59,9 +79,15 @@ def pairs(data: DataSettings) -> tuple[list[Pair], list[Pair]]:
             pieces(side, least, data.words, across_lines=data.across_lines)
             for side, least in ((train, 1), (held, data.words))
         )
-    if data.held_out_limit is not None:  # evenly spaced, because the pairs are in the order of the plays
-        held = held[:: max(1, len(held) // data.held_out_limit)][: data.held_out_limit]
-    return train, held
+    return train, limited(held, data)
+
+
+def limited(held: list[T], data: DataSettings) -> list[T]:
+    """At most `data.held_out_limit` of the held-out records, evenly spaced, for they may be in the order of a text."""
+    most = data.held_out_limit
+    if most is None or len(held) <= most:
+        return held
+    return [held[i * len(held) // most] for i in range(most)]
 
 
 def pieces(pairs: Sequence[Pair], least: int, most: int, *, across_lines: bool = False) -> list[Pair]:
@@ -115,16 +141,18 @@ def _last(items: Sequence[T], data: DataSettings) -> tuple[list[T], list[T]]:
     return list(items[:-held]), list(items[-held:])
 
 
-def _end(text: str, data: DataSettings) -> tuple[list[str], list[str]]:
-    """The text, and its last `held_out` share, cut at the beginning of a line unless more than twice the share would be
-    held out."""
-    exact = int(len(text) * (1 - data.held_out))
-    at = text.rfind("\n", 0, exact) + 1
+def _end_of_longest(documents: Sequence[str], data: DataSettings) -> tuple[list[str], list[str]]:
+    """The documents without the end of the longest, and this end: the `held_out` share of all characters, cut at the
+    beginning of a line, unless more than twice the share would be held out, or of a word."""
+    longest = max(range(len(documents)), key=lambda i: len(documents[i]))
+    text, total = documents[longest], sum(map(len, documents))
+    exact = len(text) - total + int(total * (1 - data.held_out))
+    at = text.rfind("\n", 0, max(0, exact)) + 1
     if len(text) - at > 2 * (len(text) - exact):  # the line is longer than what is held out
-        at = exact
-    if at == 0 or at == len(text):
+        at = text.rfind(" ", max(0, exact - LONGEST_WORD), max(0, exact)) + 1 or exact
+    if at <= 0 or at == len(text):
         raise TextError(f"{data.path} is too short to hold out {data.held_out:.0%} of it; give more text")
-    return [text[:at]], [text[at:]]
+    return [*documents[:longest], text[:at], *documents[longest + 1 :]], [text[at:]]
 
 
 def _cut(documents: Sequence[str], limit: int) -> list[str]:

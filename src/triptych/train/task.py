@@ -39,7 +39,8 @@ HEADS: dict[HeadKind, type] = {
 
 
 class ObjectiveTask:
-    """An objective with data of its own.  `texts` are those that a new tokenizer is trained on, `head` the class of the
+    """An objective with data of its own.  `texts` are those that a new tokenizer is trained on, `notes` what a user
+    should know of how they were read, `head` the class of the
     head that it trains, None for the usual one of its layout.  `files` are those beside the weights of the model, which
     say how other inputs than text are prepared.  Without `reads_text` the model needs no tokenizer."""
 
@@ -49,6 +50,7 @@ class ObjectiveTask:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.texts: list[str] = []
+        self.notes: list[str] = []
         self.files: Mapping[str, bytes] = {}
 
     def new(self, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
@@ -126,22 +128,21 @@ def read_split(
         return _editions(data)
     if data.path.startswith(TURNS):
         train, held = _turns(data, needed)
-        return train, _limited(held, data)
+        return train, sources.limited(held, data)
     if data.path in SHAKESPEARE:
         train, held = _shakespeare(data, needed)
-        return train, _limited(held, data)
+        return train, sources.limited(held, data)
     records = read_records(data.path, needed, optional, data.columns)
     if data.held_out_path is None:
         train, held = split(records, data.held_out, data.path)
     else:
         train, held = records, read_records(data.held_out_path, needed, optional, data.columns)
-    return train, _limited(held, data)
+    return train, sources.limited(held, data)
 
 
-def _limited(held: list[DataRecord], data: DataSettings) -> list[DataRecord]:
-    """At most `data.held_out_limit` of the records, evenly spaced."""
-    most = data.held_out_limit
-    return held if most is None else held[:: max(1, len(held) // most)][:most]
+def known_by_name(path: str) -> bool:
+    """Whether `path` names data that come with the library."""
+    return path in (sources.SHAKESPEARE, sources.FOLDED, *SHAKESPEARE) or path.startswith(TURNS)
 
 
 def _shakespeare(data: DataSettings, needed: Sequence[str]) -> tuple[list[DataRecord], list[DataRecord]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from triptych import nn
-from triptych.errors import ConfigError, InputError
+from triptych.errors import ConfigError
 from triptych.text import Tokenizer
 from triptych.train import sources
 from triptych.train.data import CausalText, Data, EpochRows, MaskedText, Pairs, check, with_hidden_words
@@ -33,7 +33,6 @@ def text_data(
         raise ConfigError(f"objective {recipe.objective.name} reads text, and the model reads none; use labels")
     masking = _masking(recipe, tokenizer, train) if recipe.objective.name == "masked" else None
     data, held_data = (_data(recipe, module, tokenizer, side, masking) for side in (train, held))
-    _check_length(data, recipe.run.length)
     seq2seq = recipe.objective.name == "seq2seq"
     check(data, tokenizer.eos_id, ends=seq2seq or (recipe.objective.name == "causal" and len(train) > 1))
     text = "".join(documents(held)) if recipe.objective.name == "causal" else None
@@ -43,9 +42,9 @@ def text_data(
     return data, with_translations(evaluation, recipe, tokenizer, pairs(held))
 
 
-def texts(recipe: Recipe) -> tuple[Sequence[Text], Sequence[Text]]:
-    """Training and held-out texts: pairs for seq2seq, otherwise documents."""
-    return sources.pairs(recipe.data) if recipe.objective.name == "seq2seq" else sources.texts(recipe.data)
+def texts(recipe: Recipe) -> tuple[Sequence[Text], Sequence[Text], Sequence[str]]:
+    """Training and held-out texts, pairs for seq2seq and otherwise documents, and notes on how they were read."""
+    return (*sources.pairs(recipe.data), []) if recipe.objective.name == "seq2seq" else sources.texts(recipe.data)
 
 
 def documents(texts: Sequence[Text]) -> list[str]:
@@ -54,19 +53,6 @@ def documents(texts: Sequence[Text]) -> list[str]:
 
 def pairs(texts: Sequence[Text]) -> list[Pair]:
     return [text for text in texts if not isinstance(text, str)]
-
-
-def _check_length(data: Data, length: int) -> None:
-    """Raises InputError if the whole training text is shorter than one row: every row would then be the same text."""
-    tokens = length
-    if isinstance(data, CausalText):
-        tokens = len(data.shifted)
-    elif isinstance(data, MaskedText):
-        tokens, length = len(data.plain), data.inner
-    if tokens < length:
-        raise InputError(
-            f"the training text has {tokens} tokens, fewer than one row of {length}; give more text or lower run.length"
-        )
 
 
 def _masking(recipe: Recipe, tokenizer: Tokenizer, train: Sequence[Text]) -> TokenMasking:
