@@ -1,7 +1,7 @@
 """Draws the next token from logits, to which `choosing` has applied the rules of the request.
 
-In this order: repetition penalty, temperature, top-k, top-p, min-p, then one draw.  The noise of a draw is a function of
-(seed, request, absolute position) alone, so batching, chunking and finished neighbours never change a sample.
+In this order: repetition penalty, temperature, top-k, top-p, min-p, then one draw.  The noise of a draw is a function
+of (seed, request, absolute position) alone, so batching, chunking and finished neighbours never change a sample.
 """
 
 from __future__ import annotations
