@@ -148,7 +148,8 @@ class Ours:
 
     def decode(self, new: int) -> None:
         for _ in range(new):
-            self.engine.step(unchanged=True)
+            self.engine.guard.only_own_code = True
+            self.engine.step()
 
 
 class Theirs:

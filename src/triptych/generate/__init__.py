@@ -6,6 +6,7 @@ from triptych.generate.draft_model import DraftModel
 from triptych.generate.engine import Engine
 from triptych.generate.forward import Executor
 from triptych.generate.generation import Generation, generate, pieces, search
+from triptych.generate.prefixes import begin_alike
 from triptych.generate.request import LiveRow, Output, Request, TokenLogprobs
 from triptych.generate.sampling import Sampling, sample
 from triptych.generate.scheduling import BUDGET, MAX_ROWS, OnProgress, QueueProgress, Scheduler
@@ -33,6 +34,7 @@ __all__ = [
     "Speculation",
     "TokenLogprobs",
     "beam_search",
+    "begin_alike",
     "check_beam_settings",
     "forbid",
     "generate",

@@ -29,6 +29,7 @@ from triptych.generate.speculation import Speculation, accepts
 from triptych.generate.stops import StopDetector
 from triptych.nn import Transformer
 from triptych.probe import Session
+from triptych.program.changes import ModuleGuard
 from triptych.program.native_encoder import Matmul
 from triptych.program.static_executor import StaticStep
 
@@ -79,6 +80,7 @@ class Engine:
         self.budget = sys.maxsize if budget is None else integer("budget", budget, 1)
         self.speculation = speculation
         self.prefixes: Prefixes | None = None
+        self.guard = ModuleGuard()
         self.reset()
 
     @property
@@ -97,7 +99,7 @@ class Engine:
     def reset(self) -> None:
         """Begin again with an empty cache: no rows, nothing kept."""
         self.rows: list[LiveRow] = []
-        self.forward = Forward(self.module, self.chunk, self.executor, self.matmul, self.cache_type)
+        self.forward = Forward(self.module, self.chunk, self.executor, self.matmul, self.cache_type, self.guard)
         reused = 0 if self.prefixes is None else self.prefixes.reused
         self.prefixes = Prefixes(self.forward, reused) if self.reuse and self.module.encoder is None else None
         self._reading = False  # whether a row has more to run than one token and its draft
@@ -145,6 +147,7 @@ class Engine:
     @torch.inference_mode()
     def join(self, rows: Sequence[LiveRow]) -> None:
         """Give prepared rows slots: they run from the next step on."""
+        self.guard.visits += not self.guard.only_own_code
         if self.prefixes is None:
             for row, slot in zip(rows, self.cache.add(len(rows)), strict=True):
                 row.slot = slot
@@ -242,17 +245,19 @@ class Engine:
     # -- steps ----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def step(self, *, isolate: bool = False, unchanged: bool = False) -> list[Output]:
+    def step(self, *, isolate: bool = False) -> list[Output]:
         """One forward of all rows: a token for each that has read its prompt, and the tokens of its draft that were
         right.  Rows that end leave, with a `reason`.
 
-        `unchanged`: nothing ran since the last step that could change the module.  The native step then looks for
-        changes in one of 16 steps only, those of other threads, unless rows have rules, edits, stop strings or drafts.
+        With `guard.only_own_code` the executor looks for changes of the module in one of 16 steps only, those of other
+        threads, unless rows have rules, edits, stop strings or drafts.
 
         A row whose logits are not finite, or whose rules or sampling fail, leaves with the reason `error`.  The first
         such error is raised, unless `isolate`.
         """
-        self.forward.unchanged = unchanged and self._only_own_code
+        guard = self.guard
+        guard.visits += not (guard.only_own_code and self._only_own_code)
+        guard.only_own_code = False
         share = None
         start = None if self.speculation is None or self._reading else perf_counter()
         if self.speculation is not None:
@@ -334,6 +339,7 @@ class Engine:
         Nothing is chosen: append the ids to go on with to `row.ids`.  `probe` reads and edits this pass alone, for rows
         whose requests have none.
         """
+        self.guard.visits += 1
         rows = self.rows if rows is None else rows
         last: dict[LiveRow, Tensor] = {}
         while len(last) < len(rows):

@@ -15,6 +15,7 @@ from triptych.attention.mask_lowering import implies_causal
 from triptych.generate.request import LiveRow
 from triptych.nn import NO_TAPS, Batch, Transformer
 from triptych.probe import Session
+from triptych.program.changes import ModuleGuard
 from triptych.program.native_calls import largest_of
 from triptych.program.native_encoder import Matmul, NativeEncoder
 from triptych.program.native_executor import NativeStep, prompts_in_bf16
@@ -31,7 +32,6 @@ class StepExecutor(Protocol):
     """What runs the tokens of some rows that continue a cache, or says in `why_modules` why the modules must."""
 
     why_modules: str | None
-    unchanged: bool
 
     def logits(
         self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None,
@@ -90,18 +90,19 @@ class Forward:
     matmul        what tokens of prompts and sources are multiplied with packed weights in, as `Engine` says.
     by_role       whether this differs from what generated tokens are multiplied in.
     cache_type    what the caches keep.
+    guard         says in which steps the module is looked at.
     why_modules   why the modules computed the last forward; None where the executor did.
-    unchanged     whether only the engine's own code ran since the last forward, as `NativeStep` has it.
     running       the rows of a forward that has begun: after an exception their slots hold part of a step.
     """
 
     def __init__(
         self, module: Transformer, chunk: int, executor: Executor, matmul: Matmul = "auto",
-        cache_type: CacheType = "auto",
+        cache_type: CacheType = "auto", guard: ModuleGuard | None = None,
     ) -> None:  # fmt: skip
         assert module.decoder is not None
         assert module.spec.decoder is not None
         self.module = module
+        self.guard = guard or ModuleGuard()
         self.dtype_and_device = module.dtype, module.device
         self.cache: Cache = module.decoder.cache(cache_type=cache_type)
         self.cross: CrossCache | None = None
@@ -114,16 +115,17 @@ class Forward:
         if executor == "auto" and module.device.type == "cuda":
             executor = "static"
         if executor == "auto":
-            self.executor = NativeStep(module, self.cache, self.cross, matrix_of=kernel_matrix, bf16=self.by_role)
+            self.executor = NativeStep(
+                module, self.cache, self.cross, matrix_of=kernel_matrix, bf16=self.by_role, guard=self.guard
+            )
         elif executor != "modules":
             compiler = compiled if executor == "compiled" else None
-            self.executor = StaticStep(module, self.cache, self.cross, compiler=compiler)
+            self.executor = StaticStep(module, self.cache, self.cross, compiler=compiler, guard=self.guard)
         if self.executor is not None:
             self.why_modules = "no step has run"
         self.switch = _longrope_switch(module)
         self.in_pieces = all(implies_causal(kind.mask) for kind in module.spec.decoder.kinds.values())
         self.chunk = chunk if self.in_pieces else sys.maxsize
-        self.unchanged = False
         self.running: Sequence[LiveRow] = ()
 
     def serves(self) -> bool:
@@ -175,6 +177,7 @@ class Forward:
         if self.executor is not None:
             executed, encoded = self._execute(self.executor, session, rows, pieces, chosen)
         if executed is None:
+            self.guard.visits += session is not None  # an edit may change anything
             taps, where = NO_TAPS if session is None else session.taps, pieces.rows
             inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
             source = None if encoded or rows[0].source is None else self._sources(rows)
@@ -208,7 +211,6 @@ class Forward:
         self.why_modules = refusal = None if session is None else self._refusal(session, rows)
         if refusal is not None or not (rows[0].source is None or self._read_sources(rows)):
             return None, False
-        executor.unchanged = self.unchanged
         reads = None if session is None else session.native_reads(pieces.rows.slots)
         logits, where = executor.logits(pieces.ids, pieces.rows, chosen, pieces.prompts, reads), pieces.rows
         self.why_modules = executor.why_modules
@@ -245,7 +247,6 @@ class Forward:
             past.append(done)
             slots.append(row.slot)
         self.running = rows
-        executor.unchanged = self.unchanged
         own = Rows((1,) * len(ids), tuple(past), tuple(slots))
         if session is None:
             logits = executor.next_logits(ids, own)

@@ -58,10 +58,11 @@ def generate(
     _check_callbacks(on_token, on_progress)
     rows = [scheduler.submit(request) for request in requests]
     logprobs: dict[LiveRow, list[TokenLogprobs]] = {row: [] for row in rows}
-    unchanged = False
+    guard = scheduler.engine.guard
+    guard.visits += 1
     while scheduler.busy:
-        outputs = scheduler.step(unchanged=unchanged)
-        unchanged = on_token is None and on_progress is None
+        guard.only_own_code = on_token is None and on_progress is None
+        outputs = scheduler.step()
         for output in outputs:
             if output.token is None:
                 continue
@@ -154,11 +155,12 @@ def _pieces(
     scheduler: Scheduler, row: LiveRow, detokenizer: TextStream, stop: Sequence[str], on_token: OnToken | None
 ) -> Iterator[str]:
     unsure = max(map(len, stop), default=1) - 1  # so many characters may be the beginning of a stop string
-    held, unchanged = "", False
+    held, guard = "", scheduler.engine.guard
+    guard.visits += 1
     while row.reason is None and row.request.max_new_tokens:
         before: str | None = None
-        outputs = scheduler.step(unchanged=unchanged)
-        unchanged = on_token is None
+        guard.only_own_code = on_token is None
+        outputs = scheduler.step()
         for output in outputs:
             if output.token is None:
                 continue
@@ -175,7 +177,8 @@ def _pieces(
         certain = len(held) - unsure
         if certain > 0:
             yield held[:certain]
-            held, unchanged = held[certain:], False
+            held = held[certain:]
+            guard.visits += 1
     else:
         held += detokenizer.flush()
     if held:

@@ -2,7 +2,10 @@
 
 Keys and values of a position depend on the ids up to it, on the weights and on what changes a forward (hooks, edits,
 training mode, LongRoPE's factors).  Rows with a probe and rows beside an encoder neither give nor take.  Any change of
-the weights or of the modules ends the reuse of everything computed before.
+the weights or of the modules ends the reuse of everything computed before.  To see every change, even one through
+`.data` that torch does not count, all weights are read when rows join after other code has run (`checksums`): for each
+text of a conversation once, which takes about as long as one decoding step.  What changes while a row runs and is
+changed back before the next one joins is not seen.
 
 Where tokens of prompts are multiplied in another form than generated ones (`Forward.by_role`), only tokens that were
 computed as parts of prompts are taken over: as in a prompt that is computed anew, so that no text depends on reuse.
@@ -11,6 +14,7 @@ computed as parts of prompts are taken over: as in a prompt that is computed ane
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from weakref import WeakSet
 
 from torch import Tensor
@@ -18,43 +22,9 @@ from torch import Tensor
 from triptych.errors import InputError
 from triptych.generate.forward import Forward
 from triptych.generate.request import LiveRow
-from triptych.nn import Transformer
-from triptych.nn.weights import PackedWeight
-from triptych.program.changes import Contents, Structure
+from triptych.program.changes import ModuleFingerprint, checksums, equal, refusal, unseen_changes
 
-PIECE = 128  # bytes of each tensor that are compared, three times
 LEAST = 8  # ids; fewer are computed again, which takes less time than copying them
-
-
-class ModelState:
-    """The modules and weights of a model as they are now.
-
-    Changes are seen by torch's counter of in-place changes, by where the numbers lie, by which modules there are, and
-    by some numbers of each tensor: a step of a fused optimizer is not counted.  A change in place through `.data` of
-    other numbers alone is in none of these and not seen.
-
-    plain   whether the modules alone say what is computed, and every change of a weight is counted.
-    """
-
-    def __init__(self, module: Transformer) -> None:
-        self.structure = Structure(module)
-        tensors = [*module.parameters(), *module.buffers()]
-        self.dense = [one for one in tensors if not isinstance(one, PackedWeight)]
-        self.packed = [one for one in tensors if isinstance(one, PackedWeight)]
-        self.counted = not any(one.is_inference() for one in self._held())
-        self.plain = self.counted and self.structure.refusal() is None
-        self.before, self.contents = self._now(), Contents(self._held(), PIECE)
-
-    def _held(self) -> list[Tensor]:
-        return [*self.dense, *(one.blocks for one in self.packed)]
-
-    def _now(self) -> tuple[list[int], list[int]]:
-        held = self._held()
-        return list(map(Tensor.data_ptr, held)), [one._version for one in held] if self.counted else []
-
-    def same(self) -> bool:
-        """Whether nothing has changed since."""
-        return self.structure.same() and self._now() == self.before and self.contents.same()
 
 
 class Prefixes:
@@ -67,7 +37,8 @@ class Prefixes:
 
     def __init__(self, forward: Forward, reused: int = 0) -> None:
         self.forward, self.cache = forward, forward.cache
-        self.state = ModelState(forward.module)
+        self.fingerprint, self.visits = ModuleFingerprint(forward.module), forward.guard.visits
+        self.sums: list[Tensor] | None = None  # of all weights; None before the first row
         self.idle_slots: dict[int, list[int]] = {}
         self.reused = reused
         self.outdated: WeakSet[LiveRow] = WeakSet()  # rows that were computed before a change
@@ -130,17 +101,24 @@ class Prefixes:
 
     def check(self, running: Iterable[LiveRow]) -> None:
         """Forget all that was computed before a change of the model."""
-        if not self.state.same():
+        module, before, visits = self.forward.module, self.sums, self.forward.guard.visits
+        same = self.fingerprint.same()
+        if before is not None and same and self.visits == visits:
+            return
+        self.sums, self.visits = checksums(module), visits
+        if before is None or not same:
+            self.fingerprint = ModuleFingerprint(module)
+            self.plain = refusal(module) is None and unseen_changes(module) is None  # whether the modules say all
+        if before is not None and not (same and equal(before, self.sums)):
             self.give_up(len(self.idle_slots))
             self.outdated.update(running)
-            self.state = ModelState(self.forward.module)
 
     def _take(self, row: LiveRow, length: int) -> None:
         row.cached = row.reused = length
         self.reused += length
 
     def _takes(self, row: LiveRow) -> bool:
-        return not row.cached and not row.request.all_logits and self._serves(row) and self.state.plain
+        return not row.cached and not row.request.all_logits and self._serves(row) and self.plain
 
     def _serves(self, row: LiveRow) -> bool:
         return row.request.probe is None and row.request.source is None and row not in self.outdated
@@ -179,3 +157,9 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
         else:
             most = middle
     return least
+
+
+def begin_alike(prompts: Iterable[Sequence[int]]) -> bool:
+    """Whether some of these prompts begin alike, so that a row can take over what another computed."""
+    ordered = sorted(map(list, prompts))
+    return any(common(a, b) >= LEAST for a, b in pairwise(ordered))

@@ -74,12 +74,15 @@ class Scheduler:
         done = self.total - running - len(self.waiting)
         return QueueProgress(done, running, self.total, self.tokens, 0 if prefixes is None else prefixes.reused)
 
-    def step(self, *, unchanged: bool = False) -> list[Output]:
+    def step(self) -> list[Output]:
         """Let waiting rows join, and run one step.  A row that fails leaves with the reason `error`; the others run
-        on.  `unchanged` is that of `Engine.step`."""
-        self._admit()
-        before = self.engine.rows
-        outputs = self.engine.step(isolate=True, unchanged=unchanged) if before else []
+        on."""
+        try:
+            self._admit()
+            before = self.engine.rows
+            outputs = self.engine.step(isolate=True) if before else []
+        finally:
+            self.engine.guard.only_own_code = False
         self.failed = next((row.error for row in before if row.error is not None), None)
         self.tokens += sum(output.token is not None for output in outputs)
         return outputs

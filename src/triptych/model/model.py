@@ -151,7 +151,10 @@ class Model(ModelTraining, ModelTasks):
                 early_stopping=early_stopping, max_rows=integer("max_rows", max_rows, 1), on_token=on_token,
                 on_progress=on_progress,
             )  # fmt: skip
-        engine = self.engine(chunk=chunk, stop=stop, draft=draft, draft_tokens=draft_tokens, matmul=matmul, cache=cache)
+        engine = self._engine(
+            running.begin_alike([request.prompt for request in requests]), chunk=chunk, stop=stop, draft=draft,
+            draft_tokens=draft_tokens, matmul=matmul, cache=cache,
+        )  # fmt: skip
         scheduler = running.Scheduler(engine, max_rows=max_rows)
         return running.generate(scheduler, requests, self.tokenizer, on_token=on_token, on_progress=on_progress)
 
@@ -197,7 +200,7 @@ class Model(ModelTraining, ModelTasks):
                 raise InputError(f"{name} is a setting of the engine; give it to Model.engine")
         if engine is not None and (engine.module is not self.module or engine.rows):
             raise InputError("the engine is of another model, or runs another text; finish or close that one first")
-        own = self.engine(chunk=chunk, cache=cache) if engine is None else engine
+        own = self._engine(False, chunk=chunk, cache=cache) if engine is None else engine
         scheduler = running.Scheduler(own, max_rows=1)
         row = scheduler.submit(request)  # what cannot be run is refused before the first piece
         return running.pieces(scheduler, row, detokenizer, ends, on_token)
@@ -218,9 +221,17 @@ class Model(ModelTraining, ModelTasks):
 
         Raises InputError for a draft and a `matmul` that cannot be used, and for an unknown type of cache.
         """
+        return self._engine(
+            True, chunk=chunk, stop=stop, draft=draft, draft_tokens=draft_tokens, matmul=matmul, cache=cache
+        )
+
+    def _engine(
+        self, reuse: bool, *, chunk: int | None, stop: str | Sequence[str] = (), draft: Model | str | None = None,
+        draft_tokens: int = 4, matmul: tasks.Matmul = "auto", cache: CacheType,
+    ) -> running.Engine:  # fmt: skip
         return running.Engine(
             self.module, decode=self._decode(stop), chunk=chunk, budget=running.BUDGET, executor=self.executor,
-            matmul=matmul, reuse=True, speculation=tasks.speculation(self, draft, draft_tokens, cache),
+            matmul=matmul, reuse=reuse, speculation=tasks.speculation(self, draft, draft_tokens, cache),
             cache_type=cache,
         )  # fmt: skip
 

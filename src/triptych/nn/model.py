@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import RLock
 
 import torch
 from torch import Tensor
@@ -57,7 +58,13 @@ class ExecutorPlans(dict[type, object]):
     """The plans that executors made of one module and keep with it, by their class; of each class one or several.
 
     They belong to the module's own parts and weights: they are neither copied nor pickled with it.
+
+    lock    held while a plan is looked up or made, by any thread.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = RLock()
 
     def __deepcopy__(self, memo: dict[int, object]) -> ExecutorPlans:
         return ExecutorPlans()

@@ -25,7 +25,7 @@ from triptych.model import Model
 from triptych.nn.weights import dense
 from triptych.page.live_section import defined
 from triptych.program import Entry, Instruction, Program, lower
-from triptych.program.changes import Structure
+from triptych.program.changes import refusal
 from triptych.quantize import quantize
 from triptych.quantize.layouts import GROUP
 from triptych.spec import ModelSpec, to_json
@@ -98,7 +98,7 @@ def export(model: Model) -> LiveExport:
     """
     check_size(model.spec)
     module = copy.deepcopy(model.module).eval().to(device="cpu", dtype=torch.float32)
-    if edited := Structure(module).refusal():
+    if edited := refusal(module):
         raise InputError(f"a page runs the model as it was trained, and {edited}; remove it first")
     program = lower(module)
     for name, reason in program.unlowered.items():

@@ -15,7 +15,7 @@ from torch import Tensor
 from triptych.attention import AttendPlan, ContentBias, Rows
 from triptych.nn import Taps
 from triptych.probe.prompts import EditedRun, ProbedModel, chunks, forward
-from triptych.program.changes import Structure
+from triptych.program.changes import refusal
 from triptych.spec.model import ModelSpec
 
 TOGETHER = 256  # tokens: as many are run together, though some of them begin in a later block than others
@@ -41,7 +41,7 @@ class KnownBlocks:
             return nothing
         places = {place for run in runs for place in begins(model.spec, run)}
         wanted = {f"{prefix}blocks.{first - 1}" for prefix, first in places if first > 0}
-        if not wanted or Structure(model.module).refusal() is not None:
+        if not wanted or refusal(model.module) is not None:
             return nothing
         kept: dict[str, Tensor] = {}
         forward(model, [EditedRun(runs[0].prompt, runs[0].at)], wrap=lambda taps: _Blocks(taps, "", {}, wanted, kept))

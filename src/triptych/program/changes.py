@@ -1,80 +1,158 @@
 """Whether a module still does what its program says, looked up at every step without walking it.
 
-A hook, a replaced forward, a replaced part and training mode show in the dictionaries of the modules and in their
-classes; replaced parameters in those of parameters, and in where their numbers lie.  All are compared by loops that run
-in C.
+A hook, a replaced forward, a replaced part, a flag, a spec and any other attribute show in the dictionaries of the
+modules and in their classes; replaced parameters in those of parameters, and in where their numbers lie.  All are
+compared by loops that run in C.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import is_dataclass
+from enum import Enum
 from itertools import chain
-from operator import attrgetter, itemgetter
+from math import gcd
+from operator import attrgetter, call, is_, itemgetter, methodcaller
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from triptych.nn.part import Module
 from triptych.nn.weights import PackedWeight
 
-_training = itemgetter("training")
 _blocks = attrgetter("blocks")
-_calls = attrgetter("forward", "__call__")
 _version = attrgetter("_version", "dtype")
+_values = methodcaller("values")
 PIECE = 4096  # bytes: vectors, which are most of what is copied, are compared whole
+ROW, ROWS = 512, 256  # integers of which one sum is made, and such rows of which one column of sums is made
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_TABLES = ("_modules", "_parameters", "_buffers")
 _EVERYWHERE = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
+LOOK_EVERY = 16  # steps, at most, from one look at the module to the next
+#: Attributes of every module of torch, compared by what they hold, and the plans, which hold fingerprints themselves.
+_NOT_COMPARED = frozenset(vars(nn.Module())) | {"plans"}
+#: What parts keep beside their specs in containers: it follows from specs and positions alone.
+_DERIVED = frozenset({"prefix", "own_groups", "cross_groups", "tables"})
+_WIDEST = 8
+_INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # by bytes
+_CONSTANTS = (
+    bool, int, float, complex, str, bytes, type, Enum, torch.dtype, torch.device, FunctionType, BuiltinFunctionType,
+)  # fmt: skip
 
 
-class Structure:
-    """The modules below one, as they are now."""
+class ModuleFingerprint:
+    """A module and all parts below it, as they are now: which there are, their classes and what these define, hooks,
+    training flags, specs and all other attributes.
+
+    Attributes are compared by identity, so one that is assigned again counts as changed.  The parts are held, so that
+    no identity is given out again; the module itself is not: it keeps what holds its fingerprint, and would never be
+    freed.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        self.names = {id(one): name for name, one in module.named_modules()}
-        self.modules = list(module.modules())
-        self.dicts = [one.__dict__ for one in self.modules]
-        self.hooks = [*(own[key] for own in self.dicts for key in _HOOKS), *_EVERYWHERE]
-        self.children = [own["_modules"] for own in self.dicts if own["_modules"]]
-        self.parameters = [own["_parameters"] for own in self.dicts if own["_parameters"]]
-        self.before = self._now()
-
-    def _now(self) -> tuple[Any, ...]:
-        """What `same` compares.  Parts are compared by identity, as modules have no equality of their own; a forward
-        that is set on an instance is one entry more in its dictionary, and one that is set on a class, or comes with
-        another class of an instance, shows in the classes."""
-        classes = list(map(type, self.modules))
-        return (
-            any(self.hooks),
-            any(map(_training, self.dicts)),
-            list(map(len, self.dicts)),
-            list(chain.from_iterable(map(dict.values, self.children))),
-            list(map(id, chain.from_iterable(map(dict.values, self.parameters)))),
-            classes,
-            list(map(_calls, dict.fromkeys(classes))),
-        )
+        self.module = ref(module)
+        every = list(module.modules())
+        self.parts = every[1:]
+        self.dicts = list(map(vars, self.parts))
+        dicts = [vars(module), *self.dicts]
+        self.hooks = [*(own[key] for own in dicts for key in _HOOKS), *_EVERYWHERE]
+        self.hooked = any(self.hooks)
+        self.tables = [own[key] for own in dicts for key in _TABLES]
+        self.filled = [table for table in self.tables if table]
+        self.sizes = list(map(len, chain(dicts, self.tables)))
+        self.held = [*chain.from_iterable(map(dict.values, self.filled))]
+        names = [tuple(name for name in own if name not in _NOT_COMPARED) for own in dicts]
+        self.getters = [itemgetter("training", "training", *own) for own in names]
+        self.attributes = [*chain.from_iterable(map(call, self.getters, dicts))]
+        self.classes = list(map(type, every))
+        bases = dict.fromkeys(base for one in dict.fromkeys(self.classes) for base in one.__mro__ if base is not object)
+        self.class_dicts = list(map(vars, bases))
+        self.class_sizes = list(map(len, self.class_dicts))
+        self.class_values = [*chain.from_iterable(map(_values, self.class_dicts))]
 
     def same(self) -> bool:
         """Whether all of it is still so."""
-        return self._now() == self.before
+        module = self.module()
+        if module is None:
+            return False
+        dicts = [vars(module), *self.dicts]
+        try:
+            return (
+                list(map(len, chain(dicts, self.tables))) == self.sizes
+                and all(map(is_, chain.from_iterable(map(call, self.getters, dicts)), self.attributes))
+                and all(map(is_, chain.from_iterable(map(dict.values, self.filled)), self.held))
+                and all(map(is_, map(type, chain((module,), self.parts)), self.classes))
+                and list(map(len, self.class_dicts)) == self.class_sizes
+                and all(map(is_, chain.from_iterable(map(_values, self.class_dicts)), self.class_values))
+                and any(self.hooks) == self.hooked
+            )
+        except KeyError:  # one attribute went as another came
+            return False
 
-    def refusal(self) -> str | None:
-        """Why these modules cannot be run as their program."""
-        if any(_EVERYWHERE):
-            return "a hook is registered on all modules"
-        for one in self.modules:
-            name = self.names[id(one)] or "the model"
-            if one.training:
-                return f"{name} is in training mode"
-            if any(one.__dict__[key] for key in _HOOKS):
-                return f"{name} has a hook"
-            if "forward" in one.__dict__:
-                return f"the forward of {name} is replaced"
-        return None
+
+class ModuleGuard:
+    """When the steps of an engine look whether the module is still what they were bound to: in each, and where nothing
+    else ran in between in one of LOOK_EVERY, for what other threads change.  A look costs a tenth of a step of a small
+    model, as it reads from memory what the weights drove from the caches.
+
+    only_own_code   set before a step by the code that runs it, to promise that no other code ran in this thread since
+                    the last step; the step takes it back.
+    visits          how often other code may have run.
+    """
+
+    def __init__(self) -> None:
+        self.only_own_code = False
+        self.visits = self._calls = 0
+        self._looked_at = -1
+
+    def due(self) -> bool:
+        """Whether the call of an executor that asks looks."""
+        self._calls += 1
+        due = self.visits != self._looked_at or self._calls >= LOOK_EVERY
+        if due:
+            self._looked_at, self._calls = self.visits, 0
+        return due
 
 
-class Contents:
+def refusal(module: nn.Module) -> str | None:
+    """Why a module cannot be run as its program; None where it can."""
+    if any(_EVERYWHERE):
+        return "a hook is registered on all modules"
+    for path, part in module.named_modules():
+        name = path or "the model"
+        if part.training:
+            return f"{name} is in training mode"
+        if any(vars(part)[key] for key in _HOOKS):
+            return f"{name} has a hook"
+        if "forward" in vars(part):
+            return f"the forward of {name} is replaced"
+    return None
+
+
+def unseen_changes(module: nn.Module) -> str | None:
+    """Which attribute a fingerprint cannot watch: one that may change in place.  None where there is none."""
+    for path, part in module.named_modules():
+        derived = _DERIVED if isinstance(part, Module) else frozenset[str]()
+        for key, value in vars(part).items():
+            if key not in _NOT_COMPARED and key not in derived and not _constant(value):
+                return f"{path or 'the model'} keeps a {type(value).__name__} in {key!r}, which may change in place"
+    return None
+
+
+def _constant(value: object) -> bool:
+    """Whether a value cannot change in place."""
+    if isinstance(value, tuple | frozenset):
+        return all(map(_constant, value))
+    frozen = is_dataclass(value) and type(value).__hash__ not in (None, object.__hash__)
+    return value is None or frozen or isinstance(value, _CONSTANTS)
+
+
+class SampledBytes:
     """The bytes of tensors on the CPU at the beginning, in the middle and at the end of each, to see what torch does
     not count: its fused optimizers and changes through `.data` leave the version of a tensor as it is.
 
@@ -101,12 +179,12 @@ class Contents:
         return addresses == self.addresses and b"".join(self.views) == self.before
 
 
-class Numbers:
+class WeightVersions:
     """Where the numbers of tensors lie; and for those that were copied, whether they were changed since."""
 
     def __init__(self, shared: list[Tensor], copied: list[Tensor], packed: list[PackedWeight]) -> None:
         self.shared, self.copied, self.packed = shared, copied, packed
-        self.before, self.contents = self._now(), Contents(copied, PIECE)
+        self.before, self.contents = self._now(), SampledBytes(copied, PIECE)
 
     def _now(self) -> tuple[Any, ...]:
         return (
@@ -119,3 +197,27 @@ class Numbers:
     def same(self) -> bool:
         contents = self.contents  # not its `same`: every step asks, and the addresses have been compared
         return self._now() == self.before and b"".join(contents.views) == contents.before
+
+
+def checksums(module: nn.Module) -> list[Tensor]:
+    """Sums over all bytes of the parameters and buffers of a module, of packed ones their blocks.
+
+    A tensor is taken as a table of integers, of whose rows and columns sums are made modulo 2^64: they change with any
+    one number, and with rows, columns or numbers that change places.  All weights are read, twice, the second time from
+    the caches of the processor: that takes about as long as one decoding step, and 0.4% of their memory.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    sums: list[Tensor] = []
+    for tensor in [one.blocks if isinstance(one, PackedWeight) else one.detach() for one in tensors]:
+        raw = tensor.contiguous().reshape(-1).view(torch.uint8)
+        integers = raw[: raw.numel() // _WIDEST * _WIDEST].view(_INTEGERS[gcd(_WIDEST, raw.data_ptr())])
+        whole = integers.numel() // ROW * ROW
+        for piece in integers[:whole].view(-1, ROW).split(ROWS):
+            sums += [piece.sum(1), piece.sum(0)]
+        sums += [integers[whole:].clone(), raw[raw.numel() // _WIDEST * _WIDEST :].clone()]
+    return sums
+
+
+def equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    """Whether two lists of checksums are of the same bytes."""
+    return len(first) == len(second) and all(map(torch.equal, first, second))

@@ -34,7 +34,7 @@ def lower(module: Transformer) -> Program:
             names[id(parameter)] = name
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters(remove_duplicate=False)}
     recorder, unlowered = Recorder(names, shapes), dict[str, str]()
-    training = module.training
+    training = [part.training for part in module.modules()]
     module.eval()
     try:
         with torch.no_grad():
@@ -42,7 +42,8 @@ def lower(module: Transformer) -> Program:
     except NotLowerable as reason:
         raise ConfigError(f"this {module.spec.family} model cannot be lowered: {reason}") from None
     finally:
-        module.train(training)
+        for part, flag in zip(module.modules(), training, strict=True):
+            part.training = flag
     return Program(recorder.entries, recorder.used, unlowered)
 
 

@@ -16,7 +16,7 @@ from triptych.attention.rope import rope_angles
 from triptych.errors import InputError
 from triptych.native.step import MATRIX, Index, Op
 from triptych.nn.weights import PackedWeight
-from triptych.program.changes import Numbers
+from triptych.program.changes import WeightVersions
 from triptych.program.native_plan import TILE_KEYS, NativePlan
 from triptych.program.native_values import NotNative, PlanTable
 
@@ -49,7 +49,7 @@ class Binding:
     limit: int
     vocab: int
     of_call: list[int]
-    numbers: Numbers
+    versions: WeightVersions
     kept: list[Tensor]
     packed: bool
 
@@ -85,8 +85,8 @@ class Binder:
             start = columns // 2 if table.kind == "bias both ways" else 0  # of distance 0
             matrices[i] = (layout, rows, columns, 0, data.data_ptr() + start * data.element_size())
         limit, vocab = self._limits(matrices)
-        numbers = Numbers(self.shared, self.copied, self.packed)
-        return Binding(self.plan, matrices, positions, limit, vocab, of_call, numbers, self.kept, bool(self.packed))
+        versions = WeightVersions(self.shared, self.copied, self.packed)
+        return Binding(self.plan, matrices, positions, limit, vocab, of_call, versions, self.kept, bool(self.packed))
 
     def _limits(self, matrices: npt.NDArray[Any]) -> tuple[int, int]:
         limit = vocab = np.iinfo(np.int32).max

@@ -24,6 +24,7 @@ from triptych.native import library
 from triptych.native.step import PlanRecord
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
+from triptych.program.changes import ModuleGuard
 from triptych.program.native_binding import LAYOUT_BF16, Binding, MatrixOf
 from triptych.program.native_calls import (
     Calls,
@@ -47,7 +48,6 @@ TOKENS = 256  # of one call: more run as several, so that the arena stays small
 # weights are about as fast as those of torch's matrix library (with wide matrices and 256 vectors a fifth slower), and
 # the rest of a step is faster.  bf16 weights are multiplied in fp32 here, by torch at twice that rate or more.
 MOST_DENSE, MOST_DENSE_FP32 = 32, 256
-LOOK_EVERY = 16  # steps, at most, from one look at the module to the next
 _keys_and_values = attrgetter("k", "v")
 
 
@@ -93,21 +93,19 @@ class NativeStep:
                   for MOST_DENSE or, where it holds, MOST_DENSE_FP32.
     bf16          whether tokens of prompts are multiplied with packed weights in bf16.
     why_modules   why the last call gave None; None after a call that ran.
-    unchanged     whether the caller knows that only its own code ran since the last call, so that this thread cannot
-                  have changed the module.  The module is then looked at every LOOK_EVERY calls only: a look costs a
-                  tenth of a step of a small model, as it reads from memory what the weights drove from the caches.
+    guard         says in which steps the module is looked at; in all, without one.
     """
 
     def __init__(
         self, module: Transformer, cache: Cache, cross: CrossCache | None = None, *, matrix_of: MatrixOf | None = None,
-        most_dense: int | None = None, bf16: bool = False,
+        most_dense: int | None = None, bf16: bool = False, guard: ModuleGuard | None = None,
     ) -> None:  # fmt: skip
         self.module, self.cache, self.cross = module, cache, cross
         self.matrix_of, self.most_dense, self.bf16 = matrix_of, most_dense, bf16
         self.calls = Calls()
         self.why_modules: str | None = None
-        self.unchanged = False
-        self._calls_since_look = 0
+        self.guard = guard
+        self._looked = False  # in the last call
         dtype = cache.stores[0].form.dtype if cache.stores else torch.float32
         self.how = dtype, tuple(store.window for store in cache.stores)  # what all its plans depend on
         self.reads: tuple[str, ...] = ()  # of the last call
@@ -173,17 +171,17 @@ class NativeStep:
     def _ready(self, ids: Sequence[int], rows: Rows, mixed: bool, reads: tuple[str, ...]) -> list[Binding] | None:
         """The binding of the module as it is now, and where tokens of prompts are `mixed` in, theirs; None, and why in
         `why_modules`, where these tokens cannot run here."""
-        same = self.unchanged and self.why_modules is None and not mixed and reads == self.reads
+        due = self.guard is None or self.guard.due() or self.why_modules is not None
+        same = not due and not mixed and reads == self.reads
         last, self.reads = self.binding if same else None, reads
         positions = max(rows.ends, default=0)
         try:
-            if not self.unchanged or self.binding is None or self.why_modules is not None:
+            if due or self.binding is None:
                 self.calls.check()
-            if last is not None and self._calls_since_look < LOOK_EVERY - 1 and positions <= last.positions:
-                self._calls_since_look += 1
+            self._looked = last is None or positions > last.positions
+            if last is not None and not self._looked:
                 bindings = [last]
             else:
-                self._calls_since_look = 0
                 how = *self.how, reads
                 self.binding = PreparedStep.bound(self.module, how, self.matrix_of, positions)
                 bindings = [self.binding]
@@ -254,7 +252,7 @@ class NativeStep:
         """Structures of the plans, made anew where the weights or the stores moved.  Between two looks at the module
         only this thread's own code ran, and stores move when there are more slots or places."""
         room = self.cache.capacity, len(self.cache.lengths)
-        if self._calls_since_look and self.cross is None and room == self.room and bindings[0] in self.plans:
+        if not self._looked and self.cross is None and room == self.room and bindings[0] in self.plans:
             return
         self.room = room
         stores = self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]

@@ -30,7 +30,8 @@ def fused(steps: PlanSteps) -> PlanSteps:
         last = step
         while step.op in _TAKING and step not in gating and step.writes["output"] in once:
             after = readers[step.writes["output"]][0]
-            if not _takes_in(step, after, gates.get(after)):
+            taken = after in moved or after in stands_at  # a sum of two products is part of the first of them
+            if taken or not _takes_in(step, after, gates.get(after)):
                 break
             moved.add(last)
             last = after

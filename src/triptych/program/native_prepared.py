@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from threading import Lock
 from typing import Any, TypeVar, cast
-from weakref import ref
 
 import torch
 
 from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
-from triptych.program.changes import Structure
+from triptych.program.changes import ModuleFingerprint, refusal, unseen_changes
 from triptych.program.lower import lower
 from triptych.program.native_binding import Binder, Binding, MatrixOf
 from triptych.program.native_plan import NativePlan
 from triptych.program.native_values import NotNative
 from triptych.program.program import Program
 
-_LOCK = Lock()
 MOST_PLANS = 16  # of one kind that a module keeps: one for each choice of sites that are read
 P = TypeVar("P", bound="Prepared")
 
@@ -31,11 +28,11 @@ class Prepared(ABC):
     """
 
     def __init__(self, module: Transformer, how: tuple[Any, ...]) -> None:
-        self.module, self.how = ref(module), how
-        self.structure = Structure(module)
+        self.how = how
+        self.fingerprint = ModuleFingerprint(module)
         self.plan: NativePlan | None = None
         self.binding: Binding | None = None
-        self.reason = self.structure.refusal()
+        self.reason = refusal(module) or unseen_changes(module)
         if module.device.type != "cpu":
             self.reason = f"the model is on {module.device.type}"
         if self.reason is None:
@@ -49,7 +46,7 @@ class Prepared(ABC):
 
     def serves(self, module: Transformer) -> bool:
         """Whether it was made of this module, not of one that it is a shallow copy of, as the module is now."""
-        return self.module() is module and self.structure.same()
+        return self.fingerprint.module() is module and self.fingerprint.same()
 
     @staticmethod
     @abstractmethod
@@ -62,20 +59,20 @@ class Prepared(ABC):
     ) -> Binding:
         """The plan of the module as it is now, with its weights as they are now and tables for so many positions.
         Raises NotNative where there is none."""
-        every = cast(dict[tuple[Any, ...], P], module.plans.get(cls, {}))
-        prepared = every.get(how)
-        if prepared is None or not prepared.serves(module):
-            with _LOCK:
+        with module.plans.lock:
+            every = cast(dict[tuple[Any, ...], P], module.plans.setdefault(cls, {}))
+            prepared = every.get(how)
+            if prepared is None or not prepared.serves(module):
                 prepared = cls(module, how)
                 serving = [(key, one) for key, one in every.items() if one.serves(module)]
                 module.plans[cls] = dict(serving[-MOST_PLANS:]) | {how: prepared}
-        if prepared.plan is None:
-            raise NotNative(prepared.reason or "the model has no native plan")
-        binding = prepared.binding
-        if binding is None or not binding.numbers.same() or binding.positions < positions:
-            try:
-                binding = Binder(module, prepared.plan, matrix_of).bind(positions)
-            except InputError as error:
-                raise NotNative(str(error)) from None
-            prepared.binding = binding
-        return binding
+            if prepared.plan is None:
+                raise NotNative(prepared.reason or "the model has no native plan")
+            binding = prepared.binding
+            if binding is None or not binding.versions.same() or binding.positions < positions:
+                try:
+                    binding = Binder(module, prepared.plan, matrix_of).bind(positions)
+                except InputError as error:
+                    raise NotNative(str(error)) from None
+                prepared.binding = binding
+            return binding

@@ -19,7 +19,7 @@ from triptych.attention import Cache, CrossCache, Rows
 from triptych.attention.store import Store
 from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
-from triptych.program.changes import Structure
+from triptych.program.changes import ModuleFingerprint, ModuleGuard, refusal, unseen_changes
 from triptych.program.lower import lower
 from triptych.program.native_reads import StepReads
 from triptych.program.program import Program
@@ -28,7 +28,6 @@ from triptych.program.static_plan import NotStatic, StaticPlan, bucket_of, check
 Run = Callable[[Tensor, int, bool], Tensor]
 Replay = Callable[[], tuple[Tensor, Tensor]]
 WARM_UPS = 2  # runs before a capture: libraries choose their kernels and allocate in them
-LOOK_EVERY = 16  # steps, at most, from one look at the module to the next
 ONE_CAPTURE = threading.Lock()  # a capture waits for the whole device, which another one's stream would not allow
 VERSIONS = 256  # compiled for one function: each bucket of each plan is one
 
@@ -56,25 +55,23 @@ class StaticStep:
 
     compiler      what makes a function of a step faster, such as `compiled`; None runs it as it is.
     why_modules   why the last call gave None; None after a call that ran.
-    unchanged     whether the caller knows that only its own code ran since the last call.  The module is then looked at
-                  every LOOK_EVERY calls only, for what other threads change.
+    guard         says in which steps the module is looked at; in all, without one.
     captures      how many functions of a step were captured or prepared.
     """
 
     def __init__(
         self, module: Transformer, cache: Cache, cross: CrossCache | None = None, *,
-        compiler: Callable[[Run], Run] | None = None,
+        compiler: Callable[[Run], Run] | None = None, guard: ModuleGuard | None = None,
     ) -> None:  # fmt: skip
         self.module, self.cache, self.cross, self.compiler = module, cache, cross, compiler
         self.why_modules: str | None = None
-        self.unchanged = False
+        self.guard = guard
         self.captures = 0
-        self.structure: Structure | None = None
+        self.fingerprint: ModuleFingerprint | None = None
         self.program: Program | None = None
         self.plan: StaticPlan | None = None
         self.seen: list[Tensor] = []
         self.replays: dict[tuple[int, bool], Replay] = {}
-        self._calls_since_look = 0
         self._best: tuple[Tensor, list[int]] | None = None  # of the last call, and the slots that were chosen
 
     def logits(
@@ -165,16 +162,15 @@ class StaticStep:
         """Make the plan anew where the module, a parameter or a store is another one than before."""
         tensors = [x for store in self._stores() for x in (store.k, store.v)]
         same = len(tensors) == len(self.seen) and all(map(is_, tensors, self.seen))
-        self._calls_since_look += 1
-        if same and self.plan is not None and self.unchanged and self._calls_since_look < LOOK_EVERY:
+        due = self.guard is None or self.guard.due()
+        if same and self.plan is not None and not due:
             return
-        self._calls_since_look = 0
-        if self.structure is None or not self.structure.same():
-            self.structure, self.program, same = Structure(self.module), None, False
-        if same and self.plan is not None and self.plan.numbers.same():
+        if self.fingerprint is None or not self.fingerprint.same():
+            self.fingerprint, self.program, same = ModuleFingerprint(self.module), None, False
+        if same and self.plan is not None and self.plan.versions.same():
             return
         self.plan, self.seen, self.replays = None, [], {}
-        reason = self.structure.refusal()
+        reason = refusal(self.module) or unseen_changes(self.module)
         if reason is not None:
             raise NotStatic(reason)
         try:

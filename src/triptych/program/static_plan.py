@@ -22,7 +22,7 @@ from triptych.attention.store import Store
 from triptych.errors import ConfigError
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
-from triptych.program.changes import Numbers
+from triptych.program.changes import WeightVersions
 from triptych.program.interpreter import run_operation
 from triptych.program.program import Instruction, Program
 from triptych.program.static_groups import Group, grouped, join
@@ -118,7 +118,7 @@ class StaticPlan:
     weights: Mapping[str, Tensor] = field(init=False)
     tables: dict[str, tuple[Tensor, ...]] = field(init=False)
     masks: dict[str, int] = field(init=False)
-    numbers: Numbers = field(init=False)
+    versions: WeightVersions = field(init=False)
     groups: list[Group] = field(init=False)
     matrices: dict[str, tuple[Tensor, Tensor | None, list[int]]] = field(init=False)
     held: list[Tensor] = field(init=False)
@@ -141,7 +141,7 @@ class StaticPlan:
             in_tables = self._make_tables(max(self.cache.capacity, 1))
         if any(weight.is_inference() for weight in in_tables):
             raise NotStatic("a weight was made in inference mode, where changes are not counted")
-        self.numbers = Numbers(list(self.weights.values()), in_tables, [])
+        self.versions = WeightVersions(list(self.weights.values()), in_tables, [])
         # What a graph reads stays allocated as long as the plan, though another thread gives a parameter other numbers.
         self.held = [weight.detach() for weight in self.weights.values()]
 

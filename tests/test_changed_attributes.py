@@ -1,0 +1,210 @@
+"""A model answers as its modules do after any change of a spec, an attribute or a weight, whatever ran before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import triptych
+from native_models import EXACT, LLAMA, needs_native
+from triptych import nn
+from triptych.checkpoints.adapters import AdapterSettings, add_adapter
+from triptych.model import Model, create
+
+pytestmark = needs_native
+
+SIZES = {"vocab_size": 41, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "max_position_embeddings": 200, "bos_token_id": 1, "eos_token_id": None}  # fmt: skip
+GEMMA = {**SIZES, "num_key_value_heads": 1, "head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 17,
+         "attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0, "pad_token_id": 0}  # fmt: skip
+T5 = {"vocab_size": 41, "d_model": 64, "d_kv": 32, "d_ff": 96, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2,
+      "relative_attention_num_buckets": 8, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": None}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": LLAMA | {"num_attention_heads": 2, "num_key_value_heads": 1, "eos_token_id": None},
+    "gemma2": {"model_type": "gemma2", **GEMMA},
+    "mixtral": {"model_type": "mixtral", **SIZES, "num_key_value_heads": 1, "head_dim": 32, "num_local_experts": 3,
+                "num_experts_per_tok": 2},
+    "gpt2": {"model_type": "gpt2", "vocab_size": 41, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_inner": 96,
+             "n_positions": 200, "bos_token_id": 1, "eos_token_id": None},
+    "gptj": {"model_type": "gptj", "vocab_size": 41, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_inner": 96,
+             "n_positions": 200, "rotary_dim": 16, "bos_token_id": 1, "eos_token_id": None},
+    "t5": {"model_type": "t5", **T5},
+    "bert": {"model_type": "bert", **SIZES, "type_vocab_size": 2},
+}  # fmt: skip
+PROMPTS = [[1, 7, 3, 9, 4, 11, 5, 13, 6, 15, 21], [1, 30, 8]]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    paths = {}
+    for name, config in FAMILIES.items():
+        paths[name] = tmp_path_factory.mktemp(name)
+        model, random = create(config, seed=3), torch.Generator().manual_seed(3)
+        for weight in model.module.parameters():
+            if weight.dim() == 2:  # large, so that every change shows
+                torch.nn.init.normal_(weight, std=0.25, generator=random)
+        model.save(paths[name])
+    return paths
+
+
+def opened(path: Path, packed: bool, executor: str = "auto") -> Model:
+    model = triptych.load(path, quantize="int8" if packed else None)
+    model.executor = executor
+    add_adapter(model.module, AdapterSettings(rank=2))
+    with torch.no_grad():
+        for name, weight in model.module.named_parameters():
+            if name.endswith(".up") and weight.requires_grad:
+                weight.copy_(torch.arange(weight.numel()).view(weight.shape).cos())
+    model.module.eval()
+    return model
+
+
+# -- changes ----------------------------------------------------------------------------------------------------------
+
+
+def respecced(module: nn.Transformer, field: str, value: Any) -> int:
+    """Give the specs of all parts that have it another value of this field, and say how many there were."""
+    count = 0
+    for part in module.modules():
+        spec = getattr(part, "spec", None)
+        if spec is not None and not isinstance(part, nn.Transformer) and field in vars(spec):
+            part.spec = replace(spec, **{field: value})
+            count += 1
+    return count
+
+
+def scale_of_attention(module: nn.Transformer) -> int:
+    count = 0
+    for part in module.modules():
+        if isinstance(part, nn.attention.Attention):
+            part.spec = replace(part.spec, scale=1.7)
+            count += 1
+    return count
+
+
+def last_scale_of_attention(module: nn.Transformer) -> int:
+    """Of one layer alone; layers that share a state are those that were alike before."""
+    blocks = (module.decoder or module.encoder).blocks  # type: ignore[union-attr]
+    blocks[0].attn.spec = replace(blocks[0].attn.spec, scale=1.7)
+    return 1
+
+
+def eps_of_norms(module: nn.Transformer) -> int:
+    return respecced(module, "eps", 3.0)
+
+
+def activation(module: nn.Transformer) -> int:
+    count = 0
+    for part in module.modules():
+        if isinstance(part, nn.feedforward.MLP | nn.feedforward.GLU):
+            part.spec = replace(part.spec, act="relu" if part.spec.act != "relu" else "silu")
+            count += 1
+    return count
+
+
+def activation_of_one_expert(module: nn.Transformer) -> int:
+    found = [part for part in module.modules() if isinstance(part, nn.feedforward.MoE)]
+    for part in found:
+        part.experts[1].spec = replace(part.experts[1].spec, act="relu")
+    return len(found)
+
+
+def scale_of_head(module: nn.Transformer) -> int:
+    if not hasattr(module.head, "spec") or "scale" not in vars(module.head.spec):  # type: ignore[union-attr]
+        return 0
+    module.head.spec = replace(module.head.spec, scale=0.3)  # type: ignore[union-attr]
+    return 1
+
+
+def softcap_of_head(module: nn.Transformer) -> int:
+    if not hasattr(module.head, "spec") or "softcap" not in vars(module.head.spec):  # type: ignore[union-attr]
+        return 0
+    module.head.spec = replace(module.head.spec, softcap=0.5)  # type: ignore[union-attr]
+    return 1
+
+
+def scale_of_adapter(module: nn.Transformer) -> int:
+    adapted = [part for part in module.modules() if isinstance(part, nn.LoraLinear)]
+    for part in adapted:
+        part.scale = 0.0
+    return len(adapted)
+
+
+def head_taken_out(module: nn.Transformer) -> int:
+    """Values of one head, in place and past torch's count; of packed matrices the bytes of its rows."""
+    attn = (module.decoder or module.encoder).blocks[0].attn  # type: ignore[union-attr]
+    weight = attn.v.weight
+    if isinstance(weight, nn.weights.PackedWeight):
+        weight.blocks.data[: len(weight.blocks) // 2] = 0
+    else:
+        weight.data[: attn.spec.value_width] = 0
+    return 1
+
+
+def column(module: nn.Transformer) -> int:
+    weight = (module.decoder or module.encoder).blocks[0].attn.v.weight  # type: ignore[union-attr]
+    if isinstance(weight, nn.weights.PackedWeight):
+        weight.blocks.data[:, len(weight.blocks[0]) // 2] = 77
+    else:
+        weight.data[:, 33] = 3.0
+    return 1
+
+
+CHANGES = [
+    scale_of_attention, last_scale_of_attention, eps_of_norms, activation, activation_of_one_expert, scale_of_head,
+    softcap_of_head, scale_of_adapter, head_taken_out, column,
+]  # fmt: skip
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """A model that is asked again and again in the same ways, with one engine for its streams."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.engine = None if model.module.decoder is None else model.engine()
+
+    def answer(self) -> torch.Tensor:
+        """All numbers of its answers: log-probabilities of what it generates at once and of a text of the engine; or
+        vectors."""
+        model = self.model
+        if self.engine is None:
+            return torch.cat([x.flatten() for x in model.encode(PROMPTS, pooling="mean")])
+        out = [one for text in model.generate(PROMPTS, max_new_tokens=5, logprobs=41) for one in text.logprobs or []]
+        from triptych.generate import Request, Scheduler, generate
+
+        source = PROMPTS[0] if model.module.encoder is not None else None
+        request = Request(
+            prompt=[0] if source else PROMPTS[0], source=source, max_new_tokens=5, logprobs=41, number=0
+        )
+        (text,) = generate(Scheduler(self.engine), [request], None)
+        return torch.tensor([sorted(one.top) for one in [*out, *(text.logprobs or [])]])[..., 1]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_changed_model_answers_as_its_modules_whatever_ran_before(
+    family: str, packed: bool, change: Callable[[nn.Transformer], int], saved: dict[str, Path]
+) -> None:
+    before, fresh = Asked(opened(saved[family], packed)), opened(saved[family], packed)
+    modules = opened(saved[family], packed, "modules")
+    first = before.answer()
+    before.answer()  # the second text of the engine takes over what the first computed
+    if not all([change(one.module) for one in (before.model, fresh, modules)]):
+        pytest.skip("the family has no such part")
+    expected = Asked(modules).answer()
+    assert float((first - expected).abs().max()) > 10 * EXACT, "the change does nothing"
+    new = Asked(fresh).answer()
+    for answer in (before.answer(), before.answer()):
+        torch.testing.assert_close(answer, new, atol=EXACT, rtol=0)
+    # A packed model rounds what it multiplies; numbers on an edge are rounded to either side.
+    most = float((first - expected).abs().max()) / 2 if packed else 5 * EXACT
+    assert float((new - expected).abs().max()) < most
