@@ -4,9 +4,9 @@ model does more than its program says."""
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 from collections.abc import Callable
+from threading import Event, Thread
 from typing import Any
 from weakref import ref
 
@@ -23,9 +23,12 @@ from triptych.generate.generation import pieces
 from triptych.model import create
 from triptych.native import library
 from triptych.nn.feedforward import GLU
+from triptych.nn.model import ExecutorPlans
 from triptych.probe import Plan, Session, zero
-from triptych.program.changes import Contents
+from triptych.program.changes import SampledBytes
 from triptych.program.native_executor import MOST_DENSE, MOST_DENSE_FP32, NativeStep, PreparedStep
+from triptych.program.native_plan import NativePlan
+from triptych.program.program import Program
 from triptych.text.detokenize import TextStream
 
 pytestmark = needs_native
@@ -169,11 +172,11 @@ def test_changes_that_torch_does_not_count_are_followed(change: Callable[[nn.Tra
 def test_the_end_of_a_large_tensor_is_compared_and_memory_that_moved_is_not_read() -> None:
     tensors = [torch.zeros(1000), torch.zeros(3, 40).T, torch.zeros(0), torch.zeros((), dtype=torch.bfloat16)]
     for tensor, place in ((tensors[0], -1), (tensors[0], 500), (tensors[1], (-1, -1)), (tensors[3], ())):
-        contents = Contents(tensors, 64)
+        contents = SampledBytes(tensors, 64)
         assert contents.same()
         tensor.data[place] = 7
         assert not contents.same()
-    contents = Contents(tensors, 64)
+    contents = SampledBytes(tensors, 64)
     tensors[0].data[100] = 7
     assert contents.same()  # of a large tensor not every number is compared
     tensors[0].share_memory_()
@@ -238,8 +241,45 @@ def test_a_model_that_ran_is_freed() -> None:
     ran(module)
     alive = ref(module)
     del module
-    gc.collect()
     assert alive() is None
+
+
+def test_threads_that_prepare_a_module_at_once_lose_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first makes its plan while the second asks for another one: both are kept, and neither is made again."""
+    made, first_makes, second_asked = list[object](), Event(), Event()
+    plan_of = PreparedStep.plan_of
+
+    def slow(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
+        made.append(how)
+        if len(made) == 1:
+            first_makes.set()
+            second_asked.wait(1)  # where it looks before it waits for the first, it is now past its look
+        return plan_of(program, packed, *how)
+
+    class Watched(ExecutorPlans):
+        def get(self, *key: Any) -> Any:
+            if first_makes.is_set():
+                second_asked.set()
+            return super().get(*key)
+
+    monkeypatch.setattr(PreparedStep, "plan_of", staticmethod(slow))
+    module = llama()
+    module.plans = Watched()
+    hows = [(torch.float32, (None, None), reads) for reads in ((), ("final",))]
+
+    def bind(how: tuple[Any, ...]) -> None:
+        with torch.inference_mode():
+            PreparedStep.bound(module, how, None, 8)
+
+    threads = [Thread(target=bind, args=(how,)) for how in hows]
+    threads[0].start()
+    first_makes.wait()
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    for how in hows:
+        bind(how)
+    assert len(made) == 2
 
 
 # -- the modules run where the program does not say all ---------------------------------------------------------------
@@ -303,20 +343,24 @@ def test_changes_are_looked_for_in_every_step_or_where_nothing_else_ran_in_one_o
     for unchanged, expected in ((False, 32), (True, 2), (False, 32)):
         looks.clear()
         for _ in range(32):
-            engine.step(unchanged=unchanged)
+            engine.guard.only_own_code = unchanged
+            engine.step()
         assert len(looks) == expected
     for more in ({"rules": [lambda logits, ids: logits]}, {"stop": ["no such text"]}):  # they may change anything
         engine.free([row])
         (row,) = engine.add(Request(prompt=[1, 2, 3], max_new_tokens=20, **more))
         looks.clear()
         for _ in range(8):
-            engine.step(unchanged=True)
+            engine.guard.only_own_code = True
+            engine.step()
         assert len(looks) == 8
     _hooked(module)  # as another thread would
     engine.free([row])
     engine.add(Request(prompt=[1, 2, 3], max_new_tokens=20))
-    steps = [engine.step(unchanged=True) and engine.why_modules for _ in range(16)]
-    assert steps[-1] == "decoder.blocks.0.attn.out has a hook"
+    for _ in range(16):
+        engine.guard.only_own_code = True
+        engine.step()
+    assert engine.why_modules == "decoder.blocks.0.attn.out has a hook"
 
 
 @pytest.mark.parametrize("way", ["on_token", "on_progress", "rules", "stream"])

@@ -29,6 +29,7 @@ from triptych.native.loader import ISAS
 from triptych.native.step import Op
 from triptych.nn.weights import PackedWeight
 from triptych.program import lower, native_calls, native_executor
+from triptych.program.changes import ModuleGuard
 from triptych.program.native_executor import NativeStep
 from triptych.program.native_plan import NativePlan, plan_of
 from triptych.program.native_values import NotNative
@@ -348,12 +349,13 @@ def test_the_largest_number_is_the_first_of_its_size_or_the_first_nan(n: int) ->
 @torch.inference_mode()
 def test_a_step_of_one_token_per_row_has_the_bits_of_any_other_step() -> None:
     module = packed()
-    side, twin = (NativeStep(module, module.decoder.cache(), matrix_of=kernel_matrix) for _ in range(2))
+    guard = ModuleGuard()
+    side = NativeStep(module, module.decoder.cache(), matrix_of=kernel_matrix, guard=guard)
+    twin = NativeStep(module, module.decoder.cache(), matrix_of=kernel_matrix)
     for step in (side, twin):
         step.cache.add(2)
         assert step.logits([3, 4, 5, 6], Rows((3, 1)), [2, 3]) is not None
     for i in range(70):  # beyond the places that the cache has at first
-        side.unchanged = twin.unchanged = i > 0
         rows = Rows((1, 1), (3 + i, 1 + i))
         logits, others = side.next_logits([7, i % 40], rows), twin.logits([7, i % 40], rows, [0, 1])
         assert logits is not None

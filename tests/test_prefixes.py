@@ -16,7 +16,7 @@ from native_models import llama, needs_native
 from test_engine import alone
 from test_native_step import packed
 from triptych.generate import Engine, LiveRow, Request, Scheduler
-from triptych.generate.prefixes import LEAST, ModelState, Prefixes, common
+from triptych.generate.prefixes import LEAST, Prefixes, begin_alike, common
 from triptych.model import Model
 from triptych.nn import Transformer
 from triptych.probe import Plan, Session
@@ -45,6 +45,16 @@ def test_common_beginnings() -> None:
         b = [draw.randrange(2) for _ in range(draw.randrange(9))]
         expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
         assert common(a, b) == expected
+
+
+def test_prompts_that_begin_alike() -> None:
+    start = START[:LEAST]
+    assert begin_alike([[*start, 1], [2, *start], [*start, 3]])
+    assert not begin_alike([[*start, 1], [2, *start], [*start[:-1], 3], start[:-1]])
+    assert not begin_alike([START])
+    model = Model(llama())
+    for prompts, reused in (([START, START[::-1]], [0, 0]), ([START, START], [0, 19])):
+        assert [one.reused for one in model.generate(prompts, max_new_tokens=2)] == reused
 
 
 @pytest.mark.parametrize("position", ["rope", "alibi", "learned", "t5"])
@@ -207,7 +217,7 @@ def test_a_changed_model_computes_everything_again(change: Callable[[Transformer
 def test_without_the_check_outdated_keys_would_show(
     change: Callable[[Transformer], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ModelState, "same", lambda self: True)
+    monkeypatch.setattr(Prefixes, "check", lambda self, running: None)
     monkeypatch.setattr(Prefixes, "_takes", lambda self, row: not row.cached)
     found, expected, reused = after_a_change(change)
     assert reused == 40

@@ -225,7 +225,11 @@ def test_json_that_is_not_a_program_is_refused() -> None:
 
 def test_lowering_leaves_the_model_as_it_was() -> None:
     module = tiny.decoder().train()
+    for part in module.decoder.blocks[0].eval().children():  # type: ignore[union-attr]  # frozen, but for its MLP
+        part.train(isinstance(part, nn.feedforward.GLU))
     before = {name: p.clone() for name, p in module.named_parameters()}
+    flags = {name: part.training for name, part in module.named_modules()}
+    assert set(flags.values()) == {True, False}
     lower(module)
-    assert module.training
+    assert flags == {name: part.training for name, part in module.named_modules()}
     assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())

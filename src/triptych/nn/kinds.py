@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from triptych import ops
 from triptych.attention import (
@@ -37,6 +39,11 @@ from triptych.spec.part import Part
 
 if TYPE_CHECKING:
     from triptych.nn.attention import Attention
+    from triptych.nn.stack import Stack
+
+
+#: What a state is decided by, of a block whose attention has it and of its kind.
+_of_block, _of_kind = attrgetter("attn", "attn.spec", "attn.mechanism"), attrgetter("spec", "position")
 
 
 @runtime_checkable
@@ -115,13 +122,17 @@ class Context:
     cross: Sequence[KindState]
     random: torch.Generator | None = None
     dtype: torch.dtype = torch.float32
-    owner: nn.Module | None = None  # the stack that decided it
+    owner: Stack | None = None  # the stack that decided it
 
     def __post_init__(self) -> None:
         own = dict.fromkeys(self.own)
         self.distinct = list(own)
         evaluated = self.owner is not None and not self.owner.training and not torch.is_grad_enabled()
         self.continues = evaluated and all(map(_continues, own)) and not self.cross
+        if self.owner is not None and self.continues:
+            self.blocks = [self.owner.blocks[layers[0]] for layers in self.owner.own_groups.values()]
+            self.kinds = [*self.owner.kinds.values()]
+            self.decided_by = [*chain(chain.from_iterable(map(_of_block, self.blocks)), *map(_of_kind, self.kinds))]
 
     def moved_on(self, rows: Rows, x: Tensor) -> bool:
         """Advance by one token in place: the places that keys are written to and read up to, and the rotation.  False,
@@ -129,6 +140,9 @@ class Context:
         if not self.continues or not rows.even or x.dtype != self.dtype:
             return False
         if self.owner is None or self.owner.training or torch.is_grad_enabled():
+            return False
+        deciding = chain(chain.from_iterable(map(_of_block, self.blocks)), *map(_of_kind, self.kinds))
+        if not all(map(is_, deciding, self.decided_by)):
             return False
         past, end = rows.past[0], rows.ends[0]
         self.rows = rows

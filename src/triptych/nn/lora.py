@@ -74,7 +74,7 @@ class LoraLinear(Linear):
         for name, parameter in base.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
         self.down, self.up = down, up
-        self.alpha, self.scale = alpha, alpha / down.shape[0]
+        self.alpha = alpha
         self.dropout = nn.Dropout(dropout) if dropout else None
         self.takes_packed, self.dtype, self.device = base.takes_packed, base.dtype, base.device
         self.train(base.training)
@@ -85,6 +85,15 @@ class LoraLinear(Linear):
             x = self.dropout(x)
         low = ops.linear(x.to(self.down.dtype), self.down) * self.scale
         return out + ops.linear(low, self.up).to(out.dtype)
+
+    @property
+    def scale(self) -> float:
+        """`alpha / rank`; setting it changes `alpha`, so that what is merged or saved follows."""
+        return self.alpha / self.down.shape[0]
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        self.alpha = value * self.down.shape[0]
 
     @property
     def factors(self) -> LoraFactors:

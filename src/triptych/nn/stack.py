@@ -176,7 +176,7 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
         ctx = step.context if taps is NO_TAPS else None
         if not isinstance(ctx, Context) or ctx.owner is not self or not ctx.moved_on(rows, x):
             ctx = self.context(x, rows, step, cross, random)
-            step.context = ctx
+            step.context = ctx if ctx.continues else None  # a step of no cache is part of it: no cycle
         x = taps("embed", x, rows)
         for i, block in enumerate(self.blocks):
             run = block if not (self.recompute and self.training) else partial(_recomputed, block)

@@ -194,14 +194,11 @@ class StaticStep:
         if how not in self.replays:
             self.captures += 1
             on_gpu = self.module.device.type == "cuda"
-            self.replays[how] = self._captured(*how) if on_gpu else partial(self._step, *how)
+            step = partial(_step, self.run, self.inputs, *how)  # not a method: the step would keep itself
+            self.replays[how] = self._captured(step) if on_gpu else step
         return self.replays[how]
 
-    def _step(self, bucket: int, every: bool) -> tuple[Tensor, Tensor]:
-        out = self.run(self.inputs, bucket, every)
-        return out, best_of(out)
-
-    def _captured(self, bucket: int, every: bool) -> Replay:
+    def _captured(self, step: Replay) -> Replay:
         """A CUDA graph of one step.  What runs before its capture writes what the step itself writes.
 
         Other threads may use the GPU meanwhile.  The memory that cuBLAS works in belongs to the process, which may free
@@ -212,12 +209,12 @@ class StaticStep:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UPS):
-                    self._step(bucket, every)
+                    step()
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             torch._C._cuda_clearCublasWorkspaces()
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                out = self._step(bucket, every)
+                out = step()
             torch._C._cuda_clearCublasWorkspaces()
 
         def replay() -> tuple[Tensor, Tensor]:
@@ -225,3 +222,8 @@ class StaticStep:
             return out
 
         return replay
+
+
+def _step(run: Run, inputs: Tensor, bucket: int, every: bool) -> tuple[Tensor, Tensor]:
+    out = run(inputs, bucket, every)
+    return out, best_of(out)

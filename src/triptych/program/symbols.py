@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -211,17 +212,33 @@ class Recorder:
         return self.emit("cast", {"x": x}, attributes={"dtype": name}, dims=x.dims, dtype=dtype)
 
     def _experts(self, bound: Mapping[str, Any]) -> Value:
-        """One operation that holds the program of its first expert; the others have the same with their own weights."""
+        """One operation that holds the program of its first expert; the others have the same with their own weights.
+        Raises NotLowerable for one that does something else."""
         x, parts = self.checked(bound["x"]), bound["parts"]
-        outer = dict(self.entries)
-        with self.entry("expert") as outputs:
-            outputs.append(self.checked(parts[0](self.input("x", x.dims, x.dtype))))
-        expert, self.entries = self.entries["expert"], outer
+        expert = self._expert(parts[0], x)
+        used = dict(self.used)
+        for i, part in enumerate(parts):
+            own = self._expert(part, x).instructions
+            steps = [replace(one, weights=_renamed(one.weights, f".experts.{i}.", ".experts.0.")) for one in own]
+            if tuple(steps) != expert.instructions:
+                raise NotLowerable(f"expert {i} does something else than expert 0")
+        self.used = used
         attributes = {
             "top_k": bound["top_k"], "normalize": bound["normalize"], "count": len(parts), "expert": expert,
         }  # fmt: skip
         inputs = {"x": x, "scores": self.checked(bound["scores"])}
         return self.emit("experts", inputs, attributes=attributes, dims=x.dims, dtype=x.dtype)
+
+    def _expert(self, part: Callable[[Tensor], Tensor], x: Value) -> Entry:
+        outer = dict(self.entries)
+        with self.entry("expert") as outputs:
+            outputs.append(self.checked(part(self.input("x", x.dims, x.dtype))))
+        expert, self.entries = self.entries["expert"], outer
+        return expert
+
+
+def _renamed(weights: Mapping[str, str], part: str, other: str) -> dict[str, str]:
+    return {key: name.replace(part, other) for key, name in weights.items()}
 
 
 def _temporary(name: str) -> bool:
