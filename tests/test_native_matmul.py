@@ -37,10 +37,10 @@ def native() -> Iterator[Library]:
     if loaded is None:
         pytest.skip(why_not() or "")
     yield loaded
-    loaded.use(loader.ISAS[-1])
+    loaded.use(loader.LEVELS[-1])
 
 
-@pytest.fixture(params=loader.ISAS)
+@pytest.fixture(params=loader.LEVELS)
 def isa(request: pytest.FixtureRequest, native: Library) -> str:
     if native.use(request.param) != request.param:
         pytest.skip(f"this processor lacks {request.param}")
@@ -131,7 +131,7 @@ def test_all_kernels_give_the_same_bits(name: str, native: Library) -> None:
     weight, x = matrix(name, *SHAPES[name]), randn(7, SHAPES[name][1])
     native.use("portable")
     expected = multiply(weight, x)
-    for kernels in loader.ISAS:
+    for kernels in loader.LEVELS:
         native.use(kernels)
         assert torch.equal(multiply(weight, x), expected)
 

@@ -2,7 +2,7 @@
 
    A matrix W [rows, columns] is stored in one of the layouts below; y[m][n] = sum over k of x[m][k] * W[n][k].  All
    layouts go by bands of 16 rows, so a product can be cut anywhere between two bands and given to several threads.
-   A row of y has the same bits for any number of vectors, any cut, any number of threads and any kernels: all kernels are
+   A row of y has the same bits for any number of vectors, any cut, any number of threads and at any level: all kernels are
    one set of loops, in matmul_loops.h, and add the products of one output in the same order.  unpack_row, in
    kernels_portable.c, is the readable definition of the packed layouts.
 
@@ -79,7 +79,8 @@ size_t input_bytes(int32_t count, int32_t columns);
 void round_groups(struct input *in, int32_t vector, int32_t first, int32_t last);
 
 /* y[m][n] for every vector m and the rows n of the bands [first_band, last_band); y has `y_stride` floats per vector.
-   Adds bias[n] where bias is not NULL.  Called by one thread; the caller shares the bands out. */
+   Adds bias[n] where bias is not NULL.  Called by one thread; the caller shares the bands out.  Nothing is written for an
+   unknown layout. */
 void multiply(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
               int32_t first_band, int32_t last_band);
 
@@ -90,9 +91,12 @@ const char *first_bytes(const struct matrix *w, int32_t first_band, int32_t last
 void multiply_parallel(const struct matrix *w, struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
                        int32_t threads);
 
-/* The kernels that `multiply` and `round_groups` use: 0 portable C, 1 AVX2 with FMA and F16C, 2 AVX-512 with VNNI.
-   select_kernels takes the best ones up to `at_most` that this processor has, and returns their number.  The best of
-   all are in use before the first call.  Not to be called while another thread multiplies.  */
-int select_kernels(int at_most);
+/* The instructions that functions are compiled for: portable C; AVX2 with FMA and F16C; AVX-512 with VNNI; and products
+   in bf16 (matmul_bf16.h) with AMX and AVX-512 beside these. */
+enum level { LEVEL_PORTABLE = 0, LEVEL_AVX2 = 1, LEVEL_AVX512 = 2, LEVEL_AMX = 3 };
+
+/* Take the functions of the best level up to `at_most` that this processor and the system have -> that level.  Portable
+   ones are in use before the first call.  Not to be called while another thread computes.  */
+int select_level(int at_most);
 
 #endif

@@ -266,26 +266,18 @@ BF16 void round_bf16(uint16_t *out, const float *x, int32_t columns)
     }
 }
 
-/* What __builtin_cpu_supports does not know in every compiler: the bits of CPUID for AMX and BF16. */
-static int has_amx(void)
+int has_bf16(void)
 {
-    unsigned a, b, c, d;
+    unsigned a, b, c, d; /* not every compiler's __builtin_cpu_supports knows these bits of CPUID */
     __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
-    return (d >> 22 & 1) && (d >> 24 & 1);
-}
-
-int select_bf16(int at_most)
-{
-    __builtin_cpu_init();
-    int bf16 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
     /* The system gives the memory for tiles to a process that asks; its threads and children then have it, too. */
-    return bf16 && at_most && has_amx() && syscall(SYS_arch_prctl, XCOMP_REQUEST, XCOMP_TILES) == 0;
+    return __builtin_cpu_supports("avx512bf16") && (d >> 22 & 1) && (d >> 24 & 1) &&
+           syscall(SYS_arch_prctl, XCOMP_REQUEST, XCOMP_TILES) == 0;
 }
 
 #else
 
-int select_bf16(int at_most) { return (void)at_most, 0; }
+int has_bf16(void) { return 0; }
 void multiply_bf16(const struct bf16_product *it, int32_t a, int32_t b) { (void)it, (void)a, (void)b; }
 void unpack_tiles(const struct matrix *w, int32_t a, int32_t b, int32_t c, uint16_t *out)
 {
