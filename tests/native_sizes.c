@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "matmul.h"
+#include "kernels.h"
 #include "matmul_bf16.h"
 #include "step.h"
 
@@ -50,9 +50,11 @@ static void release(void *buffer, size_t bytes)
 
 static void product(int layout, int rows, int columns, int count, int threads)
 {
-    size_t bytes = matrix_bytes(layout, rows, columns) - LACKING, memory_bytes = input_bytes(count, columns);
+    size_t bytes = matrix_bytes(layout, rows, columns) - LACKING, memory_bytes;
     size_t x_bytes = sizeof(float) * (size_t)(count * columns), y_bytes = sizeof(float) * (size_t)(count * rows);
     size_t bias_bytes = sizeof(float) * (size_t)rows;
+    struct input sizes = {.count = count, .columns = columns};
+    memory_bytes = place_input(&sizes, NULL);
     char *data = reserve(bytes), *memory = reserve(memory_bytes);
     float *x = reserve(x_bytes), *y = reserve(y_bytes), *bias = reserve(bias_bytes);
     for (size_t i = 0; i < bytes; i++)
@@ -140,8 +142,8 @@ static void stored(int type, int width, int count)
     char *kept = reserve(room);
     float *x = reserve(x_bytes), *y = reserve(x_bytes);
     for (int i = 0; i < count * width; i++) x[i] = (float)(i % 23 - 11);
-    for (int i = 0; i < count; i++) keep_row(type, kept + (size_t)i * bytes, x + i * width, width);
-    read_rows(type, y, kept, count, width);
+    for (int i = 0; i < count; i++) kernels_in_use->keep(type, kept + (size_t)i * bytes, x + i * width, width);
+    kernels_in_use->read(type, y, kept, count, width);
     release(kept, room);
     release(x, x_bytes);
     release(y, x_bytes);

@@ -204,8 +204,8 @@ def test_strided_vectors_and_results(native: Library) -> None:
 def round_all(native: Library, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rounded numbers, scales and sums of vectors `[count, columns]`."""
     (count, columns), groups = x.shape, x.shape[1] // GROUP
-    memory = torch.zeros(native.functions.input_bytes(count, columns), dtype=torch.uint8)
     vectors = Input(count, columns, floats_of(x), columns)
+    memory = torch.zeros(native.functions.place_input(byref(vectors), None), dtype=torch.uint8)
     native.functions.place_input(byref(vectors), memory.data_ptr())
     for m in range(count):
         native.functions.round_groups(byref(vectors), m, 0, groups)

@@ -11,15 +11,11 @@
 #include "kernels.h"
 #include "step.h"
 
-#define RANGE 256    /* positions of a range, which begins at a multiple of it */
 #define TILE_KEYS 64 /* positions whose keys or values a thread looks up, and widens, at a time */
 #define QUERIES 64   /* of one unit of work at most */
 #define QUERIES_BF16 192 /* the same where products are in bf16 */
 #define FEW_TOKENS 16    /* of a step, up to which the ranges of a query may be units of their own */
 #define COUNTERS 2048    /* of finished ranges: the first numbers of `partial` */
-/* Numbers from the scores of one query to those of the next.  With RANGE the first scores of all queries would share
-   few lines of the cache. */
-#define SCORES (RANGE + 16)
 
 /* Sums over positions: of the values, times their weights, which are e^(score - most); and of the weights. */
 struct sums {
@@ -54,23 +50,6 @@ struct scratch {
     float *scores; /* [QUERIES or QUERIES_BF16][SCORES] */
     float *wide;   /* [TILE_KEYS][width or value_width], whichever is more */
     float *sums;   /* [QUERIES or QUERIES_BF16][value_width] */
-};
-
-/* `read` and `keep` are read_rows and keep_row of step.h, `merge` adds the sums of a range to those of all before it, and
-   `finish` divides them by their weight and that of a sink.  The others are for `count` queries, whose scores, or
-   weights, are [count][SCORES].  The bits of a query's sums do not depend on the other queries.  Scores are computed at
-   least where a query sees something, values are added exactly there: a number that a query does not see never reaches
-   its sums.  */
-struct attend_kernels {
-    void (*read)(int32_t type, float *out, const void *rows, int32_t count, int32_t n);
-    void (*keep)(int32_t type, void *row, const float *x, int32_t n);
-    void (*merge)(struct sums *all, const struct sums *range, int32_t width);
-    void (*finish)(const struct sums *all, int32_t width, const float *sink);
-    void (*scores)(float (*scores)[SCORES], const struct query *queries, int32_t count, const struct tile *keys,
-                   int32_t width);
-    void (*softmax)(float *scores, struct query *query, const struct instruction *it);
-    void (*values)(const struct query *queries, float (*weights)[SCORES], int32_t count, const struct tile *values,
-                   int32_t width);
 };
 
 /* The sums of `count` queries over the range that begins at position `begin`, with products in bf16

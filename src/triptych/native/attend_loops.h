@@ -166,11 +166,7 @@ TARGET static void ISA(read)(int32_t type, float *out, const void *rows, int32_t
     }
 }
 
-static const struct attend_kernels ISA(attend) = {
-    .read = ISA(read), .keep = ISA(keep), .merge = ISA(merge), .finish = ISA(finish), .scores = ISA(scores),
-    .softmax = ISA(softmax), .values = ISA(values)};
-
 const struct kernels ISA(kernels) = {
-    .level = LEVEL, .round = ISA(round), .multiply = {ISA(f32), ISA(bf16), ISA(u4), ISA(u5), ISA(s8), ISA(s8x16)},
-    .reads_streams = MANY_REGISTERS, .attend = &ISA(attend), .sum_of = ISA(sum_of), .norm = ISA(norm),
-    .rotate = ISA(rotate), .map = ISA(map), .largest_of = ISA(largest_of), .statistics = ISA(statistics)};
+    LEVEL, MANY_REGISTERS, ISA(round), {ISA(f32), ISA(bf16), ISA(u4), ISA(u5), ISA(s8), ISA(s8x16)}, ISA(sum_of),
+    ISA(norm), ISA(rotate), ISA(map), ISA(largest_of), ISA(keep), ISA(read), ISA(scores), ISA(softmax), ISA(values),
+    ISA(merge), ISA(finish), ISA(statistics)};

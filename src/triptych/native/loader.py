@@ -152,7 +152,6 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
     matrix, vectors, plan, call = POINTER(Matrix), POINTER(Input), POINTER(PlanRecord), POINTER(Call)
     types: dict[str, tuple[object, tuple[object, ...]]] = {
         "matrix_bytes": (c_size_t, (c_int32, c_int32, c_int32)),
-        "input_bytes": (c_size_t, (c_int32, c_int32)),
         "place_input": (c_size_t, (vectors, c_void_p)),
         "round_groups": (None, (vectors, c_int32, c_int32, c_int32)),
         "multiply": (None, (matrix, vectors, *output, c_int32, c_int32)),

@@ -23,12 +23,6 @@ size_t place_input(struct input *in, void *memory)
     return sums + aligned(2 * groups * sizeof(float)) - (uintptr_t)memory;
 }
 
-size_t input_bytes(int32_t count, int32_t columns)
-{
-    struct input in = {.count = count, .columns = columns};
-    return place_input(&in, NULL);
-}
-
 void round_groups(struct input *in, int32_t vector, int32_t first, int32_t last)
 {
     kernels_in_use->round(in, vector, first, last);
@@ -39,14 +33,6 @@ void multiply(const struct matrix *w, const struct input *in, float *y, ptrdiff_
 {
     if (w->layout < 0 || w->layout >= LAYOUTS) return;
     kernels_in_use->multiply[w->layout](w, in, y, y_stride, bias, first_band, last_band);
-}
-
-const char *first_bytes(const struct matrix *w, int32_t first_band, int32_t last_band, size_t *apart)
-{
-    size_t bytes = matrix_bytes(w->layout, BAND, w->columns);
-    int streams = kernels_in_use->reads_streams && w->layout >= LAYOUT_U4;
-    *apart = streams ? (size_t)((last_band - first_band) / STREAMS) * bytes : 0;
-    return (const char *)w->data + (size_t)first_band * bytes;
 }
 
 void multiply_parallel(const struct matrix *w, struct input *in, float *y, ptrdiff_t y_stride, const float *bias,

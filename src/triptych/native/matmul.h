@@ -56,8 +56,8 @@ int repack_blocks(int type_number, const uint8_t *blocks, const struct matrix *w
 /* out[k] = W[row][k], for every column of a packed layout, whose `data` is that of a whole matrix. */
 void unpack_row(const struct matrix *w, int64_t row, float *out);
 
-/* Vectors [count, columns] as the kernels read them.  The memory of the last three belongs to the caller: input_bytes
-   says how much, place_input sets the pointers.  Only packed layouts read them.  */
+/* Vectors [count, columns] as the kernels read them.  The memory of the last three belongs to the caller: place_input
+   says how much and sets the pointers.  Only packed layouts read them.  */
 struct input {
     int32_t count;
     int32_t columns;
@@ -68,11 +68,9 @@ struct input {
     float *sums;        /* [count][columns / GROUP][2]: sums of the rounded numbers of a group, of its first half */
 };
 
-/* Sets `rounded`, `scales` and `sums` to their parts of `memory`, each aligned to 64 bytes; -> how many bytes they take. */
+/* Sets `rounded`, `scales` and `sums` to their parts of `memory`, each aligned to 64 bytes; -> how many bytes they take,
+   which `memory` NULL only asks for. */
 size_t place_input(struct input *in, void *memory);
-
-/* The same for such an input, before there is memory. */
-size_t input_bytes(int32_t count, int32_t columns);
 
 /* Round the groups [first, last) of one vector of `in`; different groups may be rounded by different threads.  A group
    with a number that is not finite gets the scale NaN, so that every product with it is NaN.  */
@@ -83,9 +81,6 @@ void round_groups(struct input *in, int32_t vector, int32_t first, int32_t last)
    unknown layout. */
 void multiply(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
               int32_t first_band, int32_t last_band);
-
-/* Where `multiply` begins to read: STREAMS places, `apart` bytes from one another, or one place, for `apart` 0. */
-const char *first_bytes(const struct matrix *w, int32_t first_band, int32_t last_band, size_t *apart);
 
 /* Rounds `in` where the layout of w is packed, and multiplies all bands, on `threads` threads of OpenMP. */
 void multiply_parallel(const struct matrix *w, struct input *in, float *y, ptrdiff_t y_stride, const float *bias,

@@ -16,7 +16,7 @@
 #include "vector.h"
 
 #define AMX __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma,amx-tile,amx-bf16")))
-#define RANGE 9                    /* tiles of columns in a range of packed weights at most; twice as many of others */
+#define TILE_RANGE 9                    /* tiles of columns in a range of packed weights at most; twice as many of others */
 #define BLOCKS 8                   /* blocks that use a range one after another */
 #define PAIRS 4                    /* pairs that use a range of the vectors one after another */
 #define XCOMP_REQUEST 0x1023       /* ARCH_REQ_XCOMP_PERM */
@@ -209,7 +209,7 @@ AMX void end_parts(void) { _tile_release(); }
 static void multiply_range(const struct bf16_product *it, const struct matrix *w, int32_t pair, struct part part,
                            const struct blocks *blocks, float (*sums)[PAIR][PAIR], int finishes)
 {
-    uint16_t unpacked[RANGE * 2 * TILE_NUMBERS] __attribute__((aligned(64)));
+    uint16_t unpacked[TILE_RANGE * 2 * TILE_NUMBERS] __attribute__((aligned(64)));
     const int32_t tiles = pairs_in(w->columns), is_packed = w->layout >= 0;
     const int32_t count = pairs_in(blocks->last - blocks->first);
     part.tiles = unpacked;
@@ -234,7 +234,7 @@ static void multiply_range(const struct bf16_product *it, const struct matrix *w
 static void multiply_pairs(const struct bf16_product *it, int32_t pair, int32_t end, int32_t first, int32_t last)
 {
     float sums[PAIRS][2][BLOCKS][PAIR][PAIR] __attribute__((aligned(64))); /* [1]: of the gate */
-    const int32_t tiles = pairs_in(it->weight->columns), most = it->weight->layout >= 0 ? RANGE : 2 * RANGE;
+    const int32_t tiles = pairs_in(it->weight->columns), most = it->weight->layout >= 0 ? TILE_RANGE : 2 * TILE_RANGE;
     const int32_t ranges = (tiles + most - 1) / most;
     for (int gate = it->gate != NULL; gate >= 0; gate--)
         for (int32_t range = 0; range < ranges; range++)
@@ -249,7 +249,7 @@ static void multiply_pairs(const struct bf16_product *it, int32_t pair, int32_t 
 
 void multiply_bf16(const struct bf16_product *it, int32_t first, int32_t last)
 {
-    const int32_t together = pairs_in(it->weight->columns) > RANGE && it->weight->layout >= 0 ? PAIRS : 1;
+    const int32_t together = pairs_in(it->weight->columns) > TILE_RANGE && it->weight->layout >= 0 ? PAIRS : 1;
     begin_parts(it->count);
     for (int32_t pair = first; pair < last; pair += together)
         for (int32_t m = 0; m < it->count; m += BLOCKS * PAIR)

@@ -108,22 +108,18 @@ static int64_t products_of(const struct worker *me, const struct instruction *it
     return (int64_t)w->rows * w->columns * row_count(me, it);
 }
 
-/* The time to unpack the weights is that of 16 vectors. */
-static int64_t cost_in_bf16(const struct worker *me, const struct instruction *it)
-{
-    const struct matrix *w = me->plan->weights + it->linear_bf16.weight;
-    return (int64_t)w->rows * w->columns * (16 + row_count(me, it)) / (it->linear_bf16.gate == -1 ? 256 : 128);
-}
-
-/* About how many nanoseconds one thread needs for an instruction. */
+/* About how many nanoseconds one thread needs for an instruction.  To unpack weights for products in bf16 takes the time of
+   16 vectors. */
 static int64_t cost_of(const struct worker *me, const struct instruction *it)
 {
     int32_t each = it->op == OP_ROUTE ? it->route.experts
                    : it->op == OP_TAKE || it->op == OP_GIVE ? it->expert.experts : it->heads;
     int64_t vectors = (int64_t)row_count(me, it) * (each > 1 ? each : 1);
+    const struct matrix *w = me->plan->weights + (it->op == OP_LINEAR_BF16 ? it->linear_bf16.weight : 0);
     switch (it->op) {
     case OP_LINEAR: return products_of(me, it) / 16;
-    case OP_LINEAR_BF16: return cost_in_bf16(me, it);
+    case OP_LINEAR_BF16:
+        return (int64_t)w->rows * w->columns * (16 + row_count(me, it)) / (it->linear_bf16.gate == -1 ? 256 : 128);
     case OP_ATTEND: return vectors * 1500;
     case OP_MAP:
     case OP_MAP_MULTIPLY:
@@ -161,11 +157,13 @@ static void fetch_ahead(struct team *team, struct worker me, int32_t at, uint32_
     me.threads = parts_for(team, me.products);
     for (end = at, at = from; at < end; at++) {
         int32_t first, last;
-        size_t apart;
         if (!row_count(&me, instructions + at)) continue;
         step_bands(&me, instructions + at, &first, &last);
         if (first >= last) continue;
-        const char *place = first_bytes(team->plan->weights + instructions[at].linear.weight, first, last, &apart);
+        const struct matrix *w = team->plan->weights + instructions[at].linear.weight;
+        size_t bytes = matrix_bytes(w->layout, BAND, w->columns), apart = (size_t)((last - first) / STREAMS) * bytes;
+        const char *place = (const char *)w->data + (size_t)first * bytes; /* and STREAMS - 1 more, where `multiply` begins */
+        if (!kernels_in_use->reads_streams || w->layout < LAYOUT_U4) return;
         for (size_t i = 0; i < apart && i < FETCH && is_open(team, level); i += LINE)
             for (size_t z = 0; z < STREAMS; z++) __builtin_prefetch(place + z * apart + i);
         return;

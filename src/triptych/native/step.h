@@ -164,9 +164,6 @@ static inline void share(const struct worker *me, int64_t units, int64_t *first,
 
 /* Bytes that a vector of `width` numbers takes in a store of this type. */
 int64_t stored_bytes(int32_t type, int32_t width);
-/* Write a vector of n numbers to a store; read `count` vectors that follow one another. */
-void keep_row(int32_t type, void *row, const float *x, int32_t n);
-void read_rows(int32_t type, float *out, const void *rows, int32_t count, int32_t n);
 
 /* One instruction, this thread's part of it (step_ops.c, step_attend.c, step_store.c). */
 typedef void operation(struct worker *me, const struct instruction *it);

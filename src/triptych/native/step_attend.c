@@ -65,7 +65,7 @@ void fill_tile(struct tile *tile, struct worker *me, const struct instruction *i
         if (it->attend.window && end - p > it->attend.window - place) end = p + it->attend.window - place;
         const char *run = kept + (plane + place) * bytes;
         if (store->type != STORED_F32) {
-            read_rows(store->type, wide, run, end - p, width);
+            kernels_in_use->read(store->type, wide, run, end - p, width);
             run = (const char *)wide;
             wide += (int64_t)(end - p) * width;
         }
@@ -80,7 +80,7 @@ void fill_tile(struct tile *tile, struct worker *me, const struct instruction *i
 static void attend_range(struct worker *me, const struct instruction *it, const struct unit *unit,
                          struct query *queries, int32_t count, int32_t begin)
 {
-    const struct attend_kernels *use = kernels_in_use->attend;
+    const struct kernels *use = kernels_in_use;
     const struct scratch scratch = scratch_of(me, it);
     float(*scores)[SCORES] = (float(*)[SCORES])scratch.scores;
     struct tile tile;
@@ -109,7 +109,7 @@ static void finish_unit(struct worker *me, const struct instruction *it, const s
 {
     const float *sinks = it->attend.sinks == -1 ? NULL : me->plan->weights[it->attend.sinks].data;
     for (int32_t i = 0; i < (unit->last - unit->first) * unit->heads; i++)
-        kernels_in_use->attend->finish(&queries[i].all, it->attend.value_width,
+        kernels_in_use->finish(&queries[i].all, it->attend.value_width,
                                        sinks ? sinks + unit->head + i % unit->heads : NULL);
 }
 
@@ -162,7 +162,7 @@ static void add_range(struct worker *me, const struct instruction *it, const str
     }
     if (first == count) return;
     attend_range(me, it, unit, queries + first, last - first, begin);
-    for (int32_t i = first; i < last; i++) kernels_in_use->attend->merge(&queries[i].all, &queries[i].range, width);
+    for (int32_t i = first; i < last; i++) kernels_in_use->merge(&queries[i].all, &queries[i].range, width);
 }
 
 /* Put the ranges of a unit together, which are all computed. */
@@ -179,7 +179,7 @@ static void merge_ranges(struct worker *me, const struct instruction *it, const 
                 memcpy(query->all.out, numbers, (size_t)width * sizeof *numbers);
                 sums.out = query->all.out;
             }
-            kernels_in_use->attend->merge(&query->all, &sums, width);
+            kernels_in_use->merge(&query->all, &sums, width);
         }
     }
     finish_unit(me, it, unit, queries);

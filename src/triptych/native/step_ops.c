@@ -15,7 +15,7 @@ static void copy_row(float *out, const struct matrix *table, int64_t row)
     if (table->layout >= LAYOUT_U4)
         unpack_row(table, row, out);
     else
-        read_rows(type, out, rows + row * stored_bytes(type, table->columns), 1, table->columns);
+        kernels_in_use->read(type, out, rows + row * stored_bytes(type, table->columns), 1, table->columns);
 }
 
 void step_embed(struct worker *me, const struct instruction *it)
@@ -39,17 +39,14 @@ static struct input input_of(struct worker *me, const struct instruction *it, in
     return in;
 }
 
+/* A unit is some groups of a vector. */
 void step_round(struct worker *me, const struct instruction *it)
 {
     struct input in = input_of(me, it, it->output);
-    int32_t groups = in.columns / GROUP;
-    int64_t first, last;
-    share(me, (int64_t)in.count * groups, &first, &last);
-    while (first < last) {
-        int32_t vector = (int32_t)(first / groups), from = (int32_t)(first % groups);
-        int32_t to = last - first < groups - from ? from + (int32_t)(last - first) : groups;
-        round_groups(&in, vector, from, to);
-        first += to - from;
+    int32_t groups = in.columns / GROUP, most = UNIT / GROUP, pieces = (groups + most - 1) / most;
+    FOR_SHARE(unit, (int64_t)in.count * pieces) {
+        int32_t from = (int32_t)(unit % pieces) * most;
+        round_groups(&in, (int32_t)(unit / pieces), from, from + most < groups ? from + most : groups);
     }
 }
 

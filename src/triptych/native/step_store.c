@@ -13,16 +13,6 @@ int64_t stored_bytes(int32_t type, int32_t width)
     return (int64_t)width * (type == STORED_F32 ? 4 : 2);
 }
 
-void keep_row(int32_t type, void *row, const float *x, int32_t n)
-{
-    kernels_in_use->attend->keep(type, row, x, n);
-}
-
-void read_rows(int32_t type, float *out, const void *rows, int32_t count, int32_t n)
-{
-    kernels_in_use->attend->read(type, out, rows, count, n);
-}
-
 /* Numbers as a store gives them back: new keys and values are read like those of earlier steps. */
 void step_stored(struct worker *me, const struct instruction *it)
 {
@@ -33,8 +23,8 @@ void step_stored(struct worker *me, const struct instruction *it)
         float kept[GROUP + 1]; /* as bytes of any type */
         int32_t from = (int32_t)(unit % pieces) * GROUP, n = it->width - from < GROUP ? it->width - from : GROUP;
         int64_t at = unit / pieces * it->width + from;
-        keep_row(it->stored.type, kept, x + at, n);
-        read_rows(it->stored.type, out + at, kept, 1, n);
+        kernels_in_use->keep(it->stored.type, kept, x + at, n);
+        kernels_in_use->read(it->stored.type, out + at, kept, 1, n);
     }
 }
 
@@ -53,8 +43,8 @@ void step_extend(struct worker *me, const struct instruction *it)
             int64_t at = ((int64_t)batch->slot[n] * it->attend.groups + group) * store->capacity + place;
             const float *key = keys + (n * it->attend.groups + group) * it->width;
             const float *value = values + (n * it->attend.groups + group) * it->attend.value_width;
-            keep_row(store->type, (char *)store->keys + at * key_bytes, key, it->width);
-            keep_row(store->type, (char *)store->values + at * value_bytes, value, it->attend.value_width);
+            kernels_in_use->keep(store->type, (char *)store->keys + at * key_bytes, key, it->width);
+            kernels_in_use->keep(store->type, (char *)store->values + at * value_bytes, value, it->attend.value_width);
         }
     }
 }
