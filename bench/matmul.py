@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 
 from triptych.native import Input, library, why_not
-from triptych.native.loader import ISAS
+from triptych.native.loader import LEVELS
 from triptych.quantize import LAYOUTS, PackedMatrix
 from triptych.quantize.layouts import Codes
 from triptych.quantize.products import floats_of, matrix_struct
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.2)
     parser.add_argument("--megabytes", type=float, default=64)
     parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS))
-    parser.add_argument("--kernels", nargs="*", default=list(ISAS[1:]))
+    parser.add_argument("--kernels", nargs="*", default=list(LEVELS[1:]))
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
     options = parser.parse_args()
     kernels = library()

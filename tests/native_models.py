@@ -15,13 +15,13 @@ import references
 from triptych import nn
 from triptych.attention import Cache, CacheType, CrossCache, Rows
 from triptych.model import create
-from triptych.native.step import run_step
+from triptych.native import library, why_not
 from triptych.program.native_encoder import NativeEncoder
 from triptych.program.native_executor import NativeStep
 from triptych.quantize import kernel_matrix
 from triptych.spec import FramesSpec
 
-needs_native = pytest.mark.skipif(isinstance(run_step(), str), reason=str(run_step()))
+needs_native = pytest.mark.skipif(library() is None, reason=str(why_not()))
 
 EXACT = 1e-4  # of log-probabilities, in fp32
 LLAMA = {"model_type": "llama", "vocab_size": 41, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,

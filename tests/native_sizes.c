@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "matmul.h"
+#include "kernels.h"
 #include "matmul_bf16.h"
 #include "step.h"
 
@@ -50,9 +50,11 @@ static void release(void *buffer, size_t bytes)
 
 static void product(int layout, int rows, int columns, int count, int threads)
 {
-    size_t bytes = matrix_bytes(layout, rows, columns) - LACKING, memory_bytes = input_bytes(count, columns);
+    size_t bytes = matrix_bytes(layout, rows, columns) - LACKING, memory_bytes;
     size_t x_bytes = sizeof(float) * (size_t)(count * columns), y_bytes = sizeof(float) * (size_t)(count * rows);
     size_t bias_bytes = sizeof(float) * (size_t)rows;
+    struct input sizes = {.count = count, .columns = columns};
+    memory_bytes = place_input(&sizes, NULL);
     char *data = reserve(bytes), *memory = reserve(memory_bytes);
     float *x = reserve(x_bytes), *y = reserve(y_bytes), *bias = reserve(bias_bytes);
     for (size_t i = 0; i < bytes; i++)
@@ -140,8 +142,8 @@ static void stored(int type, int width, int count)
     char *kept = reserve(room);
     float *x = reserve(x_bytes), *y = reserve(x_bytes);
     for (int i = 0; i < count * width; i++) x[i] = (float)(i % 23 - 11);
-    for (int i = 0; i < count; i++) keep_row(type, kept + (size_t)i * bytes, x + i * width, width);
-    read_rows(type, y, kept, count, width);
+    for (int i = 0; i < count; i++) kernels_in_use->keep(type, kept + (size_t)i * bytes, x + i * width, width);
+    kernels_in_use->read(type, y, kept, count, width);
     release(kept, room);
     release(x, x_bytes);
     release(y, x_bytes);
@@ -158,8 +160,8 @@ int main(void)
         for (int rows = SHORTER ? 16 : 1; rows <= 33; rows += 16)
             repacked(types[i][0], types[i][1], types[i][2], rows, i + 1);
     int rows[] = {1, 15, 16, 17, 37}, counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 17}, products = 0;
-    for (int isa = 0; isa < 3; isa++)
-        for (int layout = LAYOUT_F32; select_kernels(isa) == isa && layout <= LAYOUT_S8X16; layout++)
+    for (int level = LEVEL_PORTABLE; level < LEVEL_AMX; level++)
+        for (int layout = LAYOUT_F32; select_level(level) == level && layout <= LAYOUT_S8X16; layout++)
             for (int r = 0; r < 5; r++)
                 for (int c = 0; c < 10; c++)
                     for (int i = 0; i < 4; i++, products++) {
@@ -168,10 +170,10 @@ int main(void)
                         product(layout, rows[r], size * block, counts[c], 1 + products % 2);
                     }
     int many[] = {1, 5, 15, 16, 17, 31, 33, 47, 259};
-    for (int isa = 1; isa < 3 && select_bf16(isa) == isa; isa++)
+    for (int i = 0; i < 1 && select_level(LEVEL_AMX) == LEVEL_AMX; i++)
         for (int r = 0; r < 5; r++)
             for (int c = 0; c < 9; c++, products++) product_bf16(rows[r], c * 60 + 7, many[c], c % 2);
-    for (int isa = 1; isa < 3 && select_bf16(isa) == isa; isa++)
+    for (int i = 0; i < 1 && select_level(LEVEL_AMX) == LEVEL_AMX; i++)
         for (int layout = LAYOUT_U4; layout <= LAYOUT_S8X16; layout++)
             for (int c = 0; c < 9; c++, products++)
                 product_unpacked(layout, rows[c % 5], (layout == LAYOUT_S8X16 ? 256 : 32) * (c % 5 * 7 + 1), many[c]);

@@ -15,7 +15,7 @@ from native_models import ANY, EXACT, Run, llama, needs_native
 from triptych import nn
 from triptych.attention import CacheType, Rows
 from triptych.native import library
-from triptych.native.loader import ISAS
+from triptych.native.loader import LEVELS
 from triptych.program.native_executor import NativeStep
 from triptych.quantize import kernel_matrix
 
@@ -35,13 +35,13 @@ def restored() -> Iterator[None]:
     torch.set_num_threads(threads)
     native = library()
     assert native is not None
-    native.use(ISAS[-1])
+    native.use(LEVELS[-1])
 
 
 def usable() -> list[str]:
     native = library()
     assert native is not None
-    return [isa for isa in ISAS if native.use(isa) == isa]
+    return [isa for isa in LEVELS if native.use(isa) == isa]
 
 
 @torch.inference_mode()
@@ -100,7 +100,7 @@ def test_rows_of_several_ranges_have_the_same_bits(name: str) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", LEVELS)
 def test_what_a_query_does_not_see_never_reaches_it(isa: str) -> None:
     """NaN in later tokens of the same call, in other rows and in places of the cache beyond a row."""
     native = library()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from triptych.attention import Rows
 from triptych.errors import InputError
 from triptych.measure.jobs import texts
 from triptych.model import create
-from triptych.native.loader import BF16_ISAS, Library
 from triptych.native.step import Op
 from triptych.program import native_binding
 from triptych.program.native_encoder import NativeEncoder, PreparedEncoder, multiplies_in_bf16
@@ -32,17 +30,6 @@ HERE = None if LIBRARY is None else LIBRARY.bf16
 pytestmark = [needs_native, pytest.mark.skipif(HERE is None, reason="this processor has no products in bf16")]
 ODD = BERT | {"hidden_size": 52, "intermediate_size": 77}  # no multiples of the sizes of a tile
 NEAR = 2e-2  # of hidden states of about 1: sums in another order may be rounded to a neighbouring number of bf16
-
-
-@pytest.fixture(params=[isa for isa in BF16_ISAS if isa])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    library = native.library()
-    assert library is not None
-    if library.use_bf16(request.param) != request.param:
-        library.use_bf16(HERE)
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    library.use_bf16(HERE)
 
 
 def natively(module: nn.Transformer, ids: list[int], rows: Rows) -> Tensor:
@@ -67,9 +54,7 @@ def rounded_modules(monkeypatch: pytest.MonkeyPatch, module: nn.Transformer, ids
 
 @pytest.mark.parametrize("sizes", [BERT, ODD], ids=["even", "odd"])
 @torch.no_grad()
-def test_only_the_factors_of_products_are_rounded(
-    sizes: dict[str, Any], isa: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_factors_of_products_are_rounded(sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     module = create(sizes).module
     for lengths in (LENGTHS, (1,), (5,), (16,), (31, 2), (259,)):
         ids, rows = drawn(sum(lengths)), Rows(lengths)
@@ -99,7 +84,7 @@ def test_every_family_of_encoders_is_near_its_modules(name: str, monkeypatch: py
 
 @pytest.mark.parametrize("form", [None, "int8"])
 @torch.no_grad()
-def test_a_row_has_the_same_bits_in_any_batch_and_number_of_threads(form: str | None, isa: str, tmp_path: Path) -> None:
+def test_a_row_has_the_same_bits_in_any_batch_and_number_of_threads(form: str | None, tmp_path: Path) -> None:
     model, threads = create(ODD if form is None else BERT), torch.get_num_threads()
     model.save(tmp_path)
     module = model.module if form is None else triptych.load(tmp_path, quantize=form).module
@@ -126,8 +111,8 @@ def test_activations_sums_and_rounding_are_parts_of_products() -> None:
     assert Op.MAP not in ops_of
     assert ops_of.count(Op.ADD) == 2  # of the embeddings
     assert len(products) == 12
-    assert (products["kind"] != 0).sum() == products["number"].sum() == 2  # up
-    assert (products["third"] != -1).sum() == 4  # out and down
+    assert (products["linear_bf16"]["function"] != 0).sum() == products["linear_bf16"]["rounds"].sum() == 2  # up
+    assert (products["linear_bf16"]["more"] != -1).sum() == 4  # out and down
 
 
 @torch.no_grad()
@@ -196,10 +181,3 @@ def test_sentences_in_bf16_are_near_those_in_fp32(minilm_dir: Path, unchecked: N
     half.executor = "modules"
     torch.testing.assert_close(half.encode(sentences), found, atol=1e-2, rtol=1e-2)
     assert least(half.encode(sentences)) < least(found)
-
-
-def test_the_names_of_kernels_are_those_of_the_header() -> None:
-    library = native.library()
-    assert isinstance(library, Library)
-    assert library.use_bf16(None) is None
-    assert library.use_bf16(HERE) == HERE

@@ -438,7 +438,7 @@ def test_gradients_and_modes_of_torch_run_as_modules() -> None:
 def test_dense_weights_run_up_to_as_many_tokens_as_are_faster() -> None:
     kernels = library()
     assert kernels is not None
-    fast = MOST_DENSE_FP32 if kernels.isa == "avx512" else MOST_DENSE
+    fast = MOST_DENSE_FP32 if kernels.wide else MOST_DENSE
     for module, most in ((llama(), fast), (llama().to(torch.bfloat16), MOST_DENSE)):
         assert module.decoder is not None
         for tokens, ran in ((most, True), (most + 1, False)):

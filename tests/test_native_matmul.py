@@ -37,10 +37,10 @@ def native() -> Iterator[Library]:
     if loaded is None:
         pytest.skip(why_not() or "")
     yield loaded
-    loaded.use(loader.ISAS[-1])
+    loaded.use(loader.LEVELS[-1])
 
 
-@pytest.fixture(params=loader.ISAS)
+@pytest.fixture(params=loader.LEVELS)
 def isa(request: pytest.FixtureRequest, native: Library) -> str:
     if native.use(request.param) != request.param:
         pytest.skip(f"this processor lacks {request.param}")
@@ -131,7 +131,7 @@ def test_all_kernels_give_the_same_bits(name: str, native: Library) -> None:
     weight, x = matrix(name, *SHAPES[name]), randn(7, SHAPES[name][1])
     native.use("portable")
     expected = multiply(weight, x)
-    for kernels in loader.ISAS:
+    for kernels in loader.LEVELS:
         native.use(kernels)
         assert torch.equal(multiply(weight, x), expected)
 
@@ -204,8 +204,8 @@ def test_strided_vectors_and_results(native: Library) -> None:
 def round_all(native: Library, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rounded numbers, scales and sums of vectors `[count, columns]`."""
     (count, columns), groups = x.shape, x.shape[1] // GROUP
-    memory = torch.zeros(native.functions.input_bytes(count, columns), dtype=torch.uint8)
     vectors = Input(count, columns, floats_of(x), columns)
+    memory = torch.zeros(native.functions.place_input(byref(vectors), None), dtype=torch.uint8)
     native.functions.place_input(byref(vectors), memory.data_ptr())
     for m in range(count):
         native.functions.round_groups(byref(vectors), m, 0, groups)

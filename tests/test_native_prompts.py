@@ -27,7 +27,6 @@ from triptych.generate.forward import Forward
 from triptych.generate.prefixes import Prefixes
 from triptych.generate.speculation import PromptLookup, Speculation
 from triptych.native import Matrix
-from triptych.native.loader import BF16_ISAS
 from triptych.native.step import Op
 from triptych.program import native_calls, native_executor
 from triptych.program.lower import lower
@@ -40,17 +39,6 @@ HERE = None if LIBRARY is None else LIBRARY.bf16
 pytestmark = [needs_native, pytest.mark.skipif(HERE is None, reason="this processor has no products in bf16")]
 FORMS = ("Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q6_K")  # of all layouts
 WIDE = {"hidden_size": 96, "intermediate_size": 416, "head_dim": 80}  # ranges of columns, heads of no whole tile
-
-
-@pytest.fixture(params=[isa for isa in BF16_ISAS if isa])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    library = native.library()
-    assert library is not None
-    if library.use_bf16(request.param) != request.param:
-        library.use_bf16(HERE)
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    library.use_bf16(HERE)
 
 
 @pytest.fixture
@@ -131,7 +119,7 @@ def drawn(form: str) -> nn.Transformer:
 
 @pytest.mark.parametrize("form", FORMS)
 @torch.inference_mode()
-def test_every_layout_is_nearer_the_modules_than_integers_are(form: str, isa: str) -> None:
+def test_every_layout_is_nearer_the_modules_than_integers_are(form: str) -> None:
     module = packed(form) if form in WRITABLE else drawn(form)
     plain = unpacked(module)
     for length in (1, 5, 16, 33, 150):
@@ -142,7 +130,7 @@ def test_every_layout_is_nearer_the_modules_than_integers_are(form: str, isa: st
         assert length < 16 or gaps[0] < gaps[1]
 
 
-def test_attention_to_several_tiles_is_near_the_modules(monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
+def test_attention_to_several_tiles_is_near_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows, biases, heads of 20 numbers, more than one range; and a value that a query should not see shows."""
     for make in (lambda: packed(**WIDE), lambda: packed(model_type="mistral", sliding_window=70)):
         module = make()
@@ -153,7 +141,7 @@ def test_attention_to_several_tiles_is_near_the_modules(monkeypatch: pytest.Monk
 
     def blurred(*arguments: Any, **more: Any) -> Any:
         plan = plan_of(*arguments, **more)
-        plan.instructions["window"][plan.instructions["op"] == Op.ATTEND] = 50
+        plan.instructions["attend"]["window"][plan.instructions["op"] == Op.ATTEND] = 50
         return plan
 
     monkeypatch.setattr(native_executor, "plan_of", blurred)
@@ -173,11 +161,12 @@ def test_gates_and_rounding_are_parts_of_products_and_norms() -> None:
         assert plan is not None
         steps, layers = plan.instructions, len(blocks)
         products = steps[steps["op"] == Op.LINEAR_BF16]
-        gated, norms = products[products["gate"] != -1], steps[steps["op"] == Op.RMS_NORM]
+        products, norms = products["linear_bf16"], steps["norm"][steps["op"] == Op.RMS_NORM]
+        gated = products[products["gate"] != -1]
         assert not (steps["op"] == Op.MAP_MULTIPLY).any()
         assert (steps["op"] == Op.ROUND_BF16).sum() == layers + 1  # what attention gives, and what the head reads
-        assert len(gated) == gated["number"].sum() == (gated["gate"] != gated["weight"]).sum() == layers
-        assert norms["number"].sum() == 2 * layers
+        assert len(gated) == gated["rounds"].sum() == (gated["gate"] != gated["weight"]).sum() == layers
+        assert norms["rounds"].sum() == 2 * layers
 
 
 def test_a_gate_that_something_else_reads_is_a_product_of_its_own() -> None:
@@ -186,7 +175,8 @@ def test_a_gate_that_something_else_reads_is_a_product_of_its_own() -> None:
     for site, gates in (("blocks.0.mlp.gate", 1), ("blocks.0.mlp.up", 1), ("blocks.0.mlp.out", 2)):
         plan = plan_of(program, frozenset(program.weights), windows=[None, None], bf16=True, reads=[site])
         steps = plan.instructions
-        assert (steps["gate"] != -1).sum() == gates, site
+        products = steps["linear_bf16"][steps["op"] == Op.LINEAR_BF16]
+        assert (products["gate"] != -1).sum() == gates, site
 
 
 # -- the same bits ----------------------------------------------------------------------------------------------------
@@ -195,7 +185,7 @@ def test_a_gate_that_something_else_reads_is_a_product_of_its_own() -> None:
 @pytest.mark.parametrize("alone", [0, native_calls.ALONE])
 @pytest.mark.parametrize("changes", [{}, WIDE, {"model_type": "mistral", "sliding_window": 9}], ids=str)
 def test_a_token_has_the_bits_of_its_role_in_any_step(
-    changes: dict[str, Any], alone: int, isa: str, threads: None, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], alone: int, threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native_calls, "ALONE", alone)
     module, prompt = packed("Q4_1", **changes), 33

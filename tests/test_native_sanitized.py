@@ -61,7 +61,7 @@ MODELS = {
     "t5": lambda: tiny.decoder("t5"), "mixture": tiny.mixture, "both": tiny.encoder_decoder,
     "llama": llama, "wide": lambda: llama(head_dim=20),
 }
-for isa in loader.ISAS:
+for isa in loader.LEVELS:
     if found[0].use(isa) != isa:
         continue
     for name, make in MODELS.items():
@@ -74,10 +74,9 @@ for isa in loader.ISAS:
     for form in ("int8", "int4"):
         module = triptych.load(sys.argv[3], quantize=form).module
         Run(module).both()
-        for kernels in loader.BF16_ISAS[1:]:
-            if found[0].use_bf16(kernels) == kernels:
-                prompts(module, (300, 1, 33), 2)
-                prompts(module, (2, 17, 1), 0)
+        if isa == "amx":
+            prompts(module, (300, 1, 33), 2)
+            prompts(module, (2, 17, 1), 0)
     encoder = NativeEncoder(tiny.encoder(), matrix_of=kernel_matrix, dense=True)
     rows = Rows((7, 1, 40, 3))
     with torch.inference_mode():

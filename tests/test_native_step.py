@@ -25,8 +25,8 @@ from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.errors import InputError
 from triptych.generate import Engine, Request, Sampling
 from triptych.native import library
-from triptych.native.loader import ISAS
-from triptych.native.step import Op
+from triptych.native.loader import LEVELS
+from triptych.native.step import MEMBER, Op
 from triptych.nn.weights import PackedWeight
 from triptych.program import lower, native_calls, native_executor
 from triptych.program.changes import ModuleGuard
@@ -199,14 +199,14 @@ def test_a_row_has_the_same_bits_in_any_batch_chunk_and_number_of_threads(
         torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture(params=LEVELS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     native = library()
     assert native is not None
     if native.use(request.param) != request.param:
         pytest.skip(f"this processor lacks {request.param}")
     yield request.param
-    native.use(ISAS[-1])
+    native.use(LEVELS[-1])
 
 
 @pytest.mark.parametrize("changes", [{"head_dim": 20}, {"model_type": "mistral", "sliding_window": 70}], ids=str)
@@ -310,7 +310,7 @@ def _swapped(plan: NativePlan) -> NativePlan:
 
 def _changed(op: Op, name: str, value: float) -> Callable[[NativePlan], NativePlan]:
     def broken(plan: NativePlan) -> NativePlan:
-        plan.instructions[name][plan.instructions["op"] == op] = value
+        plan.instructions[MEMBER[op]][name][plan.instructions["op"] == op] = value
         return plan
 
     return broken
@@ -318,9 +318,9 @@ def _changed(op: Op, name: str, value: float) -> Callable[[NativePlan], NativePl
 
 BROKEN = {
     "two instructions swapped": _swapped, "a rotation left out": _without(Op.ROTATE),
-    "keys not kept": _without(Op.EXTEND), "the other pairing": _changed(Op.ROTATE, "kind", 1),
-    "another scale": _changed(Op.ATTEND, "first", 0.3), "another eps": _changed(Op.RMS_NORM, "first", 0.1),
-    "no activation": _changed(Op.MAP_MULTIPLY, "kind", 0),
+    "keys not kept": _without(Op.EXTEND), "the other pairing": _changed(Op.ROTATE, "pairing", 1),
+    "another scale": _changed(Op.ATTEND, "scale", 0.3), "another eps": _changed(Op.RMS_NORM, "eps", 0.1),
+    "no activation": _changed(Op.MAP_MULTIPLY, "function", 0),
 }  # fmt: skip
 
 

@@ -27,10 +27,9 @@ from torch.nn.functional import pad
 
 from triptych.attention.row_scores import RowScores, ScorePiece, ScoreProducts
 from triptych.native import ScoreTile, library, usable_threads
+from triptych.native.step import STATISTICS_PANEL, STATISTICS_TOP
 
 PER_QUERY = ("entropy", "distance", "first", "previous", "delimiters", "own_document")
-PANEL = 64  # keys that stand side by side (statistics.c)
-MOST_TOP = 32  # keys of one query that `top` may ask for
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +86,7 @@ def attention_statistics(
     """
     out = _room(scores.shape, top, labels, scores.q.device)
     kernels = library() if native and scores.q.device.type == "cpu" and scores.q.dtype != torch.float64 else None
-    products = scores.products() if kernels is not None and kernels.isa == "avx512" else None
+    products = scores.products() if kernels is not None and kernels.wide else None
     if kernels is not None and products is not None and min(scores.shape):
         _computed(kernels.functions, out, products, scores.chosen_sinks, labels)
         return AttentionStatistics(**out)
@@ -183,8 +182,8 @@ def _computed(
     """The same of all heads and queries by one call of statistics.c, which computes the scores too."""
     tile = _Tile(out)
     (heads, queries, width), keys = products.q.shape, products.k.shape[1]
-    panels = -(-keys // PANEL)
-    laid = pad(products.k, (0, 0, 0, panels * PANEL - keys)).unflatten(1, (panels, PANEL)).mT
+    panels = -(-keys // STATISTICS_PANEL)
+    laid = pad(products.k, (0, 0, 0, panels * STATISTICS_PANEL - keys)).unflatten(1, (panels, STATISTICS_PANEL)).mT
     tile.run(
         functions, (heads, queries, keys), slice(0, queries), slice(0, keys), products.q_pos, torch.arange(keys), sinks,
         labels, products.from_, products.to, q=tile.read(products.q), k=tile.read(laid),
@@ -228,9 +227,11 @@ class _Tile:
         """Of `shape` heads, queries and keys, which are the queries `at` and the keys `columns` of the results."""
         out, (heads, queries, keys), start = self.out, shape, at.start
         q_doc, k_doc, marked, top = labels.q_document, labels.k_document, labels.delimiters, out["top_keys"].shape[-1]
-        panels, threads = -(-keys // PANEL), usable_threads(torch.get_num_threads())
+        panels, threads = -(-keys // STATISTICS_PANEL), usable_threads(torch.get_num_threads())
         by_key = (k_pos, None if marked is None else marked[columns], None if k_doc is None else k_doc[columns])
-        positions, delimiters, documents = (None if x is None else pad(x, (0, panels * PANEL - keys)) for x in by_key)
+        positions, delimiters, documents = (
+            None if x is None else pad(x, (0, panels * STATISTICS_PANEL - keys)) for x in by_key
+        )
         record = ScoreTile(
             heads=heads, queries=queries, keys=keys, top=top, stride=out["entropy"].shape[1],
             row=out["received"].shape[1], sinks=self.read(sinks), q_pos=self.read(q_pos),
@@ -245,4 +246,4 @@ class _Tile:
         )  # fmt: skip
         record.scratch = self.read(torch.empty(threads * functions.scratch_floats(ctypes.byref(record))))
         if functions.score_statistics(ctypes.byref(record), threads):
-            raise AssertionError(f"more than {MOST_TOP} keys of a query")
+            raise AssertionError(f"more than {STATISTICS_TOP} keys of a query")

@@ -33,8 +33,7 @@ def doctor(as_json: options.Json = False) -> None:
     facts, cache = machine.look(), pip_packages.cache_directory()
     library = native.library()
     costs = "packed weights are dequantized, which takes more memory and time"
-    in_bf16 = f"; {library.bf16} for products in bf16" if library and library.bf16 else ""
-    kernels = f"{library.isa} code{in_bf16}" if library else f"{native.why_not()}; {costs}"
+    kernels = native.describe() if library else f"{native.describe()}; {costs}"
     packages = sorted(path.name for path in (cache / "packages").glob("*-*") if path.is_dir())
     extras = {name: installed(name) for name in EXTRAS}
     if as_json:

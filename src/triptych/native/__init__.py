@@ -1,10 +1,11 @@
 """The native kernels: plain C, built as an optional extension and loaded with ctypes.
 
-`library()` returns the loaded library, or None where it was not built; `why_not()` then says why.  The functions and
-structures are those of `matmul.h` and `statistics.c`, which are their documentation; sizes are checked by who calls
-them.
+`library()` returns the loaded library, or None where it was not built or TRIPTYCH_KERNELS is "none"; `why_not()` then
+says why, and `describe()` what runs.  The functions and structures are those of `matmul.h`, `step.h` and
+`statistics.h`, which are their documentation; sizes are checked by who calls them.
 """
 
-from triptych.native.loader import Input, Library, Matrix, ScoreTile, library, usable_threads, why_not
+from triptych.native.loader import Library, describe, levels, library, usable_threads, why_not
+from triptych.native.step import Input, Matrix, ScoreTile
 
-__all__ = ["Input", "Library", "Matrix", "ScoreTile", "library", "usable_threads", "why_not"]
+__all__ = ["Input", "Library", "Matrix", "ScoreTile", "describe", "levels", "library", "usable_threads", "why_not"]

@@ -2,6 +2,7 @@
 
 #include "attend.h"
 #include "matmul_loops.h"
+#include "step_loops.h"
 
 INLINE void some_scores(float (*scores)[SCORES], const struct query *queries, const struct tile *keys,
                         const int32_t width, const int count)
@@ -62,9 +63,9 @@ TARGET static void ISA(softmax)(float *scores, struct query *query, const struct
     int32_t begin = query->from / 16 * 16, end = (query->to + 15) / 16 * 16;
     float lanes[16];
     vf most = vall(-INFINITY), sum = vall(0);
-    for (int32_t j = begin; j < end; j++) scores[j] *= it->first;
-    for (int32_t j = begin; it->other > 0.0f && j < end; j += 16)
-        store16(scores + j, it->other * tanh16(load16(scores + j) / it->other));
+    for (int32_t j = begin; j < end; j++) scores[j] *= it->attend.scale;
+    for (int32_t j = begin; it->attend.softcap > 0.0f && j < end; j += 16)
+        store16(scores + j, it->attend.softcap * tanh16(load16(scores + j) / it->attend.softcap));
     for (int32_t j = query->from; query->bias && j < query->to; j++) scores[j] += query->bias[-j];
     for (int32_t j = begin; j < query->from; j++) scores[j] = -INFINITY;
     for (int32_t j = query->to; j < end; j++) scores[j] = -INFINITY;
@@ -165,7 +166,7 @@ TARGET static void ISA(read)(int32_t type, float *out, const void *rows, int32_t
     }
 }
 
-static const struct attend_kernels ISA(attend) = {ISA(read), ISA(scores), ISA(softmax), ISA(values)};
-
 const struct kernels ISA(kernels) = {
-    ISA(round), {ISA(f32), ISA(bf16), ISA(u4), ISA(u5), ISA(s8), ISA(s8x16)}, MANY_REGISTERS, &ISA(attend)};
+    LEVEL, MANY_REGISTERS, ISA(round), {ISA(f32), ISA(bf16), ISA(u4), ISA(u5), ISA(s8), ISA(s8x16)}, ISA(sum_of),
+    ISA(norm), ISA(rotate), ISA(map), ISA(largest_of), ISA(keep), ISA(read), ISA(scores), ISA(softmax), ISA(values),
+    ISA(merge), ISA(finish), ISA(statistics)};

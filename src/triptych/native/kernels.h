@@ -1,8 +1,9 @@
-/* What matmul.c, repack.c and the files of kernels share; not for others.
+/* The table of the functions that are compiled for each level of instructions, and what these functions share.
 
-   The kernels are written once, in matmul_loops.h, matmul_pairs.h and attend_loops.h, over a few operations on vectors
-   of 16 numbers.  kernels_portable.c, kernels_avx2.c and kernels_avx512.c define these operations and include the
-   loops: kernels_portable.c in plain C, which says what each operation computes.  */
+   They are written once, in matmul_loops.h, matmul_pairs.h, attend_loops.h, step_loops.h and statistics.h, over a few
+   operations on vectors of 16 numbers.  kernels_portable.c, kernels_avx2.c and kernels_avx512.c define these operations
+   and include the loops: kernels_portable.c in plain C, which says what each operation computes.  All other C is compiled
+   for any processor, but the products in bf16 (matmul_bf16.h) of LEVEL_AMX.  */
 
 #ifndef TRIPTYCH_KERNELS_H
 #define TRIPTYCH_KERNELS_H
@@ -10,6 +11,7 @@
 #include <math.h>
 
 #include "matmul.h"
+#include "statistics.h"
 
 #define STREAMS 4 /* bands that a kernel for one vector reads at once, where it reads several */
 #define LAYOUTS 6
@@ -26,11 +28,45 @@
 typedef void multiply_kernel(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride,
                              const float *bias, int32_t first_band, int32_t last_band);
 
+#define RANGE 256 /* positions of a range of attention, which begins at a multiple of it */
+/* Numbers from the scores of one query to those of the next.  With RANGE the first scores of all queries would share
+   few lines of the cache. */
+#define SCORES (RANGE + 16)
+
+struct query; /* of attend.h */
+struct sums;
+struct tile;
+struct instruction;
+
 struct kernels {
+    int level; /* that they are compiled for: enum level, up to LEVEL_AVX512 */
+    int reads_streams; /* of packed layouts, for one vector */
     void (*round)(struct input *in, int32_t vector, int32_t first, int32_t last);
     multiply_kernel *multiply[LAYOUTS]; /* by layout */
-    int reads_streams;                  /* of packed layouts, for one vector */
-    const struct attend_kernels *attend; /* attend.h */
+    /* The sum of x - mean, or of its squares; norms; rotations; f(x), times or plus y (step_loops.h). */
+    float (*sum_of)(const float *x, int32_t n, float mean, int squares);
+    void (*norm)(float *out, const float *x, int32_t n, float mean, float factor, const float *weight, float offset,
+                 const float *bias);
+    void (*rotate)(float *out, const float *x, const float *cosines, const float *sines, int32_t half, int32_t pairing);
+    void (*map)(float *out, const float *x, const float *y, int32_t n, int32_t function, float factor, int adds);
+    void (*largest_of)(const float *x, int32_t count, int32_t n, int32_t *places, float *tops);
+    /* Write a vector of n numbers to a store; read `count` vectors that follow one another. */
+    void (*keep)(int32_t type, void *row, const float *x, int32_t n);
+    void (*read)(int32_t type, float *out, const void *rows, int32_t count, int32_t n);
+    /* Attention of `count` queries, whose scores, or weights, are [count][SCORES].  The bits of a query's sums do not
+       depend on the other queries.  Scores are computed at least where a query sees something, values are added exactly
+       there: a number that a query does not see never reaches its sums.  */
+    void (*scores)(float (*scores)[SCORES], const struct query *queries, int32_t count, const struct tile *keys,
+                   int32_t width);
+    void (*softmax)(float *scores, struct query *query, const struct instruction *it);
+    void (*values)(const struct query *queries, float (*weights)[SCORES], int32_t count, const struct tile *values,
+                   int32_t width);
+    /* Add the sums of a range to those of all before it; divide these by their weight and that of a sink. */
+    void (*merge)(struct sums *all, const struct sums *range, int32_t width);
+    void (*finish)(const struct sums *all, int32_t width, const float *sink);
+    /* The statistics of up to STATISTICS_QUERIES queries of one head, and the weight that each key receives from them,
+       added to received [row]. */
+    void (*statistics)(const struct score_tile *t, int32_t head, int32_t query, float *scores, float *received);
 };
 
 extern const struct kernels portable_kernels;
@@ -39,8 +75,9 @@ extern const struct kernels portable_kernels;
 extern const struct kernels avx2_kernels, avx512_kernels;
 #endif
 
-/* Those that select_kernels chose. */
+/* What select_level chose. */
 extern const struct kernels *kernels_in_use;
+extern int level_in_use;
 
 /* Ask for the `bytes` that are AHEAD of `block`, as the processor does itself only within a page.  Nothing is read, so
    an address beyond the last byte is harmless.  */

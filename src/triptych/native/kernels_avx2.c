@@ -14,6 +14,7 @@
 #include "vector.h"
 
 #define ISA(NAME) avx2_##NAME
+#define LEVEL LEVEL_AVX2
 #define VECTORS 4
 #define DENSE 4
 #define DENSE_SUMS 4 /* 8 registers */

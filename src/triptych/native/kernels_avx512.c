@@ -17,6 +17,7 @@
 #include "vector.h"
 
 #define ISA(NAME) avx512_##NAME
+#define LEVEL LEVEL_AVX512
 #define VECTORS 8
 #define DENSE 6       /* with four rows 24 sums, which leave 8 registers */
 #define DENSE_SUMS 24

@@ -8,6 +8,7 @@
 #include "vector.h"
 
 #define ISA(NAME) portable_##NAME
+#define LEVEL LEVEL_PORTABLE
 #define VECTORS 1  /* that one pass over the weights serves */
 #define DENSE 1    /* the same for dense weights and for keys */
 #define DENSE_SUMS 1 /* rows times vectors whose sums are computed together */

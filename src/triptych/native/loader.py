@@ -1,4 +1,4 @@
-"""Find, load and type the library of native kernels."""
+"""Finds the library of native kernels, checks that it is of this version, and chooses the level that it computes at."""
 
 from __future__ import annotations
 
@@ -6,91 +6,100 @@ import ctypes
 import os
 import sys
 import sysconfig
-from ctypes import POINTER, Structure, c_float, c_int, c_int8, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
 from functools import cache
 from pathlib import Path
 
-#: The kernels by their number in `matmul.h`.
-ISAS = ("portable", "avx2", "avx512")
-#: Those of products in bf16, by their number in `matmul_bf16.h`.
-BF16_ISAS = (None, "amx-bf16")
+from triptych.errors import ConfigError, nearest
+from triptych.native.step import Call, Input, Level, Matrix, PlanRecord, ScoreTile, constants, operands
+
+LEVELS = tuple(level.name.lower() for level in Level)
+VARIABLE = "TRIPTYCH_KERNELS"  # of the environment: the highest level, or "none"
 _PROCESS = os.getpid()
 
 
-class Matrix(Structure):
-    """`struct matrix` of matmul.h."""
+def highest_level() -> str:
+    """The level that TRIPTYCH_KERNELS allows at most, the highest one where it is not set, or "none".
 
-    _fields_ = (
-        ("layout", c_int32),
-        ("rows", c_int32),
-        ("columns", c_int32),
-        ("reserved", c_int32),
-        ("data", c_void_p),
-    )
-
-
-class Input(Structure):
-    """`struct input` of matmul.h."""
-
-    _fields_ = (
-        ("count", c_int32),
-        ("columns", c_int32),
-        ("dense", POINTER(c_float)),
-        ("stride", c_ssize_t),
-        ("rounded", POINTER(c_int8)),
-        ("scales", POINTER(c_float)),
-        ("sums", POINTER(c_float)),
-    )
-
-
-class ScoreTile(Structure):
-    """`struct score_tile` of statistics.c."""
-
-    _fields_ = (
-        *((name, c_int32) for name in ("heads", "queries", "keys", "top", "base")),
-        *((name, c_int64) for name in ("stride", "row")),
-        *((name, c_void_p) for name in ("scratch", "scores", "sinks", "q_pos", "k_pos", "delimiters", "q_doc")),
-        *((name, c_void_p) for name in ("k_doc", "entropy", "distance", "first", "previous", "on_delimiters")),
-        *(
-            (name, c_void_p)
-            for name in ("on_document", "top_weights", "received", "top_keys", "q", "k", "group", "from_", "to")
-        ),
-        *((name, c_int64) for name in ("width", "panels")),
-    )
+    Raises ConfigError for another value.
+    """
+    name = os.environ.get(VARIABLE) or LEVELS[-1]
+    if name not in ("none", *LEVELS):
+        known = ("none", *LEVELS)
+        raise ConfigError(f"{VARIABLE}={name!r} is not one of {', '.join(known)}{nearest(name, known)}")
+    return name
 
 
 class Library:
-    """The loaded library.  `functions` are those of matmul.h, under their names there."""
+    """The loaded library.  `functions` are those of the headers, under their names there.
+
+    level   what they are compiled for that are in use: of `LEVELS`.
+    bf16    "amx-bf16" where products in bf16 can be had, else None.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.functions = _typed(ctypes.CDLL(str(path)))
-        self.isa = self.use(ISAS[-1])
-        self.bf16 = self.use_bf16(BF16_ISAS[-1])
+        _compare(self.functions)
+        self.use(LEVELS[-1])
 
     def use(self, at_most: str) -> str:
-        """Compute with the best kernels up to `at_most` that this processor has, and return their name in `ISAS`.
+        """Compute at the best level up to `at_most` that TRIPTYCH_KERNELS allows and this processor has, and return it.
 
-        Acts on the whole process; the best of all are in use from the start.  `select_kernels` in
-        matmul.c knows which instructions each of them needs.  Raises ValueError for an unknown name.
+        Acts on the whole process.  `select_level` in kernels.c knows which instructions a level needs.  Raises
+        ValueError for an unknown name.
         """
-        self.isa = ISAS[self.functions.select_kernels(ISAS.index(at_most))]
-        return self.isa
+        allowed = min(LEVELS.index(at_most), LEVELS.index(highest_level()))
+        level: str = LEVELS[self.functions.select_level(allowed)]
+        self.level, self.bf16 = level, "amx-bf16" if level == "amx" else None
+        return level
 
-    def use_bf16(self, at_most: str | None) -> str | None:
-        """The same for products in bf16, with the names of `BF16_ISAS`; None where this processor has none."""
-        self.bf16 = BF16_ISAS[self.functions.select_bf16(BF16_ISAS.index(at_most))]
-        return self.bf16
+    @property
+    def wide(self) -> bool:
+        """Whether a register holds 16 numbers."""
+        return LEVELS.index(self.level) >= LEVELS.index("avx512")
 
 
 def library() -> Library | None:
-    """The library, loaded at the first call; None where it cannot be (see `why_not`)."""
+    """The library, loaded at the first call; None where it cannot be (see `why_not`) or TRIPTYCH_KERNELS is "none".
+
+    Raises ConfigError for an unknown value of TRIPTYCH_KERNELS.
+    """
     return _load()[0]
 
 
 def why_not() -> str | None:
     """Why `library()` is None, in one line; None where it is loaded."""
     return _load()[1]
+
+
+def levels() -> dict[str, str]:
+    """The level of each group of functions, as the library has them in use; "none" where torch computes instead."""
+    kernels = library()
+    table, bf16 = "none", "none"
+    if kernels is not None:
+        in_use = c_void_p.in_dll(kernels.functions, "kernels_in_use").value
+        table = LEVELS[c_int32.from_address(in_use or 0).value]  # the first field of `struct kernels`
+        bf16 = "none" if kernels.bf16 is None else "amx"
+    groups = ("products", "attention", "norms, rotations and activations", "caches", "attention statistics")
+    repacking = "none" if kernels is None else "portable"  # which no level computes faster
+    return dict.fromkeys(groups, table) | {"products in bf16": bf16, "repacking": repacking}
+
+
+def describe() -> str:
+    """One line: which groups of functions run at which level, and why not at a higher one where the user chose that."""
+    wanted = os.environ.get(VARIABLE)
+    kernels = library()
+    if kernels is None:
+        return f"none, torch computes: {why_not()}"
+    by_level: dict[str, list[str]] = {}
+    for group, level in levels().items():
+        by_level.setdefault(level, []).append(group)
+    line = "; ".join(f"{level}: {', '.join(groups)}" for level, groups in by_level.items())
+    if not wanted:
+        return line
+    lacks = "" if kernels.level == wanted else f", which this processor lacks; the best below it is {kernels.level}"
+    return f"{line} ({VARIABLE}={wanted}{lacks})"
 
 
 def usable_threads(count: int) -> int:
@@ -115,6 +124,8 @@ if hasattr(os, "register_at_fork"):
 
 @cache
 def _load() -> tuple[Library | None, str | None]:
+    if highest_level() == "none":
+        return None, f"{VARIABLE}=none switches the native kernels off"
     # torch ships the OpenMP runtime that it uses.  Loaded first, it serves the kernels too: a process with two
     # runtimes would start two sets of threads.
     import torch  # noqa: F401
@@ -128,17 +139,19 @@ def load(path: Path) -> tuple[Library | None, str | None]:
         return None, f"the native kernels were not built: {path.name} is missing; installing with a compiler builds it"
     try:
         return Library(path), None
-    except (OSError, AttributeError) as error:
+    except OSError as error:
         return None, f"the native kernels in {path.name} cannot be loaded: {error}"
+    except AttributeError as error:
+        build = "install triptych again, or run `python setup.py build_ext --inplace` in its sources"
+        return None, f"the native kernels in {path.name} are of another version ({error}): build them again ({build})"
 
 
 def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
-    """Give the functions of matmul.h their types.  AttributeError where one is missing, as in an older build."""
+    """Give the functions of the headers their types.  AttributeError where one is missing, as in another version."""
     output = (c_void_p, c_ssize_t, c_void_p)  # y, y_stride, bias
-    matrix, vectors = POINTER(Matrix), POINTER(Input)
+    matrix, vectors, plan, call = POINTER(Matrix), POINTER(Input), POINTER(PlanRecord), POINTER(Call)
     types: dict[str, tuple[object, tuple[object, ...]]] = {
         "matrix_bytes": (c_size_t, (c_int32, c_int32, c_int32)),
-        "input_bytes": (c_size_t, (c_int32, c_int32)),
         "place_input": (c_size_t, (vectors, c_void_p)),
         "round_groups": (None, (vectors, c_int32, c_int32, c_int32)),
         "multiply": (None, (matrix, vectors, *output, c_int32, c_int32)),
@@ -146,13 +159,29 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "unpack_row": (None, (matrix, c_int64, c_void_p)),
         "unpack_tiles": (None, (matrix, c_int32, c_int32, c_int32, c_void_p)),
         "repack_blocks": (c_int, (c_int, c_void_p, matrix, c_int32)),
-        "select_kernels": (c_int, (c_int,)),
-        "select_bf16": (c_int, (c_int,)),
+        "select_level": (c_int, (c_int,)),
         "largest_of": (None, (c_void_p, c_int32, c_int32, c_void_p, c_void_p)),
         "score_statistics": (c_int, (POINTER(ScoreTile), c_int32)),
         "scratch_floats": (c_int64, (POINTER(ScoreTile),)),
+        "run_step": (None, (plan, call)),
+        "run_steps": (None, (plan, call, c_int32, c_int32, c_int64)),
+        "constant": (c_char_p, (c_int, POINTER(c_int64))),
+        "operands": (c_char_p, ()),
     }
     for name, (result, arguments) in types.items():
         function = getattr(functions, name)
         function.restype, function.argtypes = result, arguments
     return functions
+
+
+def _compare(functions: ctypes.CDLL) -> None:
+    """AttributeError unless the constants and structures of the library are those of `triptych.native.step`."""
+    built, value = dict[str, int](), c_int64()
+    while (name := functions.constant(len(built), ctypes.byref(value))) is not None:
+        built[name.decode()] = value.value
+    ours = constants()
+    other = sorted(name for name in {*built, *ours} if built.get(name) != ours.get(name))
+    if other:
+        raise AttributeError(f"{other[0]} is {built.get(other[0])} there and {ours.get(other[0])} here")
+    if functions.operands().decode().split() != operands().split():
+        raise AttributeError("its instructions have other fields")

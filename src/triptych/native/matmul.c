@@ -1,32 +1,8 @@
-/* Sizes, the choice of kernels, and the sharing of a product between threads.  See matmul.h. */
+/* Sizes, and the sharing of a product between threads.  See matmul.h. */
 
 #include <omp.h>
 
 #include "kernels.h"
-
-const struct kernels *kernels_in_use = &portable_kernels;
-
-int select_kernels(int at_most)
-{
-    int level = 0;
-    (void)at_most;
-#if X86_KERNELS
-    const struct kernels *kernels[] = {&portable_kernels, &avx2_kernels, &avx512_kernels};
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) level = 1;
-    if (level && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-        level = 2;
-    if (at_most < level) level = at_most < 0 ? 0 : at_most;
-    kernels_in_use = kernels[level];
-#endif
-    return level;
-}
-
-__attribute__((constructor)) static void select_best(void)
-{
-    select_kernels(2);
-}
 
 static size_t aligned(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
@@ -47,12 +23,6 @@ size_t place_input(struct input *in, void *memory)
     return sums + aligned(2 * groups * sizeof(float)) - (uintptr_t)memory;
 }
 
-size_t input_bytes(int32_t count, int32_t columns)
-{
-    struct input in = {.count = count, .columns = columns};
-    return place_input(&in, NULL);
-}
-
 void round_groups(struct input *in, int32_t vector, int32_t first, int32_t last)
 {
     kernels_in_use->round(in, vector, first, last);
@@ -61,15 +31,8 @@ void round_groups(struct input *in, int32_t vector, int32_t first, int32_t last)
 void multiply(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
               int32_t first_band, int32_t last_band)
 {
+    if (w->layout < 0 || w->layout >= LAYOUTS) return;
     kernels_in_use->multiply[w->layout](w, in, y, y_stride, bias, first_band, last_band);
-}
-
-const char *first_bytes(const struct matrix *w, int32_t first_band, int32_t last_band, size_t *apart)
-{
-    size_t bytes = matrix_bytes(w->layout, BAND, w->columns);
-    int streams = kernels_in_use->reads_streams && w->layout >= LAYOUT_U4;
-    *apart = streams ? (size_t)((last_band - first_band) / STREAMS) * bytes : 0;
-    return (const char *)w->data + (size_t)first_band * bytes;
 }
 
 void multiply_parallel(const struct matrix *w, struct input *in, float *y, ptrdiff_t y_stride, const float *bias,

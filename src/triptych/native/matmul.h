@@ -2,7 +2,7 @@
 
    A matrix W [rows, columns] is stored in one of the layouts below; y[m][n] = sum over k of x[m][k] * W[n][k].  All
    layouts go by bands of 16 rows, so a product can be cut anywhere between two bands and given to several threads.
-   A row of y has the same bits for any number of vectors, any cut, any number of threads and any kernels: all kernels are
+   A row of y has the same bits for any number of vectors, any cut, any number of threads and at any level: all kernels are
    one set of loops, in matmul_loops.h, and add the products of one output in the same order.  unpack_row, in
    kernels_portable.c, is the readable definition of the packed layouts.
 
@@ -56,8 +56,8 @@ int repack_blocks(int type_number, const uint8_t *blocks, const struct matrix *w
 /* out[k] = W[row][k], for every column of a packed layout, whose `data` is that of a whole matrix. */
 void unpack_row(const struct matrix *w, int64_t row, float *out);
 
-/* Vectors [count, columns] as the kernels read them.  The memory of the last three belongs to the caller: input_bytes
-   says how much, place_input sets the pointers.  Only packed layouts read them.  */
+/* Vectors [count, columns] as the kernels read them.  The memory of the last three belongs to the caller: place_input
+   says how much and sets the pointers.  Only packed layouts read them.  */
 struct input {
     int32_t count;
     int32_t columns;
@@ -68,31 +68,30 @@ struct input {
     float *sums;        /* [count][columns / GROUP][2]: sums of the rounded numbers of a group, of its first half */
 };
 
-/* Sets `rounded`, `scales` and `sums` to their parts of `memory`, each aligned to 64 bytes; -> how many bytes they take. */
+/* Sets `rounded`, `scales` and `sums` to their parts of `memory`, each aligned to 64 bytes; -> how many bytes they take,
+   which `memory` NULL only asks for. */
 size_t place_input(struct input *in, void *memory);
-
-/* The same for such an input, before there is memory. */
-size_t input_bytes(int32_t count, int32_t columns);
 
 /* Round the groups [first, last) of one vector of `in`; different groups may be rounded by different threads.  A group
    with a number that is not finite gets the scale NaN, so that every product with it is NaN.  */
 void round_groups(struct input *in, int32_t vector, int32_t first, int32_t last);
 
 /* y[m][n] for every vector m and the rows n of the bands [first_band, last_band); y has `y_stride` floats per vector.
-   Adds bias[n] where bias is not NULL.  Called by one thread; the caller shares the bands out. */
+   Adds bias[n] where bias is not NULL.  Called by one thread; the caller shares the bands out.  Nothing is written for an
+   unknown layout. */
 void multiply(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
               int32_t first_band, int32_t last_band);
-
-/* Where `multiply` begins to read: STREAMS places, `apart` bytes from one another, or one place, for `apart` 0. */
-const char *first_bytes(const struct matrix *w, int32_t first_band, int32_t last_band, size_t *apart);
 
 /* Rounds `in` where the layout of w is packed, and multiplies all bands, on `threads` threads of OpenMP. */
 void multiply_parallel(const struct matrix *w, struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
                        int32_t threads);
 
-/* The kernels that `multiply` and `round_groups` use: 0 portable C, 1 AVX2 with FMA and F16C, 2 AVX-512 with VNNI.
-   select_kernels takes the best ones up to `at_most` that this processor has, and returns their number.  The best of
-   all are in use before the first call.  Not to be called while another thread multiplies.  */
-int select_kernels(int at_most);
+/* The instructions that functions are compiled for: portable C; AVX2 with FMA and F16C; AVX-512 with VNNI; and products
+   in bf16 (matmul_bf16.h) with AMX and AVX-512 beside these. */
+enum level { LEVEL_PORTABLE = 0, LEVEL_AVX2 = 1, LEVEL_AVX512 = 2, LEVEL_AMX = 3 };
+
+/* Take the functions of the best level up to `at_most` that this processor and the system have -> that level.  Portable
+   ones are in use before the first call.  Not to be called while another thread computes.  */
+int select_level(int at_most);
 
 #endif

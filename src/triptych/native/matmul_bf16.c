@@ -16,7 +16,7 @@
 #include "vector.h"
 
 #define AMX __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma,amx-tile,amx-bf16")))
-#define RANGE 9                    /* tiles of columns in a range of packed weights at most; twice as many of others */
+#define TILE_RANGE 9                    /* tiles of columns in a range of packed weights at most; twice as many of others */
 #define BLOCKS 8                   /* blocks that use a range one after another */
 #define PAIRS 4                    /* pairs that use a range of the vectors one after another */
 #define XCOMP_REQUEST 0x1023       /* ARCH_REQ_XCOMP_PERM */
@@ -209,7 +209,7 @@ AMX void end_parts(void) { _tile_release(); }
 static void multiply_range(const struct bf16_product *it, const struct matrix *w, int32_t pair, struct part part,
                            const struct blocks *blocks, float (*sums)[PAIR][PAIR], int finishes)
 {
-    uint16_t unpacked[RANGE * 2 * TILE_NUMBERS] __attribute__((aligned(64)));
+    uint16_t unpacked[TILE_RANGE * 2 * TILE_NUMBERS] __attribute__((aligned(64)));
     const int32_t tiles = pairs_in(w->columns), is_packed = w->layout >= 0;
     const int32_t count = pairs_in(blocks->last - blocks->first);
     part.tiles = unpacked;
@@ -234,7 +234,7 @@ static void multiply_range(const struct bf16_product *it, const struct matrix *w
 static void multiply_pairs(const struct bf16_product *it, int32_t pair, int32_t end, int32_t first, int32_t last)
 {
     float sums[PAIRS][2][BLOCKS][PAIR][PAIR] __attribute__((aligned(64))); /* [1]: of the gate */
-    const int32_t tiles = pairs_in(it->weight->columns), most = it->weight->layout >= 0 ? RANGE : 2 * RANGE;
+    const int32_t tiles = pairs_in(it->weight->columns), most = it->weight->layout >= 0 ? TILE_RANGE : 2 * TILE_RANGE;
     const int32_t ranges = (tiles + most - 1) / most;
     for (int gate = it->gate != NULL; gate >= 0; gate--)
         for (int32_t range = 0; range < ranges; range++)
@@ -249,7 +249,7 @@ static void multiply_pairs(const struct bf16_product *it, int32_t pair, int32_t 
 
 void multiply_bf16(const struct bf16_product *it, int32_t first, int32_t last)
 {
-    const int32_t together = pairs_in(it->weight->columns) > RANGE && it->weight->layout >= 0 ? PAIRS : 1;
+    const int32_t together = pairs_in(it->weight->columns) > TILE_RANGE && it->weight->layout >= 0 ? PAIRS : 1;
     begin_parts(it->count);
     for (int32_t pair = first; pair < last; pair += together)
         for (int32_t m = 0; m < it->count; m += BLOCKS * PAIR)
@@ -266,26 +266,18 @@ BF16 void round_bf16(uint16_t *out, const float *x, int32_t columns)
     }
 }
 
-/* What __builtin_cpu_supports does not know in every compiler: the bits of CPUID for AMX and BF16. */
-static int has_amx(void)
+int has_bf16(void)
 {
-    unsigned a, b, c, d;
+    unsigned a, b, c, d; /* not every compiler's __builtin_cpu_supports knows these bits of CPUID */
     __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
-    return (d >> 22 & 1) && (d >> 24 & 1);
-}
-
-int select_bf16(int at_most)
-{
-    __builtin_cpu_init();
-    int bf16 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
     /* The system gives the memory for tiles to a process that asks; its threads and children then have it, too. */
-    return bf16 && at_most && has_amx() && syscall(SYS_arch_prctl, XCOMP_REQUEST, XCOMP_TILES) == 0;
+    return __builtin_cpu_supports("avx512bf16") && (d >> 22 & 1) && (d >> 24 & 1) &&
+           syscall(SYS_arch_prctl, XCOMP_REQUEST, XCOMP_TILES) == 0;
 }
 
 #else
 
-int select_bf16(int at_most) { return (void)at_most, 0; }
+int has_bf16(void) { return 0; }
 void multiply_bf16(const struct bf16_product *it, int32_t a, int32_t b) { (void)it, (void)a, (void)b; }
 void unpack_tiles(const struct matrix *w, int32_t a, int32_t b, int32_t c, uint16_t *out)
 {

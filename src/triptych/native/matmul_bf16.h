@@ -46,9 +46,8 @@ void unpack_tiles(const struct matrix *w, int32_t pair, int32_t from, int32_t to
 /* out [columns, padded] = x [columns], to the nearest number, ties to even; numbers below 2^-126 become 0. */
 void round_bf16(uint16_t *out, const float *x, int32_t columns);
 
-/* Whether the functions above can be used: 1 where the processor has AMX, `at_most` is 1 and the system allows it, else
-   0.  To be called before them.  */
-int select_bf16(int at_most);
+/* Whether the functions above can be used beside those of LEVEL_AVX512: the processor has AMX, and the system allows it. */
+int has_bf16(void);
 
 /* What the files of products in bf16 share. */
 #if defined(__x86_64__) && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)

@@ -9,8 +9,8 @@
 #ifndef MANY_REGISTERS /* enough for the sums of several bands */
 #define MANY_REGISTERS 0
 #endif
-#define NEAR (1 << 15) /* bytes */
-#define FEW 8 /* vectors, up to which reading the weights takes longest */
+#define L1_BYTES (1 << 15)
+#define DECODE_VECTORS 8 /* up to which a product is bound by reading the weights from memory */
 
 /* CALL(n) for the n that is COUNT, a constant in each call, or for MOST <= 8 where COUNT is no smaller number. */
 #define CASE(N, MOST, CALL) case N: if ((MOST) > N) { CALL(N); break; } __attribute__((fallthrough));
@@ -187,7 +187,7 @@ INLINE void multiply_packed(const struct matrix *w, const struct input *in, floa
         for (; band < end; band++) packed_tile(w, band, apart, in, 0, y, y_stride, bias, STREAMS, 1, layout);
         band += (STREAMS - 1) * apart;
     }
-    for (; in->count >= MANY && band + 2 <= last && (band + 2) * BAND <= w->rows; band += 2)
+    for (; in->count >= PAIR_VECTORS && band + 2 <= last && (band + 2) * BAND <= w->rows; band += 2)
         multiply_pair(w, band, in, y, y_stride, bias, layout);
 #endif
     for (; band < last; band++)
@@ -242,7 +242,7 @@ INLINE void multiply_dense(const struct matrix *w, const struct input *in, float
 {
     const size_t bytes = (size_t)w->columns * (bf16 ? 2 : 4);
     const int32_t all = in->count;
-    const size_t ahead = all > FEW ? 0 : 4 * bytes <= NEAR ? bytes : AHEAD;
+    const size_t ahead = all > DECODE_VECTORS ? 0 : 4 * bytes <= L1_BYTES ? bytes : AHEAD;
     const size_t after = ahead == bytes ? 13 * bytes : ahead;
     for (; band < last; band++) {
         const void *rows[BAND];

@@ -5,7 +5,7 @@
    and four bytes of a vector serve two lines.  The unpacked bytes stay in the cache nearest to the processor.  Between
    two ranges of columns the sums wait in y, so every sum is made in the order of add_group.  */
 
-#define MANY 12   /* vectors from which on this is faster */
+#define PAIR_VECTORS 12 /* from which on this is faster */
 #define GROUPS 20 /* that are unpacked at a time: in LAYOUT_S8X16 a supergroup */
 
 struct panel {

@@ -21,9 +21,9 @@
 
 #define SPINS 2000              /* looks at a level before a thread sleeps */
 #define PART ((int64_t)1 << 15) /* products of numbers that are worth a part of their own */
-#define NEXT 16                 /* instructions among which a waiting thread looks for products */
+#define LOOKAHEAD 16            /* instructions among which a waiting thread looks for products */
 #define FETCH ((size_t)1 << 14) /* bytes of each place that it asks for */
-#define LATE 4                  /* parts per thread, at most, beside its first one */
+#define EXTRA_PARTS 4           /* per thread at most, which threads take that end early: they balance the load */
 #define MOST_THREADS 1024       /* so that claims fit into 16 bits */
 
 /* The ticket holds the level's number, how many parts it has, how many of them are done, and how many were claimed (by
@@ -104,24 +104,22 @@ static operation *const operations[] = {
 
 static int64_t products_of(const struct worker *me, const struct instruction *it)
 {
-    const struct matrix *w = me->plan->weights + it->weight;
+    const struct matrix *w = me->plan->weights + it->linear.weight;
     return (int64_t)w->rows * w->columns * row_count(me, it);
 }
 
-/* The time to unpack the weights is that of 16 vectors. */
-static int64_t cost_in_bf16(const struct worker *me, const struct instruction *it)
-{
-    const struct matrix *w = me->plan->weights + it->weight;
-    return (int64_t)w->rows * w->columns * (16 + row_count(me, it)) / (it->gate == -1 ? 256 : 128);
-}
-
-/* About how many nanoseconds one thread needs for an instruction. */
+/* About how many nanoseconds one thread needs for an instruction.  To unpack weights for products in bf16 takes the time of
+   16 vectors. */
 static int64_t cost_of(const struct worker *me, const struct instruction *it)
 {
-    int64_t vectors = (int64_t)row_count(me, it) * (it->heads > 1 ? it->heads : 1);
+    int32_t each = it->op == OP_ROUTE ? it->route.experts
+                   : it->op == OP_TAKE || it->op == OP_GIVE ? it->expert.experts : it->heads;
+    int64_t vectors = (int64_t)row_count(me, it) * (each > 1 ? each : 1);
+    const struct matrix *w = me->plan->weights + (it->op == OP_LINEAR_BF16 ? it->linear_bf16.weight : 0);
     switch (it->op) {
     case OP_LINEAR: return products_of(me, it) / 16;
-    case OP_LINEAR_BF16: return cost_in_bf16(me, it);
+    case OP_LINEAR_BF16:
+        return (int64_t)w->rows * w->columns * (16 + row_count(me, it)) / (it->linear_bf16.gate == -1 ? 256 : 128);
     case OP_ATTEND: return vectors * 1500;
     case OP_MAP:
     case OP_MAP_MULTIPLY:
@@ -139,8 +137,8 @@ static void run_level(struct worker *me, int32_t first, int32_t last)
 
 static int32_t parts_for(const struct team *team, int64_t products)
 {
-    int64_t late = products / FIRST_SHARE / PART, most = (int64_t)team->threads * LATE;
-    return team->threads + (int32_t)(late > most ? most : late);
+    int64_t extra = products / FIRST_SHARE / PART, most = (int64_t)team->threads * EXTRA_PARTS;
+    return team->threads + (int32_t)(extra > most ? most : extra);
 }
 
 /* Ask for what the first part that is not the opener's will read of the next products, from instruction `at` on, until
@@ -148,7 +146,7 @@ static int32_t parts_for(const struct team *team, int64_t products)
 static void fetch_ahead(struct team *team, struct worker me, int32_t at, uint32_t level)
 {
     const struct instruction *instructions = team->plan->instructions;
-    int32_t end = at + NEXT < team->plan->count ? at + NEXT : team->plan->count, from = at;
+    int32_t end = at + LOOKAHEAD < team->plan->count ? at + LOOKAHEAD : team->plan->count, from = at;
     while (from < end && instructions[from].op != OP_LINEAR && instructions[from].op != OP_TAKE) from++;
     me.products = me.passed = 0;
     for (at = from; at < end && instructions[at].op == OP_LINEAR; at++) {
@@ -159,11 +157,13 @@ static void fetch_ahead(struct team *team, struct worker me, int32_t at, uint32_
     me.threads = parts_for(team, me.products);
     for (end = at, at = from; at < end; at++) {
         int32_t first, last;
-        size_t apart;
         if (!row_count(&me, instructions + at)) continue;
         step_bands(&me, instructions + at, &first, &last);
         if (first >= last) continue;
-        const char *place = first_bytes(team->plan->weights + instructions[at].weight, first, last, &apart);
+        const struct matrix *w = team->plan->weights + instructions[at].linear.weight;
+        size_t bytes = matrix_bytes(w->layout, BAND, w->columns), apart = (size_t)((last - first) / STREAMS) * bytes;
+        const char *place = (const char *)w->data + (size_t)first * bytes; /* and STREAMS - 1 more, where `multiply` begins */
+        if (!kernels_in_use->reads_streams || w->layout < LAYOUT_U4) return;
         for (size_t i = 0; i < apart && i < FETCH && is_open(team, level); i += LINE)
             for (size_t z = 0; z < STREAMS; z++) __builtin_prefetch(place + z * apart + i);
         return;
@@ -197,7 +197,7 @@ static int32_t advance(struct team *team, struct worker *me, int32_t at, int32_t
             step_members(me, instructions + at);
             team->taken = me->taken;
             if (!me->taken) {
-                at += 1 + instructions[at].skip;
+                at += 1 + instructions[at].expert.skip;
                 continue;
             }
         }
@@ -285,11 +285,4 @@ void run_steps(const struct plan *plans, const struct batch *batches, int32_t co
         own.scratch += (int64_t)omp_get_thread_num() * own.scratch_floats;
         run_step(plans + i, &own);
     }
-}
-
-int step_sizeof(int which)
-{
-    static const size_t sizes[] = {sizeof(struct instruction), sizeof(struct store), sizeof(struct plan),
-                                   sizeof(struct batch), sizeof(struct matrix)};
-    return which >= 0 && which < 5 ? (int)sizes[which] : 0;
 }

@@ -15,26 +15,28 @@
 
 #include "matmul.h"
 
+/* Each with its member of struct instruction, where it has one. */
 enum operation {
-    OP_EMBED = 0,        /* output = row `number` + index of the table `weight`; kind: enum index */
+    OP_NONE = -1,
+    OP_EMBED = 0,        /* embed: output = a row of a table */
     OP_ROUND = 1,        /* output = input rounded for packed products, as `struct input` has it */
-    OP_LINEAR = 2,       /* output = input weight^T + bias; second: the rounded input or -1 */
-    OP_LAYER_NORM = 3,   /* first: eps; of one vector per token, where `number`, output is rounded as in OP_ROUND_BF16 */
-    OP_RMS_NORM = 4,     /* also other: what is added to the weight; `heads` vectors of `width` per token */
-    OP_ROTATE = 5,       /* weight: table of cosines and sines by position; bias: the table beyond `number` positions */
-    OP_MAP = 6,          /* output = f(input); kind: enum function (vector.h) */
-    OP_MAP_MULTIPLY = 7, /* output = f(input) second */
-    OP_ADD = 8,          /* output = input + second */
-    OP_ATTEND = 9,       /* input: queries, second: new keys, third: new values; number: whether products are in bf16 */
-    OP_EXTEND = 10,      /* second: new keys, third: new values, into the store */
+    OP_LINEAR = 2,       /* linear: output = input weight^T + bias */
+    OP_LAYER_NORM = 3,   /* norm */
+    OP_RMS_NORM = 4,     /* norm */
+    OP_ROTATE = 5,       /* rotate: output = input rotated by the angles of its position */
+    OP_MAP = 6,          /* map: output = f(input) */
+    OP_MAP_MULTIPLY = 7, /* map: output = f(input) other */
+    OP_ADD = 8,          /* map: output = input + other */
+    OP_ATTEND = 9,       /* attend: input are queries */
+    OP_EXTEND = 10,      /* attend: its keys and values into the store */
     OP_CHOOSE = 11,      /* row m of output = row `chosen[m]` of input */
-    OP_ROUTE = 12,       /* output = weight of each expert from the scores `input`, 0 for those not chosen; third = 0 */
-    OP_TAKE = 13,        /* the rows of input that expert `number` is chosen for, one after another */
-    OP_GIVE = 14,        /* row i of input, times its weight, added to its token's row of output */
+    OP_ROUTE = 12,       /* route: output = weight of each expert from the scores `input`, 0 for those not chosen */
+    OP_TAKE = 13,        /* expert: the rows of input that it is chosen for, one after another */
+    OP_GIVE = 14,        /* expert: row i of input, times its weight, added to its token's row of output */
     OP_ROUND_BF16 = 15,  /* output = input rounded for products in bf16 (matmul_bf16.h) */
-    OP_LINEAR_BF16 = 16, /* output = f(input weight^T + bias) + third, or where there is the table `gate`
-                            f(input gate^T) (input weight^T + bias) + third; input is rounded, output where `number` */
-    OP_STORED = 17       /* output = input as a store gives it back; kind: enum stored_type, `heads` vectors of `width` */
+    OP_LINEAR_BF16 = 16, /* linear_bf16: output = f(input weight^T + bias) + more, or where there is a gate
+                            f(input gate^T) (input weight^T + bias) + more; input is rounded */
+    OP_STORED = 17       /* stored: output = input as a store gives it back */
 };
 
 enum index { INDEX_IDS = 0, INDEX_POSITIONS = 1, INDEX_TOKENS = 2, INDEX_NONE = 3 };
@@ -56,13 +58,28 @@ enum stored_type { STORED_F32 = 0, STORED_BF16 = 1, STORED_F16 = 2, STORED_INT8 
 /* The buffer that the step's result is written to.  Those at OUTPUT - 1 - n are n numbers per token into `reads`. */
 #define OUTPUT -2
 
+/* What an operation has beside the fields of all.  Buffers are offsets, tables places in `weights` of the plan; both are -1
+   where there is none. */
+#define OPERANDS(MEMBER)                                                                                          \
+    MEMBER(embed, int32_t table, row, shift;)         /* row: enum index, moved by `shift` */                     \
+    MEMBER(linear, int32_t weight, bias, rounded;)    /* buffer `rounded`: that of OP_ROUND, for packed weights */ \
+    MEMBER(linear_bf16,                               /* buffer `more`; rounds: whether output is as in OP_ROUND_BF16 */ \
+           int32_t weight, bias, gate, more, function, rounds; float factor;)                                     \
+    MEMBER(norm, int32_t weight, bias, rounds; float eps, offset;) /* offset: what is added to the weight */      \
+    MEMBER(rotate, int32_t table, far_table, near_length, pairing;) /* far_table: of rows longer than near_length */ \
+    MEMBER(map, int32_t other, function; float factor;) /* buffer `other` */                                      \
+    MEMBER(attend,                                    /* buffers of new keys and values; bf16: what products are in */ \
+           int32_t keys, values, store, groups, value_width, window, kind, bf16, sinks, bias; float scale, softcap;) \
+    MEMBER(route, int32_t experts, top, normalized, sum;) /* buffer `sum`: becomes 0 */                           \
+    MEMBER(expert, int32_t routes, experts, number, skip;) /* skip: instructions of one without tokens */         \
+    MEMBER(stored, int32_t type;)                     /* enum stored_type */
+#define AS_STRUCT(name, ...) struct { __VA_ARGS__ } name;
+
 struct instruction {
-    int32_t op, rows, barrier, kind;
-    int32_t input, second, third, output;      /* buffers; -1 where there is none */
-    int32_t width, heads, groups, value_width; /* numbers of a vector, and vectors per token */
-    int32_t weight, bias, store, window;       /* places in the tables of the plan; -1 none; window 0 none */
-    int32_t skip, number, top, gate;           /* skip: instructions of an expert that has no tokens */
-    float first, other;                        /* eps, factor, scale | cap, what is added to a weight */
+    int32_t op, rows, barrier;
+    int32_t input, output; /* buffers */
+    int32_t width, heads;  /* numbers of a vector, vectors per token */
+    union { OPERANDS(AS_STRUCT) };
 };
 
 /* Keys and values of a layer, [slots][groups][capacity][bytes of a vector].  In a ring, position p stands at place
@@ -147,9 +164,6 @@ static inline void share(const struct worker *me, int64_t units, int64_t *first,
 
 /* Bytes that a vector of `width` numbers takes in a store of this type. */
 int64_t stored_bytes(int32_t type, int32_t width);
-/* Write a vector of n numbers to a store; read `count` vectors that follow one another. */
-void keep_row(int32_t type, void *row, const float *x, int32_t n);
-void read_rows(int32_t type, float *out, const void *rows, int32_t count, int32_t n);
 
 /* One instruction, this thread's part of it (step_ops.c, step_attend.c, step_store.c). */
 typedef void operation(struct worker *me, const struct instruction *it);
@@ -172,7 +186,10 @@ void run_steps(const struct plan *plans, const struct batch *batches, int32_t co
 /* Where the largest number of each row of x [count][n] stands first, or its first NaN, and that number. */
 void largest_of(const float *x, int32_t count, int32_t n, int32_t *places, float *tops);
 
-/* sizeof of the structures above, in the order instruction, store, plan, batch, matrix: the loader compares them. */
-int step_sizeof(int which);
+/* The name and the value of constant `i` that triptych.native.step repeats: numbers of enumerations, sizes of structures.
+   NULL beyond the last one. */
+const char *constant(int i, int64_t *value);
+/* OPERANDS as text, a line for each member. */
+const char *operands(void);
 
 #endif

@@ -7,14 +7,11 @@
 
 #include "attend.h"
 #include "matmul_bf16.h"
-#include "vector.h"
 
-#include <math.h>
 #include <stdatomic.h>
+#include <string.h>
 
 #define HEADS 4        /* of a group that are one unit of work at most, where a unit has several tokens */
-#define FEW_TOKENS 16  /* up to which the ranges of a query may be units of their own */
-#define COUNTERS 2048  /* of finished ranges: the first numbers of `partial` */
 #define NUMBERS(width) (((width) + 17) / 16 * 16) /* of the sums of one range */
 
 /* How the work of an instruction is cut: into segments, runs of tokens of one row, with some heads of one group. */
@@ -31,50 +28,50 @@ struct unit {
     int apart; /* one of several units of these tokens and heads, of a range each */
 };
 
-static int32_t most_queries(const struct instruction *it) { return it->number ? QUERIES_BF16 : QUERIES; }
+static int32_t most_queries(const struct instruction *it) { return it->attend.bf16 ? QUERIES_BF16 : QUERIES; }
 
-static struct room room_of(const struct worker *me, const struct instruction *it)
+static struct scratch scratch_of(const struct worker *me, const struct instruction *it)
 {
     float *scores = (float *)(((uintptr_t)me->scratch + 63) / 64 * 64), *wide = scores + most_queries(it) * SCORES;
-    int32_t widest = it->width > it->value_width ? it->width : it->value_width;
-    return (struct room){scores, wide, wide + TILE_KEYS * widest};
+    int32_t widest = it->width > it->attend.value_width ? it->width : it->attend.value_width;
+    return (struct scratch){scores, wide, wide + TILE_KEYS * widest};
 }
 
 /* Positions [*lowest, *end) are visible to token n. */
 static void visible(const struct batch *batch, const struct instruction *it, int32_t n, int32_t *lowest, int32_t *end)
 {
-    *end = it->kind == ATTEND_CROSS ? batch->source[n]
-           : it->kind == ATTEND_ROW ? batch->end[n]
+    *end = it->attend.kind == ATTEND_CROSS ? batch->source[n]
+           : it->attend.kind == ATTEND_ROW ? batch->end[n]
                                     : batch->position[n] + 1;
-    *lowest = it->kind == ATTEND_SELF && it->window && *end > it->window ? *end - it->window : 0;
+    *lowest = it->attend.kind == ATTEND_SELF && it->attend.window && *end > it->attend.window ? *end - it->attend.window : 0;
 }
 
 void fill_tile(struct tile *tile, struct worker *me, const struct instruction *it, int32_t token, int32_t group,
                int values, int32_t begin, int32_t lowest, int32_t highest, float *wide)
 {
     const struct batch *batch = me->batch;
-    const struct store *store = me->plan->stores + it->store;
-    int32_t width = values ? it->value_width : it->width, start = batch->start[token];
-    int32_t held = it->kind == ATTEND_CROSS ? INT32_MAX : batch->position[start];
-    const float *new = it->kind == ATTEND_CROSS ? NULL : buffer(me, values ? it->third : it->second);
+    const struct store *store = me->plan->stores + it->attend.store;
+    int32_t width = values ? it->attend.value_width : it->width, start = batch->start[token];
+    int32_t held = it->attend.kind == ATTEND_CROSS ? INT32_MAX : batch->position[start];
+    const float *new = it->attend.kind == ATTEND_CROSS ? NULL : buffer(me, values ? it->attend.values : it->attend.keys);
     const char *kept = values ? store->values : store->keys;
     int32_t from = begin + (tile->place > lowest ? tile->place : lowest), p = from;
     int32_t to = begin + (tile->place + TILE_KEYS < highest ? tile->place + TILE_KEYS : highest);
-    int64_t slot = it->kind == ATTEND_CROSS ? batch->source_slot[token] : batch->slot[token];
-    int64_t plane = held ? (slot * it->groups + group) * store->capacity : 0, bytes = stored_bytes(store->type, width);
+    int64_t slot = it->attend.kind == ATTEND_CROSS ? batch->source_slot[token] : batch->slot[token];
+    int64_t plane = held ? (slot * it->attend.groups + group) * store->capacity : 0, bytes = stored_bytes(store->type, width);
     begin += tile->place;
     while (p < to && p < held) { /* a run of places that follow one another */
-        int32_t end = to < held ? to : held, place = it->window ? p % it->window : p;
-        if (it->window && end - p > it->window - place) end = p + it->window - place;
+        int32_t end = to < held ? to : held, place = it->attend.window ? p % it->attend.window : p;
+        if (it->attend.window && end - p > it->attend.window - place) end = p + it->attend.window - place;
         const char *run = kept + (plane + place) * bytes;
         if (store->type != STORED_F32) {
-            read_rows(store->type, wide, run, end - p, width);
+            kernels_in_use->read(store->type, wide, run, end - p, width);
             run = (const char *)wide;
             wide += (int64_t)(end - p) * width;
         }
         for (const float *row = (const float *)run; p < end; p++, row += width) tile->rows[p - begin] = row;
     }
-    for (; p < to; p++) tile->rows[p - begin] = new + ((int64_t)(start + p - held) * it->groups + group) * width;
+    for (; p < to; p++) tile->rows[p - begin] = new + ((int64_t)(start + p - held) * it->attend.groups + group) * width;
     for (int32_t j = 0; j < TILE_KEYS; j++)
         if (j < from - begin || j >= to - begin) tile->rows[j] = tile->rows[from - begin];
 }
@@ -83,23 +80,23 @@ void fill_tile(struct tile *tile, struct worker *me, const struct instruction *i
 static void attend_range(struct worker *me, const struct instruction *it, const struct unit *unit,
                          struct query *queries, int32_t count, int32_t begin)
 {
-    const struct attend_kernels *use = kernels_in_use->attend;
-    const struct room room = room_of(me, it);
-    float(*scores)[SCORES] = (float(*)[SCORES])room.scores;
+    const struct kernels *use = kernels_in_use;
+    const struct scratch scratch = scratch_of(me, it);
+    float(*scores)[SCORES] = (float(*)[SCORES])scratch.scores;
     struct tile tile;
-    int32_t group = unit->head / (it->heads / it->groups);
+    int32_t group = unit->head / (it->heads / it->attend.groups);
     int32_t lowest = queries[0].from, highest = queries[count - 1].to; /* later tokens see no earlier places */
 #if HAS_TILES
-    if (it->number) {
-        attend_range_bf16(me, it, queries, count, unit->first, group, begin, &room);
+    if (it->attend.bf16) {
+        attend_range_bf16(me, it, queries, count, unit->first, group, begin, &scratch);
         return;
     }
 #endif
     for (int values = 0; values < 2; values++) {
         for (tile.place = lowest / TILE_KEYS * TILE_KEYS; tile.place < highest; tile.place += TILE_KEYS) {
-            fill_tile(&tile, me, it, unit->first, group, values, begin, lowest, highest, room.wide);
+            fill_tile(&tile, me, it, unit->first, group, values, begin, lowest, highest, scratch.wide);
             if (values)
-                use->values(queries, scores, count, &tile, it->value_width);
+                use->values(queries, scores, count, &tile, it->attend.value_width);
             else
                 use->scores(scores, queries, count, &tile, it->width);
         }
@@ -107,46 +104,20 @@ static void attend_range(struct worker *me, const struct instruction *it, const 
     }
 }
 
-/* Add the sums of the range, which comes after all before.  The first range is computed where the sums of all go. */
-CLONES static void merge(struct sums *all, const struct sums *range, int32_t width)
-{
-    if (all->out == range->out) {
-        *all = *range;
-        return;
-    }
-    float top = all->most > range->most ? all->most : range->most;
-    float kept = expf(all->most - top), added = expf(range->most - top);
-    for (int32_t d = 0; d < width; d++) all->out[d] = all->out[d] * kept + range->out[d] * added;
-    all->total = all->total * kept + range->total * added;
-    all->most = top;
-}
-
-/* The end of the softmax, with the head's sink where there is one. */
-CLONES static void finish(const struct sums *all, int32_t width, const float *sink)
-{
-    float factor = 1.0f, total = all->total;
-    if (sink) {
-        float top = *sink > all->most ? *sink : all->most;
-        factor = total > 0.0f ? expf(all->most - top) : 0.0f;
-        total = total * factor + expf(*sink - top);
-    }
-    factor = total > 0.0f ? factor / total : 0.0f;
-    for (int32_t d = 0; d < width; d++) all->out[d] *= factor;
-}
-
 static void finish_unit(struct worker *me, const struct instruction *it, const struct unit *unit,
                         const struct query *queries)
 {
-    const float *sinks = it->weight == -1 ? NULL : me->plan->weights[it->weight].data;
+    const float *sinks = it->attend.sinks == -1 ? NULL : me->plan->weights[it->attend.sinks].data;
     for (int32_t i = 0; i < (unit->last - unit->first) * unit->heads; i++)
-        finish(&queries[i].all, it->value_width, sinks ? sinks + unit->head + i % unit->heads : NULL);
+        kernels_in_use->finish(&queries[i].all, it->attend.value_width,
+                                       sinks ? sinks + unit->head + i % unit->heads : NULL);
 }
 
 /* The queries of a unit, one after another by token and head, with the sums of no range. */
 static int32_t queries_of(struct worker *me, const struct instruction *it, const struct unit *unit,
                           struct query *queries)
 {
-    const struct matrix *bias = it->bias == -1 ? NULL : me->plan->weights + it->bias;
+    const struct matrix *bias = it->attend.bias == -1 ? NULL : me->plan->weights + it->attend.bias;
     int32_t count = 0;
     for (int32_t n = unit->first; n < unit->last; n++)
         for (int32_t head = unit->head; head < unit->head + unit->heads; head++) {
@@ -154,7 +125,7 @@ static int32_t queries_of(struct worker *me, const struct instruction *it, const
             int64_t vector = (int64_t)n * it->heads + head;
             query->q = buffer(me, it->input) + vector * it->width;
             query->distances = bias ? (const float *)bias->data + (int64_t)head * bias->columns : NULL;
-            query->all = (struct sums){buffer(me, it->output) + vector * it->value_width, -INFINITY, 0.0f};
+            query->all = (struct sums){buffer(me, it->output) + vector * it->attend.value_width, -INFINITY, 0.0f};
             query->position = me->batch->position[n];
             visible(me->batch, it, n, &query->lowest, &query->end);
         }
@@ -168,15 +139,15 @@ static float *partial(struct worker *me, const struct instruction *it, const str
 {
     int64_t n = unit->first + i / unit->heads, head = unit->head + i % unit->heads;
     int64_t at = ((int64_t)range * me->batch->tokens + n) * it->heads + head;
-    return me->batch->partial + COUNTERS + at * NUMBERS(it->value_width);
+    return me->batch->partial + COUNTERS + at * NUMBERS(it->attend.value_width);
 }
 
 /* Add one range to the sums of all queries that see something of it. */
 static void add_range(struct worker *me, const struct instruction *it, const struct unit *unit, struct query *queries,
                       int32_t count, int32_t range)
 {
-    int32_t begin = range * RANGE, first = count, last = 0, width = it->value_width;
-    float *sums = room_of(me, it).sums;
+    int32_t begin = range * RANGE, first = count, last = 0, width = it->attend.value_width;
+    float *sums = scratch_of(me, it).sums;
     for (int32_t i = 0; i < count; i++) {
         struct query *query = queries + i;
         query->from = query->lowest > begin ? query->lowest - begin : 0;
@@ -191,14 +162,14 @@ static void add_range(struct worker *me, const struct instruction *it, const str
     }
     if (first == count) return;
     attend_range(me, it, unit, queries + first, last - first, begin);
-    for (int32_t i = first; i < last; i++) merge(&queries[i].all, &queries[i].range, width);
+    for (int32_t i = first; i < last; i++) kernels_in_use->merge(&queries[i].all, &queries[i].range, width);
 }
 
 /* Put the ranges of a unit together, which are all computed. */
 static void merge_ranges(struct worker *me, const struct instruction *it, const struct unit *unit)
 {
     struct query queries[QUERIES_BF16];
-    int32_t count = queries_of(me, it, unit, queries), width = it->value_width;
+    int32_t count = queries_of(me, it, unit, queries), width = it->attend.value_width;
     for (int32_t i = 0; i < count; i++) {
         struct query *query = queries + i;
         for (int32_t range = query->lowest / RANGE; range * RANGE < query->end; range++) {
@@ -208,7 +179,7 @@ static void merge_ranges(struct worker *me, const struct instruction *it, const 
                 memcpy(query->all.out, numbers, (size_t)width * sizeof *numbers);
                 sums.out = query->all.out;
             }
-            merge(&query->all, &sums, width);
+            kernels_in_use->merge(&query->all, &sums, width);
         }
     }
     finish_unit(me, it, unit, queries);
@@ -219,7 +190,7 @@ static void attend_unit(struct worker *me, const struct instruction *it, const s
                         atomic_int *done)
 {
     struct query queries[QUERIES_BF16];
-    int32_t count = queries_of(me, it, unit, queries), width = it->value_width;
+    int32_t count = queries_of(me, it, unit, queries), width = it->attend.value_width;
     for (int32_t i = 0; i < count; i++)
         if (queries[i].lowest >= queries[i].end) memset(queries[i].all.out, 0, (size_t)width * sizeof(float));
     for (int32_t range = unit->range; range < unit->end; range++) add_range(me, it, unit, queries, count, range);
@@ -243,7 +214,7 @@ static void attend_unit(struct worker *me, const struct instruction *it, const s
 static struct cut cut_of(struct worker *me, const struct instruction *it)
 {
     const struct batch *batch = me->batch;
-    int32_t per_group = it->heads / it->groups, together = per_group < HEADS ? per_group : HEADS, longest = 1;
+    int32_t per_group = it->heads / it->attend.groups, together = per_group < HEADS ? per_group : HEADS, longest = 1;
     int32_t segments = 0, ranges = 1, lowest, end;
     for (int32_t n = 0; n < batch->tokens; n++) {
         int32_t length = batch->end[n] - batch->position[batch->start[n]];
@@ -255,7 +226,7 @@ static struct cut cut_of(struct worker *me, const struct instruction *it)
     int32_t queries = most_queries(it), tokens = queries / together;
     struct cut cut = {tokens < longest ? tokens : longest, 0, 1, 0};
     cut.heads = queries / cut.tokens < per_group ? queries / cut.tokens : per_group;
-    int64_t units = (int64_t)segments * it->groups;
+    int64_t units = (int64_t)segments * it->attend.groups;
     cut.apart = batch->tokens <= FEW_TOKENS && ranges > 1 && me->threads > 1 && units < 4 * me->threads;
     units *= cut.apart ? ranges : (longest + cut.tokens - 1) / cut.tokens;
     while (cut.heads > 1 && units * ((per_group + cut.heads - 1) / cut.heads) < 2 * me->threads)
@@ -270,7 +241,7 @@ static struct cut cut_of(struct worker *me, const struct instruction *it)
 static int64_t units_of(struct worker *me, const struct instruction *it, const struct cut *cut, int64_t all)
 {
     const struct batch *batch = me->batch;
-    int32_t per_group = it->heads / it->groups, number = 0;
+    int32_t per_group = it->heads / it->attend.groups, number = 0;
     int64_t before = 0;
     for (int32_t n = 0, next; n < batch->tokens; n = next) {
         int32_t lowest, highest, end;
@@ -279,7 +250,7 @@ static int64_t units_of(struct worker *me, const struct instruction *it, const s
         visible(batch, it, n, &lowest, &end);
         visible(batch, it, next - 1, &end, &highest);
         int32_t first = lowest / RANGE, last = (highest + RANGE - 1) / RANGE, ranges = last - first;
-        for (int32_t part = 0; part < it->groups * cut->parts; part++, number++) {
+        for (int32_t part = 0; part < it->attend.groups * cut->parts; part++, number++) {
             int32_t in_group = part % cut->parts * cut->heads, left = per_group - in_group;
             int32_t head = part / cut->parts * per_group + in_group, heads = left < cut->heads ? left : cut->heads;
             struct unit unit = {n, next, head, heads, first, last, cut->apart && ranges > 1};

@@ -76,8 +76,8 @@ BF16 static void weights_of(float *scores, struct query *query, const struct ins
     __m512 most = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
     for (int32_t j = block.from; j < block.to; j += BAND) {
         __mmask16 seen = first_of(query->to - j) & (__mmask16)~first_of(query->from - j);
-        __m512 x = _mm512_mul_ps(_mm512_maskz_loadu_ps(seen, scores + j), _mm512_set1_ps(it->first));
-        if (it->other > 0.0f) x = (__m512)(it->other * tanh16((v16)x / it->other));
+        __m512 x = _mm512_mul_ps(_mm512_maskz_loadu_ps(seen, scores + j), _mm512_set1_ps(it->attend.scale));
+        if (it->attend.softcap > 0.0f) x = (__m512)(it->attend.softcap * tanh16((v16)x / it->attend.softcap));
         _mm512_storeu_ps(scores + j, _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen, x));
         for (int32_t i = j; query->bias && i < j + BAND; i++)
             if (query->from <= i && i < query->to) scores[i] += query->bias[-i];
@@ -147,19 +147,19 @@ BF16 static void add_values(const struct query *queries, float (*scores)[SCORES]
 }
 
 BF16 void attend_range_bf16(struct worker *me, const struct instruction *it, struct query *queries, int32_t count,
-                            int32_t token, int32_t group, int32_t begin, const struct room *room)
+                            int32_t token, int32_t group, int32_t begin, const struct scratch *scratch)
 {
     uint16_t x[QUERIES_BF16 * WIDEST_BF16] __attribute__((aligned(64)));
     uint16_t keys[PAIR * WIDEST_BF16] __attribute__((aligned(64)));
     uint16_t lines[WIDEST_BF16 / PAIR][STEPS][2 * TILE_NUMBERS] __attribute__((aligned(64)));
-    float(*scores)[SCORES] = (float(*)[SCORES])room->scores;
+    float(*scores)[SCORES] = (float(*)[SCORES])scratch->scores;
     const int32_t padded = pairs_in(it->width) * PAIR, lowest = queries[0].from, highest = queries[count - 1].to;
     struct part part = {.stride = padded, .line = SCORES, .tiles = keys, .to = padded / PAIR};
     struct tile tile;
     for (int32_t i = 0; i < count; i++) round_bf16(x + i * padded, queries[i].q, it->width);
     begin_parts(PAIR);
     for (tile.place = lowest / TILE_KEYS * TILE_KEYS; tile.place < highest; tile.place += TILE_KEYS) {
-        fill_tile(&tile, me, it, token, group, 0, begin, lowest, highest, room->wide);
+        fill_tile(&tile, me, it, token, group, 0, begin, lowest, highest, scratch->wide);
         for (int32_t j = 0; j < TILE_KEYS; j += PAIR) {
             tiles_of_keys(keys, tile.rows + j, it->width);
             for (int32_t m = 0; m < count; m += PAIR) {
@@ -174,17 +174,17 @@ BF16 void attend_range_bf16(struct worker *me, const struct instruction *it, str
     for (int32_t i = 0; i < count; i++) weights_of(scores[i], queries + i, it, block_at(queries, count, i / PAIR * PAIR));
     for (tile.place = lowest / TILE_KEYS * TILE_KEYS; tile.place < highest; tile.place += TILE_KEYS) {
         __m512 nothing = _mm512_setzero_ps();
-        fill_tile(&tile, me, it, token, group, 1, begin, lowest, highest, room->wide);
+        fill_tile(&tile, me, it, token, group, 1, begin, lowest, highest, scratch->wide);
         for (int twice = 0; twice < 2; twice++) {
-            for (int32_t d = 0; d < it->value_width; d += PAIR)
+            for (int32_t d = 0; d < it->attend.value_width; d += PAIR)
                 nothing = _mm512_add_ps(nothing, tiles_of_values(lines[d / PAIR][tile.place / PAIR], tile.rows, d,
-                                                                 it->value_width));
+                                                                 it->attend.value_width));
             if (twice || !_mm512_cmp_ps_mask(nothing, nothing, _CMP_UNORD_Q)) break;
-            without_infinities(queries, count, &tile, it->value_width);
+            without_infinities(queries, count, &tile, it->attend.value_width);
         }
     }
     for (int32_t m = 0; m < count; m += PAIR)
-        add_values(queries + m, scores + m, block_at(queries, count, m), lines, it->value_width);
+        add_values(queries + m, scores + m, block_at(queries, count, m), lines, it->attend.value_width);
     end_parts();
 }
 

@@ -1,12 +1,12 @@
 /* The operations of a step that read one token at a time, and its products.  */
 
+#include <string.h>
+
+#include "kernels.h"
 #include "matmul_bf16.h"
 #include "step.h"
-#include "vector.h"
 
-#include <math.h>
-
-#define PIECE 256 /* numbers of a vector that are one unit of work of an elementwise operation */
+#define UNIT 256 /* numbers of a vector that are one unit of work of an elementwise operation */
 
 static void copy_row(float *out, const struct matrix *table, int64_t row)
 {
@@ -15,20 +15,20 @@ static void copy_row(float *out, const struct matrix *table, int64_t row)
     if (table->layout >= LAYOUT_U4)
         unpack_row(table, row, out);
     else
-        read_rows(type, out, rows + row * stored_bytes(type, table->columns), 1, table->columns);
+        kernels_in_use->read(type, out, rows + row * stored_bytes(type, table->columns), 1, table->columns);
 }
 
 void step_embed(struct worker *me, const struct instruction *it)
 {
     const struct batch *batch = me->batch;
-    const struct matrix *table = me->plan->weights + it->weight;
+    const struct matrix *table = me->plan->weights + it->embed.table;
     float *out = buffer(me, it->output);
     FOR_SHARE(n, row_count(me, it)) {
-        int64_t row = it->kind == INDEX_IDS         ? batch->ids[n]
-                      : it->kind == INDEX_POSITIONS ? batch->position[n]
-                      : it->kind == INDEX_TOKENS    ? n
-                                                    : 0;
-        copy_row(out + n * it->width, table, row + it->number);
+        int64_t row = it->embed.row == INDEX_IDS         ? batch->ids[n]
+                      : it->embed.row == INDEX_POSITIONS ? batch->position[n]
+                      : it->embed.row == INDEX_TOKENS    ? n
+                                                           : 0;
+        copy_row(out + n * it->width, table, row + it->embed.shift);
     }
 }
 
@@ -39,17 +39,14 @@ static struct input input_of(struct worker *me, const struct instruction *it, in
     return in;
 }
 
+/* A unit is some groups of a vector. */
 void step_round(struct worker *me, const struct instruction *it)
 {
     struct input in = input_of(me, it, it->output);
-    int32_t groups = in.columns / GROUP;
-    int64_t first, last;
-    share(me, (int64_t)in.count * groups, &first, &last);
-    while (first < last) {
-        int32_t vector = (int32_t)(first / groups), from = (int32_t)(first % groups);
-        int32_t to = last - first < groups - from ? from + (int32_t)(last - first) : groups;
-        round_groups(&in, vector, from, to);
-        first += to - from;
+    int32_t groups = in.columns / GROUP, most = UNIT / GROUP, pieces = (groups + most - 1) / most;
+    FOR_SHARE(unit, (int64_t)in.count * pieces) {
+        int32_t from = (int32_t)(unit % pieces) * most;
+        round_groups(&in, (int32_t)(unit / pieces), from, from + most < groups ? from + most : groups);
     }
 }
 
@@ -62,7 +59,7 @@ static int64_t bands_before(const struct worker *me, int64_t at, int64_t bands, 
 
 void step_bands(struct worker *me, const struct instruction *it, int32_t *first_band, int32_t *last_band)
 {
-    const struct matrix *w = me->plan->weights + it->weight;
+    const struct matrix *w = me->plan->weights + it->linear.weight;
     int64_t first, last, bands = (w->rows + BAND - 1) / BAND;
     int64_t products = (int64_t)w->rows * w->columns * row_count(me, it);
     share(me, me->products, &first, &last);
@@ -73,73 +70,37 @@ void step_bands(struct worker *me, const struct instruction *it, int32_t *first_
 
 void step_linear(struct worker *me, const struct instruction *it)
 {
-    const struct matrix *weights = me->plan->weights, *w = weights + it->weight;
-    struct input in = input_of(me, it, it->second);
-    const float *bias = it->bias == -1 ? NULL : (const float *)weights[it->bias].data;
+    const struct matrix *weights = me->plan->weights, *w = weights + it->linear.weight;
+    struct input in = input_of(me, it, it->linear.rounded);
+    const float *bias = it->linear.bias == -1 ? NULL : (const float *)weights[it->linear.bias].data;
     int32_t first, last;
     step_bands(me, it, &first, &last);
     if (first < last) multiply(w, &in, buffer(me, it->output), w->rows, bias, first, last);
 }
 
-/* The sum of x - mean, or of its squares. */
-CLONES static float sum_of(const float *x, int32_t n, float mean, int squares)
-{
-    v16 sum = {0};
-    for (int32_t i = 0; i < n; i += 16) {
-        v16 y = (i + 16 <= n ? load16(x + i) : load_part(x + i, n - i, mean)) - mean;
-        sum += squares ? y * y : y;
-    }
-    return sum16(sum);
-}
-
-CLONES static void normed(float *out, const float *x, int32_t n, float mean, float factor, const float *weight,
-                          float more, const float *bias)
-{
-    for (int32_t i = 0; i < n; i++) out[i] = (x[i] - mean) * factor * (weight[i] + more);
-    if (bias)
-        for (int32_t i = 0; i < n; i++) out[i] += bias[i];
-}
-
 void step_norm(struct worker *me, const struct instruction *it)
 {
+    const struct kernels *use = kernels_in_use;
     const struct matrix *weights = me->plan->weights;
-    const float *weight = weights[it->weight].data, *x = buffer(me, it->input);
-    const float *bias = it->bias == -1 ? NULL : weights[it->bias].data;
-    float *out = buffer(me, it->output);
+    const float *weight = weights[it->norm.weight].data, *x = buffer(me, it->input);
+    const float *bias = it->norm.bias == -1 ? NULL : weights[it->norm.bias].data;
+    float *out = buffer(me, it->output), offset = it->norm.offset;
     int32_t n = it->width;
     FOR_SHARE(unit, (int64_t)row_count(me, it) * it->heads) {
         const float *in = x + unit * n;
-        float mean = it->op == OP_LAYER_NORM ? sum_of(in, n, 0.0f, 0) / (float)n : 0.0f;
-        float factor = 1.0f / sqrtf(sum_of(in, n, mean, 1) / (float)n + it->first);
-        if (!it->number) {
-            normed(out + unit * n, in, n, mean, factor, weight, it->other, bias);
+        float mean = it->op == OP_LAYER_NORM ? use->sum_of(in, n, 0.0f, 0) / (float)n : 0.0f;
+        float factor = 1.0f / sqrtf(use->sum_of(in, n, mean, 1) / (float)n + it->norm.eps);
+        if (!it->norm.rounds) {
+            use->norm(out + unit * n, in, n, mean, factor, weight, offset, bias);
             continue;
         }
         uint16_t *rounded = (uint16_t *)out + unit * pairs_in(n) * PAIR;
         for (int32_t i = 0, count; i < n; i += count) {
-            float some[PIECE];
-            count = n - i < PIECE ? n - i : PIECE;
-            normed(some, in + i, count, mean, factor, weight + i, it->other, bias ? bias + i : NULL);
+            float some[UNIT];
+            count = n - i < UNIT ? n - i : UNIT;
+            use->norm(some, in + i, count, mean, factor, weight + i, offset, bias ? bias + i : NULL);
             round_bf16(rounded + i, some, count);
         }
-    }
-}
-
-CLONES static void turned(float *out, const float *x, const float *cosines, const float *sines, int32_t half,
-                          int32_t pairing)
-{
-    if (pairing == PAIRING_HALF) {
-        for (int32_t i = 0; i < half; i++) {
-            float a = x[i], b = x[i + half];
-            out[i] = a * cosines[i] - b * sines[i];
-            out[i + half] = b * cosines[i] + a * sines[i];
-        }
-        return;
-    }
-    for (int32_t i = 0; i < half; i++) {
-        float a = x[2 * i], b = x[2 * i + 1];
-        out[2 * i] = a * cosines[i] - b * sines[i];
-        out[2 * i + 1] = b * cosines[i] + a * sines[i];
     }
 }
 
@@ -151,59 +112,26 @@ void step_rotate(struct worker *me, const struct instruction *it)
     int32_t n = it->width;
     FOR_SHARE(unit, (int64_t)row_count(me, it) * it->heads) {
         int64_t token = unit / it->heads;
-        int far = it->bias != -1 && batch->reach[token] > it->number;
-        const struct matrix *table = me->plan->weights + (far ? it->bias : it->weight);
+        int far = it->rotate.far_table != -1 && batch->reach[token] > it->rotate.near_length;
+        const struct matrix *table = me->plan->weights + (far ? it->rotate.far_table : it->rotate.table);
         const float *angles = (const float *)table->data + (int64_t)batch->position[token] * table->columns;
         int32_t half = table->columns / 2;
         const float *in = x + unit * n;
         if (out != x && 2 * half < n) memcpy(out + unit * n + 2 * half, in + 2 * half, (size_t)(n - 2 * half) * 4);
-        turned(out + unit * n, in, angles, angles + half, half, it->kind);
-    }
-}
-
-/* out = f(x), times y, or with `adds` plus y, where y is not NULL; every number in the same way, wherever it stands. */
-CLONES static void mapped(float *out, const float *x, const float *y, int32_t n, int32_t kind, float factor, int adds)
-{
-    int32_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        v16 value = function16(load16(x + i), kind, factor);
-        if (y) value = adds ? value + load16(y + i) : value * load16(y + i);
-        store16(out + i, value);
-    }
-    if (i < n) {
-        v16 value = function16(load_part(x + i, n - i, 0.0f), kind, factor);
-        v16 other = load_part(y ? y + i : x, y ? n - i : 0, 0.0f);
-        if (y) value = adds ? value + other : value * other;
-        memcpy(out + i, &value, (size_t)(n - i) * sizeof *out);
+        kernels_in_use->rotate(out + unit * n, in, angles, angles + half, half, it->rotate.pairing);
     }
 }
 
 /* A unit is a piece of a vector. */
 void step_map(struct worker *me, const struct instruction *it)
 {
-    const float *x = buffer(me, it->input), *y = it->op == OP_MAP ? NULL : buffer(me, it->second);
+    const float *x = buffer(me, it->input), *y = it->op == OP_MAP ? NULL : buffer(me, it->map.other);
     float *out = buffer(me, it->output);
-    int32_t kind = it->op == OP_ADD ? FUNCTION_NONE : it->kind, pieces = (it->width + PIECE - 1) / PIECE;
+    int32_t pieces = (it->width + UNIT - 1) / UNIT;
     FOR_SHARE(unit, (int64_t)row_count(me, it) * pieces) {
-        int32_t from = (int32_t)(unit % pieces) * PIECE, count = it->width - from < PIECE ? it->width - from : PIECE;
+        int32_t from = (int32_t)(unit % pieces) * UNIT, count = it->width - from < UNIT ? it->width - from : UNIT;
         int64_t at = unit / pieces * it->width + from;
-        mapped(out + at, x + at, y ? y + at : NULL, count, kind, it->first, it->op == OP_ADD);
-    }
-}
-
-CLONES void largest_of(const float *x, int32_t count, int32_t n, int32_t *places, float *tops)
-{
-    for (int32_t row = 0; row < count; row++, x += n) {
-        int32_t best = 0;
-        for (int32_t at = 0; at < n; at += PIECE) {
-            int32_t end = n - at < PIECE ? n : at + PIECE, larger = 0;
-            float top = x[best];
-            for (int32_t i = at; i < end; i++) larger |= !(x[i] <= top);
-            for (int32_t i = at; larger && i < end && x[best] == x[best]; i++)
-                if (!(x[i] <= x[best])) best = i;
-        }
-        places[row] = best;
-        tops[row] = x[best];
+        kernels_in_use->map(out + at, x + at, y ? y + at : NULL, count, it->map.function, it->map.factor, it->op == OP_ADD);
     }
 }
 
@@ -227,12 +155,13 @@ void step_round_bf16(struct worker *me, const struct instruction *it)
 
 void step_linear_bf16(struct worker *me, const struct instruction *it)
 {
-    const struct matrix *weights = me->plan->weights, *w = weights + it->weight;
+    const struct matrix *weights = me->plan->weights, *w = weights + it->linear_bf16.weight;
+    int32_t gate = it->linear_bf16.gate, bias = it->linear_bf16.bias, more = it->linear_bf16.more;
     struct bf16_product product = {
-        .weight = w, .gate = it->gate == -1 ? NULL : weights + it->gate, .count = row_count(me, it),
-        .function = it->kind, .factor = it->first, .rounded = it->number, .x = (const uint16_t *)buffer(me, it->input),
-        .bias = it->bias == -1 ? NULL : weights[it->bias].data,
-        .more = it->third == -1 ? NULL : buffer(me, it->third), .y = buffer(me, it->output)};
+        .weight = w, .gate = gate == -1 ? NULL : weights + gate, .count = row_count(me, it),
+        .function = it->linear_bf16.function, .factor = it->linear_bf16.factor, .rounded = it->linear_bf16.rounds,
+        .x = (const uint16_t *)buffer(me, it->input), .bias = bias == -1 ? NULL : weights[bias].data,
+        .more = more == -1 ? NULL : buffer(me, more), .y = buffer(me, it->output)};
     int64_t first, last;
     share(me, pairs_in(w->rows), &first, &last);
     if (first < last) multiply_bf16(&product, (int32_t)first, (int32_t)last);
@@ -242,10 +171,10 @@ void step_linear_bf16(struct worker *me, const struct instruction *it)
    begin.  */
 
 /* The weights of one token's experts: the softmax of its scores, kept for the `top` largest; of equal scores the first
-   comes first.  kind: whether the kept ones are divided by their sum. */
+   comes first.  */
 static void route(float *out, const float *scores, const struct instruction *it)
 {
-    int32_t n = it->heads;
+    int32_t n = it->route.experts;
     float most = scores[0], sum = 0.0f, kept = 0.0f;
     for (int32_t e = 1; e < n; e++)
         if (scores[e] > most) most = scores[e];
@@ -254,38 +183,38 @@ static void route(float *out, const float *scores, const struct instruction *it)
         int32_t better = 0;
         for (int32_t other = 0; other < n; other++)
             better += scores[other] > scores[e] || (scores[other] == scores[e] && other < e);
-        out[e] = better < it->top ? expf(scores[e] - most) / sum : 0.0f;
+        out[e] = better < it->route.top ? expf(scores[e] - most) / sum : 0.0f;
         kept += out[e];
     }
-    if (it->kind)
+    if (it->route.normalized)
         for (int32_t e = 0; e < n; e++) out[e] /= kept;
 }
 
 void step_route(struct worker *me, const struct instruction *it)
 {
     const float *scores = buffer(me, it->input);
-    float *out = buffer(me, it->output), *sum = buffer(me, it->third);
+    float *out = buffer(me, it->output), *sum = buffer(me, it->route.sum);
     FOR_SHARE(n, row_count(me, it)) {
-        route(out + n * it->heads, scores + n * it->heads, it);
+        route(out + n * it->route.experts, scores + n * it->route.experts, it);
         memset(sum + n * it->width, 0, (size_t)it->width * sizeof *sum);
     }
 }
 
 void step_members(struct worker *me, const struct instruction *it)
 {
-    const float *weights = buffer(me, it->second);
+    const float *weights = buffer(me, it->expert.routes);
     me->taken = 0;
     for (int32_t n = 0; n < me->batch->tokens; n++)
-        if (weights[(int64_t)n * it->heads + it->number] != 0.0f) me->members[me->taken++] = n;
+        if (weights[(int64_t)n * it->expert.experts + it->expert.number] != 0.0f) me->members[me->taken++] = n;
 }
 
 void step_give(struct worker *me, const struct instruction *it)
 {
-    const float *x = buffer(me, it->input), *weights = buffer(me, it->second);
+    const float *x = buffer(me, it->input), *weights = buffer(me, it->expert.routes);
     float *out = buffer(me, it->output);
     FOR_SHARE(i, me->taken) {
         int64_t token = me->members[i];
-        float weight = weights[token * it->heads + it->number];
+        float weight = weights[token * it->expert.experts + it->expert.number];
         for (int32_t d = 0; d < it->width; d++) out[token * it->width + d] += x[i * it->width + d] * weight;
     }
 }

@@ -1,5 +1,5 @@
 /* Vectors of 16 fp32 numbers in the compiler's own notation: the same code for every processor, in the same order of
-   operations.  CLONES asks for variants of a function, of which the loader takes the best one for this processor.  */
+   operations.  */
 
 #ifndef TRIPTYCH_VECTOR_H
 #define TRIPTYCH_VECTOR_H
@@ -9,18 +9,13 @@
 
 #pragma GCC diagnostic ignored "-Wpsabi" /* every function with a vector argument is inlined */
 
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__)
-#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define CLONES
-#endif
 #ifndef TARGET /* what the functions of a file may need of the processor */
 #define TARGET
 #endif
 #define INLINE static inline TARGET __attribute__((always_inline))
 
 typedef float v16 __attribute__((vector_size(64)));
-typedef int32_t i16 __attribute__((vector_size(64)));
+typedef int32_t v16i __attribute__((vector_size(64)));
 
 INLINE v16 load16(const float *x) { v16 y; memcpy(&y, x, sizeof y); return y; }
 INLINE void store16(float *x, v16 y) { memcpy(x, &y, sizeof y); }
@@ -33,7 +28,7 @@ INLINE v16 load_part(const float *x, int32_t n, float rest)
     return y;
 }
 
-INLINE v16 pick(i16 mask, v16 a, v16 b) { return (v16)((mask & (i16)a) | (~mask & (i16)b)); }
+INLINE v16 pick(v16i mask, v16 a, v16 b) { return (v16)((mask & (v16i)a) | (~mask & (v16i)b)); }
 INLINE v16 larger(v16 a, v16 b) { return pick(a > b, a, b); }
 
 /* The maximum or the sum over the 16 numbers, by halves. */
@@ -55,7 +50,7 @@ INLINE float max16(v16 x) { return folded16(x, 1); }
 INLINE v16 exp16(v16 x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, in the low bits */
-    i16 small = x < -87.3f;
+    v16i small = x < -87.3f;
     v16 y = pick(small, (v16){0} - 87.3f, x);
     y = pick(y > 88.3f, (v16){0} + 88.3f, y);
     v16 shifted = y * 1.44269504088896341f + magic;
@@ -70,7 +65,7 @@ INLINE v16 exp16(v16 x)
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    v16 power = (v16)(((i16)shifted << 23) + (127 << 23));
+    v16 power = (v16)(((v16i)shifted << 23) + (127 << 23));
     return pick(small, (v16){0}, p * power);
 }
 
@@ -79,8 +74,8 @@ INLINE v16 tanh16(v16 x) { return 1.0f - 2.0f / (exp16(2.0f * x) + 1.0f); }
 /* Abramowitz and Stegun 7.1.26, within 1.5e-7. */
 INLINE v16 erf16(v16 x)
 {
-    i16 sign = (i16)x & (int32_t)0x80000000;
-    v16 a = (v16)((i16)x & 0x7fffffff);
+    v16i sign = (v16i)x & (int32_t)0x80000000;
+    v16 a = (v16)((v16i)x & 0x7fffffff);
     v16 t = 1.0f / (1.0f + 0.3275911f * a);
     v16 p = (v16){0} + 1.061405429f;
     p = p * t - 1.453152027f;
@@ -88,13 +83,13 @@ INLINE v16 erf16(v16 x)
     p = p * t - 0.284496736f;
     p = p * t + 0.254829592f;
     v16 y = 1.0f - p * t * exp16(-a * a);
-    return (v16)((i16)y | sign);
+    return (v16)((v16i)y | sign);
 }
 
 /* The functions of one number that a step applies. */
 enum function {
     FUNCTION_NONE = 0, FUNCTION_SILU = 1, FUNCTION_GELU = 2, FUNCTION_GELU_TANH = 3, FUNCTION_RELU = 4,
-    FUNCTION_TANH = 5, FUNCTION_SCALE = 6, FUNCTION_SHIFT = 7, FUNCTION_SOFTCAP = 8
+    FUNCTION_TANH = 5, FUNCTION_SCALE = 6, FUNCTION_SHIFT = 7, FUNCTION_SOFTCAP = 8, FUNCTIONS = 9
 };
 
 INLINE v16 function16(v16 x, int32_t kind, float factor)

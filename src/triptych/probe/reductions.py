@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from triptych.attention import KeyLabels
-from triptych.attention.statistics import MOST_TOP
 from triptych.errors import ProbeError, nearest, shown
+from triptych.native.step import STATISTICS_TOP
 from triptych.probe.sites import MATRIX_SITES, Site
 
 REDUCTIONS = ("mean", "norm", "mean_heads")
@@ -34,8 +34,8 @@ class Statistics:
     documents: Labels = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.top, bool) or not isinstance(self.top, int) or not 0 <= self.top <= MOST_TOP:
-            raise ProbeError(f"top={shown(self.top)}: give a number of keys from 0 to {MOST_TOP}")
+        if isinstance(self.top, bool) or not isinstance(self.top, int) or not 0 <= self.top <= STATISTICS_TOP:
+            raise ProbeError(f"top={shown(self.top)}: give a number of keys from 0 to {STATISTICS_TOP}")
 
     def labels(self, item: int, queries: Sequence[int], keys: int, device: torch.device) -> KeyLabels:
         """Those of one row for queries at these positions.  Tokens behind the end of what was given, such as

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from triptych import ops
 from triptych.attention.rope import rope_angles
 from triptych.errors import InputError
-from triptych.native.step import MATRIX, Index, Op
+from triptych.native.step import BAND, MATRIX, PAIR, TILE_KEYS, Index, Layout, Op
 from triptych.nn.weights import PackedWeight
 from triptych.program.changes import WeightVersions
-from triptych.program.native_plan import TILE_KEYS, NativePlan
+from triptych.program.native_plan import NativePlan
 from triptych.program.native_values import NotNative, PlanTable
 
-LAYOUT_F32, LAYOUT_BF16 = 0, 1  # of matmul.h
+LAYOUT_F32, LAYOUT_BF16 = Layout.F32, Layout.BF16
 LAYOUT_TILES = -1  # of matmul_bf16.h, which has one
-BAND, PAIR = 16, 32  # of both
 SHORTEST = 256  # positions that tables have at least
 _DENSE = {torch.float32: LAYOUT_F32, torch.bfloat16: LAYOUT_BF16}
 MatrixOf = Callable[[PackedWeight], tuple[int, Tensor] | None]
@@ -91,11 +90,12 @@ class Binder:
     def _limits(self, matrices: npt.NDArray[Any]) -> tuple[int, int]:
         limit = vocab = np.iinfo(np.int32).max
         for step in self.plan.instructions[self.plan.instructions["op"] == Op.EMBED]:
-            table, rows = self.plan.tables[step["weight"]], int(matrices[step["weight"]]["rows"])
-            if step["kind"] == Index.IDS:
+            place, row, shift = step["embed"].item()
+            table, rows = self.plan.tables[place], int(matrices[place]["rows"])
+            if row == Index.IDS:
                 vocab = min(vocab, rows)
-            elif step["kind"] == Index.POSITIONS and table.kind not in _BY_POSITION:
-                limit = min(limit, rows - int(step["number"]))
+            elif row == Index.POSITIONS and table.kind not in _BY_POSITION:
+                limit = min(limit, rows - shift)
         return int(limit), int(vocab)
 
     def _table(self, table: PlanTable, positions: int) -> tuple[int, int, int, Tensor]:

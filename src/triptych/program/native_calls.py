@@ -15,19 +15,18 @@ from torch import Tensor
 from triptych.attention import Rows
 from triptych.attention.store import Store
 from triptych.errors import InputError
-from triptych.native import library, usable_threads
+from triptych.native import library, usable_threads, why_not
 from triptych.native.huge_pages import PAGE, HugePages
-from triptych.native.step import STORE, Call, PlanRecord, RunStep, StoredType, run_step
+from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, PlanRecord, StoredType
 from triptych.program.native_binding import LAYOUT_F32, Binding
-from triptych.program.native_plan import RANGE
 from triptych.program.native_reads import StepReads
 from triptych.program.native_values import NotNative
 
 # Nanoseconds of work that one thread does sooner than two that meet before and after it, as `cost_of` in step.c counts.
 ALONE = 3000
-FEW_TOKENS, COUNTERS = 16, 2048  # of step_attend.c: tokens up to which threads share a row, counters of what is done
 LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
 _POSITION, _SLOT, _SOURCE = (LABELS.index(name) for name in ("position", "slot", "source"))
+RunStep = Callable[[Any, Any], None]
 Labels = npt.NDArray[np.int32] | Sequence[Sequence[int]]
 _STORED = {torch.float32: StoredType.F32, torch.bfloat16: StoredType.BF16, torch.float16: StoredType.F16,
            torch.int8: StoredType.INT8}  # fmt: skip
@@ -45,9 +44,9 @@ class Calls:
     """The arena, the scratch memory and the labels that calls of one executor use one after another."""
 
     def __init__(self) -> None:
-        function = run_step()
-        self.function: RunStep | None = None if isinstance(function, str) else function
-        self.unavailable = function if isinstance(function, str) else None
+        kernels = library()
+        self.function: RunStep | None = None if kernels is None else kernels.functions.run_step
+        self.unavailable = why_not()
         self.labels = np.zeros((len(LABELS), 0), np.int32)
         self.arena = self.scratch = torch.empty(0)
         self.partial = zeros(COUNTERS)

@@ -14,7 +14,7 @@ from torch import Tensor
 from triptych.attention import CrossCache, Rows
 from triptych.errors import InputError
 from triptych.native import library, usable_threads, why_not
-from triptych.native.step import MATRIX, STORE, Call, PlanRecord, run_steps
+from triptych.native.step import MATRIX, STORE, Call, PlanRecord
 from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
 from triptych.nn.weights import PackedWeight
@@ -179,7 +179,9 @@ class NativeEncoder:
                 setattr(call, name, label[first:].ctypes.data)
             call.arena, call.scratch = self.arena.data_ptr(), self.scratch.data_ptr()
             call.output, call.partial = out.data_ptr() + 4 * first * width, self.calls.partial.data_ptr()
-        run_steps()(plans, calls, len(pieces), threads, arena)
+        kernels = library()
+        assert kernels is not None
+        kernels.functions.run_steps(plans, calls, len(pieces), threads, arena)
 
 
 def _ids(inputs: Sequence[int] | Tensor, rows: Rows) -> npt.NDArray[np.int64]:

@@ -217,7 +217,7 @@ class NativeStep:
         if self.most_dense is not None:
             return self.most_dense
         kernels = library()
-        fast = kernels is not None and kernels.isa == "avx512" and LAYOUT_BF16 not in binding.matrices["layout"]
+        fast = kernels is not None and kernels.wide and LAYOUT_BF16 not in binding.matrices["layout"]
         return MOST_DENSE_FP32 if fast else MOST_DENSE
 
     # -- the call -------------------------------------------------------------------------------------------------

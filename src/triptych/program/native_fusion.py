@@ -1,5 +1,5 @@
-"""Steps that do what follows them, too.  A product in bf16: an activation, its product with a second one of the same
-vectors (a gated MLP), then a sum, then the rounding of the result.  A norm: the rounding."""
+"""Merges steps that follow each other into one: into a product in bf16 an activation, its product with a second one of
+the same vectors (a gated MLP), then a sum, then the rounding of the result; into a norm the rounding."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _gate_of(step: PlanStep, made: Mapping[Vector, PlanStep], once: set[Vector])
     """The product whose function `step` multiplies by another one of the same vectors, if nothing else reads either."""
     if step.op is not Op.MAP_MULTIPLY or not once.issuperset(step.reads.values()):
         return None
-    gate, other = (made[step.reads[name]] for name in ("input", "second"))
+    gate, other = (made[step.reads[name]] for name in ("input", "other"))
     alike = gate is not other and gate.op is other.op is Op.LINEAR_BF16 and gate.reads == other.reads
     return gate if alike and "bias" not in gate.tables else None
 
@@ -52,22 +52,22 @@ def _takes_in(step: PlanStep, after: PlanStep, gate: PlanStep | None) -> bool:
     """Make `after`, which alone reads the result of `step` and where there is a `gate` of that, part of it; whether it
     can be."""
     result, numbers = step.writes["output"], step.numbers
-    if after.over is not step.over or numbers.get("number"):
+    if after.over is not step.over or numbers.get("rounds"):
         return False
     if step.op is not Op.LINEAR_BF16 and (after.op is not Op.ROUND_BF16 or numbers["heads"] > 1):
         return False
-    plain = not {"kind", "third"} & {*numbers, *step.reads}
+    plain = not {"function", "more"} & {*numbers, *step.reads}
     match after.op:
         case Op.MAP if plain:
-            numbers.update(kind=after.numbers["kind"], first=after.numbers["first"])
+            numbers.update(function=after.numbers["function"], factor=after.numbers["factor"])
         case Op.MAP_MULTIPLY if gate is not None:
-            numbers.update(kind=after.numbers["kind"], first=after.numbers["first"])
+            numbers.update(function=after.numbers["function"], factor=after.numbers["factor"])
             step.tables["gate"] = gate.tables["weight"]
-        case Op.ADD if "third" not in step.reads:
-            step.reads["third"] = next(x for x in after.reads.values() if x is not result)
-            step.takes_over = "third"
+        case Op.ADD if "more" not in step.reads:
+            step.reads["more"] = next(x for x in after.reads.values() if x is not result)
+            step.takes_over = "more"
         case Op.ROUND_BF16:
-            numbers["number"] = 1
+            numbers["rounds"] = 1
         case _:
             return False
     step.writes = after.writes

@@ -14,17 +14,30 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from triptych.native.step import INSTRUCTION, NONE, OUTPUT, Barrier, Op, Over, StoredType
+from triptych.native.step import (
+    BUFFERS,
+    HEADER,
+    INSTRUCTION,
+    MEMBER,
+    NONE,
+    OUTPUT,
+    QUERIES,
+    QUERIES_BF16,
+    SCORES,
+    TABLES,
+    TILE_KEYS,
+    Barrier,
+    Op,
+    Over,
+    StoredType,
+)
 from triptych.program.native_fusion import fused
 from triptych.program.native_steps import StepMaker
 from triptych.program.native_values import NotNative, PlanStep, PlanSteps, PlanTable, Vector
 from triptych.program.program import Program
 
 LINE = 16  # buffers begin at multiples of so many numbers: 64 bytes
-WIDEST = 1024  # numbers of a key or value that a thread has room for
-# Of `attend.h`: positions of which a thread has keys or values at hand, queries of a unit of work, those where products
-# are in bf16, positions that one softmax is over, and numbers that the scores of one query take.
-TILE_KEYS, QUERIES, QUERIES_BF16, RANGE, SCORES = 64, 64, 192, 256, 272
+WIDEST = 1024  # numbers of a key or value, at most
 
 
 @dataclass(frozen=True)
@@ -124,21 +137,21 @@ def _assembled(steps: PlanSteps) -> NativePlan:
         _write(record, step, buffers, tables)
     _set_barriers(records, ordered, levels)
     assert steps.result is not None
-    scratch, partial = _room(ordered)
+    scratch, partial = _scratch(ordered)
     sites = {name: SitePlace(OUTPUT - 1 - buffers[site.vector].offset, site.shape, site.dtype)
              for name, site in steps.sites.items()}  # fmt: skip
     return NativePlan(records, tuple(tables), arena, scratch, partial, steps.result.width, reads, sites)
 
 
-def _room(ordered: list[PlanStep]) -> tuple[int, int]:
-    """What `step_attend.c` needs: numbers of each thread (`struct room`), and of a token's range (`partial`)."""
+def _scratch(ordered: list[PlanStep]) -> tuple[int, int]:
+    """What `step_attend.c` needs: numbers of each thread (`struct scratch`), and of a token's range (`partial`)."""
     scratch = partial = 0
     for step in ordered:
         if step.op is Op.ATTEND:
             heads, width, value_width = (int(step.numbers[name]) for name in ("heads", "width", "value_width"))
             if width + value_width > 2 * WIDEST:
                 raise NotNative(f"keys and values of {width + value_width} numbers together")
-            queries = QUERIES_BF16 if step.numbers.get("number") else QUERIES
+            queries = QUERIES_BF16 if step.numbers.get("bf16") else QUERIES
             tile = TILE_KEYS * max(width, value_width)
             scratch = max(scratch, queries * (SCORES + value_width) + tile + LINE)
             partial = max(partial, heads * _lines(value_width + 2))
@@ -214,15 +227,15 @@ def _lines(width: int) -> int:
 
 
 def _write(record: Any, step: PlanStep, buffers: dict[Vector, _Buffer], tables: dict[PlanTable, int]) -> None:
-    for name in ("input", "second", "third", "output", "weight", "bias", "store", "gate"):
-        record[name] = NONE
-    record["op"], record["rows"] = step.op, step.over
-    for name, vector in (step.reads | step.writes).items():
-        record[name] = buffers[vector].offset
-    for name, table in step.tables.items():
-        record[name] = tables.setdefault(table, len(tables))
-    for name, number in step.numbers.items():
-        record[name] = number
+    member = MEMBER.get(step.op, "")
+    values: dict[str, float] = dict.fromkeys(
+        ("input", "output", *BUFFERS.get(member, ()), *TABLES.get(member, ())), NONE
+    )
+    values |= {"op": step.op, "rows": step.over, **step.numbers}
+    values |= {name: buffers[vector].offset for name, vector in (step.reads | step.writes).items()}
+    values |= {name: tables.setdefault(table, len(tables)) for name, table in step.tables.items()}
+    for name, value in values.items():
+        (record if name in HEADER else record[member])[name] = value
 
 
 def _set_barriers(records: npt.NDArray[Any], ordered: list[PlanStep], levels: dict[PlanStep, int]) -> None:
@@ -236,6 +249,6 @@ def _set_barriers(records: npt.NDArray[Any], ordered: list[PlanStep], levels: di
         if step.op is Op.TAKE:
             end = next(j for j in range(i, len(ordered)) if ordered[j].op is Op.GIVE)
             if all(one.over is Over.EXPERT for one in ordered[i : end + 1]):
-                records["skip"][i] = end - i
+                records["expert"]["skip"][i] = end - i
                 if i and ordered[i - 1].op is Op.GIVE:
                     records["barrier"][i] = Barrier.IF_ANY

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from triptych.native.step import AttentionKind, Function, Index, Op, Over, StoredType
+from triptych.native.step import GROUP, PAIR, WIDEST_BF16, AttentionKind, Function, Index, Op, Over, Pairing, StoredType
 from triptych.program.native_values import (
     Angles,
     NotNative,
@@ -29,10 +29,6 @@ from triptych.program.native_values import (
 from triptych.program.program import Entry, Instruction, Program
 from triptych.spec.masks import Full
 from triptych.spec.positions import LongRope
-
-ROUND_GROUP = 32  # numbers of a vector that are rounded with one scale (`GROUP` of matmul.h)
-WIDEST_BF16 = 256  # numbers of keys and values that attention in bf16 reads (attend.h)
-PAIR = 32  # vectors rounded to bf16 are padded to a multiple of so many numbers (matmul_bf16.h)
 
 _MAPS = {"silu": Function.SILU, "relu": Function.RELU, "tanh": Function.TANH}
 _NUMBERS = {"scale": (Function.SCALE, "factor"), "shift": (Function.SHIFT, "offset"),
@@ -110,7 +106,7 @@ class StepMaker:
         for layer, (k, v) in enumerate(zip(entry.outputs[::2], entry.outputs[1::2], strict=True)):
             groups, width = (int(n) for n in entry.values[k].shape[1:])
             numbers = {"groups": groups, "width": width, "value_width": int(entry.values[v].shape[-1]), "store": layer}
-            self.add(Op.EXTEND, None, {"second": values[k], "third": values[v]}, {}, **numbers)
+            self.add(Op.EXTEND, None, {"keys": values[k], "values": values[v]}, {}, **numbers)
         return self.out
 
     def _convolved(self, entry: Entry, values: dict[str, Any]) -> Entry:
@@ -152,13 +148,13 @@ class StepMaker:
 
     def look_up(self, out: Vector, table: PlanTable, index: Index, shift: int = 0) -> Vector:
         """`out`, filled with the rows of a table at an index, which is first moved by `shift`."""
-        self.add(Op.EMBED, out, {}, {"weight": table}, kind=index, number=shift, width=out.width)
+        self.add(Op.EMBED, out, {}, {"table": table}, row=index, shift=shift, width=out.width)
         return out
 
     def round_input(self, x: Vector, bf16: bool) -> Vector:
         """x rounded for packed weights, or for products in bf16; once for all of either."""
         if (x, bf16) not in self.rounded:
-            codes = x.width // 4 + 3 * x.width // ROUND_GROUP + 48  # and each of three parts begins at 64 bytes
+            codes = x.width // 4 + 3 * x.width // GROUP + 48  # and each of three parts begins at 64 bytes
             codes = -(-x.width // PAIR) * PAIR // 2 if bf16 else codes
             self.rounded[x, bf16] = Vector(codes, x.over)
             self.add(Op.ROUND_BF16 if bf16 else Op.ROUND, self.rounded[x, bf16], {"input": x}, width=x.width)
@@ -238,15 +234,15 @@ class _Walk:
         if bf16:
             reads = {"input": self.maker.round_input(x, True)}
         elif packed:
-            reads["second"] = self.maker.round_input(x, False)
+            reads["rounded"] = self.maker.round_input(x, False)
         self.maker.add(Op.LINEAR_BF16 if bf16 else Op.LINEAR, out, reads, tables, width=x.width)
         return out
 
-    def _norm(self, step: Instruction, op: Op, eps: float, more: float) -> Vector:
+    def _norm(self, step: Instruction, op: Op, eps: float, offset: float) -> Vector:
         x, width = self._vector(step.inputs["x"]), self._width(step.inputs["x"])
         out = self._new(x.width)
         tables = {key: PlanTable("vector", self._name(name)) for key, name in step.weights.items()}
-        self.maker.add(op, out, {"input": x}, tables, width=width, heads=x.width // width, first=eps, other=more)
+        self.maker.add(op, out, {"input": x}, tables, width=width, heads=x.width // width, eps=eps, offset=offset)
         return out
 
     def _layer_norm(self, step: Instruction) -> Vector:
@@ -271,18 +267,19 @@ class _Walk:
         if not isinstance(angles, Angles) or angles != sines:
             raise NotNative("a rotation by other angles than those of the positions")
         spec, out = angles.spec, self._new(x.width)
-        tables = {"weight": PlanTable("rotation", how=spec)}
-        numbers = {"width": width, "heads": x.width // width, "kind": int(step.attributes["pairing"] != "half")}
+        tables = {"table": PlanTable("rotation", how=spec)}
+        pairing = Pairing.HALF if step.attributes["pairing"] == "half" else Pairing.INTERLEAVED
+        numbers = {"width": width, "heads": x.width // width, "pairing": pairing}
         if isinstance(spec.scaling, LongRope):
-            tables["bias"] = PlanTable("far rotation", how=spec)
-            numbers["number"] = spec.scaling.original_length
+            tables["far_table"] = PlanTable("far rotation", how=spec)
+            numbers["near_length"] = spec.scaling.original_length
         self.maker.add(Op.ROTATE, out, {"input": x}, tables, **numbers)
         return out
 
     def _map(self, step: Instruction, function: Function, factor: float = 0.0) -> Vector:
         x = self._vector(step.inputs["x"])
         out = self._new(x.width)
-        activation = self.maker.add(Op.MAP, out, {"input": x}, width=x.width, kind=function, first=factor)
+        activation = self.maker.add(Op.MAP, out, {"input": x}, width=x.width, function=function, factor=factor)
         self.activations[out] = activation, step.out[0]
         return out
 
@@ -306,19 +303,20 @@ class _Walk:
     def _add(self, step: Instruction) -> Vector:
         x, y = self._both(step)
         out = self._new(x.width)
-        self.maker.add(Op.ADD, out, {"input": x, "second": y}, width=x.width)
+        self.maker.add(Op.ADD, out, {"input": x, "other": y}, width=x.width)
         return out
 
     def _multiply(self, step: Instruction) -> Vector:
         """An activation that only this product reads is computed in it."""
         x, y = self._both(step)
-        out, kind, factor = self._new(x.width), Function.NONE, 0.0
+        out, function, factor = self._new(x.width), Function.NONE, 0.0
         if x in self.activations and self.uses[self.activations[x][1]] == 1 and x not in self.maker.out.kept:
             activation = self.activations[x][0]
             self.maker.out.steps.remove(activation)
-            x, factor = activation.reads["input"], activation.numbers["first"]
-            kind = Function(int(activation.numbers["kind"]))
-        self.maker.add(Op.MAP_MULTIPLY, out, {"input": x, "second": y}, width=out.width, kind=kind, first=factor)
+            x, factor = activation.reads["input"], activation.numbers["factor"]
+            function = Function(int(activation.numbers["function"]))
+        numbers: dict[str, Any] = {"width": out.width, "function": function, "factor": factor}
+        self.maker.add(Op.MAP_MULTIPLY, out, {"input": x, "other": y}, **numbers)
         return out
 
     def _extend(self, step: Instruction) -> StoredKeys:
@@ -327,7 +325,7 @@ class _Walk:
         stored = self.maker.stored
         if stored is not StoredType.F32:  # new keys are read as the cache gives them back later
             out = self._new(new.width)
-            self.maker.add(Op.STORED, out, {"input": new}, width=width, heads=new.width // width, kind=stored)
+            self.maker.add(Op.STORED, out, {"input": new}, width=width, heads=new.width // width, type=stored)
             new = out
         return StoredKeys(step.attributes["layer"], new, width)
 
@@ -347,8 +345,8 @@ class _Walk:
         window = 0 if maker.encoding else window_in(how["mask"], cross)
         numbers = {
             "width": width, "heads": heads, "groups": groups, "value_width": v.width, "store": k.store,
-            "kind": AttentionKind.CROSS if cross else AttentionKind.SELF, "first": how["scale"],
-            "other": how["softcap"] or 0.0,
+            "kind": AttentionKind.CROSS if cross else AttentionKind.SELF, "scale": how["scale"],
+            "softcap": how["softcap"] or 0.0,
         }  # fmt: skip
         tables, reads = dict[str, PlanTable](), {"input": q}
         if "bias" in step.inputs:
@@ -357,12 +355,12 @@ class _Walk:
                 raise NotNative("a bias of the scores that is more than a function of distance")
             tables["bias"] = bias
         if "sinks" in step.weights:
-            tables["weight"] = PlanTable("vector", self._name(step.weights["sinks"]))
+            tables["sinks"] = PlanTable("vector", self._name(step.weights["sinks"]))
         if cross or k.new is None or v.new is None:
             maker.add(Op.ATTEND, out, reads, tables, **numbers)
             return out
-        new = {"second": k.new, "third": v.new}
-        numbers["number"] = maker.bf16 == "packed" and max(width, v.width) <= WIDEST_BF16
+        new = {"keys": k.new, "values": v.new}
+        numbers["bf16"] = maker.bf16 == "packed" and max(width, v.width) <= WIDEST_BF16
         if maker.encoding:
             maker.add(Op.ATTEND, out, reads | new, tables, **numbers | {"kind": AttentionKind.ROW, "store": 0})
             return out
@@ -384,15 +382,15 @@ class _Walk:
             raise NotNative("experts of chosen tokens")
         count, entry = how["count"], how["expert"]
         routes, total = self._new(scores.width), self._new(x.width)
-        numbers = {"heads": count, "top": how["top_k"], "kind": int(how["normalize"]), "width": x.width}
+        numbers = {"experts": count, "top": how["top_k"], "normalized": int(how["normalize"]), "width": x.width}
         last = maker.add(Op.ROUTE, routes, {"input": scores}, **numbers)
-        last.writes["third"] = total
+        last.writes["sum"] = total
         for number in range(count):
             taken, summed = Vector(x.width, Over.EXPERT), self._new(x.width)
-            reads = {"input": x, "second": routes}
-            maker.add(Op.TAKE, taken, reads, heads=count, number=number, width=x.width).after.append(last)
+            reads = {"input": x, "routes": routes}
+            maker.add(Op.TAKE, taken, reads, experts=count, number=number, width=x.width).after.append(last)
             out = maker.entry(entry, {entry.inputs[0]: taken}, Over.EXPERT, {".experts.0.": f".experts.{number}."})
-            last = maker.add(Op.GIVE, summed, {"input": out, "second": routes, "output": total}, heads=count,
+            last = maker.add(Op.GIVE, summed, {"input": out, "routes": routes, "output": total}, experts=count,
                              number=number, width=x.width)  # fmt: skip
             last.over, last.takes_over, last.forced = Over.EXPERT, "output", True
             total = summed

@@ -1,4 +1,4 @@
-"""What the steps of the native executor are made of, and why a program has none."""
+"""The values, tables and steps of a plan of the native executor, and the error for a program that has no plan."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ class Vector:
 
 @dataclass(eq=False)
 class PlanStep:
-    """One instruction.  `reads` and `writes` are by the names of their fields; `after` are steps that must come before
-    although no vector says so; `takes_over` names the read whose buffer the result must (`forced`) or may share."""
+    """One instruction.  `reads`, `writes`, `tables` and `numbers` are by the names of their fields in
+    `triptych.native.step`; `after` are steps that must come before although no vector says so; `takes_over` names the
+    read whose buffer the result must (`forced`) or may share."""
 
     op: Op
     over: Over

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
+from triptych.native import step
 
-BAND = 16  # rows that are stored together
-GROUP = 32  # columns that share a scale
-SUPERGROUP = 256  # columns that share a scale of S8X16
+BAND, GROUP, SUPERGROUP = step.BAND, step.GROUP, step.SUPERGROUP
 Memory = Callable[[int], Tensor]
 """Where a matrix is to lie: so many bytes, `[n]`, uint8."""
 _CHUNK = 1 << 18  # numbers packed or unpacked at a time: the temporaries stay small beside the matrix
@@ -97,12 +96,12 @@ class Layout:
 LAYOUTS = {
     layout.name: layout
     for layout in (
-        Layout("F32", 0, 1, 0),
-        Layout("BF16", 1, 1, 0),
-        Layout("U4", 2, GROUP, BAND * GROUP // 2 + 4 * BAND),
-        Layout("U5", 3, GROUP, BAND * GROUP // 2 + BAND * GROUP // 8 + 4 * BAND),
-        Layout("S8", 4, GROUP, BAND * GROUP + 2 * BAND),
-        Layout("S8X16", 5, SUPERGROUP, BAND * SUPERGROUP + SUPERGROUP + 2 * BAND),
+        Layout("F32", step.Layout.F32, 1, 0),
+        Layout("BF16", step.Layout.BF16, 1, 0),
+        Layout("U4", step.Layout.U4, GROUP, BAND * GROUP // 2 + 4 * BAND),
+        Layout("U5", step.Layout.U5, GROUP, BAND * GROUP // 2 + BAND * GROUP // 8 + 4 * BAND),
+        Layout("S8", step.Layout.S8, GROUP, BAND * GROUP + 2 * BAND),
+        Layout("S8X16", step.Layout.S8X16, SUPERGROUP, BAND * SUPERGROUP + SUPERGROUP + 2 * BAND),
     )
 }
 _DENSE = {torch.float32: LAYOUTS["F32"], torch.bfloat16: LAYOUTS["BF16"]}

@@ -55,7 +55,7 @@ def _run(kernels: Library, weight: PackedMatrix, x: Tensor, bias: Tensor | None,
     functions, count = kernels.functions, x.shape[0]
     vectors = Input(count, weight.columns, floats_of(x), x.stride(0))
     if not weight.layout.dense:
-        memory = torch.empty(functions.input_bytes(count, weight.columns), dtype=torch.uint8)
+        memory = torch.empty(functions.place_input(vectors, None), dtype=torch.uint8)
         functions.place_input(vectors, memory.data_ptr())
     added = None if bias is None else bias.data_ptr()
     functions.multiply_parallel(matrix_struct(weight), vectors, out.data_ptr(), out.stride(0), added, threads)
