@@ -14,11 +14,12 @@ from torch import Tensor
 import references
 from triptych import nn
 from triptych.attention import Cache, CacheType, CrossCache, Rows
+from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.model import create
 from triptych.native import library, why_not
 from triptych.program.native_encoder import NativeEncoder
 from triptych.program.native_executor import NativeStep
-from triptych.quantize import kernel_matrix
+from triptych.quantize import kernel_matrix, packed_weight, repack
 from triptych.spec import FramesSpec
 
 needs_native = pytest.mark.skipif(library() is None, reason=str(why_not()))
@@ -35,6 +36,17 @@ ANY = 1 << 30
 
 def llama(**changes: Any) -> nn.Transformer:
     return create(LLAMA | changes).module
+
+
+def packed(name: str = "Q8_0", **changes: Any) -> nn.Transformer:
+    """A model whose matrices are packed."""
+    module, form = llama(**changes), block_format(name)
+    for part in module.modules():
+        weight = getattr(part, "weight", None)
+        if isinstance(weight, Tensor) and weight.dim() == 2:
+            blocks = PackedBlocks(form, form.pack(weight.detach().reshape(-1, form.elements)).view(len(weight), -1))
+            part.register_parameter("weight", torch.nn.Parameter(packed_weight(repack(blocks)), requires_grad=False))
+    return module
 
 
 GENERATE = ("CausalLM", "LMHeadModel", "ConditionalGeneration", "MTModel")

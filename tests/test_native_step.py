@@ -18,10 +18,9 @@ from torch import Tensor
 import native_models
 import parity
 import tiny
-from native_models import ANY, EXACT, Run, llama, needs_native
+from native_models import ANY, EXACT, Run, llama, needs_native, packed
 from triptych import nn
 from triptych.attention import Rows
-from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.errors import InputError
 from triptych.generate import Engine, Request, Sampling
 from triptych.native import library
@@ -33,20 +32,9 @@ from triptych.program.changes import ModuleGuard
 from triptych.program.native_executor import NativeStep
 from triptych.program.native_plan import NativePlan, plan_of
 from triptych.program.native_values import NotNative
-from triptych.quantize import kernel_matrix, packed_weight, repack
+from triptych.quantize import kernel_matrix
 
 pytestmark = needs_native
-
-
-def packed(name: str = "Q8_0", **changes: Any) -> nn.Transformer:
-    """A model whose matrices are packed."""
-    module, form = llama(**changes), block_format(name)
-    for part in module.modules():
-        weight = getattr(part, "weight", None)
-        if isinstance(weight, Tensor) and weight.dim() == 2:
-            blocks = PackedBlocks(form, form.pack(weight.detach().reshape(-1, form.elements)).view(len(weight), -1))
-            part.register_parameter("weight", torch.nn.Parameter(packed_weight(repack(blocks)), requires_grad=False))
-    return module
 
 
 # -- equal to the modules ---------------------------------------------------------------------------------------------

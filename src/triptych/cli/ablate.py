@@ -134,11 +134,14 @@ def _check_options(
 
 
 def _show(result: Ablations, top: int) -> None:
+    from triptych.probe.twins import margin_text
+
     table = screen.table("without", "changes it by", right=["changes it by"])
     largest = result.largest(top)
     for name, effect in largest:
         table.add_row(name, "" if effect != effect else f"{effect:+.4f}")
     title = f"{result.metric}: {float(result.before.mean()):.4f} as it is; {result.how} ablation"
+    title += margin_text(result.margin)
     screen.show(table, plain(title))
     if len(largest) < len(result.units):
         screen.note(f"{len(largest)} of {len(result.units):,} are shown; --top N or --json shows more")

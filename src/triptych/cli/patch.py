@@ -188,10 +188,16 @@ def _pairs(text: str) -> list[tuple[int, int]]:
 
 
 def _show(grid: PatchGrid) -> None:
+    from triptych.probe.patching import ROUGH
+    from triptych.probe.twins import margin_text
+
     how = ", estimated by one backward pass" if grid.estimated else ""
     title = f"{grid.metric}: clean {grid.clean:.4g}, corrupt {grid.corrupt:.4g}; share restored{how}"
+    title += margin_text(grid.margin)
     if not grid.tells_apart:
-        screen.note("the metric is the same for both prompts, up to rounding, so no share can be given")
+        screen.note("the metric is the same for both prompts, so no share can be given")
+    if grid.rough:
+        screen.note(ROUGH)
     if len(grid.columns) > WIDEST:
         table = screen.table("site", "at", "metric", right=["metric"])
         for row, column, value in grid.best(24):

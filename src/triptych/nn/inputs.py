@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import has_torch_function_unary
 
 from triptych import ops
 from triptych.attention import Rows
@@ -118,14 +119,22 @@ class Frames(Module[inputs.FramesSpec], of=inputs.FramesSpec):
     def forward(
         self, frames: Tensor, rows: Rows, token_types: None = None, random: torch.Generator | None = None
     ) -> Tensor:
-        x = ops.ACTIVATIONS["gelu"](self.convolved(frames, rows))
+        x = self.convolved(frames, rows, ops.ACTIVATIONS["gelu"])
         x = x + self.position.embed(rows.positions(x.device)).to(x.dtype)
         return ops.dropout(x, self.spec.dropout, self.training, random)
 
-    def convolved(self, frames: Tensor, rows: Rows) -> Tensor:
-        """`conv2(gelu(conv1(frames)))` of each row: frames [N * stride, M] -> [N, D]."""
+    def convolved(self, frames: Tensor, rows: Rows, act: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """`act(conv2(gelu(conv1(frames))))` of each row: frames [N * stride, M] -> [N, D].
+
+        Each row is computed by itself, from memory of its own, so that it has the same bits in any batch: torch's
+        convolutions round by the layout of their input, and its activations by the place in a tensor.
+        """
         lengths = [self.spec.stride * n for n in rows.lengths]
-        return self.conv2(ops.ACTIVATIONS["gelu"](self.conv1(frames, lengths)), lengths)
+        if len(lengths) > 1 and not has_torch_function_unary(frames):
+            each = zip(frames.split(lengths), range(len(rows)), strict=True)
+            return torch.cat([self.convolved(part.clone(), rows.take([i]), act) for part, i in each])
+        x = self.conv2(ops.ACTIVATIONS["gelu"](self.conv1(frames, lengths)), lengths)
+        return x if act is None else act(x)
 
 
 class Patches(Module[inputs.PatchesSpec], of=inputs.PatchesSpec):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from triptych.page import Facts, MatrixSection, Section, TableSection, render
 from triptych.probe import Lens, LogitAttribution, PatchGrid
+from triptych.probe.patching import ROUGH
 
 LARGEST = 40  # parts of a logit that are listed
 
@@ -15,7 +16,7 @@ RESTORED = (
     "Each cell is a run of the corrupt prompt with the clean prompt's value at one site and position: 0 is the corrupt "
     "prompt's metric, 1 the clean prompt's. The stronger the colour, the larger the magnitude."
 )
-SAME = "The metric is the same for both prompts, up to rounding, so that no share of a difference can be computed."
+SAME = "The metric is the same for both prompts, so that no share of a difference can be computed."
 ESTIMATED = (
     "All cells are estimated by one backward pass, to first order; single cells may differ much from those of a run."
 )
@@ -48,9 +49,11 @@ def patch_sections(grid: PatchGrid, facts: Sequence[tuple[str, str]]) -> list[Se
         ("Metric", grid.metric),
         ("Metric, clean", f"{grid.clean:.4g}"),
         ("Metric, corrupt", f"{grid.corrupt:.4g}"),
+        *([("Margin of no difference", f"{grid.margin:.1g} of the largest number")] if grid.margin else []),
     ]
     chosen = (grid.rows.index(best[0][0]), list(grid.columns).index(best[0][1])) if best else None
     meaning = (RESTORED if grid.tells_apart else SAME) + (f" {ESTIMATED}" if grid.estimated else "")
+    meaning += f" Note: {ROUGH}." if grid.rough else ""
     about = "(patched - corrupt) / (clean - corrupt)"
     largest = [(row, column, f"{value:.4g}") for row, column, value in best]
     rows = _short_names(grid.rows)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from triptych.probe.sites import Site, sites
 
 if TYPE_CHECKING:
-    from triptych.probe.ablation import AblatedUnit, Ablations, ablate
+    from triptych.probe.ablation import Ablations, ablate
     from triptych.probe.attention_flow import rollout, value_weighted
     from triptych.probe.lenses import Lens, lens
     from triptych.probe.links import LinkScore, LinkTable, link
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from triptych.probe.path_patching import path_patch
     from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
     from triptych.probe.reductions import Statistics
+    from triptych.probe.replacements import AblatedUnit
     from triptych.probe.role_table import ROLES, HeadRole, HeadTable, RoleEffect
     from triptych.probe.roles import heads
     from triptych.probe.session import Session
@@ -40,8 +41,10 @@ __all__ = [
 def __getattr__(name: str) -> object:
     home: ModuleType
     match name:
-        case "AblatedUnit" | "Ablations" | "ablate":
+        case "Ablations" | "ablate":
             import triptych.probe.ablation as home
+        case "AblatedUnit":
+            import triptych.probe.replacements as home
         case "rollout" | "value_weighted":
             import triptych.probe.attention_flow as home
         case "Lens" | "lens":

@@ -10,7 +10,6 @@ import fnmatch
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from random import Random
 from typing import Literal, get_args
 
 import torch
@@ -18,10 +17,9 @@ from torch import Tensor
 
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.head_names import HeadName, attention_head
-from triptych.probe.metric import Answer, Metric, MetricFunction, MetricName, forwards, metric_of
+from triptych.probe.metric import Answer, MetricFunction, MetricName, metric_of
 from triptych.probe.prompts import (
     BATCH_TOKENS,
-    Change,
     EditedRun,
     Place,
     ProbedModel,
@@ -34,12 +32,12 @@ from triptych.probe.prompts import (
     index_below,
     measured_at,
     prompt_of,
-    same_prompts,
 )
 from triptych.probe.reads_and_edits import Plan
+from triptych.probe.replacements import AblatedUnit, Replacements
 from triptych.probe.sites import Site, match, sites
 from triptych.probe.size import check_reads
-from triptych.spec import MoESpec
+from triptych.probe.twins import TwinRuns, margin_text
 
 Part = Literal["heads", "attention", "mlp", "blocks", "neurons", "positions"]
 Replaced = Literal["zero", "mean", "resample"]
@@ -49,18 +47,6 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     "positions": ("embed", "*.embed"),
 }  # fmt: skip
 MAX_RUNS = 20_000
-#: Roundings of the largest logit.  Runs in one batch may differ by fewer without any change, so that the run of a unit
-#: is then repeated alone.
-ROUNDING = 64
-
-
-@dataclass(frozen=True)
-class AblatedUnit:
-    """What one ablation replaces: a place at one site, or of a whole block at several."""
-
-    name: str
-    sites: tuple[str, ...]
-    place: Place
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +56,8 @@ class Ablations:
     values   [U, B] of U units and B texts; NaN where a text does not have the position.
     before   [B], the texts as they are.
     fired    [U, B], whether the ablation changed a value: not where the replacement is what stands there already.
-    moved    [U, B], whether it changed a logit at the measured position, by however little (in a mixture of experts:
-             by more than rounding).
+    moved    [U, B], whether it changed a logit at the measured position, by however little.
+    margin   0 but in a mixture of experts, where a difference of up to so much of the largest value or logit is none.
     """
 
     metric: str
@@ -81,6 +67,7 @@ class Ablations:
     before: Tensor
     fired: Tensor
     moved: Tensor
+    margin: float = 0.0
 
     @classmethod
     def empty(cls, metric: str, how: str, units: Sequence[AblatedUnit], texts: int) -> Ablations:
@@ -119,11 +106,11 @@ class Ablations:
         return {
             "metric": self.metric, "how": self.how, "before": self.before.tolist(), "units": names, "values": finite,
             "effect": self.effect.tolist(), "unchanged": list(self.unchanged),
-            "dead": list(self.dead),
+            "dead": list(self.dead), "margin": self.margin,
         }  # fmt: skip
 
     def __str__(self) -> str:
-        title = f"{self.metric}, {self.how} ablation: before {float(self.before.mean()):.4g}"
+        title = f"{self.metric}, {self.how} ablation: before {float(self.before.mean()):.4g}{margin_text(self.margin)}"
         return "\n".join([title, *(f"{effect:+.4f}  {name}" for name, effect in self.largest(24))])
 
     __repr__ = __str__
@@ -188,54 +175,25 @@ def ablate(
             f"max_runs={max_runs:,}; choose fewer with within=, heads= or units=, or raise max_runs"
         )
     others = every if reference is None else [prompt_of(model, text, target) for text in reference]
-    new = _replacements(model, known, how, every, others, seed, batch_tokens, max_bytes)
+    values = values_at(model, others, list(known), batch_tokens, max_bytes) if how == "mean" else {}
+    replacements = Replacements.of(model, how, others, values, seed)
     result = Ablations.empty(str(measure), how, made, len(every))
+    margin = 0.0
     for b, (prompt, place) in enumerate(zip(every, places, strict=True)):
-        runs = {u: EditedRun(prompt, place, _changes(unit, new[b])) for u, unit in enumerate(made)
-                if _has(model, known, prompt, unit)}  # fmt: skip
-        _measure(model, result, b, EditedRun(prompt, place), runs, measure, batch_tokens)
+        present = [u for u, unit in enumerate(made) if _has(model, known, prompt, unit)]
+        runs = TwinRuns(model, prompt, place, [made[u].sites for u in present], batch_tokens)
+        changes = replacements.put(runs, [made[u] for u in present], b)
+        margin = max(margin, runs.margin)
+        plain = runs.twin_logits[:1]
+        own = measure.beside(plain)
+        result.before[b] = own(plain)[0]
+        for piece in runs.compare(changes, foreign=how != "zero"):
+            rows = [present[i] for i in piece.numbers]
+            result.values[rows, b] = result.before[b] + piece.effect(own)
+            result.fired[rows, b], result.moved[rows, b] = piece.fired, piece.moved
     if not bool(result.fired.any()):
         raise ProbeError("no ablation changed a value: what is put there stands there already; choose another how=")
-    return result
-
-
-def _measure(
-    model: ProbedModel, result: Ablations, b: int, plain: EditedRun, runs: dict[int, EditedRun], measure: Metric,
-    batch_tokens: int,
-) -> None:  # fmt: skip
-    """Write the column `b` of a result: its text as it is, and the run of each unit."""
-    units, whole = list(runs), forward(model, [plain]).logits
-    own = measure.beside(whole)
-    result.before[b] = own(whole)[0]
-    for numbers, piece in forwards(model, list(runs.values()), batch_tokens):
-        rows = [units[i] for i in numbers]
-        result.values[rows, b] = own(piece.logits).float().cpu()
-        result.fired[rows, b] = torch.tensor(piece.fired)
-        apart = (piece.logits - whole).abs().amax(-1) / whole.abs().max()
-        result.moved[rows, b] = (apart > ROUNDING * torch.finfo(model.module.dtype).eps).cpu()
-    for u, run in runs.items():
-        if result.fired[u, b] and not result.moved[u, b]:
-            result.moved[u, b] = _moves(model, run)
-
-
-def _moves(model: ProbedModel, run: EditedRun) -> bool:
-    """Whether the changes of a run change any bit of its logits: both runs are alone, so that they round alike.
-
-    Not so in a mixture, where a change in one token may send it to another expert, with other tokens beside it: there
-    what is no larger than rounding is no change.
-    """
-    if any(isinstance(block.mlp, MoESpec) for stack in model.spec.stacks.values() for block in stack.blocks):
-        return False
-    same = dict.fromkeys(run.changes, _unedited)
-    return not torch.equal(forward(model, [run]).logits, forward(model, [replace(run, changes=same)]).logits)
-
-
-def _unedited(value: Tensor) -> Tensor:
-    return value
-
-
-def _changes(unit: AblatedUnit, new: dict[str, Tensor]) -> dict[str, Change]:
-    return {site: unit.place.put(site, new[site]) for site in unit.sites}
+    return replace(result, margin=margin)
 
 
 def _has(model: ProbedModel, known: dict[str, Site], prompt: Prompt, unit: AblatedUnit) -> bool:
@@ -331,40 +289,6 @@ def _chosen(wanted: Sequence[object] | None, count: int, what: str) -> Sequence[
             raise ProbeError(f"{what} 0..{count - 1}, not {shown(i)}")
         chosen.append(number)
     return chosen
-
-
-def _replacements(
-    model: ProbedModel, known: dict[str, Site], how: str, every: Sequence[Prompt], others: Sequence[Prompt], seed: int,
-    batch_tokens: int, max_bytes: int,
-) -> list[dict[str, Tensor]]:  # fmt: skip
-    """For each text, what stands at each site in place of its own values, broadcastable to them."""
-    if how == "zero":
-        return [dict.fromkeys(known, torch.zeros(()))] * len(every)
-    drawn = [_another(prompt, others, seed, i) for i, prompt in enumerate(every)] if how == "resample" else None
-    values = values_at(model, others, list(known), batch_tokens, max_bytes)
-    if drawn is None:
-        means = {name: torch.cat(rows).float().mean(0) for name, rows in values.items()}
-        return [means] * len(every)
-    return [
-        {name: values[name][row][: prompt.length(site, model.spec)] for name, site in known.items()}
-        for prompt, row in zip(every, drawn, strict=True)
-    ]
-
-
-def _another(prompt: Prompt, others: Sequence[Prompt], seed: int, number: int) -> int:
-    """The reference row that text `number` gets values of: another one, as long as it or longer."""
-    fit = [i for i, other in enumerate(others) if _covers(other, prompt) and not same_prompts(other, prompt)]
-    if not fit:
-        raise InputError(
-            f"text {number}: no other reference text is as long ({prompt.lengths[0]} tokens), so there is nothing to "
-            "resample from; give longer ones with reference="
-        )
-    return Random(f"{seed} {number}").choice(fit)
-
-
-def _covers(other: Prompt, prompt: Prompt) -> bool:
-    """Whether each row of the one is as long as that of the other, or longer."""
-    return all(theirs >= own for theirs, own in zip(other.lengths, prompt.lengths, strict=True))
 
 
 def values_at(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from triptych.errors import InputError, shown
-from triptych.probe.known_blocks import KnownBlocks
-from triptych.probe.prompts import EditedRun, Forwarded, ProbedModel, forward, index_below, name_tokens
+from triptych.probe.prompts import ProbedModel, index_below, name_tokens
 from triptych.probe.sites import sites
 
 MetricName = Literal["logit-difference", "logit", "probability", "log-probability", "kl"]
@@ -66,26 +64,6 @@ class Metric:
 
     def __str__(self) -> str:
         return self.name + (f" ({' - '.join(self.names)})" if self.names else "")
-
-
-def measured(model: ProbedModel, runs: Sequence[EditedRun], metric: Metric, batch_tokens: int) -> tuple[Tensor, Tensor]:
-    """The metric of each run [R], and whether a change of it changed any value [R]; run as `forwards` does."""
-    values, fired = torch.zeros(len(runs)), torch.zeros(len(runs), dtype=torch.bool)
-    for numbers, result in forwards(model, runs, batch_tokens):
-        values[numbers] = metric(result.logits).float().cpu()
-        fired[numbers] = torch.tensor(result.fired)
-    return values, fired
-
-
-def forwards(model: ProbedModel, runs: Sequence[EditedRun], batch_tokens: int) -> Iterator[tuple[list[int], Forwarded]]:
-    """The runs in pieces of `batch_tokens`, of one prompt without the blocks below the first change of each.
-
-    Yields the numbers of the runs in a piece, and what they gave.
-    """
-    known = KnownBlocks.of(model, runs)
-    for numbers in known.groups(runs, batch_tokens):
-        some = [runs[i] for i in numbers]
-        yield list(numbers), forward(model, some, wrap=partial(known.below, runs=some))
 
 
 def metric_of(

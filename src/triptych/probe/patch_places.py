@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -89,6 +89,13 @@ class Alignment:
 
     def of_site(self, site: Site) -> dict[int, int]:
         return self.text if of_source(site, self.model.spec) else self.target
+
+    def clean_place(self, site: Site, place: Place) -> Place:
+        """Where the clean prompt has what corresponds to a place of the corrupt one."""
+        if matrix(site.name) or place.positions is None:
+            return place
+        pairs = self.of_site(site)
+        return replace(place, positions=tuple(pairs[position] for position in place.positions))
 
     def moved(self, value: Tensor, site: Site) -> Tensor:
         """The clean value of a site at the corrupt prompt's positions; 0 at those that correspond to none."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from triptych.errors import InputError, ProbeError
 from triptych.probe.display import Displayed
-from triptych.probe.metric import Answer, Metric, MetricFunction, MetricName, measured, metric_of
+from triptych.probe.metric import Answer, Metric, MetricFunction, MetricName, metric_of
 from triptych.probe.patch_places import Alignment, Cells, Pairs, cells_of, patched_sites
 from triptych.probe.prompts import (
     BATCH_TOKENS,
@@ -25,16 +26,20 @@ from triptych.probe.prompts import (
     ProbedModel,
     Prompt,
     PromptInput,
+    differ,
     forward,
     measured_at,
     prompt_of,
+    resized,
     same_prompts,
 )
-from triptych.probe.reads_and_edits import Plan, Read
+from triptych.probe.reads_and_edits import Plan, Read, matrix
 from triptych.probe.size import check_reads
+from triptych.probe.twins import TwinRuns, margin_of, margin_text
 
 SHOWN_WIDTH = 9  # letters of a column's name in a printed grid
-ROUNDING = 64  # units in the last place by which two equal metrics may differ; KL sums terms of the order of 1 nat
+ROUNDING = 64  # units in the last place: of smaller differences of two metrics a good part is rounding
+ROUGH = "the two metrics differ by little more than rounding, and so do the shares"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +48,12 @@ class PatchGrid(Displayed):
 
     values      [R, C], row by row the sites (or heads), column by column the positions (or heads); NaN where a site
                 does not have the position or the head.
-    fired       [R, C], whether the clean value differs from the corrupt one there, be it by rounding: products of dense
-                weights may round differently in batches of other sizes.
+    fired       [R, C], whether the clean value differs from the corrupt one there.  In an encoder, prompts of unequal
+                length are of unequal shape, and a difference may be one of rounding.
     clean, corrupt   the metric of the prompts as they are.
     estimated   whether the values come from one backward pass and not from runs.
+    margin      0 but in a mixture of experts, where a difference of up to so much of the largest value or logit is
+                none.
     """
 
     metric: str
@@ -57,12 +64,25 @@ class PatchGrid(Displayed):
     clean: float
     corrupt: float
     estimated: bool = False
+    margin: float = 0.0
 
     @property
     def tells_apart(self) -> bool:
-        """Whether the metrics of the two prompts differ by more than fp32 rounds."""
-        size = max(abs(self.clean), abs(self.corrupt), 1.0 if self.metric == "kl" else 0.0)
-        return abs(self.clean - self.corrupt) > ROUNDING * torch.finfo(torch.float32).eps * size
+        """Whether the metrics of the two prompts differ: by any bit, as both were run in batches of one shape."""
+        return self.clean != self.corrupt and abs(self.clean - self.corrupt) > self.margin * self._size
+
+    @property
+    def rough(self) -> bool:
+        """Whether they differ by so little that the shares are little more than rounding."""
+        return (
+            self.tells_apart
+            and abs(self.clean - self.corrupt) <= ROUNDING * torch.finfo(torch.float32).eps * self._size
+        )
+
+    @property
+    def _size(self) -> float:
+        """What the metrics are of the order of: of a divergence, the terms of its sum."""
+        return max(abs(self.clean), abs(self.corrupt), 1.0 if self.metric == "kl" else 0.0)
 
     @property
     def restored(self) -> Tensor:
@@ -81,14 +101,15 @@ class PatchGrid(Displayed):
         """Plain values for JSON; None where there is no value."""
         return {
             "metric": self.metric, "clean": self.clean, "corrupt": self.corrupt, "estimated": self.estimated,
-            "rows": list(self.rows), "columns": list(self.columns),
+            "margin": self.margin, "rows": list(self.rows), "columns": list(self.columns),
             "values": _listed(self.values), "restored": _listed(self.restored), "fired": self.fired.tolist(),
         }  # fmt: skip
 
     def __str__(self) -> str:
         width = max(map(len, self.rows), default=0)
         title = f"{self.metric}: clean {self.clean:.4g}, corrupt {self.corrupt:.4g}; share restored"
-        lines = [title + (", estimated by one backward pass" if self.estimated else "")]
+        title += ", estimated by one backward pass" if self.estimated else ""
+        lines = [f"{title}{f' ({ROUGH})' if self.rough else ''}{margin_text(self.margin)}"]
         lines.append(" " * width + "".join(f" {_short(name):>{SHOWN_WIDTH}}" for name in self.columns))
         for name, row in zip(self.rows, self.restored.tolist(), strict=True):
             cells = "".join(f" {'' if math.isnan(x) else format(x, '.3f'):>{SHOWN_WIDTH}}" for x in row)
@@ -160,56 +181,70 @@ def patch(
     intact_at = measured_at(model, intact, None if at is None else pairs.clean(at, source=not broken.lengths[1]))
     sources = [intact.lengths[0]] if intact.lengths[1] else []
     check_reads(Plan.of(model.spec, [one.name for one in wanted]), [intact.decoded], sources, max_bytes)
-    whole = forward(model, [EditedRun(intact, intact_at)], [one.name for one in wanted])
-    measure = measure.beside(whole.logits)
-    new = {one.name: pairs.moved(whole.trace[one.name][0], one) for one in wanted}
+    if broken_at is not None:  # of one length, forwards of both compute alike
+        lengths = max(intact.lengths[0], broken.lengths[0]), max(intact.lengths[1], broken.lengths[1])
+        intact, broken = resized(model, intact, lengths), resized(model, broken, lengths)
     how = _estimated if gradient else _patched
-    corrupt_value, values, fired = how(model, broken, broken_at, measure, cells, new, batch_tokens)
-    if math.isnan(corrupt_value) or math.isnan(float(measure(whole.logits))):
-        raise InputError(f"the metric {measure} is NaN for the prompts as they are; it must be a number")
-    if not bool(fired.any()):
+    grid = how(model, (intact, intact_at), (broken, broken_at), measure, cells, pairs, batch_tokens)
+    if not bool(grid.fired.any()):
         raise ProbeError("nothing was changed: the clean prompt has the same values as the corrupt one at these places")
-    return PatchGrid(
-        str(measure), cells.rows, cells.columns, values, fired, float(measure(whole.logits)), corrupt_value, gradient
-    )
+    return grid
+
+
+def check_metric(measure: Metric, clean: Tensor, corrupt: Tensor) -> tuple[Metric, float, float]:
+    """The metric beside the clean prompt's logits [1, V], and its values for both prompts.  Raises InputError where one
+    is NaN."""
+    measure = measure.beside(clean)
+    values = float(measure(clean)), float(measure(corrupt).detach())
+    if any(map(math.isnan, values)):
+        raise InputError(f"the metric {measure} is NaN for the prompts as they are; it must be a number")
+    return measure, *values
 
 
 def _patched(
-    model: ProbedModel, broken: Prompt, at: int | None, measure: Metric, cells: Cells, new: dict[str, Tensor],
-    batch_tokens: int,
-) -> tuple[float, Tensor, Tensor]:  # fmt: skip
-    """The corrupt prompt's metric, that of each cell [R, C], and where a value changed [R, C]."""
-    runs = [
-        EditedRun(broken, at, {one.name: place.put(one.name, new[one.name])}) for one, place in cells.places.values()
-    ]
+    model: ProbedModel, clean: tuple[Prompt, int | None], corrupt: tuple[Prompt, int | None], measure: Metric,
+    cells: Cells, pairs: Alignment, batch_tokens: int,
+) -> PatchGrid:  # fmt: skip
+    """One run a cell, with what the clean prompt has at the same place of a batch of the same shape."""
+    places = [(site.name, place, pairs.clean_place(site, place)) for site, place in cells.places.values()]
+    runs = TwinRuns(model, *corrupt, [[site] for site, _, _ in places], batch_tokens)
+    new, logits = runs.observe(*clean, [{site: partial(of_clean.part, site)} for site, _, of_clean in places])
+    runs.twin()
+    measure, before, after = check_metric(measure, logits[:1], runs.twin_logits[:1])
     values, fired = cells.empty()
-    results, changed = measured(model, [EditedRun(broken, at), *runs], measure, batch_tokens)
-    where = tuple(torch.tensor(list(cells.places)).T)
-    values[where], fired[where] = results[1:], changed[1:]
-    return float(results[0]), values, fired
+    where = torch.tensor(list(cells.places)).T
+    changes = [{site: place.put(site, of_run[site])} for (site, place, _), of_run in zip(places, new, strict=True)]
+    for piece in runs.compare(changes, foreign=True):
+        chosen = tuple(where[:, piece.numbers])
+        values[chosen], fired[chosen] = after + piece.effect(measure), piece.fired
+    return PatchGrid(str(measure), cells.rows, cells.columns, values, fired, before, after, margin=runs.margin)
 
 
 def _estimated(
-    model: ProbedModel, broken: Prompt, at: int | None, measure: Metric, cells: Cells, new: dict[str, Tensor],
-    batch_tokens: int,
-) -> tuple[float, Tensor, Tensor]:  # fmt: skip
-    """As `_patched`, to first order: one forward and one backward pass of the corrupt prompt."""
-    result = forward(model, [EditedRun(broken, at)], [Read(name, grad=True) for name in new])
-    value = measure(result.logits)
-    old = {name: result.trace[name][0] for name in new}
+    model: ProbedModel, clean: tuple[Prompt, int | None], corrupt: tuple[Prompt, int | None], measure: Metric,
+    cells: Cells, pairs: Alignment, batch_tokens: int,
+) -> PatchGrid:  # fmt: skip
+    """As `_patched`, to first order: one forward of each prompt, and one backward pass."""
+    sites = {site.name: site for site, _ in cells.places.values()}
+    reads = [Read(name, grad=True) for name in sites]  # of both, so that both compute alike
+    intact, broken = (forward(model, [EditedRun(*prompt)], reads) for prompt in (clean, corrupt))
+    measure, before, after = check_metric(measure, intact.logits.detach(), broken.logits)
+    value = measure(broken.logits)
+    old = {name: broken.trace[name][0] for name in sites}
     if not value.requires_grad:
         raise ProbeError("the metric has no gradient; load the model with dequantize=True, or patch without gradient=")
     gradients = torch.autograd.grad(value.sum(), list(old.values()), allow_unused=True)
+    margin = margin_of(model, EditedRun(*corrupt), broken.logits.detach(), ())
     change = {}
-    for (name, before), gradient in zip(old.items(), gradients, strict=True):
-        step = new[name] - before.detach()
+    for (name, was), gradient in zip(old.items(), gradients, strict=True):
+        new = pairs.moved(intact.trace[name][0].detach(), sites[name])
+        was = was.detach() if matrix(name) else was.detach()[: len(new)]
+        step = (new - was).where(differ(new, was, margin), torch.zeros_like(new))
         step = step.where(step.isfinite(), torch.zeros_like(step))  # -inf at keys that the mask hides in both prompts
-        change[name] = step, step * (torch.zeros_like(step) if gradient is None else gradient)
+        change[name] = step, torch.zeros_like(step) if gradient is None else step * gradient[: len(step)]
     values, fired = cells.empty()
-    corrupt = float(value.detach())
-    for (r, c), (one, place) in cells.places.items():
-        step, effect = change[one.name]
-        there = place.mask(one.name, step)
-        values[r, c] = corrupt + float((effect * there).sum())
-        fired[r, c] = bool(((step != 0) & there).any())
-    return corrupt, values, fired
+    for (r, c), (site, place) in cells.places.items():
+        step, effect = (place.part(site.name, one) for one in change[site.name])
+        values[r, c] = after + float(effect.sum())
+        fired[r, c] = bool((step != 0).any())
+    return PatchGrid(str(measure), cells.rows, cells.columns, values, fired, before, after, True, margin)

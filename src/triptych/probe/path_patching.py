@@ -16,15 +16,17 @@ Goldowsky-Dill et al. treat them as further nodes, which is `mlps="frozen"`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.ablation import values_at
 from triptych.probe.head_names import HeadName, attention_head, head_text
-from triptych.probe.metric import Answer, Metric, MetricFunction, MetricName, measured, metric_of
-from triptych.probe.patching import PatchGrid
+from triptych.probe.metric import Answer, Metric, MetricFunction, MetricName, metric_of
+from triptych.probe.patching import PatchGrid, check_metric
 from triptych.probe.prompts import (
     BATCH_TOKENS,
     Change,
@@ -34,13 +36,14 @@ from triptych.probe.prompts import (
     Prompt,
     PromptInput,
     check_list,
-    chunks,
+    differ,
     forward,
     measured_at,
     prompt_of,
     same_prompts,
 )
 from triptych.probe.sites import sites
+from triptych.probe.twins import Observed, TwinRuns
 from triptych.spec.model import ModelSpec
 
 Projection = Literal["q", "k", "v"]
@@ -98,57 +101,101 @@ def path_patch(
             "prompts whose positions correspond"
         )
     broken_at, intact_at = measured_at(model, broken, at), measured_at(model, intact, at)
+    plain = forward(model, [EditedRun(intact, intact_at)]), forward(model, [EditedRun(broken, broken_at)])
+    measure, before, after = check_metric(measure, plain[0].logits, plain[1].logits)
     outputs = [name for name in sites(model.spec) if name.endswith(".z")]
     frozen = outputs + ([n for n in sites(model.spec) if n.endswith(".mlp.out")] if mlps == "frozen" else [])
-    given = values_at(model, [intact], sorted({f"{attention}.z" for attention, _ in sending}), batch_tokens, max_bytes)
+    new = values_at(model, [intact], sorted({f"{attention}.z" for attention, _ in sending}), batch_tokens, max_bytes)
     held = values_at(model, [broken], frozen, batch_tokens, max_bytes)
-    plain = forward(model, [EditedRun(intact, intact_at)])
-    measure = measure.beside(plain.logits)
-    paths = [EditedRun(broken, broken_at, _frozen_but(sender, given, held)) for sender in sending]
-    if direct:
-        values, fired = measured(model, paths, measure, batch_tokens)
-        columns: tuple[str, ...] = ("logits",)
-        values, fired = values[:, None], fired[:, None]
-    else:
-        values, fired = _received(model, broken, broken_at, measure, paths, receiving, into, batch_tokens)
-        columns = tuple(f"{head_text(head)}.{into}" for head in receiving)
-    before, _ = measured(model, [EditedRun(broken, broken_at)], measure, batch_tokens)
-    values = values.where(fired, before)  # what changes no value changes no bit of the metric, in any batch
+    paths = _Paths(model, broken, broken_at, measure, batch_tokens, held, new, sending)
+    columns = tuple(f"{head_text(head)}.{into}" for head in receiving) or ("logits",)
+    effects, fired, margin = paths.received(receiving, into) if receiving else paths.direct()
     rows = tuple(map(head_text, sending))
-    return PatchGrid(str(measure), rows, columns, values, fired, float(measure(plain.logits)), float(before))
+    return PatchGrid(str(measure), rows, columns, after + effects, fired, before, after, margin=margin)
 
 
-def _received(
-    model: ProbedModel, broken: Prompt, at: int | None, measure: Metric, paths: Sequence[EditedRun],
-    receiving: Sequence[tuple[str, int]], into: str, batch_tokens: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The metric [S, R] with what each receiver reads from each sender, and whether it reads anything else [S, R]."""
-    names = sorted({f"{attention}.{into}" for attention, _ in receiving})
-    read: dict[str, list[Tensor]] = {name: [] for name in names}
-    for some in chunks(paths, batch_tokens):
-        trace = forward(model, some, names).trace
-        for name in names:
-            read[name] += trace[name]
-    known, runs = sites(model.spec), []
-    for sender in range(len(paths)):
+@dataclass(frozen=True, eq=False)
+class _Paths:
+    """The corrupt prompt with all heads' outputs `held` but for one sender's, which is `new`: run 2 for each sender."""
+
+    model: ProbedModel
+    broken: Prompt
+    at: int | None
+    measure: Metric
+    batch_tokens: int
+    held: dict[str, list[Tensor]]
+    new: dict[str, list[Tensor]]
+    sending: Sequence[tuple[str, int]]
+
+    def _runs(self, observed: Sequence[str]) -> tuple[TwinRuns, list[dict[str, Change]]]:
+        shared = {name: Place().put(name, rows[0]) for name, rows in self.held.items()}
+        changes = []
+        for attention, head in self.sending:
+            name, place = f"{attention}.z", Place(None, (head,))
+            value = place.put(name, place.part(name, self.new[name][0]))(self.held[name][0])
+            changes.append({name: Place().put(name, value)})
+        every = [[*of_run, *observed] for of_run in changes]
+        return TwinRuns(self.model, self.broken, self.at, every, self.batch_tokens, shared), changes
+
+    def direct(self) -> tuple[Tensor, Tensor, float]:
+        """By how much each sender changes the metric of run 2 [S, 1], and whether its output differs [S, 1]."""
+        runs, changes = self._runs(())
+        runs.twin()
+        effects = torch.zeros(len(changes), 1)
+        for piece in runs.compare(changes, foreign=True):
+            effects[piece.numbers, 0] = piece.effect(self.measure)
+        fired = [
+            bool(differ(self.new[name][0][:, head], self.held[name][0][:, head], runs.margin).any())
+            for name, head in ((f"{attention}.z", head) for attention, head in self.sending)
+        ]
+        return effects, torch.tensor(fired)[:, None], runs.margin
+
+    def received(self, receiving: Sequence[tuple[str, int]], into: str) -> tuple[Tensor, Tensor, float]:
+        """By how much the metric of run 3 changes [S, R] with what each receiver reads from each sender, and whether
+        it reads anything else than without the sender [S, R]."""
+        known = sites(self.model.spec)
+        places = {}
         for attention, head in receiving:
             name = f"{attention}.{into}"
-            queries = known[f"{attention}.q"].heads or 1
-            own = head * (known[name].heads or 1) // queries
-            runs.append(EditedRun(broken, at, {name: Place(None, (own,)).put(name, read[name][sender])}))
-    values, fired = measured(model, runs, measure, batch_tokens)
-    return values.view(len(paths), -1), fired.view(len(paths), -1)
+            own = head * (known[name].heads or 1) // (known[f"{attention}.q"].heads or 1)
+            places[attention, head] = name, Place(None, (own,))
+        names = sorted({name for name, _ in places.values()})
+        runs, changes = self._runs(names)
+        without = runs.twin([dict.fromkeys(names, torch.clone) for _ in self.sending])
+        read = [{name: Observed(torch.clone) for name in names} for _ in self.sending]
+        for _ in runs.compare([a | b for a, b in zip(changes, read, strict=True)], foreign=True):
+            pass
+        carried: dict[tuple[int, int], dict[str, Change]] = {}
+        for s, (before, after) in enumerate(zip(without, read, strict=True)):
+            for r, receiver in enumerate(receiving):
+                name, place = places[receiver]
+                there, alone = place.part(name, after[name].taken), place.part(name, before[name])
+                other = differ(there, alone, runs.margin)
+                if bool(other.any()):
+                    carried[s, r] = {name: _where(name, place, other, there)}
+        return self._measured(carried, (len(self.sending), len(receiving)), runs.margin)
+
+    def _measured(
+        self, carried: dict[tuple[int, int], dict[str, Change]], shape: tuple[int, int], margin: float
+    ) -> tuple[Tensor, Tensor, float]:
+        """Run 3 for each pair that carries something; the others change nothing."""
+        effects, fired = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+        runs = TwinRuns(self.model, self.broken, self.at, list(carried.values()), self.batch_tokens)
+        runs.twin()
+        where = torch.tensor(list(carried)).view(-1, 2).T
+        for piece in runs.compare(list(carried.values()), foreign=False):
+            chosen = tuple(where[:, piece.numbers])
+            effects[chosen], fired[chosen] = piece.effect(self.measure), True
+        return effects, fired, max(margin, runs.margin)
 
 
-def _frozen_but(
-    sender: tuple[str, int], given: dict[str, list[Tensor]], held: dict[str, list[Tensor]]
-) -> dict[str, Change]:
-    """Every output of a head (and MLP) at the value held, but the sender's at the one given."""
-    changes = {name: Place().put(name, rows[0]) for name, rows in held.items()}
-    name = f"{sender[0]}.z"
-    there = held[name][0].clone()
-    there[:, sender[1]] = given[name][0][:, sender[1]]
-    return changes | {name: Place().put(name, there)}
+def _where(name: str, place: Place, other: Tensor, new: Tensor) -> Change:
+    """The change that puts those numbers of `new` at a place that are `other` ones."""
+
+    def change(value: Tensor) -> Tensor:
+        return place.put(name, torch.where(other, new, place.part(name, value)))(value)
+
+    return change
 
 
 def _check_order(

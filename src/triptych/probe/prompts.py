@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import torch
@@ -12,14 +12,17 @@ from torch import Tensor
 
 from triptych import nn
 from triptych.attention import Rows
-from triptych.errors import InputError, ProbeError, shown
+from triptych.errors import InputError, shown
 from triptych.nn import Row, Taps
 from triptych.probe.reads_and_edits import Edit, Plan, Reads, Where, matrix
 from triptych.probe.session import Session
 from triptych.probe.sites import Site
 from triptych.probe.trace import Trace
-from triptych.spec import ClassHeadSpec, PoolingSpec
+from triptych.spec import BlockSpec, ClassHeadSpec, PoolingSpec, RopeSpec
+from triptych.spec.masks import And, Causal, Mask, Or
 from triptych.spec.model import ModelSpec
+from triptych.spec.parts import StackSpec
+from triptych.spec.positions import LongRope
 from triptych.text import Tokenizer
 
 BATCH_TOKENS = 4096  # tokens of one forward over many runs
@@ -73,6 +76,38 @@ def same_prompts(a: Prompt, b: Prompt) -> bool:
 def of_source(site: Site, spec: ModelSpec) -> bool:
     """Whether the positions of a site are those of the row the model reads first."""
     return spec.layout != "encoder-decoder" or site.name.startswith("encoder.") or site.of_source
+
+
+def resized(model: ProbedModel, prompt: Prompt, lengths: tuple[int, int]) -> Prompt:
+    """The prompt with as many tokens in the decoder as one of these lengths, cut or with further ones at its end, where
+    that changes nothing at the positions it has in both: where no position sees a later one."""
+    both, decoder = prompt.target is not None, model.spec.decoder
+    ids, length = prompt.ids(not both), lengths[1 if both else 0]
+    if ids is None or len(ids) == length or decoder is None or not looks_back(decoder):
+        return prompt
+    ids = ids[:length] + ids[-1:] * (length - len(ids))
+    if both:
+        return replace(prompt, target=ids, lengths=(prompt.lengths[0], length))
+    return replace(prompt, source=ids, lengths=(length, 0))
+
+
+def looks_back(stack: StackSpec) -> bool:
+    """Whether what a position has depends on those before it alone, and not on how long the row is."""
+    kinds = stack.kinds.values()
+    turned = [kind.position.scaling for kind in kinds if isinstance(kind.position, RopeSpec)]
+    convolved = any(isinstance(block, BlockSpec) and block.branch is not None for block in stack.blocks)
+    return (
+        not convolved
+        and not any(isinstance(one, LongRope) for one in turned)
+        and all(_backwards(kind.mask) for kind in kinds)
+    )
+
+
+def _backwards(mask: Mask) -> bool:
+    """Whether a mask certainly hides every key behind the query."""
+    if isinstance(mask, And):
+        return any(map(_backwards, mask.parts))
+    return isinstance(mask, Causal) or (isinstance(mask, Or) and all(map(_backwards, mask.parts)))
 
 
 def prompt_of(model: ProbedModel, text: PromptInput, target: PromptInput = None) -> Prompt:
@@ -195,8 +230,7 @@ class Forwarded:
 
 def chunks(runs: Sequence[EditedRun], batch_tokens: int = BATCH_TOKENS) -> Iterator[Sequence[EditedRun]]:
     """The runs in pieces of at most `batch_tokens` tokens, one run at least."""
-    if isinstance(batch_tokens, bool) or not isinstance(batch_tokens, int) or batch_tokens < 1:
-        raise InputError(f"batch_tokens={shown(batch_tokens)} must be an integer of at least 1")
+    check_batch_tokens(batch_tokens)
     first, tokens = 0, 0
     for i, run in enumerate(runs):
         size = sum(run.prompt.lengths)
@@ -208,20 +242,31 @@ def chunks(runs: Sequence[EditedRun], batch_tokens: int = BATCH_TOKENS) -> Itera
         yield runs[first:]
 
 
+def check_batch_tokens(batch_tokens: object) -> None:
+    """Raise InputError for anything but an integer of at least 1."""
+    if isinstance(batch_tokens, bool) or not isinstance(batch_tokens, int) or batch_tokens < 1:
+        raise InputError(f"batch_tokens={shown(batch_tokens)} must be an integer of at least 1")
+
+
 def forward(
-    model: ProbedModel, runs: Sequence[EditedRun], read: Reads = (), wrap: Callable[[Taps], Taps] = lambda taps: taps
-) -> Forwarded:
+    model: ProbedModel, runs: Sequence[EditedRun], read: Reads = (), wrap: Callable[[Taps], Taps] = lambda taps: taps,
+    *, touched: Collection[str] = (), margin: float = 0.0,
+) -> Forwarded:  # fmt: skip
     """All runs as the rows of one flat batch, each row with its own changes; `wrap` may put other taps around.
 
-    A graph is kept only where a read wants gradients.  The logits are computed at the wanted positions alone.
+    The values at `touched` sites are put together from those of the rows as if there were changes, so that forwards
+    with changes at any of these sites compute alike.  `margin` is that of `differ`.  A graph is kept only where a read
+    wants gradients.  The logits are computed at the wanted positions alone.
     """
     module, spec = model.module, model.spec
-    by_site: dict[str, dict[int, Change]] = {}
+    by_site: dict[str, dict[int, Change]] = {site: {} for site in sorted(touched)}
     for row, run in enumerate(runs):
         for site, change in run.changes.items():
             by_site.setdefault(site, {})[row] = change
     fired = [False] * len(runs)
-    edits = [Edit(site, _ByRow(changes, fired), items=list(changes)) for site, changes in by_site.items()]
+    edits = [
+        Edit(site, _ByRow(changes, fired, margin), items=list(changes) or [0]) for site, changes in by_site.items()
+    ]
     plan = Plan.of(spec, read, edits)
     session = Session(plan, allow_null=True)
     inputs, rows = module.flat([run.prompt.source for run in runs])
@@ -239,15 +284,26 @@ def forward(
     return Forwarded(logits.float(), session.close(), fired)
 
 
+def differ(new: Tensor, old: Tensor, margin: float) -> Tensor:
+    """Where two tensors of one shape differ, by more than the `margin` times the largest number in both."""
+    other = new != old
+    if margin and bool(other.any()):
+        largest = torch.stack([new, old]).abs().nan_to_num(posinf=0.0).max()
+        other &= ~((new - old).abs() <= margin * largest)
+    return other
+
+
 class _ByRow:
     """The function of one edit: each row's own change, noting which of them changed something."""
 
-    def __init__(self, changes: Mapping[int, Change], fired: list[bool]) -> None:
-        self.changes, self.fired = changes, fired
+    def __init__(self, changes: Mapping[int, Change], fired: list[bool], margin: float) -> None:
+        self.changes, self.fired, self.margin = changes, fired, margin
 
     def __call__(self, value: Tensor, where: Where) -> Tensor:
+        if where.item not in self.changes:
+            return value
         new = self.changes[where.item](value)
-        if not torch.equal(new, value):
+        if new is not value and bool(differ(new, value, self.margin).any()):
             self.fired[where.item] = True
         return new
 
@@ -260,27 +316,27 @@ class Place:
     heads: tuple[int, ...] | None = None
     units: tuple[int, ...] | None = None
 
-    def mask(self, site: str, value: Tensor) -> Tensor:
-        """Booleans that broadcast to `value`, [T, ...] or [H, T, S]: true where the place is."""
+    def index(self, site: str, value: Tensor) -> tuple[Tensor, ...]:
+        """The index of the place in `value`, [T, ...] or [H, T, S], one tensor for each dimension."""
         over_keys = matrix(site)
-        chosen = torch.ones((1,) * value.dim(), dtype=torch.bool, device=value.device)
-        axes = ((1 if over_keys else 0, self.positions), (0 if over_keys else 1, self.heads), (-1, self.units))
-        for axis, indices in axes:
-            if indices is not None:
-                along = torch.zeros(value.shape[axis], dtype=torch.bool, device=value.device)
-                along[list(indices)] = True
-                shape = [1] * value.dim()
-                shape[axis] = -1
-                chosen = chosen & along.view(shape)
-        return chosen
+        axes: list[Sequence[int]] = [range(size) for size in value.shape]
+        for axis, chosen in ((int(over_keys), self.positions), (int(not over_keys), self.heads), (-1, self.units)):
+            if chosen is not None:
+                axes[axis] = chosen
+        each = [torch.tensor(list(chosen), device=value.device) for chosen in axes]
+        return tuple(one.view([-1 if i == axis else 1 for i in range(len(each))]) for axis, one in enumerate(each))
+
+    def part(self, site: str, value: Tensor) -> Tensor:
+        """What the value has at this place."""
+        return value[self.index(site, value)]
 
     def put(self, site: str, new: Tensor | float) -> Change:
-        """The change that puts `new`, which broadcasts to the value, at this place."""
+        """The change that puts `new`, which broadcasts to the part, at this place."""
 
         def change(value: Tensor) -> Tensor:
+            index, changed = self.index(site, value), value.clone()
             there = torch.as_tensor(new, dtype=value.dtype, device=value.device)
-            if there.dim() and there.shape[-1] not in (1, value.shape[-1]):
-                raise ProbeError(f"{site}: a value of shape {list(there.shape)} does not fit {list(value.shape)}")
-            return torch.where(self.mask(site, value), there, value)
+            changed[index] = there
+            return changed
 
         return change
