@@ -13,7 +13,7 @@ import torch
 
 import cli_models
 import tiny
-from triptych import other_libraries
+from triptych import migration_hints
 from triptych.errors import InputError
 from triptych.model import Model, load
 from triptych.tasks.model_inputs import ModelInputs
@@ -170,7 +170,7 @@ def test_the_vectors_can_be_trained_on(model: Model) -> None:
         ("create_completion", r"; write model\.generate"),
     ],
 )
-def test_names_of_other_libraries_are_answered_with_ours(name: str, hint: str) -> None:
+def test_names_of_migration_hints_are_answered_with_ours(name: str, hint: str) -> None:
     model = Model(tiny.decoder())
     with pytest.raises(AttributeError, match=hint):
         getattr(model, name)
@@ -197,7 +197,7 @@ def test_calling_a_model_says_what_to_write() -> None:
         ("zzz", "generate has no argument 'zzz'$"),
     ],
 )
-def test_arguments_of_other_libraries_are_answered_with_ours(argument: str, hint: str) -> None:
+def test_arguments_of_migration_hints_are_answered_with_ours(argument: str, hint: str) -> None:
     with pytest.raises(TypeError, match=hint):
         Model(tiny.decoder()).generate([[1, 2]], **{argument: 1})
 
@@ -217,7 +217,7 @@ def test_arguments_of_other_loaders_are_answered_with_ours(argument: str, ours: 
 def test_every_argument_named_in_place_of_another_library_s_is_one_of_ours() -> None:
     functions = (load, Model.generate, Model.stream, Model.encode, Model.logits, Model.trace)
     ours = set().union(*(signature(function).parameters for function in functions))
-    for name, answers in other_libraries._ARGUMENTS_OF_FUNCTIONS.items():
+    for name, answers in migration_hints._ARGUMENTS_OF_FUNCTIONS.items():
         assert name not in signature(load).parameters | signature(Model.generate).parameters
         for answer in answers:
             assert "=" not in answer or answer.split("=")[0] in ours, name
