@@ -38,6 +38,9 @@ class Where:
     positions: tuple[int, ...]
 
 
+EditFunction = Callable[[Tensor, Where], Tensor]
+
+
 @checked_methods
 @dataclass(frozen=True)
 class Read:
@@ -94,7 +97,7 @@ class Edit:
     """
 
     site: str
-    fn: Callable[[Tensor, Where], Tensor]
+    fn: EditFunction
     items: Selection = None
     at: Selection = None
     heads: Selection = None
