@@ -144,7 +144,7 @@ class ModelTraining(ModelInside):
             checked = train.read_recipe(recipe, changes, values)
         else:
             raise ConfigError(
-                f"a recipe is a file, a dict of its tables or a Recipe, not a {type(recipe).__name__}; "
+                f"a recipe is a file, a dict of its tables or a Recipe, not {type(recipe).__name__}; "
                 "a loop of your own has its loss from model.loss(rows)"
             )
         if resume and checked.run.out is None:
