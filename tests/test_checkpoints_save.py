@@ -235,6 +235,22 @@ def test_recover_puts_back_what_was_set_aside(tmp_path: Path) -> None:
     assert names(tmp_path) == {"m", f".m.{os.getppid()}.tmp"}
 
 
+def test_the_next_write_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    target = tmp_path / "m.gguf"
+    killed = (
+        "import os, signal, sys; from triptych.checkpoints.save import replacing\n"
+        "with replacing(sys.argv[1]) as file: file.write(b'half'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", killed, target], check=False).returncode == -signal.SIGKILL
+    (left,) = names(tmp_path)
+    assert left.startswith(".m.gguf.")
+    others = {".other.gguf.999999999.tmp", f".m.gguf.{os.getppid()}.tmp", ".m.gguf.notes.tmp"}
+    for name in others:  # of another target, of a process that runs, of nobody
+        (tmp_path / name).mkdir()
+    atomic_write(target, b"whole")
+    assert names(tmp_path) == {"m.gguf", *others}
+
+
 def test_atomic_write_replaces_one_file(tmp_path: Path) -> None:
     atomic_write(tmp_path / "new" / "x.json", b"one")
     atomic_write(tmp_path / "new" / "x.json", b"two")

@@ -85,6 +85,13 @@ def test_stop_ends_before_its_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert cut == whole[: whole.index(mark)] + "\n"
 
 
+def test_stop_id_ends_at_its_token(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["generate", str(checkpoint("decoder")), "Mill", *DECODER]
+    ids = answered(command, capsys)["results"][0]["ids"]
+    cut = answered([*command, "--stop-id", str(ids[2])], capsys)["results"][0]
+    assert cut["ids"] == ids[: ids.index(ids[2]) + 1]
+
+
 def test_beams_and_a_decoder_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     path = checkpoint("encoder-decoder")
     expected = load(path).generate(["Mill"], max_new_tokens=5, beams=3, decoder_prefix="ab")

@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -576,6 +576,18 @@ def test_an_ending_of_no_format_is_refused(name: str, tmp_path: Path) -> None:
     ):
         convert(checkpoint("decoder"), tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a.onnx", "a.pt", "a.bin", "a.safetensors", "a.json", "", "plain/config.json"])
+def test_save_refuses_the_names_that_convert_refuses(name: str, tmp_path: Path) -> None:
+    model = load(checkpoint("decoder"))
+    model.save(tmp_path / "plain")
+    for write in (model.save, partial(convert, checkpoint("decoder"))):
+        with pytest.raises(
+            InputError, match=r"ending of no format|is a directory, not a \.|the name to write to is empty"
+        ):
+            write(f"{tmp_path}/{name}" if name else "")
+    assert [file.name for file in tmp_path.iterdir()] == ["plain"]
 
 
 @pytest.mark.parametrize("name", ["plain", "Llama-3.2-1B", "v1.5", "model.d/", ".hidden"])

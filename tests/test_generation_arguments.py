@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import cli_models
 import tiny
+from triptych import nn
 from triptych.errors import InputError, ProbeError, TriptychError
 from triptych.generate import Engine, Request, forbid
 from triptych.generate.beam import _best_pairs
@@ -154,6 +156,31 @@ def test_one_stop_string_is_one_string(written: Model) -> None:
             written.generate(["Mill"], stop=wrong, **how)  # type: ignore[arg-type]
         with pytest.raises(InputError, match="stop"):
             written.stream("Mill", stop=wrong, **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", [{}, {"beams": 3}, {"draft": "ngram"}, {"temperature": 1.0, "seed": 3}], ids=str)
+def test_stop_ids_end_a_row_as_the_end_tokens_of_its_config_do(model: Model, how: dict[str, Any]) -> None:
+    prompts, spec = [PROMPT, [7, 7], [2, 9, 11]], model.spec
+    free = model.generate(prompts, max_new_tokens=12, **how)
+    stop = [free[0].ids[3], free[1].ids[5]]
+    ending = Model(nn.new(replace(spec, ids=replace(spec.ids, eos=tuple(stop)))))
+    ending.module.load_state_dict(model.module.state_dict())
+    cut, expected = (one.generate(prompts, max_new_tokens=12, **how, **at) for one, at in
+                     ((model, {"stop_ids": stop}), (ending, {})))  # fmt: skip
+    assert [(row.ids, row.reason) for row in cut] == [(row.ids, row.reason) for row in expected]
+    assert cut[0].reason == "end"
+    assert [row.ids for row in cut] != [row.ids for row in free]
+
+
+def test_a_stop_id_is_not_in_the_text(written: Model) -> None:
+    free = written.generate(["Mill"], max_new_tokens=24)[0]
+    stop = free.ids[4]
+    cut = written.generate(["Mill"], max_new_tokens=24, stop_ids=[stop])[0]
+    assert cut.ids == free.ids[: free.ids.index(stop) + 1]
+    assert cut.text == written.inputs.words.decode(cut.ids[:-1])
+    for engine in (None, written.engine()):
+        assert "".join(written.stream("Mill", max_new_tokens=24, stop_ids=[stop], engine=engine)) == cut.text
+    assert "".join(written.stream("Mill", max_new_tokens=24)) == free.text != cut.text
 
 
 @pytest.mark.parametrize(

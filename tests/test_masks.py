@@ -234,7 +234,7 @@ def test_rows_take_their_lengths_along():
 
 def test_bad_masks_are_refused():
     for make in (lambda: window(0), lambda: window(3, -1), lambda: block_sparse(0), lambda: block_sparse(2, local=0)):
-        with pytest.raises(InputError, match=">= 1"):
+        with pytest.raises(InputError, match=r"at least 1|back must be"):
             make()
 
 
@@ -248,13 +248,15 @@ def test_masks_are_not_combined_with_and_or_with_arrays(unchecked: None) -> None
 
 @pytest.mark.parametrize("back", [0, float("nan"), 2.5])
 def test_a_window_is_a_whole_number_of_keys(back: int, unchecked: None) -> None:
-    with pytest.raises(InputError, match="back must be >= 1 and ahead >= 0, both whole numbers"):
+    with pytest.raises(
+        InputError, match=r"back=.* must be an integer|back must be >= 1 and ahead >= 0, both whole numbers"
+    ):
         window(back)
 
 
 @pytest.mark.parametrize("length", [-1, 1.5, [2, -1], [], torch.tensor(2.5)])
 @pytest.mark.parametrize("mask", [prefix, keys])
 def test_lengths_are_whole_numbers_from_0(mask, length, unchecked: None) -> None:
-    with pytest.raises(InputError, match="a whole number from 0"):
+    with pytest.raises(InputError, match=r"an integer of at least 0|one length, a whole number from 0"):
         mask(length)
     assert mask([0, 2]).lengths == (0, 2)

@@ -223,7 +223,7 @@ def test_a_steered_generation_runs_the_modules(words: Model) -> None:
         ({"site": "blocks.1.attn.z"}, ProbeError, "choose resid_post"),
         ({"site": "logits"}, ProbeError, "choose resid_post"),
         ({"scale": float("nan")}, InputError, "finite number other than 0"),
-        ({"site": 3}, InputError, "name of one site"),
+        ({"site": 3}, InputError, "site=3 must be a string"),
         ({"positive": None, "negative": None, "vector": [1.0]}, InputError, "vector a tensor"),
         ({"scale": 0}, InputError, "finite number other than 0"),
         ({"negative": None}, InputError, "give two prompts"),

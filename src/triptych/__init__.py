@@ -79,9 +79,10 @@ def __getattr__(name: str) -> Any:
         case _ if name in __all__:
             import triptych.spec.masks as home
         case _:
-            from triptych.other_libraries import of_package
+            from triptych.errors import MissingNameError
+            from triptych.migration_hints import of_package
 
-            raise AttributeError(f"module 'triptych' has no attribute {name!r}{of_package(name, __all__)}")
+            raise MissingNameError(f"module 'triptych' has no attribute {name!r}{of_package(name, __all__)}")
     value = globals()[name] = getattr(home, name)  # the next use does not come here
     return value
 

@@ -20,6 +20,14 @@ class InputError(TriptychError, ValueError):
     """An argument, a text or a tensor cannot be used; also a ValueError."""
 
 
+class ArgumentError(InputError, TypeError):
+    """A function does not have an argument of this name, or an object is not called; also a TypeError."""
+
+
+class MissingNameError(InputError, AttributeError):
+    """A module or an object does not have an attribute of this name; also an AttributeError."""
+
+
 class MissingProgramError(InputError):
     """A program that is no part of this package is not installed."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from triptych.arguments import checked
 from triptych.attention import kernel_block, kernel_flash, kernel_materialized, kernel_window, reference
 from triptych.attention.request import AttentionRequest, Runner, Tensors, prepare
 from triptych.errors import InputError, nearest
@@ -42,6 +43,7 @@ KERNELS = {
 }
 
 
+@checked
 def attend(
     q: Float[Tensor, "B H T K"] | Float[Tensor, "T K"] | Float[Tensor, " K"],
     k: Float[Tensor, "B G S K"] | Float[Tensor, "S K"],

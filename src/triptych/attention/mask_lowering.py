@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.errors import InputError
+from triptych.arguments import readable
+from triptych.errors import InputError, shown
 from triptych.spec.masks import (
     And,
     BlockSparse,
@@ -67,15 +68,22 @@ def adopt(mask: Any, device: torch.device) -> Mask:
     """
     if mask is None:
         return FULL
-    if isinstance(mask, str):
-        raise InputError(f"mask={mask!r}: give a mask such as triptych.causal(), or booleans true where visible")
+    if isinstance(mask, str) or callable(mask):
+        example = f"{getattr(mask, '__name__', 'causal')}()"
+        raise InputError(f"mask={shown(mask)}: give a mask such as triptych.{example}, or booleans true where visible")
     return rewrite(mask if isinstance(mask, Mask) else Dense(mask), lambda leaf: _on_device(leaf, device))
 
 
 def _on_device(leaf: Mask, device: torch.device) -> Mask:
     if not isinstance(leaf, Dense):
         return leaf
-    array = torch.as_tensor(leaf.array, device=device)
+    try:
+        array = torch.as_tensor(leaf.array)
+    except (TypeError, ValueError, RuntimeError):  # nothing that a tensor can be made of
+        raise InputError(f"mask={shown(leaf.array)}: give a mask such as triptych.causal(), or booleans") from None
+    if device.type != "meta":
+        readable(array, "mask")
+    array = array.to(device)
     if array.dtype != torch.bool or not 1 <= array.dim() <= 4:
         raise InputError(
             f"mask of {array.dtype} and shape {list(array.shape)}: give booleans [T, S], [B, T, S] or [B, H, T, S], "

@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 import torch
 from torch import Tensor
 
+from triptych.arguments import checked
 from triptych.attention import mask_lowering
 from triptych.errors import InputError
 from triptych.spec.masks import Mask, Points
@@ -155,6 +156,7 @@ def _document(labels: Tensor | None, shaped: Callable[[Tensor], Tensor]) -> Tens
     return None if labels is None else shaped(labels)
 
 
+@checked
 def prepare(
     q: Tensor,
     k: Tensor,
@@ -186,8 +188,8 @@ def prepare(
         q, restore = q[None, None], lambda out: out[0, 0]
     if k.dim() == 2 and v.dim() == 2:
         k, v = k[None, None], v[None, None]
-    _check(q, k, v, sinks, dropout)
-    _check_numbers(scale, softcap)
+    _check(q, k, v, sinks)
+    _check_numbers(scale, softcap, dropout)
     if bias is not None:
         bias = _fit_bias(bias, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
     adopted = mask_lowering.adopt(mask, q.device)
@@ -215,13 +217,15 @@ def _check_tensors(**arguments: object) -> None:
         if not isinstance(value, Tensor) and (value is not None or name in ("q", "k", "v")):
             make = "torch.from_numpy" if type(value).__module__ == "numpy" else "torch.tensor"
             raise InputError(f"{name} is a {type(value).__name__}, not a tensor; give {make}({name})")
+        if isinstance(value, Tensor) and value.layout != torch.strided:
+            raise InputError(f"{name} is a tensor of layout {value.layout}; give {name}.to_dense()")
 
 
 def _unchanged(out: Tensor) -> Tensor:
     return out
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, dropout: float) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> None:
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4:
         raise InputError(f"{shapes}: give q [B,H,T,K], k [B,G,S,K], v [B,G,S,Kv], or [T,K] with [S,K], [S,Kv]")
@@ -235,11 +239,13 @@ def _check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, dropout: float
         raise InputError(f"q, k, v are on {q.device}, {k.device}, {v.device}: give one device")
     if sinks is not None and sinks.shape != (q.shape[1],):
         raise InputError(f"sinks {list(sinks.shape)}: give one logit for each head, [{q.shape[1]}]")
+    if not q.shape[3]:
+        raise InputError(f"{shapes}: the heads have no width; K must be at least 1")
+
+
+def _check_numbers(scale: float | None, softcap: float | None, dropout: float) -> None:
     if not 0.0 <= dropout < 1.0:
         raise InputError(f"dropout {dropout} must be a probability in [0, 1)")
-
-
-def _check_numbers(scale: float | None, softcap: float | None) -> None:
     if scale is not None and not math.isfinite(scale):
         raise InputError(f"scale {scale}: what scores are multiplied by must be finite")
     if softcap is not None and not (math.isfinite(softcap) and softcap > 0.0):
@@ -260,3 +266,9 @@ def _check_labels(q: Tensor, k: Tensor, **labels: Tensor | None) -> None:
         length = q.shape[2] if name.startswith("q") else k.shape[2]
         if label.shape not in ((length,), (1, length), (q.shape[0], length)):
             raise InputError(f"{name} {list(label.shape)}: give [{length}] or [{q.shape[0]}, {length}]")
+        if label.is_floating_point() or label.is_complex() or label.dtype == torch.bool or label.device != q.device:
+            problem = f"{name} is {label.dtype} on {label.device}; give integers on {q.device}"
+            raise InputError(problem)
+    k_pos = labels["k_pos"]
+    if k_pos is not None and k_pos.numel() and bool((k_pos < 0).all()):
+        raise InputError("all of k_pos is negative, which are empty slots, so that no query sees anything")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from triptych import nn
+from triptych.arguments import number
 from triptych.attention import CacheType, check_cache_type
 from triptych.check import paths, peer
 from triptych.check.case import Case, case_of, max_abs_diff
@@ -23,7 +24,6 @@ from triptych.check.report import Finding, Layer, Quality, Report
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.errors import InputError
-from triptych.generate.arguments import number
 from triptych.model import Model, load
 from triptych.nn.weights import PackedWeight
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from triptych.arguments import integer, number
 from triptych.checkpoints.adapter_files import adapter_base, base_digest, write_adapter
 from triptych.checkpoints.adapter_targets import ALL_LINEAR, slot_groups
 from triptych.checkpoints.hub import local_path
@@ -54,19 +56,11 @@ def add_adapter(module: Transformer, settings: AdapterSettings) -> Adapter:
 
 def _check(settings: AdapterSettings) -> None:
     """Raises InputError for a setting that is out of range."""
-    rank, alpha, dropout, seed = settings.rank, settings.alpha, settings.dropout, settings.seed
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise InputError(f"rank={shown(rank)} must be a whole number of at least 1")
-    if not _is_number(alpha) or not 0 < alpha < math.inf:
-        raise InputError(f"alpha={shown(alpha)} must be a finite number above 0: with 0 nothing would be trained")
-    if not _is_number(dropout) or not 0 <= dropout < 1:
-        raise InputError(f"dropout={shown(dropout)} must be a number of at least 0 and less than 1")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise InputError(f"seed={shown(seed)} must be a whole number from 0 to 2**63 - 1")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    tiny, huge, below_one = sys.float_info.min, sys.float_info.max, math.nextafter(1, 0)
+    integer("rank", settings.rank, 1)
+    number("alpha", settings.alpha, tiny, huge, "finite and above 0: with 0 nothing would be trained")
+    number("dropout", settings.dropout, 0, below_one, "at least 0 and less than 1")
+    integer("seed", settings.seed, 0)
 
 
 def save_adapter(

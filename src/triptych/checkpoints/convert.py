@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from triptych import families, text
+from triptych.arguments import checked
 from triptych.checkpoints import Source, open_source, recover, write_directory
 from triptych.checkpoints.adapter_files import read_adapter
 from triptych.checkpoints.adapters import MergedParameters, with_base
@@ -27,7 +28,7 @@ from triptych.checkpoints.load_weights import DetachedWeights, StoredParameters,
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
-from triptych.errors import CheckpointError, InputError
+from triptych.errors import CheckpointError, InputError, shown
 from triptych.mapping.gguf_types import TYPES
 from triptych.mapping.tensor_plan import TensorLoad
 from triptych.nn import Transformer
@@ -65,6 +66,7 @@ class Conversion:
         return asdict(self)
 
 
+@checked
 def convert(
     model: str | Path,
     out: str | Path,
@@ -91,9 +93,9 @@ def convert(
     Raises InputError for an existing `out`, an ending of no format or a dtype the format lacks, CheckpointError or
     TextError for a model or a tokenizer that GGUF cannot represent, and what reading raises.
     """
-    if not str(out):
-        raise InputError("the name to write to is empty; give a directory or a .gguf file")
     path = Path(out)
+    if to not in (None, *get_args(Format)):
+        raise InputError(f"to={shown(to)} must be one of {', '.join(get_args(Format))}")
     to = to or _format_of(str(out))
     _check(path, to, dtype, force)
     model, adapter = with_base(model, adapter)
@@ -109,6 +111,8 @@ def convert(
 def _format_of(out: str) -> Format:
     """The format that the ending of `out` names.  What follows the last dot of "Llama-3.2-1B" is no ending: it does not
     begin with a letter."""
+    if not out:
+        raise InputError("the name to write to is empty; give a directory or a .gguf file")
     suffix = Path(out).suffix
     if suffix.lower() == ".gguf" and not out.endswith("/"):
         return "gguf"
@@ -132,11 +136,14 @@ def save(
 
     Packed matrices go into a GGUF file in the type they came from, byte for byte, or in the one that holds the same
     numbers (what was rounded to int4 as Q4_1, to int8 as Q8_0); of Q4_K and Q5_K the blocks are read from `origin`
-    again.  A directory gets plain numbers, which a note says.  Raises CheckpointError for what cannot be written.
+    again.  A directory gets plain numbers, which a note says.  Raises InputError for an ending of no format, and
+    CheckpointError for what cannot be written.
     """
+    to = _format_of(str(path))
     path = Path(path)
+    _check(path, to, None, force=True)
     packed = {name: p for name, p in module.named_parameters() if isinstance(p, PackedWeight)}
-    if path.suffix.lower() == ".gguf":
+    if to == "gguf":
         numbers = DetachedWeights(module, lambda: _read_again(module.spec, origin))
         plain = _name(module.dtype if module.dtype in PLAIN.values() else torch.float32)
         done = _write_gguf(path, _Origin(module.spec, hf or {}, tokenizer, origin or path), numbers, None, plain)

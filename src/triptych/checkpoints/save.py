@@ -103,6 +103,11 @@ def recover(path: str | Path) -> None:
     if aside.exists() and not path.exists():
         aside.rename(path)
     shutil.rmtree(aside, ignore_errors=True)
+    _remove_leftovers(path)
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove the temporary directories in which `path` was written by processes that have ended."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         if (writer := left.name.split(".")[-2]).isdecimal() and not _is_written(left, int(writer)):
             shutil.rmtree(left, ignore_errors=True)
@@ -191,8 +196,7 @@ def _beside(path: Path) -> Iterator[Path]:
     """A directory next to `path`, gone when the block ends; what the disk refuses becomes a `CheckpointError`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        if temporary not in _WRITTEN:  # of a killed process with the same number, as they all have in a container
-            shutil.rmtree(temporary, ignore_errors=True)
+        _remove_leftovers(path)  # also of a killed process with this one's number, as they all have in a container
         temporary.mkdir(parents=True)
         _WRITTEN.add(temporary)
         try:

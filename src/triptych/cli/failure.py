@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from triptych.errors import TriptychError
-from triptych.other_libraries import of_commands, of_options
+from triptych.migration_hints import of_commands, of_options
 
 FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141  # the last two: 128 + the number of the signal
 DEBUG = "TRIPTYCH_DEBUG"

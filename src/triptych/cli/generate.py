@@ -23,6 +23,7 @@ class GenerateSettings(options.SamplingSettings):
     """Those of `chat`, and what only `generate` takes."""
 
     decoder_prefix: str
+    stop_ids: tuple[int, ...]
     edit: tuple[Edit, ...]
 
 
@@ -44,6 +45,7 @@ Seed = Annotated[
     int | None,
     typer.Option("--seed", metavar="N", help="The same seed gives the same text; 0 if omitted.", show_default=False),
 ]
+StopId = Annotated[list[int] | None, typer.Option("--stop-id", metavar="ID", help="Stop at this token id. Repeatable.")]
 Beams = Annotated[int, typer.Option("--beams", metavar="N", min=0, help="Beam search with N beams; 0 is none.")]
 DecoderPrefix = Annotated[
     str, typer.Option("--decoder-prefix", metavar="TEXT", help="Start of an encoder-decoder's output.")
@@ -62,6 +64,7 @@ def generate(
     repetition_penalty: options.Penalty = 1.0,
     seed: Seed = None,
     stop: options.Stop = None,
+    stop_id: StopId = None,
     beams: Beams = 0,
     decoder_prefix: DecoderPrefix = "",
     chunk: options.Chunk = None,
@@ -82,7 +85,7 @@ def generate(
     settings = GenerateSettings(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, seed=seed, stop=tuple(stop or ()), decoder_prefix=decoder_prefix,
-        edit=() if steered is None else (steering_edit(model, steered, toward, away),),
+        stop_ids=tuple(stop_id or ()), edit=() if steered is None else (steering_edit(model, steered, toward, away),),
     )  # fmt: skip
     drafts = DraftSettings(
         chunk=chunk, draft=load_draft(checkpoint, draft), draft_tokens=draft_tokens, matmul=matmul.value,

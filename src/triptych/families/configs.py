@@ -29,7 +29,7 @@ def read_config(
     head) are only visible there.  `ignore` are keys that the caller declares irrelevant.  Raises ConfigError for a key
     that is missing, out of range, or not understood.
     """
-    if not isinstance(hf, Mapping):
+    if not isinstance(hf, Mapping) or not all(isinstance(key, str) for key in hf):
         raise ConfigError(f"{where}: must be a JSON object")
     hf = text_config(hf, where, ignore)
     family = find(ConfigKeys(hf, where).str("model_type"), where)

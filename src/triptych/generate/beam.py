@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from triptych import machine
+from triptych.arguments import integer, number
 from triptych.errors import InputError
-from triptych.generate.arguments import integer, number
 from triptych.generate.custom_rules import apply_rules
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from triptych.arguments import integer
 from triptych.errors import InputError
-from triptych.generate.arguments import integer
 
 Rule = Callable[[Tensor, Sequence[int]], Tensor]
 """`rule(logits [V] in fp32, ids so far)` gives the logits `[V]` to choose from; a token at -inf is never chosen.

@@ -17,9 +17,9 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from triptych.arguments import check_ids, integer
 from triptych.attention import Cache, CacheType, CrossCache, check_cache_type
 from triptych.errors import InputError, TextError, shown
-from triptych.generate.arguments import check_ids, integer
 from triptych.generate.choosing import Choice, choose
 from triptych.generate.forward import Executor, Forward, ForwardResult
 from triptych.generate.prefixes import Prefixes

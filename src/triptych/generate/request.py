@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from triptych.arguments import integer, takes
 from triptych.errors import InputError, shown
-from triptych.generate.arguments import integer
 from triptych.generate.custom_rules import Rule
 from triptych.generate.sampling import Sampling
 from triptych.generate.stops import StopDetector, end_of_row, stop_strings
@@ -72,8 +72,8 @@ class Request:
                 f"probe={shown(self.probe)} must be a Session, as probe.Session(probe.Plan.of(model.spec, read, edit))"
             )
         for rule in self.rules:
-            if not callable(rule):
-                raise InputError(f"a rule must be a function of (logits, ids so far), not {type(rule).__name__}")
+            if not takes(rule, "logits", "ids"):
+                raise InputError(f"a rule must be a function of (logits, ids so far), not {shown(rule)}")
 
 
 @dataclass(eq=False)

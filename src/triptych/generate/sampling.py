@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from triptych.arguments import integer, number
 from triptych.errors import InputError
-from triptych.generate.arguments import integer, number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from triptych import machine
+from triptych.arguments import integer
 from triptych.errors import InputError
-from triptych.generate.arguments import integer
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Output, Request
 

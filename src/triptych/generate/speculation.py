@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from triptych.arguments import integer
 from triptych.attention import Cache
 from triptych.attention.store import Held
-from triptych.generate.arguments import integer
 from triptych.generate.forward import Forward
 from triptych.generate.request import LiveRow
 from triptych.nn import Row

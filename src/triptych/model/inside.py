@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from triptych import nn, tasks
+from triptych.arguments import integer, optional
 from triptych.checkpoints import LoadReport
 from triptych.checkpoints.adapters import AdapterSettings, add_adapter, save_adapter
 from triptych.draw import Drawing, draw
-from triptych.errors import InputError
+from triptych.errors import ArgumentError, InputError, MissingNameError, shown
+from triptych.migration_hints import LOAD, MODEL, ConstructorOfOthers, hint
 from triptych.nn import Row
-from triptych.other_libraries import NamesOfOthers, answers_arguments, of_model
 from triptych.probe import Edits, Plan, Reads, Session, Trace, ablate, attribute_logit, lens, patch, path_patch, steer
 from triptych.probe.display import Displayed
 from triptych.probe.sites import Selection
@@ -29,7 +30,7 @@ from triptych.tasks.model_inputs import ModelInputs, Texts
 from triptych.text import Tokenizer
 
 
-class ModelInside(Displayed, metaclass=NamesOfOthers):
+class ModelInside(Displayed):
     """A module with its tokenizer and config; its logits, traces, statistics, patching and lenses."""
 
     def __init__(
@@ -40,6 +41,11 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
         path: Path | None = None,
         report: LoadReport | None = None,
     ) -> None:
+        """Raises InputError for a module that is no `triptych.nn.Transformer`, and for other kinds of the rest."""
+        if not isinstance(module, nn.Transformer):
+            raise InputError(f"Model({shown(module)}) needs a triptych.nn.Transformer; write {LOAD}")
+        for name, value, kind in (("tokenizer", tokenizer, Tokenizer), ("hf", hf, dict), ("path", path, Path)):
+            optional(name, value, kind)
         self.module, self.tokenizer, self.hf = module, tokenizer, hf
         self.path, self.report = path, report
 
@@ -63,10 +69,14 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
     if not TYPE_CHECKING:  # mypy is to find unknown names by itself
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(f"Model has no {name!r}{of_model(name, dir(type(self)))}")
+            module = {name: f"model.module.{name}"} if hasattr(nn.Transformer, name) else {}
+            raise MissingNameError(f"Model has no {name!r}{hint(name, {**module, **MODEL}, dir(type(self)))}")
 
         def __call__(self, *rows: object, **options: object) -> NoReturn:
-            raise TypeError(f"a Model is not called{of_model('forward')}")
+            raise ArgumentError(f"a Model is not called; write {MODEL['forward']}")
+
+    from_pretrained = ConstructorOfOthers(LOAD)
+    from_config = ConstructorOfOthers("triptych.create(config)")
 
     @property
     def inputs(self) -> ModelInputs:
@@ -92,7 +102,6 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
             slot = "sound" if isinstance(self.spec.reads.embed, FramesSpec) else "images"
             raise InputError(f"{what} needs a model that reads text; this {self.spec.family} model reads {slot}")
 
-    @answers_arguments
     @torch.no_grad()
     def logits(
         self,
@@ -119,7 +128,6 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
         session.close()
         return logits
 
-    @answers_arguments
     def trace(
         self,
         rows: Texts,
@@ -162,6 +170,8 @@ class ModelInside(Displayed, metaclass=NamesOfOthers):
         With `new_tokens`, the most that `generate` keeps for so many new tokens.  Raises ProbeError as `trace`.
         """
         plan, first, second = Plan.of(self.spec, read), *self._both(rows, target)
+        if new_tokens is not None:
+            integer("new_tokens", new_tokens, 0)
         return self._size(plan, first, second, -1, new_tokens)
 
     def statistics(

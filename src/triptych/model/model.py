@@ -14,6 +14,7 @@ from torch import Tensor
 
 from triptych import families, machine, nn, tasks
 from triptych import generate as running
+from triptych.arguments import checked, checked_methods, integer, optional
 from triptych.attention import CacheType, check_cache_type
 from triptych.checkpoints import open_source
 from triptych.checkpoints.adapter_files import read_adapter
@@ -23,11 +24,9 @@ from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import compute_dtype, read_weights, usable_device
 from triptych.errors import ConfigError, InputError, nearest
 from triptych.families.named import NAMED
-from triptych.generate.arguments import integer
 from triptych.media import audio
 from triptych.model.tasks import ModelTasks
 from triptych.model.training import ModelTraining
-from triptych.other_libraries import answers_arguments
 from triptych.probe import Edits, Plan, Reads, heads, link
 from triptych.probe.size import check_fires, check_size, limit_of, trace_size
 from triptych.quantize import packing_for
@@ -36,6 +35,7 @@ from triptych.tasks.model_inputs import Texts
 from triptych.text import RenderedPrompt, Tokenizer
 
 
+@checked_methods
 class Model(ModelTraining, ModelTasks):
     """A transformer with its tokenizer and config, and what one does with it: generate, encode, trace, train, save.
 
@@ -54,7 +54,6 @@ class Model(ModelTraining, ModelTasks):
     heads = heads
     link = link
 
-    @answers_arguments
     def generate(
         self,
         prompts: Texts,
@@ -67,6 +66,7 @@ class Model(ModelTraining, ModelTasks):
         repetition_penalty: float = 1.0,
         seed: int | None = None,
         stop: str | Sequence[str] = (),
+        stop_ids: Sequence[int] = (),
         decoder_prefix: str | Sequence[int] = (),
         beams: int = 0,
         length_penalty: float = 1.0,
@@ -89,8 +89,9 @@ class Model(ModelTraining, ModelTasks):
         """Continue each prompt (or, for an encoder-decoder, write the target of each source); one `Generation` each, in
         the order of `prompts`.
 
-        At most `max_new_tokens` tokens are generated; a row ends earlier at an end token, or at the first of the texts
-        in `stop`, which is not part of the result.  `temperature=0` is greedy and ignores the other sampling settings
+        At most `max_new_tokens` tokens are generated; a row ends earlier at an end token, one of the model's own or of
+        `stop_ids`, which is the last of `.ids` and not in `.text`; or at the first of the texts in `stop`, which is in
+        neither text nor result.  `temperature=0` is greedy and ignores the other sampling settings
         but the repetition penalty; `generate.Sampling` defines `top_k`, `top_p`, `min_p` and `repetition_penalty`.  A
         `seed` that is not given is 0.  `decoder_prefix` is the start of an encoder-decoder's output.  `rules` change
         the logits of each row before its next token is chosen (`generate.Rule`).  `logprobs=N` gives the
@@ -116,14 +117,17 @@ class Model(ModelTraining, ModelTasks):
         out of range and for those that do not go together, before anything runs; ProbeError for reads of more than
         `max_bytes` and as `trace`.
         """
-        sampling = running.Sampling(
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-            repetition_penalty=repetition_penalty, seed=0 if seed is None else seed,
+        plan = Plan.of(self.spec, read, edit)
+        requests = tasks.generation_requests(
+            self.inputs, self.hf or {}, prompts, decoder_prefix, plan, allow_null=allow_null, rules=rules,
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
+            seed=seed, max_new_tokens=max_new_tokens, stop=running.stop_strings(stop), stop_ids=stop_ids,
+            logprobs=logprobs,
         )  # fmt: skip
         if integer("beams", beams, 0):
             single = {"logprobs": logprobs, "draft": draft}
             running.check_beam_settings(
-                sampling,
+                requests[0].sampling,
                 [name for name, value in single.items() if value is not None],
                 seeded=seed is not None,
             )
@@ -131,11 +135,6 @@ class Model(ModelTraining, ModelTasks):
             raise InputError(
                 f"{'early_stopping' if early_stopping else 'length_penalty'} is for beams; give beams= too"
             )
-        plan = Plan.of(self.spec, read, edit)
-        requests = tasks.generation_requests(
-            self.inputs, self.hf or {}, prompts, decoder_prefix, plan, allow_null=allow_null, rules=rules,
-            sampling=sampling, max_new_tokens=max_new_tokens, stop=running.stop_strings(stop), logprobs=logprobs,
-        )  # fmt: skip
         sources = [self.module.length(request.source) for request in requests if request.source is not None]
         lengths = [len(request.prompt) + max_new_tokens for request in requests]
         size = trace_size(plan, lengths, sources, self.module.dtype.itemsize, new=max_new_tokens, beams=beams)
@@ -158,7 +157,6 @@ class Model(ModelTraining, ModelTasks):
         scheduler = running.Scheduler(engine, max_rows=max_rows)
         return running.generate(scheduler, requests, self.tokenizer, on_token=on_token, on_progress=on_progress)
 
-    @answers_arguments
     def stream(
         self,
         prompt: str | RenderedPrompt | Sequence[int] | Tensor,
@@ -171,6 +169,7 @@ class Model(ModelTraining, ModelTasks):
         repetition_penalty: float = 1.0,
         seed: int | None = None,
         stop: str | Sequence[str] = (),
+        stop_ids: Sequence[int] = (),
         decoder_prefix: str | Sequence[int] = (),
         chunk: int | None = None,
         rules: Sequence[running.Rule] = (),
@@ -185,16 +184,14 @@ class Model(ModelTraining, ModelTasks):
         With an `engine` of `Model.engine`, which has a `chunk` and a `cache` of its own, what an earlier text computed
         of the same beginning is not computed again.
         """
-        detokenizer, ends = self.inputs.words.stream(), running.stop_strings(stop)
-        sampling = running.Sampling(
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-            repetition_penalty=repetition_penalty, seed=0 if seed is None else seed,
-        )  # fmt: skip
+        detokenizer, strings = self.inputs.words.stream(), running.stop_strings(stop)
         (request,) = tasks.generation_requests(
             self.inputs, self.hf or {}, [prompt], decoder_prefix, Plan.of(self.spec, (), edit), allow_null=allow_null,
-            rules=rules, sampling=sampling, max_new_tokens=max_new_tokens,
+            rules=rules, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            repetition_penalty=repetition_penalty, seed=seed, max_new_tokens=max_new_tokens, stop_ids=stop_ids,
         )  # fmt: skip
         check_cache_type(cache)
+        optional("engine", engine, running.Engine)
         for name, changed in (("chunk", chunk is not None), ("cache", cache != "auto")):
             if engine is not None and changed:
                 raise InputError(f"{name} is a setting of the engine; give it to Model.engine")
@@ -203,9 +200,8 @@ class Model(ModelTraining, ModelTasks):
         own = self._engine(False, chunk=chunk, cache=cache) if engine is None else engine
         scheduler = running.Scheduler(own, max_rows=1)
         row = scheduler.submit(request)  # what cannot be run is refused before the first piece
-        return running.pieces(scheduler, row, detokenizer, ends, on_token)
+        return running.pieces(scheduler, row, detokenizer, strings, on_token)
 
-    @answers_arguments
     def engine(
         self,
         *,
@@ -289,7 +285,8 @@ class Model(ModelTraining, ModelTasks):
 
         A GGUF file gets packed matrices as they are, a directory plain numbers; `notes` of the result say so (see
         `checkpoints.convert.save`).  A model that is there already is replaced.  Raises InputError
-        for a model with an adapter, CheckpointError for what cannot be written.
+        for a model with an adapter and a name with the ending of another format, CheckpointError for what cannot be
+        written.
         """
         if self.adapter is not None:
             problem = "the model has an adapter, which is no part of a checkpoint"
@@ -305,10 +302,10 @@ class Model(ModelTraining, ModelTasks):
         return tasks.end_ids(self.inputs)
 
     def _decode(self, stop: str | Sequence[str]) -> Callable[[Sequence[int]], str] | None:
-        return self.inputs.words.decode if stop else None
+        return self.inputs.words.decode if running.stop_strings(stop) else None
 
 
-@answers_arguments
+@checked
 def load(
     path: str | Path,
     *,
@@ -365,6 +362,7 @@ def load(
     return Model(module, tokenizer, hf, where, report)
 
 
+@checked
 def create(config: dict[str, Any] | Spec | str, tokenizer: Tokenizer | None = None, *, seed: int = 0) -> Model:
     """A new model with random weights in fp32, drawn from `seed`.
 
@@ -375,6 +373,7 @@ def create(config: dict[str, Any] | Spec | str, tokenizer: Tokenizer | None = No
     Raises ConfigError for a config that does not fit together and for another name, InputError where the weights, 4
     bytes each, do not fit into the memory that is free.
     """
+    optional("tokenizer", tokenizer, Tokenizer)
     if isinstance(config, str):
         if config not in NAMED:
             problem = f"no model {config!r}{nearest(config, NAMED)}; create() knows {', '.join(NAMED)}"
@@ -382,4 +381,4 @@ def create(config: dict[str, Any] | Spec | str, tokenizer: Tokenizer | None = No
         config = dict(NAMED[config])
     spec, keys = (config, None) if isinstance(config, Spec) else (families.read_config(config, where="config"), config)
     with torch.inference_mode(False):  # as in `load`
-        return Model(nn.new(spec, seed), tokenizer, keys)
+        return Model(nn.new(spec, integer("seed", seed)), tokenizer, keys)

@@ -13,7 +13,6 @@ from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.errors import InputError
 from triptych.generate import Executor, Generation
 from triptych.model.inside import ModelInside
-from triptych.other_libraries import answers_arguments
 from triptych.spec import PoolingSpec
 from triptych.tasks.model_inputs import Texts
 
@@ -28,7 +27,6 @@ class ModelTasks(ModelInside):
     executor: Executor = "auto"
     generate: Callable[..., list[Generation]]
 
-    @answers_arguments
     def encode(
         self, texts: Texts, *, pooling: str | None = None, normalize: bool | None = None, batch_tokens: int = 4096,
         matmul: tasks.Matmul = "auto",

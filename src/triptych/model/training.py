@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from triptych.arguments import integer, readable
 from triptych.checkpoints.load_weights import DTYPES, compute_dtype, usable_device
 from triptych.errors import ConfigError, InputError
-from triptych.generate.arguments import integer
 from triptych.model.inside import ModelInside
-from triptych.other_libraries import answers_arguments
 from triptych.tasks.model_inputs import Texts
 
 if TYPE_CHECKING:  # what trains needs a tenth of a second to import, which other commands do not wait for
@@ -26,7 +25,6 @@ M = TypeVar("M", bound="ModelTraining")
 class ModelTraining(ModelInside):
     """A model with its loss, its parameters, and the names that a training loop of PyTorch uses."""
 
-    @answers_arguments
     def loss(
         self,
         rows: Texts,
@@ -70,7 +68,8 @@ class ModelTraining(ModelInside):
             return row_loss.mean_loss(self.module, row_loss.decoder_batch(self.module, ids, labels))
         tokenizer = self.tokenizer
         hides = None if tokenizer is None else tokenizer.mask_id
-        special = frozenset(i for i in vars(tokenizer).values() if isinstance(i, int)) if tokenizer else frozenset()
+        ids_of_specials = () if tokenizer is None else vars(tokenizer).values()
+        special = frozenset(i for i in ids_of_specials if isinstance(i, int))
         drawn = row_loss.drawn_seed() if seed is None else integer("seed", seed, 0)
         batch = row_loss.encoder_batch(self.module, ids, labels, hides, special, drawn)
         return row_loss.mean_loss(self.module, batch)
@@ -144,7 +143,10 @@ class ModelTraining(ModelInside):
         elif isinstance(recipe, str | Path):
             checked = train.read_recipe(recipe, changes, values)
         else:
-            raise ConfigError(f"a recipe is a file, a dict of its tables or a Recipe, not {type(recipe).__name__}")
+            raise ConfigError(
+                f"a recipe is a file, a dict of its tables or a Recipe, not {type(recipe).__name__}; "
+                "a loop of your own has its loss from model.loss(rows)"
+            )
         if resume and checked.run.out is None:
             raise ConfigError("resume needs to know which run: give out=DIR, or run.out in the recipe")
         if not resume:
@@ -157,6 +159,7 @@ class ModelTraining(ModelInside):
 
 def _label_rows(labels: Tensor, mask: Tensor | None) -> list[list[int]]:
     """The rows of labels `[B, T]`, without those that `mask` hides."""
+    readable(labels, "labels")
     if labels.dim() != 2 or labels.is_floating_point() or (mask is not None and mask.shape != labels.shape):
         shape = "[B, T]" if mask is None else str(list(mask.shape))
         raise InputError(f"labels must be integers {shape}, not {labels.dtype} {list(labels.shape)}")

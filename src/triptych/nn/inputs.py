@@ -166,7 +166,7 @@ class Patches(Module[inputs.PatchesSpec], of=inputs.PatchesSpec):
 
 def _check_floats(i: int, row: Any, what: str, shape: tuple[int | None, ...]) -> None:
     """Refuse what is no finite tensor of this shape, None being any number.  Raises InputError."""
-    if not isinstance(row, Tensor) or not row.is_floating_point():
+    if not isinstance(row, Tensor) or not row.is_floating_point() or row.is_meta or row.is_sparse:
         raise InputError(f"row {i}: this model reads {what} as a float tensor, not {type(row).__name__}")
     if row.dim() != len(shape) or any(n not in (None, m) for n, m in zip(shape, row.shape, strict=True)):
         raise InputError(f"row {i}: this model reads {what}, not {list(row.shape)}")

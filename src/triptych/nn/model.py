@@ -108,7 +108,12 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
     def forward(self, batch: Batch) -> Tensor:
         """The final vectors [N, D] of the decoder, or of an encoder alone; of the source [M, D] where the batch has
         nothing else.  Raises InputError for a row longer than the model's context, and for a source that is missing or
-        not read."""
+        not read, and for anything but a batch."""
+        if not isinstance(batch, Batch):
+            raise InputError(
+                f"a module runs a triptych.nn.Batch, not a {type(batch).__name__}; write model.logits(rows), or "
+                "module(nn.Batch(inputs=ids, rows=rows)) with what module.flat(rows) gives"
+            )
         if self.decoder is None:
             if batch.source is not None or batch.inputs is None:
                 raise InputError("an encoder alone reads `inputs`, not a source")

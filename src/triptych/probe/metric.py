@@ -97,7 +97,11 @@ def answers_of(answer: Answer | Sequence[Answer] | None) -> Sequence[Answer]:
     """The answers of a call: none, one, or those of a list."""
     if answer is None:
         return ()
-    return answer if isinstance(answer, Sequence) and not isinstance(answer, str) else (answer,)
+    if not isinstance(answer, Sequence) or isinstance(answer, str):
+        return (answer,)
+    if not answer:
+        raise InputError("answer=[] names no answer; leave it out to compare whole distributions")
+    return answer
 
 
 def token_id(model: ProbedModel, answer: Answer) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, SupportsIndex, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from triptych import nn
+from triptych.arguments import as_index, integer
 from triptych.attention import Rows
 from triptych.errors import InputError, shown
 from triptych.nn import Row, Taps
@@ -179,13 +179,8 @@ def check_position(at: object, length: int, what: str) -> int:
 
 def index_below(count: int, value: object) -> int | None:
     """`value` as an integer from 0 to `count` - 1, NumPy's included; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        return None
-    try:
-        number = operator.index(value)
-    except TypeError:  # a tensor of several numbers
-        return None
-    return number if 0 <= number < count else None
+    number = as_index(value)
+    return number if number is not None and 0 <= number < count else None
 
 
 def check_list(values: object, what: str) -> None:
@@ -230,7 +225,7 @@ class Forwarded:
 
 def chunks(runs: Sequence[EditedRun], batch_tokens: int = BATCH_TOKENS) -> Iterator[Sequence[EditedRun]]:
     """The runs in pieces of at most `batch_tokens` tokens, one run at least."""
-    check_batch_tokens(batch_tokens)
+    integer("batch_tokens", batch_tokens, 1)
     first, tokens = 0, 0
     for i, run in enumerate(runs):
         size = sum(run.prompt.lengths)

@@ -15,6 +15,7 @@ from inspect import signature
 import torch
 from torch import Tensor
 
+from triptych.arguments import checked, checked_methods, readable, takes
 from triptych.checkpoints.load_weights import compute_dtype
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.content import digest
@@ -37,6 +38,10 @@ class Where:
     positions: tuple[int, ...]
 
 
+EditFunction = Callable[[Tensor, Where], Tensor]
+
+
+@checked_methods
 @dataclass(frozen=True)
 class Read:
     """A read: keep the values at `site`, a name or a glob such as "blocks.*.attn.pattern".
@@ -76,6 +81,7 @@ class Read:
         return self.reduce == "mean" or isinstance(self.reduce, Statistics)
 
 
+@checked_methods
 @dataclass(frozen=True)
 class Edit:
     """An edit: replace the values at `site`, a name or a glob, by `fn(value, where)`.
@@ -91,7 +97,7 @@ class Edit:
     """
 
     site: str
-    fn: Callable[[Tensor, Where], Tensor]
+    fn: EditFunction
     items: Selection = None
     at: Selection = None
     heads: Selection = None
@@ -100,16 +106,11 @@ class Edit:
         """Raises ProbeError for a function that cannot be called with a value and its place."""
         if not callable(self.fn):
             raise ProbeError(f"the edit at {self.site}: {shown(self.fn)} is no function of (value, where)")
-        try:
-            signature(self.fn).bind(None, None)
-        except TypeError:
-            takes = str(signature(self.fn))
+        if not takes(self.fn, "value", "where"):
             raise ProbeError(
-                f"the edit at {self.site}: its function takes {takes}; it is called with (value, where), as in "
-                f"Edit({self.site!r}, lambda value, where: 2 * value)"
-            ) from None
-        except ValueError:  # a function without a signature, as some of those written in C are
-            return
+                f"the edit at {self.site}: its function takes {signature(self.fn)}; it is called with (value, where), "
+                f"as in Edit({self.site!r}, lambda value, where: 2 * value)"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,11 +141,13 @@ class Put:
         return _broadcast(self.value, value, where.site)
 
 
+@checked
 def zero(site: str, *, items: Selection = None, at: Selection = None, heads: Selection = None) -> Edit:
     """The edit that ablates: 0 at the chosen rows (`items`), positions (`at`) and `heads`, by default everywhere."""
     return Edit(site, Zero(), items, at, heads)
 
 
+@checked
 def add(site: str, vector: Tensor, *, items: Selection = None, at: Selection = None, heads: Selection = None) -> Edit:
     """The edit that steers: add `vector`, [D] or of a shape that broadcasts to the chosen values.
 
@@ -154,6 +157,7 @@ def add(site: str, vector: Tensor, *, items: Selection = None, at: Selection = N
     return Edit(site, Add(vector), items, at, heads)
 
 
+@checked
 def put(site: str, value: Tensor, *, items: Selection = None, at: Selection = None, heads: Selection = None) -> Edit:
     """The edit that patches: `value`, of a shape that broadcasts to the chosen values, in their place.
 
@@ -166,6 +170,7 @@ def put(site: str, value: Tensor, *, items: Selection = None, at: Selection = No
 def _check_tensor(site: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise ProbeError(f"the edit at {site}: {shown(value)} is no tensor; write torch.tensor(...)")
+    readable(value, f"the edit at {site}")
 
 
 Reads = Sequence[Read | str] | Read | str

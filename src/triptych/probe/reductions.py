@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from triptych.arguments import as_index
 from triptych.attention import KeyLabels
 from triptych.errors import ProbeError, nearest, shown
 from triptych.native.step import STATISTICS_TOP
@@ -34,7 +35,7 @@ class Statistics:
     documents: Labels = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.top, bool) or not isinstance(self.top, int) or not 0 <= self.top <= STATISTICS_TOP:
+        if as_index(self.top) not in range(STATISTICS_TOP + 1):
             raise ProbeError(f"top={shown(self.top)}: give a number of keys from 0 to {STATISTICS_TOP}")
 
     def labels(self, item: int, queries: Sequence[int], keys: int, device: torch.device) -> KeyLabels:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, SupportsIndex
+from typing import Literal
 
 import numpy as np
 
+from triptych.arguments import as_index
 from triptych.errors import InputError, shown
 from triptych.spec import ModelSpec
 from triptych.text import Tokenizer
@@ -141,7 +142,7 @@ def words_of(text: str | Sequence[int], tokenizer: Tokenizer | None) -> tuple[li
     Raises InputError for a text without a tokenizer, and for what are no ids.
     """
     if not isinstance(text, str):
-        wrong = [one for one in text if isinstance(one, bool) or not isinstance(one, SupportsIndex)]
+        wrong = [token for token in text if as_index(token) is None]
         if wrong:
             raise InputError(f"{shown(wrong[0])} is no token id; give one text, or the ids of one")
         ids = [int(i) for i in text]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from triptych.arguments import check_ids, integer
 from triptych.errors import InputError, nearest, shown
 from triptych.probe.role_ablation import Ablation, Effect, Head, unit
 from triptych.probe.role_scores import (
@@ -76,8 +77,8 @@ def heads(
     progress = on_progress or (lambda stage: None)
     pairs: dict[str, Sequence[Link]] = {**LINKS, **_checked_links(links)}
     wanted = _checked_roles(roles, pairs)
-    _checked_count("ablate", ablate)
-    _checked_count("seed", seed)
+    integer("ablate", ablate, 0)
+    integer("seed", seed, 0)
     samples = _samples(model, texts, targets, seed)
     _checked_ids(model, "delimiters", delimiters)
     _checked_ids(model, "boundaries", boundaries)
@@ -132,17 +133,8 @@ def _checked_links(links: dict[str, Sequence[Link]] | None) -> dict[str, Sequenc
 
 def _checked_ids(model: Probed, name: str, ids: Sequence[object] | None) -> None:
     """Raises InputError for anything but a list of token ids of the model."""
-    vocab = max(model.spec.vocab, model.spec.source_vocab)
-    if ids is not None and (isinstance(ids, str) or not isinstance(ids, Sequence)):
-        raise InputError(f"{name}={shown(ids)} must be a list of token ids")
-    for token in ids or ():
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
-            raise InputError(f"{name}: {shown(token)} is no token id from 0 to {vocab - 1}")
-
-
-def _checked_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InputError(f"{name}={shown(value)} must be an integer of 0 or more")
+    if ids is not None:
+        check_ids(ids, max(model.spec.vocab, model.spec.source_vocab), name)
 
 
 def _samples(model: Probed, texts: Any, targets: Any, seed: int) -> list[HeadSample]:

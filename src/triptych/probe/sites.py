@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triptych.errors import ProbeError, nearest, shown
-from triptych.other_libraries import of_site
+from triptych.migration_hints import of_site
 from triptych.spec.model import ModelSpec
 from triptych.spec.parts import (
     AttentionSpec,

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from triptych import machine
+from triptych.arguments import as_index
 from triptych.errors import ConfigError, ProbeError, shown
 from triptych.nn import Transformer
 from triptych.probe.reads_and_edits import Edit, Plan, Read, select
@@ -76,9 +77,10 @@ def limit_of(max_bytes: int | None) -> int:
     if max_bytes is None:
         free = machine.free_memory()
         return WITHOUT_MEMORY if free is None else int(free * SHARE)
-    if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 0:
+    number = as_index(max_bytes)
+    if number is None or number < 0:
         raise ProbeError(f"max_bytes={shown(max_bytes)}: give a number of bytes, or None for half of the free memory")
-    return max_bytes
+    return number
 
 
 def check_size(size: TraceSize, limit: int, max_bytes: int | None) -> None:

@@ -13,7 +13,7 @@ from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.checkpoints.load_report import by_reason
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.checkpoints.packed_groups import PackedGroups
-from triptych.errors import CheckpointError, InputError, nearest, shown
+from triptych.errors import CheckpointError, InputError, nearest
 from triptych.native import library, why_not
 from triptych.native.huge_pages import HugePages
 from triptych.nn.weights import PackedWeight
@@ -220,11 +220,8 @@ def packing_for(
 
     Without `quantize` and `dequantize` the packed matrices of a file stay packed on a CPU with native kernels where
     `dtype` is not given, float32 or bfloat16; elsewhere they are dequantized, and a note says why.
-    Raises InputError for a `dequantize` that is no truth value, and where packed weights were asked for and cannot be
-    used (see `packer_for`).
+    Raises InputError where packed weights were asked for and cannot be used (see `packer_for`).
     """
-    if dequantize not in (None, True, False):
-        raise InputError(f"dequantize={shown(dequantize)} must be True or False")
     if quantize is not None:
         return Packing(dequantize is not False, packer_for(quantize, device))
     if dequantize is not None:

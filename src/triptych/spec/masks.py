@@ -16,9 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from operator import index
 from typing import Any, NoReturn, SupportsIndex
 
+from triptych.arguments import checked, integer, listed
 from triptych.errors import InputError
 
 
@@ -60,6 +60,12 @@ class Mask:
         """A key is visible where either mask shows it.  Raises InputError for anything but a mask."""
         return _join(Or, self, other)
 
+    __rand__, __ror__ = __and__, __or__  # tensor & mask
+
+    def __invert__(self) -> NoReturn:
+        """Raises InputError: masks have no complement."""
+        raise InputError("a mask has no complement; write triptych.dense(~array) for one of booleans")
+
     def __bool__(self) -> NoReturn:
         """Raises InputError: `a and b` would be one of the two."""
         raise InputError("a mask is neither true nor false; combine masks with & and |, not with `and` and `or`")
@@ -89,8 +95,7 @@ class Window(Mask):
     ahead: int = 0
 
     def __post_init__(self) -> None:
-        integers = all(isinstance(number, SupportsIndex) for number in (self.back, self.ahead))
-        if not integers or self.back < 1 or self.ahead < 0:
+        if integer("back", self.back) < 1 or integer("ahead", self.ahead) < 0:
             problem = "back must be >= 1 and ahead >= 0, both whole numbers"
             raise InputError(f"window({self.back}, ahead={self.ahead}): {problem}")
 
@@ -132,8 +137,8 @@ class BlockSparse(Mask):
     powers: bool = False
 
     def __post_init__(self) -> None:
-        if self.block < 1 or self.local < 1 or self.first < 0 or self.every < 0:
-            raise InputError(f"{self}: block and local must be >= 1, first and every >= 0")
+        for name, least in (("block", 1), ("local", 1), ("first", 0), ("every", 0)):
+            integer(name, getattr(self, name), least)
         if not isinstance(self.powers, bool):
             raise InputError(f"{self}: powers must be true or false")
 
@@ -219,27 +224,29 @@ def _join(kind: type[And] | type[Or], a: object, b: object) -> Mask:
     return parts[0] if len(parts) == 1 else kind(tuple(parts))
 
 
-def _lengths(name: str, value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
+def _lengths(name: str, value: object) -> tuple[int, ...]:
     """One length for all rows, or one per row, as plain integers."""
-    try:
-        lengths = tuple(map(index, value)) if isinstance(value, Iterable) else (index(value),)
-    except TypeError:
-        lengths = ()
-    if not lengths or min(lengths) < 0:
-        raise InputError(f"{name}({value!r}): give one length, a whole number from 0, or one for each row") from None
+    several = isinstance(value, Iterable) and getattr(value, "ndim", None) != 0
+    every = listed(value, f"{name}(n)") if several else [value]
+    lengths = tuple(integer(f"{name}(n): n", length, 0) for length in every)
+    if not lengths:
+        raise InputError(f"{name}([]): give one length, a whole number from 0, or one for each row")
     return lengths
 
 
+@checked
 def full() -> Mask:
     """Every query sees every key, as in an encoder (Vaswani et al. 2017, section 3.2.3)."""
     return Full()
 
 
+@checked
 def causal() -> Mask:
     """A query sees the keys at its own absolute position and before it, as in a decoder (Vaswani et al. 2017)."""
     return Causal()
 
 
+@checked
 def window(back: int, ahead: int = 0) -> Mask:
     """A query sees keys fewer than `back` positions behind it, itself included, and at most `ahead` after it.
 
@@ -250,6 +257,7 @@ def window(back: int, ahead: int = 0) -> Mask:
     return Window(back, ahead)
 
 
+@checked
 def prefix(n: SupportsIndex | Iterable[SupportsIndex]) -> Mask:
     """Every query of a row sees the first `n` positions: one number for all rows, or one for each row.
 
@@ -259,6 +267,7 @@ def prefix(n: SupportsIndex | Iterable[SupportsIndex]) -> Mask:
     return Prefix(_lengths("prefix", n))
 
 
+@checked
 def same_document() -> Mask:
     """A query sees the keys of its own document, where several documents are packed into one row.
 
@@ -267,6 +276,7 @@ def same_document() -> Mask:
     return SameDocument()
 
 
+@checked
 def block_sparse(block: int, *, local: int = 1, first: int = 0, every: int = 0, powers: bool = False) -> Mask:
     """A fixed pattern over blocks of `block` positions (Child et al. 2019; Zaheer et al. 2020): block i of the queries
     sees block j of the keys where any of these holds.
@@ -281,6 +291,7 @@ def block_sparse(block: int, *, local: int = 1, first: int = 0, every: int = 0, 
     return BlockSparse(block, local, first, every, powers)
 
 
+@checked
 def keys(lengths: SupportsIndex | Iterable[SupportsIndex]) -> Mask:
     """A query of row b sees the first `lengths[b]` stored keys of the row; those after them are padding.
 
@@ -290,6 +301,7 @@ def keys(lengths: SupportsIndex | Iterable[SupportsIndex]) -> Mask:
     return Keys(_lengths("keys", lengths))
 
 
+@checked
 def dense(array: Any) -> Mask:
     """A boolean array or tensor `[T, S]`, `[B, T, S]` or `[B, H, T, S]`, true where a key is visible.
 

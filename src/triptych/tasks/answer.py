@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from triptych.arguments import integer
 from triptych.errors import InputError
-from triptych.generate.arguments import integer
 from triptych.nn import Transformer
 from triptych.spec import SpanHeadSpec
 from triptych.tasks.batching import head_outputs

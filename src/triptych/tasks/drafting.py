@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from triptych.arguments import integer
 from triptych.attention import CacheType
 from triptych.errors import InputError, shown
 from triptych.generate import BUDGET, DraftModel, Engine, Executor, PromptLookup, Speculation
-from triptych.generate.arguments import integer
 from triptych.nn import Transformer
 from triptych.text import Tokenizer
 
@@ -43,6 +43,7 @@ def speculation(
     engine = Engine(draft.module, chunk=BUDGET, executor=draft.executor, cache_type=cache_type)
     guesses = DraftModel(engine, vocab)
     ids = range(vocab)
-    if model.tokenizer and draft.tokenizer and model.tokenizer.tokens(ids) != draft.tokenizer.tokens(ids):
+    names = [words.tokens(ids) for words in (model.tokenizer, draft.tokenizer) if words is not None]
+    if len(names) == 2 and names[0] != names[1]:
         raise InputError("the draft model's tokenizer has other tokens; it must be the model's own")
     return Speculation(guesses, tokens)

@@ -9,10 +9,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from triptych.arguments import integer
 from triptych.attention import Rows
-from triptych.errors import InputError, shown
+from triptych.errors import InputError
 from triptych.generate import Executor
-from triptych.generate.arguments import integer
 from triptych.native import library
 from triptych.nn import Batch, Pooling, Row, Transformer
 from triptych.nn.weights import PackedWeight
@@ -30,11 +30,8 @@ def pooling(module: Transformer, mode: str | None = None, normalize: bool | None
     """How the model's vectors are pooled: as the checkpoint says, else by their mean; `mode` and `normalize` replace
     that.  `cls`, as sentence-transformers calls it, is `first`.
 
-    Raises InputError for an unknown mode, for `dense` without the checkpoint's pooler, and for a `normalize` that is no
-    truth value.
+    Raises InputError for an unknown mode, and for `dense` without the checkpoint's pooler.
     """
-    if normalize not in (None, True, False):
-        raise InputError(f"normalize={shown(normalize)} must be True or False")
     how = module.spec.head if isinstance(module.spec.head, spec.PoolingSpec) else spec.PoolingSpec()
     if mode is not None:
         chosen: Mode | None = next((m for m in get_args(Mode) if m == ("first" if mode == "cls" else mode)), None)

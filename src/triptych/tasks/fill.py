@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from triptych.arguments import integer
 from triptych.errors import InputError
 from triptych.nn import NO_TAPS, Batch, Taps, Transformer, flat
 from triptych.spec import MaskedLMHeadSpec
@@ -21,6 +22,7 @@ def fill(
     """
     if not isinstance(module.spec.head, MaskedLMHeadSpec):
         raise InputError(f"this {module.spec.family} model has no masked-LM head, so it cannot fill words in")
+    integer("top", top, 1)
     for i, row in enumerate(rows):
         if mask_id not in row:
             raise InputError(f"text {i} has no mask token to fill")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
+from triptych.arguments import check_ids
 from triptych.errors import ConfigError, InputError, ProbeError, shown
-from triptych.generate import Request, Rule, forbid
+from triptych.generate import Request, Rule, Sampling, forbid
 from triptych.probe import Plan, Session
 from triptych.tasks.model_inputs import ModelInputs, Texts
 
@@ -26,9 +28,11 @@ def generation_requests(
     *,
     allow_null: bool,
     rules: Sequence[Rule],
+    seed: int | None,
+    stop_ids: Sequence[int],
     **settings: Any,
 ) -> list[Request]:
-    """A request for each prompt, under one plan of reads and edits; `settings` are fields of `Request`.
+    """A request for each prompt, under one plan of reads and edits; `settings` are fields of `Sampling` and `Request`.
 
     `hf` is the config of the checkpoint.  Raises InputError for prompts and rules that are none, ProbeError for a read
     with its gradient or of positions from the end, ConfigError for special ids in the files that are no ids.
@@ -43,11 +47,14 @@ def generation_requests(
     never = _ids_of(inputs, hf, "bad_words_ids")  # Marian's padding
     if not isinstance(rules, Sequence):
         raise InputError(f"rules must be a list of functions, not {type(rules).__name__}")
+    of_sampling = {field.name: settings.pop(field.name) for field in fields(Sampling) if field.name in settings}
+    sampling = Sampling(seed=0 if seed is None else seed, **of_sampling)
+    ends = (*end_ids(inputs), *check_ids(stop_ids, inputs.spec.vocab, "stop_ids"))
     session = Session(plan, allow_null=allow_null) if plan.reads or plan.edits else None
     return [
         Request(
-            prompt=row, source=None if sources is None else sources[i], ends=end_ids(inputs), number=i, probe=session,
-            rules=[*([forbid(never)] if never else []), *rules], **settings,
+            prompt=row, source=None if sources is None else sources[i], ends=ends, number=i, probe=session,
+            sampling=sampling, rules=[*([forbid(never)] if never else []), *rules], **settings,
         )
         for i, row in enumerate(rows)
     ]  # fmt: skip

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from triptych.arguments import check_ids, integer, readable
 from triptych.checkpoints import read_json
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.errors import InputError, TextError, shown
-from triptych.generate.arguments import check_ids, integer
 from triptych.media import audio
 from triptych.media.image import Preparation, read_image
 from triptych.nn import Row
@@ -65,8 +65,10 @@ class ModelInputs:
         if isinstance(texts, Mapping):
             texts, mask = _tokenizer_output(texts, mask)
         if isinstance(texts, np.ndarray):
-            texts = torch.from_numpy(texts)
-        if not isinstance(texts, Sequence | Tensor):
+            texts = torch.from_numpy(texts) if texts.dtype.kind in "biufc" else texts.tolist()
+        if isinstance(texts, Tensor):
+            texts = _rectangle(texts)
+        elif not isinstance(texts, Sequence):
             raise InputError(f"rows must be a list of texts or of lists of token ids, not {type(texts).__name__}")
         if not len(texts):
             raise InputError("there are no rows; give at least one text or one list of token ids")
@@ -206,12 +208,13 @@ class ModelInputs:
     def _row(self, i: int, row: object, vocab: int) -> list[int]:
         if isinstance(row, RenderedPrompt):
             return check_ids(self.words.encode(row), vocab, f"row {i}: the tokenizer's ids")
-        row = torch.from_numpy(row) if isinstance(row, np.ndarray) else row
         if isinstance(row, bytes | bytearray):  # whose items are integers, and no ids
             raise InputError(f"row {i} is bytes; decode them to a text first: row.decode()")
         if isinstance(row, Path) or (isinstance(row, Tensor) and row.is_floating_point()):
             raise InputError(f"row {i}: this model reads texts or token ids, not what this {type(row).__name__} holds")
-        if not isinstance(row, Iterable):
+        if isinstance(row, Mapping) and "role" in row:
+            raise InputError(f"row {i} is a message; model.chat(messages) answers it")
+        if not isinstance(row, Iterable) or not getattr(row, "ndim", 1):
             raise InputError(f"row {i} is {shown(row)}, not a text or a list of token ids; give rows as [[5, 6, 7]]")
         return check_ids(row, vocab, f"row {i}")
 
@@ -254,6 +257,9 @@ class ModelInputs:
             raise InputError(f"rows must be a list of files or tensors, not {type(inputs).__name__}")
         if not len(inputs):
             raise InputError("there are no rows; give at least one file or tensor")
+        for i, row in enumerate(inputs):
+            if not isinstance(row, str | Path | Tensor):
+                raise InputError(f"row {i} is a {type(row).__name__}; give a file, or a float tensor")
         return [self._opened(row) if isinstance(row, str | Path) else row for row in inputs]
 
     def _opened(self, path: str | Path) -> Tensor:
@@ -305,9 +311,11 @@ def _rectangle(ids: Any, what: str = "ids") -> Tensor:
     """A `[B, T]` tensor of integers.  Raises InputError for anything else."""
     try:
         tensor = ids if isinstance(ids, Tensor) else torch.as_tensor(ids)
-    except (TypeError, ValueError):
-        raise InputError(f"{what} must be an integer tensor [B, T] beside a mask") from None
-    if tensor.dim() != 2 or tensor.is_floating_point():
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{what} must be an integer tensor [B, T], not {shown(ids)}") from None
+    readable(tensor, what)
+    boolean = tensor.dtype == torch.bool and what == "ids"
+    if tensor.dim() != 2 or tensor.is_floating_point() or tensor.is_complex() or boolean:
         raise InputError(f"{what} must be an integer tensor [B, T], not {tensor.dtype} {list(tensor.shape)}")
     return tensor
 
@@ -317,6 +325,6 @@ def _strings(texts: Texts) -> Sequence[str]:
     if not isinstance(texts, Sequence) or isinstance(texts, str):
         raise InputError("give a list of texts: [text]")
     strings = [text for text in texts if isinstance(text, str)]
-    if len(strings) != len(texts):
+    if len(strings) != len(texts) or not texts:
         raise InputError("give a list of texts: [text]")
     return strings

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from triptych.arguments import integer
 from triptych.errors import CheckpointError, InputError, shown
-from triptych.generate.arguments import integer
 from triptych.nn.weights import PackedWeight
 from triptych.pip_packages import cache_directory
 from triptych.probe.content import digest

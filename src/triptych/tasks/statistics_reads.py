@@ -67,6 +67,8 @@ def _marked(inputs: ModelInputs, rows: Sequence[Row], delimiters: Marks) -> list
 
 
 def _check_documents(documents: Sequence[Sequence[int]], rows: Sequence[Row]) -> None:
+    if not isinstance(documents, Sequence) or not all(isinstance(labels, Sequence) for labels in documents):
+        raise InputError(f"documents={shown(documents)}: give a list with one list of labels for each row")
     if len(documents) != len(rows):
         raise InputError(f"documents: labels of {len(documents)} rows for {len(rows)} rows; give one list a row")
     for number, (labels, row) in enumerate(zip(documents, rows, strict=True)):

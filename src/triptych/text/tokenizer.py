@@ -7,20 +7,26 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from triptych.errors import InputError, TextError, library
+from triptych.arguments import check_ids, checked_methods
+from triptych.errors import ArgumentError, InputError, MissingNameError, TextError, library, shown
+from triptych.migration_hints import TOKENIZER, ConstructorOfOthers, hint
 from triptych.text import corpus_cuts, tokenizer_limits
 from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.detokenize import TextStream, without_spaces
 from triptych.text.specials import Specials
 from triptych.text.token_names import TokenNames
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_IDS = 1 << 32  # ids of the tokenizers library have 32 bits
 _CHARACTERS_AT_ONCE = 1 << 20  # of a corpus, encoded in one call on all cores
 
 
@@ -53,6 +59,7 @@ class Encoded:
 
 
 @final
+@checked_methods
 class Tokenizer:
     """A vocabulary with its special tokens, its stop tokens and, for chat models, its template.
 
@@ -103,6 +110,19 @@ class Tokenizer:
         names = ", ".join(f"{name}={text!r}" for name, text in self.specials.named().items())
         return f"Tokenizer({self.vocab_size} tokens{', ' if names else ''}{names})"
 
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    if not TYPE_CHECKING:  # mypy is to find unknown names by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise MissingNameError(f"Tokenizer has no {name!r}{hint(name, TOKENIZER, dir(type(self)))}")
+
+        def __call__(self, *texts: object, **options: object) -> NoReturn:
+            raise ArgumentError(f"a Tokenizer is not called{hint('__call__', TOKENIZER, ())}")
+
+    from_pretrained = ConstructorOfOthers(TOKENIZER["from_pretrained"])
+
     @property
     def vocab_size(self) -> int:
         """Number of tokens, special ones included.  A model may have more embeddings than this."""
@@ -140,6 +160,8 @@ class Tokenizer:
         """
         if isinstance(text, RenderedPrompt):
             return self._rows([text.text], special=False)[0]
+        if not isinstance(text, str):
+            raise InputError(f"text={shown(text)} must be a string; encode_batch(texts) takes a list of them")
         return self.encode_batch([text], special)[0]
 
     def encode_batch(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
@@ -210,25 +232,28 @@ class Tokenizer:
 
     # -- ids to texts ---------------------------------------------------------------------------------------------
 
-    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+    def decode(self, ids: Sequence[int] | NDArray[Any] | Tensor, skip_special: bool = True) -> str:
         """The text of `ids`.  Bytes that are not UTF-8 become U+FFFD; ids beyond the vocabulary are left out.
 
         Where the config sets `clean_up_tokenization_spaces`, spaces before punctuation and English endings are removed,
         as in transformers, which does not do so for BPE.
+
+        Raises InputError for anything but ids.
         """
-        text = self._decode(ids, skip_special)
+        text = self._decode(check_ids(ids, _IDS, "ids"), skip_special)
         return without_spaces(text) if self.cleans_spaces else text
 
     def _decode(self, ids: Sequence[int], skip_special: bool) -> str:
         with library(lambda problem: TextError(f"this tokenizer cannot decode the ids: {problem}")):
-            return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
+            return str(self.backend.decode(ids, skip_special_tokens=skip_special))
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         r"""A short readable name for each id, for the axes of attention maps.
 
         A space shows as `␣`, a line break as `⏎`, a tab as `⇥`; the bytes of an unfinished character as `\xe2`.
+        Raises InputError for anything but ids.
         """
-        return [self._names.name(token) for token in ids]
+        return [self._names.name(token) for token in check_ids(ids, _IDS, "ids")]
 
     def stream(self, skip_special: bool = True) -> TextStream:
         """A detokenizer that takes ids one at a time and returns text as soon as later ids cannot change it.
@@ -267,8 +292,9 @@ class Tokenizer:
                     (Path(scratch) / name).write_bytes(content)
                 for name in self.files():
                     (Path(scratch) / name).replace(directory / name)
-        except OSError as error:
-            raise TextError(f"cannot write the tokenizer into {directory}: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+            problem = getattr(error, "strerror", None) or error
+            raise TextError(f"cannot write the tokenizer into {shown(str(directory))}: {problem}") from None
 
 
 def _grouped(parts: Iterable[str]) -> Iterator[list[str]]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from triptych.arguments import integer
 from triptych.errors import InputError, nearest
-from triptych.generate.arguments import integer
 
 # Importing these files enters their exercises.
 from triptych_lectures.exercises import fundamentals, textbook, textbook_code, worked

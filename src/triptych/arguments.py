@@ -1,0 +1,196 @@
+"""Checks of arguments: what counts as an integer, a number, a list of ids, each refused in one line.
+
+`checked` applies the checks that the annotations of a public function name, and answers keywords it does not have.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from functools import wraps
+from inspect import getattr_static, isfunction, signature
+from numbers import Real
+from os import PathLike
+from typing import ParamSpec, SupportsIndex, TypeVar
+
+from triptych.errors import ArgumentError, InputError, shown
+from triptych.migration_hints import WRONG_TYPE, hint, of_argument
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound=type)
+HUGE = 1 << 63  # integers of torch have 64 bits
+
+
+def integer(name: str, value: object, least: int | None = None) -> int:
+    """`value` as an int.  Raises InputError for anything else (a bool too), below `least`, and beyond 64 bits."""
+    wanted = "an integer" if least is None else f"an integer of at least {least}"
+    number = as_index(value)
+    if number is None or (least is not None and number < least):
+        raise InputError(f"{name}={shown(value)} must be {wanted}")
+    if not -HUGE <= number < HUGE:
+        raise InputError(f"{name}={shown(value)} must be {wanted} and below 2**63 in size")
+    return number
+
+
+def number(name: str, value: object, least: float, most: float, wanted: str) -> float:
+    """`value` as a float.  Raises InputError for anything else (NaN and infinity too), and outside `[least, most]`."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputError(f"{name}={shown(value)} must be a number {wanted}")
+    if not least <= float(value) <= most or math.isinf(value):
+        raise InputError(f"{name}={shown(value)} must be {wanted}")
+    return float(value)
+
+
+def check_ids(ids: object, vocab: int, what: str) -> list[int]:
+    """`ids`, in a list, an array or a tensor, as integers.  Raises InputError for a value that is none of these, and
+    for anything in it that is no integer in `[0, vocab)`."""
+    out = []
+    for token in listed(ids, what):
+        index = as_index(token)
+        if index is None:
+            raise InputError(f"{what}: {shown(token)} is no token id; ids are integers")
+        if not 0 <= index < vocab:
+            raise InputError(f"{what}: token id {shown(index)} is outside the vocabulary of {vocab}")
+        out.append(index)
+    return out
+
+
+def listed(values: object, what: str) -> Iterable[object]:
+    """The items of a list, an array or a tensor.  Raises InputError for a text, a mapping or set, whose items have no
+    order, and for a tensor without values that can be read (of the device meta, sparse, quantized)."""
+    if hasattr(values, "tolist"):
+        readable(values, what)
+        values = values.tolist()
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | bytearray | Mapping | Set):
+        raise InputError(f"{what} is {shown(values)}, not a list of token ids; give [5, 6, 7]")
+    return values
+
+
+def readable(tensor: object, what: str) -> None:
+    """Raise InputError for a tensor whose numbers cannot be read."""
+    sparse = str(getattr(tensor, "layout", "torch.strided")) != "torch.strided"
+    kind = "sparse" if sparse else next((k for k in ("meta", "quantized") if getattr(tensor, f"is_{k}", False)), None)
+    if kind is not None:
+        raise InputError(f"{what}: this tensor is {kind}, so its numbers cannot be read; give a plain one with values")
+
+
+def takes(function: object, *names: str) -> bool:
+    """Whether `function` can be called with arguments of these names in this order; what has no signature, as some
+    functions written in C, is taken to."""
+    if not callable(function):
+        return False
+    try:
+        signature(function).bind(*names)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
+
+
+def optional(name: str, value: object, kind: type) -> None:
+    """Raise InputError for what is neither None nor of this kind."""
+    if value is not None and not isinstance(value, kind):
+        raise InputError(f"{name}={shown(value)} must be a {kind.__name__}")
+
+
+def as_index(value: object) -> int | None:
+    """`value` as an int; None for anything else, a bool, also one in an array or tensor, too."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or str(getattr(value, "dtype", "")) in _BOOLS:
+        return None
+    try:
+        return operator.index(value)
+    except (TypeError, ValueError, RuntimeError):  # a tensor of floats, of several numbers, of the device meta
+        return None
+
+
+_BOOLS = ("bool", "torch.bool")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_sequence(of: type) -> Callable[[object], bool]:
+    def check(value: object) -> bool:
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
+            return False
+        every = (
+            (as_index(item) is not None for item in value) if of is int else (isinstance(item, of) for item in value)
+        )
+        return all(every)
+
+    return check
+
+
+#: One alternative of an annotation -> what it is called in a message, and its check.
+_KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "None": ("", lambda value: value is None),
+    "bool": ("True or False", lambda value: isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"),
+    "int": ("an integer", lambda value: -HUGE <= (as_index(value) or 0) < HUGE and as_index(value) is not None),
+    "float": ("a number", _is_number),
+    "str": ("a string", lambda value: isinstance(value, str)),
+    "Path": ("a path", lambda value: isinstance(value, PathLike)),
+    "Sequence[str]": ("a list of strings", _is_sequence(str)),
+    "Sequence[int]": ("a list of integers", _is_sequence(int)),
+    "Callable": ("a function", callable),
+}
+
+
+def _kinds(annotation: str) -> list[tuple[str, Callable[[object], bool]]] | None:
+    """The checks of the alternatives of an annotation; None where one of them is unknown here."""
+    names = ["Callable" if name.startswith("Callable[") else name for name in annotation.split(" | ")]
+    if annotation.startswith("Callable[") and annotation.count("Callable[") == 1:  # whose arguments may have a `|`
+        names = ["Callable", *(["None"] if annotation.endswith("] | None") else [])]
+    return [_KINDS[name] for name in names] if all(name in _KINDS for name in names) else None
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which raises an InputError in one line for an argument of a type that its annotation does not name,
+    and an ArgumentError, with what to write, for a keyword that it does not have.
+
+    Annotations of other types than those in `_KINDS` are left to the function.  A wrong number of arguments stays
+    Python's own TypeError.
+    """
+    parameters = signature(function).parameters
+    known = [name for name in parameters if name not in ("self", "cls")]
+    checks = {name: _kinds(str(parameter.annotation)) for name, parameter in parameters.items()}
+    order = tuple(parameters)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    title = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in checks and not takes_any:
+                raise ArgumentError(f"{title} has no argument {name!r}{of_argument(name, known)}")
+        for name, value in (*zip(order, args, strict=False), *kwargs.items()):
+            kinds = checks.get(name)
+            if kinds is not None and not any(fits(value) for _, fits in kinds):
+                _refuse(title, name, value, [wanted for wanted, _ in kinds if wanted])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _refuse(title: str, name: str, value: object, wanted: Collection[str]) -> None:
+    if wanted == ["an integer"]:
+        integer(name, value)  # says what is wrong with a huge one
+    instead = hint(f"{title} {name}", WRONG_TYPE, ())
+    raise InputError(f"{name}={shown(value)} must be {' or '.join(wanted)}{instead}")
+
+
+def checked_methods(cls: C) -> C:
+    """The class, with `checked` around its public methods and its constructor, those of its bases included."""
+    for name in dir(cls):
+        method = getattr_static(cls, name)
+        own_constructor = name == "__init__" and isfunction(method)
+        if name.startswith("_") and not own_constructor:
+            continue
+        if isinstance(method, classmethod):
+            setattr(cls, name, classmethod(checked(method.__func__)))
+        elif isfunction(method):
+            setattr(cls, name, checked(method))
+    return cls

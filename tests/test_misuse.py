@@ -1,0 +1,117 @@
+"""Misuses of the public API: each is refused in one line of a TriptychError, and none is accepted in silence."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import cli_models
+import tiny
+import triptych
+from hub_encoders import HUB
+from triptych import probe
+from triptych.checkpoints.convert import convert
+from triptych.errors import TriptychError
+from triptych.generate import Engine, forbid
+from triptych.model import Model, create, load
+from triptych.text import word_tokenizer
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+LINES = Path(__file__).with_name("misuses.txt").read_text(encoding="utf-8").splitlines()
+RIGHT = [line.removeprefix("right: ") for line in LINES if line.startswith("right: ")]
+MISUSES = [line.partition("  ## ")[::2] for line in LINES if line and not line.startswith(("#", "right: "))]
+#: Calls with the wrong number of arguments, of which Python itself says so.
+WRONG_NUMBER = (
+    "m.generate(['a'], 5)", "m.generate()", "m.steer()", "Read()", "Edit('embed')", "attend(q4, q4)",
+    "triptych.window()", "triptych.causal(5)", "m.steer('a', 'b')", "triptych.train(m, ['texts'])", "m.eval(5)",
+    "triptych.train()", "create(LlamaConfig=1, config=llama)",
+)  # fmt: skip
+
+
+def busy(model: Model) -> Engine:
+    """An engine in the middle of another text."""
+    engine = model.engine()
+    pieces = model.stream("a", max_new_tokens=60, engine=engine)
+    next(pieces)
+    BUSY.append(pieces)
+    return engine
+
+
+BUSY: list[Any] = []
+
+
+def names(folder: Path) -> dict[str, Any]:
+    """What the lines of misuses.txt speak of: models of each layout, with tokenizers, and values of odd kinds."""
+    words = word_tokenizer(cli_models.WORDS, 90)
+    bert = {**cli_models.BERT, "vocab_size": words.vocab_size, "pad_token_id": words.pad_id}
+    heads = {"c": "SequenceClassification", "t": "TokenClassification", "q": "QuestionAnswering"}
+    labelled = {name: create({**bert, "architectures": [f"BertFor{head}"]}, words) for name, head in heads.items()}
+    (folder / "notes").mkdir()
+    (folder / "notes" / "a.txt").write_text("the old mill stands where the river bends\n")
+    both = load(cli_models.checkpoint("encoder-decoder"))
+    with warnings.catch_warnings(action="ignore"):  # torch is about to remove such tensors
+        quantized = torch.quantize_per_tensor(torch.ones(1, 3), 1.0, 0, torch.quint8)
+    return {
+        **vars(triptych), **{name: getattr(triptych, name) for name in triptych.__all__},
+        "triptych": triptych, "probe": probe, "torch": torch, "np": np, "Path": Path, "nan": math.nan, "inf": math.inf,
+        "m": load(cli_models.checkpoint("decoder")), "e": load(cli_models.checkpoint("encoder")), "b": both,
+        "x": Model(tiny.decoder()), "w": create(HUB["openai/whisper-tiny"], both.tokenizer),
+        "v": create(HUB["google/vit-base-patch16-224-in21k"]), **labelled,
+        "tok": load(cli_models.checkpoint("decoder")).tokenizer, "files": cli_models.checkpoint("decoder"),
+        "out": folder, "notes": folder / "notes", "llama": {**cli_models.LLAMA, "vocab_size": 40},
+        "q4": torch.ones(1, 2, 4, 8), "quantized": quantized, "busy": busy, "convert": convert, "forbid": forbid,
+    }  # fmt: skip
+
+
+def problem(code: str, values: dict[str, Any], hint: str = "") -> str:
+    """What is wrong with how a misuse is answered; empty where it is answered well."""
+    try:
+        result = eval(code, dict(values))
+    except TriptychError as error:
+        line = str(error)
+        return "" if line and "\n" not in line and len(line) < 500 and hint in line else f"message: {line!r}"
+    except TypeError as error:
+        counted = "positional argument" in str(error) or "missing" in str(error)
+        return "" if counted and code.replace('"', "'") in WRONG_NUMBER else f"TypeError: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return f"accepted: {result!r:.60}"
+
+
+@pytest.fixture(scope="module")
+def values(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    yield names(tmp_path_factory.mktemp("misuse"))
+    for pieces in BUSY:
+        pieces.close()
+
+
+def test_there_are_misuses_of_everything_public(values: dict[str, Any]) -> None:
+    """The list has 300 and more, none twice, and at least one of each public function and method."""
+    lines = [code for code, _ in MISUSES]
+    assert len(lines) == len(set(lines)) > 900
+    functions = {name for name in triptych.__all__ if callable(getattr(triptych, name)) and not name.endswith("Error")}
+    results = {"Generation", "Trace", "Mask"}  # classes that are not made by their constructor
+    for name in functions - results:
+        assert any(f"{name}(" in line for line in lines), name
+    without_arguments = {"draw", "parameters", "eval", "check_words", "trained", "note_on_vectors"}
+    for name in {name for name in vars(type(values["m"])) if not name.startswith("_")} - without_arguments:
+        if callable(getattr(values["m"], name, None)):
+            assert any(f".{name}(" in line for line in lines), name
+
+
+def test_each_misuse_is_refused_in_one_line(values: dict[str, Any]) -> None:
+    wrong = {code: answer for code, hint in MISUSES if (answer := problem(code, values, hint))}
+    assert not wrong, "\n".join(f"{code}: {answer}" for code, answer in wrong.items())
+
+
+@pytest.mark.parametrize("code", RIGHT)
+def test_what_is_right_is_not_refused(values: dict[str, Any], code: str) -> None:
+    """The control of the list: the same calls with values that are usable, in each form that is."""
+    eval(code, dict(values))
