@@ -237,12 +237,6 @@ def chunks(runs: Sequence[EditedRun], batch_tokens: int = BATCH_TOKENS) -> Itera
         yield runs[first:]
 
 
-def check_batch_tokens(batch_tokens: object) -> None:
-    """Raise InputError for anything but an integer of at least 1."""
-    if isinstance(batch_tokens, bool) or not isinstance(batch_tokens, int) or batch_tokens < 1:
-        raise InputError(f"batch_tokens={shown(batch_tokens)} must be an integer of at least 1")
-
-
 def forward(
     model: ProbedModel, runs: Sequence[EditedRun], read: Reads = (), wrap: Callable[[Taps], Taps] = lambda taps: taps,
     *, touched: Collection[str] = (), margin: float = 0.0,

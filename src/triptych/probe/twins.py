@@ -22,13 +22,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from triptych.arguments import integer
 from triptych.attention import AttendPlan, ContentBias, Rows
 from triptych.nn import Taps
 from triptych.nn.feedforward import MoE
 from triptych.nn.weights import PackedWeight
 from triptych.probe.metric import MetricFunction
-from triptych.probe.prompts import Change, EditedRun, ProbedModel, Prompt, check_batch_tokens, differ, forward
-from triptych.program.changes import Structure
+from triptych.probe.prompts import Change, EditedRun, ProbedModel, Prompt, differ, forward
+from triptych.program.changes import refusal
 from triptych.spec.model import ModelSpec
 
 TOGETHER = 128  # tokens of a forward on a CPU, where more are hardly faster; elsewhere `batch_tokens`
@@ -89,7 +90,7 @@ class TwinRuns:
         self, model: ProbedModel, prompt: Prompt, at: int | None, sites: Sequence[Collection[str]], batch_tokens: int,
         shared: Mapping[str, Change] | None = None,
     ) -> None:  # fmt: skip
-        check_batch_tokens(batch_tokens)
+        integer("batch_tokens", batch_tokens, 1)
         self.model, self.prompt, self.at, self.shared = model, prompt, at, dict(shared or {})
         self.touched = {site for of_run in sites for site in of_run}.union(self.shared)
         if model.module.device.type == "cpu":
@@ -100,7 +101,7 @@ class TwinRuns:
         self.forwards = [order[first : first + self.rows] for first in range(0, len(order), self.rows)]
         self.place = {run: place for numbers in self.forwards for place, run in enumerate(numbers)}
         wanted = {f"{prefix}blocks.{block - 1}" for numbers in self.forwards for prefix, block in self._below(numbers)}
-        self.wanted = wanted if wanted and Structure(model.module).refusal() is None else set()
+        self.wanted = wanted if wanted and refusal(model.module) is None else set()
         self.outputs: dict[str, Tensor] = {}  # what the wanted blocks gave in the twin
 
     def _below(self, numbers: Sequence[int]) -> list[tuple[str, int]]:
