@@ -22,7 +22,7 @@ from triptych.cli import main
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.explain import EXAMPLES, TOLERANCE, Shown, Step, Walk, explain, explain_cache, worked
-from triptych.explain.reference_ops import REFERENCE, parsed
+from triptych.explain.reference_ops import NOT_REFERENCE, REFERENCE, parsed
 from triptych.explain.steps import Printed, number, relative_difference
 from triptych.model import Model, create, load
 from triptych.nn.positions import Rope
@@ -241,11 +241,9 @@ def test_a_block_outside_the_table_is_refused_with_the_reason() -> None:
 def test_every_operation_of_the_table_is_recomputed_or_refused() -> None:
     """By a function or by its equation; the others are shown in several steps, as constants, or refused with their
     model."""
-    elsewhere = {"embedding", "sinusoids", "rotation_cos", "rotation_sin", "attend", "experts", "extend"}
-    biases = {"alibi_bias", "t5_bias", "disentangled_bias", "reached_table", "reached_row"}
     by_equation = {name for name, operation in ops.OPERATIONS.items() if parsed(operation.equation) is not None}
     assert {"relu", "silu", "tanh", "scale", "shift", "softcap", "add", "multiply"} <= by_equation
-    assert set(ops.OPERATIONS) - set(REFERENCE) - by_equation == elsewhere | biases | {"patches"}
+    assert set(ops.OPERATIONS) - set(REFERENCE) - by_equation == set(NOT_REFERENCE)
 
 
 # ---------------------------------------------------------------- where it ends

@@ -104,7 +104,17 @@ REFERENCE: dict[str, Callable[..., Tensor]] = {
     "split_heads": split_heads, "merge_heads": lambda x: torch.cat(list(x), dim=-1), "gelu": gelu,
     "l2_normalize": l2_normalize, "cast": lambda x, dtype: x,
 }  # fmt: skip
-"""By the name of an operation in `triptych.ops`; `attend` and `experts` are recomputed in several steps."""
+"""By the name of an operation in `triptych.ops`."""
+
+_PRINTED = "printed as what it gives these tokens, and not computed again"
+_IN_STEPS = "computed again in several steps of its own (`attending.py`, `from_program.py`, `position_bias.py`)"
+NOT_REFERENCE: dict[str, str] = {
+    **dict.fromkeys(("embedding", "sinusoids", "rotation_cos", "rotation_sin"), _PRINTED),
+    **dict.fromkeys(("attend", "extend", "experts", "alibi_bias", "t5_bias", "disentangled_bias"), _IN_STEPS),
+    **dict.fromkeys(("reached_table", "reached_row"), _IN_STEPS),
+    "patches": "it explains texts and sounds, not images",
+}
+"""Why an operation has no function here, by its name."""
 
 
 def run(op: str, tensors: Mapping[str, Tensor], attributes: Mapping[str, Any]) -> Tensor:
