@@ -15,6 +15,7 @@ from triptych import attention, spec
 from triptych.attention import dispatch, mask_lowering, mechanisms, reference
 from triptych.attention.request import AttentionRequest
 from triptych.nn import positions
+from triptych.ops import OPERATIONS
 from triptych.page import Curve, TableSection
 from triptych.spec.masks import Mask, causal, full
 from triptych_lectures import labs

@@ -28,7 +28,7 @@ def kinds_of(spec: ModelSpec) -> KindProgram:
 def row_flops(kinds: KindProgram, tokens: int, cached: int, logits: int, source: int) -> dict[str, int]:
     """Of one forward of a row by part (`PARTS`): `tokens` new ones after `cached`, of which `logits` reach the head.
 
-    An encoder-decoder with nothing cached also runs its encoder over `source` tokens and projects their keys and values.
+    An encoder-decoder with nothing cached also runs its encoder over `source` tokens, and projects these once.
     """
     total: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
     spec = kinds.spec
@@ -46,7 +46,7 @@ def row_flops(kinds: KindProgram, tokens: int, cached: int, logits: int, source:
 
 
 def _of_stack(stack: StackSpec, tokens: int, keys: int) -> dict[str, int]:
-    """Numbers for the symbols of a stack's shapes.  Of logarithmic buckets of distance all are counted, as a row that is
+    """Numbers for the symbols of a stack's shapes.  All logarithmic buckets of distance are counted, as a row that is
     long enough needs them; of an image all tokens but the first are patches."""
     spans = [kind.position.span for kind in stack.kinds.values() if isinstance(kind.position, DisentangledSpec)]
     reached = max(0, min(2 * keys - 1, 2 * spans[0])) if spans else 0
