@@ -22,7 +22,7 @@ from triptych.cli import main
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.explain import EXAMPLES, TOLERANCE, Shown, Step, Walk, explain, explain_cache, worked
-from triptych.explain.again import AGAIN
+from triptych.explain.reference_ops import NOT_REFERENCE, REFERENCE, parsed
 from triptych.explain.steps import Printed, number, relative_difference
 from triptych.model import Model, create, load
 from triptych.nn.positions import Rope
@@ -239,10 +239,11 @@ def test_a_block_outside_the_table_is_refused_with_the_reason() -> None:
 
 
 def test_every_operation_of_the_table_is_recomputed_or_refused() -> None:
-    """Those without a recomputation are shown in several steps, as constants, or refused with their model."""
-    elsewhere = {"embedding", "sinusoids", "rotation_cos", "rotation_sin", "attend", "experts", "extend"}
-    biases = {"alibi_bias", "t5_bias", "disentangled_bias", "reached_table", "reached_row"}
-    assert set(ops.OPERATIONS) - set(AGAIN) == elsewhere | biases | {"patches"}
+    """By a function or by its equation; the others are shown in several steps, as constants, or refused with their
+    model."""
+    by_equation = {name for name, operation in ops.OPERATIONS.items() if parsed(operation.equation) is not None}
+    assert {"relu", "silu", "tanh", "scale", "shift", "softcap", "add", "multiply"} <= by_equation
+    assert set(ops.OPERATIONS) - set(REFERENCE) - by_equation == set(NOT_REFERENCE)
 
 
 # ---------------------------------------------------------------- where it ends
@@ -433,7 +434,7 @@ def test_on_the_screen(layout: str, cache: bool, capsys: pytest.CaptureFixture[s
 
 
 def test_a_walk_that_does_not_follow_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.explain.again.softmax", lambda s, sinks=None: s.softmax(-2))
+    monkeypatch.setattr("triptych.explain.reference_ops.softmax", lambda s, sinks=None: s.softmax(-2))
     assert main(["explain", "--example", "L2.1"]) == 1
     out = capsys.readouterr().out
     assert "the recomputation differs by" in out

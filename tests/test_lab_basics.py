@@ -15,6 +15,7 @@ from triptych import attention, spec
 from triptych.attention import dispatch, mask_lowering, mechanisms, reference
 from triptych.attention.request import AttentionRequest
 from triptych.nn import positions
+from triptych.ops import OPERATIONS
 from triptych.page import Curve, TableSection
 from triptych.spec.masks import Mask, causal, full
 from triptych_lectures import labs
@@ -164,7 +165,8 @@ def test_heads_vs_width_with_heads_of_full_width(monkeypatch: pytest.MonkeyPatch
 
 
 def test_heads_vs_width_with_a_miscount(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.count.flops._scores", lambda attn, queries, keys: 2 * queries * keys * attn.heads)
+    attend = replace(OPERATIONS["attend"], flops=lambda shapes, out, how: 2 * out[0] * shapes["k"][0] * out[1])
+    monkeypatch.setitem(OPERATIONS, "attend", attend)
     assert failed("heads-vs-width") == "counted from the spec and measured: largest difference"
 
 

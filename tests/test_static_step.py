@@ -111,8 +111,8 @@ RUN = _StaticRun.run
 
 
 def test_a_rotation_of_other_positions_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(static_plan._STATIC, "rotation_cos", _of_position_zero)
-    monkeypatch.setitem(static_plan._STATIC, "rotation_sin", _of_position_zero)
+    monkeypatch.setitem(static_plan.STATIC, "rotation_cos", _of_position_zero)
+    monkeypatch.setitem(static_plan.STATIC, "rotation_sin", _of_position_zero)
     assert StaticRun(tiny.decoder()).gap(STEPS) > 100 * EXACT
 
 

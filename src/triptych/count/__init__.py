@@ -2,7 +2,7 @@
 
 from triptych.count.activations import activation_numbers
 from triptych.count.counts import DTYPES, PARTS, Count, count, read_in_a_step
-from triptych.count.flops import visible
+from triptych.count.spans import visible
 from triptych.count.speed import Prediction, predict
 from triptych.count.training import (
     MAX_LOGITS,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from triptych.count.flops import span_of
+from triptych.count.spans import span_of
 from triptych.spec import (
     AttentionSpec,
     ClassHeadSpec,

@@ -1,4 +1,4 @@
-"""Parameters, bytes and FLOPs of a model from its spec alone: no weights, no torch."""
+"""Parameters, bytes and FLOPs of a model from its spec alone: no weights, and no torch but for FLOPs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from math import prod
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from triptych.count.flops import head_flops, kv_width, span_of, stack_flops
+from triptych.count.flops import kinds_of, row_flops
+from triptych.count.spans import kv_width, span_of
 from triptych.count.training import TrainingMemory, TrainingRow, activation_bytes
 from triptych.errors import InputError, nearest
 from triptych.mapping.gguf_types import TYPES
@@ -24,6 +26,9 @@ from triptych.spec import (
     T5BucketsSpec,
 )
 from triptych.spec.parts import TableSpec
+
+if TYPE_CHECKING:
+    from triptych.program.kinds import KindProgram
 
 # Bytes of one number.  Packed formats store blocks with their scales: Q4_0 keeps 32 numbers in 18 bytes.
 _PACKED = ("q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0")
@@ -108,16 +113,13 @@ class Count:
         """Matmul FLOPs of one forward of a row: `tokens` new ones after `cached`, by part.
 
         `logits` is how many places the head runs on, all new ones when None.  An encoder-decoder with nothing cached
-        also runs its encoder over `source` tokens and projects their keys and values once.
+        also runs its encoder over `source` tokens and projects their keys and values once.  Needs torch.
         """
-        total: Counter[str] = Counter(projections=0, scores=0, mlp=0, head=0)
-        spec = self.spec
-        if spec.encoder is not None and not (spec.decoder is not None and cached):
-            total.update(stack_flops(spec.encoder, tokens if spec.decoder is None else source, 0, 0))
-        if spec.decoder is not None:
-            total.update(stack_flops(spec.decoder, tokens, cached, source))
-        total["head"] += head_flops(spec, tokens if logits is None else logits)
-        return dict(total)
+        return row_flops(self._kinds, tokens, cached, tokens if logits is None else logits, source)
+
+    @cached_property
+    def _kinds(self) -> KindProgram:
+        return kinds_of(self.spec)
 
     def prefill_flops(self, tokens: int, *, source: int = 0) -> int:
         """A prompt of `tokens`, logits at its end only."""

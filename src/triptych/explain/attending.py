@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from triptych.attention import attend_reference, attention_pattern, attention_scores
-from triptych.explain import again
+from triptych.explain import reference_ops
 from triptych.explain.steps import Printed, Shown, Step
 from triptych.spec import Mask, full
 from triptych.spec.masks import Full, Points, mask_text
@@ -83,7 +83,7 @@ class Attending:
             "s = q kᵀ",
             "One dot product for each query and key: the larger, the more weight the key gets." + grouping,
             [self._matrix("products", "s", self._scored(scale=1.0))],
-            lambda g: g[q] @ again.grouped(g[k], self.heads).mT,
+            lambda g: g[q] @ reference_ops.grouped(g[k], self.heads).mT,
         )
 
     def _scale(self) -> Step:
@@ -142,7 +142,7 @@ class Attending:
             formula,
             "Each row becomes weights that sum to 1." + self._largest_weight(value),
             [self._matrix("pattern", "p", value)],
-            lambda g: again.softmax(g[scores], None if self.sinks is None else g[sink]),
+            lambda g: reference_ops.softmax(g[scores], None if self.sinks is None else g[sink]),
             uses,
         )
 
@@ -159,7 +159,7 @@ class Attending:
             "z = p v",
             "The values of all keys, added with these weights.",
             [width],
-            lambda g: g[pattern] @ again.grouped(g[v], self.heads),
+            lambda g: g[pattern] @ reference_ops.grouped(g[v], self.heads),
         )
 
     @property

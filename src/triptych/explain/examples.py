@@ -18,7 +18,7 @@ from triptych import families, nn, spec
 from triptych.attention import attend, attention_pattern
 from triptych.count import count
 from triptych.errors import InputError, nearest
-from triptych.explain import again, examples_by_hand
+from triptych.explain import examples_by_hand, reference_ops
 from triptych.explain.example_steps import REFERENCE, Example, attention_steps, inputs_step, matrix, printed_step
 from triptych.explain.steps import Again, Printed, Shown, Step, Walk
 from triptych.explain.walking import explain
@@ -113,7 +113,7 @@ def _entropy() -> Example:
         entropy = Shown(f"entropy, {name}", "H", "·", _row_entropy(pattern.value))
 
         def weights(g: Printed, scale: float = scale, size: int = size) -> list[Tensor]:
-            return [again.softmax(g["Q"] @ g["K"].T * scale), torch.ones(size)]
+            return [reference_ops.softmax(g["Q"] @ g["K"].T * scale), torch.ones(size)]
 
         def mean(g: Printed, of: str = pattern.name) -> Tensor:
             return _row_entropy(g[of])

@@ -10,7 +10,7 @@ import torch
 
 from triptych import spec
 from triptych.attention import attention_pattern
-from triptych.explain import again
+from triptych.explain import reference_ops
 from triptych.explain.example_steps import REFERENCE, Example, attention_steps, inputs_step, matrix, printed_step
 from triptych.explain.steps import Shown, Step, number
 from triptych.spec.masks import Points
@@ -26,7 +26,7 @@ def four_tokens() -> Example:
     q, k, v = (matrix(one.symbol[-1], f"N {one.letters[0]}", x.value @ one.value.T) for one in w)
     project = Step(
         "Projections", "Projections", "Q = X W_Qᵀ,  K = X W_Kᵀ,  V = X W_Vᵀ", "Rows of each W are outputs.", [q, k, v],
-        lambda g: [again.linear(g["X"], g[one.name], None) for one in w],
+        lambda g: [reference_ops.linear(g["X"], g[one.name], None) for one in w],
     )  # fmt: skip
     every = "All keys are [1, 1], so every query scores all of them alike: each weight a quarter, each output the mean."
     figures = [
@@ -95,7 +95,7 @@ def drawn_by_numpy() -> Example:
 def _softmax(scores: Sequence[float], figures: Sequence[float], why: str) -> Example:
     s = matrix("s", "T S", [scores])
     p = Shown("pattern", "p", "T S", s.value.softmax(-1))
-    step = Step("Softmax", "Softmax", "p = exp(s) / Σ exp(s)", why, [p], lambda g: again.softmax(g["s"]))
+    step = Step("Softmax", "Softmax", "p = exp(s) / Σ exp(s)", why, [p], lambda g: reference_ops.softmax(g["s"]))
     expected = printed_step("pattern", "p", "T S", [figures], "To the digits shown.", part=REFERENCE)
     return [inputs_step("One row of scores.", s), step, expected], ", ".join(map(number, p.value[0].tolist()))
 
@@ -116,9 +116,9 @@ def equal_scores() -> Example:
     steps = [
         inputs_step("One row of scores with a tie.", s),
         Step("Softmax", "Softmax", "p = softmax(s)", "Equal scores get equal weights, however large they are.",
-             [sharp], lambda g: again.softmax(g["s"])),
+             [sharp], lambda g: reference_ops.softmax(g["s"])),
         Step("Softmax", "Softmax over √64", "p = softmax(s / √64)", "Divided, the others keep a little.",
-             [soft], lambda g: again.softmax(g["s"] / 8)),
+             [soft], lambda g: reference_ops.softmax(g["s"] / 8)),
         printed_step("p", "p", "T S", [[0, 0.5, 0, 0.5]], "The lecture prints [0, .55, 0, .45], which is wrong.",
                  part=REFERENCE),
     ]  # fmt: skip
@@ -146,6 +146,6 @@ def masks() -> Example:
         Step("Masks", "Both", "m = causal + padding", "What either hides is hidden.",
              [hidden(spec.causal() & spec.keys(3), "both")], lambda g: g["causal"] + g["padding"]),
         Step("Softmax", "Equal scores", "p = softmax(0 + m)", "With nothing to prefer, each row shares what it sees.",
-             [pattern], lambda g: again.softmax(g["both"])),
+             [pattern], lambda g: reference_ops.softmax(g["both"])),
     ]  # fmt: skip
     return steps, "causal hides the upper triangle, padding a column"

@@ -8,7 +8,7 @@ from itertools import product
 
 from torch import Tensor
 
-from triptych.explain.again import run
+from triptych.explain.reference_ops import run
 from triptych.explain.steps import Printed
 from triptych.program import Entry, Instruction
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from triptych import nn
 from triptych.attention import NULL_CACHE, EncoderOutput, Rows, rope_angles
-from triptych.explain import again, words
+from triptych.explain import reference_ops, words
 from triptych.explain.attending import Attending, ForwardValues
 from triptych.explain.expressions import Applied, Computed, computed, constant_name, evaluate
 from triptych.explain.formula import formula, parameter_symbol
@@ -274,7 +274,7 @@ class StepBuilder:
             part, "Choice",
             f"e, w = the {top} largest of softmax({self.symbols[router]})" + ",  w ← w / Σ w" * how["normalize"],
             f"Each token goes through {top} of {how['count']} experts.", [chosen, shares],
-            lambda g: again.choice(g[router], top, how["normalize"]),
+            lambda g: reference_ops.choice(g[router], top, how["normalize"]),
         )  # fmt: skip
         makes = self.value(one)
         weighted = f"Σ w · expert_e({self.symbols[entered]})"
@@ -300,7 +300,7 @@ class StepBuilder:
             names = {key: name.replace(".experts.0.", f".experts.{number}.") for key, name in step.weights.items()}
             weights = {key: exact(self.at.weights[name].cpu()) for key, name in names.items()}
             inputs = {key: values[label] for key, label in step.inputs.items()}
-            values[step.out[0]] = again.run(step.op, inputs | weights, step.attributes)
+            values[step.out[0]] = reference_ops.run(step.op, inputs | weights, step.attributes)
         return values[entry.outputs[0]]
 
     def blocks(self, part: str, first: int, end: int, before: str, after: str) -> Step:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triptych.explain import again
+from triptych.explain import reference_ops
 from triptych.explain.expressions import Applied, computed, evaluate
 from triptych.explain.formula import formula
 from triptych.explain.from_program import OUT, StepBuilder
@@ -132,7 +132,7 @@ def _candidates(model: Model, logits: Tensor) -> Step:
     )
     return Step(
         OUT, "Candidates", "p = softmax(l),  p at τ = softmax(l / τ)", why.strip(), [shown],
-        lambda g: table(g["logits"], again.softmax(g["logits"]), again.softmax(g["logits"] / WARM)),
+        lambda g: table(g["logits"], reference_ops.softmax(g["logits"]), reference_ops.softmax(g["logits"] / WARM)),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.attention import alibi_slopes, t5_bucket
-from triptych.explain import again
+from triptych.explain import reference_ops
 from triptych.explain.attending import Bias
 from triptych.explain.expressions import Applied
 from triptych.explain.formula import equation
@@ -69,8 +69,8 @@ def _disentangled(
     def once_more(g: Printed) -> Tensor:
         terms = []
         for key, vector in vectors.items():
-            pairs = again.grouped(g[vector.name], heads)[:, g[row.name]]  # [H, T, S, K]
-            word = again.grouped(g[words[key]], heads)
+            pairs = reference_ops.grouped(g[vector.name], heads)[:, g[row.name]]  # [H, T, S, K]
+            word = reference_ops.grouped(g[words[key]], heads)
             terms.append((pairs * (word[:, :, None] if key == "pos_k" else word[:, None])).sum(-1))
         return torch.stack(terms).sum(0)
 

@@ -82,7 +82,7 @@ class _Run:
     def result(self, step: Instruction) -> Any:
         inputs = {key: self.values[name] for key, name in step.inputs.items()}
         weights = {key: self.weights[name] for key, name in step.weights.items()}
-        special = _SPECIAL.get(step.op)
+        special = SPECIAL.get(step.op)
         if special is not None:
             return special(self, step, inputs, weights)
         return run_operation(step, inputs, weights, self.rows)
@@ -199,11 +199,12 @@ class _Numbered(Mapping[str, Tensor]):
         return len(self.weights)
 
 
-_SPECIAL: dict[str, Callable[[_Run, Instruction, dict[str, Any], Weights], Any]] = {
+SPECIAL: dict[str, Callable[[_Run, Instruction, dict[str, Any], Weights], Any]] = {
     "site": _Run.site, "module": _Run.module, "conv1d": _Run.conv1d, "experts": _Run.experts,
     "reached_table": _Run.reached_table, "reached_row": _Run.placed_bias, "alibi_bias": _Run.placed_bias,
     "t5_bias": _Run.placed_bias, "disentangled_bias": _Run.content_bias, "extend": _Run.extend, "attend": _Run.attend,
 }  # fmt: skip
+"""Operations that are more in a program than their function of tensors, by name."""
 
 
 def interpret(

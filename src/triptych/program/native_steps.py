@@ -7,7 +7,7 @@ floating-point types, since the executor computes in fp32) become other names of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -30,9 +30,10 @@ from triptych.program.program import Entry, Instruction, Program
 from triptych.spec.masks import Full
 from triptych.spec.positions import LongRope
 
-_MAPS = {"silu": Function.SILU, "relu": Function.RELU, "tanh": Function.TANH}
-_NUMBERS = {"scale": (Function.SCALE, "factor"), "shift": (Function.SHIFT, "offset"),
-            "softcap": (Function.SOFTCAP, "cap")}  # fmt: skip
+# A function of every number of a vector, and which attribute is its factor.
+_MAPS = {"silu": (Function.SILU, ""), "relu": (Function.RELU, ""), "tanh": (Function.TANH, ""),
+         "scale": (Function.SCALE, "factor"), "shift": (Function.SHIFT, "offset"),
+         "softcap": (Function.SOFTCAP, "cap")}  # fmt: skip
 _ALIASES = ("site", "split_heads", "merge_heads", "cast")
 
 
@@ -62,9 +63,7 @@ class StepMaker:
         """The steps of `decode` and `unembed`.  Raises NotNative, naming what the executor lacks."""
         self._check_lowered()
         entry = self.program.entries["decode"]
-        values: dict[str, Any] = {
-            "positions": Positions(), "ids": "ids", "token_types": "types", "row_ends": "ends",
-        }  # fmt: skip
+        values: dict[str, Any] = {"ids": "ids", "token_types": "types", "row_ends": "ends", "positions": Positions()}
         if "cross_kv" in self.program.entries:
             for i, name in enumerate(self.program.entries["cross_kv"].outputs):
                 values[name] = StoredKeys(len(self.windows) + i // 2, None, int(entry.values[name].shape[-1]))
@@ -172,19 +171,13 @@ class _Walk:
     activations: dict[Vector, tuple[PlanStep, str]] = field(default_factory=dict)
 
     def result(self, step: Instruction) -> Any:
-        method = getattr(self, f"_{step.op}", None)
-        if step.op in _ALIASES:
-            return self.values[step.inputs["x"]]
-        if step.op in _MAPS:
-            return self._map(step, _MAPS[step.op])
-        if step.op in _NUMBERS:
-            return self._number(step)
-        if step.op in ("alibi_bias", "t5_bias"):
-            kind, how = "bias both ways" if self.maker.encoding else "bias", tuple(sorted(step.attributes.items()))
-            return PlanTable(kind, self._name(step.weights["weight"]) if step.weights else "", (step.op, how))
-        if method is None:
+        if step.op not in NATIVE:
             raise NotNative(f"the native step has no operation {step.op}")
-        return method(step)
+        return NATIVE[step.op](self, step)
+
+    def _bias(self, step: Instruction) -> PlanTable:
+        kind, how = "bias both ways" if self.maker.encoding else "bias", tuple(sorted(step.attributes.items()))
+        return PlanTable(kind, self._name(step.weights["weight"]) if step.weights else "", (step.op, how))
 
     def _name(self, weight: str) -> str:
         for old, new in self.names.items():
@@ -201,12 +194,9 @@ class _Walk:
         """Numbers of one vector of a value, of which a token has one per head."""
         return int(self.entry.values[name].shape[-1])
 
-    def _new(self, width: int) -> Vector:
-        return Vector(width, self.over)
-
     def _embedding(self, step: Instruction) -> Vector:
         weight, ids = self._name(step.weights["weight"]), self.values[step.inputs["ids"]]
-        out = self._new(int(self.maker.program.weights[weight][1]))
+        out = Vector(int(self.maker.program.weights[weight][1]), self.over)
         if isinstance(ids, Positions):
             return self.maker.look_up(out, PlanTable("plain", weight), Index.POSITIONS, ids.shift)
         if ids == "types":  # no call has any, so all are type 0
@@ -219,14 +209,14 @@ class _Walk:
         how = tuple(step.attributes[key] for key in ("width", "theta", "layout"))
         if self.values[step.inputs["positions"]] != Positions():
             raise NotNative(f"sinusoids of {step.inputs['positions']}")
-        return self.maker.look_up(self._new(how[0]), PlanTable("sinusoids", how=how), Index.POSITIONS)
+        return self.maker.look_up(Vector(how[0], self.over), PlanTable("sinusoids", how=how), Index.POSITIONS)
 
     def _linear(self, step: Instruction) -> Vector:
         x, weight = self._vector(step.inputs["x"]), self._name(step.weights["weight"])
         rows, columns = self.maker.program.weights[step.weights["weight"]]  # one shape in all experts
         if columns != x.width:
             raise NotNative(f"{weight} acts on each head of {step.inputs['x']}")
-        out, reads, packed = self._new(int(rows)), {"input": x}, weight in self.maker.packed
+        out, reads, packed = Vector(int(rows), self.over), {"input": x}, weight in self.maker.packed
         bf16 = self.maker.bf16 == "all" or (self.maker.bf16 == "packed" and packed)
         tables = {"weight": PlanTable("tiles" if self.maker.bf16 == "all" else "matrix", weight)}
         if "bias" in step.weights:
@@ -240,33 +230,28 @@ class _Walk:
 
     def _norm(self, step: Instruction, op: Op, eps: float, offset: float) -> Vector:
         x, width = self._vector(step.inputs["x"]), self._width(step.inputs["x"])
-        out = self._new(x.width)
+        out = Vector(x.width, self.over)
         tables = {key: PlanTable("vector", self._name(name)) for key, name in step.weights.items()}
         self.maker.add(op, out, {"input": x}, tables, width=width, heads=x.width // width, eps=eps, offset=offset)
         return out
-
-    def _layer_norm(self, step: Instruction) -> Vector:
-        return self._norm(step, Op.LAYER_NORM, step.attributes["eps"], 0.0)
 
     def _rms_norm(self, step: Instruction) -> Vector:
         eps = step.attributes.get("eps")
         eps = torch.finfo(torch.float32).eps if eps is None else eps
         return self._norm(step, Op.RMS_NORM, eps, step.attributes.get("offset", 0.0))
 
-    def _rotation_cos(self, step: Instruction) -> Angles:
+    def _angles(self, step: Instruction) -> Angles:
         spec, dtype = step.attributes["spec"], step.attributes.get("dtype", "float32")
         if self.values[step.inputs["positions"]] != Positions() or dtype != "float32":
             raise NotNative(f"angles of {step.inputs['positions']} in {dtype}")
         return Angles(spec)
-
-    _rotation_sin = _rotation_cos
 
     def _rotate(self, step: Instruction) -> Vector:
         x, width = self._vector(step.inputs["x"]), self._width(step.inputs["x"])
         angles, sines = self.values[step.inputs["cos"]], self.values[step.inputs["sin"]]
         if not isinstance(angles, Angles) or angles != sines:
             raise NotNative("a rotation by other angles than those of the positions")
-        spec, out = angles.spec, self._new(x.width)
+        spec, out = angles.spec, Vector(x.width, self.over)
         tables = {"table": PlanTable("rotation", how=spec)}
         pairing = Pairing.HALF if step.attributes["pairing"] == "half" else Pairing.INTERLEAVED
         numbers = {"width": width, "heads": x.width // width, "pairing": pairing}
@@ -276,23 +261,29 @@ class _Walk:
         self.maker.add(Op.ROTATE, out, {"input": x}, tables, **numbers)
         return out
 
-    def _map(self, step: Instruction, function: Function, factor: float = 0.0) -> Vector:
-        x = self._vector(step.inputs["x"])
-        out = self._new(x.width)
+    def apply(self, function: Function, x: Vector, factor: float = 0.0, name: str = "") -> Vector:
+        """A function of every number of x; `name` is that of the value, where a product may compute it."""
+        out = Vector(x.width, self.over)
         activation = self.maker.add(Op.MAP, out, {"input": x}, width=x.width, function=function, factor=factor)
-        self.activations[out] = activation, step.out[0]
+        self.activations[out] = activation, name
         return out
 
-    def _gelu(self, step: Instruction) -> Vector:
-        exact = step.attributes.get("approximate", "none") == "none"
-        return self._map(step, Function.GELU if exact else Function.GELU_TANH)
+    def product(self, x: Vector, y: Vector, function: Function = Function.NONE, factor: float = 0.0) -> Vector:
+        """A function of x times y, number by number."""
+        out = Vector(x.width, self.over)
+        self.maker.add(Op.MAP_MULTIPLY, out, {"input": x, "other": y}, width=x.width, function=function, factor=factor)
+        return out
 
-    def _number(self, step: Instruction) -> Vector | Positions:
-        function, key = _NUMBERS[step.op]
-        number, x = step.attributes[key], self.values[step.inputs["x"]]
+    def _map(self, step: Instruction) -> Vector | Positions:
+        function, key = _MAPS[step.op]
+        number, x = float(step.attributes[key]) if key else 0.0, self.values[step.inputs["x"]]
         if isinstance(x, Positions) and function is Function.SHIFT:
             return Positions(x.shift + int(number))
-        return self._map(step, function, float(number))
+        return self.apply(function, self._vector(step.inputs["x"]), number, step.out[0])
+
+    def _gelu(self, step: Instruction) -> Vector:
+        function = Function.GELU if step.attributes.get("approximate", "none") == "none" else Function.GELU_TANH
+        return self.apply(function, self._vector(step.inputs["x"]), name=step.out[0])
 
     def _both(self, step: Instruction) -> tuple[Vector, Vector]:
         x, y = (self._vector(step.inputs[key]) for key in ("x", "y"))
@@ -302,29 +293,26 @@ class _Walk:
 
     def _add(self, step: Instruction) -> Vector:
         x, y = self._both(step)
-        out = self._new(x.width)
+        out = Vector(x.width, self.over)
         self.maker.add(Op.ADD, out, {"input": x, "other": y}, width=x.width)
         return out
 
     def _multiply(self, step: Instruction) -> Vector:
         """An activation that only this product reads is computed in it."""
         x, y = self._both(step)
-        out, function, factor = self._new(x.width), Function.NONE, 0.0
-        if x in self.activations and self.uses[self.activations[x][1]] == 1 and x not in self.maker.out.kept:
-            activation = self.activations[x][0]
-            self.maker.out.steps.remove(activation)
-            x, factor = activation.reads["input"], activation.numbers["factor"]
-            function = Function(int(activation.numbers["function"]))
-        numbers: dict[str, Any] = {"width": out.width, "function": function, "factor": factor}
-        self.maker.add(Op.MAP_MULTIPLY, out, {"input": x, "other": y}, **numbers)
-        return out
+        if x not in self.activations or self.uses[self.activations[x][1]] != 1 or x in self.maker.out.kept:
+            return self.product(x, y)
+        activation = self.activations[x][0]
+        self.maker.out.steps.remove(activation)
+        function, factor = Function(int(activation.numbers["function"])), activation.numbers["factor"]
+        return self.product(activation.reads["input"], y, function, factor)
 
     def _extend(self, step: Instruction) -> StoredKeys:
         leaf = step.attributes["leaf"]
         new, width = self._vector(step.inputs[leaf]), self._width(step.inputs[leaf])
         stored = self.maker.stored
         if stored is not StoredType.F32:  # new keys are read as the cache gives them back later
-            out = self._new(new.width)
+            out = Vector(new.width, self.over)
             self.maker.add(Op.STORED, out, {"input": new}, width=width, heads=new.width // width, type=stored)
             new = out
         return StoredKeys(step.attributes["layer"], new, width)
@@ -338,7 +326,7 @@ class _Walk:
         if not isinstance(k, StoredKeys) or not isinstance(v, StoredKeys) or k.store != v.store:
             raise NotNative("attention to other keys than a cache's")
         heads, cross = q.width // width, k.new is None
-        out = self._new(heads * v.width)
+        out = Vector(heads * v.width, self.over)
         groups = int(self.entry.values[step.inputs["k"]].shape[1])
         if maker.encoding and how["mask"] != Full():
             raise NotNative(f"the native step has no mask {how['mask']} in an encoder")
@@ -381,12 +369,12 @@ class _Walk:
         if self.over is not Over.TOKENS:
             raise NotNative("experts of chosen tokens")
         count, entry = how["count"], how["expert"]
-        routes, total = self._new(scores.width), self._new(x.width)
+        routes, total = Vector(scores.width, self.over), Vector(x.width, self.over)
         numbers = {"experts": count, "top": how["top_k"], "normalized": int(how["normalize"]), "width": x.width}
         last = maker.add(Op.ROUTE, routes, {"input": scores}, **numbers)
         last.writes["sum"] = total
         for number in range(count):
-            taken, summed = Vector(x.width, Over.EXPERT), self._new(x.width)
+            taken, summed = Vector(x.width, Over.EXPERT), Vector(x.width, self.over)
             reads = {"input": x, "routes": routes}
             maker.add(Op.TAKE, taken, reads, experts=count, number=number, width=x.width).after.append(last)
             out = maker.entry(entry, {entry.inputs[0]: taken}, Over.EXPERT, {".experts.0.": f".experts.{number}."})
@@ -395,3 +383,14 @@ class _Walk:
             last.over, last.takes_over, last.forced = Over.EXPERT, "output", True
             total = summed
         return total
+
+
+# The steps of an operation, by its name.
+NATIVE: dict[str, Callable[[_Walk, Instruction], Any]] = {
+    **dict.fromkeys(_ALIASES, lambda walk, step: walk.values[step.inputs["x"]]), **dict.fromkeys(_MAPS, _Walk._map),
+    "layer_norm": lambda walk, step: walk._norm(step, Op.LAYER_NORM, step.attributes["eps"], 0.0),
+    "rms_norm": _Walk._rms_norm, "gelu": _Walk._gelu, "add": _Walk._add, "multiply": _Walk._multiply,
+    "embedding": _Walk._embedding, "linear": _Walk._linear, "experts": _Walk._experts, "sinusoids": _Walk._sinusoids,
+    "rotation_cos": _Walk._angles, "rotation_sin": _Walk._angles, "rotate": _Walk._rotate, "alibi_bias": _Walk._bias,
+    "t5_bias": _Walk._bias, "extend": _Walk._extend, "attend": _Walk._attend,
+}  # fmt: skip

@@ -82,19 +82,20 @@ class Program:
     def flops(self, entry: str, sizes: Mapping[str, int]) -> Counter[str]:
         """FLOPs of an entry by operation, for numbers in the place of `N`, `S`, `M`, `B`, `P`, `R`."""
         total: Counter[str] = Counter()
-        values = self.entries[entry].values
         for instruction in self.entries[entry].instructions:
-            operation = ops.OPERATIONS.get(instruction.op)
-            if operation is None:
-                continue
-            shapes = {name: _numbers(values[value].shape, sizes) for name, value in instruction.inputs.items()}
-            shapes |= {name: self.weights[weight] for name, weight in instruction.weights.items()}
-            if instruction.op == "experts":
-                total[instruction.op] += self._expert_flops(instruction, sizes)
-                continue
-            out = _numbers(values[instruction.out[0]].shape, sizes)
-            total[instruction.op] += operation.flops(shapes, out, instruction.attributes)
+            total[instruction.op] += self.flops_of(entry, instruction, sizes)
         return total
+
+    def flops_of(self, entry: str, instruction: Instruction, sizes: Mapping[str, int]) -> int:
+        """FLOPs of one instruction of an entry."""
+        if instruction.op == "experts":
+            return self._expert_flops(instruction, sizes)
+        operation, values = ops.OPERATIONS.get(instruction.op), self.entries[entry].values
+        if operation is None:
+            return 0
+        shapes = {name: _numbers(values[value].shape, sizes) for name, value in instruction.inputs.items()}
+        shapes |= {name: self.weights[weight] for name, weight in instruction.weights.items()}
+        return operation.flops(shapes, _numbers(values[instruction.out[0]].shape, sizes), instruction.attributes)
 
     def _expert_flops(self, instruction: Instruction, sizes: Mapping[str, int]) -> int:
         """Each token goes through `top_k` experts, all of one shape."""

@@ -37,6 +37,16 @@ _HIDDEN_BY_PLACE = Full()  # keys that a slot does not see stand at negative pos
 _MASKS = (Causal, Window, Full, BlockSparse)
 
 
+NOT_STATIC = {
+    "experts": "experts run on the tokens that chose them, a number that changes",
+    **dict.fromkeys(
+        ("disentangled_bias", "reached_row", "reached_table"), "a bias that depends on the content of keys"
+    ),
+    **dict.fromkeys(("conv1d", "patches", "pool"), "it reads whole rows, and a step has one token of each"),
+}
+"""Why an operation has no fixed shape, by its name."""
+
+
 class NotStatic(ConfigError):
     """A program does something whose shapes change from step to step; the message says what."""
 
@@ -54,10 +64,8 @@ def check_static(program: Program, module: Transformer) -> None:
 
 
 def _check_instruction(step: Instruction) -> None:
-    if step.op == "experts":
-        raise NotStatic("experts run on the tokens that chose them, a number that changes")
-    if step.op in ("disentangled_bias", "reached_row", "reached_table"):
-        raise NotStatic("a bias that depends on the content of keys")
+    if step.op in NOT_STATIC:
+        raise NotStatic(NOT_STATIC[step.op])
     if step.op in _OF_POSITIONS and step.inputs["positions"] != "positions":
         raise NotStatic(f"{step.op} of {step.inputs['positions']}")
     if step.op == "attend":
@@ -240,8 +248,8 @@ class _StaticRun:
         return dict(zip(names, parts, strict=True))
 
     def result(self, step: Instruction) -> Any:
-        if step.op in _STATIC:
-            return _STATIC[step.op](self, step)
+        if step.op in STATIC:
+            return STATIC[step.op](self, step)
         inputs = {key: self.values[name] for key, name in step.inputs.items()}
         return run_operation(step, inputs, {key: self.plan.weights[name] for key, name in step.weights.items()})
 
@@ -336,7 +344,7 @@ class _StaticRun:
         return shown | (first & ~self.used[:, None])
 
 
-_STATIC: dict[str, Callable[[_StaticRun, Instruction], Any]] = {
+STATIC: dict[str, Callable[[_StaticRun, Instruction], Any]] = {
     **dict.fromkeys(_OF_POSITIONS, _StaticRun.of_positions), **dict.fromkeys(_BIASES, _StaticRun.bias),
     "site": _StaticRun.site, "extend": _StaticRun.extend, "attend": _StaticRun.attend,
 }  # fmt: skip

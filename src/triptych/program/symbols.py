@@ -74,6 +74,7 @@ class SymbolicRows(Rows):
         super().__init__(lengths)
         object.__setattr__(self, "recorder", recorder)
         object.__setattr__(self, "tokens_dim", tokens)
+        recorder.tokens = tokens
 
     def positions(self, device: torch.device | str = "cpu") -> Tensor:
         return self.recorder.input("positions", (self.tokens_dim,), torch.long)
@@ -88,6 +89,7 @@ class Recorder:
     def __init__(self, names: Mapping[int, str], shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.names, self.shapes = names, shapes
         self.sizes = {"N": sum(LENGTHS), "B": len(LENGTHS), "M": sum(LENGTHS), "T": 11, "S": 17, "R": 3, "P": 26}
+        self.tokens: ops.Dim = "N"  # of the stack that is recorded
         self.entries: dict[str, Entry] = {}
         self.used: dict[str, tuple[int, ...]] = {}
         self._begin()
@@ -183,6 +185,8 @@ class Recorder:
         shapes: dict[str, Sequence[Any]] = {key: value.dims for key, value in inputs.items()}
         shapes |= {key: self.shapes[weight] for key, weight in weights.items()}
         dims = operation.shape(shapes, attributes)
+        if not any("N" in shape for shape in shapes.values()):  # features become tokens
+            dims = tuple(self.tokens if dim == "N" else dim for dim in dims)
         dtype = _dtype(operation, inputs, call.arguments)
         return self.emit(operation.name, inputs, weights=weights, attributes=attributes, dims=dims, dtype=dtype)
 

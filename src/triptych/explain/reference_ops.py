@@ -1,13 +1,15 @@
-"""The operations of a program a second time, by their names: each equation as it is written, in the precision of its
-arguments.
+"""Arithmetic that is independent on purpose: the operations of a program computed again, to check the first time.
 
 Nothing here calls what it checks: norms are not torch's, a rotation is a product of complex numbers, softmax is exp
-over its sum.  Values with heads are `[H, N, K]` here, heads first, as they are printed.
+over its sum, and an operation without a function here is computed by its equation in the table, as it is printed.
+Values with heads are `[H, N, K]` here, heads first, as they are printed.
 """
 
 from __future__ import annotations
 
+import ast
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -48,10 +50,6 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
         return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
     return x * (1 + torch.erf(x / math.sqrt(2))) / 2
-
-
-def tanh(x: Tensor) -> Tensor:
-    return 1 - 2 / (torch.exp(2 * x) + 1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
@@ -101,20 +99,77 @@ def grouped(x: Tensor, heads: int) -> Tensor:
     return x if x.dim() == 2 else x[[h * len(x) // heads for h in range(heads)]]
 
 
-AGAIN: dict[str, Callable[..., Tensor]] = {
+REFERENCE: dict[str, Callable[..., Tensor]] = {
     "linear": linear, "conv1d": conv1d, "layer_norm": layer_norm, "rms_norm": rms_norm, "rotate": rotate, "pool": pool,
-    "split_heads": split_heads, "merge_heads": lambda x: torch.cat(list(x), dim=-1), "relu": lambda x: x.clamp(min=0),
-    "gelu": gelu, "silu": lambda x: x / (1 + torch.exp(-x)), "tanh": tanh, "l2_normalize": l2_normalize,
-    "add": lambda x, y: x + y, "multiply": lambda x, y: x * y, "scale": lambda x, factor: x * factor,
-    "shift": lambda x, offset: x + offset, "softcap": lambda x, cap: cap * tanh(x / cap),
-    "cast": lambda x, dtype: x,
+    "split_heads": split_heads, "merge_heads": lambda x: torch.cat(list(x), dim=-1), "gelu": gelu,
+    "l2_normalize": l2_normalize, "cast": lambda x, dtype: x,
 }  # fmt: skip
-"""By the name of an operation in `triptych.ops`; `attend` and `experts` are recomputed in several steps."""
+"""By the name of an operation in `triptych.ops`."""
+
+_PRINTED = "printed as what it gives these tokens, and not computed again"
+_IN_STEPS = "computed again in several steps of its own (`attending.py`, `from_program.py`, `position_bias.py`)"
+NOT_REFERENCE: dict[str, str] = {
+    **dict.fromkeys(("embedding", "sinusoids", "rotation_cos", "rotation_sin"), _PRINTED),
+    **dict.fromkeys(("attend", "extend", "experts", "alibi_bias", "t5_bias", "disentangled_bias"), _IN_STEPS),
+    **dict.fromkeys(("reached_table", "reached_row"), _IN_STEPS),
+    "patches": "it explains texts and sounds, not images",
+}
+"""Why an operation has no function here, by its name."""
 
 
 def run(op: str, tensors: Mapping[str, Tensor], attributes: Mapping[str, Any]) -> Tensor:
     """An operation of a program.  Raises InputError for one that is not recomputed here."""
-    if op not in AGAIN:
+    operation = ops.OPERATIONS[op]
+    arguments = {key: value for key, value in attributes.items() if key in operation.arguments} | dict(tensors)
+    if op in REFERENCE:
+        return REFERENCE[op](**arguments)
+    if (equation := parsed(operation.equation)) is None:
         raise InputError(f"explain does not recompute the operation {op!r}")
-    settings = {key: value for key, value in attributes.items() if key in ops.OPERATIONS[op].arguments}
-    return AGAIN[op](**tensors, **settings)
+    value: Tensor = evaluated(equation, arguments)
+    return value
+
+
+# ---------------------------------------------------------------- equations of the table
+
+
+def _tanh(x: Tensor) -> Tensor:
+    return 1 - 2 / (torch.exp(2 * x) + 1)
+
+
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "tanh": _tanh, "exp": torch.exp, "σ": lambda x: 1 / (1 + torch.exp(-x)), "max": lambda x, least: x.clamp(min=least),
+}  # fmt: skip
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}  # fmt: skip
+
+
+def parsed(equation: str) -> ast.expr | None:
+    """An equation of the table as a tree of `+ - · / ²`, names, numbers and functions of `_FUNCTIONS`; None for one
+    that says more."""
+    try:
+        tree = ast.parse(equation.replace("·", "*").replace("²", "**2"), mode="eval").body
+    except SyntaxError:
+        return None
+    return tree if all(map(_known, ast.walk(tree))) else None
+
+
+def _known(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
+    return isinstance(node, ast.BinOp | ast.Name | ast.Constant | ast.operator | ast.expr_context)
+
+
+def evaluated(node: ast.expr, arguments: Mapping[str, Any]) -> Any:
+    """A tree of `parsed` for numbers and tensors in the place of its names."""
+    match node:
+        case ast.BinOp(left=left, op=sign, right=right):
+            return _BINARY[type(sign)](evaluated(left, arguments), evaluated(right, arguments))
+        case ast.Call(func=ast.Name(id=name), args=inner):
+            return _FUNCTIONS[name](*(evaluated(one, arguments) for one in inner))
+        case ast.Name(id=name):
+            return arguments[name]
+        case ast.Constant(value=value):
+            return value
+    raise AssertionError(ast.dump(node))

@@ -1,0 +1,94 @@
+"""The table of operations: every executor has an entry or a reason, the docs say which, and no torch is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from triptych import families, ops
+from triptych.count import count
+from triptych.families.named import NAMED
+from triptych.program.kinds import lower_kinds
+
+ROOT = Path(__file__).parents[1]
+
+
+def tool() -> ModuleType:
+    """tools/operations.py, which writes the table of the docs."""
+    spec = spec_from_file_location("operations", ROOT / "tools" / "operations.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules["operations"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_in_the_docs_is_the_table_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tool()
+    page = made.PAGE.read_text("utf-8")
+    assert made.written(page) == page
+    monkeypatch.setitem(ops.OPERATIONS, "tanh", replace(ops.OPERATIONS["tanh"], equation="x · tanh(x)"))
+    assert made.written(page) != page  # the control
+
+
+def test_every_executor_has_an_operation_or_says_why_not() -> None:
+    for executor in tool().EXECUTORS:
+        lacks = {name for name in ops.OPERATIONS if not executor.has(name)}
+        assert lacks == set(executor.lacks), executor.name
+
+
+def test_the_table_needs_no_torch() -> None:
+    """Its file alone, beside a package of functions that does."""
+    code = "import sys\nsys.modules['torch'] = None\nimport importlib.util\n" + (
+        f"spec = importlib.util.spec_from_file_location('table', {str(ROOT / 'src/triptych/ops/table.py')!r})\n"
+        "table = importlib.util.module_from_spec(spec)\nsys.modules['table'] = table\nspec.loader.exec_module(table)\n"
+        "print(len(table.OPERATIONS))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) == len(ops.OPERATIONS)
+
+
+# ---------------------------------------------------------------- one block of each kind
+
+
+def test_layers_that_are_alike_are_lowered_once() -> None:
+    """Gemma 2 has two kinds of layers; a model with 126 layers of 16,384 takes no memory and one block."""
+    gemma = lower_kinds(families.read_config({**NAMED["llama-7b"], **GEMMA2}, where="test"))
+    assert gemma.layers == {"decoder": [[0, 2, 4], [1, 3, 5]]}
+    large = families.read_config({**NAMED["llama-7b"], **LARGE}, where="test")
+    kinds = lower_kinds(large)
+    assert [len(layers) for layers in kinds.layers["decoder"]] == [126]
+    assert len([step for step in kinds.program.entries["decode"].instructions if step.op == "attend"]) == 1
+    assert count(large).flops(1)["mlp"] == 2 * 126 * 3 * 16_384 * 53_248
+
+
+GEMMA2 = {"model_type": "gemma2", "num_hidden_layers": 6, "sliding_window": 4, "query_pre_attn_scalar": 128,
+          "num_key_value_heads": 8, "head_dim": 128}  # fmt: skip
+LARGE = {"hidden_size": 16_384, "intermediate_size": 53_248, "num_hidden_layers": 126, "num_attention_heads": 128,
+         "num_key_value_heads": 8}  # fmt: skip
+
+
+def test_a_mixture_of_671_billion_is_counted_by_its_experts() -> None:
+    """58 layers of 256 experts; a token goes through 8 of them."""
+    spec = families.read_config(MIXTURE, where="test")
+    counted = count(spec)
+    assert 665e9 < counted.total < 675e9
+    per_token = 2 * 58 * (8 * 3 * 7168 * 2048 + 7168 * 256)
+    assert counted.flops(10)["mlp"] == 10 * per_token
+
+
+MIXTURE = {
+    "model_type": "qwen3_moe", "hidden_size": 7168, "num_hidden_layers": 58, "num_attention_heads": 128,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 129_280, "intermediate_size": 18_432,
+    "moe_intermediate_size": 2048, "num_experts": 256, "num_experts_per_tok": 8, "norm_topk_prob": True,
+    "hidden_act": "silu", "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+    "tie_word_embeddings": False, "decoder_sparse_step": 1, "mlp_only_layers": [], "attention_bias": False,
+    "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip

@@ -1,0 +1,63 @@
+"""Writes the table of operations and executors in docs/concepts/programs.md: `python tools/operations.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from triptych import ops
+from triptych.explain.reference_ops import NOT_REFERENCE, REFERENCE, parsed
+from triptych.page.live_section import defined
+from triptych.program.interpreter import SPECIAL
+from triptych.program.native_steps import NATIVE
+from triptych.program.native_values import NOT_NATIVE
+from triptych.program.static_plan import NOT_STATIC
+
+PAGE = Path(__file__).parents[1] / "docs" / "concepts" / "programs.md"
+BEGIN, END = "<!-- operations, written by tools/operations.py -->\n", "<!-- end of operations -->\n"
+
+
+@dataclass(frozen=True)
+class Executor:
+    """What runs operations: whether it has one, and why it lacks others."""
+
+    name: str
+    has: Callable[[str], bool]
+    lacks: Mapping[str, str]
+
+
+EXECUTORS = (
+    Executor("torch", lambda name: name in ops.RUN or name in SPECIAL, {}),
+    Executor("fixed shapes", lambda name: name not in NOT_STATIC, NOT_STATIC),
+    Executor("native step", lambda name: name in NATIVE, NOT_NATIVE),
+    Executor("page", lambda name: name in defined("operation"), {}),
+    Executor(
+        "explain", lambda name: name in REFERENCE or parsed(ops.OPERATIONS[name].equation) is not None, NOT_REFERENCE
+    ),
+)
+
+
+def in_markdown() -> str:
+    """The table, and under it the reason of every place without a ✓."""
+    header = ["operation", "what it computes", *(executor.name for executor in EXECUTORS)]
+    lines = [f"| {' | '.join(header)} |", "| --- " * len(header) + "|"]
+    reasons: dict[str, int] = {}
+    for name, operation in ops.OPERATIONS.items():
+        cells = []
+        for executor in EXECUTORS:
+            reason = None if executor.has(name) else f"{executor.name}: {executor.lacks[name]}."
+            cells.append("✓" if reason is None else str(reasons.setdefault(reason, len(reasons) + 1)))
+        equation = operation.equation.replace("|", "\\|")
+        lines.append(f"| `{name}` | {equation} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *(f"{number}. {reason}" for reason, number in reasons.items())])
+
+
+def written(page: str) -> str:
+    """The text of the page with the table as it is now."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n{in_markdown()}\n\n{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text("utf-8")), encoding="utf-8")
