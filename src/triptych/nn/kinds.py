@@ -134,7 +134,7 @@ class Context:
             self.kinds = [*self.owner.kinds.values()]
             self.decided_by = [*chain(chain.from_iterable(map(_of_block, self.blocks)), *map(_of_kind, self.kinds))]
 
-    def moved_on(self, rows: Rows, x: Tensor) -> bool:
+    def try_advance(self, rows: Rows, x: Tensor) -> bool:
         """Advance by one token in place: the places that keys are written to and read up to, and the rotation.  False,
         with nothing changed, where more than the ends of the rows differs."""
         if not self.continues or not rows.even or x.dtype != self.dtype:
@@ -192,7 +192,7 @@ def heads_of(attn: Attention, x: Tensor, random: torch.Generator | None) -> Head
     )  # fmt: skip
 
 
-def alike(attn: parts.AttentionSpec, layer: int) -> tuple[object, ...]:
+def sharing_key(attn: parts.AttentionSpec, layer: int) -> tuple[object, ...]:
     """Equal for layers that may share a state; those with additive scores have weights of their own and share none."""
     own = None if attn.mechanism is None else layer
     return (
