@@ -336,8 +336,8 @@ class Cache:
         return snapshot
 
     def rollback(self, slot: int, length: int, snapshot: Snapshot) -> None:
-        """Forget a slot's tokens from `length` on, of those that were added since `snapshot`; rings and sums become what
-        they would be without them."""
+        """Forget a slot's tokens from `length` on, of those that were added since `snapshot`: its rings and sums
+        become what they would be without them."""
         self.last = None
         self.snapshots.pop(slot, None)
         for layer in snapshot.sums:

@@ -24,10 +24,10 @@ from triptych.attention import (
     Rows,
 )
 from triptych.attention.mask_lowering import window_of
-from triptych.nn.attention import Attention
+from triptych.nn.attention import Attention, KindState
 from triptych.nn.feedforward import GLU, MLP, MoE
 from triptych.nn.inputs import Conv, Embed, Frames, Patches
-from triptych.nn.kinds import Context, Kind, KindState, cross_state, shared_states, sharing_key
+from triptych.nn.kinds import Context, Kind, cross_state, shared_states, sharing_key
 from triptych.nn.linear import Linear, Norms
 from triptych.nn.part import Module
 from triptych.nn.taps import NO_TAPS, Taps
