@@ -25,7 +25,6 @@ from triptych.checkpoints.load_weights import compute_dtype, read_weights, usabl
 from triptych.errors import ConfigError, InputError, nearest
 from triptych.families.named import NAMED
 from triptych.media import audio
-from triptych.migration_hints import answers_arguments
 from triptych.model.tasks import ModelTasks
 from triptych.model.training import ModelTraining
 from triptych.probe import Edits, Plan, Reads, heads, link

@@ -12,7 +12,6 @@ from triptych import tasks
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.errors import InputError
 from triptych.generate import Executor, Generation
-from triptych.migration_hints import answers_arguments
 from triptych.model.inside import ModelInside
 from triptych.spec import PoolingSpec
 from triptych.tasks.model_inputs import Texts
