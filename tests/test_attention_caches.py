@@ -288,7 +288,7 @@ def test_large_stores_share_huge_pages_and_keep_what_they_hold(window: int | Non
             store.v.fill_(-number - 1)
         before = [(store.k.clone(), store.v.clone()) for store in cache.stores]
         places = cache.capacity
-        cache.room(2 * places)
+        cache.ensure_capacity(2 * places)
         cache.add(2)
         for number, (store, (k, v)) in enumerate(zip(cache.stores, before, strict=True)):
             held = (number + 1) * k.numel(), -(number + 1) * v.numel()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import struct
+import sys
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -12,13 +15,17 @@ import pytest
 import torch
 
 import references
-from triptych import count
+import triptych
+from triptych import count, native
 from triptych.checkpoints import gguf_blocks, open_source
-from triptych.checkpoints.gguf_blocks import FORMATS, block_format
+from triptych.checkpoints.convert import convert
+from triptych.checkpoints.gguf_blocks import FORMATS, GGUFBlockFormat, PackedBlocks, block_format
 from triptych.checkpoints.gguf_reader import GGUFSource
+from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
 from triptych.errors import CheckpointError, ConfigError
 from triptych.families import read_gguf
 from triptych.mapping.gguf_types import TYPES
+from triptych.quantize import repack
 
 SCALES = {  # where the fp16 numbers of a block are: random bits there would be NaN
     "Q4_0": (0,),
@@ -32,12 +39,19 @@ SCALES = {  # where the fp16 numbers of a block are: random bits there would be 
 }
 
 
+#: Types whose numbers come from the package, with where their fp16 scales are; those of the others are in other forms.
+BY_PACKAGE = {
+    "Q2_K": (80, 82), "Q3_K": (108,), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ3_XXS": (0,), "IQ1_S": (0,), "IQ4_NL": (0,),
+    "IQ3_S": (0,), "IQ2_S": (0,), "IQ4_XS": (0,), "IQ1_M": (), "TQ1_0": (52,), "TQ2_0": (64,), "MXFP4": (),
+}  # fmt: skip
+
+
 def random_blocks(kind: str, rows: int, blocks: int, seed: int = 3) -> np.ndarray:
     """`[rows, blocks * bytes of a block]` of random bits with finite scales."""
     nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
     dice = np.random.default_rng(seed)
     raw = dice.integers(0, 256, (rows * blocks, nbytes), dtype=np.uint8)
-    for at in SCALES[kind]:
+    for at in {**SCALES, **BY_PACKAGE}[kind]:
         raw[:, at : at + 2] = dice.normal(size=(rows * blocks, 1)).astype(np.float16).view(np.uint8)
     return raw.reshape(rows, blocks * nbytes)
 
@@ -84,6 +98,67 @@ def test_dequantize_keeps_leading_dimensions_and_refuses_a_plain_type() -> None:
         block_format("BF16").unpack(raw)
 
 
+@pytest.mark.parametrize("kind", BY_PACKAGE)
+def test_other_types_are_read_by_the_package(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_blocks, "_CHUNK", 768)  # several chunks, the last one short
+    raw = random_blocks(kind, rows=7, blocks=5)
+    with np.errstate(all="ignore"):
+        theirs = oracle(raw, kind)
+    ours = PackedBlocks(block_format(kind), torch.from_numpy(raw))
+    assert ours.shape == theirs.shape
+    torch.testing.assert_close(ours.dense(), theirs, rtol=0, atol=0, equal_nan=True)
+    with pytest.raises(CheckpointError, match=f"{kind} can be read but not written"):
+        ours.format.pack(theirs)
+    with pytest.raises(CheckpointError, match=f"no kernel multiplies with {kind}"):
+        repack(ours)
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_what_the_package_reads_is_what_we_read(kind: str) -> None:
+    """A control of the way through the package, by types that are read in both."""
+    raw = torch.from_numpy(random_blocks(kind, rows=3, blocks=4))
+    assert torch.equal(GGUFBlockFormat(TYPES[kind]).unpack(raw), block_format(kind).unpack(raw))
+
+
+def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    raw = torch.from_numpy(random_blocks("Q2_K", rows=2, blocks=1))
+    with pytest.raises(CheckpointError, match=r"pip install gguf, or requantize the file to one of Q4_0, .*Q6_K$"):
+        block_format("Q2_K").unpack(raw)
+    assert block_format("Q4_K").unpack(torch.from_numpy(random_blocks("Q4_K", rows=2, blocks=1))).shape == (2, 256)
+
+
+def test_a_model_in_other_types_opens_and_is_written_again(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = {"model_type": "llama", "vocab_size": 61, "num_hidden_layers": 2, "max_position_embeddings": 64, **sizes}
+    triptych.create(config, seed=1).save(tmp_path / "plain.gguf")
+    plain, kinds = open_source(tmp_path / "plain.gguf"), ("Q2_K", "IQ4_NL", "IQ3_S", "Q4_K")
+    entries, numbers = [], {}
+    for at, (name, info) in enumerate(plain.infos.items()):
+        kind = kinds[at % len(kinds)] if len(info.shape) == 2 else "F32"
+        values = plain.read(name)
+        if kind != "F32":
+            size = TYPES[kind]
+            raw = random_blocks(kind, info.shape[0], info.shape[1] // size.elements, seed=at)
+            values, numbers[name] = torch.from_numpy(raw), oracle(raw, kind)
+        entries.append(GGUFTensor(name, kind, info.shape, partial(torch.clone, values)))
+    dense = [replace(e, kind="F32", values=partial(torch.clone, numbers.get(e.name, e.values()))) for e in entries]
+    write_gguf(tmp_path / "packed.gguf", plain.metadata, entries)
+    write_gguf(tmp_path / "numbers.gguf", plain.metadata, dense)
+    model, same = (triptych.load(tmp_path / f"{file}.gguf") for file in ("packed", "numbers"))
+    exact = triptych.load(tmp_path / "packed.gguf", dequantize=True)
+    assert torch.equal(exact.logits([[3, 5, 7]])[0], same.logits([[3, 5, 7]])[0])
+    assert model.report is not None
+    if native.library() is not None:
+        assert any("no kernel multiplies with Q2_K" in note for note in model.report.notes)
+    convert(tmp_path / "packed.gguf", tmp_path / "again.gguf")
+    again, packed = (open_source(tmp_path / f"{name}.gguf") for name in ("again", "packed"))
+    for name in numbers:
+        assert again.infos[name].dtype == packed.infos[name].dtype
+        assert torch.equal(again.read_raw(name), packed.read_raw(name))
+    assert again.metadata["general.file_type"] in {TYPES[kind].file_type for kind in kinds}
+
+
 def test_the_sizes_of_blocks_are_ggml_s() -> None:
     theirs = {kind.name: (int(kind), *gguf.GGML_QUANT_SIZES[kind]) for kind in gguf.GGMLQuantizationType}
     assert {name: (kind.number, kind.elements, kind.nbytes) for name, kind in TYPES.items()} == {
@@ -91,6 +166,10 @@ def test_the_sizes_of_blocks_are_ggml_s() -> None:
     }
     assert set(FORMATS) == {name for name, kind in TYPES.items() if kind.torch_dtype is None}
     assert all(kind.type is TYPES[name] for name, kind in FORMATS.items())
+    packed = {name: {int(one): one.name for one in gguf.LlamaFileType}[kind.file_type] for name, kind in TYPES.items()
+              if kind.file_type is not None}  # fmt: skip
+    assert all(name in theirs_name for name, theirs_name in packed.items())
+    assert set(SCALES) | set(BY_PACKAGE) == set(FORMATS)
     assert count.DTYPES["q6_k"] == Fraction(210, 256)
 
 

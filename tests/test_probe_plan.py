@@ -208,7 +208,7 @@ def test_a_site_that_a_part_cannot_serve_is_refused_with_the_reason(
     assert "\n" not in str(caught.value)
 
 
-def test_names_of_other_libraries_are_answered_with_ours(model: Model) -> None:
+def test_names_of_migration_hints_are_answered_with_ours(model: Model) -> None:
     """Every hook of the table in docs/concepts/from-transformerlens.md, and modules of transformers."""
     table = Path("docs/concepts/from-transformerlens.md").read_text()
     pairs = re.findall(r"^\| `([\w.]+)`[^|]*\| `([\w.]+)` \|", table, re.M)

@@ -53,7 +53,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
         ("pictures", "'pictures'$"),
     ],
 )
-def test_names_of_other_libraries_are_answered_with_ours(name: str, hint: str) -> None:
+def test_names_of_migration_hints_are_answered_with_ours(name: str, hint: str) -> None:
     with pytest.raises(AttributeError, match=hint) as caught:
         getattr(triptych, name)
     assert "\n" not in str(caught.value)

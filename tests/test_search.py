@@ -300,7 +300,7 @@ def test_a_damaged_index_is_made_anew(folder: Path, model: Model) -> None:
         "empty": b"",
         "no header": b"\xff" * 8 + whole[8:],
         "not json": whole[:8] + b"x" * header + whole[8 + header :],
-        "other format": whole.replace(b"index 1", b"index 0"),
+        "other format": whole.replace(b"index 2", b"index 0"),
         "digest": whole.replace(digest.encode(), b"z" * 64),
         "digest twice": whole.replace(list(search_index.read_index(first.index, 24))[1].encode(), digest.encode()),
         "not finite": whole[:-4] + b"\xff\xff\xff\x7f",

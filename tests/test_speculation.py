@@ -312,7 +312,7 @@ def test_keys_of_wrong_guesses_would_show(monkeypatch: pytest.MonkeyPatch) -> No
         self.last = None
         self.lengths[slot] = length
 
-    monkeypatch.setattr(Cache, "give_back", only_shorter)
+    monkeypatch.setattr(Cache, "rollback", only_shorter)
     assert found() != expected
 
 

@@ -1,5 +1,6 @@
-"""Adapters of the libraries that `triptych bench --against` measures, found by the entry points `triptych.peers`.
+"""Adapters of other libraries, installed with the package: peers of `triptych bench`, references of `triptych check`.
 
-An adapter is a `Side` of a few lines.  It reads the same file and does the same work as ours, in the fastest way that
-its library documents.  They are installed with the package and import their library when they are made.
+Both are found by entry points, `triptych.peers` and `triptych.references`, and import their library when they are made.
+The adapter of a peer is a `Side` of a few lines.  It reads the same file and does the same work as ours, in the fastest
+way that its library documents.
 """

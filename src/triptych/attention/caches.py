@@ -18,7 +18,7 @@ from triptych.attention.cache_types import CacheType, stored_form
 from triptych.attention.null_cache import Continued, KeyStep
 from triptych.attention.row_plan import FlatKeys, KeyLayout, SlotKeys
 from triptych.attention.rows import Rows
-from triptych.attention.store import CachedLayer, Held, Store, resize_together
+from triptych.attention.store import CachedLayer, Snapshot, Store, resize_together
 from triptych.attention.sum_cache import SumStep, put_back
 from triptych.errors import InputError, ProbeError
 
@@ -165,10 +165,10 @@ class Cache:
         self.stores = [Store(layer, layer.window or capacity, form, device) for layer in layers]
         self.full = any(store.places is None for store in self.stores)
         self.sums = any(layer.sums for layer in layers)
-        self.held: dict[int, Held] = {}  # of slots whose sums may have to go back
+        self.snapshots: dict[int, Snapshot] = {}  # of slots whose sums may have to go back
         self.lengths: list[int] = []
         self.provenance: list[str] = []  # identifies the edits that each slot was written under
-        self.reached: list[int] = []  # the most tokens each slot ever held since it was empty
+        self.high_water: list[int] = []  # the most tokens each slot ever held since it was empty
         self.free_slots: list[int] = []
         self.last: _Step | None = None  # to go on from, as long as nothing else changed the slots
         self.add(slots)
@@ -187,7 +187,7 @@ class Cache:
         self.last = None
         reused, self.free_slots = self.free_slots[:count], self.free_slots[count:]
         new = range(len(self.lengths), len(self.lengths) + count - len(reused))
-        for numbers in (self.lengths, self.reached):
+        for numbers in (self.lengths, self.high_water):
             numbers.extend([0] * len(new))
         self.provenance.extend([""] * len(new))
         for fixed in (False, True):  # which do not grow together
@@ -202,9 +202,9 @@ class Cache:
             if slot in self.free_slots or not 0 <= slot < len(self.lengths):
                 raise InputError(f"slot {slot} is not in use; this cache has {len(self.lengths)} slots")
             for store in self.stores:  # hidden keys must be finite: 0 times NaN is NaN
-                store.clear(slot, 0, self.reached[slot])
-            self.lengths[slot] = self.reached[slot] = 0
-            self.held.pop(slot, None)
+                store.clear(slot, 0, self.high_water[slot])
+            self.lengths[slot] = self.high_water[slot] = 0
+            self.snapshots.pop(slot, None)
             self.free_slots.append(slot)
         self.free_slots.sort()
 
@@ -220,7 +220,7 @@ class Cache:
                 last.rows, last.fresh, last.counted = rows, False, False
                 last.steps = {}  # prepared anew where the stack cannot go on from its last context
                 for slot, end in zip(rows.slots, rows.ends, strict=True):
-                    self.reached[slot] = max(self.reached[slot], end)
+                    self.high_water[slot] = max(self.high_water[slot], end)
                 return last
         for slot, past in zip(rows.slots, rows.past, strict=True):
             if not 0 <= slot < len(self.lengths):
@@ -236,10 +236,10 @@ class Cache:
             raise InputError(f"two rows live in one cache slot: {list(rows.slots)}")
         self.last = _Step(self, rows, provenance)
         for slot, end in zip(rows.slots, rows.ends, strict=True):  # before it: the places of a failed step count too
-            self.reached[slot] = max(self.reached[slot], end)
+            self.high_water[slot] = max(self.high_water[slot], end)
         return self.last
 
-    def room(self, end: int) -> None:
+    def ensure_capacity(self, end: int) -> None:
         """Make room for `end` tokens in every full layer."""
         if end > self.capacity and self.full:
             doubled = 2 * self.capacity
@@ -258,9 +258,9 @@ class Cache:
             )
         windows = [store.window for store in self.stores if store.window is not None]
         for window in windows:
-            if length and max(self.reached[slot] - window, 0) > max(length - window + 1, 0):
+            if length and max(self.high_water[slot] - window, 0) > max(length - window + 1, 0):
                 raise InputError(
-                    f"cannot trim slot {slot} from {self.reached[slot]} to {length} tokens: a layer with a window "
+                    f"cannot trim slot {slot} from {self.high_water[slot]} to {length} tokens: a layer with a window "
                     f"of {window} keeps only {window} tokens; free the slot and start again"
                 )
 
@@ -270,7 +270,7 @@ class Cache:
         self.last = None
         self.lengths[slot] = length
         if not length:
-            self.reached[slot] = 0
+            self.high_water[slot] = 0
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """What `sources` hold to `targets`, slot by slot; all are read before any is written (beams)."""
@@ -279,15 +279,15 @@ class Cache:
             return
         self.last = None
         take, put = zip(*moved, strict=True)
-        length = max(self.reached[slot] for slot in take)
-        longer = [slot for slot in put if self.reached[slot] > length]
+        length = max(self.high_water[slot] for slot in take)
+        longer = [slot for slot in put if self.high_water[slot] > length]
         for store in self.stores:
             for slot in longer:  # what the copy does not replace
-                store.clear(slot, length, self.reached[slot])
+                store.clear(slot, length, self.high_water[slot])
             store.copy(take, put, store.places or length)
-        copied = [(self.lengths[slot], self.reached[slot], self.provenance[slot]) for slot in take]
-        for slot, (length, reached, provenance) in zip(put, copied, strict=True):
-            self.lengths[slot], self.reached[slot], self.provenance[slot] = length, reached, provenance
+        copied = [(self.lengths[slot], self.high_water[slot], self.provenance[slot]) for slot in take]
+        for slot, (length, high_water, provenance) in zip(put, copied, strict=True):
+            self.lengths[slot], self.high_water[slot], self.provenance[slot] = length, high_water, provenance
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """The first `length` tokens of slot `source` to slot `target`, which is empty.
@@ -302,7 +302,7 @@ class Cache:
         self.last = None
         for store in self.stores:
             store.copy([source], [target], store.places or length)
-        self.lengths[target], self.reached[target] = length, self.reached[source]
+        self.lengths[target], self.high_water[target] = length, self.high_water[source]
         self.provenance[target] = self.provenance[source]
 
     @property
@@ -312,11 +312,11 @@ class Cache:
 
     @property
     def forgets(self) -> bool:
-        """Whether some layer keeps less than every token, so that tokens can be taken back after `hold` alone."""
+        """Whether some layer keeps less than every token, so that tokens can be taken back after `snapshot` alone."""
         return self.sums or self.smallest_window is not None
 
-    def hold(self, slot: int, count: int) -> Held:
-        """What the next `count` tokens of a slot, all of one step, will change in its rings and sums; `give_back` puts
+    def snapshot(self, slot: int, count: int) -> Snapshot:
+        """What the next `count` tokens of a slot, all of one step, will change in its rings and sums; `rollback` puts
         it there again.
 
         Raises InputError for more tokens than the smallest ring has places.
@@ -330,25 +330,25 @@ class Cache:
                 place %= store.window
                 rings.append((store, store.k[slot][:, place], store.v[slot][:, place]))
         sums = {i: (x.k[slot].clone(), x.v[slot].clone()) for i, x in enumerate(self.stores) if x.layer.sums}
-        held = Held(self.lengths[slot], self.reached[slot], rings, sums)
+        snapshot = Snapshot(self.lengths[slot], self.high_water[slot], rings, sums)
         if sums:
-            self.held[slot] = held
-        return held
+            self.snapshots[slot] = snapshot
+        return snapshot
 
-    def give_back(self, slot: int, length: int, held: Held) -> None:
-        """Forget a slot's tokens from `length` on, of those that were added since `held`; rings and sums are what they
-        would be without them."""
+    def rollback(self, slot: int, length: int, snapshot: Snapshot) -> None:
+        """Forget a slot's tokens from `length` on, of those that were added since `snapshot`: its rings and sums
+        become what they would be without them."""
         self.last = None
-        self.held.pop(slot, None)
-        for layer in held.sums:
-            put_back(self.stores[layer], slot, held, layer, length - held.length)
-        for store, k, v in held.rings:
+        self.snapshots.pop(slot, None)
+        for layer in snapshot.sums:
+            put_back(self.stores[layer], slot, snapshot, layer, length - snapshot.length)
+        for store, k, v in snapshot.rings:
             assert store.window is not None
             place = torch.arange(length, self.lengths[slot], device=k.device) % store.window
-            added = slice(length - held.length, self.lengths[slot] - held.length)
+            added = slice(length - snapshot.length, self.lengths[slot] - snapshot.length)
             store.k[slot, :, place], store.v[slot, :, place] = k[:, added], v[:, added]
-        if held.rings:  # without rings, what was written stays in its places
-            self.reached[slot] = max(held.reached, length)
+        if snapshot.rings:  # without rings, what was written stays in its places
+            self.high_water[slot] = max(snapshot.high_water, length)
         self.lengths[slot] = length
 
 
@@ -364,13 +364,13 @@ class _Step:
         self.counted = False
         self.steps: dict[int | None, KeyStep] = {}  # by window
         self.sums: SumStep | None = None
-        cache.room(max(rows.ends, default=0))
+        cache.ensure_capacity(max(rows.ends, default=0))
 
     def of(self, layer: int) -> KeyStep:
         stores, rows, fresh = self.cache.stores, self.rows, self.fresh
         store, window = stores[layer], stores[layer].window
         if store.layer.sums:
-            self.sums = self.sums or SumStep(stores, rows, self.cache.held, fresh=fresh)
+            self.sums = self.sums or SumStep(stores, rows, self.cache.snapshots, fresh=fresh)
             return self.sums
         if window not in self.steps:
             if window is None:

@@ -27,7 +27,7 @@ class KeyStep(Protocol):
 class Continued(Protocol):
     """What a stack decided for a step; kept with it, since the next step of the same rows changes little of it."""
 
-    def moved_on(self, rows: Rows, x: Tensor) -> bool:
+    def try_advance(self, rows: Rows, x: Tensor) -> bool:
         """Adapt to the next token of each of the same rows; False where it must be decided anew."""
 
 

@@ -247,9 +247,9 @@ class _Planner:
     def _shapes(self, rows: Rows, keys: Rows, mask: Mask) -> Iterable[Hashable]:
         """Equal values for rows that run as one call."""
         if rows.lengths == keys.lengths and not any(rows.past + keys.past):
-            return _alike(rows, mask)
+            return _padding_bucket(rows, mask)
         if mask_lowering.only_keys(mask) and self.bias is None:  # no position matters: both sides may be padded
-            return zip(_alike(rows, mask), _alike(keys, mask), strict=True)
+            return zip(_padding_bucket(rows, mask), _padding_bucket(keys, mask), strict=True)
         return zip(rows.lengths, keys.lengths, strict=True)
 
     def _flat_piece(self, mask: Mask, members: Sequence[int], *, whole: bool) -> Piece:
@@ -313,7 +313,7 @@ def _slot_index(slots: tuple[int, ...], device: torch.device) -> slice | Tensor:
     return torch.tensor(slots, device=device)
 
 
-def _alike(rows: Rows, mask: Mask) -> list[int]:
+def _padding_bucket(rows: Rows, mask: Mask) -> list[int]:
     """Equal numbers for rows that may be padded to one length.
 
     Padding on the right is in every real query's future, so causality alone hides it.  Where all see all, a mask over

@@ -96,8 +96,8 @@ class Store:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """What some next tokens of a slot change for good; `length` and `reached` are those of the slot before.
+class Snapshot:
+    """What some next tokens of a slot change for good; `length` and `high_water` are those of the slot before.
 
     rings   the numbers that they overwrite in each ring: keys [G, count, K] and values [G, count, Kv].
     sums    of each layer that keeps sums: both as they were.
@@ -105,7 +105,7 @@ class Held:
     """
 
     length: int
-    reached: int
+    high_water: int
     rings: list[tuple[Store, Tensor, Tensor]]
     sums: dict[int, tuple[Tensor, Tensor]]
     added: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from triptych.attention.placing import ContentBias, Heads, Placing, ScoreBias
 from triptych.attention.row_batching import batched
 from triptych.attention.row_plan import FlatKeys
 from triptych.attention.rows import Rows
-from triptych.attention.store import Held, Store
+from triptych.attention.store import Snapshot, Store
 from triptych.errors import InputError
 from triptych.spec.masks import Mask
 
@@ -68,8 +68,8 @@ class SumPlan:
 class SumStep:
     """One step of the layers that keep sums.  A first prefill gives the fresh tensors back, as `FullStep` does."""
 
-    def __init__(self, stores: Sequence[Store], rows: Rows, held: dict[int, Held], *, fresh: bool) -> None:
-        self.stores, self.rows, self.held, self.fresh = stores, rows, held, fresh
+    def __init__(self, stores: Sequence[Store], rows: Rows, snapshots: dict[int, Snapshot], *, fresh: bool) -> None:
+        self.stores, self.rows, self.snapshots, self.fresh = stores, rows, snapshots, fresh
         self.layout = FlatKeys(rows) if fresh else SumKeys(rows)
         self.slots = list(rows.slots)
         self.begin = [row for row, past in enumerate(rows.past) if not past]  # what their slots still have is forgotten
@@ -83,9 +83,9 @@ class SumStep:
         before[self.begin] = 0.0
         self.after[layer] = before + batching.batch(new_k).mT @ batching.batch(new_v)
         for row, slot in enumerate(self.slots):
-            if slot in self.held:
+            if slot in self.snapshots:
                 here = slice(rows.starts[row], rows.starts[row] + rows.lengths[row])
-                self.held[slot].added[layer] = new_k[here], new_v[here]
+                self.snapshots[slot].added[layer] = new_k[here], new_v[here]
         if self.fresh:
             return k, v
         return new_k, torch.cat((new_v, before.transpose(1, 2).flatten(0, 1)))
@@ -97,10 +97,10 @@ class SumStep:
             store.k[self.slots], store.v[self.slots] = after[..., :-1], after[..., -1:]
 
 
-def put_back(store: Store, slot: int, held: Held, layer: int, count: int) -> None:
+def put_back(store: Store, slot: int, snapshot: Snapshot, layer: int, count: int) -> None:
     """The sums of a slot as they were at `hold`, and after the first `count` of the tokens that came since."""
-    new_k, new_v = (x[:count].transpose(0, 1) for x in held.added[layer])
-    k, v = held.sums[layer]
+    new_k, new_v = (x[:count].transpose(0, 1) for x in snapshot.added[layer])
+    k, v = snapshot.sums[layer]
     after = torch.cat((k, v), -1) + new_k.mT @ new_v
     store.k[slot], store.v[slot] = after[..., :-1], after[..., -1:]
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from triptych.checkpoints.adapter_targets import is_never_read, module_names, stored_modules
 from triptych.checkpoints.hub_names import PREFIX, parse_name
-from triptych.checkpoints.locate import ADAPTER_CONFIG, open_source
+from triptych.checkpoints.locate import ADAPTER_CONFIG, base_of_adapter, open_source
 from triptych.checkpoints.save import write_directory
 from triptych.checkpoints.source import Source, json_object, read_json
 from triptych.errors import CheckpointError, nearest, shown
@@ -66,8 +66,8 @@ class StoredAdapter:
 def adapter_base(path: Path) -> tuple[str | None, str | None]:
     """The name of the base that an adapter directory is for, and the digest of its files, where it has them."""
     own = _own_metadata(_open(path))
-    base = own.get("base") or read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
-    return base if isinstance(base, str) and base else None, own.get("digest")
+    base = own.get("base") or base_of_adapter(path)
+    return base if isinstance(base, str) else None, own.get("digest")
 
 
 def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:

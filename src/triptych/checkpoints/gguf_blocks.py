@@ -5,6 +5,9 @@ Layouts and arithmetic are ggml's (github.com/ggml-org/ggml, ggml-common.h, `deq
 A reader splits blocks `[n, bytes of a block]`, uint8, into integer codes and scales, and computes float32
 `[n, elements]` from them; writers, which exist for the types without importance weights, do the inverse.  Both
 compute in float32 in ggml's order, so the results are equal to ggml's bit for bit.
+
+Codes and scales are what `quantize.repack` needs, so the types that kernels multiply are read here.  The numbers of all
+others come from the package `gguf`, which gives no codes, and whose own reader trusts the sizes that a file states.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +23,7 @@ from triptych.errors import CheckpointError
 from triptych.mapping.gguf_types import TYPES, GGUFType
 
 _READ_CHUNK = 1 << 15  # elements unpacked at a time: the temporaries then stay in the core's cache
-_WRITE_CHUNK = 1 << 18  # elements packed at a time: the temporaries stay small beside the tensor
+_CHUNK = 1 << 18  # elements packed at a time, or read by the package gguf: the temporaries stay small beside the tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +46,10 @@ class BlockParts:
 
 @dataclass(frozen=True)
 class GGUFBlockFormat:
-    """One packed type with the functions that read and, where there is one, write its blocks."""
+    """One packed type with the functions that read and write its blocks, where there are any here."""
 
     type: GGUFType
-    parts: Callable[[Tensor], BlockParts]
+    parts: Callable[[Tensor], BlockParts] | None = None
     write: Callable[[Tensor], Tensor] | None = None
 
     @property
@@ -79,10 +83,23 @@ class GGUFBlockFormat:
         """`raw [..., bytes of a row]`, uint8 -> `[..., elements of a row]` in `dtype`, rounded from float32."""
         blocks = raw.reshape(-1, self.nbytes)
         out = torch.empty((len(blocks), self.elements), dtype=dtype, device=raw.device)
-        step = _READ_CHUNK // self.elements
+        step = (_CHUNK if self.parts is None else _READ_CHUNK) // self.elements
         for start in range(0, len(blocks), step):
-            out[start : start + step] = self.parts(blocks[start : start + step]).values()
+            part = blocks[start : start + step]
+            out[start : start + step] = self._by_gguf(part) if self.parts is None else self.parts(part).values()
         return out.view(*raw.shape[:-1], raw.shape[-1] // self.nbytes * self.elements)
+
+    def _by_gguf(self, blocks: Tensor) -> Tensor:
+        """The numbers of blocks, float32 `[n, elements]`, where only the package `gguf` reads the type."""
+        try:
+            from gguf import GGMLQuantizationType, quants
+        except ImportError:
+            ours = ", ".join(name for name, form in FORMATS.items() if form.parts)
+            problem = f"the blocks of {self.type.name} are read by the package gguf, which is not installed"
+            raise CheckpointError(f"{problem}: pip install gguf, or requantize the file to one of {ours}") from None
+        with np.errstate(all="ignore"):  # a damaged scale is infinite or NaN, as in ggml
+            values = quants.dequantize(blocks.reshape(1, -1).cpu().numpy(), GGMLQuantizationType[self.type.name])
+        return torch.from_numpy(values).view(-1, self.elements)
 
     def pack(self, values: Tensor) -> Tensor:
         """`values [..., elements of a row]`, of any floating dtype -> uint8 `[..., bytes of a row]`.
@@ -97,7 +114,7 @@ class GGUFBlockFormat:
             raise CheckpointError(f"{problem} ({self.type.name})")
         blocks = values.reshape(-1, self.elements)
         out = torch.empty((len(blocks), self.nbytes), dtype=torch.uint8)
-        step = _WRITE_CHUNK // self.elements
+        step = _CHUNK // self.elements
         for start in range(0, len(blocks), step):
             part = blocks[start : start + step].float()
             if not bool(part.isfinite().all()):
@@ -265,6 +282,9 @@ FORMATS: dict[str, GGUFBlockFormat] = {
     "Q4_K": GGUFBlockFormat(TYPES["Q4_K"], _parts_q4_k),
     "Q5_K": GGUFBlockFormat(TYPES["Q5_K"], _parts_q5_k),
     "Q6_K": GGUFBlockFormat(TYPES["Q6_K"], _parts_q6_k),
+}
+FORMATS |= {
+    name: GGUFBlockFormat(kind) for name, kind in TYPES.items() if kind.torch_dtype is None and name not in FORMATS
 }
 #: Those that can be written.
 WRITABLE = tuple(name for name, kind in FORMATS.items() if kind.write is not None)

@@ -2,6 +2,8 @@
 
 The format (github.com/ggml-org/ggml, docs/gguf.md): magic, version, two counts; key/value pairs; one entry a
 tensor; then, aligned, the data.  Every count is compared with the bytes that remain before it is used.
+
+`gguf.GGUFReader` does not serve here: it trusts the counts, sizes and offsets of a file, and imports NumPy.
 """
 
 from __future__ import annotations

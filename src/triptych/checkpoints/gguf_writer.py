@@ -1,6 +1,7 @@
 """Writes GGUF version 3, little-endian: metadata, then tensors one at a time; the file appears complete or not at all.
 
-The format: github.com/ggml-org/ggml, docs/gguf.md; the reader is `triptych.checkpoints.gguf_reader`.
+The format: github.com/ggml-org/ggml, docs/gguf.md; the reader is `triptych.checkpoints.gguf_reader`.  `gguf.GGUFWriter`
+does not serve here: it writes into the file of that name, so that a crash leaves half of one.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from triptych.checkpoints.packed_groups import GroupReader, PackedGroups, StoredModule, awq_groups, gptq_groups
 from triptych.checkpoints.source import Source, TensorInfo, fault
 from triptych.errors import ConfigError, nearest, shown
+from triptych.mapping.config_keys import ConfigKeys
 
 if TYPE_CHECKING:
     import torch
@@ -61,10 +62,15 @@ def scheme(config: object, where: str = "config.json") -> FilePacking:
 
     Raises ConfigError for a method, a value or a key that is not understood.
     """
-    reader = _QuantizationKeys(config, f"{where}: quantization_config")
+    where = f"{where}: quantization_config"
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where} must be a table, not {shown(config)}")
+    reader = _QuantizationKeys(config, where)
     method = reader.one_of("quant_method", ("fp8", "gptq", "awq"))
     packing = {"fp8": _fp8, "gptq": _gptq, "awq": _awq}[method](reader)
-    reader.finish(_SILENT[method].split())
+    known = {*reader.read, *_SILENT[method].split()}
+    for key in config.keys() - known:
+        raise reader.error(f"{shown(key)} is not understood{nearest(key, known)}; {_ADVICE}")
     return packing
 
 
@@ -99,17 +105,8 @@ def _awq(reader: _QuantizationKeys) -> FilePacking:
     return FilePacking("awq", bits, reader.group())
 
 
-class _QuantizationKeys:
+class _QuantizationKeys(ConfigKeys):
     """The keys of a `quantization_config`; each must be read or be known not to matter."""
-
-    def __init__(self, data: object, where: str) -> None:
-        if not isinstance(data, Mapping):
-            raise ConfigError(f"{where} must be a table, not {shown(data)}")
-        self.data, self.where, self.read = data, where, set[str]()
-
-    def get(self, name: str, default: Any) -> Any:
-        self.read.add(name)
-        return self.data.get(name, default)
 
     def one_of(self, name: str, known: tuple[Any, ...], default: Any = None) -> Any:
         value = self.get(name, default)
@@ -124,13 +121,6 @@ class _QuantizationKeys:
         if type(size) is not int or (size < 1 and size != -1):
             raise self.error(f"group_size {shown(size)} is neither a size nor -1")
         return None if size == -1 else size
-
-    def finish(self, silent: list[str]) -> None:
-        for key in self.data.keys() - self.read - set(silent):
-            raise self.error(f"{shown(key)} is not understood{nearest(key, [*self.read, *silent])}; {_ADVICE}")
-
-    def error(self, problem: str) -> ConfigError:
-        return ConfigError(f"{self.where}: {problem}")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,9 @@
 The format (github.com/huggingface/safetensors): eight bytes of little-endian header length, a JSON object
 `name -> {dtype, shape, data_offsets}` with an optional `__metadata__` of strings, then the data, which the
 tensors must tile exactly.  A file that breaks any rule is refused before any tensor of it is read.
+
+`safetensors.safe_open` does not serve here: it imports NumPy or torch to open a file, which reading a header must not
+wait for, and it gives no offsets, by which a tensor is a view of the mapped file.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from triptych import spec
 from triptych.mapping.config_keys import ConfigKeys
@@ -43,23 +43,23 @@ def kind(size: int | None, windows: Windows) -> str:
 
 def model(
     keys: ConfigKeys,
-    name: str,
+    name: str | Mapping[str, bool],
     stack: spec.StackSpec,
     *,
     context: int,
-    base: str | None = None,
     tied: bool = False,
     bias: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
 ) -> spec.ModelSpec:
-    """The model of class `{name}ForCausalLM`, or without its head of `base`, `{name}Model` when None.
+    """The model of class `{name}ForCausalLM`, or without its head of `{name}Model`.  `name` may be a table of the
+    classes, the default first, and of whether each has the head.
 
     `tied` is the family's default of `tie_word_embeddings`; `bias`, `scale` and `softcap` are the head's.
     """
     vocab = stack.words.vocab
-    full_class = f"{name}ForCausalLM"
-    lm = keys.architecture({full_class: True, base or f"{name}Model": False}, default=full_class)
+    classes = {f"{name}ForCausalLM": True, f"{name}Model": False} if isinstance(name, str) else name
+    lm = keys.architecture(classes, default=next(iter(classes)))
     tied = keys.bool("tie_word_embeddings", default=tied) and lm
     proj = spec.LinearSpec(inputs=stack.width, outputs=vocab, bias=bias)
     return spec.ModelSpec(

@@ -28,6 +28,7 @@ ignore = frozenset(
     }
 )  # fmt: skip
 prefix = gemma.prefix
+_BASES = {"rope_theta": 1e6, "rope_local_base_freq": 10_000.0}  # of layers that see everything, and of the others
 
 weights = table(
     gemma.ROWS
@@ -64,7 +65,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
 
     act = keys.act("hidden_activation", default="gelu_pytorch_tanh")
     mlp, norms = spec.glu(width, keys.int("intermediate_size"), act), spec.NormsSpec(pre=norm, out=norm)
-    position, sliding = rope_by_layer_type(keys, inner, 1e6) if third else (rope(keys, inner), None)
+    position, sliding = rope_by_layer_type(keys, inner, _BASES) if third else (rope(keys, inner), None)
     stack = spec.StackSpec(
         embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, scale=width**0.5),
         kinds=decoder.kinds(windows, position, sliding),
@@ -74,9 +75,9 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         ),
         final_norm=norm,
     )
-    name, base = ("Gemma3", "Gemma3TextModel") if third else ("Gemma2", "Gemma2Model")
+    name = {"Gemma3ForCausalLM": True, "Gemma3TextModel": False} if third else "Gemma2"
     context = keys.int("max_position_embeddings")
-    return decoder.model(keys, name, stack, base=base, context=context, tied=True, softcap=final_cap)
+    return decoder.model(keys, name, stack, context=context, tied=True, softcap=final_cap)
 
 
 def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from triptych import spec
+from triptych.families import decoder
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import table
 
@@ -44,7 +45,6 @@ head.proj.weight                    lm_head.weight                            ou
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, heads, context = keys.int("n_embd"), keys.count("n_head"), keys.int("n_positions")
     hidden = keys.optional_int("n_inner") or 4 * width
-    vocab = keys.int("vocab_size")
     norm = spec.LayerNormSpec(width=width, eps=keys.float("layer_norm_epsilon", default=1e-5))
     scale = None if keys.bool("scale_attn_weights", default=True) else 1.0
     by_layer = keys.bool("scale_attn_by_inverse_layer_idx", default=False)
@@ -63,20 +63,12 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         for i in range(keys.count("n_layer"))
     )
     position = spec.LearnedSpec(length=context, width=width)
-    embed = spec.EmbedSpec(vocab=vocab, width=width, position=position, dropout=keys.dropout("embd_pdrop", default=0.1))
-    lm = keys.architecture({"GPT2LMHeadModel": True, "GPT2Model": False}, default="GPT2LMHeadModel")
-    tied = keys.bool("tie_word_embeddings", default=True) and lm
-    return spec.ModelSpec(
-        family="gpt2",
-        decoder=spec.StackSpec(
-            embed=embed, kinds={"self": spec.KindSpec(mask=spec.causal())}, blocks=blocks, final_norm=norm
-        ),
-        head=spec.LMHeadSpec(proj=spec.LinearSpec(inputs=width, outputs=vocab)) if lm else None,
-        ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
-        ids=keys.special_ids(vocab),
-        context=context,
-        init_std=keys.float("initializer_range", default=0.02),
-    )
+    dropout = keys.dropout("embd_pdrop", default=0.1)
+    embed = spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, position=position, dropout=dropout)
+    kinds = {"self": spec.KindSpec(mask=spec.causal())}
+    stack = spec.StackSpec(embed=embed, kinds=kinds, blocks=blocks, final_norm=norm)
+    known = {"GPT2LMHeadModel": True, "GPT2Model": False}
+    return decoder.model(keys, known, stack, context=context, tied=True)
 
 
 def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Literal
 
 from triptych import spec
-from triptych.families import encoders
-from triptych.families.rope_config import rope
+from triptych.families import decoder, encoders
+from triptych.families.rope_config import rope_by_layer_type
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import table
 
@@ -58,6 +58,9 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         width, keys.int("intermediate_size"), keys.act("hidden_activation", default="gelu"),
         bias=keys.bool("mlp_bias", default=False), dropout=keys.dropout("mlp_dropout"),
     )  # fmt: skip
+    near = keys.int("local_attention", default=128) // 2  # on either side
+    every = keys.count("global_attn_every_n_layers", default=3)
+    windows = decoder.windows(keys, near, lambda i: i % every != 0)
     blocks = tuple(
         spec.BlockSpec(
             attn=spec.attention(width, heads, bias=attn_bias, kind=kind, dropout=attn_dropout),
@@ -65,10 +68,10 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
             attn_norm=spec.NormsSpec(pre=norm if i else None),
             mlp_norm=spec.NormsSpec(pre=norm),
         )
-        for i, kind in enumerate(_kinds(keys))
+        for i, kind in enumerate("self" if size is None else "window" for size in windows)
     )
-    near = keys.int("local_attention", default=128) // 2  # on either side
-    far, close = _ropes(keys, width // heads)
+    bases = {"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0}
+    far, close = rope_by_layer_type(keys, width // heads, bases)
     kinds = {
         "self": spec.KindSpec(mask=spec.full(), position=far),
         "window": spec.KindSpec(mask=spec.window(near + 1, ahead=near), position=close),
@@ -88,30 +91,3 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         pool=keys.choice("classifier_pooling", _POOLS, default="cls"),
     )  # fmt: skip
     return encoders.model(keys, stack, keys.architecture(known, default="ModernBertModel"))
-
-
-def _kinds(keys: ConfigKeys) -> tuple[str, ...]:
-    """The kind of each layer, from `layer_types`, else every third is global (`global_attn_every_n_layers`)."""
-    layers, every = keys.count("num_hidden_layers"), keys.count("global_attn_every_n_layers", default=3)
-    known = {"full_attention": "self", "sliding_attention": "window"}
-    if keys.get("layer_types", None) is None:
-        return tuple("window" if i % every else "self" for i in range(layers))
-    types = keys.strings("layer_types")
-    if len(types) != layers or not set(types) <= known.keys():
-        raise keys.error(f"layer_types must name full_attention or sliding_attention {layers} times")
-    return tuple(known[name] for name in types)
-
-
-def _ropes(keys: ConfigKeys, head_width: int) -> tuple[spec.RopeSpec, spec.RopeSpec]:
-    """RoPE of layers that see everything and of local ones: each under its name in `rope_parameters`; before
-    transformers 5, two bases."""
-    table = keys.table("rope_parameters") or ConfigKeys({}, f"{keys.where}: rope_parameters")
-    length, ropes = keys.get("max_position_embeddings"), []
-    for name, old, theta in (
-        ("full_attention", "global_rope_theta", 160_000.0),
-        ("sliding_attention", "local_rope_theta", 10_000.0),
-    ):
-        own = {"rope_parameters": table.get(name, None), "max_position_embeddings": length}
-        ropes.append(rope(ConfigKeys(own, table.where), head_width, keys.float(old, default=theta, low=1.0)))
-    table.finish()
-    return ropes[0], ropes[1]

@@ -7,6 +7,7 @@ kind was called `type` and later `rope_type`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.spec import RopeSpec
@@ -33,19 +34,19 @@ def rope(
     return _rope(keys, keys.table("rope_scaling") or table, head_width, theta, share, part)
 
 
-def rope_by_layer_type(
-    keys: ConfigKeys, head_width: int, theta: float, local: float = 10_000.0
-) -> tuple[RopeSpec, RopeSpec]:
-    """The position parts of layers that see everything and of those with a window, whose bases are `theta` and `local`
-    by default.  Before transformers 5 the second base was `rope_local_base_freq`, and a scaling was the first's.
+def rope_by_layer_type(keys: ConfigKeys, head_width: int, bases: Mapping[str, float]) -> tuple[RopeSpec, RopeSpec]:
+    """The position parts of layers that see everything and of those with a window.
+
+    `bases` has the keys of both bases before transformers 5 with the family's defaults.  Then a scaling, which only
+    families with a plain `rope_theta` have, was the first's.
     """
     table = keys.table("rope_parameters") or ConfigKeys({}, f"{keys.where}: rope_parameters")
-    full, sliding, old = table.table("full_attention"), table.table("sliding_attention"), keys.table("rope_scaling")
+    full, sliding = table.table("full_attention"), table.table("sliding_attention")
     table.finish()
+    old = keys.table("rope_scaling") if "rope_theta" in bases else None
     if old and (full or "rope_type" not in old.data):
         raise keys.error("rope_scaling must have a rope_type, and must not occur together with rope_parameters")
-    theta = keys.float("rope_theta", theta, low=MIN_BASE)
-    local = keys.float("rope_local_base_freq", local, low=MIN_BASE)
+    theta, local = (keys.float(name, default, low=MIN_BASE) for name, default in bases.items())
     return _rope(keys, old or full, head_width, theta), _rope(keys, sliding, head_width, local)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from triptych.arguments import integer
 from triptych.attention import Cache
-from triptych.attention.store import Held
+from triptych.attention.store import Snapshot
 from triptych.generate.forward import Forward
 from triptych.generate.request import LiveRow
 from triptych.nn import Row
@@ -120,18 +120,18 @@ class Speculation:
         self.with_guesses: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self.without: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self.rest, self.pause, self.steps = 0, PAUSE, 0
-        self.held: dict[LiveRow, Held] = {}
+        self.snapshots: dict[LiveRow, Snapshot] = {}
         self.guessing = False  # in the step that runs
 
     def reset(self) -> None:
         """All rows have left."""
-        self.held.clear()
+        self.snapshots.clear()
         self.drafts.reset()
 
     def forget(self, rows: Sequence[LiveRow]) -> None:
         """These rows have left."""
         for row in rows:
-            self.held.pop(row, None)
+            self.snapshots.pop(row, None)
         self.drafts.forget(rows)
 
     def propose(self, rows: Sequence[LiveRow], forward: Forward) -> None:
@@ -155,7 +155,7 @@ class Speculation:
                 row.draft = guess
                 self.guessing = True
                 if forward.cache.forgets:
-                    self.held[row] = forward.cache.hold(row.slot, 1 + len(guess))
+                    self.snapshots[row] = forward.cache.snapshot(row.slot, 1 + len(guess))
 
     def _most(self, row: LiveRow, forward: Forward) -> int:
         """The longest draft of a row: the token after it is chosen too, and stays within the row's limit; a ring has
@@ -175,12 +175,12 @@ class Speculation:
         right = len(row.ids) - 1
         if row.request.probe is not None:
             row.request.probe.cut(row.path[-1], right)
-        held = self.held.pop(row, None)
+        snapshot = self.snapshots.pop(row, None)
         if row.cached > right:
-            if held is None:
+            if snapshot is None:
                 cache.trim(row.slot, right)
             else:
-                cache.give_back(row.slot, right, held)
+                cache.rollback(row.slot, right, snapshot)
             row.cached = right
         row.drafted += len(row.draft)
         self.drafted += len(row.draft)

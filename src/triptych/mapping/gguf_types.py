@@ -17,7 +17,7 @@ class GGUFType:
 
     A plain type has one element a block and names its torch dtype; a packed type has none.  `file_type` is the value of
     `general.file_type` for files most of whose matrices have this type (llama.cpp's `llama_ftype`; of the mixtures with
-    K-quants, S); None for types that are never written here.
+    K-quants, S); None for types that no matrix is stored in.
     """
 
     name: str
@@ -51,15 +51,29 @@ TYPES: dict[str, GGUFType] = {
         GGUFType("Q5_0", 6, 32, 22, file_type=8),
         GGUFType("Q5_1", 7, 32, 24, file_type=9),
         GGUFType("Q8_0", 8, 32, 34, file_type=7),
+        GGUFType("Q2_K", 10, 256, 84, file_type=10),
+        GGUFType("Q3_K", 11, 256, 110, file_type=11),
         GGUFType("Q4_K", 12, 256, 144, file_type=14),
         GGUFType("Q5_K", 13, 256, 176, file_type=16),
         GGUFType("Q6_K", 14, 256, 210, file_type=18),
+        GGUFType("IQ2_XXS", 16, 256, 66, file_type=19),
+        GGUFType("IQ2_XS", 17, 256, 74, file_type=20),
+        GGUFType("IQ3_XXS", 18, 256, 98, file_type=23),
+        GGUFType("IQ1_S", 19, 256, 50, file_type=24),
+        GGUFType("IQ4_NL", 20, 32, 18, file_type=25),
+        GGUFType("IQ3_S", 21, 256, 110, file_type=26),
+        GGUFType("IQ2_S", 22, 256, 82, file_type=28),
+        GGUFType("IQ4_XS", 23, 256, 136, file_type=30),
         GGUFType("I8", 24, 1, 1, "int8"),
         GGUFType("I16", 25, 1, 2, "int16"),
         GGUFType("I32", 26, 1, 4, "int32"),
         GGUFType("I64", 27, 1, 8, "int64"),
         GGUFType("F64", 28, 1, 8, "float64"),
+        GGUFType("IQ1_M", 29, 256, 56, file_type=31),
         GGUFType("BF16", 30, 1, 2, "bfloat16", file_type=32),
+        GGUFType("TQ1_0", 34, 256, 54, file_type=36),
+        GGUFType("TQ2_0", 35, 256, 66, file_type=37),
+        GGUFType("MXFP4", 39, 32, 17, file_type=38),
     )
 }
 BY_NUMBER: dict[int, GGUFType] = {kind.number: kind for kind in TYPES.values()}

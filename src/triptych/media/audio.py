@@ -1,4 +1,8 @@
-"""WAV files, resampling, and the log-mel frames that Whisper reads.  Needs no torch."""
+"""WAV files, resampling, and the log-mel frames that Whisper reads.  Needs no torch.
+
+Resampling is thirty lines of NumPy: soxr and SciPy would be one more dependency of every installation.  The standard
+library's `wave` reads no floats.
+"""
 
 from __future__ import annotations
 

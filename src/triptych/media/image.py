@@ -165,17 +165,23 @@ def read_image(path: str | Path, preparation: Preparation) -> NDArray[np.float32
     return np.ascontiguousarray(preparation.normalized(pixels).transpose(2, 0, 1))
 
 
-def png(pixels: NDArray[np.uint8]) -> bytes:
-    """`[H, W, 3]` pixels as a PNG file: one header, one block of rows without filters, one end (PNG, section 5)."""
-    height, width, _ = pixels.shape
+def png(pixels: NDArray[np.uint8], palette: NDArray[np.uint8] | None = None) -> bytes:
+    """`[H, W, 3]` pixels, or the indices `[H, W]` of rows of a palette `[256, 3]`, as a PNG file.
+
+    One header, one block of rows without filters, one end (PNG, section 5).  Pillow, which pages and pictures do
+    without, is an extra.
+    """
+    height, width = pixels.shape[:2]
     rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
 
-    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])  # 8 bits of three channels
-    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows.tobytes())) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + body
+    form = bytes([8, 2 if palette is None else 3, 0, 0, 0])  # 8 bits of three channels, or of a palette
+    header = chunk(b"IHDR", width.to_bytes(4, "big") + height.to_bytes(4, "big") + form)
+    colors = b"" if palette is None else chunk(b"PLTE", palette.tobytes())
+    body = chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + header + colors + body
 
 
 def _opened(raw: bytes, path: Path) -> Image:

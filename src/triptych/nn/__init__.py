@@ -1,9 +1,10 @@
 """The parts as modules; `new` makes a fresh model and `empty` one to be filled from a file."""
 
 from triptych.nn.adapter import attach, detach, factors_of, fresh_factors
+from triptych.nn.attention import KindState
 from triptych.nn.heads import ClassHead, LMHead, MaskedLMHead, Pooling, ReplacedHead, SpanHead, TokenHead
 from triptych.nn.inputs import Row, flat
-from triptych.nn.kinds import Context, KindState
+from triptych.nn.kinds import Context
 from triptych.nn.lora import Adapter, LoraFactors, LoraLinear
 from triptych.nn.model import Batch, Transformer, empty, finish_loading, new
 from triptych.nn.part import Module, assign, build

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from triptych import ops
-from triptych.attention import DOT_PRODUCT, LINEAR, AdditiveOver, Mechanism, Rows
-from triptych.nn.kinds import KindState
+from triptych.attention import DOT_PRODUCT, LINEAR, AdditiveOver, AttendPlan, ContentBias, Mechanism, Rows
 from triptych.nn.linear import Linear
 from triptych.nn.part import Module
 from triptych.nn.taps import Taps
@@ -25,6 +25,23 @@ class Additive(Module[parts.AdditiveSpec], of=parts.AdditiveSpec):
 class LinearKernel(Module[parts.LinearKernelSpec], of=parts.LinearKernelSpec):
     def score(self) -> Mechanism:
         return LINEAR
+
+
+@runtime_checkable
+class KindState(Protocol):
+    """Mask, kernel, rotation and bias of some layers: the rows they run on, how their queries turn, where their keys
+    come from, and the plan by which queries meet keys."""
+
+    @property
+    def rows(self) -> Rows: ...
+    @property
+    def plan(self) -> AttendPlan: ...
+    @property
+    def rotation(self) -> ops.Rotation | None: ...
+    @property
+    def content(self) -> Callable[[Attention], ContentBias] | None: ...
+
+    def keys(self, attn: Attention, x: Tensor, layer: int, taps: Taps) -> tuple[Tensor, Tensor]: ...
 
 
 class Attention(Module[parts.AttentionSpec], of=parts.AttentionSpec):

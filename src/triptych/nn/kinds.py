@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from triptych.attention import (
 from triptych.attention.caches import FullStep
 from triptych.attention.row_batching import KeysIn
 from triptych.attention.row_plan import Piece
+from triptych.nn.attention import Attention, KindState
 from triptych.nn.part import Module
 from triptych.nn.positions import UNPOSITIONED, Position
 from triptych.nn.taps import Taps
@@ -38,29 +39,11 @@ from triptych.spec.masks import Causal, Full
 from triptych.spec.part import Part
 
 if TYPE_CHECKING:
-    from triptych.nn.attention import Attention
     from triptych.nn.stack import Stack
 
 
 #: What a state is decided by, of a block whose attention has it and of its kind.
 _of_block, _of_kind = attrgetter("attn", "attn.spec", "attn.mechanism"), attrgetter("spec", "position")
-
-
-@runtime_checkable
-class KindState(Protocol):
-    """Mask, kernel, rotation and bias of some layers: the rows they run on, how their queries turn, where their keys
-    come from, and the plan by which queries meet keys."""
-
-    @property
-    def rows(self) -> Rows: ...
-    @property
-    def plan(self) -> AttendPlan: ...
-    @property
-    def rotation(self) -> ops.Rotation | None: ...
-    @property
-    def content(self) -> Callable[[Attention], ContentBias] | None: ...
-
-    def keys(self, attn: Attention, x: Tensor, layer: int, taps: Taps) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(eq=False)
@@ -134,7 +117,7 @@ class Context:
             self.kinds = [*self.owner.kinds.values()]
             self.decided_by = [*chain(chain.from_iterable(map(_of_block, self.blocks)), *map(_of_kind, self.kinds))]
 
-    def moved_on(self, rows: Rows, x: Tensor) -> bool:
+    def try_advance(self, rows: Rows, x: Tensor) -> bool:
         """Advance by one token in place: the places that keys are written to and read up to, and the rotation.  False,
         with nothing changed, where more than the ends of the rows differs."""
         if not self.continues or not rows.even or x.dtype != self.dtype:
@@ -192,7 +175,7 @@ def heads_of(attn: Attention, x: Tensor, random: torch.Generator | None) -> Head
     )  # fmt: skip
 
 
-def alike(attn: parts.AttentionSpec, layer: int) -> tuple[object, ...]:
+def sharing_key(attn: parts.AttentionSpec, layer: int) -> tuple[object, ...]:
     """Equal for layers that may share a state; those with additive scores have weights of their own and share none."""
     own = None if attn.mechanism is None else layer
     return (

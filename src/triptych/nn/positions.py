@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,11 +18,9 @@ from triptych.attention import ContentBias, Rows, ScoreBias
 from triptych.attention.position_biases import alibi_bias, disentangled_bias, reached_row, reached_table, t5_bias
 from triptych.attention.rope import rotation, sinusoidal
 from triptych.errors import InputError
+from triptych.nn.attention import Attention
 from triptych.nn.part import Module, S
 from triptych.spec import positions as spec
-
-if TYPE_CHECKING:
-    from triptych.nn.attention import Attention
 
 TABLE = 1 << 14  # positions up to which a table of rotation angles is kept
 

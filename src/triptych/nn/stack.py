@@ -24,10 +24,10 @@ from triptych.attention import (
     Rows,
 )
 from triptych.attention.mask_lowering import window_of
-from triptych.nn.attention import Attention
+from triptych.nn.attention import Attention, KindState
 from triptych.nn.feedforward import GLU, MLP, MoE
 from triptych.nn.inputs import Conv, Embed, Frames, Patches
-from triptych.nn.kinds import Context, Kind, KindState, alike, cross_state, shared_states
+from triptych.nn.kinds import Context, Kind, cross_state, shared_states, sharing_key
 from triptych.nn.linear import Linear, Norms
 from triptych.nn.part import Module
 from triptych.nn.taps import NO_TAPS, Taps
@@ -138,9 +138,9 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
         self.own_groups: Groups = {}
         self.cross_groups: Groups = {}
         for layer, block in enumerate(self.blocks):
-            self.own_groups.setdefault(alike(block.attn.spec, layer), []).append(layer)
+            self.own_groups.setdefault(sharing_key(block.attn.spec, layer), []).append(layer)
             if block.cross is not None:
-                self.cross_groups.setdefault(alike(block.cross.spec, layer), []).append(layer)
+                self.cross_groups.setdefault(sharing_key(block.cross.spec, layer), []).append(layer)
 
     def cache(self, slots: int = 0, cache_type: CacheType = "auto") -> Cache:
         """An empty cache for so many rows, each layer's by its kind: a ring where a window bounds what it sees, sums
@@ -174,7 +174,7 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
         x = self.embed(inputs, rows, token_types, random)
         step = cache.begin(rows, taps.provenance)
         ctx = step.context if taps is NO_TAPS else None
-        if not isinstance(ctx, Context) or ctx.owner is not self or not ctx.moved_on(rows, x):
+        if not isinstance(ctx, Context) or ctx.owner is not self or not ctx.try_advance(rows, x):
             ctx = self.context(x, rows, step, cross, random)
             step.context = ctx if ctx.continues else None  # a step of no cache is part of it: no cycle
         x = taps("embed", x, rows)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import re
-import struct
-import zlib
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
 import numpy as np
 import numpy.typing as npt
+
+from triptych.media.image import png
 
 from .maps import AnyMap, AttentionMap
 from .plot import SHADES
@@ -102,16 +102,7 @@ def _png(weights: npt.NDArray[np.float32]) -> bytes:
     palette = (
         np.stack([np.interp(place, np.arange(len(stops)), stops[:, c]) for c in range(3)], 1).round().astype(np.uint8)
     )
-    index = np.rint(weights / max(float(weights.max()), 1e-12) * 255).astype(np.uint8)
-    lines = b"".join(b"\0" + row.tobytes() for row in index)
-    height, width = index.shape
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0))
-    body = chunk(b"PLTE", palette.tobytes()) + chunk(b"IDAT", zlib.compress(lines, 9)) + chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + header + body
+    return png(np.rint(weights / max(float(weights.max()), 1e-12) * 255).astype(np.uint8), palette)
 
 
 def document(width: float, height: float, title: str, parts: Sequence[str]) -> str:

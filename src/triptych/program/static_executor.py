@@ -88,7 +88,7 @@ class StaticStep:
         try:
             self._check(ids, rows)
             if self.cache.longest is not None:  # at once: a plan and its graphs hold for one size of the stores
-                self.cache.room(self.cache.longest)
+                self.cache.ensure_capacity(self.cache.longest)
             step = self.cache.begin(rows, "")
             self._bind()
         except NotStatic as reason:
@@ -128,7 +128,7 @@ class StaticStep:
         more = slots - len(self.cache.lengths)
         if more > 0:
             self.cache.free(self.cache.add(more + len(self.cache.free_slots)))
-        self.cache.room(length)
+        self.cache.ensure_capacity(length)
         try:
             self._bind()
         except NotStatic as reason:

@@ -43,12 +43,15 @@ _LOWEST = {"Q4_0": -8, "Q5_0": -16}  # the lowest code of the types whose codes 
 def repack(blocks: PackedBlocks, memory: Memory = plain_memory) -> PackedMatrix:
     """The matrix `[rows, columns]` that `blocks` hold, in the layout for their type.
 
-    Raises CheckpointError where a scale or a minimum is too large for fp16; such a matrix can be used as dense numbers.
+    Raises CheckpointError for a type without a layout, and where a scale or a minimum is too large for fp16; such a
+    matrix can be used as dense numbers.
     """
     kind = blocks.format.type.name
     if len(blocks.shape) != 2:
         raise CheckpointError(f"a matrix has two dimensions, not {list(blocks.shape)}")
     rows, columns = blocks.shape
+    if kind not in LAYOUT_OF:
+        raise CheckpointError(f"no kernel multiplies with {kind}")
     layout = LAYOUT_OF[kind]
     matrix = PackedMatrix(layout, rows, columns, memory(layout.nbytes(rows, columns)))
     kernels = library()
@@ -67,6 +70,7 @@ def _repack_by_torch(blocks: PackedBlocks, matrix: PackedMatrix) -> PackedMatrix
     """The same for every type."""
     kind, layout, data = blocks.format.type.name, matrix.layout, matrix.data
     rows, columns = matrix.shape
+    assert blocks.format.parts is not None
     for start, stop in chunks(rows, columns):
         parts = blocks.format.parts(blocks.raw[start:stop].reshape(-1, blocks.format.nbytes))
         numbers = _whole_bands(parts, stop - start, _LOWEST.get(kind, 0))

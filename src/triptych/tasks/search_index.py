@@ -6,23 +6,21 @@ file, and in its metadata the SHA-256 of the bytes of each file.  Nothing of the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from triptych.checkpoints import atomic_write, recover
-from triptych.errors import CheckpointError, first_line
-from triptych.files import exists, read_regular
+from triptych.checkpoints.safetensors import open_file
+from triptych.errors import CheckpointError
+from triptych.files import exists
 from triptych.tasks.passages import Span
 
-FORMAT = "triptych search index 1"
-MOST_BYTES = 16 << 30
+FORMAT = "triptych search index 2"
 HEXADECIMAL = frozenset("0123456789abcdef")
 
 
@@ -41,19 +39,17 @@ def read_index(file: Path, width: int) -> dict[str, Embedded]:
     """
     if not exists(file):
         return {}
-    data = read_regular(file, MOST_BYTES, CheckpointError)
-    try:
-        digests = _digests(data)
-        tensors = load(data)
-        vectors, spans, counts = (tensors[name] for name in ("vectors", "spans", "counts"))
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{file}: is no index of a search ({first_line(error)})") from None
-    n, files = len(spans) if spans.ndim else 0, len(digests)
-    shapes = {"vectors": (vectors, (n, width), "float32"), "spans": (spans, (n, 4), "int64"),
-              "counts": (counts, (files,), "int64")}  # fmt: skip
-    for name, (tensor, shape, dtype) in shapes.items():
-        if tensor.shape != shape or str(tensor.dtype) != dtype:
-            raise CheckpointError(f"{file}: {name} is {tensor.dtype} {list(tensor.shape)}, not {dtype} {list(shape)}")
+    source = open_file(file)
+    digests = _digests(source.metadata)
+    if digests is None or source.infos.keys() != {"vectors", "spans", "counts"}:
+        raise CheckpointError(f"{file}: is no index of a search")
+    n = source.infos["spans"].shape[0] if source.infos["spans"].shape else 0
+    shapes = {"vectors": ("F32", (n, width)), "spans": ("I64", (n, 4)), "counts": ("I64", (len(digests),))}
+    for name, (dtype, shape) in shapes.items():
+        info = source.infos[name]
+        if (info.dtype, info.shape) != (dtype, shape):
+            raise CheckpointError(f"{file}: {name} is {info.dtype} {list(info.shape)}, not {dtype} {list(shape)}")
+    vectors, spans, counts = (source.read(name).numpy().copy() for name in shapes)
     if (counts < 0).any() or int(counts.sum()) != n or not _in_order(spans) or not np.isfinite(vectors).all():
         raise CheckpointError(f"{file}: its passages do not fit together")
     ends = np.cumsum(counts).tolist()
@@ -77,7 +73,7 @@ def write_index(file: Path, files: Mapping[str, Embedded], width: int) -> None:
             "spans": np.asarray(spans, np.int64).reshape(-1, 4),
             "counts": np.asarray([len(part.spans) for part in parts], np.int64),
         },
-        {"format": FORMAT, "digests": json.dumps(list(files))},
+        {"format": FORMAT, "digests": " ".join(files)},
     )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -87,18 +83,11 @@ def write_index(file: Path, files: Mapping[str, Embedded], width: int) -> None:
     atomic_write(file, content)
 
 
-def _digests(data: bytes) -> list[str]:
-    """The SHA-256 of each file, from the header of a safetensors file.  Raises ValueError for anything else."""
-    length = int.from_bytes(data[:8], "little")
-    if length > len(data) - 8:
-        raise ValueError("it ends within its header")
-    metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
-    digests = json.loads(metadata.get("digests", "null"))
-    if metadata.get("format") != FORMAT or not isinstance(digests, list) or len(set(digests)) != len(digests):
-        raise ValueError("its header does not say so")
-    if not all(isinstance(one, str) and len(one) == 64 and set(one) <= HEXADECIMAL for one in digests):
-        raise ValueError("a digest is none")
-    return digests
+def _digests(metadata: Mapping[str, str]) -> list[str] | None:
+    """The SHA-256 of each file; None where the metadata are not those of an index."""
+    digests = metadata.get("digests", "").split()
+    known = metadata.get("format") == FORMAT and len(set(digests)) == len(digests)
+    return digests if known and all(len(one) == 64 and set(one) <= HEXADECIMAL for one in digests) else None
 
 
 def _in_order(spans: NDArray[np.int64]) -> bool:

@@ -29,7 +29,7 @@ from triptych.train.objectives import TrainingBatch, collate
 from triptych.train.optim import Optimizer, Schedule
 from triptych.train.precision import Precision, autocast, chosen
 from triptych.train.settings import Finite, Positive, Rate, Section, Share
-from triptych.train.waiting import Waiting
+from triptych.train.spin_control import Waiting
 
 TRIM_EVERY = 100  # steps; batches of other sizes leave gaps between allocations, of several times the memory in use
 

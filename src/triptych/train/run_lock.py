@@ -1,7 +1,8 @@
 """A lock on a run directory, so that two processes never train into one.
 
 The operating system holds the lock and releases it when the process ends, however it ends: a killed run leaves the
-file `.lock` behind, but no lock.
+file `.lock` behind, but no lock.  `filelock` does not serve here: it does not say which process holds a lock, and where
+the file system has none it falls back to a file that a killed run leaves locked.
 """
 
 from __future__ import annotations

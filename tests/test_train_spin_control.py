@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from triptych.machine import Usage
-from triptych.train.waiting import Waiting, gnu_openmp
+from triptych.train.spin_control import Waiting, gnu_openmp
 
 needs_gnu = pytest.mark.skipif(gnu_openmp() is None, reason="torch does not use GNU OpenMP here")
 
@@ -96,7 +96,7 @@ SPIN = """
 import sys, time
 import torch
 from triptych import machine
-from triptych.train.waiting import _Surplus, gnu_openmp
+from triptych.train.spin_control import _Surplus, gnu_openmp
 
 torch.set_num_threads(2)
 numbers = torch.zeros(1 << 18)
