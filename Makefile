@@ -26,7 +26,7 @@ with_types_and_docs = @echo '$(1), beside mypy and mkdocs'; \
 	exit $$((tests || beside))
 
 .PHONY: help quickstart test test-all test-rest durations lint types imports docs unit families lectures pictures format \
-  clean
+  wheel clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -79,12 +79,15 @@ lectures: $(VENV)/.installed-dev ## run the stale labs and record them in docs/l
 pictures: $(VENV)/.installed-dev ## draw the pictures of the documentation (some: ARGS="scaling depth")
 	$(BIN)/python tools/pictures.py $(ARGS)
 
+wheel: $(VENV)/.installed ## build a wheel into dist/, which pip installs into another environment
+	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .
+
 format: $(VENV)/.installed-dev ## format the code and apply ruff's safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## remove the environment, caches and built pages; runs/ stays
-	rm -rf $(VENV) site build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The empty files .installed and .installed-dev record that the environment is complete; a changed requirement, pin or C
 # file installs again.

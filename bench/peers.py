@@ -1,6 +1,6 @@
 """The table of issue 9: this library beside others, measured in one run: `python bench/peers.py --smollm2 FILE.gguf`.
 
-Needs `pip install 'triptych[bench]'` and, for the rows of ik_llama.cpp, its build; a peer that is not installed is left
+Needs `pip install -e '.[bench]'` and, for the rows of ik_llama.cpp, its build; a peer that is not installed is left
 out and named.  `--minilm DIR` is all-MiniLM-L6-v2.  Other models are made once in `--models`: SmolLM2 as Q8_0, Q4_0,
 fp32 and bf16, a 1.1B Llama in Q4_0, a T5-small and a Whisper-tiny, the last three with random weights (`shapes.py`).
 

@@ -329,11 +329,13 @@ NESTED = {name for name in VARIANTS if name.startswith("vision-")}
 
 
 def numbers(name: str) -> int:
-    """How many numbers the reference computes with: parameters and the buffers it saves, tied ones once."""
+    """How many numbers the reference computes with: parameters, tied ones once, and the buffers it saves, but for the
+    bias on logits, which is zeros."""
     model = saved(name)[0]
     kind = model.config.model_type
     tied = getattr(model.config, "tie_word_embeddings", True)
     unread = COMPUTED if kind == "marian" else set() if tied else UNREAD | {SPARE.get(kind)}
+    unread |= {"final_logits_bias"}
     return sum({x.data_ptr(): x.numel() for key, x in model.state_dict().items() if key not in unread}.values())
 
 

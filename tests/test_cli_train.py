@@ -21,6 +21,7 @@ from triptych.page import Sample
 from triptych.quickstart.panels import PANELS, HeldOutResult
 from triptych.quickstart.run_page import write_page
 from triptych.train import Checkpoints, Event, read_recipe
+from triptych.train.recipe import DataSettings
 
 RECIPE = """
 tokenizer = "byte"
@@ -331,3 +332,21 @@ def test_starting_over_deletes_before_it_writes(
 def test_resuming_and_starting_over_exclude_each_other(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, err = said([*command.split(), "--resume", "--force"], capsys, code=2)
     assert "--resume continues the run that --force deletes" in " ".join(err.split())
+
+
+# ---------------------------------------------------------------- what samples begin with
+
+
+def test_samples_of_ones_own_text_begin_with_it(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("the old mill stands where the river bends\n" * 40)
+    mine = DataSettings(path=str(tmp_path / "notes.txt"))
+    assert PANELS["decoder"].prompts_for(mine) == ("the old mill stands",)
+    assert PANELS["decoder"].text_for(mine) == "the old mill stands"
+    gaps = PANELS["encoder"].prompts_for(mine)
+    assert set(gaps) == {"the old mill stands [MASK] the river bends"}
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("source,target\n" + "".join(f"old {i},new {i}\n" for i in range(40)))
+    assert PANELS["encoder-decoder"].prompts_for(DataSettings(path=str(pairs))) == ("old 38", "old 39")
+    plays = DataSettings(path="shakespeare")
+    assert "KING HENRY" in PANELS["decoder"].prompts_for(plays)[0]
+    assert PANELS["encoder"].text_for(plays) in PANELS["encoder"].prompts_for(plays)

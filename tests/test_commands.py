@@ -39,6 +39,9 @@ NUMBER = re.compile(r"(?<![\w.])-?\d[\d,_]*(?:\.\d+)?(?:e-?\d+)?")
 NOT_RUN = {  # the beginning of a command -> why it is not run
     "make quickstart": "installs the package; `triptych quickstart` is run",
     "make test": "runs these tests",
+    "make wheel": "builds in an environment of its own, for which it needs the network",
+    "pip install dist/": "installs the wheel above it",
+    ".venv/bin/jupyter": "serves until it is stopped",
     "python3 -m venv": "installs from the network",
     ".venv/bin/python": "installs from the network, or runs these tests",
     "triptych lab all": "each lab is run by itself",

@@ -36,6 +36,11 @@ SMALL = {
     "num_attention_heads": 4, "max_position_embeddings": 64,
 }  # fmt: skip
 
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+
 # ---------------------------------------------------------------- blocks
 
 
@@ -594,3 +599,33 @@ def test_save_refuses_the_names_that_convert_refuses(name: str, tmp_path: Path) 
 def test_a_name_without_an_ending_or_with_a_slash_is_a_directory(name: str, tmp_path: Path) -> None:
     assert convert(checkpoint("decoder"), f"{tmp_path}/{name}").format == "hf"
     assert (tmp_path / name / "config.json").is_file()
+
+
+#: What llama.cpp refuses, in a Phi, a StarCoder2 and so on that are otherwise as it knows them, and a control.
+LIMITS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "phi": ("phi", {"tie_word_embeddings": True}, "phi2 model has tied embeddings"),
+    "starcoder2": ("starcoder2", {"use_bias": False, "sliding_window": None}, "starcoder2 model has no biases"),
+    "gpt-neox": ("gpt-neox", {"tie_word_embeddings": True}, "gptneox model has tied embeddings"),
+    "gpt-neox, no biases": ("gpt-neox", {"attention_bias": False}, "gptneox model has no biases"),
+    "qwen2": ("qwen2", {"rope_parameters": LLAMA3}, "qwen2 model has frequencies of rotation of its own"),
+    "gemma": ("gemma", {"attention_bias": True}, "gemma model has biases in its attention"),
+    "qwen3-moe": ("qwen3-moe-normed", {"attention_bias": True}, "a bias in the output projection of its attention"),
+    "gptj": ("gptj", {}, "is of an architecture that it does not have"),
+    "llama": ("llama", {"rope_parameters": LLAMA3}, ""),
+    "granite": ("granite", {}, ""),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_file_that_llama_cpp_refuses_has_a_note(name: str, tmp_path: Path) -> None:
+    variant, change, problem = LIMITS[name]
+    config = json.loads((references.saved(variant)[1] / "config.json").read_text()) | change
+    create(config).save(tmp_path / "model")
+    done = convert(tmp_path / "model", tmp_path / "x.gguf")
+    notes = [note for note in done.notes if note.startswith("llama.cpp does not open this file: ")]
+    assert [problem in note for note in notes] == [True] * bool(problem)
+
+
+def test_a_window_that_gguf_does_not_have_is_refused_without_a_guess(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"sliding_window' \(= 4\) is not understood; convert it to hf"):
+        convert(references.saved("starcoder2-untied")[1], tmp_path / "x.gguf")

@@ -60,3 +60,11 @@ def test_the_sites_beside_hooks_of_transformerlens_exist() -> None:
     specs = [families.read_config(dict(NAMED[name])) for name in ("gpt2", "llama-7b")]
     there = {site for spec in specs for site in sites(spec) if "blocks" not in site or "blocks.0." in site}
     assert named | more == there
+
+
+def test_nothing_is_installed_from_an_index_that_does_not_have_it() -> None:
+    """The package is installed from a clone or a wheel: `pip install triptych` would take whatever an index has."""
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py"), *ROOT.glob("bench/*.py")]
+    named = re.compile(r"pip install (-\S+ )*['\"]?triptych\b(?!-\d)")
+    assert [path.name for path in texts if named.search(path.read_text("utf-8"))] == []
+    assert named.search("run: pip install 'triptych[image]'"), "the control"

@@ -168,9 +168,14 @@ def test_the_command_shows_checks_and_saves(tmp_path: Path, capsys: pytest.Captu
     assert main(["exercise", "L4.9", "--seed", "4", "--solutions"]) == 0
     assert one.questions[0].solution in capsys.readouterr().out
     assert main(["exercise", "L4.9", "--seed", "4", "--answer", one.questions[0].answer_text]) == 0
-    capsys.readouterr()
+    assert f"2 questions not answered: {one.questions[1].text}" in " ".join(capsys.readouterr().err.split())
+    every = [word for question in one.questions for word in ("--answer", question.answer_text)]
+    assert main(["exercise", "L4.9", "--seed", "4", *every]) == 0
+    assert "not answered" not in capsys.readouterr().err
     assert main(["exercise", "L4.9", "--seed", "4", "--answer", "3", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["answers"] == [{"answer": "3", "right": False}]
+    result = json.loads(capsys.readouterr().out)
+    assert result["answers"] == [{"answer": "3", "right": False}]
+    assert result["not_answered"] == len(one.questions) - 1
     assert main(["exercise", "all", "--save", str(tmp_path / "sheet.html")]) == 0
     page = (tmp_path / "sheet.html").read_text("utf-8")
     assert page.count("<details>") == sum(len(exercises.variant(name).questions) for name in exercises.NAMES)

@@ -67,14 +67,6 @@ def test_every_tensor_is_used_once_and_written_back_bit_for_bit(name: str) -> No
 
 
 @pytest.mark.parametrize("name", references.NAMES)
-def test_parameter_count_is_the_reference_s(name: str) -> None:
-    hf, tensors = stored(name)
-    model = families.read_config(hf, stored=tensors)
-    ours = sum(math.prod(shape) for shape in model.shapes().values())
-    assert ours == references.numbers(name)
-
-
-@pytest.mark.parametrize("name", references.NAMES)
 def test_specs_survive_json_and_our_own_config(name: str) -> None:
     hf, tensors = stored(name)
     model = families.read_config(hf, stored=tensors)

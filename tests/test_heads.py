@@ -96,10 +96,20 @@ def test_ablation_tells_the_heads_that_matter(table: HeadTable) -> None:
     for role in ("induction", "previous"):
         assert effects[role].effect > 1
         assert effects[role].beyond_random
+        assert len(effects[role].random) > 1
     assert not effects["marked"].beyond_random  # its values are 0
     (row,) = table.find("induction")
     assert row.effect is not None
     assert row.random_effect == 0
+
+
+def test_one_other_set_of_heads_is_no_comparison() -> None:
+    """Of two heads one has the role, so that there is a single other head to remove."""
+    two = planted.decoder(plants=((PREVIOUS,), (planted.induction,)))
+    (one,) = two.heads(planted.texts(), roles=["induction"]).together
+    assert one.effect > 1
+    assert len(one.random) == 1
+    assert not one.beyond_random
 
 
 def test_planted_heads_of_the_other_layouts() -> None:

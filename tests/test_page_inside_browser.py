@@ -17,7 +17,7 @@ from cli_models import checkpoint
 from test_page import NASTY, pattern
 from test_page_browser import BUTTONS, SLOW, STATUS
 from triptych.model import load
-from triptych.page import AttentionMap, AttentionSection, MatrixSection, TopMap, render, write
+from triptych.page import AttentionMap, AttentionSection, MatrixSection, TableSection, TopMap, render, write
 from triptych.page.inside import inside_page
 from triptych.page.inspect import inspect_text
 
@@ -67,6 +67,24 @@ def long_page(folder: Path, length: int, layers: int = 2) -> Path:
     maps = [TopMap("decoder", layer, tokens, tokens, keys, weights) for layer in range(layers)]
     write(folder / "page.html", render("t", [AttentionSection("t", "", maps)]))
     return folder / "page.html"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_bar_of_tabs_does_not_scroll_up_and_down(width: int, browser: Browser, page: Path) -> None:
+    tab = browser.open(page, width=width).wait()
+    high, inner = tab.evaluate("((bar) => [bar.scrollHeight, bar.clientHeight])(document.querySelector('nav'))")
+    assert high <= inner
+
+
+def test_a_long_cell_of_a_table_is_no_column_of_words(browser: Browser, tmp_path: Path) -> None:
+    row = ["induction", "the token after the first occurrence of the present one (A B ... A reads B)", "11"]
+    header = ["role", "reads", "heads", "without the best, nats", "without random heads"]
+    write(tmp_path / "t.html", render("t", [TableSection("t", header, [[*row, "9.014", "0.567"]])]))
+    tab = browser.open(tmp_path / "t.html", width=390).wait()
+    cell = 'document.querySelectorAll("td")[1]'
+    lines = tab.evaluate(f"{cell}.clientHeight / parseFloat(getComputedStyle({cell}).lineHeight)")
+    assert lines < 5
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_every_tab_is_reached_and_read_by_keyboard(browser: Browser, page: Path) -> None:

@@ -286,6 +286,13 @@ def test_an_empty_text_has_one_message(browser: Browser, tmp_path: Path) -> None
     typed(tab, "I")
     assert tab.evaluate(f"{VIEW}.warning.textContent") == ""
     assert "1 token in" in tab.evaluate(f"{VIEW}.speed.textContent")
+    shown = '[".strips .chip", ".prediction:not([hidden])"].map((one) => document.querySelectorAll(one).length)'
+    assert min(tab.evaluate(shown)) > 0
+    typed(tab, "")
+    assert tab.evaluate(shown) == [0, 0]
+    assert "What is below is of the last text" in tab.evaluate(f"{VIEW}.warning.textContent")
+    typed(tab, "I")
+    assert min(tab.evaluate(shown)) > 0
 
 
 OTHERS = ("gpt2-base", "bert-classes", "bert-tokens", "bert-spans", "bart-classes", "electra", "mixtral", "t5-encoder")
@@ -346,6 +353,26 @@ def test_the_picture_of_the_cache_follows_the_theme(browser: Browser, pages: dic
     tab.evaluate('[...document.querySelectorAll("#tools button")].find((one) => one.textContent === "Dark").click()')
     assert tab.evaluate(pixel) != light
     assert tab.evaluate(pixel)[:3] == [0x8D, 0xB4, 0xEE]
+
+
+def test_the_bar_of_the_cache_is_as_long_as_what_is_stored(browser: Browser, pages: dict[str, Path]) -> None:
+    tab = opened(browser, pages["decoder"])
+    typed(tab, "She sat by the river bank, " * 3)  # more than 64 tokens
+    tab.evaluate(f"{VIEW}.generate(1)")
+    filled, capacity = tab.evaluate(f"{VIEW}.cachePicture.last.filter((_, i) => i !== 1)")
+    assert 64 < filled < 0.6 * capacity
+    row = 'document.querySelector(".cache").getContext("2d").getImageData(0, 0, canvas.width, 1).data'
+    painted = f'((canvas) => [{row}, canvas.width])(document.querySelector(".cache"))'
+    pixels, width = tab.evaluate(f"(([data, width]) => [[...data], width])({painted})")
+    share = sum(alpha > 0 for alpha in pixels[3::4]) / width
+    assert abs(share - filled / capacity) < 0.02
+
+
+def test_chapters_have_visible_names(browser: Browser, pages: dict[str, Path]) -> None:
+    names = f"[...{VIEW}.lessons.chooser.children].map((one) => one.innerText)"
+    wide = opened(browser, pages["decoder"])
+    assert wide.evaluate(names)[1] == "2 Positions"
+    assert opened(browser, pages["decoder"], width=390).evaluate(names)[1].strip() == "2"
 
 
 def test_the_page_shows_before_its_weights_are_unpacked(browser: Browser, pages: dict[str, Path]) -> None:

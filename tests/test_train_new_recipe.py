@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli_models import checkpoint
+from cli_models import LLAMA, checkpoint
 from triptych.cli import main
 from triptych.errors import ConfigError, InputError, TextError
 from triptych.media.image import png
+from triptych.model import create
+from triptych.text import DECODER, byte_tokenizer
 from triptych.train import OBJECTIVES, check_recipe, prepare, read_recipe, write_new_recipe
 from triptych.train.layouts import LAYOUTS
 from triptych.train.new_recipe import FIELDS, objective_of
@@ -103,6 +105,17 @@ def test_a_recipe_for_a_folder_of_short_notes_runs_as_written(
     assert "fewer than a row may have" in err
     assert ("at the end of the longest document" in err) == (len(texts) > 1)
     assert Path("runs/notes/model/config.json").is_file()
+
+
+def test_the_recipe_of_the_page_is_the_one_that_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[1] / "docs/concepts/recipes.md").read_text("utf-8")
+    create(LLAMA | {"vocab_size": 257, "max_position_embeddings": 300}, byte_tokenizer(DECODER)).save("model.gguf")
+    Path("notes").mkdir()
+    Path("notes/a.txt").write_text("the old mill")
+    write_new_recipe("notes.toml", base="model.gguf", data="notes/")
+    written = Path("notes.toml").read_text()
+    assert f"```toml\n{written[written.index('[model]') :]}```" in page
 
 
 def test_data_that_are_nowhere_are_an_error_at_once(

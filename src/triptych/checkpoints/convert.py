@@ -24,6 +24,7 @@ from triptych.checkpoints.adapters import MergedParameters, with_base
 from triptych.checkpoints.gguf_blocks import FORMATS, WRITABLE
 from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
 from triptych.checkpoints.header import BESIDE, Header, read_header
+from triptych.checkpoints.llama_cpp_limits import refusals
 from triptych.checkpoints.load_weights import DetachedWeights, StoredParameters, to_checkpoint
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
@@ -276,6 +277,7 @@ def _write_gguf(
             "the tokenizer needs keys that only triptych reads; other readers split some texts differently, mostly "
             "around spaces",
         )
+    notes += tuple(refusals(str(metadata["general.architecture"]), [entry.name for entry in entries]))
     nbytes = write_gguf(path, metadata | tokenizer, entries)
     return Conversion(str(path), "gguf", spec.family, nbytes, dict(Counter(entry.kind for entry in entries)), notes)
 

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
-from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 from triptych import families
 from triptych.checkpoints import open_source
 from triptych.checkpoints.header import Header, read_header
+from triptych.count import count
 from triptych.spec import LinearSpec, ModelSpec, Part
 from triptych.spec.masks import mask_text
 from triptych.spec.part import part_name
@@ -75,7 +75,7 @@ def describe(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = F
         path=str(header.path),
         family=spec.family,
         layout=spec.layout,
-        parameters=sum(map(prod, spec.shapes().values())),
+        parameters=count(spec).total,
         stored_bytes=sum(tensor.nbytes for tensor in tensors),
         vocab=spec.vocab,
         context=spec.context,

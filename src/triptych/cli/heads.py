@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from triptych.cli import options, screen
 from triptych.cli.screen import plain
+from triptych.errors import counted
 
 if TYPE_CHECKING:
     from triptych.model import Model
@@ -113,17 +115,24 @@ def _show(table: HeadTable, name: str) -> None:
                 where, _number(row.score), _number(row.even), _number(row.threshold), _number(row.z, 1), *effects
             )
         more = f", {SHOWN} shown" if len(best) > SHOWN else ""
-        screen.show(lines, f"{role}: {ROLES.get(role, 'pairs of words')} ({len(best)} heads{more})")
+        screen.show(lines, f"{role}: {ROLES.get(role, 'pairs of words')} ({counted(len(best), 'head')}{more})")
         if (one := together.get(role)) is not None:
-            random = ", ".join(f"{lost:.3f}" for lost in one.random) or "none left"
             screen.console().print(
-                f"without the best {len(one.heads)}: {one.effect:.3f} {table.unit}; "
-                f"without as many random heads: {random}\n"
+                f"without the best {len(one.heads)}: {one.effect:.3f} {table.unit}; {_beside(one.random)}\n"
             )
     if not table.roles:
         screen.console().print(f"no head of {plain(name)} is above its threshold in any role")
     for role, reason in table.not_measured.items():
         screen.note(f"{role} was not measured: {reason}")
+
+
+def _beside(random: Sequence[float]) -> str:
+    """What was lost without other sets of as many heads, or why that says nothing."""
+    if not random:
+        return "the model has no other set of as many heads to compare with"
+    if len(random) == 1:
+        return f"of as many other heads there is one set alone ({random[0]:.3f}), which says nothing about chance"
+    return f"without as many random heads: {', '.join(f'{lost:.3f}' for lost in random)}"
 
 
 def _show_link(table: LinkTable) -> None:
@@ -136,10 +145,7 @@ def _show_link(table: LinkTable) -> None:
     title = f"from {plain(table.query)} to {plain(table.key)}: {len(table.above)} of {len(table.rows)} heads"
     screen.show(lines, title)
     best = "in the best of them" if table.above else "in the first four"
-    random = ", ".join(f"{lost:.3f}" for lost in table.random) or "none left"
-    screen.console().print(
-        f"without the link {best}: {table.effect:.3f} {table.unit}; in as many random heads: {random}"
-    )
+    screen.console().print(f"without the link {best}: {table.effect:.3f} {table.unit}; {_beside(table.random)}")
 
 
 def _save(model: Model, table: HeadTable, text: str | None, name: str, path: Path) -> None:

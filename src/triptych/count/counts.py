@@ -36,6 +36,7 @@ DTYPES: Mapping[str, Fraction] = {
     "fp32": Fraction(4), "bf16": Fraction(2), "fp16": Fraction(2), "fp8": Fraction(1), "int8": Fraction(1),
     **{name: TYPES[name.upper()].bytes_per_element for name in _PACKED},
 }  # fmt: skip
+_BUFFERS = {(family, "head.proj", "bias") for family in ("bart", "mbart", "marian")}
 PARTS = ("embedding", "position", "attention", "mlp", "norms", "head")
 
 
@@ -169,11 +170,11 @@ class Count:
 
 
 def count(spec: ModelSpec) -> Count:
-    """Count `spec`."""
+    """Count `spec`.  A bias that the reference of the family keeps as a buffer, which is zeros, is no parameter."""
     total: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
     for name, part in spec.walk():
         for leaf, shape in part.tensors().items():
-            if f"{name}.{leaf}" not in spec.ties:
+            if f"{name}.{leaf}" not in spec.ties and (spec.family, name, leaf) not in _BUFFERS:
                 total[_part_of(name, part)] += prod(shape)
     return Count(spec, dict(total))
 

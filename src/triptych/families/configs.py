@@ -87,7 +87,7 @@ def write_gguf(model: ModelSpec) -> tuple[dict[str, Any], write_gguf_metadata.Te
     try:
         problem = write_gguf_metadata.difference(model, read_gguf(metadata, shapes, read=tensors.__getitem__)[1])
     except ConfigError as error:
-        problem = str(error).removeprefix("GGUF: ").partition(";")[0]
+        problem = str(error).removeprefix("GGUF: ").partition(";")[0].partition(" (did you mean")[0]
     if problem:
         raise CheckpointError(f"GGUF cannot represent this model as {arch!r}: {problem}; convert it to hf")
     return metadata, tensors

@@ -1,6 +1,6 @@
 """Image files as the pixels that a vision model reads: opened, resized, cropped and normalized.
 
-Needs no torch, and Pillow only to open a file (`pip install triptych[image]`).
+Needs no torch, and Pillow only to open a file (`pip install pillow`).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def read_image(path: str | Path, preparation: Preparation) -> NDArray[np.float32
     try:
         from PIL import Image, ImageOps
     except ImportError:
-        raise InputError(f"{path}: opening an image needs Pillow; pip install triptych[image]") from None
+        raise InputError(f"{path}: opening an image needs Pillow; run: pip install pillow") from None
     path = Path(path)
     raw = read_regular(path, MAX_BYTES, InputError)
     with library(lambda problem: InputError(f"{path}: is not a readable image ({problem})")):

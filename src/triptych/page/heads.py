@@ -25,7 +25,9 @@ def role_effects(table: HeadTable) -> TableSection:
     rows = []
     for role, best in table.roles.items():
         one = together.get(role)
-        effect, random = ("", "") if one is None else (f"{one.effect:.3f}", f"{one.random_mean:.3f}")
+        effect = "" if one is None else f"{one.effect:.3f}"
+        # One other set of as many heads says nothing about chance.
+        random = f"{one.random_mean:.3f}" if one is not None and len(one.random) > 1 else ""
         rows.append([role, ROLES.get(role, "pairs of words"), str(len(best)), effect, random])
     rows += [[role, f"not measured: {reason}", "", "", ""] for role, reason in table.not_measured.items()]
     header = ("role", "reads", "heads", f"without the best, {table.unit}", "without random heads")

@@ -6,10 +6,12 @@ class Lessons {
     this.at = 0;
     this.acted = false; // whether a button of the open chapter was pressed
     this.card = el("div", { class: "lesson" });
-    const numbers = CHAPTERS.map(({ title }, i) => [i, String(i + 1), title]);
+    const numbers = CHAPTERS.map(({ title }, i) => [i, String(i + 1), ""]);
     this.chooser = choice("Chapter", numbers, 0, (i) => this.open(i));
-    [...this.chooser.children].forEach((one, i) =>
-      one.setAttribute("aria-label", `Chapter ${i + 1}: ${CHAPTERS[i].title}`));
+    [...this.chooser.children].forEach((one, i) => {
+      one.setAttribute("aria-label", `Chapter ${i + 1}: ${CHAPTERS[i].title}`);
+      one.append(el("span", {}, ` ${CHAPTERS[i].title}`));
+    });
     this.chooser.classList.add("layers");
     this.node = el("div", { class: "lessons" }, this.chooser, this.card);
   }

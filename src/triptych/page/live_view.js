@@ -219,8 +219,7 @@ class LiveView {
       this.stale = false;
       tokens = this.read();
       if (!tokens.ids.length || tokens.source?.length === 0) {
-        this.warning.textContent = "There are no tokens yet; type something.";
-        this.speed.textContent = "";
+        this.showNothing();
         return;
       }
       now = await this.engine.call("compute", this.request(tokens));
@@ -244,6 +243,16 @@ class LiveView {
     const { kernel, note } = this.engine;
     const tokenCount = `${count} ${count === 1 ? "token" : "tokens"}`;
     this.speed.textContent = `${tokenCount} in ${this.cost.toFixed(0)} ms, ${kernel}.${note}`;
+  }
+
+  // Of an empty text: no tokens, no predictions.
+  showNothing() {
+    const below = this.now ? " What is below is of the last text." : "";
+    this.warning.textContent = `There are no tokens yet; type something.${below}`;
+    this.speed.textContent = this.effect.textContent = "";
+    this.strips.replaceChildren();
+    this.shownTokens = null;
+    for (const { node } of this.bars) node.hidden = true;
   }
 
   showTokens({ source, ids }) {

@@ -25,18 +25,17 @@ class CachePicture {
   show(filled, fresh, capacity) {
     this.node.hidden = false;
     this.last = [filled, fresh, capacity];
-    const columns = Math.min(capacity, Math.max(64, filled));
-    const first = Math.max(0, filled - columns);
-    this.canvas.width = columns;
+    this.canvas.width = capacity;
     this.canvas.height = this.layers;
     const context = this.canvas.getContext("2d");
     const colours = getComputedStyle(this.node);
     const fill = (colour, from, to) => {
       context.fillStyle = colours.getPropertyValue(colour);
-      context.fillRect(from - first, 0, to - from, this.layers);
+      context.fillRect(from, 0, to - from, this.layers);
     };
-    fill(isDark() ? "--kept-dark" : "--kept-light", first, filled - fresh);
-    fill(isDark() ? "--fresh-dark" : "--fresh-light", Math.max(first, filled - fresh), filled);
+    const seen = Math.max(fresh, capacity / 128); // wide, so that one position of many can be seen
+    fill(isDark() ? "--kept-dark" : "--kept-light", 0, filled - fresh);
+    fill(isDark() ? "--fresh-dark" : "--fresh-light", Math.max(0, filled - seen), filled);
     const kib = (4 * this.numbers * filled) / 1024;
     this.text.textContent =
       `${filled} of ${capacity} positions, ${kib.toFixed(1)} KiB. This step computed keys and values of ` +

@@ -53,7 +53,7 @@ def agg_figure(path: str | os.PathLike[str]) -> Figure:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise InputError(
-            f"drawing {os.fspath(path)} needs matplotlib, which is not installed; run: pip install 'triptych[plot]'"
+            f"drawing {os.fspath(path)} needs matplotlib, which is not installed; run: pip install matplotlib"
         ) from error
     # Figure and canvas are made directly: pyplot would choose a backend for the whole process.
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")

@@ -83,8 +83,9 @@ class LinkTable:
 
     @property
     def beyond_random(self) -> bool:
-        """Whether more is lost without the link in these heads than in every draw of random ones."""
-        return bool(self.random) and self.effect > max(self.random)
+        """Whether more is lost without the link in these heads than in every set of random ones, of which there are
+        two."""
+        return len(self.random) > 1 and self.effect > max(self.random)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

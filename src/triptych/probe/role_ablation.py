@@ -23,7 +23,8 @@ Head = tuple[HeadLayer, int]
 
 @dataclass(frozen=True)
 class Effect:
-    """What was lost without `heads`, and without as many random heads of the same layers: the mean of each draw."""
+    """What was lost without `heads`, and without each of several other sets of as many heads, of the same layers where
+    there are enough: fewer sets where there are no more."""
 
     heads: tuple[Head, ...]
     lost: float
@@ -73,16 +74,12 @@ class Ablation:
         variants: list[tuple[Head, ...]] = [()]
         matched: list[list[int]] = []
         for group in groups:
-            matched.append([])
-            variants.append(group)
-            for _ in range(RANDOM if len(group) > 1 else RANDOM // 2):
-                drawn = _matched(group, [one for one in others if one not in group], noise)
-                if drawn not in variants:
-                    variants.append(drawn)
-                matched[-1].append(variants.index(drawn))
+            sets = _distinct_sets(group, [one for one in others if one not in group], noise)
+            variants += [one for one in (group, *sets) if one not in variants]
+            matched.append([variants.index(one) for one in sets])
         lost = self._lost(variants)
         return [
-            Effect(group, lost[variants.index(group)], tuple(lost[i] for i in draws if variants[i]))
+            Effect(group, lost[variants.index(group)], tuple(lost[i] for i in draws))
             for group, draws in zip(groups, matched, strict=True)
         ]
 
@@ -140,6 +137,19 @@ class Ablation:
             follows = torch.tensor([ids[t + 1] for t in queries], device=whole.device)[:, None]
             return (whole - ablated).gather(1, follows)[:, 0]
         return (whole.exp() * (whole - ablated)).sum(-1)
+
+
+def _distinct_sets(
+    group: tuple[Head, ...], others: Sequence[Head], noise: np.random.Generator
+) -> list[tuple[Head, ...]]:
+    """Different sets of as many of the `others` as `group` has: `RANDOM` for several heads, half of that for one, and
+    fewer where so many are not found."""
+    wanted = RANDOM if len(group) > 1 else RANDOM // 2
+    drawn = [_matched(group, others, noise) for _ in range(wanted)]
+    more = np.random.default_rng(0)  # further draws leave those of the next group as they are
+    while len(set(drawn)) < wanted and len(drawn) < 8 * wanted:
+        drawn.append(_matched(group, others, more))
+    return [one for one in dict.fromkeys(drawn) if len(one) == len(group)]
 
 
 def _matched(group: Sequence[Head], others: Sequence[Head], noise: np.random.Generator) -> tuple[Head, ...]:

@@ -73,8 +73,9 @@ class HeadRole:
 
 @dataclass(frozen=True)
 class RoleEffect:
-    """What is lost without the best `heads` of a role together (`effect`), and without as many `random` heads of the
-    same layers, one value for each draw; in `HeadTable.unit`."""
+    """What is lost without the best `heads` of a role together (`effect`), and without as many `random` heads, of the
+    same layers where there are enough, one value for each of several different sets of them; in `HeadTable.unit`.  A
+    small model may have one other set or none, with which nothing can be compared."""
 
     role: str
     heads: tuple[tuple[Stack, int, int], ...]
@@ -87,8 +88,8 @@ class RoleEffect:
 
     @property
     def beyond_random(self) -> bool:
-        """Whether more is lost without these heads than in every draw of random ones."""
-        return bool(self.random) and self.effect > max(self.random)
+        """Whether more is lost without these heads than without every set of random ones, of which there are two."""
+        return len(self.random) > 1 and self.effect > max(self.random)
 
 
 @dataclass(frozen=True, eq=False)

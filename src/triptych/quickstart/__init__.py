@@ -126,6 +126,7 @@ class _Samples:
 
     def __init__(self, panel: Panel, job: Job, out: Path, watch: Watch) -> None:
         self.panel, self.job, self.file, self.watch = panel, job, out / SAMPLES, watch
+        self.prompts = panel.prompts_for(job.recipe.data)
         first = job.trainer.at.step
         stored = json.loads(self.file.read_text(encoding="utf-8")) if first and self.file.is_file() else []
         self.items = [item for item in (Sample(**fields) for fields in stored) if (item.step or 0) <= first]
@@ -133,7 +134,7 @@ class _Samples:
     def add(self, trainer: Trainer) -> None:
         """Write on from the panel's prompts with the model as it is now."""
         model, step = Model(trainer.module, self.job.tokenizer, self.job.hf), trainer.at.step
-        new = [Sample(step, label, text) for label, text in self.panel.write(model)]
+        new = [Sample(step, label, text) for label, text in self.panel.write(model, self.prompts)]
         for item in new[:1]:
             self.watch.sample(f"step {step:,}: {item.label}", item.text)
         self.items += new

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,11 @@ import numpy as np
 from triptych.model import Model
 from triptych.train import Job
 from triptych.train.metrics import distance
-from triptych.train.sources import pairs
+from triptych.train.recipe import DataSettings
+from triptych.train.sources import SHAKESPEARE, pairs, texts
 
 Samples = list[tuple[str, str]]  # label, text
+WORDS = 12  # most of a line of which a prompt is made
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,37 @@ class HeldOutResult:
 class Panel:
     """One layout on one task.
 
-    `samples` is the heading over what `write` gives.  `text` is what the model in the page begins with, `description`
-    says what the model does with it and what its attention maps show.
+    `samples` is the heading over what `write` gives for the prompts.  `prompts` are for the plays, and so is `text`,
+    what the model in the page begins with; `description` says what the model does with it and what its attention maps
+    show.
     """
 
     name: str
     title: str
     samples: str
     description: str
-    write: Callable[[Model], Samples]
+    prompts: tuple[str, ...]
+    write: Callable[[Model, Sequence[str]], Samples]
     evaluate: Callable[[Model, Job], HeldOutResult]
     text: str
+
+    def prompts_for(self, data: DataSettings) -> tuple[str, ...]:
+        """The panel's own prompts, and of other data than the plays some made of what is held out."""
+        if data.path == SHAKESPEARE:
+            return self.prompts
+        if self.name == "encoder-decoder":
+            return tuple(source for source, _ in pairs(data)[1][: len(self.prompts)])
+        lines = [line.split()[:WORDS] for text in texts(data).held for line in text.splitlines() if line.strip()]
+        if not lines:
+            return self.prompts
+        if self.name == "decoder":
+            return (" ".join(lines[0][: WORDS // 3]),)
+        gaps = [[*words[: len(words) // 2], "[MASK]", *words[len(words) // 2 + 1 :]] for words in lines]
+        return tuple(" ".join(words) for words in sorted(gaps, key=len, reverse=True)[: len(self.prompts)])
+
+    def text_for(self, data: DataSettings) -> str:
+        """What the model in the page begins with."""
+        return self.text if data.path == SHAKESPEARE else self.prompts_for(data)[0]
 
 
 # ---------------------------------------------------------------- decoder
@@ -59,9 +81,12 @@ OPENING = "\nKING HENRY.\n"
 SENTENCE = "She sat by the river bank"
 
 
-def _continue(model: Model) -> Samples:
-    generation = model.generate([OPENING], max_new_tokens=110, temperature=0.8, top_p=0.95, seed=1)[0]
-    return [("continues a king's name", (OPENING + generation.text).strip("\n"))]
+def _continue(model: Model, prompts: Sequence[str]) -> Samples:
+    generations = model.generate(prompts, max_new_tokens=110, temperature=0.8, top_p=0.95, seed=1)
+    return [
+        (f"continues “{prompt.strip()}”", (prompt + one.text).strip("\n"))
+        for prompt, one in zip(prompts, generations, strict=True)
+    ]
 
 
 def _nats(model: Model, job: Job) -> HeldOutResult:
@@ -83,9 +108,9 @@ GAPS = (
 )
 
 
-def _fill(model: Model) -> Samples:
-    answers = model.fill(GAPS, top=3)
-    filled = [f"{gap}   {', '.join(f'{w} {p:.0%}' for w, p in row[0])}" for gap, row in zip(GAPS, answers, strict=True)]
+def _fill(model: Model, prompts: Sequence[str]) -> Samples:
+    rows = zip(prompts, model.fill(prompts, top=3), strict=True)
+    filled = [f"{gap}   {', '.join(f'{word} {p:.0%}' for word, p in row[0])}" for gap, row in rows]
     return [("fills in", "\n".join(filled))]
 
 
@@ -112,9 +137,9 @@ FOLIO = (
 PASSAGES = 200  # held-out passages that are generated for the evaluation
 
 
-def _modernize(model: Model) -> Samples:
-    generations = model.generate(FOLIO, max_new_tokens=80)
-    lines = [f"{old} → {new.text}" for old, new in zip(FOLIO, generations, strict=True)]
+def _modernize(model: Model, prompts: Sequence[str]) -> Samples:
+    generations = model.generate(prompts, max_new_tokens=80)
+    lines = [f"{old} → {new.text}" for old, new in zip(prompts, generations, strict=True)]
     return [("modernizes", "\n".join(lines))]
 
 
@@ -146,6 +171,7 @@ PANELS = {
             "Generated text",
             "It reads a text character by character and predicts the next one.  Type, let it write, cut parts out.  "
             "Each row of a map shows how one character attends to those before it; later ones are masked.",
+            (OPENING,),
             _continue,
             _nats,
             SENTENCE,
@@ -156,6 +182,7 @@ PANELS = {
             "Predictions for masked words",
             "It reads a whole text at once with some words masked, and predicts those.  Type, press a word to mask it, "
             "cut parts out.  Each row of a map shows how one word attends to the words on both sides of it.",
+            GAPS,
             _fill,
             _filled,
             GAPS[2],
@@ -167,6 +194,7 @@ PANELS = {
             "Its encoder reads a passage as the First Folio of 1623 spells it, its decoder writes it in modern "
             "spelling.  Type a source and let it write.  The cross-attention maps are alignments: they show which "
             "letters of the source each letter of the output attends to.",
+            FOLIO,
             _modernize,
             _corrected,
             FOLIO[2],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from pathlib import Path
 
 from triptych import page
@@ -11,6 +12,8 @@ from triptych.page.live import live_section
 from triptych.page.plot import png
 from triptych.quickstart.panels import HeldOutResult, Panel
 from triptych.train import Job
+from triptych.train.recipe import DataSettings
+from triptych.train.sources import SHAKESPEARE
 
 CURVE = "loss.png"
 
@@ -44,10 +47,10 @@ def write_page(
         ("Training", f"{at.step:,} steps, {at.tokens:,} tokens, {at.elapsed:,.0f} s"),
         ("Text", str(job.recipe.data.path)),
     ]
-    commands = _commands(panel, out / "model")
+    commands = _commands(panel, job.recipe.data, out / "model")
     sections: list[page.Section] = [
         page.Facts("Result", facts),
-        live_section(model, panel.text, panel.description),
+        live_section(model, panel.text_for(job.recipe.data), panel.description),
         page.Samples(panel.samples, samples),
         losses,
         page.Prose("Next commands", commands),
@@ -55,11 +58,12 @@ def write_page(
     page.write(out / "report.html", page.render(panel.title, sections, subtitle=f"Triptych: the {panel.name} panel"))
 
 
-def _commands(panel: Panel, model: Path) -> str:
+def _commands(panel: Panel, data: DataSettings, model: Path) -> str:
+    prompt = "My lord, " if panel.name == "decoder" and data.path == SHAKESPEARE else panel.prompts_for(data)[0]
     first = {
-        "decoder": f'triptych generate {model} "My lord, " --temperature 0.8',
-        "encoder": f'triptych fill {model} "What [MASK] you , my lord ?"',
-        "encoder-decoder": f'triptych generate {model} "I loue"',
+        "decoder": f"triptych generate {model} {shlex.quote(prompt)} --temperature 0.8",
+        "encoder": f"triptych fill {model} {shlex.quote(prompt)}",
+        "encoder-decoder": f"triptych generate {model} {shlex.quote(prompt)}",
     }[panel.name]
     return (
         "The model is a directory that other tools can load: config.json, model.safetensors and tokenizer.json.\n\n"

@@ -131,7 +131,7 @@ def translation(written: Sequence[str], right: Sequence[str]) -> dict[str, float
     try:
         import sacrebleu
     except ImportError:
-        raise InputError("BLEU and chrF need sacrebleu; run: pip install 'triptych[eval]'") from None
+        raise InputError("BLEU and chrF need sacrebleu; run: pip install sacrebleu") from None
     texts, references = list(written), [list(right)]
     return {
         "BLEU": float(sacrebleu.corpus_bleu(texts, references).score),

@@ -114,7 +114,7 @@ class ObjectiveSettings(Section):
     """For corruption: the mean length of the spans that are removed, in tokens."""
     translate: Positive | None = None
     """For seq2seq: the number of held-out sources, evenly spaced, that the evaluation at the end translates and scores
-    by BLEU and chrF, with the sources themselves as baseline; needs sacrebleu (`pip install 'triptych[eval]'`)."""
+    by BLEU and chrF, with the sources themselves as baseline; needs sacrebleu (`pip install sacrebleu`)."""
     generator: str | None = None
     """For replaced: a masked language model whose samples replace tokens; without it they follow the frequency of
     tokens."""

@@ -210,7 +210,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
-        raise InputError(f"{path}: reading Parquet needs pyarrow; run: pip install 'triptych[train]'") from None
+        raise InputError(f"{path}: reading Parquet needs pyarrow; run: pip install pyarrow") from None
     if not path.is_file():
         raise TextError(f"no file {path}")
     try:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, BadParameter, Exit, Option
 
 from triptych.cli import options, screen
+from triptych.errors import counted
 
 if TYPE_CHECKING:
     from triptych_lectures.exercises import Exercise
@@ -104,14 +105,17 @@ def _check(one: Exercise, answers: list[str], as_json: bool) -> None:
     from triptych_lectures.exercises import check
 
     right = check(one, answers)
+    left = len(one.questions) - len(answers)
     if as_json:
         rows = [{"answer": answer, "right": good} for answer, good in zip(answers, right, strict=True)]
-        screen.result({"name": one.name, "seed": one.seed, "answers": rows})
+        screen.result({"name": one.name, "seed": one.seed, "answers": rows, "not_answered": left})
     else:
         table = screen.table("", "answer", "question")
         for answer, good, question in zip(answers, right, one.questions, strict=False):
             table.add_row("right" if good else "wrong", screen.plain(answer), question.text)
         screen.show(table)
+        if left > 0:
+            screen.note(f"{counted(left, 'question')} not answered: {one.questions[len(answers)].text}")
         if not all(right):
             screen.note(f"how to work it out: triptych exercise {one.name} --seed {one.seed} --solutions")
     if not all(right):

@@ -187,7 +187,7 @@ def heads_and_one(random: np.random.Generator) -> Draft:
     flops = 2 * tokens * tokens * width
     return given, [
         ExerciseQuestion(
-            "How many weights have the four projections, with either?",
+            "How many weights do the four projections have, with either?",
             4 * width * width,
             f"4·{width}²: heads cut the same matrices into pieces.",
         ),

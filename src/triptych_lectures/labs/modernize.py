@@ -273,5 +273,5 @@ def _whole(systems: dict[str, list[str]], right: Sequence[str]) -> TableSection:
         except InputError:  # without sacrebleu
             scores = ["–", "–"]
         rows.append([name, f"{exact:.1%}", f"{wrong:.2%}", *scores])
-    title = "Whole rows (BLEU and chrF need triptych[eval])"
+    title = "Whole rows (BLEU and chrF need sacrebleu)"
     return TableSection(title, ("", "exactly right", "letters wrong", "BLEU", "chrF"), rows)
