@@ -53,6 +53,22 @@ def test_a_seed_gives_one_variant_and_another_seed_another(name: str) -> None:
             assert "nan" not in question.answer_text
 
 
+def test_the_soft_dictionary_has_one_best_key_and_a_sharper_answer_nearer_to_its_value() -> None:
+    """L4.1, whose numbers are drawn again where two keys tie, or where its own solution would be false."""
+    for seed in range(300):
+        drawn = exercises.variant("L4.1", seed)
+        *keys, first, second, third = numbers(drawn.given)
+        values, query = np.array(keys[-3:]), np.array([first, second, third])
+        scores = np.array(keys[:-3]).reshape(3, 3) @ query
+        beta = numbers(drawn.questions[2].text)[0]
+        best, soft, sharp = (question.answer for question in drawn.questions)
+        assert (scores == scores.max()).sum() == 1, seed
+        assert best == values[scores.argmax()], seed
+        assert soft == pytest.approx(softmax(scores) @ values), seed
+        assert sharp == pytest.approx(softmax(beta * scores) @ values), seed
+        assert abs(sharp - best) < abs(soft - best), seed  # type: ignore[operator]
+
+
 def value(name: str, seed: int, place: int) -> tuple[float, ...]:
     answer = exercises.variant(name, seed).questions[place].answer
     assert not isinstance(answer, str)

@@ -1,34 +1,19 @@
-"""`lab quadratic`, with FLOPs in place of seconds: passes, and fails when a path saves nothing."""
+"""`lab quadratic`: passes, and fails when a path saves nothing; what it counts is counted right."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate, count
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from triptych.attention import dispatch, linear
 from triptych.spec import causal, window
 from triptych_lectures.labs import quadratic, run
+from triptych_lectures.labs.counting import peak_bytes, products, shortest_seconds
 from triptych_lectures.labs.lab import Setup
-from triptych_lectures.labs.memory import peak_bytes
-
-
-def _flops(call: Callable[..., Any], inputs: Any) -> float:
-    """Of the matrix products alone, the fused kernel's for all pairs."""
-
-    def fused(q: Any, k: Any, v: Any, *rest: Any, **options: Any) -> int:
-        return 2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3])
-
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    with FlopCounterMode(display=False, custom_mapping={kernel: fused}) as counted:
-        call(*inputs)
-    return counted.get_total_flops()
-
 
 SMALL = Setup(
     sizes={
@@ -38,16 +23,11 @@ SMALL = Setup(
 )  # fmt: skip
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quadratic, "_seconds", _flops)
-
-
 def failed() -> set[str]:
     return {check.claim for check in run("quadratic", SMALL).checks if not check.passed}
 
 
-def test_passes(small: None) -> None:
+def test_passes() -> None:
     result = run("quadratic", SMALL)
     assert result.passed, result.verdict
 
@@ -58,42 +38,59 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "way"), [("window", "window of 128"), ("block", "block-sparse")])
-def test_fails_when_a_sparse_path_is_not_taken(
-    small: None, monkeypatch: pytest.MonkeyPatch, path: str, way: str
-) -> None:
+def test_fails_when_a_sparse_path_is_not_taken(monkeypatch: pytest.MonkeyPatch, path: str, way: str) -> None:
     _refuse(monkeypatch, path)
-    assert f"{way}: seconds grow as T to the power" in failed()
+    assert f"{way}: FLOPs grow as T to the power" in failed()
 
 
-def test_fails_when_the_fused_kernel_is_not(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fails_when_the_fused_kernel_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch.kernel_flash, "cannot", lambda request: ["broken"])
     claims = failed()
     if Path("/proc/self/clear_refs").exists():
         assert "fused: memory of the process at 4,096 tokens, over one score matrix" in claims
 
 
-def test_fails_when_full_attention_leaves_pairs_out(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fails_when_full_attention_leaves_pairs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = quadratic.mechanisms(quadratic.Sizes())
     broken = replace(ways["full"], call=ways["window of 128"].call)
     monkeypatch.setattr(quadratic, "mechanisms", lambda sizes: {**ways, "full": broken})
-    assert {"full: seconds grow as T to the power", "full: bytes grow as T to the power"} <= failed()
+    assert {"full: FLOPs grow as T to the power", "full: bytes grow as T to the power"} <= failed()
 
 
-def test_fails_when_the_layer_attends_within_a_window(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fails_when_the_layer_attends_within_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     windowed = quadratic.decoder
     monkeypatch.setattr(quadratic, "decoder", lambda *parts: windowed(*parts, mask=causal() & window(8)))
-    assert (
-        "the layer less its matmuls and all that grows as T, 512 to 1,024 tokens: seconds grow as T to the power"
-        in failed()
-    )
+    assert "the layer, products of queries, keys and values: FLOPs grow as T to the power" in failed()
 
 
-def test_fails_when_the_fast_paths_forget_the_scale(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fails_when_the_fast_paths_forget_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     forget = dispatch.run
     monkeypatch.setattr(
         dispatch, "run", lambda request, tensors, path="auto": forget(replace(request, scale=1.0), tensors, path)
     )
     assert "largest difference between mechanisms that are exact" in failed()
+
+
+def test_no_criterion_is_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the clock says, the verdict is the same."""
+    clock = accumulate(0.1 * (1 + n * n % 7) for n in count())
+    monkeypatch.setattr("time.thread_time", lambda: next(clock))
+    assert run("quadratic", SMALL).passed
+    assert shortest_seconds(lambda: None, calls=1) != shortest_seconds(lambda: None, calls=1)
+
+
+def test_products_are_counted_where_they_run() -> None:
+    x, weight, head = torch.randn(7, 3), torch.randn(5, 3), torch.randn(2, 7, 4)
+    found = products(lambda: (x @ weight.T, head @ head.mT, torch.addmm(torch.zeros(5), x, weight.T), x * x))
+    assert found.flops == {"mm": 2 * 7 * 3 * 5, "bmm": 2 * 2 * 7 * 4 * 7, "addmm": 2 * 7 * 3 * 5}
+    assert found.weights == 2 * (2 * 7 * 3 * 5)
+    assert found.read == 4 * (2 * (21 + 15) + 5 + 2 * 56)  # a bias is read too, and no result
+    with torch.inference_mode():  # which takes the fused kernel
+        q, k, v = torch.randn(1, 2, 8, 4), torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4)
+        fused = products(torch.nn.functional.scaled_dot_product_attention, (q, k, v))
+    assert fused.total == 2 * 2 * 8 * 9 * 8
+    assert fused.weights == 0
+    assert fused.read == 4 * (64 + 72 + 72)
 
 
 def test_linear_attention_never_holds_a_matrix_of_pairs() -> None:

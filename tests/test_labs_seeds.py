@@ -258,7 +258,7 @@ def test_a_damaged_file_runs_again_and_is_replaced(
 def test_a_kept_result_is_the_result(lab: Lab, tmp_path: Path) -> None:
     """Also where numbers are not finite; a kind of section that is not kept says so."""
     kept, setup = KeptResults(tmp_path, "of these sources", pytest.fail), Setup(seed=3)
-    checks = (Check("a", math.nan, most=1.0), Check("b", math.inf, least=0.0), Check("c", -0.5))
+    checks = (Check("a", math.nan, most=1.0), Check("b", math.inf, least=0.0), Check("c", -0.5, most=0.0))
     result = LabResult("What?", "That.", checks, SHOWN)
     kept.write("counts", setup, SeedRun(3, 1.5, result))
     again = kept.read("counts", setup)
@@ -294,15 +294,22 @@ def seed_run(seed: int, *checks: Check) -> SeedRun:
 
 
 def test_criteria_that_not_all_seeds_have_are_matched_by_their_claims() -> None:
-    result = combined([seed_run(0, Check("a", 1.0), Check("b", 2.0, least=3.0)), seed_run(1, Check("a", 3.0))])
+    common, other = Check("a", 1.0, least=0.0), Check("b", 2.0, least=3.0)
+    result = combined([seed_run(0, common, other), seed_run(1, dataclasses.replace(common, measured=3.0))])
     assert [(check.claim, check.values, check.word) for check in result.spread] == [
         ("a", (1.0, 3.0), "2 of 2"), ("b", (2.0,), "0 of 1")
     ]  # fmt: skip
     assert not result.passed
 
 
+def test_a_criterion_without_a_bound_is_refused() -> None:
+    """It would be met by anything."""
+    with pytest.raises(ValueError, match=r"'a' has no bound"):
+        Check("a", 1.0)
+
+
 def test_a_measurement_that_is_no_number_is_no_median() -> None:
-    result = combined([seed_run(0, Check("a", 1.0)), seed_run(1, Check("a", math.nan)), seed_run(2, Check("a", 2.0))])
+    result = combined([seed_run(i, Check("a", x, least=0.0)) for i, x in enumerate((1.0, math.nan, 2.0))])
     assert math.isnan(result.spread[0].measured)
     assert not result.passed
     json.dumps(result.to_dict(), allow_nan=False)

@@ -3,7 +3,8 @@ point `NAME` of the group `triptych.commands`, as the lectures do."""
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
 import typer
@@ -35,6 +36,7 @@ from triptych.cli.tag import tag
 from triptych.cli.train import train
 from triptych.cli.transcribe import transcribe
 from triptych.cli.translate import translate
+from triptych.errors import MissingProgramError
 
 app = typer.Typer(
     add_completion=False,
@@ -71,5 +73,22 @@ GROUPS = {
 for _title, _commands in GROUPS.items():
     for _command in _commands:
         app.command(rich_help_panel=_title)(_command)
+
+
+def _entry_command(entry: EntryPoint) -> Callable[..., object]:
+    """The command of another package; one that names the reason where it cannot be imported."""
+    try:
+        command: Callable[..., object] = entry.load()
+        return command
+    except ImportError as problem:
+        reason = f"`triptych {entry.name}` is {entry.value}, which cannot be imported: {problem}"
+
+    def missing() -> None:
+        """A command whose package cannot be imported."""
+        raise MissingProgramError(reason)
+
+    return missing
+
+
 for _entry in sorted(entry_points(group="triptych.commands"), key=lambda entry: entry.name):
-    app.command(_entry.name, rich_help_panel="Lectures")(_entry.load())
+    app.command(_entry.name, rich_help_panel="Lectures")(_entry_command(_entry))

@@ -23,14 +23,18 @@ from triptych_lectures.exercises.exercise import (
 
 @exercise("L4.1", "A soft dictionary")
 def soft_dictionary(random: np.random.Generator) -> Draft:
-    keys = np.eye(3)[random.permutation(3)]
-    values = 10 * small(random, 3, low=1, high=9)
-    query = small(random, 3, low=0, high=3) + np.array([0.0, 0.5, 1.5])
-    beta = pick(random, 2, 3)
-    soft = attend(tensor(query), tensor(keys), tensor(values[:, None]), scale=1.0)[0]
-    sharp = attend(tensor(query), tensor(keys), tensor(values[:, None]), scale=float(beta))[0]
-    scores = keys @ query
-    best = int(scores.argmax())
+    while True:  # until one key is the best, and the sharper answer the nearer to its value
+        keys = np.eye(3)[random.permutation(3)]
+        values = 10 * small(random, 3, low=1, high=9)
+        query = small(random, 3, low=0, high=3) + np.array([0.0, 0.5, 1.5])
+        beta = pick(random, 2, 3)
+        asked = tensor(query), tensor(keys), tensor(values[:, None])
+        soft, sharp = (float(attend(*asked, scale=scale)[0]) for scale in (1.0, float(beta)))
+        scores = keys @ query
+        best = int(scores.argmax())
+        alone = int((scores == scores.max()).sum()) == 1
+        if alone and abs(sharp - values[best]) < abs(soft - values[best]):
+            break
     given = "\n".join((
         "A dictionary of three keys and values, asked with one query; scores are q·k times β.",
         matrix("keys", keys), f"  values = {listed(values)}   query = {listed(query)}",
@@ -43,13 +47,13 @@ def soft_dictionary(random: np.random.Generator) -> Draft:
         ),
         ExerciseQuestion(
             "What does attention return at β = 1?",
-            float(soft),
+            soft,
             f"The weights are softmax({listed(scores)}) = "
             f"{listed(row(attention_pattern(tensor(query), tensor(keys), scale=1.0)))}.",
         ),
         ExerciseQuestion(
             f"And at β = {beta}?",
-            float(sharp),
+            sharp,
             f"softmax({listed(beta * scores)}): nearer to the dictionary's answer, and still a smooth function of the "
             "query, so that a gradient can say how to ask better.",
         ),

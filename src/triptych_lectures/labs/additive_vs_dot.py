@@ -7,7 +7,6 @@ pairs.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,8 +18,8 @@ from triptych.attention import additive, attend
 from triptych.errors import InputError
 from triptych.page import Curve, Facts, TableSection
 from triptych.spec import AdditiveSpec, attention
+from triptych_lectures.labs.counting import peak_bytes, shortest_seconds
 from triptych_lectures.labs.lab import Check, LabResult, Setup, size
-from triptych_lectures.labs.memory import peak_bytes
 
 FALSIFIED_BY = (
     "The claim is false if the additive layer differs from its formula by more than rounding, or needs no more memory"
@@ -126,16 +125,7 @@ def _costs(tokens: int, sizes: Sizes, seed: int) -> dict[str, tuple[float, int]]
         "dot product": attend,
         "additive": lambda q, k, v: _bahdanau(q, k, v, weights),
     }
-    return {name: (_seconds(call, inputs), peak_bytes(call, inputs)) for name, call in calls.items()}
-
-
-def _seconds(call: Callable[..., Tensor], inputs: list[Tensor]) -> float:
-    best = math.inf
-    for _ in range(5):
-        start = time.perf_counter()
-        call(*inputs)
-        best = min(best, time.perf_counter() - start)
-    return best
+    return {name: (shortest_seconds(call, inputs, calls=5), peak_bytes(call, inputs)) for name, call in calls.items()}
 
 
 def _entropies(scale: float, sizes: Sizes, seed: int) -> tuple[float, float]:

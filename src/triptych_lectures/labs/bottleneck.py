@@ -135,10 +135,11 @@ def run(setup: Setup) -> LabResult:
     )
     meaning = (
         f"A vector of {sizes.narrow} numbers copies one symbol and loses more the longer the source is:"
-        f" {narrow[middle]:.0%} of 4, {narrow[-1]:.0%} of {last}. Trained alike, {sizes.wide} numbers carry"
-        f" {wide[middle]:.0%} of 4 symbols and {wide[-1]:.0%} of {last}: what does not fit is lost, and more"
-        " training was not given to either. With attention the narrow vector is enough at every length, because the"
-        " decoder reads the source's states instead. Learning to keep something in a recurrent state is hard as well:"
+        f" {narrow[middle]:.0%} of 4, {narrow[-1]:.0%} of {last}. After as many steps, {sizes.wide} numbers"
+        f" carry {wide[middle]:.0%} of 4 symbols and {wide[-1]:.0%} of {last}. At length 4 that is how soon a vector"
+        " is learned as much as what it holds, and more training brings the narrow one nearer. With attention the"
+        " narrow vector is enough at every length, because the decoder reads the source's states instead. Learning to"
+        " keep something in a recurrent state is hard as well:"
         f" before training each step leaves {each:.2f} of the gradient, while attention reaches any place in one step"
         " and its gradient is the weight of one place among T. A GRU can hold more with more width and training; the"
         " limits here are those of these sizes."

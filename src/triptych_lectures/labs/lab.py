@@ -126,13 +126,17 @@ def _number(name: str, kind: type, text: str) -> int | float | str:
 class Check:
     """One criterion: `claim` in words, the number measured for it, and the bounds it must lie in.
 
-    A bound of None is open.  A measured NaN fails every criterion.
+    A bound of None is open; a criterion has one or two bounds.  A measured NaN fails every criterion.
     """
 
     claim: str
     measured: float
     least: float | None = None
     most: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.least is None and self.most is None:
+            raise ValueError(f"the criterion {self.claim!r} has no bound; show the number in a table instead")
 
     @property
     def passed(self) -> bool:
@@ -144,7 +148,8 @@ class Check:
     def criterion(self) -> str:
         """The bounds in words."""
         if self.least is None:
-            return "anything" if self.most is None else f"at most {number(self.most)}"
+            assert self.most is not None
+            return f"at most {number(self.most)}"
         if self.most is None:
             return f"at least {number(self.least)}"
         if self.least == self.most:

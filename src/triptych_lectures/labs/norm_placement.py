@@ -75,7 +75,6 @@ def _checks(sizes: Sizes, runs: Runs, shuffled: TrainedRun) -> tuple[Check, ...]
             max(map(abs, gain[PRE])),
             most=LEARNED / 2,
         ),
-        Check(f"post-norm, {deep} layers, warm-up: learned", learned[POST, WITH, deep]),
         Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
     )
 

@@ -1,16 +1,13 @@
 """What do T tokens of attention cost?  (Lectures L4 12.9 and exercises 9 and 19)
 
-The claim is T squared for whatever compares all pairs and T for whatever does not.  The exponents are accepted within
-0.35 of 2 and of 1: on one machine repeated fits differ by about 0.2, and 1.5 decides between them.
+The claim is T squared for whatever compares all pairs and T for whatever does not.  FLOPs and bytes are counted from
+the operations that each call runs; processor time is shown beside them and decides nothing.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -22,22 +19,20 @@ from triptych.count import count
 from triptych.errors import InputError
 from triptych.families import read_config
 from triptych.model import Model
-from triptych.page import Curve, Facts, TableSection
+from triptych.page import Curve, Facts, Section, TableSection
 from triptych.spec import Mask, block_sparse, causal, window
+from triptych_lectures.labs.counting import peak_bytes, products, shortest_seconds
 from triptych_lectures.labs.lab import Check, LabResult, Setup, size
-from triptych_lectures.labs.memory import peak_bytes
 from triptych_lectures.labs.small import block, decoder, power
 
 SAME = 512  # tokens at which results that should be equal are compared
-LINEAR, SQUARE = (0.65, 1.35), (1.65, 2.35)
-CALLS, ENOUGH = 3, 0.05  # of one measurement, at most; seconds after which no further call is made
-OTHER_NUMBERS = 1 << 23  # fp32, 32 MiB
-LINEAR_BYTES, SQUARE_BYTES = (0.9, 1.1), (1.9, 2.1)
+LINEAR, SQUARE = (0.9, 1.1), (1.9, 2.1)
 LAYER_VOCAB = 64
+WHOLE, WEIGHTS, PAIRS = "all matrix products", "products with weights", "products of queries, keys and values"
 FALSIFIED_BY = (
-    "The claim is false if the processor time of full attention does not grow as T² where scores exceed the"
-    " processor's caches, or if that of a window does. It is false too if the fused kernel holds a score matrix, or"
-    " if attention that should be exact differs from the definition."
+    "The claim is false if the FLOPs that full or fused attention runs do not grow as T², or if those of a window, a"
+    " block pattern or linear attention do. It is false too if the fused kernel holds a score matrix, or if attention"
+    " that should be exact differs from the definition."
 )
 
 
@@ -52,9 +47,9 @@ class Sizes:
     width: int = size(64, "head width")
     window: int = size(128, "keys that a window sees")
     block: int = size(64, "tokens of a block of the block pattern")
-    layer: int = size(512, "model width of the whole layer that is timed, a multiple of the head width")
+    layer: int = size(512, "model width of the whole layer that is counted, a multiple of the head width")
     resident: int = size(8192, "tokens at which the memory of the process is measured")
-    repeats: int = size(1, "times that each is measured; the shortest counts")
+    repeats: int = size(1, "times that each is timed; the shortest is shown")
 
     def __post_init__(self) -> None:
         for name, ends in (("short", self.short), ("long", self.long)):
@@ -80,7 +75,7 @@ class MechanismCost:
     must agree with, None where it computes something else; `nbytes` is None where a kernel hides its memory."""
 
     call: Call
-    time: tuple[float, float]
+    flops: tuple[float, float]
     nbytes: tuple[float, float] | None
     groups: int
     exact: Call | None = None
@@ -101,29 +96,29 @@ def mechanisms(sizes: Sizes) -> dict[str, MechanismCost]:
     blocks = causal() & block_sparse(sizes.block, local=2, first=1)
     heads = sizes.heads
     return {
-        "full": MechanismCost(every, SQUARE, SQUARE_BYTES, heads),
+        "full": MechanismCost(every, SQUARE, SQUARE, heads),
         "fused": MechanismCost(fast, SQUARE, None, heads, exact=every),
         "one key/value head": MechanismCost(fast, SQUARE, None, 1, exact=every),
-        f"window of {sizes.window}": MechanismCost(_fast(band), LINEAR, LINEAR_BYTES, heads, exact=_definition(band)),
-        "block-sparse": MechanismCost(_fast(blocks), LINEAR, LINEAR_BYTES, heads, exact=_definition(blocks)),
-        "linear": MechanismCost(lambda q, k, v: linear(q, k, v, mask=causal()), LINEAR, LINEAR_BYTES, heads),
+        f"window of {sizes.window}": MechanismCost(_fast(band), LINEAR, LINEAR, heads, exact=_definition(band)),
+        "block-sparse": MechanismCost(_fast(blocks), LINEAR, LINEAR, heads, exact=_definition(blocks)),
+        "linear": MechanismCost(lambda q, k, v: linear(q, k, v, mask=causal()), LINEAR, LINEAR, heads),
     }
 
 
 @torch.inference_mode()
 def run(setup: Setup) -> LabResult:
-    """Seconds and bytes of each mechanism over T, and the powers of T they grow as; then a whole layer's time."""
+    """FLOPs and bytes of each mechanism over T, and the powers of T they grow as; then those of a whole layer."""
     sizes = setup.sized(Sizes(), FULL)
     ways, short, long = mechanisms(sizes), sizes.short, sizes.long
     noise = torch.Generator().manual_seed(setup.seed)
-    seconds, nbytes = _measured(ways, sizes, noise, setup)
-    setup.progress(f"timing a layer of width {sizes.layer} and its matmuls alone")
+    flops, nbytes, seconds = _measured(ways, sizes, noise, setup)
+    setup.progress(f"counting a layer of width {sizes.layer}")
     layer = _layer(sizes, setup.seed)
     resident = _resident(ways, sizes, noise)
     share = {name: grown / (4 * sizes.heads * sizes.resident**2) for name, grown in resident.items()}
     checks = (
         *(
-            Check(f"{name}: seconds grow as T to the power", _power(seconds[name], long), *way.time)
+            Check(f"{name}: FLOPs grow as T to the power", _power(flops[name], long), *way.flops)
             for name, way in ways.items()
         ),
         *(
@@ -140,17 +135,12 @@ def run(setup: Setup) -> LabResult:
             for name, bounds in (("full", (0.9, None)), ("fused", (None, 0.25)))
             if name in share
         ),
-        Check("the layer's matmuls alone: seconds grow as T to the power", _power(layer["matmuls"], long), *LINEAR),
+        Check(f"the layer, {WEIGHTS}: FLOPs grow as T to the power", _power(layer[WEIGHTS], long), *LINEAR),
+        Check(f"the layer, {PAIRS}: FLOPs grow as T to the power", _power(layer[PAIRS], long), *SQUARE),
         Check(
-            f"the layer, {short[0]} to {short[1]} tokens: seconds grow as T to the power",
-            _power(layer["layer"], short),
+            f"the layer, {short[0]} to {short[1]} tokens: FLOPs grow as T to the power",
+            _power(layer[WHOLE], short),
             most=1.5,
-        ),
-        Check(
-            f"the layer less its matmuls and all that grows as T, {long[0]:,} to {long[1]:,} tokens:"
-            " seconds grow as T to the power",
-            _power(_faster(layer["the rest"]), long),
-            *SQUARE,
         ),
         Check("largest difference between mechanisms that are exact", max(_differences(ways, sizes, noise)), most=1e-4),
         Check(
@@ -165,34 +155,31 @@ def run(setup: Setup) -> LabResult:
         " memory does too. The fused kernel computes the same numbers tile by tile: T squared work, but the process"
         " never holds a score matrix. Only what leaves pairs out grows as T in both: a window, a block pattern, or"
         " linear attention, which is another function. Sharing key/value heads saves their memory, not the work. In a"
-        " whole layer the projections and the MLP, linear in T, hide the square at small T; without them it shows."
-        " Bytes are those of tensors between operations; the memory of the process also shows what a kernel takes."
+        " whole layer the projections and the MLP, linear in T, hide the square at small T. Bytes are those of tensors"
+        " between operations; the memory of the process also shows what a kernel takes. Processor time follows the"
+        " FLOPs roughly, and depends on the machine."
     )
-    sections = (
-        *_tables(seconds, nbytes, layer, sizes),
+    sections: tuple[Section, ...] = (
+        *_tables(flops, nbytes, seconds, layer, sizes),
         _facts(share, sizes),
-        *_curves(seconds, nbytes, layer, sizes),
+        *_curves(flops, nbytes, layer, sizes),
     )
     return LabResult("What do T tokens of attention cost?", meaning, checks, sections)
 
 
 def _measured(
     ways: Mapping[str, MechanismCost], sizes: Sizes, noise: torch.Generator, setup: Setup
-) -> tuple[Measured, Measured]:
-    """(seconds, bytes) of one call of each mechanism at each length."""
-    seconds: Measured = {name: {} for name in ways}
-    nbytes: Measured = {name: {} for name in ways}
-    lengths = sizes.lengths
-    for repeat in range(sizes.repeats):
-        setup.progress(
-            f"{len(ways)} mechanisms, {lengths[0]} to {lengths[-1]:,} tokens: {repeat + 1} of {sizes.repeats}"
-        )
-        for length in lengths:
-            for name, way in ways.items():
-                inputs = _inputs(length, way.groups, sizes, noise)
-                seconds[name][length] = min(_seconds(way.call, inputs), seconds[name].get(length, math.inf))
-                nbytes[name][length] = peak_bytes(way.call, inputs) if not repeat else nbytes[name][length]
-    return seconds, nbytes
+) -> tuple[Measured, Measured, Measured]:
+    """(FLOPs, bytes, seconds of processor time) of one call of each mechanism at each length."""
+    flops, nbytes, seconds = ({name: dict[int, float]() for name in ways} for _ in range(3))
+    setup.progress(f"{len(ways)} mechanisms, {sizes.lengths[0]} to {sizes.lengths[-1]:,} tokens")
+    for length in sizes.lengths:
+        for name, way in ways.items():
+            inputs = _inputs(length, way.groups, sizes, noise)
+            flops[name][length] = products(way.call, inputs).total
+            nbytes[name][length] = peak_bytes(way.call, inputs)
+            seconds[name][length] = shortest_seconds(way.call, inputs, calls=sizes.repeats)
+    return flops, nbytes, seconds
 
 
 def _inputs(length: int, groups: int, sizes: Sizes, noise: torch.Generator) -> Tensors:
@@ -200,46 +187,16 @@ def _inputs(length: int, groups: int, sizes: Sizes, noise: torch.Generator) -> T
     return q, k, v
 
 
-def _seconds(call: Callable[..., object], inputs: tuple[Tensor, ...]) -> float:
-    """Of processor time on one thread, which other work on the machine lengthens little; the shortest of several short
-    calls.  Before each the processor's caches are filled with other numbers: short inputs would stay in them and
-    long ones not."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        calls: list[float] = []
-        while sum(calls) < ENOUGH and len(calls) < CALLS:
-            torch.ones(OTHER_NUMBERS).sum()
-            start = time.thread_time()
-            call(*inputs)
-            calls.append(time.thread_time() - start)
-        return min(calls)
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _layer(sizes: Sizes, seed: int) -> Measured:
-    """Seconds of a decoder of one layer, of its weights' matmuls alone, and of the rest, over T."""
-    spec = decoder(LAYER_VOCAB, [block(sizes.layer, sizes.layer // sizes.width, 4 * sizes.layer)])
-    model = Model(nn.new(spec, seed))
-    weights = [p for name, p in model.module.named_parameters() if p.dim() == 2 and "embed" not in name]
-    times: Measured = {"layer": {}, "matmuls": {}}
-    for length in sizes.lengths:
-        ids = [i % LAYER_VOCAB for i in range(length)]
-        rows = {p.shape[1]: torch.randn(length, p.shape[1]) for p in weights}
-        for _ in range(sizes.repeats):
-            for name, call in (
-                ("layer", lambda ids=ids: model.logits([ids])),
-                ("matmuls", lambda rows=rows: [rows[p.shape[1]] @ p.T for p in weights]),
-            ):
-                times[name][length] = min(_seconds(call, ()), times[name].get(length, math.inf))
-    rest = {length: max(times["layer"][length] - times["matmuls"][length], 1e-9) for length in sizes.lengths}
-    return times | {"the rest": rest}
-
-
-def _faster(seconds: Mapping[int, float]) -> dict[int, float]:
-    """Their part that grows as T²: of u T + v T² at a and b the first term cancels, and v b² (1 - a / b) is left."""
-    return {b: max((seconds[b] - b / a * seconds[a]) / (1 - a / b), 1e-9) for a, b in pairwise(seconds)}
+    """FLOPs of a decoder of one layer over T: of its products with weights, of those of attention, and of both."""
+    model = Model(nn.new(decoder(LAYER_VOCAB, [block(sizes.layer, sizes.layer // sizes.width, 4 * sizes.layer)]), seed))
+    ids = {length: [i % LAYER_VOCAB for i in range(length)] for length in sizes.lengths}
+    counts = {length: products(lambda row=row: model.logits([row])) for length, row in ids.items()}
+    return {
+        WHOLE: {length: found.total for length, found in counts.items()},
+        WEIGHTS: {length: found.weights for length, found in counts.items()},
+        PAIRS: {length: found.total - found.weights for length, found in counts.items()},
+    }
 
 
 def _resident(ways: Mapping[str, MechanismCost], sizes: Sizes, noise: torch.Generator) -> dict[str, int]:
@@ -294,28 +251,29 @@ def _counted(sizes: Sizes, length: int) -> int:
 
 
 def _tables(
-    seconds: Measured, nbytes: Measured, layer: Measured, sizes: Sizes
-) -> tuple[TableSection, TableSection, TableSection]:
+    flops: Measured, nbytes: Measured, seconds: Measured, layer: Measured, sizes: Sizes
+) -> tuple[TableSection, ...]:
     shown = sizes.lengths[::2]
     header = ("", *(f"T {n:,}" for n in shown), "power of T")
 
-    def milliseconds(x: float) -> str:
-        return f"{x * 1e3:,.1f} ms"
-
     def table(title: str, measured: Measured, form: Callable[[float], str]) -> TableSection:
         rows = [
-            [name, *(form(times[n]) for n in shown), f"{_power(times, sizes.long):.2f}"]
-            for name, times in measured.items()
+            [name, *(form(values[n]) for n in shown), f"{_power(values, sizes.long):.2f}"]
+            for name, values in measured.items()
         ]
         return TableSection(title, header, rows)
 
+    def millions(x: float) -> str:
+        return f"{x / 1e6:,.1f} M"
+
+    heads = f"{sizes.heads} heads of width {sizes.width}"
     scores = [f"{4 * sizes.heads * n * n / 2**20:,.1f} MiB" for n in shown]
     memory = table("Memory of tensors beside q, k and v", nbytes, lambda x: f"{x / 2**20:,.1f} MiB")
-    memory = replace(memory, rows=[["one score matrix, counted", *scores, "2.00"], *memory.rows])
     return (
-        table(f"Processor time, {sizes.heads} heads of width {sizes.width}", seconds, milliseconds),
-        memory,
-        table(f"A decoder of one layer of width {sizes.layer}", layer, milliseconds),
+        table(f"FLOPs of matrix products, {heads}", flops, millions),
+        replace(memory, rows=[["one score matrix, counted", *scores, "2.00"], *memory.rows]),
+        table(f"FLOPs of a decoder of one layer of width {sizes.layer}", layer, millions),
+        table(f"Processor time, {heads}; it decides nothing", seconds, lambda x: f"{x * 1e3:,.1f} ms"),
     )
 
 
@@ -328,13 +286,13 @@ def _facts(share: Mapping[str, float], sizes: Sizes) -> Facts:
     return Facts(f"At {longest:,} tokens", keys + process)
 
 
-def _curves(seconds: Measured, nbytes: Measured, layer: Measured, sizes: Sizes) -> tuple[Curve, Curve, Curve]:
+def _curves(flops: Measured, nbytes: Measured, layer: Measured, sizes: Sizes) -> tuple[Curve, ...]:
     def curve(title: str, unit: str, measured: Measured) -> Curve:
         lines = {name: [(float(n), x) for n, x in values.items()] for name, values in measured.items()}
         return Curve(title, "T", unit, lines, {}, "xy")
 
     return (
-        curve("Processor time of attention", "s", seconds),
+        curve("FLOPs of attention", "FLOPs", flops),
         curve("Memory of tensors beside q, k and v", "bytes", nbytes),
-        curve(f"A layer of width {sizes.layer}, and its matmuls alone", "s", layer),
+        curve(f"FLOPs of a layer of width {sizes.layer}", "FLOPs", layer),
     )

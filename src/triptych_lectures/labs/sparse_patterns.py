@@ -7,19 +7,18 @@ fused kernel are called with, whatever a mask hides of them.  Processor time is 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from triptych.attention import attend, attend_reference
 from triptych.page import Curve, MatrixSection, TableSection
 from triptych.spec import Mask, block_sparse, causal, dense
 from triptych.spec.masks import Points
+from triptych_lectures.labs.counting import products, shortest_seconds
 from triptych_lectures.labs.lab import Check, LabResult, Setup, size
 from triptych_lectures.labs.small import power
 
@@ -87,7 +86,9 @@ def run(setup: Setup) -> LabResult:
         inputs = {n: _inputs(n, sizes.width, noise) for n in sizes.lengths}
         masks = {n: ways.mask(way, n) for n in sizes.lengths}
         computed[way] = {n: pairs(masks[n], inputs[n]) for n in sizes.lengths}
-        seconds[way] = {n: _seconds(masks[n], inputs[n]) for n in sizes.lengths}
+        seconds[way] = {
+            n: shortest_seconds(partial(attend, mask=masks[n]), inputs[n], calls=REPEATS) for n in sizes.lengths
+        }
     setup.progress("comparing with the definition, and following paths through layers")
     hops = {way: layers_to_reach_all(ways.mask(way, REACH)) for way in (STRIDED, POWERS)}
     per_log = [n / (length * _blocks_seen(length, sizes)) for length, n in computed[POWERS].items()]
@@ -132,29 +133,9 @@ def run(setup: Setup) -> LabResult:
 
 def pairs(mask: Mask, inputs: Sequence[Tensor]) -> float:
     """Query-key pairs that one call of `attend` computes, hidden or not."""
-
-    def fused(q: Any, k: Any, v: Any, *rest: Any, **options: Any) -> int:
-        return int(2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3]))
-
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    with FlopCounterMode(display=False, custom_mapping={kernel: fused}) as counted:
-        attend(*inputs, mask=mask)
     q, _, v = inputs
-    return float(counted.get_total_flops()) / (2 * (q.shape[-1] + v.shape[-1]))
-
-
-def _seconds(mask: Mask, inputs: Sequence[Tensor]) -> float:
-    """Of processor time on one thread."""
-    threads, least = torch.get_num_threads(), math.inf
-    torch.set_num_threads(1)
-    try:
-        for _ in range(REPEATS):
-            start = time.thread_time()
-            attend(*inputs, mask=mask)
-            least = min(time.thread_time() - start, least)
-        return least
-    finally:
-        torch.set_num_threads(threads)
+    flops = products(partial(attend, mask=mask), inputs).total
+    return flops / (2 * (q.shape[-1] + v.shape[-1]))
 
 
 def _inputs(length: int, width: int, noise: torch.Generator) -> list[Tensor]:

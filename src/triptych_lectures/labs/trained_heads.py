@@ -108,8 +108,8 @@ def _meaning(sizes: Sizes, layers: Layers) -> str:
         f"A head returns one weighted sum. To name {len(sizes.several)} symbols in their order from one sum, a head"
         " has to weigh the places differently and the rest of the layer to take the sum apart again; with a head for"
         " each place nothing is mixed. All layers have the same parameters, only cut into more heads, and the same"
-        f" steps: {shares}. More heads than places neither help nor harm here; a width of {sizes.width // most} for"
-        f" each of {most} heads is still enough to tell {sizes.length} places apart. With one place to read, one head"
+        f" steps: {shares}. More heads than places do not help, and may cost something: {most} heads of width"
+        f" {sizes.width // most} learned {layers[SEVERAL, most].run.learned:.0%}. With one place to read, one head"
         " is as good as any number. What many heads are good for is many places at once. Learned is the share of the"
         " way from the loss of a guess, 0, to the best one, 1."
     )

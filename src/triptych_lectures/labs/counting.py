@@ -1,0 +1,126 @@
+"""Counting what a call does: FLOPs of its matrix products, bytes that these read, and bytes that its tensors take.
+
+The counts come from the operations that run, by the shapes they are called with, so they are the same on all machines.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+@dataclass(frozen=True)
+class ProductCounts:
+    """FLOPs of each kind of matrix product, under the name of torch's operation, and the bytes of their operands.
+
+    A multiply and an add are two FLOPs.  The fused kernel is counted with all pairs of its queries and keys.
+    """
+
+    flops: Counter[str] = field(default_factory=Counter)
+    read: int = 0
+
+    @property
+    def total(self) -> int:
+        """FLOPs of all products."""
+        return self.flops.total()
+
+    @property
+    def weights(self) -> int:
+        """FLOPs of products with a matrix of weights, which are those of two matrices and no batch."""
+        return self.flops["mm"] + self.flops["addmm"]
+
+
+def products(call: Callable[..., object], inputs: Sequence[Tensor] = ()) -> ProductCounts:
+    """What the matrix products of `call(*inputs)` compute and read."""
+    counter = FlopCounterMode(display=False, custom_mapping={FUSED: _fused_flops})
+    with _Reads() as reads, counter as flops:
+        call(*inputs)
+    by_operation = flops.get_flop_counts().get("Global", {})
+    return ProductCounts(Counter({kind.__name__: count for kind, count in by_operation.items()}), reads.total)
+
+
+def _fused_flops(q: Any, k: Any, v: Any, *rest: Any, **options: Any) -> int:
+    """From the shapes [B, H, T, K], [B, H, S, K] and [B, H, S, V]."""
+    return int(2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3]))
+
+
+class _Reads(TorchDispatchMode):
+    """Adds up the bytes of the operands of matrix products; what is broadcast is read once."""
+
+    PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm, FUSED)
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own constructor has no annotation
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in self.PRODUCTS:
+            self.total += sum(_distinct(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor))
+        return func(*args, **(kwargs or {}))
+
+
+def _distinct(x: Tensor) -> int:
+    """Bytes of a tensor, those of an expanded dimension once."""
+    numbers = 1
+    for count, stride in zip(x.shape, x.stride(), strict=True):
+        numbers *= count if stride else 1
+    return numbers * x.itemsize
+
+
+def shortest_seconds(call: Callable[..., object], inputs: Sequence[Tensor] = (), *, calls: int) -> float:
+    """Processor time of the shortest of `calls` calls on one thread, to be shown: no criterion of a lab is a time."""
+    threads, times = torch.get_num_threads(), list[float]()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(calls):
+            start = time.thread_time()
+            call(*inputs)
+            times.append(time.thread_time() - start)
+        return min(times)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def peak_bytes(call: Callable[..., object], inputs: Sequence[Tensor]) -> int:
+    """The most bytes of tensors that `call(*inputs)` holds at one time, its result included and `inputs` not.
+
+    Memory that one operation takes and frees inside itself, such as the tiles of a fused kernel, is not counted.
+    """
+    storages = _Storages(inputs)
+    with storages:
+        call(*inputs)
+    return storages.peak
+
+
+class _Storages(TorchDispatchMode):
+    """Adds up the storages that operations create, until each is freed."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own constructor has no annotation
+        self.live = {x.untyped_storage().data_ptr(): 0 for x in inputs}
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        for x in tree_leaves(outputs):
+            if isinstance(x, Tensor) and (storage := x.untyped_storage()).data_ptr() not in self.live:
+                self.live[storage.data_ptr()] = storage.nbytes()
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self._freed, storage.data_ptr())
+        self.peak = max(self.peak, self.now)
+        return outputs
+
+    def _freed(self, pointer: int) -> None:
+        self.now -= self.live.pop(pointer)
