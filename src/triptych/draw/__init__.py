@@ -1,4 +1,4 @@
-"""A model as a picture, from its spec alone: no weights, no torch, no network."""
+"""A model as a picture, from the program of its spec: no weights and no network."""
 
 from triptych.draw.models import Drawing, draw
 

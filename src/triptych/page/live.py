@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from triptych import ops
+from triptych.draw.graph import boxes_of
+from triptych.draw.words import equation_of, words_of
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page.live_export import check_size, export
@@ -13,6 +13,7 @@ from triptych.page.live_section import LiveSection
 from triptych.page.render import render
 from triptych.page.sections import Facts
 from triptych.page.tokenizer_data import tokenizer_data
+from triptych.program import Program
 from triptych.spec import FramesSpec
 from triptych.spec.part import part_name
 
@@ -45,7 +46,7 @@ def live_section(model: Model, text: str | None = None, note: str | None = None)
         "tokenizer": tokenizer, "program": exported.program, "parts": exported.parts(), "tables": exported.tables,
         "tensors": exported.tensors,
         "stride": spec.reads.embed.stride if isinstance(spec.reads.embed, FramesSpec) else 1,
-        "equations": _equations(exported.program), "weights": exported.base64(),
+        "weights": exported.base64(), **_diagram(exported.lowered),
     }  # fmt: skip
     return LiveSection("Run the model", note or NOTES[spec.layout], content)
 
@@ -69,10 +70,24 @@ def live_page(model: Model, name: str, text: str | None = None) -> str:
     return render(name, [section, facts], subtitle="A model that runs in this page")
 
 
-def _equations(program: Mapping[str, Any]) -> dict[str, str]:
-    """What each operation of a program computes, from the table of operations."""
-    used = {step["op"] for entry in program["entries"].values() for step in entry["instructions"]}
-    return {name: ops.OPERATIONS[name].equation for name in sorted(used) if name in ops.OPERATIONS}
+def _diagram(program: Program) -> dict[str, Any]:
+    """The boxes of the flow diagram by stack, and what each does with its equation; equal words stand once."""
+    words: dict[tuple[str, str], int] = {}
+    stacks: dict[str, Any] = {}
+    for stack in ("encode", "decode"):
+        boxes = boxes_of(program, stack) if stack in program.entries else []
+        place = {box: i for i, box in enumerate(boxes)}
+        stacks[stack] = [
+            {
+                "id": box.name, "entry": box.entry, "index": box.index, "part": box.part, "kind": box.kind,
+                "layer": box.layer, "site": box.site, "depth": box.depth, "lane": box.lane,
+                "title": words_of(box)[0],
+                "words": words.setdefault((words_of(box)[1], equation_of(box)), len(words)),
+                "inputs": [[a.key, a.value, None if a.source is None else place[a.source]] for a in box.arrows],
+            }
+            for box in boxes
+        ]  # fmt: skip
+    return {"boxes": {name: boxes for name, boxes in stacks.items() if boxes}, "words": list(map(list, words))}
 
 
 def _first_text(model: Model) -> str:

@@ -76,7 +76,7 @@ const CHAPTERS = [
             " to its score with the previous token. ",
           box.kind === "t5_bias" ? "These numbers are learned." : "They decrease linearly with the distance."];
       }
-      return [...start, "This model's operation for positions is ", wordsOf(box)[0], "; open it to see its numbers."];
+      return [...start, "This model's operation for positions is ", box.title, "; open it to see its numbers."];
     },
     steps: [
       ["Open the step", (about) => about.open(about.reading, isPosition, null),
@@ -240,7 +240,7 @@ const CHAPTERS = [
         " enters layer 0 with ", about.number("enters", of(stream.value)), ", attention adds ",
         about.number("attention", of(branch.value)),
         ", and after the addition it is ", about.number("sum", of(adds[0].step.out[0])), ". ",
-          ...(norm ? [wordsOf(norm)[0], " makes it ", about.number("norm", rootMeanSquare(about.numbers(norm))),
+          ...(norm ? [norm.title, " makes it ", about.number("norm", rootMeanSquare(about.numbers(norm))),
           about.prenorm ? " for the part that reads it, so that the inputs of all parts have a similar size. "
           : " after the addition, so that the inputs of all layers have a similar size. "] : []),
         "Cut the arrow of the residual stream: the embeddings can then pass only through the attention of this layer.",

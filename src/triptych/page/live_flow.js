@@ -18,6 +18,16 @@ const decimal = (x) => (Math.abs(x) >= 1000 ? x.toFixed(0) : Math.abs(x) >= 100 
   .replace("-", "−");
 const rootMeanSquare = (numbers) => Math.sqrt(numbers.reduce((sum, x) => sum + x * x, 0) / numbers.length);
 
+// The boxes of a stack (`triptych.draw.graph`), each with its step, and the boxes that its inputs come from.
+function boxesOf(entries, given) {
+  const boxes = given.map((box) => ({ ...box, step: entries[box.entry].instructions[box.index] }));
+  for (const box of boxes) {
+    box.inputs = box.inputs.map(([key, value, from]) => ({ key, value, from: from === null ? null : boxes[from] }));
+    box.weight = box.step.weights.weight ?? null; // which matrix or table it is
+  }
+  return boxes;
+}
+
 class Flow extends FlowPicture {
   // `view` is the LiveView: its last result, its cuts, its tokens.
   constructor(view) {
@@ -26,8 +36,8 @@ class Flow extends FlowPicture {
     this.followed = { encode: null, decode: null }; // positions; null is where the prediction is made
     this.head = 0;
     const { entries } = view.section.program;
-    this.stacks = Object.fromEntries(["encode", "decode"].filter((name) => entries[name])
-      .map((name) => [name, boxesOf(view.section.program, name)]));
+    this.stacks = Object.fromEntries(Object.entries(view.section.boxes)
+      .map(([name, boxes]) => [name, boxesOf(entries, boxes)]));
     this.stack = entries.decode ? "decode" : "encode";
     this.layer = 0;
     this.picture = el("div", { class: "picture", role: "group", "aria-label": "Steps of the model; arrow keys move, " +
@@ -172,8 +182,8 @@ class Flow extends FlowPicture {
     }
     const heads = this.heads(box);
     this.head = Math.min(this.head, Math.max(0, heads - 1));
-    const [title, what] = wordsOf(box);
-    const equation = EQUATIONS[box.part] ?? this.view.section.equations[box.step.op];
+    const { title } = box;
+    const [what, equation] = this.view.section.words[box.words];
     const held = this.detail.contains(document.activeElement)
       ? [...this.detail.querySelectorAll("button")].indexOf(document.activeElement) : -1;
     const chooser = heads > 1 ? [choice("Head", [...Array(heads).keys()].map((h) => [h, String(h)]), this.head, (h) => {
@@ -304,7 +314,7 @@ class Flow extends FlowPicture {
 
   cutButtons(box) {
     const inputs = box.inputs.filter(({ key }) => key);
-    const start = (from) => (from ? wordsOf(from)[0] : box.entry === "cross_kv" ? "the encoder" : "the stream");
+    const start = (from) => (from ? from.title : box.entry === "cross_kv" ? "the encoder" : "the stream");
     const arrows = inputs.filter(({ key }) => key !== "ids").map(({ key, from }) => ({
       cut: arrowName(box.entry, box.step, key),
       name: `the arrow from ${start(from)}${inputs.length > 1 ? ` (${key})` : ""}`,

@@ -21,7 +21,7 @@ class FlowPicture {
     this.arrows = [];
     let [top, above] = [0, null];
     for (const { title, boxes } of this.bands) {
-      const rows = place(boxes);
+      const rows = 1 + Math.max(...boxes.map(({ depth }) => depth));
       const stream = boxes.some(({ lane }) => lane === 0);
       const own = new Set(boxes);
       const label = el("span", { class: "band" }, title);
@@ -70,7 +70,7 @@ class FlowPicture {
   }
 
   button(box) {
-    const [title] = wordsOf(box);
+    const { title } = box;
     const shape = this.view.section.program.entries[box.entry].shapes[box.step.out[0]].slice(1).join(" × ");
     const one = el("button", { type: "button", class: `box ${box.lane ? "" : "stream"}`,
       onclick: () => this.open(box) }, title,

@@ -45,7 +45,7 @@ OF_KIND = {
     "curve": ("curve.js",),
     "live": (
         "live.css", *MAPS, *TOKENIZER_SCRIPTS, "live_worker.js", "live_parts.js", "live_predictions.js",
-        "live_graph.js", "live_words.js", "live_picture.js", "live_flow.js", "live_about.js", "live_chapters.js",
+        "live_picture.js", "live_flow.js", "live_about.js", "live_chapters.js",
         "live_lessons.js", "live_view.js",
     ),
     "matrix": ("inside.css", "export.js", "matrix.js"),

@@ -1,0 +1,215 @@
+"""SVG of boxes in rows: sizes follow from the texts, values flow downwards, and no line runs through a box."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from triptych.draw.details import Details
+from triptych.draw.graph import START, Arrow, Box
+
+FONT = 12.0  # of all texts but the title
+LINE = 16.0  # from one line of a text to the next
+PAD = 9.0  # between the edge of a box and its text
+GAP = 26.0  # between rows, for the arrows
+BESIDE = 14.0  # between boxes of a row
+HEADS = 30.0  # height of the picture of a layer's heads
+LEAST_HEAD = 4.0  # width of one of its squares
+STUB = 14.0  # an arrow from outside the picture
+
+_NARROW = set("fijlrt.,:;|'()[]/- I")
+_WIDE = set("mwMW@%→√·×…")
+
+
+def text_width(text: str, size: float = FONT) -> float:
+    """Pixels that a text takes at most, in any of the fonts that the style names (DejaVu Sans, bold, is the widest)."""
+    ems = (0.44 if c in _NARROW else 1.06 if c in _WIDE else 0.82 if c.isupper() else 0.71 for c in text)
+    return size * sum(ems)
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """A place on the canvas, in pixels from its top left corner."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+    @property
+    def right(self) -> float:
+        return self.left + self.width
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.height
+
+    @property
+    def middle(self) -> float:
+        return self.left + self.width / 2
+
+
+@dataclass
+class Canvas:
+    """SVG elements in the order of painting."""
+
+    elements: list[str] = field(default_factory=list)
+
+    def path(self, points: Sequence[tuple[float, float]], kind: str = "flow", *, arrow: bool = True) -> None:
+        """A line through points, with a head at its end, which points downwards."""
+        steps = " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        self.elements.append(f'<path class="{kind}" d="M{steps}"/>')
+        if arrow:
+            x, y = points[-1]
+            self.elements.append(
+                f'<path class="head" d="M{x:.1f} {y:.1f} L{x - 4:.1f} {y - 7:.1f} L{x + 4:.1f} {y - 7:.1f}z"/>'
+            )
+
+    def text(self, x: float, y: float, text: str, kind: str = "", anchor: str = "middle") -> None:
+        self.elements.append(
+            f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+        )
+
+    def box(self, place: Rectangle, one: Details) -> None:
+        """A rectangle with lines of text and, of an attention, a picture of its heads."""
+        part = f' data-part="{escape(one.name)}"' if one.name else ""
+        self.elements.append(f"<g{part}><title>{escape(one.note)}</title>")
+        self.rectangle(place, one.kind, 5)
+        for i, line in enumerate(one.lines):
+            self.text(place.middle, place.top + PAD / 2 + (i + 0.75) * LINE, line, "quiet" if i else "name")
+        if one.heads is not None:
+            self._heads(one.heads, place)
+        self.elements.append("</g>")
+
+    def frame(self, place: Rectangle, label: str, kind: str, name: str) -> None:
+        """A border with a label in its top left corner."""
+        self.elements.append(f'<g data-part="{escape(name)}"><title>{escape(label)}</title>')
+        self.rectangle(place, kind, 8)
+        self.text(place.left + PAD, place.top + LINE + 2, label, "label", "start")
+        self.elements.append("</g>")
+
+    def rectangle(self, place: Rectangle, kind: str, rounded: int = 0) -> None:
+        self.elements.append(
+            f'<rect class="{kind}" x="{place.left:.2f}" y="{place.top:.1f}" width="{place.width:.2f}" '
+            f'height="{place.height:.1f}" rx="{rounded}"/>'
+        )
+
+    def _heads(self, heads: tuple[int, int], place: Rectangle) -> None:
+        """A square for each query head, and under each group the key/value head that it reads."""
+        queries, groups = heads
+        each, step, left, top = (
+            queries // groups,
+            (place.width - 2 * PAD) / queries,
+            place.left + PAD,
+            place.bottom - HEADS,
+        )
+        for h in range(queries):
+            tone = "odd" if h // each % 2 else "even"
+            self.rectangle(Rectangle(left + (h + 0.1) * step, top + 3, step * 0.8, 9), f"query {tone}")
+        for g in range(groups):
+            tone = "odd" if g % 2 else "even"
+            self.rectangle(Rectangle(left + (g * each + 0.1) * step, top + 15, (each - 0.2) * step, 9), f"key {tone}")
+
+
+def size_of(one: Details) -> tuple[float, float]:
+    """The width and the height that a box needs."""
+    squares = one.heads[0] * LEAST_HEAD if one.heads else 0.0
+    return max(*map(text_width, one.lines), squares, 2 * PAD) + 2 * PAD, len(one.lines) * LINE + PAD + HEADS * bool(
+        one.heads
+    )
+
+
+@dataclass(eq=False)
+class Panel:
+    """The boxes of one layer in rows: the residual stream on the left, all else beside it below what it reads."""
+
+    boxes: Sequence[Box]
+    details: Mapping[Box, Details]
+    label: str
+    kind: str
+    name: str
+
+    def __post_init__(self) -> None:
+        self.places: dict[Box, Rectangle] = {}
+        depths = sorted({box.depth for box in self.boxes})
+        rows = [[box for box in self.boxes if box.depth == depth] for depth in depths]
+        sizes = {box: size_of(self.details[box]) for box in self.boxes}
+        stream = max((sizes[box][0] for box in self.boxes if not box.lane), default=0.0)
+        self.stream = PAD + stream / 2 if stream else None
+        left = PAD + (stream + 2 * BESIDE if stream else 0.0)
+        beside = [[box for box in row if box.lane] for row in rows]
+        wide = max((sum(sizes[b][0] for b in row) + BESIDE * (len(row) - 1) for row in beside if row), default=0.0)
+        top = LINE + 2 * PAD + GAP
+        for row, others in zip(rows, beside, strict=True):
+            self._place(others, sizes, left, wide, top)
+            for box in row:
+                if not box.lane:
+                    self.places[box] = Rectangle(PAD + (stream - sizes[box][0]) / 2, top, *sizes[box])
+            top += max(sizes[box][1] for box in row) + GAP
+        self.right = max((place.right for place in self.places.values()), default=0.0)
+        margins = 10.0 * len([arrow for box in self.boxes for arrow in box.arrows if self._detours(arrow, box)])
+        self.width = max(self.right + margins, text_width(self.label)) + 2 * PAD
+        self.height = top - GAP + PAD
+
+    def _place(
+        self, row: Sequence[Box], sizes: Mapping[Box, tuple[float, float]], left: float, wide: float, top: float
+    ) -> None:
+        """The boxes beside the stream, each below the mean of what it reads, where there is room."""
+        x = left + (wide - sum(sizes[box][0] for box in row) - BESIDE * (len(row) - 1)) / 2
+        before = left
+        for box in row:
+            width = sizes[box][0]
+            above = [self.places[a.source].middle for a in box.arrows if a.source in self.places and a.source.lane]
+            own = max(before, sum(above) / len(above) - width / 2 if above else x)
+            self.places[box] = Rectangle(own, top, *sizes[box])
+            before = own + width + BESIDE
+            x += width + BESIDE
+
+    def paint(self, canvas: Canvas, left: float, top: float) -> None:
+        own = Canvas()
+        detours = 0
+        for box in self.boxes:
+            own.box(self.places[box], self.details[box])
+            for i, arrow in enumerate(box.arrows):
+                detours += self._arrow(own, box, i, arrow, detours)
+        canvas.frame(Rectangle(left, top, self.width, self.height), self.label, self.kind, self.name)
+        canvas.elements += [f'<g transform="translate({left:.1f} {top:.1f})"><title>{escape(self.label)}</title>']
+        canvas.elements += [*own.elements, "</g>"]
+
+    def _start(self, arrow: Arrow, box: Box) -> tuple[float, float] | None:
+        """Where an arrow begins; None for one that comes from outside and not from the stream."""
+        if arrow.source in self.places:
+            assert arrow.source is not None
+            place = self.places[arrow.source]
+            return place.middle, place.bottom
+        from_stream = self.stream is not None and box.entry != "cross_kv" and arrow.key in ("x", "y")
+        return (self.stream, LINE + 2 * PAD) if from_stream and self.stream is not None and box.layer != START else None
+
+    def _blocked(self, x: float, top: float, bottom: float) -> bool:
+        return any(
+            place.left - 2 < x < place.right + 2 and place.top < bottom and place.bottom > top
+            for place in self.places.values()
+        )
+
+    def _detours(self, arrow: Arrow, box: Box) -> bool:
+        """Whether an arrow must run along the right side."""
+        start, end = self._start(arrow, box), self.places[box]
+        return start is not None and all(self._blocked(x, start[1] + 1, end.top - 1) for x in (start[0], end.middle))
+
+    def _arrow(self, canvas: Canvas, box: Box, number: int, arrow: Arrow, detours: int) -> bool:
+        end, start = self.places[box], self._start(arrow, box)
+        x = end.middle + (number - (len(box.arrows) - 1) / 2) * 12
+        if box.lane == 0 and start is not None and start[0] == self.stream:
+            x = end.middle
+        if start is None:
+            canvas.path([(x, end.top - STUB), (x, end.top)])
+            return False
+        level = end.top - GAP / 2
+        if not self._blocked(start[0], start[1] + 1, end.top - 1):
+            canvas.path([start, (start[0], level), (x, level), (x, end.top)])
+            return False
+        beside, detour = start[1] + GAP / 2 - 4, self._detours(arrow, box)
+        run = self.right + 10 * (detours + 1) if detour else x
+        canvas.path([start, (start[0], beside), (run, beside), (run, level + 4), (x, level + 4), (x, end.top)])
+        return detour
