@@ -1,0 +1,299 @@
+"""The native step's entry for each operation of the table: `NATIVE`, by its name.
+
+An entry gives the vector that its steps make, or what stands for a value without numbers of its own (`native_values`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from triptych.native.step import WIDEST_BF16, AttentionKind, Function, Index, Op, Over, Pairing, StoredType
+from triptych.program.native_values import (
+    Angles,
+    NotNative,
+    PlanStep,
+    PlanTable,
+    Positions,
+    StoredKeys,
+    Vector,
+    window_in,
+)
+from triptych.program.program import Entry, Instruction
+from triptych.spec.masks import Full
+from triptych.spec.positions import LongRope
+
+if TYPE_CHECKING:
+    from triptych.program.native_steps import StepMaker
+
+# A function of every number of a vector, and which attribute is its factor.
+MAPS = {"silu": (Function.SILU, ""), "relu": (Function.RELU, ""), "tanh": (Function.TANH, ""),
+         "scale": (Function.SCALE, "factor"), "shift": (Function.SHIFT, "offset"),
+         "softcap": (Function.SOFTCAP, "cap")}  # fmt: skip
+ALIASES = ("site", "split_heads", "merge_heads", "cast")
+
+
+StepsOf = Callable[["NativeWalk", Instruction], Any]
+NATIVE: dict[str, StepsOf] = {}
+
+
+def native(*operations: str) -> Callable[[StepsOf], StepsOf]:
+    """A decorator: the function makes the steps of these operations."""
+
+    def register(function: StepsOf) -> StepsOf:
+        NATIVE.update(dict.fromkeys(operations, function))
+        return function
+
+    return register
+
+
+@dataclass(eq=False)
+class NativeWalk:
+    """One entry on its way to steps: `values` are what its operations gave so far."""
+
+    maker: StepMaker
+    entry: Entry
+    values: dict[str, Any]
+    over: Over
+    names: dict[str, str]
+    uses: Mapping[str, int]
+    activations: dict[Vector, tuple[PlanStep, str]] = field(default_factory=dict)
+
+    def result(self, step: Instruction) -> Any:
+        if step.op not in NATIVE:
+            raise NotNative(f"the native step has no operation {step.op}")
+        return NATIVE[step.op](self, step)
+
+    @native(*ALIASES)
+    def _alias(self, step: Instruction) -> Any:
+        return self.values[step.inputs["x"]]
+
+    @native("alibi_bias", "t5_bias")
+    def _bias(self, step: Instruction) -> PlanTable:
+        kind, how = "bias both ways" if self.maker.encoding else "bias", tuple(sorted(step.attributes.items()))
+        return PlanTable(kind, self._name(step.weights["weight"]) if step.weights else "", (step.op, how))
+
+    def _name(self, weight: str) -> str:
+        for old, new in self.names.items():
+            weight = weight.replace(old, new)
+        return weight
+
+    def vector(self, name: str) -> Vector:
+        value = self.values.get(name)
+        if not isinstance(value, Vector):
+            raise NotNative(f"{name} is no vector of the tokens")
+        return value
+
+    def _width(self, name: str) -> int:
+        """Numbers of one vector of a value, of which a token has one per head."""
+        return int(self.entry.values[name].shape[-1])
+
+    @native("embedding")
+    def _embedding(self, step: Instruction) -> Vector:
+        weight, ids = self._name(step.weights["weight"]), self.values[step.inputs["ids"]]
+        out = Vector(int(self.maker.program.weights[weight][1]), self.over)
+        if isinstance(ids, Positions):
+            return self.maker.look_up(out, PlanTable("plain", weight), Index.POSITIONS, ids.shift)
+        if ids == "types":  # no call has any, so all are type 0
+            return self.maker.look_up(out, PlanTable("plain", weight), Index.NONE)
+        if ids == "ids":
+            return self.maker.look_up(out, PlanTable("matrix", weight), Index.IDS)
+        raise NotNative(f"a lookup of {step.inputs['ids']} in {weight}")
+
+    @native("sinusoids")
+    def _sinusoids(self, step: Instruction) -> Vector:
+        how = tuple(step.attributes[key] for key in ("width", "theta", "layout"))
+        if self.values[step.inputs["positions"]] != Positions():
+            raise NotNative(f"sinusoids of {step.inputs['positions']}")
+        return self.maker.look_up(Vector(how[0], self.over), PlanTable("sinusoids", how=how), Index.POSITIONS)
+
+    @native("linear")
+    def _linear(self, step: Instruction) -> Vector:
+        x, weight = self.vector(step.inputs["x"]), self._name(step.weights["weight"])
+        rows, columns = self.maker.program.weights[step.weights["weight"]]  # one shape in all experts
+        if columns != x.width:
+            raise NotNative(f"{weight} acts on each head of {step.inputs['x']}")
+        out, reads, packed = Vector(int(rows), self.over), {"input": x}, weight in self.maker.packed
+        bf16 = self.maker.bf16 == "all" or (self.maker.bf16 == "packed" and packed)
+        tables = {"weight": PlanTable("tiles" if self.maker.bf16 == "all" else "matrix", weight)}
+        if "bias" in step.weights:
+            tables["bias"] = PlanTable("vector", self._name(step.weights["bias"]))
+        if bf16:
+            reads = {"input": self.maker.round_input(x, True)}
+        elif packed:
+            reads["rounded"] = self.maker.round_input(x, False)
+        self.maker.add(Op.LINEAR_BF16 if bf16 else Op.LINEAR, out, reads, tables, width=x.width)
+        return out
+
+    def _norm(self, step: Instruction, op: Op, eps: float, offset: float) -> Vector:
+        x, width = self.vector(step.inputs["x"]), self._width(step.inputs["x"])
+        out = Vector(x.width, self.over)
+        tables = {key: PlanTable("vector", self._name(name)) for key, name in step.weights.items()}
+        self.maker.add(op, out, {"input": x}, tables, width=width, heads=x.width // width, eps=eps, offset=offset)
+        return out
+
+    @native("layer_norm")
+    def _layer_norm(self, step: Instruction) -> Vector:
+        return self._norm(step, Op.LAYER_NORM, step.attributes["eps"], 0.0)
+
+    @native("rms_norm")
+    def _rms_norm(self, step: Instruction) -> Vector:
+        eps = step.attributes.get("eps")
+        eps = torch.finfo(torch.float32).eps if eps is None else eps
+        return self._norm(step, Op.RMS_NORM, eps, step.attributes.get("offset", 0.0))
+
+    @native("rotation_cos", "rotation_sin")
+    def _angles(self, step: Instruction) -> Angles:
+        spec, dtype = step.attributes["spec"], step.attributes.get("dtype", "float32")
+        if self.values[step.inputs["positions"]] != Positions() or dtype != "float32":
+            raise NotNative(f"angles of {step.inputs['positions']} in {dtype}")
+        return Angles(spec)
+
+    @native("rotate")
+    def _rotate(self, step: Instruction) -> Vector:
+        x, width = self.vector(step.inputs["x"]), self._width(step.inputs["x"])
+        angles, sines = self.values[step.inputs["cos"]], self.values[step.inputs["sin"]]
+        if not isinstance(angles, Angles) or angles != sines:
+            raise NotNative("a rotation by other angles than those of the positions")
+        spec, out = angles.spec, Vector(x.width, self.over)
+        tables = {"table": PlanTable("rotation", how=spec)}
+        pairing = Pairing.HALF if step.attributes["pairing"] == "half" else Pairing.INTERLEAVED
+        numbers = {"width": width, "heads": x.width // width, "pairing": pairing}
+        if isinstance(spec.scaling, LongRope):
+            tables["far_table"] = PlanTable("far rotation", how=spec)
+            numbers["near_length"] = spec.scaling.original_length
+        self.maker.add(Op.ROTATE, out, {"input": x}, tables, **numbers)
+        return out
+
+    def apply(self, function: Function, x: Vector, factor: float = 0.0, name: str = "") -> Vector:
+        """A function of every number of x; `name` is that of the value, where a product may compute it."""
+        out = Vector(x.width, self.over)
+        activation = self.maker.add(Op.MAP, out, {"input": x}, width=x.width, function=function, factor=factor)
+        self.activations[out] = activation, name
+        return out
+
+    def product(self, x: Vector, y: Vector, function: Function = Function.NONE, factor: float = 0.0) -> Vector:
+        """A function of x times y, number by number."""
+        out = Vector(x.width, self.over)
+        self.maker.add(Op.MAP_MULTIPLY, out, {"input": x, "other": y}, width=x.width, function=function, factor=factor)
+        return out
+
+    @native(*MAPS)
+    def _map(self, step: Instruction) -> Vector | Positions:
+        function, key = MAPS[step.op]
+        number, x = float(step.attributes[key]) if key else 0.0, self.values[step.inputs["x"]]
+        if isinstance(x, Positions) and function is Function.SHIFT:
+            return Positions(x.shift + int(number))
+        return self.apply(function, self.vector(step.inputs["x"]), number, step.out[0])
+
+    @native("gelu")
+    def _gelu(self, step: Instruction) -> Vector:
+        function = Function.GELU if step.attributes.get("approximate", "none") == "none" else Function.GELU_TANH
+        return self.apply(function, self.vector(step.inputs["x"]), name=step.out[0])
+
+    def _both(self, step: Instruction) -> tuple[Vector, Vector]:
+        x, y = (self.vector(step.inputs[key]) for key in ("x", "y"))
+        if self.entry.values[step.inputs["x"]].shape[1:] != self.entry.values[step.inputs["y"]].shape[1:]:
+            raise NotNative(f"{step.op} of vectors of different shapes")
+        return x, y
+
+    @native("add")
+    def _add(self, step: Instruction) -> Vector:
+        x, y = self._both(step)
+        out = Vector(x.width, self.over)
+        self.maker.add(Op.ADD, out, {"input": x, "other": y}, width=x.width)
+        return out
+
+    @native("multiply")
+    def _multiply(self, step: Instruction) -> Vector:
+        """An activation that only this product reads is computed in it."""
+        x, y = self._both(step)
+        if x not in self.activations or self.uses[self.activations[x][1]] != 1 or x in self.maker.out.kept:
+            return self.product(x, y)
+        activation = self.activations[x][0]
+        self.maker.out.steps.remove(activation)
+        function, factor = Function(int(activation.numbers["function"])), activation.numbers["factor"]
+        return self.product(activation.reads["input"], y, function, factor)
+
+    @native("extend")
+    def _extend(self, step: Instruction) -> StoredKeys:
+        leaf = step.attributes["leaf"]
+        new, width = self.vector(step.inputs[leaf]), self._width(step.inputs[leaf])
+        stored = self.maker.stored
+        if stored is not StoredType.F32:  # new keys are read as the cache gives them back later
+            out = Vector(new.width, self.over)
+            self.maker.add(Op.STORED, out, {"input": new}, width=width, heads=new.width // width, type=stored)
+            new = out
+        return StoredKeys(step.attributes["layer"], new, width)
+
+    @native("attend")
+    def _attend(self, step: Instruction) -> Vector:
+        how, maker = step.attributes, self.maker
+        if how["mechanism"] != "dot_product":
+            raise NotNative(f"the native step attends by dot products, not by {how['mechanism']} scores")
+        q, width = self.vector(step.inputs["q"]), self._width(step.inputs["q"])
+        k, v = (self.values[step.inputs[key]] for key in ("k", "v"))
+        if not isinstance(k, StoredKeys) or not isinstance(v, StoredKeys) or k.store != v.store:
+            raise NotNative("attention to other keys than a cache's")
+        heads, cross = q.width // width, k.new is None
+        out = Vector(heads * v.width, self.over)
+        groups = int(self.entry.values[step.inputs["k"]].shape[1])
+        if maker.encoding and how["mask"] != Full():
+            raise NotNative(f"the native step has no mask {how['mask']} in an encoder")
+        window = 0 if maker.encoding else window_in(how["mask"], cross)
+        numbers = {
+            "width": width, "heads": heads, "groups": groups, "value_width": v.width, "store": k.store,
+            "kind": AttentionKind.CROSS if cross else AttentionKind.SELF, "scale": how["scale"],
+            "softcap": how["softcap"] or 0.0,
+        }  # fmt: skip
+        tables, reads = dict[str, PlanTable](), {"input": q}
+        if "bias" in step.inputs:
+            bias = self.values[step.inputs["bias"]]
+            if not isinstance(bias, PlanTable) or cross:
+                raise NotNative("a bias of the scores that is more than a function of distance")
+            tables["bias"] = bias
+        if "sinks" in step.weights:
+            tables["sinks"] = PlanTable("vector", self._name(step.weights["sinks"]))
+        if cross or k.new is None or v.new is None:
+            maker.add(Op.ATTEND, out, reads, tables, **numbers)
+            return out
+        new = {"keys": k.new, "values": v.new}
+        numbers["bf16"] = maker.bf16 == "packed" and max(width, v.width) <= WIDEST_BF16
+        if maker.encoding:
+            maker.add(Op.ATTEND, out, reads | new, tables, **numbers | {"kind": AttentionKind.ROW, "store": 0})
+            return out
+        if k.store in maker.attended:
+            raise NotNative(f"two attentions to the keys of layer {k.store}")
+        maker.attended.add(k.store)
+        if window != (maker.windows[k.store] or 0):
+            raise NotNative(f"layer {k.store} looks back {window} positions, its cache {maker.windows[k.store]}")
+        attend = maker.add(Op.ATTEND, out, reads | new, tables, **numbers, window=window)
+        extend = maker.add(Op.EXTEND, None, new, **numbers, window=window)
+        if window:  # the new tokens take the places of some that the queries still see
+            extend.after.append(attend)
+        return out
+
+    @native("experts")
+    def _experts(self, step: Instruction) -> Vector:
+        how, maker = step.attributes, self.maker
+        x, scores = self.vector(step.inputs["x"]), self.vector(step.inputs["scores"])
+        if self.over is not Over.TOKENS:
+            raise NotNative("experts of chosen tokens")
+        count, entry = how["count"], how["expert"]
+        routes, total = Vector(scores.width, self.over), Vector(x.width, self.over)
+        numbers = {"experts": count, "top": how["top_k"], "normalized": int(how["normalize"]), "width": x.width}
+        last = maker.add(Op.ROUTE, routes, {"input": scores}, **numbers)
+        last.writes["sum"] = total
+        for number in range(count):
+            taken, summed = Vector(x.width, Over.EXPERT), Vector(x.width, self.over)
+            reads = {"input": x, "routes": routes}
+            maker.add(Op.TAKE, taken, reads, experts=count, number=number, width=x.width).after.append(last)
+            out = maker.entry(entry, {entry.inputs[0]: taken}, Over.EXPERT, {".experts.0.": f".experts.{number}."})
+            last = maker.add(Op.GIVE, summed, {"input": out, "routes": routes, "output": total}, experts=count,
+                             number=number, width=x.width)  # fmt: skip
+            last.over, last.takes_over, last.forced = Over.EXPERT, "output", True
+            total = summed
+        return total
