@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -92,3 +95,65 @@ MIXTURE = {
     "tie_word_embeddings": False, "decoder_sparse_step": 1, "mlp_only_layers": [], "attention_bias": False,
     "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
+
+
+# ---------------------------------------------------------------- docs/add-an-operation.md
+
+ENTRY = re.compile(r"^### \d\. `([^`]+)`\n(.*?)```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
+SECOND = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)```', re.MULTILINE | re.DOTALL)
+
+
+def insert(path: Path, words: str, code: str) -> None:
+    """Put code where the docs say: after or before a line of the file, or at its end."""
+    text = path.read_text("utf-8") if path.exists() else ""
+    said = re.search(r"(After|Before) the line\s`([^`]+)`", words)
+    if said is None:
+        path.write_text(text + code, "utf-8")
+        return
+    assert text.count(f"{said[2]}\n") == 1, said[2]
+    new = f"{said[2]}\n{code}" if said[1] == "After" else f"{code}{said[2]}\n"
+    path.write_text(text.replace(f"{said[2]}\n", new), "utf-8")
+
+
+def run_walkthrough(copy: Path, changed: str = "") -> subprocess.CompletedProcess[str]:
+    """The entries of the page in a copy of the code, those of its second operation too, and its test.  `changed` is
+    the file whose entry is left out."""
+    page = (ROOT / "docs" / "add-an-operation.md").read_text("utf-8")
+    shutil.copytree(ROOT / "src" / "triptych", copy / "src" / "triptych", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "tests").mkdir()
+    words = {}
+    for path, text, code in ENTRY.findall(page):
+        words[path] = text
+        if path != changed:
+            insert(copy / path, text, code)
+    for path, code in SECOND.findall(page):
+        if path != changed:
+            insert(copy / path, words[path], code)
+    test = copy / "tests" / "test_squared_relu.py"
+    both = test.read_text("utf-8").replace("import squared_relu\n", "import squared_relu, tanh_gate\n")
+    test.write_text(both + SECOND_TEST, "utf-8")
+    assert len(words) == 5
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(copy / "src"), str(ROOT / "tests")))}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(test)]
+    return subprocess.run(command, env=environment, cwd=copy, capture_output=True, text=True, timeout=600)
+
+
+SECOND_TEST = """
+
+def test_the_second_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    check_everywhere(monkeypatch, tmp_path, "tanh_gate", tanh_gate)
+"""
+
+
+@pytest.mark.heavy
+def test_the_walkthrough_adds_an_operation_to_every_executor(tmp_path: Path) -> None:
+    ran = run_walkthrough(tmp_path)
+    assert ran.returncode == 0, ran.stdout
+    assert "3 passed" in ran.stdout
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("left_out", ["src/triptych/program/native_operations.py"])
+def test_an_entry_that_is_left_out_is_found(left_out: str, tmp_path: Path) -> None:
+    ran = run_walkthrough(tmp_path, left_out)
+    assert "the native step has no operation squared_relu" in ran.stdout

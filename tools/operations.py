@@ -10,8 +10,7 @@ from triptych import ops
 from triptych.explain.reference_ops import NOT_REFERENCE, REFERENCE, parsed
 from triptych.page.live_section import defined
 from triptych.program.interpreter import SPECIAL
-from triptych.program.native_operations import NATIVE
-from triptych.program.native_values import NOT_NATIVE
+from triptych.program.native_operations import NATIVE, NOT_NATIVE
 from triptych.program.static_plan import NOT_STATIC
 
 PAGE = Path(__file__).parents[1] / "docs" / "concepts" / "programs.md"

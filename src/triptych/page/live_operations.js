@@ -13,16 +13,16 @@ function mapped(x, act) {
   return valueOf(x.shape, out);
 }
 
-// The sum or the product of each pair; the smaller operand is repeated over the leading dimensions of the larger.
-function paired(x, y, product) {
-  const large = x.data.length >= y.data.length ? x : y;
-  const [a, b] = [large.data, (large === x ? y : x).data];
-  const out = new Float32Array(a.length);
-  for (let i = 0, j = 0; i < out.length; i++) {
-    out[i] = product ? a[i] * b[j] : a[i] + b[j];
-    if (++j === b.length) j = 0;
+// `combine` of each pair; the smaller operand is repeated over the leading dimensions of the larger.
+function paired(x, y, combine) {
+  const [shape, n] = x.data.length >= y.data.length ? [x.shape, x.data.length] : [y.shape, y.data.length];
+  const out = new Float32Array(n);
+  for (let at = 0, i = 0, j = 0; at < n; at++) {
+    out[at] = combine(x.data[i], y.data[j]);
+    if (++i === x.data.length) i = 0;
+    if (++j === y.data.length) j = 0;
   }
-  return valueOf(large.shape, out);
+  return valueOf(shape, out);
 }
 
 // The error function by Abramowitz and Stegun 7.1.26: absolute error below 1.5e-7.
@@ -69,8 +69,8 @@ operation("gelu", ({ x, approximate }) => mapped(x, approximate === "tanh" ? gel
 operation("softcap", ({ x, cap }) => mapped(x, (value) => cap * Math.tanh(value / cap)));
 operation("scale", ({ x, factor }) => mapped(x, (value) => value * factor));
 operation("shift", ({ x, offset }) => mapped(x, (value) => value + offset));
-operation("add", ({ x, y }) => paired(x, y, false));
-operation("multiply", ({ x, y }) => paired(x, y, true));
+operation("add", ({ x, y }) => paired(x, y, (a, b) => a + b));
+operation("multiply", ({ x, y }) => paired(x, y, (a, b) => a * b));
 operation("split_heads", ({ x, shape }) => valueOf([x.shape[0], last(x) / shape[2], shape[2]], x.data));
 operation("merge_heads", ({ x }) => valueOf([x.shape[0], x.shape[1] * x.shape[2]], x.data));
 

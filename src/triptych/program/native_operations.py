@@ -36,6 +36,17 @@ MAPS = {"silu": (Function.SILU, ""), "relu": (Function.RELU, ""), "tanh": (Funct
 ALIASES = ("site", "split_heads", "merge_heads", "cast")
 
 
+NOT_NATIVE = {
+    "conv1d": "torch computes the convolutions of frames before the step, and other models run as modules",
+    "patches": "torch computes an image encoder",
+    "pool": "torch computes the heads of encoders",
+    "l2_normalize": "torch computes the heads of encoders",
+    "disentangled_bias": "its scores depend on the content of keys; DeBERTa runs as modules",
+    "reached_table": "its size depends on the rows; DeBERTa runs as modules",
+    "reached_row": "its size depends on the rows; DeBERTa runs as modules",
+}
+"""Why the native step lacks an operation, by its name."""
+
 StepsOf = Callable[["NativeWalk", Instruction], Any]
 NATIVE: dict[str, StepsOf] = {}
 
@@ -181,6 +192,12 @@ class NativeWalk:
         self.maker.add(Op.MAP_MULTIPLY, out, {"input": x, "other": y}, width=x.width, function=function, factor=factor)
         return out
 
+    def sum(self, x: Vector, y: Vector) -> Vector:
+        """x plus y, number by number."""
+        out = Vector(x.width, self.over)
+        self.maker.add(Op.ADD, out, {"input": x, "other": y}, width=x.width)
+        return out
+
     @native(*MAPS)
     def _map(self, step: Instruction) -> Vector | Positions:
         function, key = MAPS[step.op]
@@ -194,7 +211,8 @@ class NativeWalk:
         function = Function.GELU if step.attributes.get("approximate", "none") == "none" else Function.GELU_TANH
         return self.apply(function, self.vector(step.inputs["x"]), name=step.out[0])
 
-    def _both(self, step: Instruction) -> tuple[Vector, Vector]:
+    def both(self, step: Instruction) -> tuple[Vector, Vector]:
+        """The inputs `x` and `y`.  Raises NotNative where their shapes differ."""
         x, y = (self.vector(step.inputs[key]) for key in ("x", "y"))
         if self.entry.values[step.inputs["x"]].shape[1:] != self.entry.values[step.inputs["y"]].shape[1:]:
             raise NotNative(f"{step.op} of vectors of different shapes")
@@ -202,15 +220,12 @@ class NativeWalk:
 
     @native("add")
     def _add(self, step: Instruction) -> Vector:
-        x, y = self._both(step)
-        out = Vector(x.width, self.over)
-        self.maker.add(Op.ADD, out, {"input": x, "other": y}, width=x.width)
-        return out
+        return self.sum(*self.both(step))
 
     @native("multiply")
     def _multiply(self, step: Instruction) -> Vector:
         """An activation that only this product reads is computed in it."""
-        x, y = self._both(step)
+        x, y = self.both(step)
         if x not in self.activations or self.uses[self.activations[x][1]] != 1 or x in self.maker.out.kept:
             return self.product(x, y)
         activation = self.activations[x][0]

@@ -16,17 +16,6 @@ from triptych.program.program import Entry
 from triptych.spec.masks import And, Causal, Full, Mask, Window
 from triptych.spec.positions import RopeSpec
 
-NOT_NATIVE = {
-    "conv1d": "torch computes the convolutions of frames before the step, and other models run as modules",
-    "patches": "torch computes an image encoder",
-    "pool": "torch computes the heads of encoders",
-    "l2_normalize": "torch computes the heads of encoders",
-    "disentangled_bias": "its scores depend on the content of keys; DeBERTa runs as modules",
-    "reached_table": "its size depends on the rows; DeBERTa runs as modules",
-    "reached_row": "its size depends on the rows; DeBERTa runs as modules",
-}
-"""Why the native step lacks an operation, by its name."""
-
 
 class NotNative(ConfigError):
     """A program does something that the native executor does not; the message says what."""
