@@ -100,7 +100,7 @@ MIXTURE = {
 # ---------------------------------------------------------------- docs/add-an-operation.md
 
 ENTRY = re.compile(r"^### \d\. `([^`]+)`\n(.*?)```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
-SECOND = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)```', re.MULTILINE | re.DOTALL)
+SECOND = re.compile(r"^In `([^`]+)`:\n\n```\w+\n(.*?)```", re.MULTILINE | re.DOTALL)
 
 
 def insert(path: Path, words: str, code: str) -> None:

@@ -22,17 +22,17 @@ Runner = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor
 Value = TypeVar("Value")
 
 
-class Computed(Generic[Value]):
+class CachedValue(Generic[Value]):
     """A property that is computed once.  Python's own takes a lock, which torch.compile cannot trace."""
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
         self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
 
     @overload
-    def __get__(self, request: None, owner: type) -> Computed[Value]: ...
+    def __get__(self, request: None, owner: type) -> CachedValue[Value]: ...
     @overload
     def __get__(self, request: object, owner: type) -> Value: ...
-    def __get__(self, request: object | None, owner: type) -> Value | Computed[Value]:
+    def __get__(self, request: object | None, owner: type) -> Value | CachedValue[Value]:
         if request is None:
             return self
         value = self.compute(request)
@@ -83,7 +83,7 @@ class AttentionRequest:
         """Positions are the default, so a kernel may reason about them without reading a tensor."""
         return self.q_pos is None and self.k_pos is None
 
-    @Computed
+    @CachedValue
     def precision(self) -> torch.dtype:
         """Where softmax happens: fp32, or fp64 for fp64 input."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -102,7 +102,7 @@ class AttentionRequest:
             Points(as_line(k_pos), index=as_line(index), document=_document(self.k_doc, as_line), per_row=number),
         )
 
-    @Computed
+    @CachedValue
     def visible(self) -> Tensor | None:
         """The mask as booleans that broadcast to `[B, H, T, S]`, true where visible; None when everything is.
 
@@ -121,7 +121,7 @@ class AttentionRequest:
             raise InputError(f"mask of shape {list(visible.shape)} does not fit scores [B,H,T,S] {list(scores)}")
         return visible
 
-    @Computed
+    @CachedValue
     def hidden(self) -> Tensor | None:
         """The complement of `visible`."""
         return None if self.visible is None else ~self.visible

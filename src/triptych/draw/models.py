@@ -10,7 +10,7 @@ from pathlib import Path
 
 from triptych.draw.details import Describer, Details
 from triptych.draw.graph import END, START, boxes_of
-from triptych.draw.paint import BESIDE, GAP, Canvas, Panel, Rectangle, size_of, text_width
+from triptych.draw.paint import BESIDE, GAP, Canvas, LayerPanel, Rectangle, size_of, text_width
 from triptych.draw.style import STYLE
 from triptych.errors import TriptychError
 from triptych.program.kinds import KindProgram, lower_kinds
@@ -83,7 +83,7 @@ def _title(spec: ModelSpec) -> tuple[str, str]:
     return f"{spec.family}, {spec.layout}", f"{parameters}, {layers}, {context}"
 
 
-def _assemble(overview: _Overview, panels: Sequence[Panel], title: str, facts: str) -> Drawing:
+def _assemble(overview: _Overview, panels: Sequence[LayerPanel], title: str, facts: str) -> Drawing:
     """The overview on the left, the panels beside it in rows, their tops aligned."""
     canvas, top = Canvas(), MARGIN + TITLE
     overview.paint(canvas, MARGIN, top)
@@ -129,7 +129,7 @@ def _letter(n: int) -> str:
     return (_letter(n // 26 - 1) if n >= 26 else "") + chr(ord("A") + n % 26)
 
 
-def _panels(spec: ModelSpec, kinds: KindProgram, blocks: Sequence[BlockKind]) -> Iterator[Panel]:
+def _panels(spec: ModelSpec, kinds: KindProgram, blocks: Sequence[BlockKind]) -> Iterator[LayerPanel]:
     """Before the layers, each kind of block, and after the layers, of each stack."""
     describer = Describer(kinds.program, spec.ties)
     for stack in spec.stacks:
@@ -145,7 +145,7 @@ def _panels(spec: ModelSpec, kinds: KindProgram, blocks: Sequence[BlockKind]) ->
             shown = [box for box in boxes if box.layer == layer]
             if shown:
                 details = {box: _numbered(describer.details(box), layer, first) for box in shown}
-                yield Panel(shown, details, label, kind, name)
+                yield LayerPanel(shown, details, label, kind, name)
 
 
 def _numbered(one: Details, layer: int | str, first: int) -> Details:

@@ -121,7 +121,7 @@ def size_of(one: Details) -> tuple[float, float]:
 
 
 @dataclass(eq=False)
-class Panel:
+class LayerPanel:
     """The boxes of one layer in rows: the residual stream on the left, all else beside it below what it reads."""
 
     boxes: Sequence[Box]
