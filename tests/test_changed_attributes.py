@@ -327,3 +327,20 @@ def test_checksums_change_with_any_one_number_and_with_numbers_that_change_place
                     assert not equal(before, checksums(part))
                     tensor.data.copy_(kept)
     assert equal(before, checksums(part))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
+def test_a_number_that_is_none_is_refused_whatever_ran_before(
+    family: str, packed: bool, saved: dict[str, Path]
+) -> None:
+    for executor, ran in (("auto", True), ("auto", False), ("modules", False)):
+        model = opened(saved[family], packed, executor)
+        if ran:
+            Asked(model).answer()
+        module = model.module
+        with torch.no_grad():
+            part = next(part for part in (module.decoder or module).modules() if isinstance(part, nn.LoraLinear))
+            part.up[0, 0] = torch.nan
+        with pytest.raises(triptych.InputError, match="finite"):
+            model.generate(PROMPTS, max_new_tokens=5)
