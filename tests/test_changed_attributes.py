@@ -143,7 +143,7 @@ def head_taken_out(module: nn.Transformer) -> int:
     attn = (module.encoder or module.decoder).blocks[0].attn  # type: ignore[union-attr]
     weight = attn.v.weight
     if isinstance(weight, nn.weights.PackedWeight):
-        weight.blocks.data[2 : len(weight.blocks) // 2 - 1] = 0
+        weight.blocks.data.view(-1)[200 : weight.blocks.numel() // 2 - 200] = 0
     else:
         weight.data[2 : attn.spec.value_width // 2 - 1] = 0  # rows between those whose bytes were compared once
     return 1
@@ -152,7 +152,7 @@ def head_taken_out(module: nn.Transformer) -> int:
 def column(module: nn.Transformer) -> int:
     weight = (module.encoder or module.decoder).blocks[0].attn.v.weight  # type: ignore[union-attr]
     if isinstance(weight, nn.weights.PackedWeight):
-        weight.blocks.data[1:-1, len(weight.blocks[0]) // 2] = 77
+        weight.blocks.data.view(-1)[200 : weight.blocks.numel() // 2 - 200 : 40] = 77
     else:
         weight.data[1:-1, 33] = 3.0
     return 1
@@ -282,7 +282,7 @@ def test_changes_of_a_class_or_of_an_attribute_that_comes_or_goes_are_seen() -> 
         lambda: setattr(norm, "extra", 1),
         lambda: norm.__dict__.update(spec=replace(norm.spec, eps=0.5)),
         lambda: (delattr(norm, "dtype"), setattr(norm, "other", 1)),
-        lambda: norm.register_buffer("table", torch.zeros(1)),
+        lambda: norm.register_parameter("table", torch.nn.Parameter(torch.zeros(1))),
         lambda: norm.add_module("part", torch.nn.Identity()),
         lambda: module.register_forward_hook(lambda *arguments: None),
         lambda: setattr(type(norm), "helper", 1),
@@ -327,3 +327,20 @@ def test_checksums_change_with_any_one_number_and_with_numbers_that_change_place
                     assert not equal(before, checksums(part))
                     tensor.data.copy_(kept)
     assert equal(before, checksums(part))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
+def test_a_number_that_is_none_is_refused_whatever_ran_before(
+    family: str, packed: bool, saved: dict[str, Path]
+) -> None:
+    for executor, ran in (("auto", True), ("auto", False), ("modules", False)):
+        model = opened(saved[family], packed, executor)
+        if ran:
+            Asked(model).answer()
+        module = model.module
+        with torch.no_grad():
+            part = next(part for part in (module.decoder or module).modules() if isinstance(part, nn.LoraLinear))
+            part.up[0, 0] = torch.nan
+        with pytest.raises(triptych.InputError, match="finite"):
+            model.generate(PROMPTS, max_new_tokens=5)

@@ -12,19 +12,21 @@ import torch
 from torch import Tensor
 
 import parity
+import tiny
 import triptych
 from native_models import EXACT, Run, needs_native
 from test_native_step import unpacked
 from triptych import native, nn, ops
 from triptych.attention import Rows
+from triptych.checkpoints.adapters import AdapterSettings, add_adapter
 from triptych.errors import InputError
 from triptych.generate import Engine, Request
 from triptych.model import create
 from triptych.native.step import Op
 from triptych.nn import Batch
-from triptych.program import native_encoder
+from triptych.program import lower, native_encoder
 from triptych.program.native_encoder import NativeEncoder
-from triptych.program.native_plan import NativePlan
+from triptych.program.native_plan import NativePlan, encoding_plan_of, source_plan_of
 from triptych.quantize import kernel_matrix
 
 pytestmark = needs_native
@@ -287,3 +289,11 @@ def test_sentences_in_int8_are_near_those_in_fp32(minilm_dir: Path, unchecked: N
     model.executor = "native"  # type: ignore[assignment]
     with pytest.raises(InputError, match="executor must be one of"):
         model.encode(SENTENCES)
+
+
+def test_an_encoder_with_an_adapter_has_a_plan_in_bf16() -> None:
+    """A sum of two products is part of one of them alone, and the products of two layers wait for no adapter."""
+    for module, plan_of in ((tiny.encoder(), encoding_plan_of), (tiny.encoder_decoder(), source_plan_of)):
+        add_adapter(module, AdapterSettings(rank=2))
+        packed = frozenset(name for name, one in module.named_parameters() if one.dim() == 2)
+        assert plan_of(lower(module.eval()), packed, True).instructions.size

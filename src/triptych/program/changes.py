@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from enum import Enum
 from itertools import chain
 from math import gcd
-from operator import attrgetter, call, is_, itemgetter, methodcaller
+from operator import attrgetter, call, itemgetter, methodcaller
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 from weakref import ref
@@ -31,7 +31,7 @@ _values = methodcaller("values")
 PIECE = 4096  # bytes: vectors, which are most of what is copied, are compared whole
 ROW, ROWS = 512, 256  # integers of which one sum is made, and such rows of which one column of sums is made
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_TABLES = ("_modules", "_parameters", "_buffers")
+_TABLES = ("_modules", "_parameters")
 _EVERYWHERE = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 LOOK_EVERY = 16  # steps, at most, from one look at the module to the next
 #: Attributes of every module of torch, compared by what they hold, and the plans, which hold fingerprints themselves.
@@ -49,31 +49,30 @@ class ModuleFingerprint:
     """A module and all parts below it, as they are now: which there are, their classes and what these define, hooks,
     training flags, specs and all other attributes.
 
-    Attributes are compared by identity, so one that is assigned again counts as changed.  The parts are held, so that
-    no identity is given out again; the module itself is not: it keeps what holds its fingerprint, and would never be
-    freed.
+    Attributes are compared as tuples are: by identity, then by value.  The parts are held, so that no identity is given
+    out again; the module itself is not: it keeps what holds its fingerprint, and would never be freed.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = ref(module)
         every = list(module.modules())
-        self.parts = every[1:]
+        self.parts, self.classes = every[1:], list(map(type, every))
         self.dicts = list(map(vars, self.parts))
         dicts = [vars(module), *self.dicts]
-        self.hooks = [*(own[key] for own in dicts for key in _HOOKS), *_EVERYWHERE]
-        self.hooked = any(self.hooks)
-        self.tables = [own[key] for own in dicts for key in _TABLES]
-        self.filled = [table for table in self.tables if table]
-        self.sizes = list(map(len, chain(dicts, self.tables)))
+        self.sizes = list(map(len, dicts))
+        tables = [own[key] for own in dicts for key in _TABLES]
+        self.filled = [table for table in tables if table]
+        hooks = [*(own[key] for own in dicts for key in _HOOKS), *_EVERYWHERE]
+        self.hooked = any(hooks)
+        self.empty = [*hooks, *(table for table in tables if not table)]  # but for hooks, with which nothing is bound
         self.held = [*chain.from_iterable(map(dict.values, self.filled))]
-        names = [tuple(name for name in own if name not in _NOT_COMPARED) for own in dicts]
-        self.getters = [itemgetter("training", "training", *own) for own in names]
-        self.attributes = [*chain.from_iterable(map(call, self.getters, dicts))]
-        self.classes = list(map(type, every))
+        self.identities = list(map(id, self.held))
+        names = [[name for name in own if name not in _NOT_COMPARED] or ["training"] for own in dicts]
+        self.getters = [itemgetter("training", *own) for own in names]
+        self.attributes = list(map(call, self.getters, dicts))
         bases = dict.fromkeys(base for one in dict.fromkeys(self.classes) for base in one.__mro__ if base is not object)
         self.class_dicts = list(map(vars, bases))
-        self.class_sizes = list(map(len, self.class_dicts))
-        self.class_values = [*chain.from_iterable(map(_values, self.class_dicts))]
+        self.class_values = list(map(list, map(_values, self.class_dicts)))
 
     def same(self) -> bool:
         """Whether all of it is still so."""
@@ -83,15 +82,14 @@ class ModuleFingerprint:
         dicts = [vars(module), *self.dicts]
         try:
             return (
-                list(map(len, chain(dicts, self.tables))) == self.sizes
-                and all(map(is_, chain.from_iterable(map(call, self.getters, dicts)), self.attributes))
-                and all(map(is_, chain.from_iterable(map(dict.values, self.filled)), self.held))
-                and all(map(is_, map(type, chain((module,), self.parts)), self.classes))
-                and list(map(len, self.class_dicts)) == self.class_sizes
-                and all(map(is_, chain.from_iterable(map(_values, self.class_dicts)), self.class_values))
-                and any(self.hooks) == self.hooked
+                any(self.empty) == self.hooked
+                and list(map(len, dicts)) == self.sizes
+                and list(map(call, self.getters, dicts)) == self.attributes
+                and list(map(id, chain.from_iterable(map(dict.values, self.filled)))) == self.identities
+                and list(map(type, chain((module,), self.parts))) == self.classes
+                and list(map(list, map(_values, self.class_dicts))) == self.class_values
             )
-        except KeyError:  # one attribute went as another came
+        except (KeyError, RuntimeError, ValueError):  # an attribute went as another came; arrays that have no one truth
             return False
 
 

@@ -89,6 +89,7 @@ class StepMaker:
         first = len(self.out.steps)
         self.entry(entry, values, Over.TOKENS, {})
         linear = [step for step in self.out.steps[first:] if step.op in (Op.LINEAR, Op.LINEAR_BF16)]
+        linear = [step for step in linear if step.tables["weight"].name.endswith(".weight")]  # not those of adapters
         for before, step in zip(linear[:-2], linear[2:], strict=True):  # of two layers: few vectors live at once
             step.after.append(before)
         for layer, (k, v) in enumerate(zip(entry.outputs[::2], entry.outputs[1::2], strict=True)):
