@@ -3,6 +3,9 @@
 What it must not be given (it silently falls back to a `[T, S]` product): on a CPU dropout, a mask that learns, a
 mask of three dimensions, values narrower or wider than keys; anywhere a last dimension that is not contiguous.
 `is_causal` there is top-left aligned, so it is right for T == S alone.
+
+On a CPU it gives 0 to a query whose scores are all NaN, where there are fewer keys than a register holds numbers and
+neither a mask nor a bias.  Such calls get a mask that hides nothing more: the same bits otherwise, and NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from torch import Tensor
 
 from triptych.attention import mask_lowering
 from triptych.attention.request import AttentionRequest, Runner
+
+WIDEST_REGISTER = 64  # bytes, of any processor that torch is compiled for
 
 
 def cannot(request: AttentionRequest) -> list[str]:
@@ -34,9 +39,9 @@ def cannot(request: AttentionRequest) -> list[str]:
 def plan(request: AttentionRequest) -> Runner:
     """The cheapest call of the kernel that serves the request, everything about it decided."""
     if request.sinks:
-        return partial(_with_sinks, request)
+        return partial(_with_sinks, request, _chunk_masks(request))
     if _is_chunk(request):
-        return partial(_chunk, request)
+        return partial(_chunk, request, _chunk_masks(request))
     causal, visible = _lowered(request)
     even = request.width == request.value_width
     if even and request.queries == 1 and not request.biased and (visible is None or visible.shape[1] == 1):
@@ -97,12 +102,31 @@ def _lowered(request: AttentionRequest) -> tuple[bool, Tensor | None]:
     """`(is_causal, booleans true where visible)`.  With `is_causal` the kernel multiplies its -inf by the scale, which
     must be positive."""
     square = request.aligned and request.queries == request.keys and request.scale > 0
-    if square and mask_lowering.is_causal(request.mask) and not request.biased:
+    swallows = _swallows_nan(request, request.keys)
+    if square and mask_lowering.is_causal(request.mask) and not request.biased and not swallows:
         return True, None
     visible = request.visible
+    if visible is None and not request.biased and swallows:
+        visible = torch.ones(1, 1, 1, request.keys, dtype=torch.bool, device=request.device)
     if visible is not None and visible.shape[2] != request.queries:
         visible = visible.expand(-1, -1, request.queries, -1)  # stride 0: still one row in memory
     return False, visible
+
+
+def _swallows_nan(request: AttentionRequest, keys: int) -> bool:
+    """Whether the kernel, called without a mask for so many keys, could give 0 for scores that are NaN."""
+    return request.device.type == "cpu" and keys * request.precision.itemsize < WIDEST_REGISTER
+
+
+def _chunk_masks(request: AttentionRequest) -> tuple[Tensor | None, Tensor | None]:
+    """What is added to the scores of the past keys of a chunk, and of its own; None where the kernel needs nothing."""
+    t, past = request.queries, request.keys - request.queries
+    old = new = None
+    if past > 0 and _swallows_nan(request, past):
+        old = torch.zeros(1, 1, t, past, dtype=request.dtype)
+    if _swallows_nan(request, t):
+        new = torch.full((1, 1, t, t), -torch.inf, dtype=request.dtype).triu(1)
+    return old, new
 
 
 def _is_chunk(request: AttentionRequest) -> bool:
@@ -120,30 +144,34 @@ def _is_chunk(request: AttentionRequest) -> bool:
 
 
 def _chunk(
-    request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, sinks: Tensor | None = None
-) -> Tensor:
+    request: AttentionRequest, masks: tuple[Tensor | None, Tensor | None], q: Tensor, k: Tensor, v: Tensor,
+    bias: Tensor | None = None, sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Past keys without a mask, the chunk's own with `is_causal`, joined exactly by their log-sum-exps."""
     q, k, v = _evened(request, q, k, v)
-    return _merged(request, q, k, v)[0].to(q.dtype)[..., : request.value_width]
+    return _merged(request, masks, q, k, v)[0].to(q.dtype)[..., : request.value_width]
 
 
-def _merged(request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _merged(
+    request: AttentionRequest, masks: tuple[Tensor | None, Tensor | None], q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
     past = request.keys - request.queries
-    old, old_lse = _kernel(q, k[:, :, :past], v[:, :, :past], request.scale)
-    new, new_lse = _kernel(q, k[:, :, past:], v[:, :, past:], request.scale, causal=True)
+    old, old_lse = _kernel(q, k[:, :, :past], v[:, :, :past], request.scale, mask=masks[0])
+    new, new_lse = _kernel(q, k[:, :, past:], v[:, :, past:], request.scale, causal=masks[1] is None, mask=masks[1])
     lse = torch.logaddexp(old_lse, new_lse)
     old_share, new_share = (old_lse - lse).exp()[..., None], (new_lse - lse).exp()[..., None]
     return old * old_share + new * new_share, lse
 
 
 def _with_sinks(
-    request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None
-) -> Tensor:
+    request: AttentionRequest, masks: tuple[Tensor | None, Tensor | None], q: Tensor, k: Tensor, v: Tensor,
+    bias: Tensor | None, sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Softmax's share beside one more logit a head follows from the log-sum-exp."""
     assert sinks is not None
     q, k, v = _evened(request, q, k, v)
     if _is_chunk(request):
-        out, lse = _merged(request, q, k, v)
+        out, lse = _merged(request, masks, q, k, v)
     else:
         causal, mask = _lowered(request)
         if bias is not None:

@@ -179,7 +179,7 @@ def _add(out: Mapping[str, Tensor], piece: ScorePiece, weights: Tensor, labels: 
 def _computed(
     functions: ctypes.CDLL, out: Mapping[str, Tensor], products: ScoreProducts, sinks: Tensor | None, labels: KeyLabels
 ) -> None:
-    """The same of all heads and queries by one call of statistics.c, which computes the scores too."""
+    """The same of all heads and queries by one call of statistics.h, which computes the scores too."""
     tile = _Tile(out)
     (heads, queries, width), keys = products.q.shape, products.k.shape[1]
     panels = -(-keys // STATISTICS_PANEL)
@@ -194,7 +194,7 @@ def _computed(
 def _natively(
     functions: ctypes.CDLL, out: Mapping[str, Tensor], piece: ScorePiece, sinks: Tensor | None, labels: KeyLabels
 ) -> None:
-    """The same of a piece by one call of statistics.c."""
+    """The same of a piece by one call of statistics.h."""
     heads, queries, keys = piece.scores.shape
     if not keys:
         return
@@ -206,7 +206,7 @@ def _natively(
 
 
 class _Tile:
-    """One call of statistics.c, with the memory of the sizes that it says."""
+    """One call of statistics.h, with the memory of the sizes that it says."""
 
     def __init__(self, out: Mapping[str, Tensor]) -> None:
         self.out, self.held = out, list[Tensor]()  # what the call reads, alive until it is done
@@ -245,5 +245,5 @@ class _Tile:
             received=self._write("received", columns.start), **others,
         )  # fmt: skip
         record.scratch = self.read(torch.empty(threads * functions.scratch_floats(ctypes.byref(record))))
-        if functions.score_statistics(ctypes.byref(record), threads):
-            raise AssertionError(f"more than {STATISTICS_TOP} keys of a query")
+        assert top <= STATISTICS_TOP
+        functions.score_statistics(ctypes.byref(record), threads)

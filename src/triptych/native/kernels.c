@@ -1,30 +1,76 @@
-/* The choice of a level, the constants that Python repeats, and what is called through the table of kernels.h.  */
+/* The choice of a level, what is called through the table of kernels.h, and the constants that Python repeats.  */
+
+#include <omp.h>
 
 #include "attend.h"
 #include "matmul_bf16.h"
 #include "vector.h"
 
 const struct kernels *kernels_in_use = &portable_kernels;
-int level_in_use = LEVEL_PORTABLE;
 
 int select_level(int at_most)
 {
-    level_in_use = LEVEL_PORTABLE;
-    kernels_in_use = &portable_kernels;
+    int level = LEVEL_PORTABLE;
+    (void)at_most;
 #if X86_KERNELS
+    static const struct kernels *const kernels[] = {&portable_kernels, &avx2_kernels, &avx512_kernels, &avx512_kernels};
     __builtin_cpu_init();
-    if (at_most < LEVEL_AVX2 || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
-        !__builtin_cpu_supports("f16c"))
-        return level_in_use;
-    kernels_in_use = &avx2_kernels;
-    level_in_use = LEVEL_AVX2;
-    if (at_most < LEVEL_AVX512 || !__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512vnni"))
-        return level_in_use;
-    kernels_in_use = &avx512_kernels;
-    level_in_use = at_most >= LEVEL_AMX && has_bf16() ? LEVEL_AMX : LEVEL_AVX512;
+    if (at_most >= LEVEL_AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c"))
+        level = LEVEL_AVX2;
+    if (level && at_most >= LEVEL_AVX512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+        level = at_most >= LEVEL_AMX && has_bf16() ? LEVEL_AMX : LEVEL_AVX512;
+    kernels_in_use = kernels[level];
 #endif
-    return level_in_use;
+    return level;
+}
+
+static size_t aligned(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
+
+size_t matrix_bytes(int32_t layout, int32_t rows, int32_t columns)
+{
+    if (layout < LAYOUT_F32 || layout >= LAYOUTS) return 0;
+    if (layout < LAYOUT_U4) return (layout == LAYOUT_F32 ? 4 : 2) * (size_t)rows * (size_t)columns;
+    return ((size_t)rows + BAND - 1) / BAND * (size_t)(columns / block_columns(layout)) * block_bytes(layout);
+}
+
+size_t place_input(struct input *in, void *memory)
+{
+    size_t numbers = (size_t)in->count * (size_t)in->columns, groups = (size_t)in->count * (size_t)(in->columns / GROUP);
+    uintptr_t scales = (uintptr_t)memory + aligned(numbers), sums = scales + aligned(groups * sizeof(float));
+    in->rounded = memory;
+    in->scales = (float *)scales;
+    in->sums = (float *)sums;
+    return sums + aligned(2 * groups * sizeof(float)) - (uintptr_t)memory;
+}
+
+void round_groups(struct input *in, int32_t vector, int32_t first, int32_t last)
+{
+    kernels_in_use->round(in, vector, first, last);
+}
+
+void multiply(const struct matrix *w, const struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
+              int32_t first_band, int32_t last_band)
+{
+    if (w->layout < 0 || w->layout >= LAYOUTS) return;
+    kernels_in_use->multiply[w->layout](w, in, y, y_stride, bias, first_band, last_band);
+}
+
+void multiply_parallel(const struct matrix *w, struct input *in, float *y, ptrdiff_t y_stride, const float *bias,
+                       int32_t threads)
+{
+    int64_t bands = w->rows / BAND + (w->rows % BAND != 0);
+    int32_t groups = w->layout >= LAYOUT_U4 ? in->columns / GROUP : 0;
+    /* A few vectors are rounded in less time than other threads need to start. */
+#pragma omp parallel for num_threads(threads) if ((int64_t)in->count * groups > 1024)
+    for (int32_t m = 0; m < in->count; m++)
+        round_groups(in, m, 0, groups);
+#pragma omp parallel num_threads(threads)
+    {
+        int32_t i = omp_get_thread_num(), parts = omp_get_num_threads();
+        multiply(w, in, y, y_stride, bias, (int32_t)(bands * i / parts), (int32_t)(bands * (i + 1) / parts));
+    }
 }
 
 void largest_of(const float *x, int32_t count, int32_t n, int32_t *places, float *tops)
@@ -32,7 +78,32 @@ void largest_of(const float *x, int32_t count, int32_t n, int32_t *places, float
     kernels_in_use->largest_of(x, count, n, places, tops);
 }
 
+/* Numbers of memory that each thread needs: scores, and the weight that each key receives. */
+int64_t scratch_floats(const struct score_tile *t) { return (STATISTICS_QUERIES + 1) * t->panels * STATISTICS_PANEL; }
+
+/* Fill the results of a tile; nothing, where more than STATISTICS_TOP weights are asked for. */
+void score_statistics(const struct score_tile *t, int32_t threads)
+{
+    int64_t row = t->panels * STATISTICS_PANEL, each = scratch_floats(t);
+    if (t->top > STATISTICS_TOP) return;
+#pragma omp parallel num_threads(threads)
+    for (int32_t h = 0; h < t->heads; h++) {
+#pragma omp for schedule(static, 1)
+        for (int32_t part = 0; part < threads; part++) { /* a key receives the same sum, whichever thread is late */
+            float *scores = t->scratch + part * each, *received = scores + STATISTICS_QUERIES * row;
+            memset(received, 0, (size_t)row * sizeof *received);
+            for (int32_t i = part * STATISTICS_QUERIES; i < t->queries; i += threads * STATISTICS_QUERIES)
+                kernels_in_use->statistics(t, h, i, scores, received);
+        }
+#pragma omp single
+        for (int32_t part = 0; part < threads; part++)
+            for (int32_t j = 0; j < t->keys; j++)
+                t->received[h * t->row + j] += t->scratch[part * each + STATISTICS_QUERIES * row + j];
+    }
+}
+
 #define C(name) {#name, name},
+#define AS_TEXT(name, ...) #name ": " #__VA_ARGS__ "\n"
 #define SIZE(of) {"sizeof " #of, sizeof(struct of)},
 static const struct {
     const char *name;
@@ -50,7 +121,8 @@ static const struct {
     C(ATTEND_SELF) C(ATTEND_CROSS) C(ATTEND_ROW) C(STORED_F32) C(STORED_BF16) C(STORED_F16) C(STORED_INT8)
     C(FUNCTION_NONE) C(FUNCTION_SILU) C(FUNCTION_GELU) C(FUNCTION_GELU_TANH) C(FUNCTION_RELU) C(FUNCTION_TANH)
     C(FUNCTION_SCALE) C(FUNCTION_SHIFT) C(FUNCTION_SOFTCAP)
-    SIZE(instruction) SIZE(store) SIZE(plan) SIZE(batch) SIZE(matrix) SIZE(input) SIZE(score_tile)};
+    SIZE(instruction) SIZE(store) SIZE(plan) SIZE(batch) SIZE(matrix) SIZE(input) SIZE(score_tile)
+    {OPERANDS(AS_TEXT), 0}};
 
 const char *constant(int i, int64_t *value)
 {
@@ -58,7 +130,3 @@ const char *constant(int i, int64_t *value)
     *value = constants[i].value;
     return constants[i].name;
 }
-
-#define AS_TEXT(name, ...) #name ": " #__VA_ARGS__ "\n"
-
-const char *operands(void) { return OPERANDS(AS_TEXT); }

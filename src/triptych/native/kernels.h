@@ -1,6 +1,6 @@
 /* The table of the functions that are compiled for each level of instructions, and what these functions share.
 
-   They are written once, in matmul_loops.h, matmul_pairs.h, attend_loops.h, step_loops.h and statistics.h, over a few
+   They are written once, in matmul_loops.h, attend_loops.h, step_loops.h and statistics.h, over a few
    operations on vectors of 16 numbers.  kernels_portable.c, kernels_avx2.c and kernels_avx512.c define these operations
    and include the loops: kernels_portable.c in plain C, which says what each operation computes.  All other C is compiled
    for any processor, but the products in bf16 (matmul_bf16.h) of LEVEL_AMX.  */
@@ -33,10 +33,7 @@ typedef void multiply_kernel(const struct matrix *w, const struct input *in, flo
    few lines of the cache. */
 #define SCORES (RANGE + 16)
 
-struct query; /* of attend.h */
-struct sums;
-struct tile;
-struct instruction;
+struct query; struct sums; struct tile; struct instruction; /* of attend.h and step.h */
 
 struct kernels {
     int level; /* that they are compiled for: enum level, up to LEVEL_AVX512 */
@@ -77,36 +74,33 @@ extern const struct kernels avx2_kernels, avx512_kernels;
 
 /* What select_level chose. */
 extern const struct kernels *kernels_in_use;
-extern int level_in_use;
+
+#define ALWAYS static inline __attribute__((always_inline))
 
 /* Ask for the `bytes` that are AHEAD of `block`, as the processor does itself only within a page.  Nothing is read, so
    an address beyond the last byte is harmless.  */
-static inline __attribute__((always_inline)) void prefetch(const void *block, size_t bytes)
+ALWAYS void prefetch(const void *block, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i += LINE)
         __builtin_prefetch((const void *)((uintptr_t)block + AHEAD + i));
 }
 
 /* Columns and bytes of a block of one band in a packed layout: a group, or a supergroup. */
-static inline __attribute__((always_inline)) int32_t block_columns(const int32_t layout)
-{
-    return layout == LAYOUT_S8X16 ? SUPERGROUP : GROUP;
-}
+ALWAYS int32_t block_columns(const int32_t layout) { return layout == LAYOUT_S8X16 ? SUPERGROUP : GROUP; }
 
-static inline __attribute__((always_inline)) size_t block_bytes(const int32_t layout)
+ALWAYS size_t block_bytes(const int32_t layout)
 {
     if (layout <= LAYOUT_U5) return layout == LAYOUT_U4 ? U4_BYTES : U5_BYTES;
     return layout == LAYOUT_S8 ? S8_BYTES : S8X16_BYTES;
 }
 
 /* The first block of a band; the scales of a block, behind which its minimums stand. */
-static inline __attribute__((always_inline)) const uint8_t *band_of(const struct matrix *w, int32_t band,
-                                                                    const int32_t layout)
+ALWAYS const uint8_t *band_of(const struct matrix *w, int32_t band, const int32_t layout)
 {
     return (const uint8_t *)w->data + (size_t)band * (size_t)(w->columns / block_columns(layout)) * block_bytes(layout);
 }
 
-static inline __attribute__((always_inline)) const uint8_t *scales_of(const uint8_t *block, const int32_t layout)
+ALWAYS const uint8_t *scales_of(const uint8_t *block, const int32_t layout)
 {
     return block + block_bytes(layout) - (layout >= LAYOUT_S8 ? 2 : 4) * BAND;
 }

@@ -36,10 +36,7 @@ typedef __m512i vb;
 
 INLINE vf vall(float x) { return _mm512_set1_ps(x); }
 
-INLINE __mmask16 first_lanes(int32_t count)
-{
-    return count >= 16 ? 0xffff : count > 0 ? (__mmask16)((1u << count) - 1) : 0;
-}
+INLINE __mmask16 first_lanes(int32_t n) { return n >= 16 ? 0xffff : n > 0 ? (__mmask16)((1u << n) - 1) : 0; }
 
 INLINE vf vload_some(const float *x, int32_t n) { return _mm512_maskz_loadu_ps(first_lanes(n), x); }
 INLINE void vstore_some(float *x, vf y, int32_t n) { _mm512_mask_storeu_ps(x, first_lanes(n), y); }

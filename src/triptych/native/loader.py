@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from triptych.errors import ConfigError, nearest
-from triptych.native.step import Call, Input, Level, Matrix, PlanRecord, ScoreTile, constants, operands
+from triptych.native.step import Call, Input, Level, Matrix, PlanRecord, ScoreTile, constants
 
 LEVELS = tuple(level.name.lower() for level in Level)
 VARIABLE = "TRIPTYCH_KERNELS"  # of the environment: the highest level, or "none"
@@ -161,12 +161,11 @@ def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
         "repack_blocks": (c_int, (c_int, c_void_p, matrix, c_int32)),
         "select_level": (c_int, (c_int,)),
         "largest_of": (None, (c_void_p, c_int32, c_int32, c_void_p, c_void_p)),
-        "score_statistics": (c_int, (POINTER(ScoreTile), c_int32)),
+        "score_statistics": (None, (POINTER(ScoreTile), c_int32)),
         "scratch_floats": (c_int64, (POINTER(ScoreTile),)),
         "run_step": (None, (plan, call)),
         "run_steps": (None, (plan, call, c_int32, c_int32, c_int64)),
         "constant": (c_char_p, (c_int, POINTER(c_int64))),
-        "operands": (c_char_p, ()),
     }
     for name, (result, arguments) in types.items():
         function = getattr(functions, name)
@@ -178,10 +177,8 @@ def _compare(functions: ctypes.CDLL) -> None:
     """AttributeError unless the constants and structures of the library are those of `triptych.native.step`."""
     built, value = dict[str, int](), c_int64()
     while (name := functions.constant(len(built), ctypes.byref(value))) is not None:
-        built[name.decode()] = value.value
+        built[" ".join(name.decode().split())] = value.value
     ours = constants()
     other = sorted(name for name in {*built, *ours} if built.get(name) != ours.get(name))
     if other:
         raise AttributeError(f"{other[0]} is {built.get(other[0])} there and {ours.get(other[0])} here")
-    if functions.operands().decode().split() != operands().split():
-        raise AttributeError("its instructions have other fields")

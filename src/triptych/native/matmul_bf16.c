@@ -134,11 +134,6 @@ INLINE_BF16 __m512 column_of(const uint8_t *group, const int32_t layout, int c, 
     return _mm512_mask_add_ps(low, set, low, _mm512_set1_ps(16));
 }
 
-INLINE_BF16 __m512 halves_at(const uint8_t *sixteen)
-{
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)sixteen));
-}
-
 /* One tile of a band: 32 columns that begin at `group`.  scales: for columns 0 to 15 and for 16 to 31.  A product of a
    scale and a code is exact, so fma gives the same number as a product and a sum. */
 INLINE_BF16 void unpack_tile(uint16_t *lines, const uint8_t *group, const int32_t layout, const __m512 *scales,
@@ -164,12 +159,13 @@ INLINE_BF16 void unpack_band(const struct matrix *w, int32_t band, int32_t from,
         const uint8_t *first = band_of(w, band, layout) + (size_t)(t / groups) * block_bytes(layout);
         for (size_t i = 0; i < block_bytes(layout) / (size_t)groups; i += LINE)
             __builtin_prefetch((const void *)((uintptr_t)first + next + (size_t)(t % groups) * 8 * LINE + i), 0, 2);
-        __m512 scale = halves_at(scales_of(first, layout)), scales[2] = {scale, scale};
+        const __m256i *halves = (const __m256i *)scales_of(first, layout); /* scales, and behind them minimums */
+        __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256(halves)), scales[2] = {scale, scale};
         for (int i = 0; layout == LAYOUT_S8X16 && i < 2; i++) {
             const uint8_t *factors = first + 64 * LINE + BAND * (2 * (t % groups) + i);
             scales[i] *= _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)factors)));
         }
-        __m512 minimum = layout >= LAYOUT_S8 ? _mm512_setzero_ps() : halves_at(scales_of(first, layout) + 2 * BAND);
+        __m512 minimum = layout >= LAYOUT_S8 ? _mm512_setzero_ps() : _mm512_cvtph_ps(_mm256_loadu_si256(halves + 1));
         unpack_tile(tiles, first + t % groups * 8 * LINE, layout, scales, minimum);
     }
 }

@@ -18,10 +18,7 @@
 
 #define PAIR 32 /* rows of weights that are multiplied together, and columns of a tile */
 
-static inline int32_t pairs_in(int32_t n)
-{
-    return n / PAIR + (n % PAIR != 0);
-}
+static inline int32_t pairs_in(int32_t n) { return n / PAIR + (n % PAIR != 0); }
 
 /* y = f(x weight^T + bias) + more, or with a gate f(x gate^T) (x weight^T + bias) + more, for `count` vectors. */
 struct bf16_product {
@@ -77,10 +74,7 @@ void multiply_part(const struct part *it, float *sums);
 void end_parts(void);
 
 /* The first n of 16 numbers. */
-INLINE_BF16 __mmask16 first_of(int32_t n)
-{
-    return n >= BAND ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1);
-}
+INLINE_BF16 __mmask16 first_of(int32_t n) { return n >= BAND ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
 
 /* A line of a tile: the numbers of 16 rows in two columns that follow one another, rounded. */
 INLINE_BF16 __m512i line_of(__m512 even, __m512 odd)

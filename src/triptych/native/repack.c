@@ -1,4 +1,4 @@
-/* From the blocks of GGUF to the layouts of matmul.h, a band at a time and straight into its place.
+/* Repacks blocks of GGUF's types Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 into the layouts of matmul.h, a band at a time.
 
    A block of 32 numbers begins with an fp16 scale and, in Q4_1 and Q5_1, an fp16 minimum.  Four bytes of fifth bits
    follow in Q5_0 and Q5_1, bit i for number i, and then 16 bytes, of which byte i holds number i in its low half and

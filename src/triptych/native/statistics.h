@@ -38,12 +38,8 @@ struct score_tile {
 #ifdef ISA
 
 /* Products and sums are fused where the processor can: these are measurements, which agree to rounding, not in bits. */
-#ifdef __clang__
-#pragma clang fp contract(fast)
-#else
 #pragma GCC push_options
 #pragma GCC optimize("fp-contract=fast")
-#endif
 
 #define TOGETHER 6 /* queries whose products with a panel are in registers */
 
@@ -190,10 +186,6 @@ TARGET static void ISA(statistics)(const struct score_tile *t, int32_t head, int
     }
 }
 
-#ifdef __clang__
-#pragma clang fp contract(off)
-#else
 #pragma GCC pop_options
-#endif
 
 #endif

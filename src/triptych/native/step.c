@@ -52,24 +52,16 @@ struct team {
     _Alignas(64) _Atomic ticket_bits ticket;
 };
 
-static inline void pause_briefly(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#endif
-}
-
-static int is_open(struct team *team, uint32_t level)
-{
-    return level_of(atomic_load(&team->ticket)) == level;
-}
+static int is_open(struct team *team, uint32_t level) { return level_of(atomic_load(&team->ticket)) == level; }
 
 /* Wait until the team has come to another level than this: to its ticket, so that a thread claims once per level. */
 static void wait_beyond(struct team *team, uint32_t level)
 {
     for (int spins = 0; spins < SPINS; spins++) {
         if (!is_open(team, level)) return;
-        pause_briefly();
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
     }
     atomic_fetch_add(&team->asleep, 1);
     while (is_open(team, level)) {

@@ -40,19 +40,14 @@ enum operation {
 };
 
 enum index { INDEX_IDS = 0, INDEX_POSITIONS = 1, INDEX_TOKENS = 2, INDEX_NONE = 3 };
-
 enum pairing { PAIRING_HALF = 0, PAIRING_INTERLEAVED = 1 };
-
 /* Which vectors an instruction runs on: those of every token, of the chosen ones, of the current expert's. */
 enum rows { ROWS_TOKENS = 0, ROWS_CHOSEN = 1, ROWS_EXPERT = 2 };
-
 /* BARRIER_BEFORE: other threads must have finished what came before.  BARRIER_IF_ANY: only if an expert has tokens. */
 enum barrier { BARRIER_NONE = 0, BARRIER_BEFORE = 1, BARRIER_IF_ANY = 2 };
-
 /* To the keys of the row so far, of its source, of all its new tokens (no store). */
 enum attention { ATTEND_SELF = 0, ATTEND_CROSS = 1, ATTEND_ROW = 2 };
-
-/* What a store keeps of a vector: its numbers, or codes and after them a scale for each group of 32 (step_store.c). */
+/* What a store keeps of a vector: its numbers, or codes and after them a scale for each group of 32 (step_ops.c). */
 enum stored_type { STORED_F32 = 0, STORED_BF16 = 1, STORED_F16 = 2, STORED_INT8 = 3 };
 
 /* The buffer that the step's result is written to.  Those at OUTPUT - 1 - n are n numbers per token into `reads`. */
@@ -165,7 +160,7 @@ static inline void share(const struct worker *me, int64_t units, int64_t *first,
 /* Bytes that a vector of `width` numbers takes in a store of this type. */
 int64_t stored_bytes(int32_t type, int32_t width);
 
-/* One instruction, this thread's part of it (step_ops.c, step_attend.c, step_store.c). */
+/* One instruction, this thread's part of it (step_ops.c, step_attend.c). */
 typedef void operation(struct worker *me, const struct instruction *it);
 operation step_embed, step_round, step_linear, step_norm, step_rotate, step_map, step_attend, step_extend, step_choose,
     step_route, step_give, step_round_bf16, step_linear_bf16, step_stored;
@@ -186,10 +181,8 @@ void run_steps(const struct plan *plans, const struct batch *batches, int32_t co
 /* Where the largest number of each row of x [count][n] stands first, or its first NaN, and that number. */
 void largest_of(const float *x, int32_t count, int32_t n, int32_t *places, float *tops);
 
-/* The name and the value of constant `i` that triptych.native.step repeats: numbers of enumerations, sizes of structures.
-   NULL beyond the last one. */
+/* The name and the value of constant `i` that triptych.native.step repeats: numbers of enumerations, sizes of structures,
+   and as a name OPERANDS.  NULL beyond the last one. */
 const char *constant(int i, int64_t *value);
-/* OPERANDS as text, a line for each member. */
-const char *operands(void);
 
 #endif

@@ -14,6 +14,7 @@ import numpy as np
 
 OUTPUT = -2  # the buffer of the step's result; those at OUTPUT - 1 - n are n numbers per token into `reads`
 NONE = -1
+LAYOUT_TILES = -1  # of a matrix for products in bf16 (matmul_bf16.h)
 BAND = 16  # rows of a matrix that are stored together
 GROUP = 32  # numbers of a vector that are rounded with one scale
 SUPERGROUP = 256  # columns that share a scale of LAYOUT_S8X16
@@ -345,12 +346,8 @@ def constants() -> dict[str, int]:
         **{name: globals()[name] for name in numbers},
         **{f"{prefix}_{member.name}": int(member) for prefix, enum in enums.items() for member in enum},
         **{f"sizeof {name}": size for name, size in sizes.items()},
+        " ".join(f"{name}: {_declared(member)}" for name, member in OPERANDS.items()): 0,
     }
-
-
-def operands() -> str:
-    """`OPERANDS` as `operands` of step.h writes them."""
-    return "".join(f"{name}: {_declared(member)}\n" for name, member in OPERANDS.items())
 
 
 def _declared(member: type[object]) -> str:

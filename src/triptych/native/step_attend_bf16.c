@@ -12,11 +12,7 @@
 #if HAS_TILES
 
 /* Nothing computes the same in another way, so products and sums may be fused. */
-#ifdef __clang__
-#pragma clang fp contract(fast)
-#else
 #pragma GCC optimize("fp-contract=fast")
-#endif
 
 #include "vector.h"
 

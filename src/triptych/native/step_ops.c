@@ -1,4 +1,4 @@
-/* The operations of a step that read one token at a time, and its products.  */
+/* The operations of a step but attention: products, those of one token at a time, experts, and writing to stores.  */
 
 #include <string.h>
 
@@ -8,27 +8,22 @@
 
 #define UNIT 256 /* numbers of a vector that are one unit of work of an elementwise operation */
 
-static void copy_row(float *out, const struct matrix *table, int64_t row)
-{
-    const int32_t type = table->layout == LAYOUT_F32 ? STORED_F32 : STORED_BF16;
-    const char *rows = table->data;
-    if (table->layout >= LAYOUT_U4)
-        unpack_row(table, row, out);
-    else
-        kernels_in_use->read(type, out, rows + row * stored_bytes(type, table->columns), 1, table->columns);
-}
-
 void step_embed(struct worker *me, const struct instruction *it)
 {
     const struct batch *batch = me->batch;
     const struct matrix *table = me->plan->weights + it->embed.table;
-    float *out = buffer(me, it->output);
+    const int32_t type = table->layout == LAYOUT_F32 ? STORED_F32 : STORED_BF16;
     FOR_SHARE(n, row_count(me, it)) {
+        float *out = buffer(me, it->output) + n * it->width;
         int64_t row = it->embed.row == INDEX_IDS         ? batch->ids[n]
                       : it->embed.row == INDEX_POSITIONS ? batch->position[n]
                       : it->embed.row == INDEX_TOKENS    ? n
-                                                           : 0;
-        copy_row(out + n * it->width, table, row + it->embed.shift);
+                                                         : 0;
+        const char *at = (const char *)table->data + (row + it->embed.shift) * stored_bytes(type, table->columns);
+        if (table->layout >= LAYOUT_U4)
+            unpack_row(table, row + it->embed.shift, out);
+        else
+            kernels_in_use->read(type, out, at, 1, table->columns);
     }
 }
 
@@ -216,5 +211,52 @@ void step_give(struct worker *me, const struct instruction *it)
         int64_t token = me->members[i];
         float weight = weights[token * it->expert.experts + it->expert.number];
         for (int32_t d = 0; d < it->width; d++) out[token * it->width + d] += x[i * it->width + d] * weight;
+    }
+}
+
+/* What a cache keeps of a step's keys and values (enum stored_type).  A vector of int8 codes is followed by the scales of
+   its groups, in bf16: the largest magnitude of a group, divided by 127.  A number that is read back, in attend_loops.h, is
+   its code times the scale, which is exact.  A group with a number that is not finite gives NaN.
+   triptych/attention/cache_types.py does the same.  */
+
+int64_t stored_bytes(int32_t type, int32_t width)
+{
+    if (type == STORED_INT8) return width + (width + GROUP - 1) / GROUP * (int64_t)sizeof(uint16_t);
+    return (int64_t)width * (type == STORED_F32 ? 4 : 2);
+}
+
+/* Numbers as a store gives them back: new keys and values are read like those of earlier steps. */
+void step_stored(struct worker *me, const struct instruction *it)
+{
+    const float *x = buffer(me, it->input);
+    float *out = buffer(me, it->output);
+    int32_t pieces = (it->width + GROUP - 1) / GROUP;
+    FOR_SHARE(unit, (int64_t)row_count(me, it) * it->heads * pieces) {
+        float kept[GROUP + 1]; /* as bytes of any type */
+        int32_t from = (int32_t)(unit % pieces) * GROUP, n = it->width - from < GROUP ? it->width - from : GROUP;
+        int64_t at = unit / pieces * it->width + from;
+        kernels_in_use->keep(it->stored.type, kept, x + at, n);
+        kernels_in_use->read(it->stored.type, out + at, kept, 1, n);
+    }
+}
+
+/* A ring keeps the last `window` tokens of a row: an earlier one would take the place of one of these. */
+void step_extend(struct worker *me, const struct instruction *it)
+{
+    const struct batch *batch = me->batch;
+    const struct store *store = me->plan->stores + it->attend.store;
+    const float *keys = buffer(me, it->attend.keys), *values = buffer(me, it->attend.values);
+    int64_t key_bytes = stored_bytes(store->type, it->width), value_bytes = stored_bytes(store->type, it->attend.value_width);
+    FOR_SHARE(n, batch->tokens) {
+        int32_t position = batch->position[n];
+        if (it->attend.window && position < batch->end[n] - it->attend.window) continue;
+        int32_t place = it->attend.window ? position % it->attend.window : position;
+        for (int32_t group = 0; group < it->attend.groups; group++) {
+            int64_t at = ((int64_t)batch->slot[n] * it->attend.groups + group) * store->capacity + place;
+            const float *key = keys + (n * it->attend.groups + group) * it->width;
+            const float *value = values + (n * it->attend.groups + group) * it->attend.value_width;
+            kernels_in_use->keep(store->type, (char *)store->keys + at * key_bytes, key, it->width);
+            kernels_in_use->keep(store->type, (char *)store->values + at * value_bytes, value, it->attend.value_width);
+        }
     }
 }

@@ -19,6 +19,7 @@ from triptych.native import library, usable_threads, why_not
 from triptych.native.huge_pages import PAGE, HugePages
 from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, PlanRecord, StoredType
 from triptych.program.native_binding import LAYOUT_F32, Binding
+from triptych.program.native_plan import check_plan
 from triptych.program.native_reads import StepReads
 from triptych.program.native_values import NotNative
 
@@ -124,7 +125,8 @@ def _find_largest() -> Callable[..., None] | None:
 
 
 def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArray[Any]) -> PlanRecord:
-    """`struct plan`; the arrays must live as long as it."""
+    """`struct plan`; the arrays must live as long as it.  Raises as `check_plan`."""
+    check_plan(binding.plan, matrices, len(stores))
     plan, records = PlanRecord(), binding.plan.instructions
     plan.count, plan.alone, plan.instructions = len(records), ALONE, records.ctypes.data
     plan.weights, plan.stores = matrices.ctypes.data, stores.ctypes.data

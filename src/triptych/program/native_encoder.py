@@ -20,7 +20,7 @@ from triptych.nn.inputs import Frames
 from triptych.nn.weights import PackedWeight
 from triptych.program.native_binding import LAYOUT_F32, Binding, MatrixOf
 from triptych.program.native_calls import LABELS, Calls, store_records, zeros
-from triptych.program.native_plan import NativePlan, encoding_plan_of, source_plan_of
+from triptych.program.native_plan import NativePlan, check_plan, encoding_plan_of, source_plan_of
 from triptych.program.native_prepared import Prepared
 from triptych.program.native_values import NotNative
 from triptych.program.program import Program
@@ -155,6 +155,7 @@ class NativeEncoder:
         token_rows: Tensor | None, out: Tensor,
     ) -> None:  # fmt: skip
         """Pieces of the batch, each on a thread of its own where there are enough of them."""
+        check_plan(binding.plan, binding.matrices, len(stores))
         threads = usable_threads(torch.get_num_threads())
         pieces = _pieces(rows.lengths, min(TOKENS, max(LEAST, -(-len(ids) // threads))))
         labels = _labels(ids, rows, pieces)

@@ -18,6 +18,7 @@ from triptych.native.step import (
     BUFFERS,
     HEADER,
     INSTRUCTION,
+    LAYOUT_TILES,
     MEMBER,
     NONE,
     OUTPUT,
@@ -27,6 +28,7 @@ from triptych.native.step import (
     TABLES,
     TILE_KEYS,
     Barrier,
+    Layout,
     Op,
     Over,
     StoredType,
@@ -124,6 +126,24 @@ def source_plan_of(program: Program, packed: frozenset[str] = frozenset(), bf16:
         raise NotNative(f"the program has no {sorted(missing)[0]}")
     steps = StepMaker(program, packed, StoredType.F32, [], bf16="packed" if bf16 else None).make_source()
     return _assembled(fused(steps) if bf16 else steps)
+
+
+def check_plan(plan: NativePlan, matrices: npt.NDArray[Any], stores: int) -> None:
+    """Raises NotNative for instructions that name a table of `matrices` or a store that there is not, a table in an
+    unknown layout, or an unknown operation: the C functions trust them."""
+    records, operations = plan.instructions, plan.instructions["op"]
+    wrong = (operations < min(Op)) | (operations > max(Op))
+    for op, member in MEMBER.items():
+        own = operations == op
+        for name in TABLES.get(member, ()):
+            places = records[member][name]
+            wrong |= own & ((places < NONE) | (places >= len(matrices)))
+        if member == "attend":
+            wrong |= own & ((records[member]["store"] < 0) | (records[member]["store"] >= stores))
+    if wrong.any():
+        raise NotNative(f"instruction {int(wrong.argmax())} of its plan names what there is not")
+    if not np.isin(matrices["layout"], [LAYOUT_TILES, *Layout]).all():
+        raise NotNative("a table of its plan has an unknown layout")
 
 
 def _assembled(steps: PlanSteps) -> NativePlan:
