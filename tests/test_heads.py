@@ -238,7 +238,7 @@ def test_a_link_from_target_to_source() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"roles": []}, "must be a list of roles"),
+        ({"roles": []}, "names no role"),
         ({"roles": ["inducton"]}, "did you mean 'induction'"),
         ({"roles": "first"}, "roles=.first. must be a list of strings"),
         ({"texts": "one string"}, "not one string"),
