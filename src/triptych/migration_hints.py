@@ -103,6 +103,7 @@ WRONG_TYPE = {
     "train mode": "triptych.train(recipe) for a training run; model.train() only switches dropout on",
     "search folder": 'model.search("notes/", "what to look for")',
     "save path": 'model.save("a directory, or a file that ends in .gguf")',
+    "convert out": "the name of a directory, or of a file that ends in .gguf",
 }  # fmt: skip
 
 _DOWNLOAD = "triptych inspect hub:org/name; every command downloads the hub:org/name that it is given"

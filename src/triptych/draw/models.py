@@ -8,6 +8,7 @@ from html import escape
 from math import prod
 from pathlib import Path
 
+from triptych.arguments import checked
 from triptych.draw.blocks import AnyBlock, act_box, block_node, conv_box, factor_text, linear_box, norm_box
 from triptych.draw.shapes import GAP, PAD, Box, Canvas, Column, Frame, Node, Point, Row, Sum, runs, stack, text_width
 from triptych.draw.style import STYLE
@@ -49,6 +50,7 @@ class Drawing:
     width: int
     height: int
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write it to a file.  Raises TriptychError where the file system refuses."""
         try:
