@@ -71,7 +71,7 @@ _ARGUMENTS_OF_FUNCTIONS = {
     "torch_dtype": ("dtype=",), "half": ('dtype="bf16"',), "fp16": ('dtype="fp16"',), "bfloat16": ('dtype="bf16"',),
     "bf16": ('dtype="bf16"',), "outtype": ("dtype=",), "device_map": ("device=",), "n_gpu_layers": ("device=",),
     "load_in_8bit": ('quantize="int8"',), "load_in_4bit": ('quantize="int4"',), "quantization_config": ("quantize=",),
-    "quantization": ("quantize=",), "local_files_only": ("offline=True",),
+    "local_files_only": ("offline=True",),
     "revision": ('the name as "hub:org/name@revision"',),
     "n_ctx": ("nothing: a cache has room for the prompt and max_new_tokens",),
     "trust_remote_code": ("nothing: code of a checkpoint is never run",),
@@ -90,7 +90,7 @@ _ARGUMENTS_OF_FUNCTIONS = {
     "output_attentions": ('read="*.pattern"', _TRACE), "output_hidden_states": ('read="*.resid_post"', _TRACE),
     "names_filter": ("read=", _TRACE), "fwd_hooks": ("edit=",),
     "convert_to_tensor": _TENSORS, "return_tensors": ("torch.tensor(ids)",), "add_special_tokens": ("special=",),
-    "skip_special_tokens": ("skip_special=",), "labels": ("model.loss(rows, labels=...)",),
+    "skip_special_tokens": ("skip_special=",), "labels": ("model.loss, whose argument they are",),
     "attention_mask": ("mask=",), "attn_mask": ("mask=",), "is_causal": (_MASK,), "dropout_p": ("dropout=",),
     "enable_gqa": ("nothing: k and v may have fewer heads than q",), "aggregation_strategy": ("strategy=",),
     "doc_stride": ("overlap=",), "r": ("rank=",), "lora_alpha": ("alpha=",), "lora_dropout": ("dropout=",),
@@ -194,7 +194,7 @@ def hint(name: str, table: Mapping[str, str], known: Collection[str]) -> str:
 def of_argument(name: str, known: Collection[str]) -> str:
     """ "; write ..." for a keyword argument of another library; for any other the nearest of the `known` ones."""
     for ours in _ARGUMENTS_OF_FUNCTIONS.get(name, ()):
-        if "=" not in ours or ours.split("=")[0] in known or "(" in ours.split("=")[0]:
+        if "=" not in ours or ours.split("=")[0] in known:
             return f"; write {ours}"
     return nearest(name, known)
 

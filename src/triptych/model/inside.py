@@ -1,4 +1,4 @@
-"""What a model is made of, and what reads and changes values inside it; `Model` adds generation and tasks."""
+"""The base of `Model`: its module, tokenizer and config, its logits, traces, interventions and adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people do with a model that reads text: vectors, labels, answers, search, translation, summaries."""
+"""The tasks of a `Model` that reads text: vectors, labels, answers, search, translation and summaries."""
 
 from __future__ import annotations
 
