@@ -589,7 +589,7 @@ def test_save_refuses_the_names_that_convert_refuses(name: str, tmp_path: Path) 
     model.save(tmp_path / "plain")
     for write in (model.save, partial(convert, checkpoint("decoder"))):
         with pytest.raises(
-            InputError, match=r"ending of no format|is a directory, not a \.|the name to write to is empty"
+            InputError, match=r"ending of no format|is a directory, not a \.|must be a string that is not empty"
         ):
             write(f"{tmp_path}/{name}" if name else "")
     assert [file.name for file in tmp_path.iterdir()] == ["plain"]

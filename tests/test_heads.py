@@ -238,7 +238,7 @@ def test_a_link_from_target_to_source() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"roles": []}, "must be a list of roles"),
+        ({"roles": []}, "names no role"),
         ({"roles": ["inducton"]}, "did you mean 'induction'"),
         ({"roles": "first"}, "roles=.first. must be a list of strings"),
         ({"texts": "one string"}, "not one string"),
@@ -249,7 +249,7 @@ def test_a_link_from_target_to_source() -> None:
         ({"delimiters": 3}, "delimiters=3 must be a list of integers"),
         ({"boundaries": [1.5]}, "must be a list of integers"),
         ({"delimiters": [90]}, "delimiters: token id 90 is outside the vocabulary"),
-        ({"links": [1]}, "must be a table"),
+        ({"links": [1]}, "must be a dict"),
         ({"seed": True}, "seed=True"),
         ({"links": {"first": [([1, 2], 2, 1)]}}, "another role"),
         ({"links": {"mine": []}}, "must be a list"),

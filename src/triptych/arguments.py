@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import wraps
 from inspect import getattr_static, isfunction, signature
@@ -38,9 +39,13 @@ def number(name: str, value: object, least: float, most: float, wanted: str) -> 
     """`value` as a float.  Raises InputError for anything else (NaN and infinity too), and outside `[least, most]`."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InputError(f"{name}={shown(value)} must be a number {wanted}")
-    if not least <= float(value) <= most or math.isinf(value):
+    try:
+        real = float(value)
+    except OverflowError:  # an integer
+        real = math.inf
+    if not least <= real <= most or math.isinf(real):
         raise InputError(f"{name}={shown(value)} must be {wanted}")
-    return float(value)
+    return real
 
 
 def check_ids(ids: object, vocab: int, what: str) -> list[int]:
@@ -113,37 +118,50 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _is_sequence(of: type) -> Callable[[object], bool]:
-    def check(value: object) -> bool:
-        if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
-            return False
-        every = (
-            (as_index(item) is not None for item in value) if of is int else (isinstance(item, of) for item in value)
-        )
-        return all(every)
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
-    return check
+
+def _is_integer(value: object) -> bool:
+    number = as_index(value)
+    return number is not None and -HUGE <= number < HUGE
+
+
+def _is_list(value: object, of: Callable[[object], bool]) -> bool:
+    is_text = isinstance(value, str | bytes | bytearray)
+    return isinstance(value, Sequence) and not is_text and all(map(of, value))
+
+
+def is_integers(value: object) -> bool:
+    """Whether `value` is a list of integers that fit 64 bits; an array is none."""
+    return _is_list(value, _is_integer)
 
 
 #: One alternative of an annotation -> what it is called in a message, and its check.
 _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "None": ("", lambda value: value is None),
     "bool": ("True or False", lambda value: isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"),
-    "int": ("an integer", lambda value: -HUGE <= (as_index(value) or 0) < HUGE and as_index(value) is not None),
+    "int": ("an integer", _is_integer),
     "float": ("a number", _is_number),
-    "str": ("a string", lambda value: isinstance(value, str)),
-    "Path": ("a path", lambda value: isinstance(value, PathLike)),
-    "Sequence[str]": ("a list of strings", _is_sequence(str)),
-    "Sequence[int]": ("a list of integers", _is_sequence(int)),
-    "Callable": ("a function", callable),
+    "str": ("a string", _is_text),
+    "Path": ("a path", lambda value: isinstance(value, PathLike) and "\0" not in str(value)),
+    "PathText": (
+        "a string that is not empty",
+        lambda value: _is_text(value) and value != "" and "\0" not in str(value),
+    ),
+    "dict": ("a dict", lambda value: isinstance(value, dict)),
+    "Sequence[str]": ("a list of strings", lambda value: _is_list(value, _is_text)),
+    "Sequence[int]": ("a list of integers", is_integers),
+    **dict.fromkeys(("Callable", "OnProgress", "OnEmbedded"), ("a function", callable)),
 }
 
 
 def _kinds(annotation: str) -> list[tuple[str, Callable[[object], bool]]] | None:
     """The checks of the alternatives of an annotation; None where one of them is unknown here."""
-    names = ["Callable" if name.startswith("Callable[") else name for name in annotation.split(" | ")]
-    if annotation.startswith("Callable[") and annotation.count("Callable[") == 1:  # whose arguments may have a `|`
-        names = ["Callable", *(["None"] if annotation.endswith("] | None") else [])]
+    plain = re.sub(r"^(Callable|dict)\[.*\](?=$| \| None$)", r"\1", annotation)
+    names = [name.rpartition(".")[2] for name in plain.split(" | ")]
+    if {"str", "Path"} <= set(names):
+        names = ["PathText" if name == "str" else name for name in names]
     return [_KINDS[name] for name in names] if all(name in _KINDS for name in names) else None
 
 

@@ -15,7 +15,6 @@ from triptych.errors import MissingNameError, nearest
 LOAD = 'triptych.load("a directory, a .gguf file or hub:org/name")'
 _TRAIN = "triptych.train(recipe), or triptych train RECIPE on the command line"
 _CREATE = 'triptych.create({"model_type": "llama", ...})'
-_OPTIONS_OF_GENERATE = "the options of model.generate(...)"
 _DTYPE = 'triptych.load(..., dtype="bf16"), or model.to("bf16")'
 _BLOCKS = "model.module.decoder.blocks, or model.trace(texts, read=[...]) for what passes there"
 _SPEC = "model.spec, or model.hf for the checkpoint's own config"
@@ -25,10 +24,9 @@ PACKAGE = {
     "AutoTokenizer": f"{LOAD}.tokenizer", "PreTrainedTokenizerFast": f"{LOAD}.tokenizer",
     "AutoConfig": f"{LOAD}.spec, or .hf for the checkpoint's own config",
     "pipeline": f"{LOAD}, then model.generate, fill, classify, answer, encode or transcribe",
-    "Trainer": _TRAIN, "TrainingArguments": _TRAIN, "GenerationConfig": _OPTIONS_OF_GENERATE,
-    "SamplingParams": _OPTIONS_OF_GENERATE, "from_config": _CREATE, "GPT2Config": _CREATE, "LlamaConfig": _CREATE,
-    **dict.fromkeys(("GPT", "HookedTransformer", "LLM", "LanguageModel", "Llama", "SentenceTransformer"), LOAD),
-    **dict.fromkeys(("from_pretrained", "load_model", "open"), LOAD),
+    "Trainer": _TRAIN, "TrainingArguments": _TRAIN, "GenerationConfig": "the options of model.generate(...)",
+    "from_config": _CREATE, "GPT2Config": _CREATE, "LlamaConfig": _CREATE,
+    **dict.fromkeys(("HookedTransformer", "LLM", "Llama", "SentenceTransformer", "from_pretrained"), LOAD),
 }  # fmt: skip
 _HEADS = ("ForCausalLM", "ForMaskedLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification")
 MODEL = {
@@ -42,10 +40,8 @@ MODEL = {
     "embed": "model.encode(texts)", "predict": "model.classify(texts), or model.generate(prompts)",
     "forward": "model.logits(texts), or model.module(triptych.nn.Batch(...)) for hidden vectors with a graph",
     "eos_token_id": "model.end_ids", "from_pretrained": LOAD, "load": LOAD,
-    "hook_dict": "triptych.probe.sites(model.spec)", "sites": "triptych.probe.sites(model.spec)",
     "push_to_hub": "model.save(path), then hf upload", "save_pretrained": "model.save(path)",
-    "to_str_tokens": "model.tokenizer.tokens(ids)", "to_string": "model.tokenizer.decode(ids)",
-    "to_tokens": "model.ids(texts)", "tokenize": "model.ids(texts)",
+    "sites": "triptych.probe.sites(model.spec)", "to_tokens": "model.ids(texts)", "tokenize": "model.ids(texts)",
 }  # fmt: skip
 _SPECIALS = ("bos", "eos", "pad", "unk", "mask", "cls", "sep")
 _ENCODE = "tokenizer.encode(text), or tokenizer.encode_batch(texts)"
@@ -55,14 +51,12 @@ TOKENIZER = {
     **{f"{name}_token": f"tokenizer.specials.{name}" for name in _SPECIALS},
     **dict.fromkeys(("encode_plus", "batch_encode_plus", "encode_fast"), _ENCODE), "__call__": _ENCODE,
     **{name: _BACKEND.format(f"{name}(...)") for name in ("get_vocab", "token_to_id", "id_to_token", "add_tokens")},
-    "add_special_tokens": _BACKEND.format("add_special_tokens(...)"), "vocab": _BACKEND.format("get_vocab()"),
-    "all_special_ids": _BACKEND.format("get_added_tokens_decoder()"), "special_tokens_map": "tokenizer.specials",
+    "vocab": _BACKEND.format("get_vocab()"), "special_tokens_map": "tokenizer.specials",
     "apply_chat_template": "model.render(messages), or model.chat(messages)", "chat_template": "tokenizer.chat",
     "batch_decode": "[tokenizer.decode(row) for row in rows]", "convert_ids_to_tokens": "tokenizer.tokens(ids)",
     "convert_tokens_to_ids": _BACKEND.format("token_to_id(token)"), "from_pretrained": f"{LOAD}.tokenizer",
     "convert_tokens_to_string": "tokenizer.decode(ids)", "model_max_length": "model.spec.context",
-    "pad": "rows as they are: models take rows of any lengths", "save_pretrained": "tokenizer.save(directory)",
-    "padding_side": "nothing: rows are never padded", "truncation": "nothing: texts are never shortened",
+    "pad": "nothing: rows are never padded", "save_pretrained": "tokenizer.save(directory)",
     "tokenize": "tokenizer.tokens(tokenizer.encode(text))",
 }  # fmt: skip
 
@@ -77,13 +71,11 @@ _ARGUMENTS_OF_FUNCTIONS = {
     "torch_dtype": ("dtype=",), "half": ('dtype="bf16"',), "fp16": ('dtype="fp16"',), "bfloat16": ('dtype="bf16"',),
     "bf16": ('dtype="bf16"',), "outtype": ("dtype=",), "device_map": ("device=",), "n_gpu_layers": ("device=",),
     "load_in_8bit": ('quantize="int8"',), "load_in_4bit": ('quantize="int4"',), "quantization_config": ("quantize=",),
-    "quantization": ("quantize=",), "local_files_only": ("offline=True",),
+    "local_files_only": ("offline=True",),
     "revision": ('the name as "hub:org/name@revision"',),
     "n_ctx": ("nothing: a cache has room for the prompt and max_new_tokens",),
     "trust_remote_code": ("nothing: code of a checkpoint is never run",),
-    "low_cpu_mem_usage": ("nothing: weights are read one by one",),
     "attn_implementation": ("nothing: each call takes the fastest kernel that can serve it",),
-    "n_threads": ("nothing: torch.set_num_threads(N) sets the threads",),
     "max_length": (*_LENGTH, *_WHOLE), "max_tokens": _LENGTH, "n_predict": _LENGTH, "num_beams": ("beams=",),
     "do_sample": ("temperature= above 0 to sample; 0 takes the likeliest token",), "temp": ("temperature=",),
     "num_return_sequences": ("prompts=[prompt] * n with temperature= above 0",),
@@ -93,18 +85,16 @@ _ARGUMENTS_OF_FUNCTIONS = {
     "truncation": _WHOLE, "inputs": ("prompts=",), "input_ids": ("prompts=", "rows="), "prompt": ("prompts=",),
     "streamer": ("on_token=",), "logits_processor": ("rules=",), "output_scores": ("logprobs=",),
     "assistant_model": ("draft=",), "prompt_lookup_num_tokens": ('draft="ngram" and draft_tokens=',),
-    "cache_implementation": ("cache=", _CACHE), "max_num_seqs": ("max_rows=",), "top_k": ("top=", "k="),
+    "top_k": ("top=", "k="),
     "batch_size": ("batch_tokens=", "max_rows="), "normalize_embeddings": ("normalize=",), "sentences": ("texts=",),
     "output_attentions": ('read="*.pattern"', _TRACE), "output_hidden_states": ('read="*.resid_post"', _TRACE),
-    "names_filter": ("read=", _TRACE), "return_type": ("read=", _TRACE), "fwd_hooks": ("edit=",),
-    "remove_batch_dim": ("nothing: each row has a tensor of its own",), "convert_to_tensor": _TENSORS,
-    "convert_to_numpy": _TENSORS, "return_tensors": ("torch.tensor(ids)",), "add_special_tokens": ("special=",),
-    "skip_special_tokens": ("skip_special=",), "labels": ("model.loss(rows, labels=...)",),
+    "names_filter": ("read=", _TRACE), "fwd_hooks": ("edit=",),
+    "convert_to_tensor": _TENSORS, "return_tensors": ("torch.tensor(ids)",), "add_special_tokens": ("special=",),
+    "skip_special_tokens": ("skip_special=",), "labels": ("model.loss, whose argument they are",),
     "attention_mask": ("mask=",), "attn_mask": ("mask=",), "is_causal": (_MASK,), "dropout_p": ("dropout=",),
     "enable_gqa": ("nothing: k and v may have fewer heads than q",), "aggregation_strategy": ("strategy=",),
     "doc_stride": ("overlap=",), "r": ("rank=",), "lora_alpha": ("alpha=",), "lora_dropout": ("dropout=",),
     "target_modules": ("targets=",), "epochs": ("it into the recipe; triptych train --new FILE writes one",),
-    "safe_serialization": ("nothing: weights are always safetensors or GGUF",),
 }  # fmt: skip
 
 #: Function and argument -> what to write in place of a value of a wrong type, where that is not what the type says.
@@ -113,6 +103,7 @@ WRONG_TYPE = {
     "train mode": "triptych.train(recipe) for a training run; model.train() only switches dropout on",
     "search folder": 'model.search("notes/", "what to look for")',
     "save path": 'model.save("a directory, or a file that ends in .gguf")',
+    "convert out": "the name of a directory, or of a file that ends in .gguf",
 }  # fmt: skip
 
 _DOWNLOAD = "triptych inspect hub:org/name; every command downloads the hub:org/name that it is given"
@@ -203,7 +194,7 @@ def hint(name: str, table: Mapping[str, str], known: Collection[str]) -> str:
 def of_argument(name: str, known: Collection[str]) -> str:
     """ "; write ..." for a keyword argument of another library; for any other the nearest of the `known` ones."""
     for ours in _ARGUMENTS_OF_FUNCTIONS.get(name, ()):
-        if "=" not in ours or ours.split("=")[0] in known or "(" in ours.split("=")[0]:
+        if "=" not in ours or ours.split("=")[0] in known:
             return f"; write {ours}"
     return nearest(name, known)
 

@@ -211,14 +211,16 @@ def prepare(
     return request, tensors, restore
 
 
-def _check_tensors(**arguments: object) -> None:
+def _check_tensors(q: Tensor, **arguments: object) -> None:
     """Raise InputError for an argument that is no tensor (None where it may be left out)."""
-    for name, value in arguments.items():
+    for name, value in {"q": q, **arguments}.items():
         if not isinstance(value, Tensor) and (value is not None or name in ("q", "k", "v")):
             make = "torch.from_numpy" if type(value).__module__ == "numpy" else "torch.tensor"
             raise InputError(f"{name} is a {type(value).__name__}, not a tensor; give {make}({name})")
         if isinstance(value, Tensor) and value.layout != torch.strided:
             raise InputError(f"{name} is a tensor of layout {value.layout}; give {name}.to_dense()")
+        if isinstance(value, Tensor) and value.device != q.device:
+            raise InputError(f"{name} is on {value.device} and q on {q.device}: give one device")
 
 
 def _unchanged(out: Tensor) -> Tensor:
@@ -235,10 +237,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> None:
         raise InputError(f"{q.shape[1]} heads cannot share {k.shape[1]} key/value groups: H must be a multiple of G")
     if not (q.dtype == k.dtype == v.dtype and q.dtype.is_floating_point):
         raise InputError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: give one floating dtype")
-    if not q.device == k.device == v.device:
-        raise InputError(f"q, k, v are on {q.device}, {k.device}, {v.device}: give one device")
-    if sinks is not None and sinks.shape != (q.shape[1],):
-        raise InputError(f"sinks {list(sinks.shape)}: give one logit for each head, [{q.shape[1]}]")
+    if sinks is not None and (sinks.shape != (q.shape[1],) or not sinks.is_floating_point()):
+        raise InputError(f"sinks {sinks.dtype} {list(sinks.shape)}: give one logit for each head, [{q.shape[1]}]")
     if not q.shape[3]:
         raise InputError(f"{shapes}: the heads have no width; K must be at least 1")
 
@@ -266,9 +266,8 @@ def _check_labels(q: Tensor, k: Tensor, **labels: Tensor | None) -> None:
         length = q.shape[2] if name.startswith("q") else k.shape[2]
         if label.shape not in ((length,), (1, length), (q.shape[0], length)):
             raise InputError(f"{name} {list(label.shape)}: give [{length}] or [{q.shape[0]}, {length}]")
-        if label.is_floating_point() or label.is_complex() or label.dtype == torch.bool or label.device != q.device:
-            problem = f"{name} is {label.dtype} on {label.device}; give integers on {q.device}"
-            raise InputError(problem)
+        if label.is_floating_point() or label.is_complex() or label.dtype == torch.bool:
+            raise InputError(f"{name} is {label.dtype}; give integers")
     k_pos = labels["k_pos"]
     if k_pos is not None and k_pos.numel() and bool((k_pos < 0).all()):
         raise InputError("all of k_pos is negative, which are empty slots, so that no query sees anything")

@@ -112,8 +112,6 @@ def convert(
 def _format_of(out: str) -> Format:
     """The format that the ending of `out` names.  What follows the last dot of "Llama-3.2-1B" is no ending: it does not
     begin with a letter."""
-    if not out:
-        raise InputError("the name to write to is empty; give a directory or a .gguf file")
     suffix = Path(out).suffix
     if suffix.lower() == ".gguf" and not out.endswith("/"):
         return "gguf"
@@ -182,7 +180,7 @@ def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
     if dtype is not None and dtype not in known:
         what = "an HF directory" if to == "hf" else "a GGUF file"
         raise InputError(f"{what} cannot store {dtype!r}; use one of {', '.join(known)}")
-    if to == "hf" and path.suffix.lower() in _WEIGHTS:
+    if to == "hf" and path.suffix.lower() in (*_WEIGHTS, ".gguf"):
         problem = f"{path}: an HF checkpoint is a directory, not a {path.suffix} file"
         raise InputError(f"{problem}; name a directory, for example {path.with_suffix('')}")
     if path.exists() and (to == "gguf") == path.is_dir():

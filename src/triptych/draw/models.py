@@ -8,6 +8,7 @@ from html import escape
 from math import prod
 from pathlib import Path
 
+from triptych.arguments import checked
 from triptych.draw.details import Describer, Details
 from triptych.draw.graph import END, START, boxes_of
 from triptych.draw.paint import BESIDE, GAP, Canvas, LayerPanel, Rectangle, size_of, text_width
@@ -33,6 +34,7 @@ class Drawing:
     width: int
     height: int
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write it to a file.  Raises TriptychError where the file system refuses."""
         try:

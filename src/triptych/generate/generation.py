@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from triptych.errors import InputError, shown
 from triptych.generate.beam import beam_search, check_beams
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request, TokenLogprobs
@@ -52,10 +51,9 @@ def generate(
     """Run requests to their ends, and give what they wrote in their order; `on_token` is called for every token as it
     comes, `on_progress` after each step.
 
-    Without a tokenizer there are ids alone.  Raises what `Scheduler.submit` raises, and InputError for callbacks that
-    are no functions, before anything runs; ProbeError for reads and edits that had no effect.
+    Without a tokenizer there are ids alone.  Raises what `Scheduler.submit` raises, before anything runs; ProbeError
+    for reads and edits that had no effect.
     """
-    _check_callbacks(on_token, on_progress)
     rows = [scheduler.submit(request) for request in requests]
     logprobs: dict[LiveRow, list[TokenLogprobs]] = {row: [] for row in rows}
     guard = scheduler.engine.guard
@@ -97,7 +95,6 @@ def search(
     ProbeError for reads and edits that had no effect.
     """
     check_beams(engine, beams, length_penalty)
-    _check_callbacks(on_token, on_progress)
     sizes = [check_fits(engine, engine.prepare(request), free_cache_bytes(engine), beams) for request in requests]
     together = max(1, min(max_rows // beams, free_cache_bytes(engine) // max(sizes, default=1)))
     generations: list[Generation] = []
@@ -121,12 +118,6 @@ def search(
 def _traces(requests: Sequence[Request]) -> dict[int, Trace]:
     """What was read, by the identity of each probe.  Raises ProbeError for reads and edits that had no effect."""
     return {id(request.probe): request.probe.close() for request in requests if request.probe is not None}
-
-
-def _check_callbacks(on_token: object, on_progress: object) -> None:
-    for name, value in (("on_token", on_token), ("on_progress", on_progress)):
-        if value is not None and not callable(value):
-            raise InputError(f"{name}={shown(value)} must be a function")
 
 
 def pieces(

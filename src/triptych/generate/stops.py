@@ -21,6 +21,8 @@ def stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, Sequence) or not all(isinstance(text, str) for text in strings):
         raise InputError(f"stop={shown(stop)} must be a string or a list of strings")
+    if any(not text.isprintable() and any("\ud800" <= char <= "\udfff" for char in text) for text in strings):
+        raise InputError(f"stop={shown(stop)} has a lone surrogate, which no text holds; leave it out")
     if "" in strings:
         raise InputError("stop has an empty string, which is in every text; leave it out")
     return tuple(strings)

@@ -1,4 +1,4 @@
-"""`load` a checkpoint, `create` a new model, and the `Model` that carries either."""
+"""`load` opens a checkpoint and `create` makes a new model; both return a `Model`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is made of, and what reads and changes values inside it; `Model` adds generation and tasks."""
+"""The base of `Model`: its module, tokenizer and config, its logits, traces, interventions and adapters."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ class ModelInside(Displayed):
         path: Path | None = None,
         report: LoadReport | None = None,
     ) -> None:
-        """Raises InputError for a module that is no `triptych.nn.Transformer`, and for other kinds of the rest."""
+        """Raises InputError for a module that is no `triptych.nn.Transformer`."""
         if not isinstance(module, nn.Transformer):
             raise InputError(f"Model({shown(module)}) needs a triptych.nn.Transformer; write {LOAD}")
-        for name, value, kind in (("tokenizer", tokenizer, Tokenizer), ("hf", hf, dict), ("path", path, Path)):
-            optional(name, value, kind)
+        optional("tokenizer", tokenizer, Tokenizer)
         self.module, self.tokenizer, self.hf = module, tokenizer, hf
         self.path, self.report = path, report
 

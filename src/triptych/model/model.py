@@ -1,4 +1,4 @@
-"""`load` a checkpoint, `create` a new model, and the `Model` that carries either: thin methods over the library."""
+"""`load` and `create`, which make a `Model`, and its methods for generation, chat, transcription and saving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people do with a model that reads text: vectors, labels, answers, search, translation, summaries."""
+"""The tasks of a `Model` that reads text: vectors, labels, answers, search, translation and summaries."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class ModelTasks(ModelInside):
         The files of the checkpoint set beams and limits; `options` are those of `generate` and replace them.  Raises
         InputError for a model that writes no text, and for an empty text.
         """
-        return self._written([tasks.summary(self.inputs, self.hf or {}, text) for text in _texts(texts)], options)
+        return self._written([tasks.summary(self.inputs, self.hf or {}, text) for text in texts], options)
 
     def translate(
         self, texts: Sequence[str], source: str | None = None, target: str | None = None, **options: Any
@@ -173,7 +173,7 @@ class ModelTasks(ModelInside):
         that it does, for a model that does not translate, and for an empty text.
         """
         hf = self.hf or {}
-        return self._written([tasks.translation(self.inputs, hf, text, source, target) for text in _texts(texts)],
+        return self._written([tasks.translation(self.inputs, hf, text, source, target) for text in texts],
                              options)  # fmt: skip
 
     def answer_in_words(self, question: str, context: str, **options: Any) -> Generation:
@@ -185,6 +185,8 @@ class ModelTasks(ModelInside):
         return self._written([tasks.written_answer(self.inputs, self.hf or {}, question, context)], options)[0]
 
     def _written(self, writing_tasks: Sequence[tasks.WritingTask], options: Mapping[str, Any]) -> list[Generation]:
+        if not writing_tasks:
+            raise InputError("there are no texts; give a list of texts: [text]")
         settings = {**writing_tasks[0].options, **options}
         if not settings.get("beams"):
             for name in ("length_penalty", "early_stopping"):
@@ -201,12 +203,3 @@ class ModelTasks(ModelInside):
             f"this {self.spec.family} checkpoint says nothing about pooling: its mean vectors rank texts less well "
             "than those of a model for sentence embeddings, such as hub:sentence-transformers/all-MiniLM-L6-v2"
         )
-
-
-def _texts(texts: Sequence[str]) -> Sequence[str]:
-    """Raises InputError for anything but a list of texts."""
-    if not isinstance(texts, Sequence) or isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise InputError("give a list of texts: [text]")
-    if not texts:
-        raise InputError("there are no texts; give a list of texts: [text]")
-    return texts

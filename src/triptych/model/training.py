@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triptych.arguments import integer, readable
 from triptych.checkpoints.load_weights import DTYPES, compute_dtype, usable_device
-from triptych.errors import ConfigError, InputError
+from triptych.errors import ConfigError, InputError, shown
 from triptych.model.inside import ModelInside
 from triptych.tasks.model_inputs import Texts
 
@@ -105,6 +105,8 @@ class ModelTraining(ModelInside):
         Raises InputError for a device or dtype that cannot be used.
         """
         if isinstance(device, torch.dtype) or (isinstance(device, str) and device.removeprefix("torch.") in DTYPES):
+            if dtype is not None:
+                raise InputError(f"to() takes one dtype: {shown(device)} and {shown(dtype)} are two")
             device, dtype = None, device
         where, kind = None if device is None else usable_device(device), compute_dtype(dtype)
         self.module.to(device=where, dtype=kind)

@@ -28,7 +28,7 @@ def attention_head(spec: ModelSpec, head: HeadName) -> tuple[str, int]:
         where = operator.index(where)
     if isinstance(where, int) and len(spec.stacks) > 1:
         raise InputError(f'{shown(head)}: in which stack? give a name, ("decoder.blocks.{where}.cross", {number})')
-    name = f"blocks.{where}.attn" if isinstance(where, int) else where
+    name = f"blocks.{where}.attn" if isinstance(where, int) else str(where)
     if name not in known:
         raise ProbeError(f"no attention {shown(name)} in this {spec.family} model{nearest(name, known)}")
     index = index_below(known[name], number)

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from triptych.arguments import takes
 from triptych.errors import InputError, shown
 from triptych.probe.prompts import ProbedModel, index_below, name_tokens
 from triptych.probe.sites import sites
@@ -80,6 +81,8 @@ def metric_of(
     tokens = tuple(token_id(model, one) for one in answers_of(answer))
     names = tuple(name_tokens(model, tokens))
     if callable(metric):
+        if not takes(metric, "logits"):
+            raise InputError(f"metric={shown(metric)} must be a function of logits [R, V]")
         return Metric(getattr(metric, "__name__", "metric"), tokens, names, metric)
     name = metric or {0: "kl", 1: "log-probability"}.get(len(tokens), "logit-difference")
     if name not in get_args(MetricName):

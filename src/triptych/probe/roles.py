@@ -108,8 +108,8 @@ def _checked_roles(roles: Sequence[str] | None, links: dict[str, Sequence[Link]]
     known = list(dict.fromkeys([*ROLES, *links]))
     if roles is None:
         return known
-    if isinstance(roles, str) or not isinstance(roles, Sequence) or not roles:
-        raise InputError(f"roles= must be a list of roles, not {shown(roles)}; they are {', '.join(known)}")
+    if not roles:
+        raise InputError(f"roles=[] names no role; they are {', '.join(known)}")
     for role in roles:
         if role not in known:
             raise InputError(f"there is no role {shown(role)}{nearest(str(role), known)}; roles are {', '.join(known)}")
@@ -118,8 +118,6 @@ def _checked_roles(roles: Sequence[str] | None, links: dict[str, Sequence[Link]]
 
 def _checked_links(links: dict[str, Sequence[Link]] | None) -> dict[str, Sequence[Link]]:
     """Raises InputError for anything but lists of (text, word that reads, word that is read) by role."""
-    if not isinstance(links or {}, dict):
-        raise InputError(f"links={shown(links)} must be a table of a role's name and its list of pairs")
     for role, every in (links or {}).items():
         if role in SELF_ROLES or role in CROSS_ROLES:
             raise InputError(f"links={{{role!r}: ...}}: this is another role; choose a name of your own")

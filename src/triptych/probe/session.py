@@ -130,8 +130,8 @@ class Session:
         chosen, places = index
         old = value[places].clone()  # the function may write to it
         new = edit.fn(old, Where(name, item, tuple(positions[i] for i in chosen)))
-        if not isinstance(new, Tensor) or new.shape != old.shape:
-            returned = tuple(new.shape) if isinstance(new, Tensor) else type(new).__name__
+        if not isinstance(new, Tensor) or new.shape != old.shape or new.device != old.device:
+            returned = (*new.shape, str(new.device)) if isinstance(new, Tensor) else type(new).__name__
             raise ProbeError(f"the edit at {name} returned {returned} for {tuple(old.shape)}")
         new = new.to(value.dtype)
         self._check_finite(name, number, new, value[places], item)

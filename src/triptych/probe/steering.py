@@ -13,11 +13,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from triptych.arguments import readable
 from triptych.checkpoints.safetensors import open_file
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.ablation import values_at
 from triptych.probe.prompts import BATCH_TOKENS, ProbedModel, PromptInput, prompt_of, same_prompts
-from triptych.probe.reads_and_edits import Edit, add
+from triptych.probe.reads_and_edits import Edit, Plan, add
 from triptych.probe.sites import Selection, match, sites
 
 Over = Literal["last", "mean"]
@@ -57,6 +58,8 @@ def steer(
         raise InputError(f"scale={shown(scale)} must be a finite number other than 0")
     if over not in get_args(Over):
         raise InputError(f"over={shown(over)} must be 'last' or 'mean'")
+    if vector is not None:
+        readable(vector, "vector")
     prompts = [text for text in (positive, negative) if text is not None]
     if (vector is None) != (len(prompts) == 2) or (vector is not None and prompts):
         raise InputError("give two prompts, positive and negative, or a vector")
@@ -67,9 +70,12 @@ def steer(
         rows = values_at(model, pair, [place.name], BATCH_TOKENS, 1 << 30)[place.name]
         first, second = (row[-1] if over == "last" else row.float().mean(0) for row in rows)
         vector = first - second
-    if vector.shape != (place.width,) or not bool(torch.isfinite(vector).all()):
+    usable = vector.shape == (place.width,) and vector.is_floating_point() and bool(torch.isfinite(vector).all())
+    if not usable:
         raise ProbeError(f"the vector is {list(vector.shape)}; at {place.name} it must be {place.width} finite numbers")
-    return add(place.name, scale * vector, at=at)
+    edit = add(place.name, scale * vector, at=at)
+    Plan.of(model.spec, edit=edit)  # refuses positions that are none
+    return edit
 
 
 def read_vector(path: str | Path) -> Tensor:

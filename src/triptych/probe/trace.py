@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from triptych.arguments import checked
 from triptych.attention import AttentionStatistics
 from triptych.errors import ProbeError, nearest, shown
 from triptych.probe.display import Displayed
@@ -92,6 +93,7 @@ class Trace(Displayed):
         for name, value in found.items():
             self.keep(f"{site}:{name}", item, positions, value, "sum" if name == "received" else "queries")
 
+    @checked
     def statistics(self, site: str) -> list[AttentionStatistics]:
         """The statistics of each row at a pattern that was read with `reduce=Statistics()`, as by `Model.statistics`.
 
@@ -120,6 +122,7 @@ class Trace(Displayed):
             )
         return [grad for grad in found if grad is not None]
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all: the values, logits, positions, and what was read.
 
@@ -130,6 +133,7 @@ class Trace(Displayed):
         save(self, path)
 
     @staticmethod
+    @checked
     def load(path: str | Path) -> Trace:
         """Read a file that `save` wrote.  Raises CheckpointError for one that is damaged or holds something else."""
         from triptych.probe.trace_file import load

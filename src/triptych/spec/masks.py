@@ -50,7 +50,7 @@ class Mask:
         With positions `q` [T, 1] and `k` [1, S], `triptych.spec.masks.Points` of NumPy arrays, tensors or integers, the
         result is [T, S].
         """
-        raise NotImplementedError
+        raise InputError(f"{type(self).__name__} is no mask by itself; write triptych.causal(), window(128) and so on")
 
     def __and__(self, other: Mask) -> Mask:
         """A key is visible where both masks show it.  Raises InputError for anything but a mask."""
@@ -308,6 +308,8 @@ def dense(array: Any) -> Mask:
     Kernels read all of it, where they can skip what a symbolic mask hides.  `attend` raises InputError for another
     dtype and for a shape that does not fit its scores.
     """
+    if isinstance(array, str | bytes) or not hasattr(array, "__len__"):
+        raise InputError(f"dense({array!r}): give an array of booleans, true where a key is visible")
     return Dense(array)
 
 

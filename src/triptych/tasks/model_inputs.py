@@ -121,7 +121,8 @@ class ModelInputs:
             name = self.path or "this model"
             raise TextError(f"{name} has no chat template; use generate(), or triptych generate on the command line")
         every = list(messages) if isinstance(messages, Sequence) else []
-        if not every or not all(isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in every):
+        are_messages = (isinstance(m, Mapping) and isinstance(m.get("role"), str) and "content" in m for m in every)
+        if not every or not all(are_messages):
             raise InputError(f'messages must be a list of {{"role": ..., "content": ...}}, not {shown(messages)}')
         return template.render([dict(message) for message in messages], add_generation_prompt=True)
 
@@ -208,7 +209,7 @@ class ModelInputs:
     def _row(self, i: int, row: object, vocab: int) -> list[int]:
         if isinstance(row, RenderedPrompt):
             return check_ids(self.words.encode(row), vocab, f"row {i}: the tokenizer's ids")
-        if isinstance(row, bytes | bytearray):  # whose items are integers, and no ids
+        if isinstance(row, bytes | bytearray | memoryview):  # whose items are integers, and no ids
             raise InputError(f"row {i} is bytes; decode them to a text first: row.decode()")
         if isinstance(row, Path) or (isinstance(row, Tensor) and row.is_floating_point()):
             raise InputError(f"row {i}: this model reads texts or token ids, not what this {type(row).__name__} holds")
@@ -259,7 +260,7 @@ class ModelInputs:
             raise InputError("there are no rows; give at least one file or tensor")
         for i, row in enumerate(inputs):
             if not isinstance(row, str | Path | Tensor):
-                raise InputError(f"row {i} is a {type(row).__name__}; give a file, or a float tensor")
+                raise InputError(f"row {i}: this model reads files or float tensors, not {type(row).__name__}")
         return [self._opened(row) if isinstance(row, str | Path) else row for row in inputs]
 
     def _opened(self, path: str | Path) -> Tensor:
@@ -284,6 +285,8 @@ def _tokenizer_output(output: Mapping[str, Any], mask: Tensor | None) -> tuple[A
             f"a mapping must have input_ids, as a transformers tokenizer returns it, not {shown(list(output))}; give a "
             "list of texts"
         )
+    if "labels" in output:
+        raise InputError("labels are not rows; give them as model.loss(input_ids, labels=..., mask=attention_mask)")
     types = output.get("token_type_ids")
     if types is not None and any(any(row) for row in _rows(types)):
         raise InputError("pairs of texts (token_type_ids) cannot be read here; use classify(texts, second=...)")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from triptych.arguments import is_integers
 from triptych.errors import InputError, shown
 from triptych.nn import Row
 from triptych.probe import Read, Statistics, sites
@@ -67,8 +68,8 @@ def _marked(inputs: ModelInputs, rows: Sequence[Row], delimiters: Marks) -> list
 
 
 def _check_documents(documents: Sequence[Sequence[int]], rows: Sequence[Row]) -> None:
-    if not isinstance(documents, Sequence) or not all(isinstance(labels, Sequence) for labels in documents):
-        raise InputError(f"documents={shown(documents)}: give a list with one list of labels for each row")
+    if not isinstance(documents, Sequence) or not all(map(is_integers, documents)):
+        raise InputError(f"documents={shown(documents)}: give a list with one list of integers for each row")
     if len(documents) != len(rows):
         raise InputError(f"documents: labels of {len(documents)} rows for {len(rows)} rows; give one list a row")
     for number, (labels, row) in enumerate(zip(documents, rows, strict=True)):

@@ -292,9 +292,8 @@ class Tokenizer:
                     (Path(scratch) / name).write_bytes(content)
                 for name in self.files():
                     (Path(scratch) / name).replace(directory / name)
-        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-            problem = getattr(error, "strerror", None) or error
-            raise TextError(f"cannot write the tokenizer into {shown(str(directory))}: {problem}") from None
+        except OSError as error:
+            raise TextError(f"cannot write the tokenizer into {directory}: {error.strerror or error}") from None
 
 
 def _grouped(parts: Iterable[str]) -> Iterator[list[str]]:

@@ -4,6 +4,7 @@ The package itself is a function: `triptych.train(recipe)` trains the model that
 
 `recipe` is a .toml file, the name of a recipe that comes with the library, or its tables as dicts; the options
 `changes`, `out`, `resume`, `force`, `on_step` and `on_note`, and the errors, are those of `triptych.Model.trained`.
+`Model.train()` trains nothing: it switches a model to training mode, as in PyTorch.
 """
 
 import sys
