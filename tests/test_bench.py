@@ -27,10 +27,10 @@ from triptych.count import count
 from triptych.errors import InputError
 from triptych.machine import Usage
 from triptych.measure import BenchReport, Rates, Settings, bench, limits, peers, rounds
+from triptych.measure.figures import Figure, Limit, MeasuredSide, PeerFigure
 from triptych.measure.jobs import BenchJob, Ids, jobs, sound, texts
 from triptych.measure.ours import Ours
 from triptych.measure.process import SameProcess, SeparateProcess
-from triptych.measure.report import Figure, Limit, MeasuredSide, PeerFigure
 from triptych.measure.sides import Options, Side, perform
 from triptych.spec import MoESpec
 

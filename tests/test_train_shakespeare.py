@@ -13,7 +13,7 @@ import pytest
 import triptych
 from triptych.cli import main
 from triptych.errors import ConfigError
-from triptych.text import shakespeare, shakespeare_turns
+from triptych.text import shakespeare, shakespeare_labels
 from triptych.train import prepare, read_recipe
 from triptych.train.task import read_split
 
@@ -52,15 +52,15 @@ def test_pairs_have_fields_of_their_own(key: dict[str, Any]) -> None:
         read_split(read_recipe(RETRIEVAL).data.model_copy(update=key), ("text", "text_b"))
 
 
-@pytest.mark.parametrize("name", shakespeare_turns.SPEAKERS)
+@pytest.mark.parametrize("name", shakespeare_labels.SPEAKERS)
 def test_turns_answer_another_person(name: str) -> None:
     """The held-out turns are the last of the play."""
-    train, held = shakespeare_turns.turns(name)
+    train, held = shakespeare_labels.turns(name)
     numbers = [int(turn.where.rpartition(" ")[2]) for turn in (*train, *held)]
     assert numbers == sorted(set(numbers))
     assert 0.15 < len(held) / len(numbers) < 0.21
     assert len(numbers) > 100
-    assert all(len(turn.asked.split()) <= shakespeare_turns.ASKED for turn in train)
+    assert all(len(turn.asked.split()) <= shakespeare_labels.ASKED for turn in train)
 
 
 def test_a_conversation_is_one_answer_of_the_person() -> None:

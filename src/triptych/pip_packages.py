@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,10 +18,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from triptych.errors import FetchError, first_line
 
-_CHUNK = 1 << 20
 _DAMAGE = (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError)
 
 
@@ -58,17 +59,8 @@ def _download(name: str, version: str, sha256: str, into: Path) -> Path:
     requirement.write_text(f"{name}=={version} --hash=sha256:{sha256}\n", encoding="utf-8")
     target = into / "download"
     options = ["--no-deps", "--no-input", "--quiet", "--retries=2", "--disable-pip-version-check"]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        *options,
-        "--dest",
-        str(target),
-        "--requirement",
-        str(requirement),
-    ]
+    places = ["--dest", str(target), "--requirement", str(requirement)]
+    command = [sys.executable, "-m", "pip", "download", *options, *places]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     files = sorted(target.glob("*")) if run.returncode == 0 else []
     if len(files) != 1:
@@ -105,11 +97,17 @@ def unpack(archive: Path, keep: Callable[[str], bool], limit: int, into: Path | 
         fresh: dict[Path, Path] = {}  # missing file -> its temporary copy, until every member was checked
         wanted = written = 0
         try:
-            for name, read in _members(archive, keep):
+            for name, size, content in _members(archive, keep):
                 wanted += 1
-                if not (target := _inside(into, name, archive)).is_file():
-                    fresh[target] = _inside(Path(scratch), name, archive)
-                    written += _copy(read, fresh[target], limit - written, archive)
+                if (target := _inside(into, name, archive)).is_file():
+                    continue
+                written += size
+                if written > limit:
+                    raise FetchError(f"{archive} unpacks to more than the expected size; it is not the right archive")
+                fresh[target] = _inside(Path(scratch), name, archive)
+                fresh[target].parent.mkdir(parents=True, exist_ok=True)
+                with fresh[target].open("xb") as out:
+                    shutil.copyfileobj(content, out)
         except _DAMAGE as error:
             raise FetchError(
                 f"{archive} is damaged or truncated ({first_line(error)}); delete it, then run again"
@@ -122,21 +120,21 @@ def unpack(archive: Path, keep: Callable[[str], bool], limit: int, into: Path | 
     return into
 
 
-def _members(archive: Path, keep: Callable[[str], bool]) -> Iterator[tuple[str, Callable[[int], bytes]]]:
-    """The path of each wanted regular file and a function that reads it."""
+def _members(archive: Path, keep: Callable[[str], bool]) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """The path of each wanted regular file, its bytes, of which no more can be read, and its contents."""
     if archive.suffix in (".whl", ".zip"):
         with zipfile.ZipFile(archive) as zipped:
             for entry in zipped.infolist():
                 if not entry.is_dir() and keep(entry.filename):
                     with zipped.open(entry) as stream:
-                        yield entry.filename, stream.read
+                        yield entry.filename, entry.file_size, stream
     else:
         with tarfile.open(archive, "r:*") as tarred:
             for member in tarred:
                 content = tarred.extractfile(member) if member.isreg() and keep(member.name) else None
                 if content is not None:
                     with content:
-                        yield member.name, content.read
+                        yield member.name, member.size, content
 
 
 def _inside(root: Path, name: str, archive: Path) -> Path:
@@ -144,16 +142,3 @@ def _inside(root: Path, name: str, archive: Path) -> Path:
     if name.startswith("/") or ".." in parts or "\\" in name or ":" in name:
         raise FetchError(f"{archive} holds {name!r}, a path that leaves its directory")
     return root.joinpath(*parts)
-
-
-def _copy(read: Callable[[int], bytes], to: Path, limit: int, archive: Path) -> int:
-    """Write everything that `read` returns to the file `to`; the number of bytes.  Raises FetchError above `limit`."""
-    to.parent.mkdir(parents=True, exist_ok=True)
-    size = 0
-    with to.open("xb") as out:
-        while chunk := read(_CHUNK):
-            size += len(chunk)
-            if size > limit:
-                raise FetchError(f"{archive} unpacks to more than the expected size; it is not the right archive")
-            out.write(chunk)
-    return size

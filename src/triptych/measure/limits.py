@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from triptych.count import Count, read_in_a_step
+from triptych.measure.figures import Limit, Rates
 from triptych.measure.jobs import BenchJob
-from triptych.measure.report import Limit, Rates
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 

@@ -5,10 +5,7 @@ A `PackedMatrix` comes from the blocks of a GGUF file (`repack`), from AWQ and G
 """
 
 from triptych.quantize.layouts import LAYOUTS, Layout, PackedMatrix
-from triptych.quantize.products import multiply
-from triptych.quantize.repack import INVERTIBLE, LAYOUT_OF, blocks_of, repack, repack_groups
-from triptych.quantize.rounding import FORMS, quantize
-from triptych.quantize.weights import (
+from triptych.quantize.packing import (
     BandFormat,
     OrderedBandFormat,
     Packer,
@@ -19,6 +16,9 @@ from triptych.quantize.weights import (
     packing_arguments,
     packing_for,
 )
+from triptych.quantize.products import multiply
+from triptych.quantize.repack import INVERTIBLE, LAYOUT_OF, blocks_of, repack, repack_groups
+from triptych.quantize.rounding import FORMS, quantize
 
 __all__ = [
     "FORMS",

@@ -1,4 +1,5 @@
-"""Labels in Shakespeare's plays: whether a passage is from a comedy or a tragedy, and who speaks a speech.
+"""Labels and answers in Shakespeare's plays: the kind of play a passage is from, who speaks a speech, and what persons
+answer to the speech of another person before it.
 
 A Midsummer Night's Dream is left out, because its text marks speakers in another way.  The kinds of the plays are those
 of the First Folio's table of contents, with Troilus and Cressida, which it lacks, among the tragedies, where the volume
@@ -11,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +33,8 @@ HELD_OUT = ("twelfth_night", "as_you_like_it", "measure_for_measure", "julius_ca
 PERSONS = ("hamlet: Ham", "othello: IAGO", "as_you_like_it: ROSALIND", "lear: Lear", "coriolanus: CORIOLANUS")
 PASSAGE = 80  # words of a passage, at least
 SPEECH = 12  # words of a speech, at least; shorter ones tell little
+ANSWER = 4  # words of an answer, at least; shorter ones tell little of a person
+ASKED = 60  # words of the speech before it, at most: its last ones
 
 Kind = Literal["genres", "speakers"]
 
@@ -95,3 +99,41 @@ def speeches(play: str) -> Iterator[tuple[str, str]]:
         text = " ".join(rest.split())
         if match is not None and text:
             yield match[1], text
+
+
+def _named(person: str) -> tuple[str, str, str]:
+    """Name, play and speaker's mark of one of PERSONS; the edition shortens Hamlet's mark to Ham."""
+    play, _, mark = person.partition(": ")
+    return (play if play.startswith(mark.lower()) else mark.lower()), play, mark
+
+
+#: Name of a person -> the play and the mark of the speaker.
+SPEAKERS = {name: (play, mark) for name, play, mark in map(_named, PERSONS)}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An answer and what it answers; `where` is the play and the number of the speech in it."""
+
+    asked: str
+    answer: str
+    where: str
+
+
+def system_message(name: str) -> str:
+    """What a model is told before a conversation as this person."""
+    return f"You are {name.capitalize()}, a person in a play by Shakespeare. Answer as {name.capitalize()} does."
+
+
+def turns(name: str, cache: Path | None = None) -> tuple[list[Turn], list[Turn]]:
+    """The turns of a person, a key of SPEAKERS, to train on and held out: the last fifth of them, which are later in
+    the play."""
+    play, mark = SPEAKERS[name]
+    spoken = list(speeches(shakespeare.plays(cache)[play].modern))
+    every = [
+        Turn(" ".join(asked.split()[-ASKED:]), answer, f"{play}, speech {number}")
+        for number, ((other, asked), (speaker, answer)) in enumerate(pairwise(spoken), 2)
+        if speaker == mark != other and len(answer.split()) >= ANSWER
+    ]
+    last = len(every) - len(every) // 5
+    return every[:last], every[last:]

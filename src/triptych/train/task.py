@@ -14,7 +14,7 @@ from triptych.errors import ConfigError, InputError, TextError, shown
 from triptych.families import read_config
 from triptych.nn import Transformer
 from triptych.spec import ClassHeadSpec, PoolingSpec, ReplacedHeadSpec, SpanHeadSpec, TokenHeadSpec
-from triptych.text import Encoded, Tokenizer, shakespeare_labels, shakespeare_turns
+from triptych.text import Encoded, Tokenizer, shakespeare_labels
 from triptych.train import sources
 from triptych.train.data import Data, EpochRows
 from triptych.train.evaluate import HeldOut, Score, batched
@@ -170,20 +170,20 @@ def _editions(data: DataSettings) -> tuple[list[DataRecord], list[DataRecord]]:
 def _turns(data: DataSettings, needed: Sequence[str]) -> tuple[list[DataRecord], list[DataRecord]]:
     """Conversations of one answer, of the person that `data.path` names."""
     name = data.path.removeprefix(TURNS)
-    if name not in shakespeare_turns.SPEAKERS:
+    if name not in shakespeare_labels.SPEAKERS:
         raise ConfigError(
             f"data.path = {data.path!r} names no person whose turns are known; they are "
-            f"{', '.join(shakespeare_turns.SPEAKERS)}"
+            f"{', '.join(shakespeare_labels.SPEAKERS)}"
         )
     if set(needed) != {"messages"}:
         raise ConfigError(f"data.path = {data.path!r} has conversations; use objective chat")
     _refuse_own_fields(data)
-    sides = ([_conversation(name, turn) for turn in side] for side in shakespeare_turns.turns(name))
+    sides = ([_conversation(name, turn) for turn in side] for side in shakespeare_labels.turns(name))
     return next(sides), next(sides)
 
 
-def _conversation(name: str, turn: shakespeare_turns.Turn) -> DataRecord:
-    said = {"system": shakespeare_turns.system_message(name), "user": turn.asked, "assistant": turn.answer}
+def _conversation(name: str, turn: shakespeare_labels.Turn) -> DataRecord:
+    said = {"system": shakespeare_labels.system_message(name), "user": turn.asked, "assistant": turn.answer}
     messages = [{"role": role, "content": content} for role, content in said.items()]
     return DataRecord({"messages": messages}, turn.where)
 

@@ -17,8 +17,7 @@ from triptych.errors import InputError
 from triptych.model import Model, create, load
 from triptych.native import library, why_not
 from triptych.nn.weights import PackedWeight
-from triptych.quantize import LAYOUTS, BandFormat, packed_weight, packer_for, quantize, repack
-from triptych.quantize import weights as packing
+from triptych.quantize import LAYOUTS, BandFormat, packed_weight, packer_for, packing, quantize, repack
 from triptych.train.optim import Optimizer, OptimizerSettings
 
 pytestmark = pytest.mark.skipif(library() is None, reason=why_not() or "")
