@@ -107,19 +107,29 @@ def test_bf16_weights_and_cache() -> None:
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_1"])  # a row of Q4_0 numbers lies on ties of the rounding
 def test_packed_weights_give_what_modules_give_for_rounded_vectors(name: str) -> None:
-    """With the inputs of every packed product rounded as the kernels round them, the modules give the same, but where
-    a number on the edge between two codes went to the other one."""
+    """With the inputs of every packed product rounded as the kernels round them, the modules give the same for most
+    tokens; rounded to another code, for none.
+
+    A token's inputs have about 900 codes of at most 127.  The modules' fp32 sums of 64 to 96 terms are off by about
+    4e-7 of the largest number, so that a number lies within 127 * 4e-7 of the edge between two codes on either side
+    with a chance of 1e-4, and goes to the other code in a tenth of the tokens.  Later tokens of the row see these: how
+    many are not the same depends on how the processor's products round.
+    """
     module = packed(name)
     modules, native = Run(module).both()
-    plain = unpacked(module)
-    exact = _by_modules(plain)
-    with_rounded_inputs(plain)
-    expected = _by_modules(plain)
-    worst = max(float((a - b).abs().max()) for a, b in zip(native, expected, strict=True))
-    lost = max(float((a - b).abs().max()) for a, b in zip(native, exact, strict=True))
-    assert worst < 0.1 * lost, (worst, lost)
-    for other in (exact, modules):
-        assert torch.cat(native).sub(torch.cat(other)).norm() / torch.cat(other).norm() <= 1e-2
+    exact = torch.cat(_by_modules(unpacked(module)))
+    assert share_alike(native, exact, with_rounded_inputs(unpacked(module))) >= 0.75
+    assert share_alike(native, exact, with_rounded_inputs(unpacked(module), most=126)) <= 0.1
+    for other in (exact, torch.cat(modules)):
+        assert torch.cat(native).sub(other).norm() / other.norm() <= 1e-2
+
+
+def share_alike(native: list[Tensor], exact: Tensor, rounded: nn.Transformer) -> float:
+    """The share of tokens that differ from those of a model by less than a tenth of what its rounding takes from
+    them."""
+    ours, expected = torch.cat(native), torch.cat(_by_modules(rounded))
+    lost = (expected - exact).abs().amax(-1)
+    return float(((ours - expected).abs().amax(-1) < 0.1 * lost).float().mean())
 
 
 def unpacked(module: nn.Transformer) -> nn.Transformer:
@@ -132,15 +142,16 @@ def unpacked(module: nn.Transformer) -> nn.Transformer:
     return twin
 
 
-def with_rounded_inputs(module: nn.Transformer) -> None:
+def with_rounded_inputs(module: nn.Transformer, most: int = 127) -> nn.Transformer:
     def rounded(part: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         groups = inputs[0].unflatten(-1, (-1, 32))
-        scale = groups.abs().amax(-1, keepdim=True) / 127
+        scale = groups.abs().amax(-1, keepdim=True) / most
         return ((torch.round(groups / scale.clamp(min=1e-30)) * scale).flatten(-2),)
 
     for part in module.modules():
         if type(part).__name__ == "Linear":
             part.register_forward_pre_hook(rounded)
+    return module
 
 
 def _by_modules(module: nn.Transformer) -> list[Tensor]:
