@@ -63,7 +63,7 @@ class Side:
 
     name = "a side"
     needs: ClassVar[tuple[str, ...]] = ()
-    install: ClassVar[str] = "pip install triptych[bench]"
+    install: ClassVar[str] = "pip install -e '.[bench]'"
     dtypes: ClassVar[tuple[str, ...]] = ("fp32", "bf16")
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
