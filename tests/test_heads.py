@@ -328,10 +328,10 @@ def test_the_heads_of_minilm(minilm_dir: Path) -> None:
 def test_an_induction_head_of_a_trained_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of attention, trained on sequences that are repeated: one head copies, and nothing does without it."""
     noise = np.random.default_rng(0)
-    sizes = induction.Sizes(steps=700)
-    data = Pairs(tuple(induction._repeated(noise, sizes) for _ in range(sizes.steps * sizes.rows)))
-    model, _ = induction._train(2, data, sizes, 0)
-    tests = [induction._repeated(noise, sizes) for _ in range(32)]
+    sizes = induction.InductionLab(steps=700)
+    data = Pairs(tuple(sizes._repeated(noise) for _ in range(sizes.steps * sizes.rows)))
+    model, _ = sizes._train(2, data, 0)
+    tests = [sizes._repeated(noise) for _ in range(32)]
     assert induction._copied(model, tests) > 0.9
     (head,) = model.heads(roles=["induction"], seed=1).find("induction")
     assert head.score >= 0.8

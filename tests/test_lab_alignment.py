@@ -64,7 +64,7 @@ def test_the_cheapest_alignments(source: str, target: str, true: set[tuple[int, 
 
 
 def test_a_decoder_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model(tiny.decoder(), character_tokenizer(alignment.Sizes().letters))
-    monkeypatch.setattr(alignment, "_model", lambda setup, sizes, train: (model, []))
+    model = Model(tiny.decoder(), character_tokenizer(alignment.AlignmentLab().letters))
+    monkeypatch.setattr(alignment.AlignmentLab, "_model", lambda self, setup, train: (model, []))
     with pytest.raises(InputError, match="needs an encoder-decoder whose tokens are letters"):
         run("alignment")

@@ -19,7 +19,8 @@ from triptych.ops import OPERATIONS
 from triptych.page import Curve, TableSection
 from triptych.spec.masks import Mask, causal, full
 from triptych_lectures import labs
-from triptych_lectures.labs import additive_vs_dot, heads_vs_width, small
+from triptych_lectures.labs import additive_vs_dot, small
+from triptych_lectures.labs.heads_vs_width import HeadsVsWidthLab
 from triptych_lectures.labs.lab import LabResult, Setup, Size
 
 NAMES = ("scaling", "permutation", "soft-vs-hard", "heads-vs-width", "additive-vs-dot")
@@ -31,7 +32,9 @@ pytestmark = pytest.mark.usefixtures("unchecked")  # one of them hands the dot p
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        heads_vs_width, "_read_places", lambda heads, places, *rest: min(1.0, (1 + heads) / (1 + len(places)))
+        HeadsVsWidthLab,
+        "_read_places",
+        lambda self, heads, places, seed: min(1.0, (1 + heads) / (1 + len(places))),
     )
 
 
@@ -157,7 +160,7 @@ def test_permutation_with_a_position_part_that_does_nothing(
 
 
 def test_heads_vs_width_with_heads_of_full_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    full_width = partial(spec.attention, head_width=heads_vs_width.Sizes().width)
+    full_width = partial(spec.attention, head_width=HeadsVsWidthLab().width)
     monkeypatch.setattr(small, "attention", lambda width, heads, head_width: full_width(width, heads))
     claims = failed("heads-vs-width")
     assert "parameters of" in claims
@@ -167,7 +170,7 @@ def test_heads_vs_width_with_heads_of_full_width(monkeypatch: pytest.MonkeyPatch
 def test_heads_vs_width_with_a_miscount(monkeypatch: pytest.MonkeyPatch) -> None:
     attend = replace(OPERATIONS["attend"], flops=lambda shapes, out, how: 2 * out[0] * shapes["k"][0] * out[1])
     monkeypatch.setitem(OPERATIONS, "attend", attend)
-    assert failed("heads-vs-width") == "counted from the spec and measured: largest difference"
+    assert failed("heads-vs-width") == "arithmetic: counted from the spec and measured: largest difference"
 
 
 def test_additive_vs_dot_without_the_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,13 +198,13 @@ def test_additive_vs_dot_with_one_score_for_both(monkeypatch: pytest.MonkeyPatch
 
 def test_one_head_cannot_read_four_places_and_can_read_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    read, sizes = heads_vs_width._read_places, heads_vs_width.Sizes(steps=120)
-    assert read(1, (3,), sizes, 0) > 0.9
-    assert read(4, (1, 2, 3, 4), sizes, 0) > read(1, (1, 2, 3, 4), sizes, 0) + 0.1
+    read = HeadsVsWidthLab(steps=120)._read_places
+    assert read(1, (3,), 0) > 0.9
+    assert read(4, (1, 2, 3, 4), 0) > read(1, (1, 2, 3, 4), 0) + 0.1
 
 
 def test_heads_vs_width_when_one_head_reads_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads_vs_width, "_read_places", lambda heads, *rest: 1.0)
+    monkeypatch.setattr(HeadsVsWidthLab, "_read_places", lambda self, heads, *rest: 1.0)
     assert failed("heads-vs-width") == "four places read right by four heads, less by one"
-    monkeypatch.setattr(heads_vs_width, "_read_places", lambda heads, *rest: 1.0 if heads > 1 else 0.3)
+    monkeypatch.setattr(HeadsVsWidthLab, "_read_places", lambda self, heads, *rest: 1.0 if heads > 1 else 0.3)
     assert failed("heads-vs-width") == "control: one place read right by one head"

@@ -15,6 +15,7 @@ from triptych.nn.attention import Attention
 from triptych.page import PatchWeights, Picture, PicturesSection, render
 from triptych.text import SEQ2SEQ, word_tokenizer
 from triptych.train.data import HiddenWords
+from triptych_lectures import labs
 from triptych_lectures.data import scenes
 from triptych_lectures.labs import captions, image_labels
 from triptych_lectures.labs.lab import LabResult, Setup
@@ -29,7 +30,7 @@ def failed(result: LabResult) -> list[str]:
 
 @pytest.mark.parametrize("full", [True, False])
 def test_a_full_run_is_held_to_the_whole_claim_and_a_smaller_one_says_so(full: bool) -> None:
-    result = captions.result(Setup(sizes=TINY | {"scenes": 60, "judged": 8}, full=full))
+    result = labs.run("captions", Setup(sizes=TINY | {"scenes": 60, "judged": 8}, full=full))
     claim = captions.WHOLE if full else captions.SMALLER
     assert [check.least for check in result.checks] == [claim.exact, claim.on_object, None]
     assert ("smaller version" in result.meaning) is not full
@@ -39,7 +40,7 @@ def test_a_full_run_is_held_to_the_whole_claim_and_a_smaller_one_says_so(full: b
 
 @pytest.mark.heavy
 def test_a_decoder_that_learned_nothing_fails_and_its_page_is_drawn() -> None:
-    result = captions.result(Setup(sizes=TINY))
+    result = labs.run("captions", Setup(sizes=TINY))
     assert failed(result) == [check.claim for check in result.checks[:2]]
     page = render(result.question, result.sections)
     assert page.count("data:image/png;base64,") >= 3
@@ -75,7 +76,7 @@ def test_weights_are_counted_on_the_object_that_is_named() -> None:
 def test_hidden_words_are_a_share_and_never_the_start() -> None:
     texts = [scene.caption for scene in scenes.scenes(40, 0)]
     tokenizer = word_tokenizer(texts, 100, SEQ2SEQ)
-    model = captions.created(captions.Sizes(width=16), tokenizer, 0)
+    model = captions.CaptionsLab(width=16).created(tokenizer, 0)
     assert model.spec.ids.start == tokenizer.pad_id
     rows = tuple(captions.seq2seq([0], tokenizer.encode(text), tokenizer.pad_id) for text in texts)
     data = HiddenWords(rows, tokenizer.unk_id, captions.HIDDEN)
@@ -92,13 +93,13 @@ SHAPES = {"judged": 200}
 
 @pytest.mark.heavy
 def test_a_vit_names_shapes() -> None:
-    result = image_labels.run(Setup(sizes=SHAPES))
+    result = labs.run("image-labels", Setup(sizes=SHAPES))
     assert result.passed, result.verdict
 
 
 @pytest.mark.heavy
 def test_a_vit_on_shuffled_labels_fails() -> None:
-    assert len(failed(image_labels.result(Setup(sizes=SHAPES), shuffled=True))) >= 2
+    assert len(failed(image_labels.ImageLabelsLab(**SHAPES).run(Setup(), shuffled=True))) >= 2
 
 
 @pytest.mark.heavy
@@ -106,7 +107,7 @@ def test_a_vit_without_attention_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first vector then never hears of a patch."""
     forward = Attention.forward
     monkeypatch.setattr(Attention, "forward", lambda part, *inputs: torch.zeros_like(forward(part, *inputs)))
-    assert len(failed(image_labels.result(Setup(sizes=SHAPES)))) >= 2
+    assert len(failed(labs.run("image-labels", Setup(sizes=SHAPES)))) >= 2
 
 
 # ---------------------------------------------------------------- pictures on a page

@@ -20,20 +20,20 @@ from triptych_lectures.labs import LABS
 from triptych_lectures.labs.alignment import HeldOutPairs
 from triptych_lectures.labs.depth import _geometric_mean
 from triptych_lectures.labs.lab import Limits, Setup
-from triptych_lectures.labs.sizes import SizeRow, declared
+from triptych_lectures.labs.sizes import SizeRow, size_rows, size_values
 from triptych_lectures.labs.trained import Places
 from triptych_lectures.labs.translators import END_ID, SMOOTHED, Ids, TrainedTranslator
 
 Value = int | float | str
 
-ROWS = [(name, row) for name in LABS for row in declared(name).rows]
+ROWS = [(name, row) for name in LABS for row in size_rows(labs.lab_class(name))]
 NUMBERS = [(name, row) for name, row in ROWS if not isinstance(row.quick, str)]
 
 
 def refusal(lab: str, size: str, value: Value) -> str:
     """The message with which a lab refuses a value, which must be one line that names the size."""
     with pytest.raises(InputError) as refused:
-        declared(lab).values(Setup(sizes={size: value}))
+        size_values(labs.lab_class(lab), Setup(sizes={size: value}))
     message = str(refused.value)
     assert "\n" not in message
     assert re.search(rf"\b{size}\b", message), message
@@ -48,9 +48,8 @@ def test_what_is_no_number_above_0_is_refused_for_every_size(value: str) -> None
 
 def test_sizes_that_a_lab_declares_are_within_their_limits() -> None:
     for name in LABS:
-        lab = declared(name)
-        for sizes in (lab.quick, lab.full):
-            for field in fields(sizes) if sizes is not None else ():
+        for sizes in (labs.lab_class(name).sized(Setup(full=full)) for full in (False, True)):
+            for field in fields(sizes):  # type: ignore[arg-type]
                 field.metadata["limits"].check(field.name, getattr(sizes, field.name))
 
 

@@ -77,8 +77,8 @@ def test_fails_when_the_control_is_not_shuffled(made_of_tones: None, monkeypatch
 
 
 def test_shuffled_rows_have_the_sounds_of_others(made_of_tones: None) -> None:
-    sizes = Setup(sizes=SIZES).sized(spoken_digits.Sizes())
-    heard, _ = spoken_digits._clips(sizes, 0, SpokenWords.cached())
+    sizes = spoken_digits.SpokenDigitsLab.sized(Setup(sizes=SIZES))
+    heard, _ = sizes._clips(0, SpokenWords.cached())
     digits = spoken_digits.Digits.new(sizes, heard, 0)
     data = DrawnRecordings(digits.speech, digits.ids, heard, digits.recorder, sizes.steps, sizes.silence)
     plain, moved = data.draw(0, 129, 6), replace(data, shuffled=True).draw(0, 129, 6)
@@ -88,8 +88,8 @@ def test_shuffled_rows_have_the_sounds_of_others(made_of_tones: None) -> None:
 
 
 def test_a_short_silence_follows_each_sound(made_of_tones: None) -> None:
-    sizes = Setup(sizes=SIZES | {"silence": 0.2}).sized(spoken_digits.Sizes())
-    heard, _ = spoken_digits._clips(sizes, 0, SpokenWords.cached())
+    sizes = spoken_digits.SpokenDigitsLab.sized(Setup(sizes=SIZES | {"silence": 0.2}))
+    heard, _ = sizes._clips(0, SpokenWords.cached())
     digits = spoken_digits.Digits.new(sizes, heard, 0)
     random = np.random.default_rng(0)
     recordings = [digits.recorder(clips, random) for clips in heard]

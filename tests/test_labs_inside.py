@@ -159,7 +159,7 @@ TASK: dict[str, Size] = {"kinds": 4, "length": 8, "trained": 150, "searched": 12
 
 def classified() -> patterns_of_classifier.ClassifierResult:
     if not FOUND:
-        sizes = Setup(sizes=TASK).sized(not_explanation.Sizes()).classifier
+        sizes = not_explanation.NotExplanationLab.sized(Setup(sizes=TASK)).classifier
         FOUND.append(patterns_of_classifier.of_classifier(sizes, 0))
     return FOUND[0]
 

@@ -13,7 +13,7 @@ from triptych.spec import AdditiveSpec, window
 from triptych.train import Example
 from triptych_lectures import labs
 from triptych_lectures.labs import cosine_scores, exposure_bias, in_context, trained_scores
-from triptych_lectures.labs.exposure_bias import Texts
+from triptych_lectures.labs.exposure_bias import RecitedTexts
 from triptych_lectures.labs.in_context import Lookups
 from triptych_lectures.labs.lab import LabResult, Setup
 from triptych_lectures.labs.trained import Places, Shuffled, held_out_rows
@@ -24,7 +24,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "trained-scores": {},
     "cosine-scores": {"steps": 120},
 }
-TASKS = {"in-context": Lookups, "exposure-bias": Texts, "trained-scores": Places, "cosine-scores": Places}
+TASKS = {"in-context": Lookups, "exposure-bias": RecitedTexts, "trained-scores": Places, "cosine-scores": Places}
 
 
 def small(name: str, seed: int = 1) -> LabResult:
@@ -114,11 +114,11 @@ def test_a_row_asks_for_each_answer_after_its_input() -> None:
 
 
 def test_the_least_error_is_that_of_a_lookup() -> None:
-    sizes = in_context.Sizes(symbols=4, examples=6)
+    sizes = in_context.InContextLab(symbols=4, examples=6)
     rows = held_out_rows(Lookups(4, 6), 4000, 0)
     inputs = np.stack([row.ids[row.trained] for row in rows])
     not_shown = [(inputs[:, :i] != inputs[:, i : i + 1]).all(-1).mean() for i in range(6)]
-    assert in_context.best_errors(sizes) == pytest.approx(0.75 * np.array(not_shown), abs=0.03)
+    assert sizes.best_errors() == pytest.approx(0.75 * np.array(not_shown), abs=0.03)
 
 
 @pytest.mark.parametrize("wrong", [{"width": 32}, {"pools": (2, 4)}, {"symbols": 1}, {"examples": 1}])
@@ -132,26 +132,28 @@ def test_in_context_refuses_sizes_it_cannot_use(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.heavy
 def test_exposure_bias_fails_when_the_model_does_not_read_what_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = exposure_bias.errors
+    errors = exposure_bias.ExposureBiasLab.errors
 
     def after_true_tokens(*given: Any, share: float, forced: bool = False) -> Any:
         return errors(*given, share=share, forced=True)
 
-    monkeypatch.setattr(exposure_bias, "errors", after_true_tokens)
+    monkeypatch.setattr(exposure_bias.ExposureBiasLab, "errors", after_true_tokens)
     assert failed(small("exposure-bias")) == ["true prefixes: wrong after its own text, over never coming back"]
 
 
 @pytest.mark.heavy
 def test_exposure_bias_fails_when_no_prefix_of_training_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    train = exposure_bias._train
-    monkeypatch.setattr(exposure_bias, "_train", lambda sizes, task, seed: train(sizes, replace(task, noise=0.0), seed))
+    train = exposure_bias.ExposureBiasLab._train
+    monkeypatch.setattr(
+        exposure_bias.ExposureBiasLab, "_train", lambda sizes, task, seed: train(sizes, replace(task, noise=0.0), seed)
+    )
     assert failed(small("exposure-bias")) == [
         "30% of the prefixes replaced: wrong after its own text, over never coming back"
     ]
 
 
 def test_no_token_is_in_two_texts_and_rows_begin_with_the_cue() -> None:
-    task = Texts(3, 5, seed=2)
+    task = RecitedTexts(3, 5, seed=2)
     assert sorted(task.tokens.flatten()) == list(range(15))
     for row in task.rows(np.random.default_rng(0), 20):
         assert row.targets.tolist() == task.tokens[row.ids[0] - 15].tolist()
@@ -160,7 +162,7 @@ def test_no_token_is_in_two_texts_and_rows_begin_with_the_cue() -> None:
 
 
 def test_noise_replaces_the_prefix_and_not_the_targets() -> None:
-    task = Texts(3, 50, seed=2, noise=0.25)
+    task = RecitedTexts(3, 50, seed=2, noise=0.25)
     rows = task.rows(np.random.default_rng(0), 200)
     replaced = np.mean([row.ids[1:] != row.targets[:-1] for row in rows])
     assert replaced == pytest.approx(0.25, abs=0.02)
@@ -168,12 +170,12 @@ def test_noise_replaces_the_prefix_and_not_the_targets() -> None:
 
 
 def test_never_coming_back_is_a_replaced_token_before_the_place() -> None:
-    sizes = exposure_bias.Sizes(texts=2, length=6, replaced=0.2)
-    task, noise = Texts(2, 6, seed=0), np.random.default_rng(0)
+    sizes = exposure_bias.ExposureBiasLab(texts=2, length=6, replaced=0.2)
+    task, noise = RecitedTexts(2, 6, seed=0), np.random.default_rng(0)
     true = task.tokens[noise.integers(2, size=20000)]
     wrong = task.disturbed(true, 0.2, noise) != true
     before = [wrong[:, :place].any(-1).mean() for place in range(6)]
-    assert exposure_bias.never_back(sizes) == pytest.approx(np.array(before), abs=0.02)
+    assert sizes.never_back() == pytest.approx(np.array(before), abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -200,8 +202,8 @@ def test_trained_scores_fails_when_every_dot_product_is_divided(monkeypatch: pyt
 
 
 def test_the_scores_are_those_of_their_names() -> None:
-    sizes = trained_scores.Sizes()
-    dot, plain, additive = (trained_scores.scorer(sizes, name, 8) for name in trained_scores.NAMES)
+    sizes = trained_scores.TrainedScoresLab()
+    dot, plain, additive = (sizes.scorer(name, 8) for name in trained_scores.NAMES)
     assert (dot.mechanism, dot.scale, plain.mechanism, plain.scale) == (None, None, None, 1.0)
     assert additive.mechanism == AdditiveSpec(width=8)
     assert additive.scale == 1.0
@@ -224,10 +226,10 @@ def test_cosine_scores_fails_without_the_norms(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_larger_weights_change_the_scores_of_the_dot_product_alone() -> None:
-    sizes = cosine_scores.Sizes(factor=3.0)
+    sizes = cosine_scores.CosineScoresLab(factor=3.0)
     task = Places(8, 16, (3,))
     largest = {
-        (name, begin): cosine_scores._largest(sizes, cosine_scores.head(sizes, name, begin, 0), task, 0)
+        (name, begin): sizes._largest(sizes.head(name, begin, 0), task, 0)
         for name in (cosine_scores.DOT, cosine_scores.COSINE)
         for begin in (cosine_scores.DRAWN, cosine_scores.LARGER)
     }

@@ -7,11 +7,9 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import MappingProxyType, ModuleType
 
 import numpy as np
 import pytest
@@ -24,15 +22,18 @@ from triptych.page import TableSection as Table
 from triptych_lectures import labs
 from triptych_lectures.labs import LABS
 from triptych_lectures.labs.kept import KeptResults, SeedRun
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.seeds import combined
-from triptych_lectures.labs.sizes import declared, own_sizes
+from triptych_lectures.labs.sizes import own_sizes, size_rows
 
 
-@dataclass(frozen=True)
-class Sizes:
-    steps: int = size(100, "training steps")
-    rates: tuple[float, ...] = size((0.1, 0.2), "learning rates")
+class Notes:
+    """The runs of a lab; seeds in `fails` miss a criterion, a seed in `stops` is interrupted."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[int, int]] = []
+        self.fails: set[int] = set()
+        self.stops: set[int] = set()
 
 
 SHOWN = (
@@ -45,49 +46,48 @@ SHOWN = (
 )
 
 
-class Lab:
-    """A lab that notes each of its runs; seeds in `fails` miss a criterion, a seed in `stops` is interrupted."""
-
-    def __init__(self) -> None:
-        self.ran: list[tuple[int, int]] = []
-        self.fails: set[int] = set()
-        self.stops: set[int] = set()
-
-    def run(self, setup: Setup) -> LabResult:
-        sizes = setup.sized(Sizes(), Sizes(steps=1000))
-        if setup.seed in self.stops:
-            raise KeyboardInterrupt
-        self.ran.append((setup.seed, sizes.steps))
-        measured = -1.0 if setup.seed in self.fails else float(setup.seed)
-        checks = (
-            Check(f"head {setup.seed} of {sizes.steps} steps reads", measured, least=0.0),
-            Check("always", 1.0, 1.0, 1.0),
-        )
-        return LabResult("How much?", f"It was {measured:g}.", checks, SHOWN)
-
-
 @pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lab:
+def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Notes:
     """The only two labs: `counts`, which has sizes, and `plain`, which has none."""
     monkeypatch.chdir(tmp_path)
-    one = Lab()
-    modules = {
-        "counts": ModuleType("triptych_lectures.labs.counts"),
-        "plain": ModuleType("triptych_lectures.labs.plain"),
-    }
-    contents: dict[str, dict[str, Any]] = {
-        "counts": {"run": one.run, "Sizes": Sizes, "FULL": Sizes(steps=1000), "FALSIFIED_BY": "If not. Or so.",
-                   "SEEDS": 5},
-        "plain": {"run": lambda setup: LabResult("Plain?", "Yes.", (Check("it holds", 1.0, least=0.0),), ())},
-    }  # fmt: skip
+    notes = Notes()
+
+    @dataclass(frozen=True)
+    class CountsLab(Lab):
+        name = "counts"
+        falsified_by = "If not. Or so."
+        seeds = 5
+        full = MappingProxyType({"steps": 1000})
+
+        steps: int = size(100, "training steps")
+        rates: tuple[float, ...] = size((0.1, 0.2), "learning rates")
+
+        def run(self, setup: Setup) -> LabResult:
+            if setup.seed in notes.stops:
+                raise KeyboardInterrupt
+            notes.ran.append((setup.seed, self.steps))
+            measured = -1.0 if setup.seed in notes.fails else float(setup.seed)
+            checks = (
+                Check(f"head {setup.seed} of {self.steps} steps reads", measured, least=0.0),
+                Check("always", 1.0, 1.0, 1.0),
+            )
+            return LabResult("How much?", f"It was {measured:g}.", checks, SHOWN)
+
+    class PlainLab(Lab):
+        name = "plain"
+        falsified_by = ""
+
+        def run(self, setup: Setup) -> LabResult:
+            return LabResult("Plain?", "Yes.", (Check("it holds", 1.0, least=0.0),), ())
+
     for name in list(LABS):
         monkeypatch.delitem(LABS, name)
-    for name, module in modules.items():
-        vars(module).update(contents[name])
+    for kind in (CountsLab, PlainLab):
+        module = ModuleType(f"triptych_lectures.labs.{kind.name}")
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(LABS, name, f"what {name} is about")
+        monkeypatch.setitem(LABS, kind.name, f"what {kind.name} is about")
     monkeypatch.setitem(labs.INPUTS, "counts", ("data",))
-    return one
+    return notes
 
 
 def kept_files() -> list[Path]:
@@ -101,7 +101,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> str:
 # ---------------------------------------------------------------- sizes
 
 
-def test_sizes_of_the_command_line_reach_the_lab(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_of_the_command_line_reach_the_lab(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "counts", "--full"]) == 0
     assert main(["lab", "counts", "--full", "--set", "steps=7", "--set", "rates=0.5"]) == 0
     assert "head 0 of 7 steps reads" in last_line(capsys)
@@ -128,7 +128,7 @@ def test_sizes_of_the_command_line_reach_the_lab(lab: Lab, capsys: pytest.Captur
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_size_that_cannot_be_is_one_line(
-    argv: list[str], status: int, says: str, lab: Lab, capsys: pytest.CaptureFixture[str]
+    argv: list[str], status: int, says: str, lab: Notes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["lab", *argv]) == status
     out, err = capsys.readouterr()
@@ -137,7 +137,7 @@ def test_a_size_that_cannot_be_is_one_line(
     assert not lab.ran
 
 
-def test_sizes_are_listed(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_are_listed(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "counts", "--sizes", "--set", "steps=7"]) == 0
     shown = capsys.readouterr().out
     assert "If not. Or so." in shown
@@ -152,7 +152,7 @@ def test_sizes_are_listed(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     assert not lab.ran
 
 
-def test_sizes_of_all_go_to_the_labs_that_have_them(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_of_all_go_to_the_labs_that_have_them(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "all", "--set", "steps=3", "--json"]) == 0
     assert [one["name"] for one in json.loads(capsys.readouterr().out)] == ["counts", "plain"]
     assert lab.ran == [(0, 3)]
@@ -161,7 +161,7 @@ def test_sizes_of_all_go_to_the_labs_that_have_them(lab: Lab, capsys: pytest.Cap
 # ---------------------------------------------------------------- seeds
 
 
-def test_seeds_show_the_spread_of_every_criterion(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_seeds_show_the_spread_of_every_criterion(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "counts", "--seeds", "3", "--seed", "2", "--report", "page.html"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == "PASS: 3 of 3 seeds pass"
@@ -174,7 +174,7 @@ def test_seeds_show_the_spread_of_every_criterion(lab: Lab, capsys: pytest.Captu
     assert "Seeds 2 to 4, triptych" in Path("page.html").read_text(encoding="utf-8")
 
 
-def test_one_seed_that_fails_fails(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_seed_that_fails_fails(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
     lab.fails = {1}
     assert main(["lab", "counts", "--seeds", "3"]) == 1
     expected = "FAIL: 2 of 3 seeds pass; head … of 100 steps reads: 0 (-1 to 2), at least 0 in 2 of 3"
@@ -190,7 +190,7 @@ def test_one_seed_that_fails_fails(lab: Lab, capsys: pytest.CaptureFixture[str])
     assert plain["passed"]
 
 
-def test_a_run_that_was_interrupted_continues(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_interrupted_continues(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
     lab.stops = {2}
     assert main(["lab", "counts", "--seeds", "4"]) == 130
     assert "the same command continues" in capsys.readouterr().err
@@ -203,7 +203,7 @@ def test_a_run_that_was_interrupted_continues(lab: Lab, capsys: pytest.CaptureFi
 
 
 def test_a_result_is_kept_for_its_own_settings_only(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lab: Notes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = Path("text.txt")
     text.write_text("some words", encoding="utf-8")
@@ -240,7 +240,7 @@ def test_a_result_is_kept_for_its_own_settings_only(
     ],
 )
 def test_a_damaged_file_runs_again_and_is_replaced(
-    damage: Callable[[str], str], lab: Lab, capsys: pytest.CaptureFixture[str]
+    damage: Callable[[str], str], lab: Notes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["lab", "counts", "--seeds", "1"]) == 0
     [file] = kept_files()
@@ -255,7 +255,7 @@ def test_a_damaged_file_runs_again_and_is_replaced(
     assert json.loads(file.read_text(encoding="utf-8"))["result"] == json.loads(whole)["result"]
 
 
-def test_a_kept_result_is_the_result(lab: Lab, tmp_path: Path) -> None:
+def test_a_kept_result_is_the_result(lab: Notes, tmp_path: Path) -> None:
     """Also where numbers are not finite; a kind of section that is not kept says so."""
     kept, setup = KeptResults(tmp_path, "of these sources", pytest.fail), Setup(seed=3)
     checks = (Check("a", math.nan, most=1.0), Check("b", math.inf, least=0.0), Check("c", -0.5, most=0.0))
@@ -272,9 +272,9 @@ def test_a_kept_result_is_the_result(lab: Lab, tmp_path: Path) -> None:
     assert [section.kind for section in again.result.sections] == ["prose"]
 
 
-def test_two_processes_in_one_folder_write_whole_files(lab: Lab, tmp_path: Path) -> None:
+def test_two_processes_in_one_folder_write_whole_files(lab: Notes, tmp_path: Path) -> None:
     """The second to finish replaces the file of the first; no other file is left."""
-    setup, run = Setup(), SeedRun(0, 1.0, lab.run(Setup()))
+    setup, run = Setup(), SeedRun(0, 1.0, labs.run("counts"))
     first, second = (KeptResults(tmp_path / "results", "of these sources", pytest.fail) for _ in range(2))
     first.write("counts", setup, run)
     second.write("counts", setup, run)
@@ -282,11 +282,11 @@ def test_two_processes_in_one_folder_write_whole_files(lab: Lab, tmp_path: Path)
     assert len(list((tmp_path / "results").iterdir())) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(lab: Lab, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(lab: Notes, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("", encoding="utf-8")
     kept = KeptResults(tmp_path / "taken", "of these sources", pytest.fail)
     with pytest.raises(InputError, match="the result of seed 0 cannot be written"):
-        kept.write("counts", Setup(), SeedRun(0, 1.0, lab.run(Setup())))
+        kept.write("counts", Setup(), SeedRun(0, 1.0, labs.run("counts")))
 
 
 def seed_run(seed: int, *checks: Check) -> SeedRun:
@@ -328,12 +328,11 @@ REAL = list(LABS)
 
 @pytest.mark.parametrize("name", REAL)
 def test_every_lab_declares_its_sizes_and_what_falsifies_it(name: str) -> None:
-    one = declared(name)
-    assert one.rows, "a lab has sizes"
-    assert all(row.about and not row.about[0].isspace() for row in one.rows)
-    assert len(re.findall(r"[.?!](?: |$)", one.falsified_by)) >= 2, "two sentences"
-    assert type(one.quick) is type(one.full)
-    assert one.seeds in (1, 5)
+    kind = labs.lab_class(name)
+    assert size_rows(kind), "a lab has sizes"
+    assert all(row.about and not row.about[0].isspace() for row in size_rows(kind))
+    assert len(re.findall(r"[.?!](?: |$)", kind.falsified_by)) >= 2, "two sentences"
+    assert kind.seeds in (1, 5)
 
 
 def test_sizes_that_do_not_fit_together_are_one_line() -> None:

@@ -104,14 +104,14 @@ TRAINED: dict[int, Any] = {}
 @pytest.fixture
 def trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models of the tests that break nothing they are trained by."""
-    train = induction._train
+    train = induction.InductionLab._train
 
-    def once(layers: int, *given: Any) -> Any:
+    def once(self: induction.InductionLab, layers: int, *given: Any) -> Any:
         if layers not in TRAINED:
-            TRAINED[layers] = train(layers, *given)
+            TRAINED[layers] = train(self, layers, *given)
         return TRAINED[layers]
 
-    monkeypatch.setattr(induction, "_train", once)
+    monkeypatch.setattr(induction.InductionLab, "_train", once)
 
 
 def short() -> LabResult:
@@ -123,7 +123,7 @@ def test_induction_passes(trained_once: None) -> None:
     result = short()
     assert result.passed, result.verdict
     (table,) = (section for section in result.sections if section.kind == "table")
-    assert len(table.rows) == 2 * induction.Sizes().heads
+    assert len(table.rows) == 2 * induction.InductionLab().heads
 
 
 def test_induction_fails_without_positions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_induction_fails_without_positions(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_induction_fails_when_the_wrong_head_is_removed(trained_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def another(site: str, heads: list[int]) -> Edit:
-        return zero(site, heads=[(head + 1) % induction.Sizes().heads for head in heads])
+        return zero(site, heads=[(head + 1) % induction.InductionLab().heads for head in heads])
 
     monkeypatch.setattr(induction, "zero", another)
     assert any(claim.startswith("copied right without layer 1") for claim in failed(short()))
@@ -156,7 +156,7 @@ def test_induction_fails_when_the_head_below_reads_another_place(
 
 
 def test_a_repeated_row_is_one_sequence_twice_and_trains_what_is_determined() -> None:
-    row = induction._repeated(np.random.default_rng(5), induction.Sizes())
+    row = induction.InductionLab()._repeated(np.random.default_rng(5))
     n = (len(row.ids) + 1) // 2
     assert np.flatnonzero(row.trained).tolist() == list(range(n, 2 * n - 1))
     assert (row.targets[row.trained] == row.ids[1:n]).all()
@@ -179,7 +179,7 @@ def test_bottleneck_passes() -> None:
 def test_bottleneck_fails_when_attention_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then its narrow vector is all it has, and both its copies and its gradients go."""
     monkeypatch.setattr(bottleneck, "attend", lambda q, k, v: torch.zeros_like(q))
-    monkeypatch.setattr(bottleneck, "_gradient", lambda name, back, *rest: 0.6**back)
+    monkeypatch.setattr(bottleneck.BottleneckLab, "_gradient", lambda self, name, back, seed: 0.6**back)
     claims = failed(brief())
     assert "attention: symbols right, the worst over all lengths" in claims
     assert any("the gradient from T" in claim for claim in claims)
@@ -188,7 +188,7 @@ def test_bottleneck_fails_when_attention_reads_nothing(monkeypatch: pytest.Monke
 def test_bottleneck_fails_when_a_wider_vector_holds_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = bottleneck.ArchitectureKind(4, attention=False)
     kinds = {"vector of 4": narrow, "vector of 64": narrow, "attention": replace(narrow, attention=True)}
-    monkeypatch.setattr(bottleneck.Sizes, "kinds", kinds)
+    monkeypatch.setattr(bottleneck.BottleneckLab, "kinds", kinds)
     assert "vector of 64: symbols right at length 4, less of 4" in failed(brief(steps=20))
 
 

@@ -274,16 +274,16 @@ def test_a_decoder_is_refused(tmp_path: Path, plays: list[Pair]) -> None:
 
 def test_each_part_has_its_steps_and_its_words() -> None:
     with pytest.raises(InputError, match="sizes steps and words: 2 and 1 parts"):
-        modernize.Sizes(steps=(1, 2), words=(1,))
+        modernize.ModernizeLab(steps=(1, 2), words=(1,))
 
 
 @pytest.mark.parametrize(("name", "part"), [("folio.toml", 0), ("folio-lines.toml", 1)])
 def test_the_full_run_is_the_recipes_of_the_examples(name: str, part: int) -> None:
     recipe = read_recipe(EXAMPLES / name)
-    full = modernize.FULL
+    full = modernize.ModernizeLab.sized(Setup(full=True))
     assert (recipe.run.steps, recipe.run.rows, recipe.run.length) == (full.steps[part], full.rows, modernize.LONGEST)
     assert (recipe.data.path, recipe.data.words) == (FOLDED, full.words[part])
     assert recipe.data.across_lines == (part > 0)
     assert len(full.steps) == 2
-    assert recipe.model == (modernize._config(full) if part == 0 else {"path": "runs/folio/model"})
+    assert recipe.model == (full._config() if part == 0 else {"path": "runs/folio/model"})
     assert recipe.optimizer == (modernize.LATER if part else modernize.FIRST)

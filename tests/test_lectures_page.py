@@ -23,8 +23,9 @@ import typer
 import test_lectures
 from triptych.cli.app import app
 from triptych.explain import EXAMPLES
-from triptych_lectures.labs import LABS, soft_vs_hard
+from triptych_lectures.labs import LABS
 from triptych_lectures.labs.lab import Check, LabResult, Setup
+from triptych_lectures.labs.soft_vs_hard import SoftVsHardLab
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "src" / "triptych" / "page"
@@ -380,17 +381,15 @@ def test_a_lab_is_recorded_over_its_seeds(
     ran: list[int] = []
     stops = [2]
 
-    def run(setup: Setup) -> LabResult:
+    def run(self: SoftVsHardLab, setup: Setup) -> LabResult:
         if setup.seed in stops:
             stops.clear()
             raise KeyboardInterrupt
         ran.append(setup.seed)
-        steps = setup.sized(soft_vs_hard.Sizes(), full).steps
-        return LabResult("What?", "That.", (Check("seed | number", setup.seed / 10 + steps, least=0.0),), ())
+        return LabResult("What?", "That.", (Check("seed | number", setup.seed / 10 + self.steps, least=0.0),), ())
 
-    full = soft_vs_hard.Sizes(steps=1000)
-    for name, value in {"run": run, "FULL": full, "SEEDS": 3}.items():
-        monkeypatch.setattr(soft_vs_hard, name, value, raising=False)
+    for name, value in {"run": run, "full": {"steps": 1000}, "seeds": 3}.items():
+        monkeypatch.setattr(SoftVsHardLab, name, value)
     monkeypatch.setattr(lectures, "SEEDS", tmp_path)
     monkeypatch.setattr(lectures, "RESULTS", tmp_path / "results.json")
     with pytest.raises(KeyboardInterrupt):
@@ -406,7 +405,7 @@ def test_a_lab_is_recorded_over_its_seeds(
     assert "`triptych lab soft-vs-hard --full --seeds 3`" in page
     assert "3 of 3 seeds pass; median (smallest to largest)." in page
     assert "| seed \\| number | 1000 (1,000 to 1000) | at least 0 |" in page
-    assert f"**Falsified by:** {soft_vs_hard.FALSIFIED_BY}" in page
+    assert f"**Falsified by:** {SoftVsHardLab.falsified_by}" in page
     assert "soft-vs-hard: PASS: 3 of 3 seeds pass" in capsys.readouterr().out
 
 

@@ -98,8 +98,9 @@ def test_what_a_lab_has_loaded_is_among_its_sources(lab: str) -> None:
     """The control: what Python itself loads while the lab runs."""
     program = (
         "import sys\n"
-        f"from triptych_lectures.labs.{lab} import Setup, run\n"
-        f"run(Setup(sizes={SMALL[lab]!r}))\n"
+        "from triptych_lectures import labs\n"
+        "from triptych_lectures.labs.lab import Setup\n"
+        f"labs.run({lab.replace('_', '-')!r}, Setup(sizes={SMALL[lab]!r}))\n"
         "files = [getattr(m, '__file__', None) for n, m in sys.modules.items() if n.startswith('triptych')]\n"
         "print(*filter(None, files), sep='\\n')\n"
     )

@@ -124,20 +124,21 @@ def run_lab(
 ) -> tuple[SeedsResult, Plain]:
     """The result of a lab, and what is recorded: with its full sizes over `count` seeds, by default its `SEEDS`, or
     with its `quick` ones and one seed.  With `model`, a directory, the lab judges this model and one seed."""
+    from triptych_lectures import labs
     from triptych_lectures.labs.kept import KeptResults
     from triptych_lectures.labs.lab import Setup, number
     from triptych_lectures.labs.seeds import SeedsResult, over_seeds
-    from triptych_lectures.labs.sizes import declared, shown_size
+    from triptych_lectures.labs.sizes import shown_size, size_values
 
-    lab = declared(name)
+    lab = labs.lab_class(name)
     setup = Setup(full=not quick, model=model, progress=lambda text: print(f"{name}: {text}", flush=True))
     kept = KeptResults(SEEDS, digest("labs", name), print)
     seeds = count or (1 if quick or model is not None else lab.seeds)
     run = over_seeds(name, setup, count=seeds, kept=kept)
     result = run.result
     assert isinstance(result, SeedsResult)
-    sizes = {size: shown_size(value) for size, value in lab.values(setup).items()}
-    full = [] if quick or lab.full == lab.quick else ["--full"]
+    sizes = {size: shown_size(value) for size, value in size_values(lab, setup).items()}
+    full = [] if quick or not lab.full else ["--full"]
     options = [*(full if model is None else [f"--model {model}"]), *([f"--seeds {seeds}"] if seeds > 1 else [])]
     words = {"command": " ".join(["triptych lab", name, *options])}
     words |= {"passed": result.passed, "question": result.question, "meaning": result.meaning, "sizes": sizes}

@@ -141,31 +141,33 @@ def _list(*, as_json: bool) -> None:
 
 def _show_sizes(name: str, settings: LabSettings, *, as_json: bool) -> None:
     """The sizes of a lab, or of all, with their values under these settings, and what would falsify the claim."""
+    from triptych_lectures import labs
     from triptych_lectures.labs import LABS, known
 
     names = list(LABS) if name == ALL else [known(name)]
     with screen.waiting("loading torch"):
         from triptych_lectures.labs.lab import Setup
-        from triptych_lectures.labs.sizes import declared, own_sizes, shown_size
+        from triptych_lectures.labs.sizes import own_sizes, shown_size, size_rows, size_values
 
         own = own_sizes(names, settings.sizes, full=settings.full)
-        labs = [declared(lab) for lab in names]
+        kinds = [labs.lab_class(lab) for lab in names]
     results = []
-    for lab in labs:
-        values = lab.values(Setup(sizes=own[lab.name], full=settings.full))
+    for kind in kinds:
+        values = size_values(kind, Setup(sizes=own[kind.name], full=settings.full))
         rows = [
             {"name": row.name, "default": row.quick, "full": row.full, "value": values[row.name], "about": row.about}
-            for row in lab.rows
+            for row in size_rows(kind)
         ]
-        results.append({"name": lab.name, "falsified_by": lab.falsified_by, "recorded_seeds": lab.seeds, "sizes": rows})
+        about = {"name": kind.name, "falsified_by": kind.falsified_by, "recorded_seeds": kind.seeds}
+        results.append(about | {"sizes": rows})
         if as_json:
             continue
         table = screen.table("size", "default", "full", "this run", "what it is", right=("default", "full", "this run"))
-        for row in lab.rows:
+        for row in size_rows(kind):
             shown = map(shown_size, (row.quick, row.full, values[row.name]))
             table.add_row(row.name, *map(screen.plain, shown), row.about)
-        screen.show(table if lab.rows else screen.facts([("sizes", "none")]), f"{lab.name}: {LABS[lab.name]}")
-        screen.show(screen.facts([("falsified by", lab.falsified_by)]))
+        screen.show(table if rows else screen.facts([("sizes", "none")]), f"{kind.name}: {LABS[kind.name]}")
+        screen.show(screen.facts([("falsified by", kind.falsified_by)]))
         screen.console().print()
     if as_json:
         screen.result(results if name == ALL else results[0])

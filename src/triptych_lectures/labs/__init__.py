@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from triptych.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from triptych_lectures.labs.lab import LabResult, Setup
+    from triptych_lectures.labs.lab import Lab, LabResult, Setup
 
 LABS = {
     "scaling": "why scores are divided by √d: variance, entropy and gradient over d",
@@ -56,6 +56,9 @@ LABS = {
     "cosine-scores": "cosine scores beside dot products, trained from weights of two sizes",
 }
 
+# The files of labs that share one; the others have files of their own names.
+FILES: dict[str, str] = {}
+
 # What a lab may be given in place of its own; the labs that are not here make their own model and text.
 INPUTS: dict[str, tuple[str, ...]] = {
     "mask-leak": ("data",),
@@ -84,13 +87,22 @@ def check_inputs(name: str, **inputs: str | None) -> None:
             raise InputError(f"the lab {name} does not use --{kind}; these do: {users}")
 
 
+def lab_class(name: str) -> type[Lab]:
+    """The class of a lab.  Raises InputError, with the nearest names, for one that is not in `LABS`."""
+    file = FILES.get(known(name), name.replace("-", "_"))
+    import_module(f"triptych_lectures.labs.{file}")
+    from triptych_lectures.labs.lab import LAB_CLASSES
+
+    return LAB_CLASSES[name]
+
+
 def run(name: str, setup: Setup | None = None) -> LabResult:
     """Run one lab.  Raises InputError, with the nearest names, for one that is not in `LABS`."""
-    module = f"triptych_lectures.labs.{known(name).replace('-', '_')}"
+    kind = lab_class(name)
     from triptych_lectures.labs.lab import Setup
 
-    result: LabResult = import_module(module).run(setup or Setup())
-    return result
+    setup = setup or Setup()
+    return kind.sized(setup).run(setup)
 
 
-__all__ = ["INPUTS", "LABS", "check_inputs", "known", "run"]
+__all__ = ["FILES", "INPUTS", "LABS", "check_inputs", "known", "lab_class", "run"]

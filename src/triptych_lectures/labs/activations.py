@@ -13,7 +13,7 @@ from statistics import fmean
 from triptych import nn
 from triptych.page import Curve, TableSection
 from triptych.spec import GLUSpec, LearnedSpec, MLPSpec, RMSNormSpec, glu, mlp
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import block, decoder
 from triptych_lectures.labs.trained import (
     GeneratedTask,
@@ -25,21 +25,22 @@ from triptych_lectures.labs.trained import (
     train,
 )
 
-FALSIFIED_BY = (
-    "A gated MLP that learns less than ReLU at equal parameters, or GELU that learns clearly less, would have shown the"
-    " claim false. A difference at a task that needs no MLP, or a table learned as well without one, would mean that"
-    " something else than the activation was compared."
-)
-SEEDS = 5
-
 NONE, RELU, GELU, SWIGLU = "no MLP", "ReLU", "GELU", "SwiGLU"
 KINDS = (NONE, RELU, GELU, SWIGLU)
 EQUAL = 0.05  # shares of the way from a guess to the best loss that are nearer than this count as equal
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Of the block, of the table and of the training."""
+class ActivationsLab(Lab):
+    """Each kind of MLP on the same tables, and on copying the token before; then shuffled answers."""
+
+    name = "activations"
+    falsified_by = (
+        "A gated MLP that learns less than ReLU at equal parameters, or GELU that learns clearly less, would have shown"
+        " the claim false. A difference at a task that needs no MLP, or a table learned as well without one, would mean"
+        " that something else than the activation was compared."
+    )
+    seeds = 5
 
     symbols: int = size(16, "different symbols, two or more; the table has their number squared of entries", least=2)
     length: int = size(12, "symbols of a row, two or more", least=2)
@@ -49,6 +50,74 @@ class Sizes:
     steps: int = size(250, "training steps")
     rows: int = size(32, "rows of a step")
     rate: float = size(1e-2, "learning rate of AdamW, which falls linearly to 0")
+
+    def run(self, setup: Setup) -> LabResult:
+        copy = Places(self.symbols, self.length, (1,))
+        trained: dict[str, TrainedActivation] = {}
+        for name in KINDS:
+            runs = []
+            for draw in range(self.draws):
+                setup.progress(f"{name}, table {draw + 1} of {self.draws}: {self.steps} steps")
+                own = setup.seed * self.draws + draw
+                runs.append(self._train(name, LookupTable(self.symbols, self.length, own), own))
+            parameters = sum(parameter.numel() for parameter in self.model(name, 0).parameters())
+            trained[name] = TrainedActivation(tuple(runs), self._train(name, copy, setup.seed), parameters)
+        setup.progress("shuffled answers")
+        shuffled = self._train(SWIGLU, Shuffled(LookupTable(self.symbols, self.length, setup.seed)), setup.seed)
+        return LabResult(
+            "Which activation learns most at equal parameters?",
+            self._meaning(trained),
+            _checks(trained, shuffled),
+            (self._table(trained), _curve(trained)),
+        )
+
+    def _meaning(self, trained: dict[str, TrainedActivation]) -> str:
+        shares = ", ".join(f"{name} {trained[name].learned:.0%}" for name in KINDS)
+        return (
+            f"A random table of {self.symbols} times {self.symbols} entries has no rule, so a small block can learn"
+            f" only as much of it as its weights hold in {self.steps} steps. Learned, as a share of the way from the"
+            f" loss of a guess to the best one: {shares}. The three have {trained[RELU].parameters:,} parameters each."
+            " The product of two linear maps in a gated MLP is of use to a table with two inputs, which is a task that"
+            " suits it: on text the published differences are a percent or two of the loss, and this lab does not"
+            " measure them. Attention alone learns a part of the table, since what softmax does is not linear either."
+            " Where a task needs no MLP the activation makes no difference."
+        )
+
+    def model(self, name: str, seed: int) -> nn.Transformer:
+        """One block with one head and an MLP of this kind."""
+        width = self.width
+        inner: dict[str, MLPSpec | GLUSpec | None] = {
+            NONE: None,
+            RELU: mlp(width, self.hidden, "relu"),
+            GELU: mlp(width, self.hidden, "gelu"),
+            SWIGLU: glu(width, 2 * self.hidden // 3, "silu"),
+        }
+        layer = block(width, 1, self.hidden)
+        if inner[name] is None:
+            layer = replace(layer, mlp=None, mlp_norm=None)
+        else:
+            layer = replace(layer, mlp=inner[name])
+        positions = LearnedSpec(length=self.length, width=width)
+        return nn.new(decoder(self.symbols, [layer], embedded=positions, final_norm=RMSNormSpec(width=width)), seed)
+
+    def _train(self, name: str, task: GeneratedTask, seed: int) -> TrainedRun:
+        return train(
+            self.model(name, seed), task, TrainingBudget(self.steps, self.rows, self.rate, shape="linear"), seed
+        )
+
+    def _table(self, trained: dict[str, TrainedActivation]) -> TableSection:
+        rows = []
+        for name, kind in trained.items():
+            ends = [run.end for run in kind.tables]
+            more = min(own.learned - relu.learned for own, relu in zip(kind.tables, trained[RELU].tables, strict=True))
+            spread = f"{min(ends):.2f} to {max(ends):.2f}"
+            rows.append(
+                [name, f"{kind.parameters:,}", f"{fmean(ends):.2f}", spread, f"{more:.3f}", f"{kind.copy.end:.3f}"]
+            )
+        guess = trained[RELU].copy.guess
+        title = f"{self.draws} tables, nats an answer after {self.steps} steps; a guess has {guess:.2f}, the best is 0"
+        header = ("MLP", "parameters", "mean", "over the tables", "learned more than ReLU, least", "copying")
+        return TableSection(title, header, rows)
 
 
 @dataclass(frozen=True)
@@ -65,29 +134,6 @@ class TrainedActivation:
         return fmean(run.learned for run in self.tables)
 
 
-def run(setup: Setup) -> LabResult:
-    """Each kind of MLP on the same tables, and on copying the token before; then shuffled answers."""
-    sizes = setup.sized(Sizes())
-    copy = Places(sizes.symbols, sizes.length, (1,))
-    trained: dict[str, TrainedActivation] = {}
-    for name in KINDS:
-        runs = []
-        for draw in range(sizes.draws):
-            setup.progress(f"{name}, table {draw + 1} of {sizes.draws}: {sizes.steps} steps")
-            own = setup.seed * sizes.draws + draw
-            runs.append(_train(sizes, name, LookupTable(sizes.symbols, sizes.length, own), own))
-        parameters = sum(parameter.numel() for parameter in model(sizes, name, 0).parameters())
-        trained[name] = TrainedActivation(tuple(runs), _train(sizes, name, copy, setup.seed), parameters)
-    setup.progress("shuffled answers")
-    shuffled = _train(sizes, SWIGLU, Shuffled(LookupTable(sizes.symbols, sizes.length, setup.seed)), setup.seed)
-    return LabResult(
-        "Which activation learns most at equal parameters?",
-        _meaning(sizes, trained),
-        _checks(trained, shuffled),
-        (_table(sizes, trained), _curve(trained)),
-    )
-
-
 def _checks(trained: dict[str, TrainedActivation], shuffled: TrainedRun) -> tuple[Check, ...]:
     learned = {name: kind.learned for name, kind in trained.items()}
     counts = [trained[name].parameters for name in (RELU, GELU, SWIGLU)]
@@ -101,56 +147,6 @@ def _checks(trained: dict[str, TrainedActivation], shuffled: TrainedRun) -> tupl
         Check("control: copying needs no MLP: most learned less least", max(copies) - min(copies), most=EQUAL),
         Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
     )
-
-
-def _meaning(sizes: Sizes, trained: dict[str, TrainedActivation]) -> str:
-    shares = ", ".join(f"{name} {trained[name].learned:.0%}" for name in KINDS)
-    return (
-        f"A random table of {sizes.symbols} times {sizes.symbols} entries has no rule, so a small block can learn"
-        f" only as much of it as its weights hold in {sizes.steps} steps. Learned, as a share of the way from the"
-        f" loss of a guess to the best one: {shares}. The three have {trained[RELU].parameters:,} parameters each."
-        " The product of two linear maps in a gated MLP is of use to a table with two inputs, which is a task that"
-        " suits it: on text the published differences are a percent or two of the loss, and this lab does not measure"
-        " them. Attention alone learns a part of the table, since what softmax does is not linear either. Where a"
-        " task needs no MLP the activation makes no difference."
-    )
-
-
-def model(sizes: Sizes, name: str, seed: int) -> nn.Transformer:
-    """One block with one head and an MLP of this kind."""
-    width = sizes.width
-    inner: dict[str, MLPSpec | GLUSpec | None] = {
-        NONE: None,
-        RELU: mlp(width, sizes.hidden, "relu"),
-        GELU: mlp(width, sizes.hidden, "gelu"),
-        SWIGLU: glu(width, 2 * sizes.hidden // 3, "silu"),
-    }
-    layer = block(width, 1, sizes.hidden)
-    if inner[name] is None:
-        layer = replace(layer, mlp=None, mlp_norm=None)
-    else:
-        layer = replace(layer, mlp=inner[name])
-    positions = LearnedSpec(length=sizes.length, width=width)
-    return nn.new(decoder(sizes.symbols, [layer], embedded=positions, final_norm=RMSNormSpec(width=width)), seed)
-
-
-def _train(sizes: Sizes, name: str, task: GeneratedTask, seed: int) -> TrainedRun:
-    return train(
-        model(sizes, name, seed), task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed
-    )
-
-
-def _table(sizes: Sizes, trained: dict[str, TrainedActivation]) -> TableSection:
-    rows = []
-    for name, kind in trained.items():
-        ends = [run.end for run in kind.tables]
-        more = min(own.learned - relu.learned for own, relu in zip(kind.tables, trained[RELU].tables, strict=True))
-        spread = f"{min(ends):.2f} to {max(ends):.2f}"
-        rows.append([name, f"{kind.parameters:,}", f"{fmean(ends):.2f}", spread, f"{more:.3f}", f"{kind.copy.end:.3f}"])
-    guess = trained[RELU].copy.guess
-    title = f"{sizes.draws} tables, nats an answer after {sizes.steps} steps; a guess has {guess:.2f}, the best is 0"
-    header = ("MLP", "parameters", "mean", "over the tables", "learned more than ReLU, least", "copying")
-    return TableSection(title, header, rows)
 
 
 def _curve(trained: dict[str, TrainedActivation]) -> Curve:

@@ -19,19 +19,22 @@ from triptych.errors import InputError
 from triptych.page import Curve, Facts, TableSection
 from triptych.spec import AdditiveSpec, attention
 from triptych_lectures.labs.counting import peak_bytes, shortest_seconds
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
-
-FALSIFIED_BY = (
-    "The claim is false if the additive layer differs from its formula by more than rounding, or needs no more memory"
-    " or parameters than the dot product. It is false too if its sharpness grows with the size of the input without a"
-    " limit as the dot product's does, or if its limit 1/(1 + (S-1) exp(-2 Σ|w|)) is exceeded or cannot be"
-    " approached."
-)
-SEEDS = 5
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 
 
 @dataclass(frozen=True)
-class Sizes:
+class AdditiveVsDotLab(Lab):
+    """Both scores on the same tensors: memory and time over T, sharpness over the size of the input, parameters."""
+
+    name = "additive-vs-dot"
+    falsified_by = (
+        "The claim is false if the additive layer differs from its formula by more than rounding, or needs no more"
+        " memory or parameters than the dot product. It is false too if its sharpness grows with the size of the input"
+        " without a limit as the dot product's does, or if its limit 1/(1 + (S-1) exp(-2 Σ|w|)) is exceeded or cannot"
+        " be approached."
+    )
+    seeds = 5
+
     width: int = size(64, "width of queries, keys and values, equal to hidden")
     hidden: int = size(64, "hidden units of the additive score, equal to width")
     heads: int = size(8, "heads of the layer whose parameters are counted")
@@ -49,52 +52,140 @@ class Sizes:
                 f"sizes width {self.width} and hidden {self.hidden}: this lab inverts W_k; make them equal"
             )
 
+    def run(self, setup: Setup) -> LabResult:
+        setup.progress("measuring both over the length of the row")
+        costs = [self._costs(tokens, setup.seed) for tokens in self.lengths]
+        entropies = [self._entropies(scale, setup.seed) for scale in self.scales]
+        limit, reached = self._sharpest(setup.seed)
+        plain, added = self._parameters()
+        last, before = self.scales[-1], self.scales[-2]
+        memory = costs[-1]["additive"][1] / costs[-1]["dot product"][1]
+        checks = (
+            Check(
+                f"additive, distance from its formula pair by pair, widths {self.narrow} and {self.wide}",
+                self._formula_error(setup.seed),
+                most=1e-12,
+            ),
+            Check(f"memory at {self.lengths[-1]} tokens, additive over dot product", memory, least=self.hidden / 4),
+            Check(f"parameters a layer gains, beside K = {self.width}", float(added), self.width, self.width),
+            Check("largest weight of keys built for it, additive, over its limit", reached / limit, 0.9, 1 + 1e-9),
+            Check(
+                f"entropy at size {last:g} over that at {before:g}, additive",
+                entropies[-1][1] / entropies[-2][1],
+                least=0.9,
+            ),
+            Check(f"entropy at size {before:g}, additive, nats", entropies[-2][1], least=2.0),
+            Check(f"entropy at size {before:g}, dot product, nats", entropies[-2][0], most=0.2),
+        )
+        meaning = (
+            "Both compare every query with every key, and in a layer they have the same parameters but for one vector."
+            " Additive attention takes queries and keys of any widths. tanh bounds its scores by the sum of |w|, so one"
+            f" key's weight has a limit, {limit:.5f} for {self.tokens} keys and the weights drawn here. Keys that tanh"
+            f" saturates on the right sides reach {reached:.5f}, a hard choice. What saturation does prevent is that"
+            " scaling the input sharpens the choice without end: for random keys the entropy settles, where that of the"
+            f" dot product goes to 0. The cost is memory and time. Additive attention holds {self.hidden} numbers for"
+            f" each pair and evaluates a tanh for each, here {memory:.0f} times the memory of the dot product, which is"
+            " one matmul and in a fused kernel stores no scores at all. This lab does not measure which of the two"
+            " learns better. Times depend on the machine and decide nothing."
+        )
+        sections = (self._cost_table(costs), self._facts(plain, added), *self._curves(costs, entropies))
+        return LabResult("Why the dot product and not the additive score?", meaning, checks, sections)
+
+    def _weights(self, seed: int, widths: tuple[int, int] | None = None, dtype: torch.dtype = torch.float32) -> Weights:
+        """W_q, W_k and w for queries and keys of these widths, each output with the variance of its input."""
+        queries, keys = widths or (self.width, self.width)
+        w_q, w_k, w = _draw(seed + 1, (self.hidden, queries), (self.hidden, keys), (self.hidden,), dtype=dtype)
+        return w_q / queries**0.5, w_k / keys**0.5, w / self.hidden**0.5
+
+    @torch.inference_mode()
+    def _costs(self, tokens: int, seed: int) -> dict[str, tuple[float, int]]:
+        """For each score, (seconds of one call, the best of several; bytes of tensors it holds at one time)."""
+        inputs = _draw(seed, *[(tokens, self.width)] * 3)
+        weights = self._weights(seed)
+        calls: dict[str, Callable[..., Tensor]] = {
+            "dot product": attend,
+            "additive": lambda q, k, v: _bahdanau(q, k, v, weights),
+        }
+        return {
+            name: (shortest_seconds(call, inputs, calls=5), peak_bytes(call, inputs)) for name, call in calls.items()
+        }
+
+    def _entropies(self, scale: float, seed: int) -> tuple[float, float]:
+        """Mean entropy of a row of weights in nats (dot product, additive), for inputs with entries of this size."""
+        q, k = _draw(seed, *[(self.tokens, self.width)] * 2)
+        q, k, identity = scale * q, scale * k, torch.eye(self.tokens)  # as values, it makes the output the pattern
+        patterns = attend(q, k, identity), _bahdanau(q, k, identity, self._weights(seed))
+        dot, bahdanau = (-torch.special.xlogy(p, p).sum(-1).mean().item() for p in patterns)
+        return dot, bahdanau
+
+    def _sharpest(self, seed: int) -> tuple[float, float]:
+        """(limit of one key's weight among all under bounded scores, the weight of the first of keys built to reach it)
+
+        The keys solve W_k k = ±c sign(w), so that every tanh saturates with the sign of its w for the first key and
+        against it for the others.
+        """
+        weights = w_q, w_k, w = self._weights(seed, dtype=torch.float64)
+        tokens = self.tokens
+        limit = 1 / (1 + (tokens - 1) * math.exp(-2 * float(w.abs().sum())))
+        best = torch.linalg.solve(w_k, 50.0 * w.sign())
+        k = torch.stack([best, *[-best] * (tokens - 1)])
+        pattern = _bahdanau(torch.zeros(1, w_q.shape[1], dtype=torch.float64), k, torch.eye(tokens).double(), weights)
+        return limit, float(pattern[0, 0])
+
+    def _formula_error(self, seed: int) -> float:
+        """Largest distance of additive attention from its formula, evaluated pair by pair in fp64."""
+        q, k, v = _draw(seed, (5, self.narrow), (7, self.wide), (7, 3), dtype=torch.float64)
+        weights = w_q, w_k, w = self._weights(seed, (self.narrow, self.wide), torch.float64)
+        scores = torch.stack([torch.stack([w @ torch.tanh(w_q @ query + w_k @ key) for key in k]) for query in q])
+        return (_bahdanau(q, k, v, weights) - scores.softmax(-1) @ v).abs().max().item()
+
+    def _parameters(self) -> tuple[int, int]:
+        """(parameters of an attention layer with the dot product, how many more it has with the additive score)"""
+        width, heads = self.width * self.heads, self.heads
+        layers = (attention(width, heads), attention(width, heads, mechanism=AdditiveSpec(width=self.width)))
+        plain, bahdanau = (sum(p.numel() for p in nn.build(layer).parameters()) for layer in layers)
+        return plain, bahdanau - plain
+
+    def _cost_table(self, costs: list[dict[str, tuple[float, int]]]) -> TableSection:
+        rows = []
+        for tokens, cost in zip(self.lengths, costs, strict=True):
+            times, nbytes = zip(*(cost[name] for name in NAMES), strict=True)
+            cells = [f"{1e3 * x:.3f} ms" for x in times] + [f"{x / 2**20:.2f} MiB" for x in nbytes]
+            rows.append([str(tokens), *cells, f"{nbytes[1] / nbytes[0]:.0f}"])
+        header = ("tokens", *(f"{what}, {name}" for what in ("time", "memory") for name in NAMES), "times the memory")
+        return TableSection(
+            f"One call: width {self.width}, {self.hidden} hidden units, one head; time is the best of five",
+            header,
+            rows,
+        )
+
+    def _facts(self, plain: int, added: int) -> Facts:
+        rows = [
+            (f"A layer of width {self.width * self.heads}, dot product", f"{plain:,} parameters"),
+            ("The same, additive", f"{plain + added:,} parameters"),
+            (f"Queries of width {self.narrow}, keys of {self.wide}", "additive only"),
+        ]
+        return Facts("Parameters and widths", rows)
+
+    def _curves(
+        self,
+        costs: list[dict[str, tuple[float, int]]],
+        entropies: list[tuple[float, float]],
+    ) -> tuple[Curve, Curve]:
+        times = {n: [(float(t), 1e3 * cost[n][0]) for t, cost in zip(self.lengths, costs, strict=True)] for n in NAMES}
+        sharpness = {
+            n: [(scale, x[i]) for scale, x in zip(self.scales, entropies, strict=True)] for i, n in enumerate(NAMES)
+        }
+        uniform = {"uniform": math.log(self.tokens)}
+        return (
+            Curve("Time of one call", "tokens", "ms", times, {}, "xy"),
+            Curve("Entropy of a row of attention", "size of queries and keys", "nats", sharpness, uniform, "x"),
+        )
+
 
 NAMES = ("dot product", "additive")
 
 Weights = tuple[Tensor, Tensor, Tensor]
-
-
-def run(setup: Setup) -> LabResult:
-    """Both scores on the same tensors: memory and time over T, sharpness over the size of the input, parameters."""
-    sizes = setup.sized(Sizes())
-    setup.progress("measuring both over the length of the row")
-    costs = [_costs(tokens, sizes, setup.seed) for tokens in sizes.lengths]
-    entropies = [_entropies(scale, sizes, setup.seed) for scale in sizes.scales]
-    limit, reached = _sharpest(sizes, setup.seed)
-    plain, added = _parameters(sizes)
-    last, before = sizes.scales[-1], sizes.scales[-2]
-    memory = costs[-1]["additive"][1] / costs[-1]["dot product"][1]
-    checks = (
-        Check(
-            f"additive, distance from its formula pair by pair, widths {sizes.narrow} and {sizes.wide}",
-            _formula_error(sizes, setup.seed),
-            most=1e-12,
-        ),
-        Check(f"memory at {sizes.lengths[-1]} tokens, additive over dot product", memory, least=sizes.hidden / 4),
-        Check(f"parameters a layer gains, beside K = {sizes.width}", float(added), sizes.width, sizes.width),
-        Check("largest weight of keys built for it, additive, over its limit", reached / limit, 0.9, 1 + 1e-9),
-        Check(
-            f"entropy at size {last:g} over that at {before:g}, additive",
-            entropies[-1][1] / entropies[-2][1],
-            least=0.9,
-        ),
-        Check(f"entropy at size {before:g}, additive, nats", entropies[-2][1], least=2.0),
-        Check(f"entropy at size {before:g}, dot product, nats", entropies[-2][0], most=0.2),
-    )
-    meaning = (
-        "Both compare every query with every key, and in a layer they have the same parameters but for one vector."
-        " Additive attention takes queries and keys of any widths. tanh bounds its scores by the sum of |w|, so one"
-        f" key's weight has a limit, {limit:.5f} for {sizes.tokens} keys and the weights drawn here. Keys that tanh"
-        f" saturates on the right sides reach {reached:.5f}, a hard choice. What saturation does prevent is that"
-        " scaling the input sharpens the choice without end: for random keys the entropy settles, where that of the"
-        f" dot product goes to 0. The cost is memory and time. Additive attention holds {sizes.hidden} numbers for each"
-        f" pair and evaluates a tanh for each, here {memory:.0f} times the memory of the dot product, which is one"
-        " matmul and in a fused kernel stores no scores at all. This lab does not measure which of the two learns"
-        " better. Times depend on the machine and decide nothing."
-    )
-    sections = (_cost_table(costs, sizes), _facts(plain, added, sizes), *_curves(costs, entropies, sizes))
-    return LabResult("Why the dot product and not the additive score?", meaning, checks, sections)
 
 
 def _draw(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -102,102 +193,6 @@ def _draw(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float3
     return [torch.randn(*shape, generator=noise, dtype=dtype) for shape in shapes]
 
 
-def _weights(
-    sizes: Sizes, seed: int, widths: tuple[int, int] | None = None, dtype: torch.dtype = torch.float32
-) -> Weights:
-    """W_q, W_k and w for queries and keys of these widths, each output with the variance of its input."""
-    queries, keys = widths or (sizes.width, sizes.width)
-    w_q, w_k, w = _draw(seed + 1, (sizes.hidden, queries), (sizes.hidden, keys), (sizes.hidden,), dtype=dtype)
-    return w_q / queries**0.5, w_k / keys**0.5, w / sizes.hidden**0.5
-
-
 def _bahdanau(q: Tensor, k: Tensor, v: Tensor, weights: Weights) -> Tensor:
     w_q, w_k, w = weights
     return additive(q, k, v, w_q=w_q, w_k=w_k, w_v=w)
-
-
-@torch.inference_mode()
-def _costs(tokens: int, sizes: Sizes, seed: int) -> dict[str, tuple[float, int]]:
-    """For each score, (seconds of one call, the best of several; bytes of tensors it holds at one time)."""
-    inputs = _draw(seed, *[(tokens, sizes.width)] * 3)
-    weights = _weights(sizes, seed)
-    calls: dict[str, Callable[..., Tensor]] = {
-        "dot product": attend,
-        "additive": lambda q, k, v: _bahdanau(q, k, v, weights),
-    }
-    return {name: (shortest_seconds(call, inputs, calls=5), peak_bytes(call, inputs)) for name, call in calls.items()}
-
-
-def _entropies(scale: float, sizes: Sizes, seed: int) -> tuple[float, float]:
-    """Mean entropy of a row of weights in nats (dot product, additive), for inputs with entries of this size."""
-    q, k = _draw(seed, *[(sizes.tokens, sizes.width)] * 2)
-    q, k, identity = scale * q, scale * k, torch.eye(sizes.tokens)  # as values, it makes the output the pattern
-    patterns = attend(q, k, identity), _bahdanau(q, k, identity, _weights(sizes, seed))
-    dot, bahdanau = (-torch.special.xlogy(p, p).sum(-1).mean().item() for p in patterns)
-    return dot, bahdanau
-
-
-def _sharpest(sizes: Sizes, seed: int) -> tuple[float, float]:
-    """(limit of one key's weight among all under bounded scores, the weight of the first of keys built to reach it)
-
-    The keys solve W_k k = ±c sign(w), so that every tanh saturates with the sign of its w for the first key and
-    against it for the others.
-    """
-    weights = w_q, w_k, w = _weights(sizes, seed, dtype=torch.float64)
-    tokens = sizes.tokens
-    limit = 1 / (1 + (tokens - 1) * math.exp(-2 * float(w.abs().sum())))
-    best = torch.linalg.solve(w_k, 50.0 * w.sign())
-    k = torch.stack([best, *[-best] * (tokens - 1)])
-    pattern = _bahdanau(torch.zeros(1, w_q.shape[1], dtype=torch.float64), k, torch.eye(tokens).double(), weights)
-    return limit, float(pattern[0, 0])
-
-
-def _formula_error(sizes: Sizes, seed: int) -> float:
-    """Largest distance of additive attention from its formula, evaluated pair by pair in fp64."""
-    q, k, v = _draw(seed, (5, sizes.narrow), (7, sizes.wide), (7, 3), dtype=torch.float64)
-    weights = w_q, w_k, w = _weights(sizes, seed, (sizes.narrow, sizes.wide), torch.float64)
-    scores = torch.stack([torch.stack([w @ torch.tanh(w_q @ query + w_k @ key) for key in k]) for query in q])
-    return (_bahdanau(q, k, v, weights) - scores.softmax(-1) @ v).abs().max().item()
-
-
-def _parameters(sizes: Sizes) -> tuple[int, int]:
-    """(parameters of an attention layer with the dot product, how many more it has with the additive score)"""
-    width, heads = sizes.width * sizes.heads, sizes.heads
-    layers = (attention(width, heads), attention(width, heads, mechanism=AdditiveSpec(width=sizes.width)))
-    plain, bahdanau = (sum(p.numel() for p in nn.build(layer).parameters()) for layer in layers)
-    return plain, bahdanau - plain
-
-
-def _cost_table(costs: list[dict[str, tuple[float, int]]], sizes: Sizes) -> TableSection:
-    rows = []
-    for tokens, cost in zip(sizes.lengths, costs, strict=True):
-        times, nbytes = zip(*(cost[name] for name in NAMES), strict=True)
-        cells = [f"{1e3 * x:.3f} ms" for x in times] + [f"{x / 2**20:.2f} MiB" for x in nbytes]
-        rows.append([str(tokens), *cells, f"{nbytes[1] / nbytes[0]:.0f}"])
-    header = ("tokens", *(f"{what}, {name}" for what in ("time", "memory") for name in NAMES), "times the memory")
-    return TableSection(
-        f"One call: width {sizes.width}, {sizes.hidden} hidden units, one head; time is the best of five", header, rows
-    )
-
-
-def _facts(plain: int, added: int, sizes: Sizes) -> Facts:
-    rows = [
-        (f"A layer of width {sizes.width * sizes.heads}, dot product", f"{plain:,} parameters"),
-        ("The same, additive", f"{plain + added:,} parameters"),
-        (f"Queries of width {sizes.narrow}, keys of {sizes.wide}", "additive only"),
-    ]
-    return Facts("Parameters and widths", rows)
-
-
-def _curves(
-    costs: list[dict[str, tuple[float, int]]], entropies: list[tuple[float, float]], sizes: Sizes
-) -> tuple[Curve, Curve]:
-    times = {n: [(float(t), 1e3 * cost[n][0]) for t, cost in zip(sizes.lengths, costs, strict=True)] for n in NAMES}
-    sharpness = {
-        n: [(scale, x[i]) for scale, x in zip(sizes.scales, entropies, strict=True)] for i, n in enumerate(NAMES)
-    }
-    uniform = {"uniform": math.log(sizes.tokens)}
-    return (
-        Curve("Time of one call", "tokens", "ms", times, {}, "xy"),
-        Curve("Entropy of a row of attention", "size of queries and keys", "nats", sharpness, uniform, "x"),
-    )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from triptych.text import SEQ2SEQ, character_tokenizer
 from triptych.train import OptimizerSettings, Pairs
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import SHAKESPEARE, Pair, pairs
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.small import Points, fit
 
 # Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
@@ -30,15 +30,23 @@ MODEL: dict[str, object] = {
     "model_type": "t5", "num_decoder_layers": 1, "feed_forward_proj": "gated-gelu",
     "relative_attention_num_buckets": 64, "relative_attention_max_distance": 64, "dropout_rate": 0.0,
 }  # fmt: skip
-FALSIFIED_BY = (
-    "The claim is false if the strongest weights meet the true alignment no more often than the diagonal does. It is"
-    " false too if hiding the aligned letters costs no more than hiding as many others, the control."
-)
-SEEDS = 5
 
 
 @dataclass(frozen=True)
-class Sizes:
+class AlignmentLab(Lab):
+    """Where the cross-attention of a spelling model peaks, beside the cheapest alignments of the two spellings."""
+
+    name = "alignment"
+    falsified_by = (
+        "The claim is false if the strongest weights meet the true alignment no more often than the diagonal does. It"
+        " is false too if hiding the aligned letters costs no more than hiding as many others, the control."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {
+        "letters": "abcdefghiklmnoprstvy", "shortest": 4, "longest": 9, "doubled": 0.4, "trained": 20_000, "held": 200,
+        "width": 128, "hidden": 256, "heads": 4, "layers": 2, "rate": 3e-3, "steps": 260, "rows": 96,
+    }  # fmt: skip
+
     letters: str = size("abcdefghiklm", "letters of made-up words; two or more, all different")
     shortest: int = size(3, "letters of the shortest made-up word")
     longest: int = size(6, "letters of the longest one, at most 31")
@@ -66,58 +74,92 @@ class Sizes:
         widths = {"d_model": self.width, "d_ff": self.hidden, "d_kv": self.head_width}
         return MODEL | widths | {"num_heads": self.heads, "num_layers": self.layers}
 
+    def run(self, setup: Setup) -> LabResult:
+        train, held = self._pairs(setup)
+        model, losses = self._model(setup, train)
+        setup.progress(f"comparing its cross-attention with the alignment of {len(held)} pairs")
+        subject = HeldOutPairs(model, held)
+        patterns = subject.patterns()
+        shares = [subject.hits(pattern) for pattern in patterns]  # for each layer its heads, then their mean
+        layer = max(range(len(shares)), key=lambda i: shares[i][-1])
+        hits, diagonal, chance = shares[layer][-1], subject.share(subject.straight), subject.chance()
+        moved = subject.hits(patterns[layer], moved=True)[-1]
+        sees_all, not_partners, not_others = (
+            subject.right(at) for at in (None, subject.truths, subject.others(setup.seed))
+        )
+        checks = (
+            Check("letters whose strongest attention is on a true partner", hits, least=0.6),
+            Check("letters that the diagonal misses whose strongest attention is on a true partner", moved, least=0.45),
+            Check("letters right", sees_all, least=0.75),
+            Check(
+                "letters right with others hidden, less with the partners hidden", not_others - not_partners, least=0.4
+            ),
+        )
+        meaning = (
+            "The decoder was trained on pairs of words, without their alignment. To write a letter it learned to attend"
+            " to the one it comes from, wherever insertions have moved that: the strongest weights follow the"
+            " alignment. And it uses what it attends to: with the aligned letters hidden the right letters are lost,"
+            " with as many others hidden hardly any. The strongest weight is not always on the letter itself, because"
+            " the encoder's vector of a letter also depends on its neighbours."
+        )
+        rows = [("mean of the heads", hits), *((f"head {i}", hit) for i, hit in enumerate(shares[layer][:-1]))]
+        rows += [("the diagonal", diagonal), ("a letter at random", chance)]
+        visible = [("every letter", sees_all), ("not the partners", not_partners), ("not as many others", not_others)]
+        sections: list[Section] = [
+            TableSection(
+                "Strongest attention on a true partner", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in rows]
+            ),
+            TableSection("Letters right", ("the decoder sees", "share"), [[name, f"{x:.1%}"] for name, x in visible]),
+            *subject.maps(layer, patterns[layer]),
+        ]
+        if losses:
+            sections.append(Curve("Training", "step", "nats a letter", {"loss": losses}, {}))
+        return LabResult(
+            "Does cross-attention align letters with the ones they come from?", meaning, checks, tuple(sections)
+        )
 
-FULL = Sizes(
-    letters="abcdefghiklmnoprstvy", shortest=4, longest=9, doubled=0.4, trained=20_000, held=200,
-    width=128, hidden=256, heads=4, layers=2, rate=3e-3, steps=260, rows=96,
-)  # fmt: skip
+    def _pairs(self, setup: Setup) -> tuple[list[Pair], list[Pair]]:
+        if setup.model is not None or setup.data is not None:
+            return pairs(DataSettings(path=setup.data or SHAKESPEARE, words=2, held_out_limit=self.held))
+        random = np.random.default_rng(setup.seed)
+        drawn = [self._respelled(random) for _ in range(self.trained + self.held)]
+        return drawn[: self.trained], drawn[self.trained :]
+
+    def _respelled(self, random: np.random.Generator) -> Pair:
+        """(old, new) spelling of a word in which no letter stands beside itself."""
+        letters = self.letters
+        steps = random.integers(1, len(letters), size=random.integers(self.shortest, self.longest + 1))
+        word = "".join(letters[i] for i in steps.cumsum() % len(letters))
+        old = word.replace("v", "u")
+        twice = random.random(len(old)) < self.doubled
+        return "".join(letter * (1 + again) for letter, again in zip(old, twice, strict=True)), word
+
+    def _model(self, setup: Setup, train: Sequence[Pair]) -> tuple[Model, Points]:
+        """The one that was named, or one trained now, and its losses."""
+        if setup.model is not None:
+            setup.progress(f"loading {setup.model}")
+            return load(setup.model, dequantize=True), []
+        tokenizer = character_tokenizer("".join(a + b for a, b in train), SEQ2SEQ)
+        start = tokenizer.pad_id
+        ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "pad_token_id": start}
+        model = create(self.model | ids | {"decoder_start_token_id": start}, tokenizer, seed=setup.seed)
+        setup.progress(f"training a spelling model for {self.steps} steps")
+        assert start is not None
+        data = Pairs.of([(tokenizer.encode(a), tokenizer.encode(b)) for a, b in train], start, LONGEST)
+        optimizer = OptimizerSettings(name="muon", lr=self.rate, muon_lr=2 * self.rate)
+        losses = fit(
+            model.module,
+            data,
+            rows=self.rows,
+            length=LONGEST,
+            steps=self.steps,
+            seed=setup.seed,
+            optimizer=optimizer,
+        )
+        return model, losses
+
 
 Truth = NDArray[np.bool_]  # [T, S]: which source letters a target letter may come from
-
-
-def run(setup: Setup) -> LabResult:
-    """Where the cross-attention of a spelling model peaks, beside the cheapest alignments of the two spellings."""
-    sizes = setup.sized(Sizes(), FULL)
-    train, held = _pairs(setup, sizes)
-    model, losses = _model(setup, sizes, train)
-    setup.progress(f"comparing its cross-attention with the alignment of {len(held)} pairs")
-    subject = HeldOutPairs(model, held)
-    patterns = subject.patterns()
-    shares = [subject.hits(pattern) for pattern in patterns]  # for each layer its heads, then their mean
-    layer = max(range(len(shares)), key=lambda i: shares[i][-1])
-    hits, diagonal, chance = shares[layer][-1], subject.share(subject.straight), subject.chance()
-    moved = subject.hits(patterns[layer], moved=True)[-1]
-    sees_all, not_partners, not_others = (
-        subject.right(at) for at in (None, subject.truths, subject.others(setup.seed))
-    )
-    checks = (
-        Check("letters whose strongest attention is on a true partner", hits, least=0.6),
-        Check("letters that the diagonal misses whose strongest attention is on a true partner", moved, least=0.45),
-        Check("letters right", sees_all, least=0.75),
-        Check("letters right with others hidden, less with the partners hidden", not_others - not_partners, least=0.4),
-    )
-    meaning = (
-        "The decoder was trained on pairs of words, without their alignment. To write a letter it learned to attend to"
-        " the one it comes from, wherever insertions have moved that: the strongest weights follow the alignment. And"
-        " it uses what it attends to: with the aligned letters hidden the right letters are lost, with as many others"
-        " hidden hardly any. The strongest weight is not always on the letter itself, because the encoder's vector of"
-        " a letter also depends on its neighbours."
-    )
-    rows = [("mean of the heads", hits), *((f"head {i}", hit) for i, hit in enumerate(shares[layer][:-1]))]
-    rows += [("the diagonal", diagonal), ("a letter at random", chance)]
-    visible = [("every letter", sees_all), ("not the partners", not_partners), ("not as many others", not_others)]
-    sections: list[Section] = [
-        TableSection(
-            "Strongest attention on a true partner", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in rows]
-        ),
-        TableSection("Letters right", ("the decoder sees", "share"), [[name, f"{x:.1%}"] for name, x in visible]),
-        *subject.maps(layer, patterns[layer]),
-    ]
-    if losses:
-        sections.append(Curve("Training", "step", "nats a letter", {"loss": losses}, {}))
-    return LabResult(
-        "Does cross-attention align letters with the ones they come from?", meaning, checks, tuple(sections)
-    )
 
 
 class HeldOutPairs:
@@ -220,46 +262,3 @@ def _costs(differ: Truth) -> NDArray[np.int64]:
         for s in range(columns):
             cost[t + 1, s + 1] = min(cost[t, s] + differ[t, s], cost[t, s + 1] + 1, cost[t + 1, s] + 1)
     return cost
-
-
-def _pairs(setup: Setup, sizes: Sizes) -> tuple[list[Pair], list[Pair]]:
-    if setup.model is not None or setup.data is not None:
-        return pairs(DataSettings(path=setup.data or SHAKESPEARE, words=2, held_out_limit=sizes.held))
-    random = np.random.default_rng(setup.seed)
-    drawn = [_respelled(random, sizes) for _ in range(sizes.trained + sizes.held)]
-    return drawn[: sizes.trained], drawn[sizes.trained :]
-
-
-def _respelled(random: np.random.Generator, sizes: Sizes) -> Pair:
-    """(old, new) spelling of a word in which no letter stands beside itself."""
-    letters = sizes.letters
-    steps = random.integers(1, len(letters), size=random.integers(sizes.shortest, sizes.longest + 1))
-    word = "".join(letters[i] for i in steps.cumsum() % len(letters))
-    old = word.replace("v", "u")
-    twice = random.random(len(old)) < sizes.doubled
-    return "".join(letter * (1 + again) for letter, again in zip(old, twice, strict=True)), word
-
-
-def _model(setup: Setup, sizes: Sizes, train: Sequence[Pair]) -> tuple[Model, Points]:
-    """The one that was named, or one trained now, and its losses."""
-    if setup.model is not None:
-        setup.progress(f"loading {setup.model}")
-        return load(setup.model, dequantize=True), []
-    tokenizer = character_tokenizer("".join(a + b for a, b in train), SEQ2SEQ)
-    start = tokenizer.pad_id
-    ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "pad_token_id": start}
-    model = create(sizes.model | ids | {"decoder_start_token_id": start}, tokenizer, seed=setup.seed)
-    setup.progress(f"training a spelling model for {sizes.steps} steps")
-    assert start is not None
-    data = Pairs.of([(tokenizer.encode(a), tokenizer.encode(b)) for a, b in train], start, LONGEST)
-    optimizer = OptimizerSettings(name="muon", lr=sizes.rate, muon_lr=2 * sizes.rate)
-    losses = fit(
-        model.module,
-        data,
-        rows=sizes.rows,
-        length=LONGEST,
-        steps=sizes.steps,
-        seed=setup.seed,
-        optimizer=optimizer,
-    )
-    return model, losses

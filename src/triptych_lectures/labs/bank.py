@@ -17,21 +17,25 @@ from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, Where
 from triptych.probe.mean_weight import at_offset, mean_weight
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.pretrained import decoder
 
 SHORES = ("She sat by the river bank", "They fished from the muddy bank", "We swam to the other bank")
 LENDERS = ("She went to the money bank", "He borrowed cash from the bank", "They robbed the bank")
 SHOWN = 8  # of the heads that are cut, in the table and as maps
-FALSIFIED_BY = (
-    "The claim is false if the two vectors separate as far with the link from the last word to the deciding one cut, or"
-    " stay together with another link cut. That a few early heads do it is false if cutting as many heads that read the"
-    " word as strongly in later layers has the same effect."
-)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BankLab(Lab):
+    """Two sentences that end in one word: its vectors by layer, as they are and with attention cut off."""
+
+    name = "bank"
+    falsified_by = (
+        "The claim is false if the two vectors separate as far with the link from the last word to the deciding one"
+        " cut, or stay together with another link cut. That a few early heads do it is false if cutting as many heads"
+        " that read the word as strongly in later layers has the same effect."
+    )
+
     ambiguous: str = size("bank", "the word with two meanings, which ends each sentence")
     start: str = size("She sat by the", "words before the deciding word of the first sentence")
     word: str = size("river", "deciding word of the first sentence")
@@ -59,6 +63,101 @@ class Sizes:
     def link(self) -> str:
         """What is cut, in words."""
         return f"{self.ambiguous!r} cannot see {self.word!r} or {self.other_word!r}"
+
+    def run(self, setup: Setup) -> LabResult:
+        model = decoder(setup)
+        last, readers = repr(self.ambiguous), self.readers
+        setup.progress(f"comparing the two vectors of {last}, layer by layer")
+        first = (self.start, self.word)
+        pair = SentencePair(model, self.ambiguous, first, (self.other_start, self.other_word))
+        early, late = pair.readers(readers)
+        cosines, senses, content = Cosines.of(pair, early, late), self._senses(model), pair.content()
+        almost = SentencePair(model, self.ambiguous, first, (self.start, self.other_word))
+        checks = (
+            *self._checks_of_cuts(cosines),
+            Check(
+                "separation left if the sentences differ in no other word",
+                1 - min(almost.cosines(almost.cut())),
+                most=1e-4,
+            ),
+            *self._checks_of_heads(cosines, content, senses, pair.mean(late) / pair.mean(early)),
+        )
+        lines = {
+            "as it is": cosines.whole,
+            self.link: cosines.word,
+            f"{readers} early heads that read it cannot": cosines.few,
+            f"{readers} later heads that read it cannot": cosines.control,
+            f"{last} cannot see the word before": cosines.before,
+        }
+        within, between = senses
+        sections = (
+            pair.table(early[:SHOWN], self),
+            _curve(f"The two vectors of {last}", lines),
+            _curve(
+                f"{sum(map(len, self.senses))} sentences that end in {last}, means",
+                {"of one sense": within, "of two senses": between},
+            ),
+            pair.maps(early[:SHOWN]),
+        )
+        return LabResult("How does one word get two meanings?", self._meaning(cosines, content), checks, sections)
+
+    def _checks_of_cuts(self, c: Cosines) -> tuple[Check, ...]:
+        """Whether the vectors part, and whether that hangs on the one link."""
+        return (
+            Check(f"cosine of the two {self.ambiguous!r}s as they enter", c.whole[0], least=1 - 1e-6),
+            Check("lowest cosine in a later layer", min(c.whole), most=0.9),
+            Check(f"share of the separation left when {self.link}", c.left(c.word), most=0.3),
+            Check(
+                "control: share of the separation left when it cannot see the word before that one instead",
+                c.left(c.before),
+                least=0.7,
+            ),
+        )
+
+    def _checks_of_heads(
+        self,
+        c: Cosines,
+        content: Content,
+        senses: tuple[Lines, Lines],
+        ratio: float,
+    ) -> tuple[Check, ...]:
+        """Which heads matter, and which reads meaning; `ratio` is the weight of late readers over early ones."""
+        without = f"share of the separation left without the {self.readers} strongest readers of"
+        early, late = f"{without} the first third of the layers", f"control: {without} the other layers"
+        name = f"layer {content.head[0]} head {content.head[1]}"
+        within, between = (_mean(line[len(line) // 4 :]) for line in senses)
+        return (
+            Check(early, c.left(c.few), most=0.6),
+            Check(late, c.left(c.control), least=0.8),
+            Check("weight of the later readers on the deciding word, over that of the early ones", ratio, least=0.6),
+            Check("cosine within a sense, less that between senses", within - between, 0.02),
+            Check(f"{name}: weight to {self.word!r} and {self.other_word!r}, mean", content.weight, least=0.6),
+            Check(f"{name}: weight of other words to the one before", content.elsewhere, most=0.25),
+        )
+
+    def _meaning(self, c: Cosines, content: Content) -> str:
+        few, control = c.left(c.few), c.left(c.control)
+        return (
+            f"One token enters as one vector, whatever stands around it. Attention moves what {self.word!r} or"
+            f" {self.other_word!r} say into {self.ambiguous!r}, in a few heads of the early layers, and from there on"
+            " the two vectors differ; words of one sense are nearer to each other than to those of the other. Cutting"
+            " tests that: with this one link cut the vectors stay together, with another link cut they do not. Without"
+            f" the {self.readers} strongest readers of the first third of the layers {few:.0%} of the separation is"
+            f" left; without as many later heads that read the word about as strongly, {control:.0%}. Most readers read"
+            f" whatever stands just before them (last column). Layer {content.head[0]} head {content.head[1]} does not:"
+            f" it gives the deciding word {content.weight:.2f} and the word before any other token"
+            f" {content.elsewhere:.2f}."
+        )
+
+    def _senses(self, model: Model) -> tuple[Lines, Lines]:
+        """By layer, the mean cosine of two last words of one sense, and of two of different senses."""
+        one, other = self.senses
+        last = _last(model, model.ids([*one, *other]))
+        shores, lenders = last[: len(one)], last[len(one) :]
+        same = [_cosines(a, b) for side in (shores, lenders) for i, a in enumerate(side) for b in side[:i]]
+        between_senses = [_cosines(a, b) for a in shores for b in lenders]
+        within, between = ([_mean(layer) for layer in zip(*lines, strict=True)] for lines in (same, between_senses))
+        return within, between
 
 
 Head = tuple[int, int]  # layer, head
@@ -94,94 +193,6 @@ class Cosines:
         """The share of the separation that remains."""
         separation = sum(1 - x for x in self.whole)
         return sum(1 - x for x in cosines) / separation if separation else math.nan
-
-
-def run(setup: Setup) -> LabResult:
-    """Two sentences that end in one word: its vectors by layer, as they are and with attention cut off."""
-    sizes, model = setup.sized(Sizes()), decoder(setup)
-    last, readers = repr(sizes.ambiguous), sizes.readers
-    setup.progress(f"comparing the two vectors of {last}, layer by layer")
-    first = (sizes.start, sizes.word)
-    pair = SentencePair(model, sizes.ambiguous, first, (sizes.other_start, sizes.other_word))
-    early, late = pair.readers(readers)
-    cosines, senses, content = Cosines.of(pair, early, late), _senses(model, sizes), pair.content()
-    almost = SentencePair(model, sizes.ambiguous, first, (sizes.start, sizes.other_word))
-    checks = (
-        *_checks_of_cuts(cosines, sizes),
-        Check(
-            "separation left if the sentences differ in no other word",
-            1 - min(almost.cosines(almost.cut())),
-            most=1e-4,
-        ),
-        *_checks_of_heads(cosines, content, senses, pair.mean(late) / pair.mean(early), sizes),
-    )
-    lines = {
-        "as it is": cosines.whole,
-        sizes.link: cosines.word,
-        f"{readers} early heads that read it cannot": cosines.few,
-        f"{readers} later heads that read it cannot": cosines.control,
-        f"{last} cannot see the word before": cosines.before,
-    }
-    within, between = senses
-    sections = (
-        pair.table(early[:SHOWN], sizes),
-        _curve(f"The two vectors of {last}", lines),
-        _curve(
-            f"{sum(map(len, sizes.senses))} sentences that end in {last}, means",
-            {"of one sense": within, "of two senses": between},
-        ),
-        pair.maps(early[:SHOWN]),
-    )
-    return LabResult("How does one word get two meanings?", _meaning(cosines, content, sizes), checks, sections)
-
-
-def _checks_of_cuts(c: Cosines, sizes: Sizes) -> tuple[Check, ...]:
-    """Whether the vectors part, and whether that hangs on the one link."""
-    return (
-        Check(f"cosine of the two {sizes.ambiguous!r}s as they enter", c.whole[0], least=1 - 1e-6),
-        Check("lowest cosine in a later layer", min(c.whole), most=0.9),
-        Check(f"share of the separation left when {sizes.link}", c.left(c.word), most=0.3),
-        Check(
-            "control: share of the separation left when it cannot see the word before that one instead",
-            c.left(c.before),
-            least=0.7,
-        ),
-    )
-
-
-def _checks_of_heads(
-    c: Cosines, content: Content, senses: tuple[Lines, Lines], ratio: float, sizes: Sizes
-) -> tuple[Check, ...]:
-    """Which heads matter, and which reads meaning; `ratio` is the weight of late readers over that of early ones."""
-    early = (
-        f"share of the separation left without the {sizes.readers} strongest readers of the first third of the layers"
-    )
-    late = f"control: share of the separation left without the {sizes.readers} strongest readers of the other layers"
-    name = f"layer {content.head[0]} head {content.head[1]}"
-    within, between = (_mean(line[len(line) // 4 :]) for line in senses)
-    return (
-        Check(early, c.left(c.few), most=0.6),
-        Check(late, c.left(c.control), least=0.8),
-        Check("weight of the later readers on the deciding word, over that of the early ones", ratio, least=0.6),
-        Check("cosine within a sense, less that between senses", within - between, 0.02),
-        Check(f"{name}: weight to {sizes.word!r} and {sizes.other_word!r}, mean", content.weight, least=0.6),
-        Check(f"{name}: weight of other words to the one before", content.elsewhere, most=0.25),
-    )
-
-
-def _meaning(c: Cosines, content: Content, sizes: Sizes) -> str:
-    few, control = c.left(c.few), c.left(c.control)
-    return (
-        f"One token enters as one vector, whatever stands around it. Attention moves what {sizes.word!r} or"
-        f" {sizes.other_word!r} say into {sizes.ambiguous!r}, in a few heads of the early layers, and from there on"
-        " the two vectors differ; words of one sense are nearer to each other than to those of the other. Cutting"
-        " tests that: with this one link cut the vectors stay together, with another link cut they do not. Without"
-        f" the {sizes.readers} strongest readers of the first third of the layers {few:.0%} of the separation is"
-        f" left; without as many later heads that read the word about as strongly, {control:.0%}. Most readers read"
-        f" whatever stands just before them (last column). Layer {content.head[0]} head {content.head[1]} does not:"
-        f" it gives the deciding word {content.weight:.2f} and the word before any other token"
-        f" {content.elsewhere:.2f}."
-    )
 
 
 class SentencePair:
@@ -250,7 +261,7 @@ class SentencePair:
         layer, head = divmod(int((weights - elsewhere).argmax()), weights.shape[1])
         return Content((layer, head), self.mean([(layer, head)]), float(elsewhere[layer, head]))
 
-    def table(self, heads: Sequence[Head], sizes: Sizes) -> TableSection:
+    def table(self, heads: Sequence[Head], sizes: BankLab) -> TableSection:
         weights, elsewhere, rows = self.weights(), self.elsewhere(), []
         for layer, head in heads:
             river, money = weights[layer, :, head].tolist()
@@ -288,17 +299,6 @@ def _last(model: Model, rows: Sequence[Sequence[int]], edit: Sequence[Edit] = ()
 def _cosines(a: Tensor, b: Tensor) -> Lines:
     cosines: Lines = torch.cosine_similarity(a, b, dim=-1).tolist()
     return cosines
-
-
-def _senses(model: Model, sizes: Sizes) -> tuple[Lines, Lines]:
-    """By layer, the mean cosine of two last words of one sense, and of two of different senses."""
-    one, other = sizes.senses
-    last = _last(model, model.ids([*one, *other]))
-    shores, lenders = last[: len(one)], last[len(one) :]
-    same = [_cosines(a, b) for side in (shores, lenders) for i, a in enumerate(side) for b in side[:i]]
-    between_senses = [_cosines(a, b) for a in shores for b in lenders]
-    within, between = ([_mean(layer) for layer in zip(*lines, strict=True)] for lines in (same, between_senses))
-    return within, between
 
 
 def _curve(title: str, lines: dict[str, Lines]) -> Curve:

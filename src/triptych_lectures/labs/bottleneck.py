@@ -16,20 +16,24 @@ from torch.nn import functional as F
 from triptych.attention import attend
 from triptych.errors import InputError
 from triptych.page import Curve, TableSection
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import growth, power
 
 WARMUP = 20  # training steps
-FALSIFIED_BY = (
-    "The claim is false if a fixed vector copies long sequences as well as short ones, if a wider one does not carry"
-    " more, or if attention, added to the narrowest vector, loses symbols at any length too. That a far state gets no"
-    " gradient is false if the gradient through a GRU does not shrink by a factor each step."
-)
-SEEDS = 5
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BottleneckLab(Lab):
+    """Copies of 1 to 16 symbols by two fixed vectors and by attention; the gradient through 16 to 512 steps."""
+
+    name = "bottleneck"
+    falsified_by = (
+        "The claim is false if a fixed vector copies long sequences as well as short ones, if a wider one does not"
+        " carry more, or if attention, added to the narrowest vector, loses symbols at any length too. That a far state"
+        " gets no gradient is false if the gradient through a GRU does not shrink by a factor each step."
+    )
+    seeds = 5
+
     symbols: int = size(20, "distinct symbols, at least as many as the longest source has")
     width: int = size(64, "width of embeddings and states")
     lengths: tuple[int, ...] = size(
@@ -59,6 +63,126 @@ class Sizes:
             f"vector of {self.wide}": ArchitectureKind(self.wide, attention=False),
             "attention": ArchitectureKind(self.narrow, attention=True),
         }
+
+    def run(self, setup: Setup) -> LabResult:
+        right: dict[str, list[float]] = {}
+        parameters: dict[str, int] = {}
+        for name, kind in self.kinds.items():
+            setup.progress(f"{name}: training {self.steps} steps")
+            right[name], parameters[name] = self._train(kind, setup.seed)
+        setup.progress("gradients through untrained states")
+        through, looked = (
+            [self._gradient(name, back, setup.seed) for back in self.back] for name in ("GRU", "attention")
+        )
+        each, falls = math.exp(growth(self.back, through)), power(self.back[-3:], looked[-3:])
+        first, last, far = self.lengths[0], self.lengths[-1], self.back[-3]
+        narrow, wide, attention = right.values()
+        middle = self.lengths.index(4)
+        checks = (
+            Check(f"vector of {self.narrow}: symbols right at length {first}", narrow[0], least=0.95),
+            Check(f"vector of {self.narrow}: symbols right at length {last}", narrow[-1], most=0.5),
+            Check(
+                f"vector of {self.wide}: symbols right at length 4, less of {self.narrow}",
+                wide[middle] - narrow[middle],
+                0.15,
+            ),
+            Check(f"vector of {self.wide}: symbols right at length {last}", wide[-1], most=0.8),
+            Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),
+            Check(
+                f"parameters, attention over vector of {self.wide}",
+                parameters["attention"] / parameters[f"vector of {self.wide}"],
+                most=1.0,
+            ),
+            Check("GRU, untrained: what is left of the gradient after each further step", each, most=0.9),
+            Check(f"attention, untrained: the gradient from T {far} on goes as T to the power", falls, -1.2, -0.8),
+        )
+        meaning = (
+            f"A vector of {self.narrow} numbers copies one symbol and loses more the longer the source is:"
+            f" {narrow[middle]:.0%} of 4, {narrow[-1]:.0%} of {last}. After as many steps, {self.wide} numbers carry"
+            f" {wide[middle]:.0%} of 4 symbols and {wide[-1]:.0%} of {last}. At length 4 that is how soon a vector is"
+            " learned as much as what it holds, and more training brings the narrow one nearer. With attention the"
+            " narrow vector is enough at every length, because the decoder reads the source's states instead. Learning"
+            f" to keep something in a recurrent state is hard as well: before training each step leaves {each:.2f} of"
+            " the gradient, while attention reaches any place in one step and its gradient is the weight of one place"
+            " among T. A GRU can hold more with more width and training; the limits here are those of these sizes."
+        )
+        return LabResult(
+            "What does a fixed vector hold?", meaning, checks, self._sections(right, parameters, (through, looked))
+        )
+
+    def _train(self, kind: ArchitectureKind, seed: int) -> tuple[list[float], int]:
+        """(share of symbols right at each length, parameters)"""
+        noise = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = Copier(kind, self.symbols, self.width)
+        optimizer = torch.optim.Adam(model.parameters(), self.rate)
+        for step in range(self.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = self.rate * min(1.0, (step + 1) / WARMUP) * (1 - step / self.steps)
+            length = int(torch.randint(1, self.lengths[-1] + 1, (1,), generator=noise))
+            source = _sources(length, self.rows, self.symbols, noise)
+            loss = F.cross_entropy(model(source).flatten(0, 1), source.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        with torch.no_grad():
+            tests = [_sources(length, self.tested, self.symbols, noise) for length in self.lengths]
+            right = [float((model(source).argmax(-1) == source).float().mean()) for source in tests]
+        return right, sum(p.numel() for p in model.parameters())
+
+    def _gradient(self, name: str, back: int, seed: int) -> float:
+        """Norm of the gradient of the last of `back + 1` outputs with respect to the first input: geometric mean over
+        draws of weights and inputs, in fp64, since fp32 would round the smallest to 0."""
+        logs, width = [], self.width
+        for draw in range(self.draws):
+            noise = torch.Generator().manual_seed(seed * self.draws + draw)
+            x = torch.randn(1, back + 1, width, generator=noise, dtype=torch.float64, requires_grad=True)
+            with torch.random.fork_rng():
+                torch.manual_seed(seed * self.draws + draw)
+                gru, query, key = (
+                    nn.GRU(width, width, batch_first=True),
+                    nn.Linear(width, width),
+                    nn.Linear(width, width),
+                )
+            if name == "GRU":
+                out = gru.double()(x)[0]
+            else:
+                out = attend(query.double()(x)[:, None], key.double()(x)[:, None], x[:, None])[:, 0]
+            (gradient,) = torch.autograd.grad(out[0, -1].sum(), x)
+            logs.append(math.log(float(gradient[0, 0].norm())))
+        return math.exp(sum(logs) / self.draws)
+
+    def _sections(
+        self,
+        right: dict[str, list[float]],
+        parameters: dict[str, int],
+        gradients: tuple[list[float], list[float]],
+    ) -> tuple[TableSection, TableSection, Curve, Curve]:
+        through, looked = gradients
+        rows = [[name, f"{parameters[name]:,}", *(f"{x:.0%}" for x in line)] for name, line in right.items()]
+        copied = TableSection(
+            "Symbols copied right", ("model", "parameters", *(f"length {n}" for n in self.lengths)), rows
+        )
+        steps = TableSection(
+            "Gradient of the last output at the first input, before training",
+            ("steps back", "GRU", "attention"),
+            [[str(n), f"{a:.1g}", f"{b:.1g}"] for n, a, b in zip(self.back, through, looked, strict=True)],
+        )
+        quality = {
+            name: [(float(n), x) for n, x in zip(self.lengths, line, strict=True)] for name, line in right.items()
+        }
+        reach = {
+            name: [(float(n), x) for n, x in zip(self.back, line, strict=True)]
+            for name, line in (("GRU", through), ("attention", looked))
+        }
+        return (
+            copied,
+            steps,
+            Curve("Symbols copied right", "length of the source", "share", quality, {"chance": 1 / self.symbols}, ""),
+            Curve("Gradient of the last output at the first input", "steps back", "norm", reach, {}, "xy"),
+        )
 
 
 @dataclass(frozen=True)
@@ -99,124 +223,6 @@ class Copier(nn.Module):
         return logits
 
 
-def run(setup: Setup) -> LabResult:
-    """Copies of 1 to 16 symbols by two fixed vectors and by attention; the gradient through 16 to 512 steps."""
-    sizes = setup.sized(Sizes())
-    right: dict[str, list[float]] = {}
-    parameters: dict[str, int] = {}
-    for name, kind in sizes.kinds.items():
-        setup.progress(f"{name}: training {sizes.steps} steps")
-        right[name], parameters[name] = _train(kind, sizes, setup.seed)
-    setup.progress("gradients through untrained states")
-    through, looked = (
-        [_gradient(name, back, sizes, setup.seed) for back in sizes.back] for name in ("GRU", "attention")
-    )
-    each, falls = math.exp(growth(sizes.back, through)), power(sizes.back[-3:], looked[-3:])
-    first, last, far = sizes.lengths[0], sizes.lengths[-1], sizes.back[-3]
-    narrow, wide, attention = right.values()
-    middle = sizes.lengths.index(4)
-    checks = (
-        Check(f"vector of {sizes.narrow}: symbols right at length {first}", narrow[0], least=0.95),
-        Check(f"vector of {sizes.narrow}: symbols right at length {last}", narrow[-1], most=0.5),
-        Check(
-            f"vector of {sizes.wide}: symbols right at length 4, less of {sizes.narrow}",
-            wide[middle] - narrow[middle],
-            0.15,
-        ),
-        Check(f"vector of {sizes.wide}: symbols right at length {last}", wide[-1], most=0.8),
-        Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),
-        Check(
-            f"parameters, attention over vector of {sizes.wide}",
-            parameters["attention"] / parameters[f"vector of {sizes.wide}"],
-            most=1.0,
-        ),
-        Check("GRU, untrained: what is left of the gradient after each further step", each, most=0.9),
-        Check(f"attention, untrained: the gradient from T {far} on goes as T to the power", falls, -1.2, -0.8),
-    )
-    meaning = (
-        f"A vector of {sizes.narrow} numbers copies one symbol and loses more the longer the source is:"
-        f" {narrow[middle]:.0%} of 4, {narrow[-1]:.0%} of {last}. After as many steps, {sizes.wide} numbers"
-        f" carry {wide[middle]:.0%} of 4 symbols and {wide[-1]:.0%} of {last}. At length 4 that is how soon a vector"
-        " is learned as much as what it holds, and more training brings the narrow one nearer. With attention the"
-        " narrow vector is enough at every length, because the decoder reads the source's states instead. Learning to"
-        " keep something in a recurrent state is hard as well:"
-        f" before training each step leaves {each:.2f} of the gradient, while attention reaches any place in one step"
-        " and its gradient is the weight of one place among T. A GRU can hold more with more width and training; the"
-        " limits here are those of these sizes."
-    )
-    return LabResult(
-        "What does a fixed vector hold?", meaning, checks, _sections(right, parameters, (through, looked), sizes)
-    )
-
-
-def _train(kind: ArchitectureKind, sizes: Sizes, seed: int) -> tuple[list[float], int]:
-    """(share of symbols right at each length, parameters)"""
-    noise = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = Copier(kind, sizes.symbols, sizes.width)
-    optimizer = torch.optim.Adam(model.parameters(), sizes.rate)
-    for step in range(sizes.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = sizes.rate * min(1.0, (step + 1) / WARMUP) * (1 - step / sizes.steps)
-        length = int(torch.randint(1, sizes.lengths[-1] + 1, (1,), generator=noise))
-        source = _sources(length, sizes.rows, sizes.symbols, noise)
-        loss = F.cross_entropy(model(source).flatten(0, 1), source.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    with torch.no_grad():
-        tests = [_sources(length, sizes.tested, sizes.symbols, noise) for length in sizes.lengths]
-        right = [float((model(source).argmax(-1) == source).float().mean()) for source in tests]
-    return right, sum(p.numel() for p in model.parameters())
-
-
 def _sources(length: int, rows: int, symbols: int, noise: torch.Generator) -> Tensor:
     """`[rows, length]` of distinct symbols, so that the previous symbol says where in the source the next one is."""
     return torch.rand(rows, symbols, generator=noise).argsort(1)[:, :length]
-
-
-def _gradient(name: str, back: int, sizes: Sizes, seed: int) -> float:
-    """Norm of the gradient of the last of `back + 1` outputs with respect to the first input: geometric mean over
-    draws of weights and inputs, in fp64, since fp32 would round the smallest to 0."""
-    logs, width = [], sizes.width
-    for draw in range(sizes.draws):
-        noise = torch.Generator().manual_seed(seed * sizes.draws + draw)
-        x = torch.randn(1, back + 1, width, generator=noise, dtype=torch.float64, requires_grad=True)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed * sizes.draws + draw)
-            gru, query, key = nn.GRU(width, width, batch_first=True), nn.Linear(width, width), nn.Linear(width, width)
-        if name == "GRU":
-            out = gru.double()(x)[0]
-        else:
-            out = attend(query.double()(x)[:, None], key.double()(x)[:, None], x[:, None])[:, 0]
-        (gradient,) = torch.autograd.grad(out[0, -1].sum(), x)
-        logs.append(math.log(float(gradient[0, 0].norm())))
-    return math.exp(sum(logs) / sizes.draws)
-
-
-def _sections(
-    right: dict[str, list[float]], parameters: dict[str, int], gradients: tuple[list[float], list[float]], sizes: Sizes
-) -> tuple[TableSection, TableSection, Curve, Curve]:
-    through, looked = gradients
-    rows = [[name, f"{parameters[name]:,}", *(f"{x:.0%}" for x in line)] for name, line in right.items()]
-    copied = TableSection(
-        "Symbols copied right", ("model", "parameters", *(f"length {n}" for n in sizes.lengths)), rows
-    )
-    steps = TableSection(
-        "Gradient of the last output at the first input, before training",
-        ("steps back", "GRU", "attention"),
-        [[str(n), f"{a:.1g}", f"{b:.1g}"] for n, a, b in zip(sizes.back, through, looked, strict=True)],
-    )
-    quality = {name: [(float(n), x) for n, x in zip(sizes.lengths, line, strict=True)] for name, line in right.items()}
-    reach = {
-        name: [(float(n), x) for n, x in zip(sizes.back, line, strict=True)]
-        for name, line in (("GRU", through), ("attention", looked))
-    }
-    return (
-        copied,
-        steps,
-        Curve("Symbols copied right", "length of the source", "share", quality, {"chance": 1 / sizes.symbols}, ""),
-        Curve("Gradient of the last output at the first input", "steps back", "norm", reach, {}, "xy"),
-    )

@@ -6,10 +6,10 @@ pairs of a colour and a shape that no scene in training had, so that no caption 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,20 +27,13 @@ from triptych.train.caption_task import CaptionExample
 from triptych.train.data import HiddenWords
 from triptych.train.image_records import in_memory
 from triptych_lectures.data.scenes import COLOURS, RELATIONS, SHAPES, SIDE, Scene, scenes
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.small import Points, fit
 
 # The dark ground is 0, and positions begin as large as what is drawn: a relation is read from positions alone.
 PREPARATION = Preparation(height=SIDE, width=SIDE, mean=(0.063,) * 3)
 POSITIONS = 4.0  # what the first positions of the encoder are multiplied by
 QUESTION = "Does a decoder of text attend to the part of an image that it names?"
-FALSIFIED_BY = (
-    "The claim is false if, in a full run, more than one caption in twenty is wrong of new pairs of a colour and a"
-    " shape, or if cross-attention gives the patches of the named object less than three times the weight that equal"
-    " weights would. In the smaller run, which stops before all is learned, it is false at one caption in two and at"
-    " twice equal weights; a model that can only write pairs it was trained on has no caption of a new pair right."
-)
-SEEDS = 5
 LONGEST = 16  # most words of a caption
 HEADS = 4  # of each layer of both stacks
 OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=1e-2, weight_decay=0.5)
@@ -53,8 +46,19 @@ Patterns = list[list[Tensor]]  # for each decoder layer, for each scene, [H, T, 
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What the lab trains and judges."""
+class CaptionsLab(Lab):
+    """Captions of pairs that were never seen, and where cross-attention is while each word is written."""
+
+    name = "captions"
+    falsified_by = (
+        "The claim is false if, in a full run, more than one caption in twenty is wrong of new pairs of a colour and a"
+        " shape, or if cross-attention gives the patches of the named object less than three times the weight that"
+        " equal weights would. In the smaller run, which stops before all is learned, it is false at one caption in two"
+        " and at twice equal weights; a model that can only write pairs it was trained on has no caption of a new pair"
+        " right."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {"scenes": 16_000, "judged": 300, "steps": 1500, "control": 200}
 
     scenes: int = size(6000, "scenes to train on")
     judged: int = size(200, "scenes held out, and as many of known pairs to choose the layer on")
@@ -70,8 +74,65 @@ class Sizes:
         if SIDE % self.patch:
             raise InputError(f"size patch: {self.patch} must divide the {SIDE} pixels of an image's side")
 
+    def run(self, setup: Setup, *, shuffled: bool = False) -> LabResult:
+        """The lab; with `shuffled`, its control: every caption is trained beside the picture of another scene."""
+        setup.progress(f"drawing {self.scenes:,} scenes")
+        train = scenes(self.scenes, setup.seed)
+        known = scenes(self.judged, setup.seed + 1)
+        held = scenes(self.judged, setup.seed, held_out=True)
+        tokenizer = word_tokenizer([scene.caption for scene in train], 100, SEQ2SEQ)
+        random = np.random.default_rng(setup.seed)
+        mixed = [train[i].caption for i in random.permutation(len(train))]
+        captions = mixed if shuffled else [scene.caption for scene in train]
+        model, control = (self.created(tokenizer, setup.seed) for _ in range(2))
+        untrained = Captioned(model, held)
+        setup.progress(f"training for {self.steps} steps")
+        losses = self.trained(model, train, captions, self.steps, setup.seed)
+        setup.progress(f"training the control for {self.control} steps")
+        self.trained(control, train, mixed, self.control, setup.seed)
+        setup.progress("writing captions")
+        measured = Measured(untrained, Captioned(control, held), Captioned(model, held), Captioned(model, known))
+        claim = WHOLE if setup.full else SMALLER
+        sections = (*measured.sections(), Curve("Training", "step", "nats a word", {"loss": losses}, {}))
+        return LabResult(QUESTION, _meaning(measured.layer, claim), _checks(measured, claim), sections)
 
-FULL = Sizes(scenes=16_000, judged=300, steps=1500, control=200)
+    def created(self, tokenizer: Tokenizer, seed: int) -> Model:
+        """A ViT and a GPT-2 that reads it, untrained."""
+        shared = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        encoder = shared | {
+            "model_type": "vit", "hidden_size": self.width, "num_hidden_layers": self.layers,
+            "num_attention_heads": HEADS,
+            "intermediate_size": 2 * self.width, "image_size": SIDE, "patch_size": self.patch,
+        }  # fmt: skip
+        decoder = {
+            "model_type": "gpt2", "n_embd": self.width, "n_layer": self.decoder_layers, "n_head": HEADS,
+            "n_inner": 2 * self.width, "n_positions": LONGEST, "vocab_size": tokenizer.vocab_size,
+            "add_cross_attention": True, "initializer_range": 0.08, "resid_pdrop": 0.0, "attn_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+        }  # fmt: skip
+        start = tokenizer.pad_id
+        ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": start, "decoder_start_token_id": start}
+        config: dict[str, Any] = {"model_type": "vision-encoder-decoder", "is_encoder_decoder": True} | ids
+        model = create(config | {"encoder": encoder, "decoder": decoder}, tokenizer, seed=seed)
+        with torch.no_grad():
+            model.module.get_parameter("encoder.embed.position.weight").mul_(POSITIONS)
+        return model
+
+    def trained(self, model: Model, train: Sequence[Scene], captions: Sequence[str], steps: int, seed: int) -> Points:
+        """Train the model on scenes with these captions; (step, loss in nats)."""
+        examples = list[CaptionExample]()
+        start, words = model.spec.ids.start, model.inputs.words
+        assert start is not None
+        for scene, caption in zip(train, captions, strict=True):
+            text = seq2seq([0], words.encode(caption), start)
+            image = in_memory(scene.pixels, PREPARATION)
+            row = (text.ids, text.targets, text.trained)
+            examples.append(CaptionExample(*row, image=image, read=model.module.flat, smoothing=SMOOTHING))
+        hidden = words.unk_id
+        assert hidden is not None
+        # Otherwise the decoder learns first which shapes follow "red", among which the held-out pairs are not.
+        data = HiddenWords(tuple(examples), hidden, HIDDEN)
+        return fit(model.module, data, rows=self.rows, length=LONGEST, steps=steps, seed=seed, optimizer=OPTIMIZER)
 
 
 @dataclass(frozen=True)
@@ -84,35 +145,6 @@ class Claim:
 
 
 WHOLE, SMALLER = Claim(exact=0.95, on_object=3.0), Claim(exact=0.5, on_object=2.0)
-
-
-def run(setup: Setup) -> LabResult:
-    """Captions of pairs that were never seen, and where cross-attention is while each word is written."""
-    return result(setup)
-
-
-def result(setup: Setup, *, shuffled: bool = False) -> LabResult:
-    """The lab; with `shuffled`, its control: every caption is trained beside the picture of another scene."""
-    sizes = setup.sized(Sizes(), FULL)
-    setup.progress(f"drawing {sizes.scenes:,} scenes")
-    train = scenes(sizes.scenes, setup.seed)
-    known = scenes(sizes.judged, setup.seed + 1)
-    held = scenes(sizes.judged, setup.seed, held_out=True)
-    tokenizer = word_tokenizer([scene.caption for scene in train], 100, SEQ2SEQ)
-    random = np.random.default_rng(setup.seed)
-    mixed = [train[i].caption for i in random.permutation(len(train))]
-    captions = mixed if shuffled else [scene.caption for scene in train]
-    model, control = (created(sizes, tokenizer, setup.seed) for _ in range(2))
-    untrained = Captioned(model, held)
-    setup.progress(f"training for {sizes.steps} steps")
-    losses = trained(model, train, captions, sizes, sizes.steps, setup.seed)
-    setup.progress(f"training the control for {sizes.control} steps")
-    trained(control, train, mixed, sizes, sizes.control, setup.seed)
-    setup.progress("writing captions")
-    measured = Measured(untrained, Captioned(control, held), Captioned(model, held), Captioned(model, known))
-    claim = WHOLE if setup.full else SMALLER
-    sections = (*measured.sections(), Curve("Training", "step", "nats a word", {"loss": losses}, {}))
-    return LabResult(QUESTION, _meaning(measured.layer, claim), _checks(measured, claim), sections)
 
 
 def _checks(measured: Measured, claim: Claim) -> tuple[Check, ...]:
@@ -138,48 +170,6 @@ def _meaning(layer: int, claim: Claim) -> str:
         f" captions and {claim.on_object:g} times chance. `--full` asks for {WHOLE.exact:.0%} and"
         f" {WHOLE.on_object:g} times."
     )
-
-
-def created(sizes: Sizes, tokenizer: Tokenizer, seed: int) -> Model:
-    """A ViT and a GPT-2 that reads it, untrained."""
-    shared = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    encoder = shared | {
-        "model_type": "vit", "hidden_size": sizes.width, "num_hidden_layers": sizes.layers,
-        "num_attention_heads": HEADS,
-        "intermediate_size": 2 * sizes.width, "image_size": SIDE, "patch_size": sizes.patch,
-    }  # fmt: skip
-    decoder = {
-        "model_type": "gpt2", "n_embd": sizes.width, "n_layer": sizes.decoder_layers, "n_head": HEADS,
-        "n_inner": 2 * sizes.width, "n_positions": LONGEST, "vocab_size": tokenizer.vocab_size,
-        "add_cross_attention": True, "initializer_range": 0.08, "resid_pdrop": 0.0, "attn_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-    }  # fmt: skip
-    start = tokenizer.pad_id
-    ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": start, "decoder_start_token_id": start}
-    config: dict[str, Any] = {"model_type": "vision-encoder-decoder", "is_encoder_decoder": True} | ids
-    model = create(config | {"encoder": encoder, "decoder": decoder}, tokenizer, seed=seed)
-    with torch.no_grad():
-        model.module.get_parameter("encoder.embed.position.weight").mul_(POSITIONS)
-    return model
-
-
-def trained(
-    model: Model, train: Sequence[Scene], captions: Sequence[str], sizes: Sizes, steps: int, seed: int
-) -> Points:
-    """Train the model on scenes with these captions; (step, loss in nats)."""
-    examples = list[CaptionExample]()
-    start, words = model.spec.ids.start, model.inputs.words
-    assert start is not None
-    for scene, caption in zip(train, captions, strict=True):
-        text = seq2seq([0], words.encode(caption), start)
-        image = in_memory(scene.pixels, PREPARATION)
-        row = (text.ids, text.targets, text.trained)
-        examples.append(CaptionExample(*row, image=image, read=model.module.flat, smoothing=SMOOTHING))
-    hidden = words.unk_id
-    assert hidden is not None
-    # Otherwise the decoder learns first which shapes follow "red", among which the held-out pairs are not.
-    data = HiddenWords(tuple(examples), hidden, HIDDEN)
-    return fit(model.module, data, rows=sizes.rows, length=LONGEST, steps=steps, seed=seed, optimizer=OPTIMIZER)
 
 
 class Captioned:

@@ -19,13 +19,8 @@ from triptych.count import Count, count
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import causal, dense, keys
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 
-FALSIFIED_BY = (
-    "A correction is false if the library, with the parts or the published config it names, computes what the lecture"
-    " says. Where a statement holds only sometimes, the correction is false if the case in which it fails gives the"
-    " same numbers as the case in which it holds."
-)
 PUBLISHED: dict[str, dict[str, Any]] = {
     "GPT-2": {"model_type": "gpt2", "vocab_size": 50_257, "n_positions": 1024, "n_embd": 768, "n_layer": 12,
               "n_head": 12},
@@ -51,14 +46,125 @@ SMALL: dict[str, dict[str, Any]] = {
     "T5": {"model_type": "t5", "vocab_size": 50, "d_model": 24, "d_kv": 16, "d_ff": 37, "num_layers": 2,
            "num_heads": 4},
 }  # fmt: skip
-SEEDS = 5
 
 
 @dataclass(frozen=True)
-class Sizes:
+class CorrectionsLab(Lab):
+    """Each statement beside the numbers that decide it."""
+
+    name = "corrections"
+    falsified_by = (
+        "A correction is false if the library, with the parts or the published config it names, computes what the"
+        " lecture says. Where a statement holds only sometimes, the correction is false if the case in which it fails"
+        " gives the same numbers as the case in which it holds."
+    )
+    seeds = 5
+
     tokens: int = size(7, "queries and keys of the random tensors, 3 to 30", least=3, most=30)
     width: int = size(16, "width of these queries and keys")
     mlp: int = size(96, "model width at which SwiGLU and a plain MLP are compared, a multiple of 3", multiple=3)
+
+    def run(self, setup: Setup) -> LabResult:
+        noise = torch.Generator().manual_seed(setup.seed)
+        corrections = [
+            self._large_negative(noise), self._mask_order(noise), self._cross_mask(noise), self._value_width(noise),
+            _sharpness(), _layer_norm(), _t5_scale(setup.seed), _gpt2(), _mlp_width(), _norm_places(),
+            _attention_norms(setup.seed), _gpt_and_bert(), _generation(setup.seed), self._swiglu(),
+        ]  # fmt: skip
+        rows = [
+            [one.where if not i else "", one.says if not i else "", check.claim, check.shown]
+            for one in corrections
+            for i, check in enumerate(one.checks)
+        ]
+        table = TableSection("Statements of the lectures", ("lecture", "it says", "computed here", "value"), rows)
+        checks = tuple(check for one in corrections for check in one.checks)
+        return LabResult("Which statements of the lectures do not hold?", MEANING, checks, (table,))
+
+    def _large_negative(self, noise: torch.Generator) -> Correction:
+        n = self.tokens
+        q, visible = _draw(noise, n, self.width), torch.ones(n, n).tril(-1).bool()  # the first row sees nothing
+        ours = attend(q, q, torch.eye(n, dtype=q.dtype), mask=dense(visible))[0]
+        filled = (q @ q.mT).masked_fill(~visible, -1e9).softmax(-1)[0]
+        return Correction(
+            "L4 12.5",
+            "filling with -1e9 gives exactly 0",
+            (
+                Check("largest weight of a row that sees nothing", float(ours.max()), 0.0, 0.0),
+                Check(
+                    "a row that sees nothing filled with -1e9, distance from even weights",
+                    _gap(filled, filled * 0 + 1 / n),
+                    most=1e-12,
+                ),
+            ),
+        )
+
+    def _mask_order(self, noise: torch.Generator) -> Correction:
+        n, root = self.tokens, self.width**0.5
+        q, k, bias = _draw(noise, n, self.width), _draw(noise, n, self.width), _draw(noise, n, n)
+        hidden = torch.zeros(n, n, dtype=q.dtype).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+        identity = torch.eye(n, dtype=q.dtype)
+
+        def orders(added: Tensor) -> tuple[Tensor, Tensor]:
+            """Added before the division, and after it."""
+            return ((q @ k.mT + added) / root).softmax(-1), (q @ k.mT / root + added).softmax(-1)
+
+        before, after = orders(bias)
+        return Correction(
+            "L1",
+            "the mask is added before dividing by √d",
+            (
+                Check("a mask of 0 and -∞ before or after the division, difference", _gap(*orders(hidden)), most=1e-12),
+                Check("a finite bias before or after it, difference", _gap(before, after), least=0.02),
+                Check(
+                    "distance of `attend` from the order after",
+                    _gap(attend(q, k, identity, bias=bias), after),
+                    most=1e-12,
+                ),
+            ),
+        )
+
+    def _cross_mask(self, noise: torch.Generator) -> Correction:
+        n = self.tokens
+        q, k, padding = _draw(noise, n, self.width), _draw(noise, n, self.width), _draw(noise, 2, self.width)
+        alone, padded = attend(q, k, k), torch.cat([k, padding])
+        hidden = attend(q, padded, padded, mask=keys(n))
+        return Correction(
+            "L1",
+            "cross-attention needs no mask",
+            (
+                Check(
+                    "change of the output by padding of the source that a mask hides", _gap(hidden, alone), most=1e-12
+                ),
+                Check(
+                    "change of the output by padding of the source that no mask hides",
+                    _gap(attend(q, padded, padded), alone),
+                    least=0.01,
+                ),
+            ),
+        )
+
+    def _value_width(self, noise: torch.Generator) -> Correction:
+        q, k, v = (_draw(noise, self.tokens, width) for width in (192, 192, 128))  # of DeepSeek-V2's latent attention
+        width = attend(q, k, v, mask=causal()).shape[-1]
+        return Correction(
+            "L0 2.5", "all models have d_v = d_k", (Check("width of values beside keys of 192", width, 128, 128),)
+        )
+
+    def _swiglu(self) -> Correction:
+        def parameters(part: spec.Part) -> int:
+            return sum(p.numel() for p in nn.build(part).parameters())
+
+        width = self.mlp
+        plain = parameters(spec.mlp(width, 4 * width, "gelu"))
+        wide, narrow = (parameters(spec.glu(width, hidden, "silu")) / plain for hidden in (4 * width, 8 * width // 3))
+        return Correction(
+            "L4 12.10",
+            "SwiGLU's MLP is 4 d wide",
+            (
+                Check("parameters of SwiGLU with 4 d over a plain MLP's", wide, 1.5, 1.5),
+                Check("parameters of SwiGLU with 8/3 d over a plain MLP's", narrow, 1.0, 1.0),
+            ),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,25 +174,6 @@ class Correction:
     where: str
     says: str
     checks: tuple[Check, ...]
-
-
-def run(setup: Setup) -> LabResult:
-    """Each statement beside the numbers that decide it."""
-    sizes = setup.sized(Sizes())
-    noise = torch.Generator().manual_seed(setup.seed)
-    corrections = [
-        *(of_tensors(sizes, noise) for of_tensors in (_large_negative, _mask_order, _cross_mask, _value_width)),
-        _sharpness(), _layer_norm(), _t5_scale(setup.seed), _gpt2(), _mlp_width(), _norm_places(),
-        _attention_norms(setup.seed), _gpt_and_bert(), _generation(setup.seed), _swiglu(sizes),
-    ]  # fmt: skip
-    rows = [
-        [one.where if not i else "", one.says if not i else "", check.claim, check.shown]
-        for one in corrections
-        for i, check in enumerate(one.checks)
-    ]
-    table = TableSection("Statements of the lectures", ("lecture", "it says", "computed here", "value"), rows)
-    checks = tuple(check for one in corrections for check in one.checks)
-    return LabResult("Which statements of the lectures do not hold?", MEANING, checks, (table,))
 
 
 MEANING = (
@@ -103,76 +190,6 @@ def _draw(noise: torch.Generator, *shape: int) -> Tensor:
 
 def _gap(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max())
-
-
-def _large_negative(sizes: Sizes, noise: torch.Generator) -> Correction:
-    n = sizes.tokens
-    q, visible = _draw(noise, n, sizes.width), torch.ones(n, n).tril(-1).bool()  # the first row sees nothing
-    ours = attend(q, q, torch.eye(n, dtype=q.dtype), mask=dense(visible))[0]
-    filled = (q @ q.mT).masked_fill(~visible, -1e9).softmax(-1)[0]
-    return Correction(
-        "L4 12.5",
-        "filling with -1e9 gives exactly 0",
-        (
-            Check("largest weight of a row that sees nothing", float(ours.max()), 0.0, 0.0),
-            Check(
-                "a row that sees nothing filled with -1e9, distance from even weights",
-                _gap(filled, filled * 0 + 1 / n),
-                most=1e-12,
-            ),
-        ),
-    )
-
-
-def _mask_order(sizes: Sizes, noise: torch.Generator) -> Correction:
-    n, root = sizes.tokens, sizes.width**0.5
-    q, k, bias = _draw(noise, n, sizes.width), _draw(noise, n, sizes.width), _draw(noise, n, n)
-    hidden = torch.zeros(n, n, dtype=q.dtype).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
-    identity = torch.eye(n, dtype=q.dtype)
-
-    def orders(added: Tensor) -> tuple[Tensor, Tensor]:
-        """Added before the division, and after it."""
-        return ((q @ k.mT + added) / root).softmax(-1), (q @ k.mT / root + added).softmax(-1)
-
-    before, after = orders(bias)
-    return Correction(
-        "L1",
-        "the mask is added before dividing by √d",
-        (
-            Check("a mask of 0 and -∞ before or after the division, difference", _gap(*orders(hidden)), most=1e-12),
-            Check("a finite bias before or after it, difference", _gap(before, after), least=0.02),
-            Check(
-                "distance of `attend` from the order after", _gap(attend(q, k, identity, bias=bias), after), most=1e-12
-            ),
-        ),
-    )
-
-
-def _cross_mask(sizes: Sizes, noise: torch.Generator) -> Correction:
-    n = sizes.tokens
-    q, k, padding = _draw(noise, n, sizes.width), _draw(noise, n, sizes.width), _draw(noise, 2, sizes.width)
-    alone, padded = attend(q, k, k), torch.cat([k, padding])
-    hidden = attend(q, padded, padded, mask=keys(n))
-    return Correction(
-        "L1",
-        "cross-attention needs no mask",
-        (
-            Check("change of the output by padding of the source that a mask hides", _gap(hidden, alone), most=1e-12),
-            Check(
-                "change of the output by padding of the source that no mask hides",
-                _gap(attend(q, padded, padded), alone),
-                least=0.01,
-            ),
-        ),
-    )
-
-
-def _value_width(sizes: Sizes, noise: torch.Generator) -> Correction:
-    q, k, v = (_draw(noise, sizes.tokens, width) for width in (192, 192, 128))  # of DeepSeek-V2's latent attention
-    width = attend(q, k, v, mask=causal()).shape[-1]
-    return Correction(
-        "L0 2.5", "all models have d_v = d_k", (Check("width of values beside keys of 192", width, 128, 128),)
-    )
 
 
 def _sharpness() -> Correction:
@@ -346,21 +363,4 @@ def _generation(seed: int) -> Correction:
         "L1",
         "training and generation read the same",
         (Check(f"of {count_new} tokens that generation reads, other than in training", wrong, least=1),),
-    )
-
-
-def _swiglu(sizes: Sizes) -> Correction:
-    def parameters(part: spec.Part) -> int:
-        return sum(p.numel() for p in nn.build(part).parameters())
-
-    width = sizes.mlp
-    plain = parameters(spec.mlp(width, 4 * width, "gelu"))
-    wide, narrow = (parameters(spec.glu(width, hidden, "silu")) / plain for hidden in (4 * width, 8 * width // 3))
-    return Correction(
-        "L4 12.10",
-        "SwiGLU's MLP is 4 d wide",
-        (
-            Check("parameters of SwiGLU with 4 d over a plain MLP's", wide, 1.5, 1.5),
-            Check("parameters of SwiGLU with 8/3 d over a plain MLP's", narrow, 1.0, 1.0),
-        ),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from triptych import nn
 from triptych.spec import LayerNormSpec, NormsSpec, SinusoidalSpec
-from triptych_lectures.labs.lab import size
+from triptych_lectures.labs.lab import Lab, size
 from triptych_lectures.labs.small import block, decoder
 from triptych_lectures.labs.trained import Places, TrainingBudget, redraw
 
@@ -16,7 +16,7 @@ PRE, POST = "pre-norm", "post-norm"
 
 
 @dataclass(frozen=True)
-class StackSizes:
+class StackSizes(Lab):
     """What a run of a lab can change: the stacks, their task and their training."""
 
     width: int = size(32, f"width of the residual stream, a multiple of {HEADS}", multiple=HEADS)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,20 +17,25 @@ from triptych.errors import InputError
 from triptych.page import Curve, Section, TableSection
 from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
 from triptych.train import Example, collate, loss
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.small import Points, block, decoder, growth, power
 
 VOCAB = 97
-FALSIFIED_BY = (
-    "The claim is false if the first block of the deepest stack gets no gradient with a residual stream, or gets one"
-    " without. That the placement of the norm decides what the last block gets is false if its gradient falls with"
-    " depth alike for both."
-)
-SEEDS = 5
 
 
 @dataclass(frozen=True)
-class Sizes:
+class DepthLab(Lab):
+    """Untrained stacks of 2 to 64 blocks: the gradient at the first and the last."""
+
+    name = "depth"
+    falsified_by = (
+        "The claim is false if the first block of the deepest stack gets no gradient with a residual stream, or gets"
+        " one without. That the placement of the norm decides what the last block gets is false if its gradient falls"
+        " with depth alike for both."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {"draws": 4}
+
     depths: tuple[int, ...] = size(
         (2, 4, 8, 16, 32, 64), "blocks of the untrained stacks, ascending", values=2, ascending=True
     )
@@ -43,8 +50,86 @@ class Sizes:
         if self.width % self.heads:
             raise InputError(f"size width: must be a multiple of the {self.heads} heads")
 
+    def run(self, setup: Setup) -> LabResult:
+        depths = self.depths
+        gradients: dict[str, list[tuple[float, float]]] = {}
+        for name in STACKS:
+            setup.progress(f"{name}: {depths[0]} to {depths[-1]} layers")
+            gradients[name] = [self._measure(name, depth, setup.seed) for depth in depths]
+        arrives, last = ({name: [pair[i] for pair in pairs] for name, pairs in gradients.items()} for i in (0, 1))
+        fall = math.exp(growth(depths, arrives["no residual"]))
+        goes = {name: power(depths, last[name]) for name in STACKS}
+        checks = (
+            Check(
+                f"pre-norm, {depths[-1]} layers: gradient at the first block over the last",
+                arrives["pre-norm"][-1],
+                0.5,
+            ),
+            Check("no residual: share of that ratio left after each further layer", fall, most=0.8),
+            Check("pre-norm: the last block's gradient grows as depth to the power", goes["pre-norm"], -0.7, -0.25),
+            Check("post-norm: the last block's gradient grows as depth to the power", goes["post-norm"], -0.15, 0.35),
+        )
+        meaning = (
+            "x + f(x) passes the gradient on whatever f is, so with a residual stream the loss reaches the first of"
+            f" {depths[-1]} blocks. Without one every layer multiplies what passes: {fall:.2f} of it is left after"
+            f" each, and {depths[-1]} layers leave {arrives['no residual'][-1]:.0e}. Norms alone, without the addition,"
+            " keep the scale from collapsing so fast but do not carry the gradient. Before training both placements of"
+            " the norm carry it; what differs is the top. Under post-norm the last block's gradient does not shrink"
+            " with depth, under pre-norm it does as 1/√depth (theorem 1 of Xiong et al.). Lab `norm-placement` shows"
+            " what that means in training. The rates are those of Xavier's weights at one width."
+        )
+        sections: tuple[Section, ...] = (self._gradient_table(arrives), *self._curves(arrives, last))
+        return LabResult("What carries the gradient through a deep stack?", meaning, checks, sections)
 
-FULL = Sizes(draws=4)
+    def _measure(self, name: str, depth: int, seed: int) -> tuple[float, float]:
+        """(gradient at the first block's input over that at the last's output, gradient of the last block's weights),
+        geometric means over `draws` draws of weights and tokens."""
+        pairs = [self._gradients(self._spec(name, depth), seed * self.draws + draw) for draw in range(self.draws)]
+        ratio, last = (_geometric_mean([pair[i] for pair in pairs]) for i in (0, 1))
+        return ratio, last
+
+    def _spec(self, name: str, depth: int) -> ModelSpec:
+        kind, norms = _kind(name, self.width)
+        usual = block(self.width, self.heads, self.hidden, norms=norms)
+        layer = kind(attn=usual.attn, mlp=usual.mlp, attn_norm=norms, mlp_norm=norms)
+        spec = decoder(VOCAB, (layer,) * depth, embedded=SinusoidalSpec(width=self.width), final_norm=norms.pre)
+        return replace(spec, init_std=1.0)
+
+    def _gradients(self, spec: ModelSpec, seed: int) -> tuple[float, float]:
+        """(norm of the gradient at the first block's input over the last's output, norm at the last's weights)"""
+        module = nn.new(spec, seed).double()  # a vanished gradient is far below what fp32 can tell from 0
+        assert module.decoder is not None
+        noise = _xavier(module, seed)
+        stream: list[Tensor] = []
+        for part in module.decoder.blocks:
+            part.register_forward_hook(lambda _, inputs, output: stream.extend((inputs[0], output)))
+        ids, targets = torch.randint(VOCAB, (2, self.rows, self.tokens), generator=noise).numpy().astype(np.int32)
+        rows = [Example(row, target, np.ones(self.tokens, bool)) for row, target in zip(ids, targets, strict=True)]
+        nats, count = loss(module, collate(rows))
+        weights = [weight for weight in module.decoder.blocks[-1].parameters() if weight.dim() == 2]
+        first, last, *own = torch.autograd.grad(nats / count, [stream[0], stream[-1], *weights])
+        return float(first.norm() / last.norm()), math.sqrt(sum(float(g.square().sum()) for g in own))
+
+    def _gradient_table(self, arrives: dict[str, list[float]]) -> TableSection:
+        return TableSection(
+            "Gradient at the first block over that at the last, before training",
+            ("layers", *STACKS),
+            [[str(d), *(f"{arrives[name][i]:.2g}" for name in STACKS)] for i, d in enumerate(self.depths)],
+        )
+
+    def _curves(self, arrives: dict[str, list[float]], last: dict[str, list[float]]) -> tuple[Curve, ...]:
+        return tuple(
+            Curve(title, "layers", "gradient norm", self._lines(series), {}, "xy")
+            for title, series in (
+                ("Arriving at the first block, over the last", arrives),
+                ("Weights of the last block", last),
+            )
+        )
+
+    def _lines(self, series: dict[str, list[float]]) -> dict[str, Points]:
+        return {
+            name: [(float(depth), y) for depth, y in zip(self.depths, ys, strict=True)] for name, ys in series.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,57 +159,9 @@ def _kind(name: str, width: int) -> tuple[type[parts.BlockSpec], NormsSpec]:
     }[name]
 
 
-def run(setup: Setup) -> LabResult:
-    """Untrained stacks of 2 to 64 blocks: the gradient at the first and the last."""
-    sizes = setup.sized(Sizes(), FULL)
-    depths = sizes.depths
-    gradients: dict[str, list[tuple[float, float]]] = {}
-    for name in STACKS:
-        setup.progress(f"{name}: {depths[0]} to {depths[-1]} layers")
-        gradients[name] = [_measure(name, depth, sizes, setup.seed) for depth in depths]
-    arrives, last = ({name: [pair[i] for pair in pairs] for name, pairs in gradients.items()} for i in (0, 1))
-    fall = math.exp(growth(depths, arrives["no residual"]))
-    goes = {name: power(depths, last[name]) for name in STACKS}
-    checks = (
-        Check(
-            f"pre-norm, {depths[-1]} layers: gradient at the first block over the last", arrives["pre-norm"][-1], 0.5
-        ),
-        Check("no residual: share of that ratio left after each further layer", fall, most=0.8),
-        Check("pre-norm: the last block's gradient grows as depth to the power", goes["pre-norm"], -0.7, -0.25),
-        Check("post-norm: the last block's gradient grows as depth to the power", goes["post-norm"], -0.15, 0.35),
-    )
-    meaning = (
-        "x + f(x) passes the gradient on whatever f is, so with a residual stream the loss reaches the first of"
-        f" {depths[-1]} blocks. Without one every layer multiplies what passes: {fall:.2f} of it is left after each,"
-        f" and {depths[-1]} layers leave {arrives['no residual'][-1]:.0e}. Norms alone, without the addition, keep the"
-        " scale from collapsing so fast but do not carry the gradient. Before training both placements of the norm"
-        " carry it; what differs is the top. Under post-norm the last block's gradient does not shrink with depth,"
-        " under pre-norm it does as 1/√depth (theorem 1 of Xiong et al.). Lab `norm-placement` shows what that means"
-        " in training. The rates are those of Xavier's weights at one width."
-    )
-    sections: tuple[Section, ...] = (_gradient_table(arrives, sizes), *_curves(arrives, last, sizes))
-    return LabResult("What carries the gradient through a deep stack?", meaning, checks, sections)
-
-
-def _measure(name: str, depth: int, sizes: Sizes, seed: int) -> tuple[float, float]:
-    """(gradient at the first block's input over that at the last's output, gradient of the last block's weights),
-    geometric means over `draws` draws of weights and tokens."""
-    pairs = [_gradients(_spec(name, depth, sizes), sizes, seed * sizes.draws + draw) for draw in range(sizes.draws)]
-    ratio, last = (_geometric_mean([pair[i] for pair in pairs]) for i in (0, 1))
-    return ratio, last
-
-
 def _geometric_mean(gradients: list[float]) -> float:
     """0 where one of them is."""
     return math.exp(fmean(map(math.log, gradients))) if all(gradients) else 0.0
-
-
-def _spec(name: str, depth: int, sizes: Sizes) -> ModelSpec:
-    kind, norms = _kind(name, sizes.width)
-    usual = block(sizes.width, sizes.heads, sizes.hidden, norms=norms)
-    layer = kind(attn=usual.attn, mlp=usual.mlp, attn_norm=norms, mlp_norm=norms)
-    spec = decoder(VOCAB, (layer,) * depth, embedded=SinusoidalSpec(width=sizes.width), final_norm=norms.pre)
-    return replace(spec, init_std=1.0)
 
 
 def _xavier(module: nn.Transformer, seed: int) -> torch.Generator:
@@ -134,41 +171,3 @@ def _xavier(module: nn.Transformer, seed: int) -> torch.Generator:
         if weight.dim() == 2 and "embed" not in name:
             torch.nn.init.xavier_normal_(weight, generator=noise)
     return noise
-
-
-def _gradients(spec: ModelSpec, sizes: Sizes, seed: int) -> tuple[float, float]:
-    """(norm of the gradient at the first block's input over that at the last's output, norm at the last's weights)"""
-    module = nn.new(spec, seed).double()  # a vanished gradient is far below what fp32 can tell from 0
-    assert module.decoder is not None
-    noise = _xavier(module, seed)
-    stream: list[Tensor] = []
-    for part in module.decoder.blocks:
-        part.register_forward_hook(lambda _, inputs, output: stream.extend((inputs[0], output)))
-    ids, targets = torch.randint(VOCAB, (2, sizes.rows, sizes.tokens), generator=noise).numpy().astype(np.int32)
-    rows = [Example(row, target, np.ones(sizes.tokens, bool)) for row, target in zip(ids, targets, strict=True)]
-    nats, count = loss(module, collate(rows))
-    weights = [weight for weight in module.decoder.blocks[-1].parameters() if weight.dim() == 2]
-    first, last, *own = torch.autograd.grad(nats / count, [stream[0], stream[-1], *weights])
-    return float(first.norm() / last.norm()), math.sqrt(sum(float(g.square().sum()) for g in own))
-
-
-def _gradient_table(arrives: dict[str, list[float]], sizes: Sizes) -> TableSection:
-    return TableSection(
-        "Gradient at the first block over that at the last, before training",
-        ("layers", *STACKS),
-        [[str(d), *(f"{arrives[name][i]:.2g}" for name in STACKS)] for i, d in enumerate(sizes.depths)],
-    )
-
-
-def _curves(arrives: dict[str, list[float]], last: dict[str, list[float]], sizes: Sizes) -> tuple[Curve, ...]:
-    return tuple(
-        Curve(title, "layers", "gradient norm", _lines(series, sizes), {}, "xy")
-        for title, series in (
-            ("Arriving at the first block, over the last", arrives),
-            ("Weights of the last block", last),
-        )
-    )
-
-
-def _lines(series: dict[str, list[float]], sizes: Sizes) -> dict[str, Points]:
-    return {name: [(float(depth), y) for depth, y in zip(sizes.depths, ys, strict=True)] for name, ys in series.items()}

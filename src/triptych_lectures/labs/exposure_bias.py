@@ -6,8 +6,10 @@ cue and the place; only the second still says it after a wrong token.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,21 +21,23 @@ from triptych.page import Curve, TableSection
 from triptych.spec import LearnedSpec, RMSNormSpec
 from triptych.train import Example, collate
 from triptych.train.objectives import final
-from triptych_lectures.labs.lab import Check, LabResult, Setup, number, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, number, size
 from triptych_lectures.labs.small import Points, block, decoder
 from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, train
 
-FALSIFIED_BY = (
-    "The claim is false if the error of the model trained on true prefixes does not grow along its own text, or grows"
-    " as much when each choice follows the true tokens with as many replaced. That wrong tokens in the prefixes of"
-    " training help is false if the model trained so does not come back to the text either."
-)
-SEEDS = 5
-
 
 @dataclass(frozen=True)
-class Sizes:
-    """Of the texts, of the decoder and of its training."""
+class ExposureBiasLab(Lab):
+    """One decoder trained on true prefixes and others on prefixes with wrong tokens; all write after their own."""
+
+    name = "exposure-bias"
+    falsified_by = (
+        "The claim is false if the error of the model trained on true prefixes does not grow along its own text, or"
+        " grows as much when each choice follows the true tokens with as many replaced. That wrong tokens in the"
+        " prefixes of training help is false if the model trained so does not come back to the text either."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {"noises": (0.01, 0.05, 0.3), "steps": 600, "tested": 1000}
 
     texts: int = size(16, "texts to recite, two or more")
     length: int = size(16, "tokens of a text, 4 or more; no token occurs twice in all texts")
@@ -54,12 +58,109 @@ class Sizes:
         if self.width % 4:
             raise InputError(f"size width {self.width}: the blocks have 4 heads; give a multiple of 4")
 
+    def run(self, setup: Setup) -> LabResult:
+        texts = RecitedTexts(self.texts, self.length, setup.seed)
+        runs: dict[float, TrainedRun] = {}
+        written: dict[float, WritingErrors] = {}
+        for share in (0.0, *self.noises):
+            setup.progress(f"trained with {share:.0%} of the prefix replaced: {self.steps} steps")
+            module, runs[share] = self._train(replace(texts, noise=share), setup.seed)
+            written[share] = self._written(module, texts, setup.seed)
+        return LabResult(
+            "Does a model trained on true prefixes come back from a wrong token?",
+            self._meaning(written),
+            self._checks(written),
+            (self._curve(written), _table(written, runs)),
+        )
 
-FULL = Sizes(noises=(0.01, 0.05, 0.3), steps=600, tested=1000)
+    def never_back(self) -> NDArray[np.float64]:
+        """[length]: the share of rows with a replaced token before each place, which is the error of a model that never
+        comes back."""
+        others = self.replaced * (1 - 1 / (self.texts * self.length))  # a random token may be the right one
+        return 1 - np.power(1 - others, np.arange(self.length, dtype=np.float64))
+
+    def _checks(self, written: dict[float, WritingErrors]) -> tuple[Check, ...]:
+        """Means over the second half of the text.  A model that comes back at once has no errors, one that never does
+        those of `never_back`; half of them is much, a quarter little."""
+        plain, noisy = written[0.0], written[self.noises[-1]]
+        lost = _halves(self.never_back())[1]
+        first, second = _halves(plain.forced)
+        return (
+            Check(
+                "true prefixes: wrong after its own text, over never coming back", _halves(plain.free)[1] / lost, 0.5
+            ),
+            Check(
+                f"{self.noises[-1]:.0%} of the prefixes replaced: wrong after its own text, over never coming back",
+                _halves(noisy.free)[1] / lost,
+                most=0.25,
+            ),
+            Check("control: true prefixes, each choice after true tokens: wrong more later", second - first, most=0.1),
+            Check(
+                "control: after its own text, none replaced: wrong, the worst of all models",
+                max(float(errors.undisturbed.mean()) for errors in written.values()),
+                most=0.1,
+            ),
+        )
+
+    def _meaning(self, written: dict[float, WritingErrors]) -> str:
+        plain, noisy = written[0.0], written[self.noises[-1]]
+        return (
+            "On true prefixes all models recite without error, and their losses do not say which of them would come"
+            f" back. When {self.replaced:.0%} of the tokens are replaced as a model writes, the one trained on true"
+            f" prefixes is wrong on {plain.free[-1]:.0%} of the last tokens: it goes on from the wrong token in another"
+            " text, and each wrong choice is the prefix of the next. After true tokens, as many of them replaced, it"
+            f" stays at {plain.forced[-1]:.0%}: what adds up is the feedback. Trained on prefixes of which"
+            f" {self.noises[-1]:.0%} is replaced, it is wrong on {noisy.free[-1]:.0%}, since it has learned to use the"
+            " cue and the place. That there is something left to come back by is a property of this task. The replaced"
+            " tokens stand for errors of any origin; nothing is said of how many a language model makes, and prefixes"
+            " of the model's own choices (scheduled sampling) are not tried."
+        )
+
+    def _train(self, task: RecitedTexts, seed: int) -> tuple[nn.Transformer, TrainedRun]:
+        layer = block(self.width, 4, 2 * self.width)
+        positions = LearnedSpec(length=self.length, width=self.width)
+        final_norm = RMSNormSpec(width=self.width)
+        ids = task.classes + task.count
+        module = nn.new(decoder(ids, [layer] * self.layers, embedded=positions, final_norm=final_norm), seed)
+        return module, train(module, task, TrainingBudget(self.steps, self.rows, self.rate, shape="linear"), seed)
+
+    def _written(self, module: nn.Transformer, texts: RecitedTexts, seed: int) -> WritingErrors:
+        forced, free = (
+            self.errors(module, texts, seed, share=self.replaced, forced=after_true) for after_true in (True, False)
+        )
+        return WritingErrors(forced, free, self.errors(module, texts, seed, share=0.0))
+
+    @torch.no_grad()
+    def errors(
+        self, module: nn.Transformer, texts: RecitedTexts, seed: int, *, share: float, forced: bool = False
+    ) -> NDArray[np.float64]:
+        """[length]: how often the most probable token is not that of the text.
+
+        It is written and read by the next choices, or with `forced` the token of the text is; of these, `share` is
+        replaced by random tokens, the same for both.
+        """
+        noise = np.random.default_rng(seed)
+        chosen = noise.integers(texts.count, size=self.tested)
+        true, ids = texts.tokens[chosen], texts.cues(chosen)
+        wrong = np.zeros(texts.length)
+        for place in range(texts.length):
+            choices = _choices(module, ids)
+            wrong[place] = (choices != true[:, place]).mean()
+            written = true[:, place] if forced else choices
+            ids = np.concatenate([ids, texts.disturbed(written, share, noise)[:, None]], axis=1)
+        return wrong
+
+    def _curve(self, written: dict[float, WritingErrors]) -> Curve:
+        lines = {f"trained on {_name(share)}": errors.free for share, errors in written.items()}
+        lines |= {"true prefixes, after true tokens": written[0.0].forced, "never coming back": self.never_back()}
+        points: dict[str, Points] = {
+            name: [(float(i + 1), float(x)) for i, x in enumerate(wrong)] for name, wrong in lines.items()
+        }
+        return Curve(f"Written with {self.replaced:.0%} of the tokens replaced", "token", "share wrong", points, {})
 
 
 @dataclass(frozen=True)
-class Texts:
+class RecitedTexts:
     """`count` texts of `length` tokens, all different, in an order that `seed` draws; row: a cue, then its text.
 
     In the prefix of a row a share `noise` of the tokens is replaced by random ones of any text.  What is to be
@@ -109,109 +210,10 @@ class WritingErrors:
     undisturbed: NDArray[np.float64]
 
 
-def run(setup: Setup) -> LabResult:
-    """One decoder trained on true prefixes and others on prefixes with wrong tokens; all write after their own."""
-    sizes = setup.sized(Sizes(), FULL)
-    texts = Texts(sizes.texts, sizes.length, setup.seed)
-    runs: dict[float, TrainedRun] = {}
-    written: dict[float, WritingErrors] = {}
-    for share in (0.0, *sizes.noises):
-        setup.progress(f"trained with {share:.0%} of the prefix replaced: {sizes.steps} steps")
-        module, runs[share] = _train(sizes, replace(texts, noise=share), setup.seed)
-        written[share] = _written(sizes, module, texts, setup.seed)
-    return LabResult(
-        "Does a model trained on true prefixes come back from a wrong token?",
-        _meaning(sizes, written),
-        _checks(sizes, written),
-        (_curve(sizes, written), _table(written, runs)),
-    )
-
-
-def never_back(sizes: Sizes) -> NDArray[np.float64]:
-    """[length]: the share of rows with a replaced token before each place, which is the error of a model that never
-    comes back."""
-    others = sizes.replaced * (1 - 1 / (sizes.texts * sizes.length))  # a random token may be the right one
-    return 1 - np.power(1 - others, np.arange(sizes.length, dtype=np.float64))
-
-
-def _checks(sizes: Sizes, written: dict[float, WritingErrors]) -> tuple[Check, ...]:
-    """Means over the second half of the text.  A model that comes back at once has no errors, one that never does those
-    of `never_back`; half of them is much, a quarter little."""
-    plain, noisy = written[0.0], written[sizes.noises[-1]]
-    lost = _halves(never_back(sizes))[1]
-    first, second = _halves(plain.forced)
-    return (
-        Check("true prefixes: wrong after its own text, over never coming back", _halves(plain.free)[1] / lost, 0.5),
-        Check(
-            f"{sizes.noises[-1]:.0%} of the prefixes replaced: wrong after its own text, over never coming back",
-            _halves(noisy.free)[1] / lost,
-            most=0.25,
-        ),
-        Check("control: true prefixes, each choice after true tokens: wrong more later", second - first, most=0.1),
-        Check(
-            "control: after its own text, none replaced: wrong, the worst of all models",
-            max(float(errors.undisturbed.mean()) for errors in written.values()),
-            most=0.1,
-        ),
-    )
-
-
 def _halves(errors: NDArray[np.float64]) -> tuple[float, float]:
     """The mean of the first half of the places and that of the second."""
     first, second = np.array_split(errors, 2)
     return float(first.mean()), float(second.mean())
-
-
-def _meaning(sizes: Sizes, written: dict[float, WritingErrors]) -> str:
-    plain, noisy = written[0.0], written[sizes.noises[-1]]
-    return (
-        "On true prefixes all models recite without error, and their losses do not say which of them would come back."
-        f" When {sizes.replaced:.0%} of the tokens are replaced as a model writes, the one trained on true prefixes is"
-        f" wrong on {plain.free[-1]:.0%} of the last tokens: it goes on from the wrong token in another text, and each"
-        f" wrong choice is the prefix of the next. After true tokens, as many of them replaced, it stays at"
-        f" {plain.forced[-1]:.0%}: what adds up is the feedback. Trained on prefixes of which {sizes.noises[-1]:.0%} is"
-        f" replaced, it is wrong on {noisy.free[-1]:.0%}, since it has learned to use the cue and the place. That there"
-        " is something left to come back by is a property of this task. The replaced tokens stand for errors of any"
-        " origin; nothing is said of how many a language model makes, and prefixes of the model's own choices"
-        " (scheduled sampling) are not tried."
-    )
-
-
-def _train(sizes: Sizes, task: Texts, seed: int) -> tuple[nn.Transformer, TrainedRun]:
-    layer = block(sizes.width, 4, 2 * sizes.width)
-    positions = LearnedSpec(length=sizes.length, width=sizes.width)
-    final_norm = RMSNormSpec(width=sizes.width)
-    ids = task.classes + task.count
-    module = nn.new(decoder(ids, [layer] * sizes.layers, embedded=positions, final_norm=final_norm), seed)
-    return module, train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
-
-
-def _written(sizes: Sizes, module: nn.Transformer, texts: Texts, seed: int) -> WritingErrors:
-    forced, free = (
-        errors(sizes, module, texts, seed, share=sizes.replaced, forced=after_true) for after_true in (True, False)
-    )
-    return WritingErrors(forced, free, errors(sizes, module, texts, seed, share=0.0))
-
-
-@torch.no_grad()
-def errors(
-    sizes: Sizes, module: nn.Transformer, texts: Texts, seed: int, *, share: float, forced: bool = False
-) -> NDArray[np.float64]:
-    """[length]: how often the most probable token is not that of the text.
-
-    It is written and read by the next choices, or with `forced` the token of the text is; of these, `share` is replaced
-    by random tokens, the same for both.
-    """
-    noise = np.random.default_rng(seed)
-    chosen = noise.integers(texts.count, size=sizes.tested)
-    true, ids = texts.tokens[chosen], texts.cues(chosen)
-    wrong = np.zeros(texts.length)
-    for place in range(texts.length):
-        choices = _choices(module, ids)
-        wrong[place] = (choices != true[:, place]).mean()
-        written = true[:, place] if forced else choices
-        ids = np.concatenate([ids, texts.disturbed(written, share, noise)[:, None]], axis=1)
-    return wrong
 
 
 def _choices(module: nn.Transformer, ids: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -223,15 +225,6 @@ def _choices(module: nn.Transformer, ids: NDArray[np.int32]) -> NDArray[np.int32
 
 def _name(share: float) -> str:
     return f"{share:.0%} of the prefixes replaced" if share else "true prefixes"
-
-
-def _curve(sizes: Sizes, written: dict[float, WritingErrors]) -> Curve:
-    lines = {f"trained on {_name(share)}": errors.free for share, errors in written.items()}
-    lines |= {"true prefixes, after true tokens": written[0.0].forced, "never coming back": never_back(sizes)}
-    points: dict[str, Points] = {
-        name: [(float(i + 1), float(x)) for i, x in enumerate(wrong)] for name, wrong in lines.items()
-    }
-    return Curve(f"Written with {sizes.replaced:.0%} of the tokens replaced", "token", "share wrong", points, {})
 
 
 def _table(written: dict[float, WritingErrors], runs: dict[float, TrainedRun]) -> TableSection:

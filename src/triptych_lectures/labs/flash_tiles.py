@@ -7,9 +7,9 @@ way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -17,26 +17,35 @@ import torch
 from triptych.attention import attend
 from triptych.page import Curve, MatrixSection, TableSection
 from triptych.spec import causal
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.small import power
 from triptych_lectures.scratch import numpy_flash
 from triptych_lectures.scratch.numpy_flash import LOWEST, Memory
 from triptych_lectures.scratch.numpy_transformer import Array
 
-FALSIFIED_BY = (
-    "The claim would be false if the result or a gradient differed from plain attention's by more than rounding, or if"
-    " the tiles needed slow memory that grows faster than T.  It would also be false if the numbers moved did not fall"
-    " in proportion to the fast memory, or if tiles moved fewer numbers than plain attention even where the fast memory"
-    " has only d² numbers."
-)
-SEEDS = 5  # of a recorded result
 RAGGED = ((45, 45, 16, 8), (30, 53, 8, 16), (53, 30, 64, 64))  # T, S, queries and keys of a tile
 DRAWN = 8  # tiles in each direction of the drawing
 EVERYTHING = slice(None)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class FlashTilesLab(Lab):
+    """Numbers moved over T and over the size of the fast memory, and the differences from `attend` and autograd."""
+
+    name = "flash-tiles"
+    falsified_by = (
+        "The claim would be false if the result or a gradient differed from plain attention's by more than rounding, or"
+        " if the tiles needed slow memory that grows faster than T.  It would also be false if the numbers moved did"
+        " not fall in proportion to the fast memory, or if tiles moved fewer numbers than plain attention even where"
+        " the fast memory has only d² numbers."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {
+        "lengths": (256, 512, 1024, 2048, 4096),
+        "width": 64,
+        "memories": (4096, 8192, 16384, 32768, 65536),
+    }
+
     lengths: tuple[int, ...] = size(
         (128, 256, 512, 1024), "tokens, queries and keys alike, ascending", values=2, ascending=True
     )
@@ -45,8 +54,91 @@ class Sizes:
         (1024, 2048, 4096, 8192, 16384), "numbers that the fast memory is for, ascending", values=2, ascending=True
     )
 
+    def run(self, setup: Setup) -> LabResult:
+        random, longest, largest = np.random.default_rng(setup.seed), self.lengths[-1], self.memories[-1]
+        setup.progress("comparing results and gradients with the library's")
+        values, gradients = differences(random)
+        tiled: dict[int, Moved] = {}
+        whole: dict[int, Moved] = {}
+        for length in self.lengths:
+            setup.progress(f"{length:,} tokens, a fast memory of {largest:,} numbers")
+            arrays = _arrays(random, length, length, self.width)
+            tiled[length], whole[length] = in_tiles(arrays, largest), in_full(arrays)
+        setup.progress(f"{longest:,} tokens, fast memories of {', '.join(f'{m:,}' for m in self.memories)} numbers")
+        by_memory = {memory: in_tiles(arrays, memory) for memory in self.memories}
+        small = in_tiles(arrays, self.width**2)
+        once = in_tiles(arrays, 4 * self.width * longest)  # one tile has everything: each array is moved once
+        checks = (
+            Check("largest difference of a result from attend()", values, most=1e-10),
+            Check("largest difference of a gradient from autograd", gradients, most=1e-10),
+            Check("tiles: slow memory beside the arrays grows as T to the power", _grown(tiled, "extra"), 0.99, 1.01),
+            Check("plain: slow memory beside the arrays grows as T to the power", _grown(whole, "extra"), 1.99, 2.01),
+            *(
+                Check(
+                    f"{way}: numbers moved again grow as the fast memory to the power",
+                    power(self.memories, [getattr(by_memory[m], way) - getattr(once, way) for m in self.memories]),
+                    -1.1,
+                    -0.9,
+                )
+                for way in ("forward", "backward")
+            ),
+            Check(
+                "most numbers held in fast memory over its size",
+                max(moved.fast / memory for memory, moved in by_memory.items()),
+                most=1.5,
+            ),
+            Check(f"plain over tiles, numbers moved forward, fast memory {largest:,}", _saved(whole, tiled), least=2.0),
+            Check(
+                "plain over tiles, numbers moved forward, a fast memory of d² numbers",
+                whole[longest].forward / small.forward,
+                most=1.0,
+            ),
+        )
+        meaning = (
+            "Softmax can be taken over the keys in pieces, so the scores never leave the fast memory, and the result is"
+            " that of plain attention to rounding. Beside its arrays the tiled way keeps one number a query, the"
+            " log-sum- exp, and in the backward one more; plain attention writes T² scores and T² weights and reads"
+            " them again. The number of products is the same. What falls is what is moved: a fast memory of twice the"
+            " size holds tiles of twice as many queries, and keys and values are read half as often. With a fast memory"
+            " of only d² numbers the tiles are so small that they move more than plain attention does."
+        )
+        return LabResult(
+            "What do FlashAttention's tiles save?",
+            meaning,
+            checks,
+            (self._table(tiled, whole), *self._curves(tiled, whole, by_memory), drawing()),
+        )
 
-FULL = Sizes(lengths=(256, 512, 1024, 2048, 4096), width=64, memories=(4096, 8192, 16384, 32768, 65536))
+    def _table(self, tiled: dict[int, Moved], whole: dict[int, Moved]) -> TableSection:
+        rows = [
+            [f"{length:,}", way, f"{one.forward:,}", f"{one.backward:,}", f"{one.extra:,}"]
+            for length in self.lengths
+            for way, one in (("plain", whole[length]), ("tiles", tiled[length]))
+        ]
+        header = ("T", "", "moved forward", "moved backward", "slow memory beside the arrays")
+        return TableSection(f"Numbers, d {self.width}, a fast memory of {self.memories[-1]:,}", header, rows)
+
+    def _curves(
+        self, tiled: dict[int, Moved], whole: dict[int, Moved], by_memory: dict[int, Moved]
+    ) -> tuple[Curve, Curve]:
+        over_t = {
+            name: [(float(n), float(getattr(one, what))) for n, one in moved.items()]
+            for name, moved, what in (
+                ("moved, plain", whole, "forward"),
+                ("moved, tiles", tiled, "forward"),
+                ("slow memory beside, plain", whole, "extra"),
+                ("slow memory beside, tiles", tiled, "extra"),
+            )
+        }
+        over_memory = {
+            way: [(float(m), float(getattr(one, way))) for m, one in by_memory.items()]
+            for way in ("forward", "backward")
+        }
+        lines = {"plain, forward": float(whole[self.lengths[-1]].forward)}
+        return (
+            Curve("Numbers over the length", "T", "numbers", over_t, {}, "xy"),
+            Curve(f"Numbers moved at T {self.lengths[-1]:,}", "fast memory", "numbers", over_memory, lines, "xy"),
+        )
 
 
 class Moved(NamedTuple):
@@ -56,67 +148,6 @@ class Moved(NamedTuple):
     backward: int
     extra: int
     fast: int = 0
-
-
-def run(setup: Setup) -> LabResult:
-    """Numbers moved over T and over the size of the fast memory, and the differences from `attend` and autograd."""
-    sizes = setup.sized(Sizes(), FULL)
-    random, longest, largest = np.random.default_rng(setup.seed), sizes.lengths[-1], sizes.memories[-1]
-    setup.progress("comparing results and gradients with the library's")
-    values, gradients = differences(random)
-    tiled: dict[int, Moved] = {}
-    whole: dict[int, Moved] = {}
-    for length in sizes.lengths:
-        setup.progress(f"{length:,} tokens, a fast memory of {largest:,} numbers")
-        arrays = _arrays(random, length, length, sizes.width)
-        tiled[length], whole[length] = in_tiles(arrays, largest), in_full(arrays)
-    setup.progress(f"{longest:,} tokens, fast memories of {', '.join(f'{m:,}' for m in sizes.memories)} numbers")
-    by_memory = {memory: in_tiles(arrays, memory) for memory in sizes.memories}
-    small = in_tiles(arrays, sizes.width**2)
-    once = in_tiles(arrays, 4 * sizes.width * longest)  # one tile has everything: each array is moved once
-    checks = (
-        Check("largest difference of a result from attend()", values, most=1e-10),
-        Check("largest difference of a gradient from autograd", gradients, most=1e-10),
-        Check("tiles: slow memory beside the arrays grows as T to the power", _grown(tiled, "extra"), 0.99, 1.01),
-        Check("plain: slow memory beside the arrays grows as T to the power", _grown(whole, "extra"), 1.99, 2.01),
-        *(
-            Check(
-                f"{way}: numbers moved again grow as the fast memory to the power",
-                power(sizes.memories, [getattr(by_memory[m], way) - getattr(once, way) for m in sizes.memories]),
-                -1.1,
-                -0.9,
-            )
-            for way in ("forward", "backward")
-        ),
-        Check(
-            "most numbers held in fast memory over its size",
-            max(moved.fast / memory for memory, moved in by_memory.items()),
-            most=1.5,
-        ),
-        Check(f"plain over tiles, numbers moved forward, fast memory {largest:,}", _saved(whole, tiled), least=2.0),
-        Check(
-            "plain over tiles, numbers moved forward, a fast memory of d² numbers",
-            whole[longest].forward / small.forward,
-            most=1.0,
-        ),
-    )
-    meaning = (
-        "Softmax can be taken over the keys in pieces, so the scores never leave the fast memory, and the result is"
-        " that of plain attention to rounding. Beside its arrays the tiled way keeps one number a query, the log-sum-"
-        " exp, and in the backward one more; plain attention writes T² scores and T² weights and reads them again. The"
-        " number of products is the same. What falls is what is moved: a fast memory of twice the size holds tiles of"
-        " twice as many queries, and keys and values are read half as often. With a fast memory of only d² numbers the"
-        " tiles are so small that they move more than plain attention does."
-    )
-    return LabResult(
-        "What do FlashAttention's tiles save?",
-        meaning,
-        checks,
-        (_table(sizes, tiled, whole), *_curves(sizes, tiled, whole, by_memory), drawing()),
-    )
-
-
-# ------------------------------------------------------------------------------------------- one way and the other
 
 
 def tiles_for(memory: int, width: int) -> tuple[int, int]:
@@ -195,41 +226,6 @@ def _grown(moved: dict[int, Moved], what: str) -> float:
 def _saved(whole: dict[int, Moved], tiled: dict[int, Moved]) -> float:
     longest = max(tiled)
     return whole[longest].forward / tiled[longest].forward
-
-
-# ------------------------------------------------------------------------------------------------------- pictures
-
-
-def _table(sizes: Sizes, tiled: dict[int, Moved], whole: dict[int, Moved]) -> TableSection:
-    rows = [
-        [f"{length:,}", way, f"{one.forward:,}", f"{one.backward:,}", f"{one.extra:,}"]
-        for length in sizes.lengths
-        for way, one in (("plain", whole[length]), ("tiles", tiled[length]))
-    ]
-    header = ("T", "", "moved forward", "moved backward", "slow memory beside the arrays")
-    return TableSection(f"Numbers, d {sizes.width}, a fast memory of {sizes.memories[-1]:,}", header, rows)
-
-
-def _curves(
-    sizes: Sizes, tiled: dict[int, Moved], whole: dict[int, Moved], by_memory: dict[int, Moved]
-) -> tuple[Curve, Curve]:
-    over_t = {
-        name: [(float(n), float(getattr(one, what))) for n, one in moved.items()]
-        for name, moved, what in (
-            ("moved, plain", whole, "forward"),
-            ("moved, tiles", tiled, "forward"),
-            ("slow memory beside, plain", whole, "extra"),
-            ("slow memory beside, tiles", tiled, "extra"),
-        )
-    }
-    over_memory = {
-        way: [(float(m), float(getattr(one, way))) for m, one in by_memory.items()] for way in ("forward", "backward")
-    }
-    lines = {"plain, forward": float(whole[sizes.lengths[-1]].forward)}
-    return (
-        Curve("Numbers over the length", "T", "numbers", over_t, {}, "xy"),
-        Curve(f"Numbers moved at T {sizes.lengths[-1]:,}", "fast memory", "numbers", over_memory, lines, "xy"),
-    )
 
 
 def drawing() -> MatrixSection:

@@ -13,22 +13,26 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.train import Example, Optimizer, OptimizerSettings, TrainingBatch, collate, loss
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.scratch import numpy_transformer as by_hand
 from triptych_lectures.scratch.numpy_transformer import Array, Config, Weights
 
 WIDTHS = tuple(10 ** (-power / 2) for power in range(2, 17))  # h of the finite differences
 PARTS = ("embed", "attention", "SwiGLU", "RMSNorm", "head")
 Points = list[tuple[float, float]]
-FALSIFIED_BY = (
-    "The claim is false if a gradient written by hand differs from autograd's or from finite differences by more than"
-    " rounding. It is false too if two models trained by the two gradients have different losses."
-)
-SEEDS = 5
 
 
 @dataclass(frozen=True)
-class Sizes:
+class GradientsLab(Lab):
+    """Every weight's gradient by hand, by autograd and by finite differences; then training by both."""
+
+    name = "gradients"
+    falsified_by = (
+        "The claim is false if a gradient written by hand differs from autograd's or from finite differences by more"
+        " than rounding. It is false too if two models trained by the two gradients have different losses."
+    )
+    seeds = 5
+
     vocab: int = size(29, "V, tokens that there are, two or more", least=2)
     width: int = size(24, "D, model width")
     heads: int = size(6, "H, heads, a multiple of the groups")
@@ -55,54 +59,73 @@ class Sizes:
             blocks=self.blocks, tied=False,
         )  # fmt: skip
 
+    def run(self, setup: Setup) -> LabResult:
+        config, random = self.config, np.random.default_rng(setup.seed)
+        w, (ids, targets) = weights(config, random), random.integers(config.V, size=(2, self.rows, self.tokens))
+        module = library(config, w)
+        difference = np.abs(by_hand.forward(w, ids, config)[0] - logits(module, ids)).max()
+        dw, expected = by_hand.gradients(w, ids, targets, config)[1], autograd(module, w, ids, targets)
+        errors = {name: float(np.abs(dw[name] - expected[name]).max() / np.abs(expected[name]).max()) for name in w}
 
-def run(setup: Setup) -> LabResult:
-    """Every weight's gradient by hand, by autograd and by finite differences; then training by both."""
-    sizes = setup.sized(Sizes())
-    config, random = sizes.config, np.random.default_rng(setup.seed)
-    w, (ids, targets) = weights(config, random), random.integers(config.V, size=(2, sizes.rows, sizes.tokens))
-    module = library(config, w)
-    difference = np.abs(by_hand.forward(w, ids, config)[0] - logits(module, ids)).max()
-    dw, expected = by_hand.gradients(w, ids, targets, config)[1], autograd(module, w, ids, targets)
-    errors = {name: float(np.abs(dw[name] - expected[name]).max() / np.abs(expected[name]).max()) for name in w}
+        setup.progress("taking finite differences")
+        slopes = {part: _slopes(part, w, dw, (ids, targets), self.config, random) for part in PARTS}
+        setup.progress(f"training both for {self.steps} steps")
+        losses = self.train(w, module, config, random)
+        loss_difference = max(abs(a - b) for a, b in losses)
+        checks = (
+            Check("logits differ by", float(difference), most=1e-10),
+            Check("gradients differ from autograd's, relative to the largest, by", max(errors.values()), most=1e-8),
+            Check(
+                "finite differences differ from the gradients, relatively, by",
+                max(map(_best, slopes.values())),
+                most=1e-6,
+            ),
+            Check(f"losses of {self.steps} steps of AdamW differ by", loss_difference, most=1e-6),
+            Check("fall of the loss in these steps, nats", losses[0][1] - losses[-1][1], least=1.0),
+        )
+        meaning = (
+            "Every backward is the chain rule on one line of the forward: a matrix product goes back through its other"
+            " factor, a value used twice adds two gradients, softmax and the norms take away what their division"
+            " cancels. Two programs that share no arithmetic agree to rounding, weight by weight and step by step."
+            " Finite differences use no calculus: (loss(w + h) - loss(w - h)) / 2h differs from the slope by about h²,"
+            " until the two losses are so near each other that only rounding is left between them; hence the V of the"
+            " curve. They confirm a gradient at the price of two forwards a direction; one backward gives all"
+            " directions."
+        )
+        size = f"{sum(x.size for x in w.values()):,} weights in {self.blocks} blocks, float64"
+        rows = [_row(part, w, dw, errors, slopes[part]) for part in PARTS]
+        table = TableSection(
+            f"The gradient by hand: {size}",
+            ("part", "weights", "largest", "from autograd", "from finite differences"),
+            rows,
+        )
+        steps = (
+            [(float(step), a) for step, (a, _) in enumerate(losses)],
+            [(float(s), b) for s, (_, b) in enumerate(losses)],
+        )
+        shown = (
+            Curve("Finite differences beside the gradient", "h", "relative error", slopes, {}, "xy"),
+            Curve("Training", "step", "nats a token", {"by hand": steps[0], "the library": steps[1]}, {}),
+        )
+        return LabResult("Is a backward written by hand the same as autograd's?", meaning, checks, (table, *shown))
 
-    setup.progress("taking finite differences")
-    slopes = {part: _slopes(part, w, dw, (ids, targets), sizes.config, random) for part in PARTS}
-    setup.progress(f"training both for {sizes.steps} steps")
-    losses = train(w, module, config, sizes, random)
-    loss_difference = max(abs(a - b) for a, b in losses)
-    checks = (
-        Check("logits differ by", float(difference), most=1e-10),
-        Check("gradients differ from autograd's, relative to the largest, by", max(errors.values()), most=1e-8),
-        Check(
-            "finite differences differ from the gradients, relatively, by",
-            max(map(_best, slopes.values())),
-            most=1e-6,
-        ),
-        Check(f"losses of {sizes.steps} steps of AdamW differ by", loss_difference, most=1e-6),
-        Check("fall of the loss in these steps, nats", losses[0][1] - losses[-1][1], least=1.0),
-    )
-    meaning = (
-        "Every backward is the chain rule on one line of the forward: a matrix product goes back through its other"
-        " factor, a value used twice adds two gradients, softmax and the norms take away what their division cancels."
-        " Two programs that share no arithmetic agree to rounding, weight by weight and step by step. Finite"
-        " differences use no calculus: (loss(w + h) - loss(w - h)) / 2h differs from the slope by about h², until the"
-        " two losses are so near each other that only rounding is left between them; hence the V of the curve. They"
-        " confirm a gradient at the price of two forwards a direction; one backward gives all directions."
-    )
-    size = f"{sum(x.size for x in w.values()):,} weights in {sizes.blocks} blocks, float64"
-    rows = [_row(part, w, dw, errors, slopes[part]) for part in PARTS]
-    table = TableSection(
-        f"The gradient by hand: {size}",
-        ("part", "weights", "largest", "from autograd", "from finite differences"),
-        rows,
-    )
-    steps = [(float(step), a) for step, (a, _) in enumerate(losses)], [(float(s), b) for s, (_, b) in enumerate(losses)]
-    shown = (
-        Curve("Finite differences beside the gradient", "h", "relative error", slopes, {}, "xy"),
-        Curve("Training", "step", "nats a token", {"by hand": steps[0], "the library": steps[1]}, {}),
-    )
-    return LabResult("Is a backward written by hand the same as autograd's?", meaning, checks, (table, *shown))
+    def train(
+        self, w: Weights, module: nn.Transformer, c: Config, random: np.random.Generator
+    ) -> list[tuple[float, float]]:
+        """Losses by hand and by the library of a model learning to count in steps, each with its own AdamW."""
+        own, reference = by_hand.AdamW(w), Optimizer(module, OptimizerSettings(name="adamw", lr=self.rate))
+        reference.zero()
+        losses, shape = [], (self.rows, 1)
+        for _ in range(self.steps):
+            start, stride = random.integers(c.V, size=shape), random.integers(1, 4, size=shape)
+            rows = (start + stride * np.arange(self.tokens + 1)) % c.V
+            nats, dw = by_hand.gradients(w, rows[:, :-1], rows[:, 1:], c)
+            own.step(dw, self.rate)
+            total, count = loss(module, batch(rows[:, :-1], rows[:, 1:]))
+            (total / count).backward()
+            reference.step(1.0)
+            losses.append((nats, float(total.detach()) / count))
+        return losses
 
 
 def weights(c: Config, random: np.random.Generator) -> Weights:
@@ -149,25 +172,6 @@ def autograd(module: nn.Transformer, names: Iterable[str], ids: Array, targets: 
     total, count = loss(module, batch(ids, targets))
     (total / count).backward()
     return {name: np.asarray(module.get_parameter(library_name(name)).grad) for name in names}
-
-
-def train(
-    w: Weights, module: nn.Transformer, c: Config, sizes: Sizes, random: np.random.Generator
-) -> list[tuple[float, float]]:
-    """Losses by hand and by the library of a model learning to count in steps, each with its own AdamW."""
-    own, reference = by_hand.AdamW(w), Optimizer(module, OptimizerSettings(name="adamw", lr=sizes.rate))
-    reference.zero()
-    losses, shape = [], (sizes.rows, 1)
-    for _ in range(sizes.steps):
-        start, stride = random.integers(c.V, size=shape), random.integers(1, 4, size=shape)
-        rows = (start + stride * np.arange(sizes.tokens + 1)) % c.V
-        nats, dw = by_hand.gradients(w, rows[:, :-1], rows[:, 1:], c)
-        own.step(dw, sizes.rate)
-        total, count = loss(module, batch(rows[:, :-1], rows[:, 1:]))
-        (total / count).backward()
-        reference.step(1.0)
-        losses.append((nats, float(total.detach()) / count))
-    return losses
 
 
 def part_of(name: str) -> str:

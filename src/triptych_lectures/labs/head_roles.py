@@ -17,25 +17,61 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Section, TableSection
 from triptych.probe.mean_weight import mean_weight
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.pretrained import decoder
 
-FALSIFIED_BY = (
-    "The claim is false if no head's weight on a role's keys exceeds clearly what even weights would give it. It is"
-    " false too if the best of as many heads with random weights scores as high."
-)
 TEXT = (
     "The old man sat by the river bank, and watched the boats. He had fished there, year after year, since he was a "
     "boy; now the water was low, and the fish were gone."
 )
 MARKS = {",", ";", "."}
 EVEN = "even weights"
-SEEDS = 5
 
 
 @dataclass(frozen=True)
-class Sizes:
+class HeadRolesLab(Lab):
+    """Score every head for four roles, beside even weights and a model of random weights."""
+
+    name = "head-roles"
+    falsified_by = (
+        "The claim is false if no head's weight on a role's keys exceeds clearly what even weights would give it. It is"
+        " false too if the best of as many heads with random weights scores as high."
+    )
+    seeds = 5
+
     text: str = size(TEXT, "text that the heads read, with punctuation in it")
+
+    def run(self, setup: Setup) -> LabResult:
+        scored = self.scored(setup)
+        question = "Which roles do the heads of a pretrained model have?"
+        return LabResult(question, _meaning(scored), _checks(scored), _sections(scored))
+
+    def scored(self, setup: Setup) -> Scored:
+        """Raises InputError for anything but a decoder with a tokenizer."""
+        model = decoder(setup)
+        if model.spec.layout != "decoder" or model.tokenizer is None:
+            raise InputError("this lab reads the heads of a decoder with a tokenizer")
+        ids = model.ids([self.text])[0]
+        tokens = model.tokenizer.tokens(ids)
+        marks = torch.tensor([token.strip("␣Ġ ") in MARKS for token in tokens])
+        if not marks.any():
+            raise InputError("size text: it has no comma, semicolon or full stop that is a token of its own; add one")
+        ideals = _ideals(marks)
+        start = int(marks.nonzero()[0]) + 1  # queries that have a mark to read
+        setup.progress("scoring every head")
+        patterns = _patterns(model, ids)
+        setup.progress("the same with random weights")
+        control = _patterns(Model(nn.new(model.spec, setup.seed), model.tokenizer), ids)
+        best = {role: _best(_scores(patterns, ideal, start)) for role, ideal in ideals.items() if role != EVEN}
+        distances = torch.stack([_distances(patterns, ideal, start) for ideal in ideals.values()]).amin(0)
+        return Scored(
+            tokens,
+            patterns,
+            best,
+            random={role: _best(_scores(control, ideals[role], start)) for role in best},
+            even={role: float(_scores(ideals[EVEN][None, None], ideals[role], start)) for role in best},
+            unread=_best(distances),
+        )
 
 
 @dataclass(frozen=True)
@@ -67,41 +103,6 @@ class Scored:
     random: dict[str, Best]
     even: dict[str, float]
     unread: Best
-
-
-def run(setup: Setup) -> LabResult:
-    """Score every head for four roles, beside even weights and a model of random weights."""
-    scored = _scored(setup)
-    question = "Which roles do the heads of a pretrained model have?"
-    return LabResult(question, _meaning(scored), _checks(scored), _sections(scored))
-
-
-def _scored(setup: Setup) -> Scored:
-    """Raises InputError for anything but a decoder with a tokenizer."""
-    model = decoder(setup)
-    if model.spec.layout != "decoder" or model.tokenizer is None:
-        raise InputError("this lab reads the heads of a decoder with a tokenizer")
-    ids = model.ids([setup.sized(Sizes()).text])[0]
-    tokens = model.tokenizer.tokens(ids)
-    marks = torch.tensor([token.strip("␣Ġ ") in MARKS for token in tokens])
-    if not marks.any():
-        raise InputError("size text: it has no comma, semicolon or full stop that is a token of its own; add one")
-    ideals = _ideals(marks)
-    start = int(marks.nonzero()[0]) + 1  # queries that have a mark to read
-    setup.progress("scoring every head")
-    patterns = _patterns(model, ids)
-    setup.progress("the same with random weights")
-    control = _patterns(Model(nn.new(model.spec, setup.seed), model.tokenizer), ids)
-    best = {role: _best(_scores(patterns, ideal, start)) for role, ideal in ideals.items() if role != EVEN}
-    distances = torch.stack([_distances(patterns, ideal, start) for ideal in ideals.values()]).amin(0)
-    return Scored(
-        tokens,
-        patterns,
-        best,
-        random={role: _best(_scores(control, ideals[role], start)) for role in best},
-        even={role: float(_scores(ideals[EVEN][None, None], ideals[role], start)) for role in best},
-        unread=_best(distances),
-    )
 
 
 def _checks(scored: Scored) -> tuple[Check, ...]:

@@ -18,7 +18,7 @@ from triptych.page import Curve, TableSection
 from triptych.spec import LearnedSpec, RMSNormSpec, full
 from triptych.train import OptimizerSettings, Pairs
 from triptych_lectures.labs.counting import products, shortest_seconds
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import block, decoder, fit
 from triptych_lectures.labs.trained import Places, right
 
@@ -27,16 +27,19 @@ COLUMNS = ("parameters", "matmul FLOPs", "score elements")
 # The trained task: name the symbols that stand so many places back, all of them in one answer.
 PLACES: dict[str, tuple[int, ...]] = {"one place": (3,), "four places": (1, 2, 3, 4)}
 
-FALSIFIED_BY = (
-    "That the costs are equal is arithmetic, which is false here only if the library counts or computes something else"
-    " than the formula. The claim about the use is false if one head reads four places as well as four heads do, or if"
-    " one head cannot even read one place, so that its failure at four says nothing about heads."
-)
-SEEDS = 5
-
 
 @dataclass(frozen=True)
-class Sizes:
+class HeadsVsWidthLab(Lab):
+    """One block of width D for H in HEADS, counted and measured; then one head and four trained to read places."""
+
+    name = "heads-vs-width"
+    falsified_by = (
+        "That the costs are equal is arithmetic, which is false here only if the library counts or computes something"
+        " else than the formula. The claim about the use is false if one head reads four places as well as four heads"
+        " do, or if one head cannot even read one place, so that its failure at four says nothing about heads."
+    )
+    seeds = 5
+
     width: int = size(512, "model width D of the block that is counted")
     tokens: int = size(10, "tokens on which it is counted")
     long: int = size(512, "tokens on which it is timed")
@@ -56,59 +59,96 @@ class Sizes:
         if self.length <= 4:
             raise InputError(f"size length: {self.length} tokens have no place 4 back; give 5 or more")
 
+    def run(self, setup: Setup) -> LabResult:
+        setup.progress(f"one block of width {self.width}, {self.heads[0]} to {self.heads[-1]} heads")
+        counted, measured, seconds = {}, {}, {}
+        ids = [i % VOCAB for i in range(self.long)]
+        for heads in self.heads:
+            model = Model(nn.new(decoder(VOCAB, [block(self.width, heads, self.width)], mask=full()), setup.seed))
+            counted[heads], measured[heads] = _counted(model, self.tokens), _measured(model, self.tokens)
+            with torch.inference_mode():
+                seconds[heads] = shortest_seconds(lambda model=model: model.logits([ids]), calls=5)
+        shares: dict[tuple[str, int], float] = {}
+        for name, places in PLACES.items():
+            for heads in (1, 4):
+                setup.progress(f"training {heads} head{'s' * (heads > 1)} to read {name}: {self.steps} steps")
+                shares[name, heads] = self._read_places(heads, places, setup.seed)
+        differences = [abs(a - b) for h in self.heads for a, b in zip(counted[h], measured[h], strict=True)]
+        scores_off = [abs(measured[h][2] / (h * measured[1][2]) - 1) for h in self.heads]
+        most, tokens = self.heads[-1], self.tokens
+        shown = 8 if 8 in self.heads else most  # the lecture has 8
+        scores = float(shown * tokens**2)
+        checks = (
+            Check(
+                "arithmetic: counted from the spec and measured: largest difference", float(max(differences)), most=0.0
+            ),
+            Check(f"arithmetic: parameters of {most} heads over one", measured[most][0] / measured[1][0], 1.0, 1.0),
+            Check(f"arithmetic: matmul FLOPs of {most} heads over one", measured[most][1] / measured[1][1], 1.0, 1.0),
+            Check(
+                "arithmetic: score elements over H times those of one head, largest difference from 1",
+                max(scores_off),
+                most=0.0,
+            ),
+            Check(
+                f"arithmetic: score elements of {shown} heads on {tokens} tokens", measured[shown][2], scores, scores
+            ),
+            Check("control: one place read right by one head", shares["one place", 1], least=0.95),
+            Check("four places read right by four heads", shares["four places", 4], least=0.9),
+            Check(
+                "four places read right by four heads, less by one",
+                shares["four places", 4] - shares["four places", 1],
+                0.2,
+            ),
+        )
+        meaning = (
+            "The projections are D x D whether their output is one head or cut into H, and the H score matrices take"
+            " D/H multiplications an entry instead of D: parameters and matmul FLOPs are equal. What grows is the"
+            f" number of scores, H T² instead of T² ({scores:,.0f} against {tokens**2:,} for {shown} heads on {tokens}"
+            " tokens), and with it the work of softmax and the memory of a stored pattern. What is gained are H"
+            " patterns. A single head returns one average: trained to name the symbols at four places it is right"
+            f" {shares['four places', 1]:.0%} of the time, four heads of a quarter of its width"
+            f" {shares['four places', 4]:.0%}, with the same parameters and steps. At a single place one head is enough"
+            f" ({shares['one place', 1]:.0%}). The criteria marked arithmetic follow from the formula and test that the"
+            " library keeps to it; the others are experiments. Times depend on the machine and decide nothing."
+        )
+        sections = (self._cost_table(measured, seconds), self._places_table(shares), self._curve(measured, seconds))
+        return LabResult("What do H heads cost beside one, and what are they for?", meaning, checks, sections)
 
-def run(setup: Setup) -> LabResult:
-    """One block of width D for H in HEADS, counted and measured; then one head and four trained to read places."""
-    sizes = setup.sized(Sizes())
-    setup.progress(f"one block of width {sizes.width}, {sizes.heads[0]} to {sizes.heads[-1]} heads")
-    counted, measured, seconds = {}, {}, {}
-    ids = [i % VOCAB for i in range(sizes.long)]
-    for heads in sizes.heads:
-        model = Model(nn.new(decoder(VOCAB, [block(sizes.width, heads, sizes.width)], mask=full()), setup.seed))
-        counted[heads], measured[heads] = _counted(model, sizes.tokens), _measured(model, sizes.tokens)
-        with torch.inference_mode():
-            seconds[heads] = shortest_seconds(lambda model=model: model.logits([ids]), calls=5)
-    shares: dict[tuple[str, int], float] = {}
-    for name, places in PLACES.items():
-        for heads in (1, 4):
-            setup.progress(f"training {heads} head{'s' * (heads > 1)} to read {name}: {sizes.steps} steps")
-            shares[name, heads] = _read_places(heads, places, sizes, setup.seed)
-    differences = [abs(a - b) for h in sizes.heads for a, b in zip(counted[h], measured[h], strict=True)]
-    scores_off = [abs(measured[h][2] / (h * measured[1][2]) - 1) for h in sizes.heads]
-    most, tokens = sizes.heads[-1], sizes.tokens
-    shown = 8 if 8 in sizes.heads else most  # the lecture has 8
-    scores = float(shown * tokens**2)
-    checks = (
-        Check("arithmetic: counted from the spec and measured: largest difference", float(max(differences)), most=0.0),
-        Check(f"arithmetic: parameters of {most} heads over one", measured[most][0] / measured[1][0], 1.0, 1.0),
-        Check(f"arithmetic: matmul FLOPs of {most} heads over one", measured[most][1] / measured[1][1], 1.0, 1.0),
-        Check(
-            "arithmetic: score elements over H times those of one head, largest difference from 1",
-            max(scores_off),
-            most=0.0,
-        ),
-        Check(f"arithmetic: score elements of {shown} heads on {tokens} tokens", measured[shown][2], scores, scores),
-        Check("control: one place read right by one head", shares["one place", 1], least=0.95),
-        Check("four places read right by four heads", shares["four places", 4], least=0.9),
-        Check(
-            "four places read right by four heads, less by one",
-            shares["four places", 4] - shares["four places", 1],
-            0.2,
-        ),
-    )
-    meaning = (
-        "The projections are D x D whether their output is one head or cut into H, and the H score matrices take D/H"
-        " multiplications an entry instead of D: parameters and matmul FLOPs are equal. What grows is the number of"
-        f" scores, H T² instead of T² ({scores:,.0f} against {tokens**2:,} for {shown} heads on {tokens} tokens), and"
-        " with it the work of softmax and the memory of a stored pattern. What is gained are H patterns. A single"
-        " head returns one average: trained to name the symbols at four places it is right"
-        f" {shares['four places', 1]:.0%} of the time, four heads of a quarter of its width"
-        f" {shares['four places', 4]:.0%}, with the same parameters and steps. At a single place one head is enough"
-        f" ({shares['one place', 1]:.0%}). The criteria marked arithmetic follow from the formula and test that"
-        " the library keeps to it; the others are experiments. Times depend on the machine and decide nothing."
-    )
-    sections = (_cost_table(measured, seconds, sizes), _places_table(shares, sizes), _curve(measured, seconds, sizes))
-    return LabResult("What do H heads cost beside one, and what are they for?", meaning, checks, sections)
+    def _read_places(self, heads: int, places: Sequence[int], seed: int) -> float:
+        """Share of held-out answers right of one layer of attention without an MLP, trained on the places task."""
+        noise, task = np.random.default_rng(seed), Places(self.symbols, self.length, tuple(places))
+        data = Pairs(tuple(task.rows(noise, self.steps * self.rows)))
+        spec = decoder(
+            task.classes,
+            [block(self.narrow, heads, hidden=None)],
+            embedded=LearnedSpec(length=self.length, width=self.narrow),
+            final_norm=RMSNormSpec(width=self.narrow),
+        )
+        module = nn.new(spec, seed)
+        settings = OptimizerSettings(name="adamw", lr=1e-2, weight_decay=0.0)
+        fit(module, data, rows=self.rows, length=self.length, steps=self.steps, seed=seed, optimizer=settings)
+        return right(module, task.rows(noise, self.tested))
+
+    def _cost_table(self, measured: Costs, seconds: dict[int, float]) -> TableSection:
+        title = f"One block of width {self.width} on {self.tokens} tokens, measured; time of a forward on {self.long}"
+        header = ("heads", "head width", *COLUMNS, f"time for {self.long} tokens")
+        rows = [
+            [str(h), str(self.width // h), *(f"{x:,}" for x in measured[h]), f"{1000 * seconds[h]:.1f} ms"]
+            for h in self.heads
+        ]
+        return TableSection(title, header, rows)
+
+    def _places_table(self, shares: dict[tuple[str, int], float]) -> TableSection:
+        rows = [[name, *(f"{shares[name, heads]:.0%}" for heads in (1, 4))] for name in PLACES]
+        title = f"Symbols named right after {self.steps} steps, by one layer of width {self.narrow}"
+        return TableSection(title, ("the task reads", "one head", "four heads"), rows)
+
+    def _curve(self, measured: Costs, seconds: dict[int, float]) -> Curve:
+        lines = {
+            name: [(float(h), measured[h][i] / measured[1][i]) for h in self.heads] for i, name in enumerate(COLUMNS)
+        }
+        lines[f"time for {self.long} tokens"] = [(float(h), seconds[h] / seconds[1]) for h in self.heads]
+        return Curve("Cost beside that of one head", "heads", "times one head", lines, {}, "xy")
 
 
 Costs = dict[int, tuple[int, int, int]]  # by number of heads: parameters, matmul FLOPs, score elements
@@ -126,41 +166,3 @@ def _measured(model: Model, tokens: int) -> tuple[int, int, int]:
     flops = products(lambda: model.logits([ids])).total
     scores = model.trace([ids], read=["blocks.0.attn.scores"])["blocks.0.attn.scores"][0]
     return sum(p.numel() for p in model.module.parameters()), flops, scores.numel()
-
-
-def _read_places(heads: int, places: Sequence[int], sizes: Sizes, seed: int) -> float:
-    """Share of held-out answers right of one layer of attention without an MLP, trained on the places task."""
-    noise, task = np.random.default_rng(seed), Places(sizes.symbols, sizes.length, tuple(places))
-    data = Pairs(tuple(task.rows(noise, sizes.steps * sizes.rows)))
-    spec = decoder(
-        task.classes,
-        [block(sizes.narrow, heads, hidden=None)],
-        embedded=LearnedSpec(length=sizes.length, width=sizes.narrow),
-        final_norm=RMSNormSpec(width=sizes.narrow),
-    )
-    module = nn.new(spec, seed)
-    settings = OptimizerSettings(name="adamw", lr=1e-2, weight_decay=0.0)
-    fit(module, data, rows=sizes.rows, length=sizes.length, steps=sizes.steps, seed=seed, optimizer=settings)
-    return right(module, task.rows(noise, sizes.tested))
-
-
-def _cost_table(measured: Costs, seconds: dict[int, float], sizes: Sizes) -> TableSection:
-    title = f"One block of width {sizes.width} on {sizes.tokens} tokens, measured; time of a forward on {sizes.long}"
-    header = ("heads", "head width", *COLUMNS, f"time for {sizes.long} tokens")
-    rows = [
-        [str(h), str(sizes.width // h), *(f"{x:,}" for x in measured[h]), f"{1000 * seconds[h]:.1f} ms"]
-        for h in sizes.heads
-    ]
-    return TableSection(title, header, rows)
-
-
-def _places_table(shares: dict[tuple[str, int], float], sizes: Sizes) -> TableSection:
-    rows = [[name, *(f"{shares[name, heads]:.0%}" for heads in (1, 4))] for name in PLACES]
-    title = f"Symbols named right after {sizes.steps} steps, by one layer of width {sizes.narrow}"
-    return TableSection(title, ("the task reads", "one head", "four heads"), rows)
-
-
-def _curve(measured: Costs, seconds: dict[int, float], sizes: Sizes) -> Curve:
-    lines = {name: [(float(h), measured[h][i] / measured[1][i]) for h in sizes.heads] for i, name in enumerate(COLUMNS)}
-    lines[f"time for {sizes.long} tokens"] = [(float(h), seconds[h] / seconds[1]) for h in sizes.heads]
-    return Curve("Cost beside that of one head", "heads", "times one head", lines, {}, "xy")

@@ -6,8 +6,9 @@ weights do not change while it is read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,21 +20,23 @@ from triptych.page import Curve, TableSection
 from triptych.spec import AlibiSpec, RMSNormSpec
 from triptych.train import Example, collate
 from triptych.train.objectives import final
-from triptych_lectures.labs.lab import Check, LabResult, Setup, number, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, number, size
 from triptych_lectures.labs.small import block, decoder
 from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, held_out_rows, train
 
-FALSIFIED_BY = (
-    "The claim is false if the error on functions that were never trained does not fall with the examples in the row,"
-    " or if a model that was trained on one function gains from examples as well. If the error fell where the answers"
-    " in the row are random, what is measured would not be the use of the examples."
-)
-SEEDS = 5
-
 
 @dataclass(frozen=True)
-class Sizes:
-    """Of the functions, of the decoder and of its training."""
+class InContextLab(Lab):
+    """One decoder trained on ever new functions and others on few; all are tested on functions never trained."""
+
+    name = "in-context"
+    falsified_by = (
+        "The claim is false if the error on functions that were never trained does not fall with the examples in the"
+        " row, or if a model that was trained on one function gains from examples as well. If the error fell where the"
+        " answers in the row are random, what is measured would not be the use of the examples."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {"pools": (1, 16, 256), "steps": 800, "tested": 1000}
 
     symbols: int = size(8, "different inputs, and as many different answers, two or more")
     examples: int = size(16, "examples of a row, two or more")
@@ -53,8 +56,95 @@ class Sizes:
         if self.symbols < 2 or self.examples < 2:
             raise InputError("sizes symbols and examples: give two or more of each")
 
+    def run(self, setup: Setup) -> LabResult:
+        every = Lookups(self.symbols, self.examples)
+        new = replace(every, functions="new")
+        models: dict[str, nn.Transformer] = {}
+        runs: dict[str, TrainedRun] = {}
+        tasks = {_name(pool): replace(every, pool=pool, seed=setup.seed) for pool in (*self.pools, None)}
+        for name, task in tasks.items():
+            setup.progress(f"trained on {name}: {self.steps} steps")
+            models[name], runs[name] = self._train(task, setup.seed)
+        on_new = {name: answered(model, new, self.tested, setup.seed) for name, model in models.items()}
+        own = answered(models[_name(1)], tasks[_name(1)], self.tested, setup.seed)
+        unrelated = answered(models[_name(None)], replace(new, random_answers=True), self.tested, setup.seed)
+        return LabResult(
+            "Can a model learn from the examples in its row what it was never trained on?",
+            self._meaning(on_new, own),
+            self._checks(on_new, own, unrelated),
+            (self._curve(on_new, unrelated), self._table(on_new, runs)),
+        )
 
-FULL = Sizes(pools=(1, 16, 256), steps=800, tested=1000)
+    def best_errors(self) -> NDArray[np.float64]:
+        """[examples]: the smallest possible error: that of a guess where the input was not shown, and 0 elsewhere."""
+        return (1 - 1 / self.symbols) ** np.arange(1.0, self.examples + 1)
+
+    def _checks(self, on_new: dict[str, Answered], own: Answered, unrelated: Answered) -> tuple[Check, ...]:
+        """Half of what examples can give is a use of them; a tenth is none."""
+        chance = 1 / self.symbols
+        first, second = np.array_split(self.best_errors(), 2)
+        possible = float(first.mean() - second.mean())
+        every, single = on_new[_name(None)], on_new[_name(1)]
+        claim = "fall of the error from the first half of the row to the second, over the largest possible"
+        return (
+            Check(f"functions never trained: {claim}", every.fall / possible, least=0.5),
+            Check(
+                "functions never trained: right where the input was shown before", _share(every, shown=True), least=0.9
+            ),
+            Check(
+                "control: functions never trained: right where the input was not shown",
+                _share(every, shown=False),
+                most=chance + 0.1,
+            ),
+            Check(
+                "control: answers in the row random: fall of the error, over the largest possible",
+                unrelated.fall / possible,
+                most=0.1,
+            ),
+            Check("trained on 1 function: right on it at the first example", float(own.right[:, 0].mean()), least=0.9),
+            Check(
+                "control: trained on 1 function, others tested: fall of the error, over the largest possible",
+                single.fall / possible,
+                most=0.1,
+            ),
+        )
+
+    def _meaning(self, on_new: dict[str, Answered], own: Answered) -> str:
+        every, single = on_new[_name(None)], on_new[_name(1)]
+        errors = every.errors
+        return (
+            "The weights are fixed, and the functions tested are none of those trained. Yet the error falls from"
+            f" {errors[0]:.0%} at the first example of a row to {errors[-1]:.0%} at the last; the least possible there"
+            f" is {self.best_errors()[-1]:.0%}, because the row may not have shown the input. What was learned is not a"
+            " function but how to look one up in the row. Only training that makes it necessary teaches it: a model"
+            f" trained on one function knows that one before any example ({own.right[:, 0].mean():.0%} right) and is"
+            f" wrong on {single.errors[-1]:.0%} of others, however many examples it reads. A lookup is the simplest"
+            " function that can be new in a row; that regression or language is learned so is not shown."
+        )
+
+    def _train(self, task: Lookups, seed: int) -> tuple[nn.Transformer, TrainedRun]:
+        """Two layers of attention, which is what a lookup in the row takes (lab `induction`)."""
+        blocks = [block(self.width, self.heads, hidden=None)] * 2
+        inside, norm = AlibiSpec(heads=self.heads), RMSNormSpec(width=self.width)
+        module = nn.new(decoder(2 * self.symbols, blocks, inside=inside, final_norm=norm), seed)
+        return module, train(module, task, TrainingBudget(self.steps, self.rows, self.rate, shape="linear"), seed)
+
+    def _curve(self, on_new: dict[str, Answered], unrelated: Answered) -> Curve:
+        lines = {f"trained on {name}": answers.errors for name, answers in on_new.items()}
+        lines |= {"answers in the row random": unrelated.errors, "least possible": self.best_errors()}
+        points = {name: [(float(i + 1), float(x)) for i, x in enumerate(errors)] for name, errors in lines.items()}
+        chance = {"guess": 1 - 1 / self.symbols}
+        return Curve("Functions that were never trained", "example of the row", "share wrong", points, chance)
+
+    def _table(self, on_new: dict[str, Answered], runs: dict[str, TrainedRun]) -> TableSection:
+        rows = [
+            [name, number(runs[name].end), f"{answers.errors[0]:.0%}", f"{answers.errors[-1]:.0%}"]
+            + [f"{_share(answers, shown=shown):.0%}" for shown in (True, False)]
+            for name, answers in on_new.items()
+        ]
+        header = ("trained on", "nats at the end", "wrong at the first example", "wrong at the last")
+        title = f"Tested on functions never trained; {1 / self.symbols:.0%} are right by chance"
+        return TableSection(title, (*header, "right, input shown before", "right, input not shown"), rows)
 
 
 @dataclass(frozen=True)
@@ -123,93 +213,15 @@ class Answered:
         return float(first.mean() - second.mean())
 
 
-def run(setup: Setup) -> LabResult:
-    """One decoder trained on ever new functions and others on few; all are tested on functions never trained."""
-    sizes = setup.sized(Sizes(), FULL)
-    every = Lookups(sizes.symbols, sizes.examples)
-    new = replace(every, functions="new")
-    models: dict[str, nn.Transformer] = {}
-    runs: dict[str, TrainedRun] = {}
-    tasks = {_name(pool): replace(every, pool=pool, seed=setup.seed) for pool in (*sizes.pools, None)}
-    for name, task in tasks.items():
-        setup.progress(f"trained on {name}: {sizes.steps} steps")
-        models[name], runs[name] = _train(sizes, task, setup.seed)
-    on_new = {name: answered(model, new, sizes.tested, setup.seed) for name, model in models.items()}
-    own = answered(models[_name(1)], tasks[_name(1)], sizes.tested, setup.seed)
-    unrelated = answered(models[_name(None)], replace(new, random_answers=True), sizes.tested, setup.seed)
-    return LabResult(
-        "Can a model learn from the examples in its row what it was never trained on?",
-        _meaning(sizes, on_new, own),
-        _checks(sizes, on_new, own, unrelated),
-        (_curve(sizes, on_new, unrelated), _table(sizes, on_new, runs)),
-    )
-
-
 def _name(pool: int | None) -> str:
     if pool is None:
         return "a new function in each row"
     return f"{pool} function{'s' * (pool > 1)}"
 
 
-def best_errors(sizes: Sizes) -> NDArray[np.float64]:
-    """[examples]: the smallest possible error, that of a guess where the input has not been shown, and 0 elsewhere."""
-    return (1 - 1 / sizes.symbols) ** np.arange(1.0, sizes.examples + 1)
-
-
-def _checks(sizes: Sizes, on_new: dict[str, Answered], own: Answered, unrelated: Answered) -> tuple[Check, ...]:
-    """Half of what examples can give is a use of them; a tenth is none."""
-    chance = 1 / sizes.symbols
-    first, second = np.array_split(best_errors(sizes), 2)
-    possible = float(first.mean() - second.mean())
-    every, single = on_new[_name(None)], on_new[_name(1)]
-    claim = "fall of the error from the first half of the row to the second, over the largest possible"
-    return (
-        Check(f"functions never trained: {claim}", every.fall / possible, least=0.5),
-        Check("functions never trained: right where the input was shown before", _share(every, shown=True), least=0.9),
-        Check(
-            "control: functions never trained: right where the input was not shown",
-            _share(every, shown=False),
-            most=chance + 0.1,
-        ),
-        Check(
-            "control: answers in the row random: fall of the error, over the largest possible",
-            unrelated.fall / possible,
-            most=0.1,
-        ),
-        Check("trained on 1 function: right on it at the first example", float(own.right[:, 0].mean()), least=0.9),
-        Check(
-            "control: trained on 1 function, others tested: fall of the error, over the largest possible",
-            single.fall / possible,
-            most=0.1,
-        ),
-    )
-
-
 def _share(answers: Answered, *, shown: bool) -> float:
     """Of the right answers among those whose input the row had shown before, or had not."""
     return float(answers.right[answers.shown == shown].mean())
-
-
-def _meaning(sizes: Sizes, on_new: dict[str, Answered], own: Answered) -> str:
-    every, single = on_new[_name(None)], on_new[_name(1)]
-    errors = every.errors
-    return (
-        f"The weights are fixed, and the functions tested are none of those trained. Yet the error falls from"
-        f" {errors[0]:.0%} at the first example of a row to {errors[-1]:.0%} at the last; the least possible there is"
-        f" {best_errors(sizes)[-1]:.0%}, because the row may not have shown the input. What was learned is not a"
-        " function but how to look one up in the row. Only training that makes it necessary teaches it: a model"
-        f" trained on one function knows that one before any example ({own.right[:, 0].mean():.0%} right) and is wrong"
-        f" on {single.errors[-1]:.0%} of others, however many examples it reads. A lookup is the simplest function that"
-        " can be new in a row; that regression or language is learned so is not shown."
-    )
-
-
-def _train(sizes: Sizes, task: Lookups, seed: int) -> tuple[nn.Transformer, TrainedRun]:
-    """Two layers of attention, which is what a lookup in the row takes (lab `induction`)."""
-    blocks = [block(sizes.width, sizes.heads, hidden=None)] * 2
-    inside, norm = AlibiSpec(heads=sizes.heads), RMSNormSpec(width=sizes.width)
-    module = nn.new(decoder(2 * sizes.symbols, blocks, inside=inside, final_norm=norm), seed)
-    return module, train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
 
 
 @torch.no_grad()
@@ -222,22 +234,3 @@ def answered(module: nn.Transformer, task: Lookups, count: int, seed: int) -> An
     earlier = np.tril(np.ones((task.examples, task.examples), dtype=bool), -1)
     shown = ((inputs[:, :, None] == inputs[:, None, :]) & earlier).any(-1)
     return Answered((answers == batch.targets).numpy().reshape(inputs.shape), shown)
-
-
-def _curve(sizes: Sizes, on_new: dict[str, Answered], unrelated: Answered) -> Curve:
-    lines = {f"trained on {name}": answers.errors for name, answers in on_new.items()}
-    lines |= {"answers in the row random": unrelated.errors, "least possible": best_errors(sizes)}
-    points = {name: [(float(i + 1), float(x)) for i, x in enumerate(errors)] for name, errors in lines.items()}
-    chance = {"guess": 1 - 1 / sizes.symbols}
-    return Curve("Functions that were never trained", "example of the row", "share wrong", points, chance)
-
-
-def _table(sizes: Sizes, on_new: dict[str, Answered], runs: dict[str, TrainedRun]) -> TableSection:
-    rows = [
-        [name, number(runs[name].end), f"{answers.errors[0]:.0%}", f"{answers.errors[-1]:.0%}"]
-        + [f"{_share(answers, shown=shown):.0%}" for shown in (True, False)]
-        for name, answers in on_new.items()
-    ]
-    header = ("trained on", "nats at the end", "wrong at the first example", "wrong at the last")
-    title = f"Tested on functions never trained; {1 / sizes.symbols:.0%} are right by chance"
-    return TableSection(title, (*header, "right, input shown before", "right, input not shown"), rows)

@@ -17,21 +17,25 @@ from triptych.probe import Edit, zero
 from triptych.probe.mean_weight import at_offset, mean_weight
 from triptych.spec import AlibiSpec, RMSNormSpec
 from triptych.train import Example, OptimizerSettings, Pairs
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import Points, block, decoder, fit
 
 OFFSETS = 8  # places back among which the one a head reads most is searched
-FALSIFIED_BY = (
-    "The claim is false if one layer copies as well as two, if removing the head with the highest induction score"
-    " leaves the copying, or if removing another one, the control, ends it as well. That the head below supplies the"
-    " previous token is false if the head of layer 0 whose removal ends the copying does not attend to the token"
-    " before most."
-)
-SEEDS = 5
 
 
 @dataclass(frozen=True)
-class Sizes:
+class InductionLab(Lab):
+    """Random sequences, each repeated once: one layer and two layers of attention learn the repetition."""
+
+    name = "induction"
+    falsified_by = (
+        "The claim is false if one layer copies as well as two, if removing the head with the highest induction score"
+        " leaves the copying, or if removing another one, the control, ends it as well. That the head below supplies"
+        " the previous token is false if the head of layer 0 whose removal ends the copying does not attend to the"
+        " token before most."
+    )
+    seeds = 5
+
     width: int = size(48, "model width D, a multiple of the heads")
     heads: int = size(3, "heads of each layer, two or more")
     vocab: int = size(48, "tokens that there are, at least `longest`")
@@ -51,6 +55,88 @@ class Sizes:
         if self.width % self.heads or self.heads < 2:
             raise InputError("sizes width and heads: give two heads or more, and a multiple of them as the width")
 
+    def run(self, setup: Setup) -> LabResult:
+        noise = np.random.default_rng(setup.seed)
+        data = Pairs(tuple(self._repeated(noise) for _ in range(self.steps * self.rows)))
+        tests = [self._repeated(noise) for _ in range(self.tested)]
+        models, losses = {}, {}
+        for layers in (1, 2):
+            setup.progress(f"training {layers} layer{'s' * (layers > 1)}: {self.steps} steps")
+            models[layers], losses[f"layers: {layers}"] = self._train(layers, data, setup.seed)
+        shallow, copied = (_copied(model, tests) for model in models.values())
+        setup.progress("removing heads, one at a time")
+        heads = _heads(models[2], tests)
+        best = max(heads, key=lambda head: head.induction)
+        others = [head.without for head in heads if head.layer == best.layer and head is not best]
+        first = [head for head in heads if head.layer == 0]
+        below = min(first, key=lambda head: head.without)
+        beside = [head for head in first if head is not below]
+        checks = (
+            Check("copied right by two layers", copied, least=0.8),
+            Check("copied right by one layer", shallow, most=0.3),
+            Check(f"pattern score of {best.name}, the highest", best.induction, least=0.4),
+            Check(f"copied right without {best.name}", best.without, most=0.25),
+            Check("copied right without another head of its layer, the worst", min(others), least=0.5),
+            Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
+            Check(f"places back that {below.name} reads most", below.most, 1, 1),
+            Check(
+                f"weight of {below.name} on the token before, over the most of the other heads of layer 0",
+                below.previous / max(head.previous for head in beside),
+                least=1.5,
+            ),
+            Check(
+                "copied right without another head of layer 0, the best",
+                max(head.without for head in beside),
+                least=0.5,
+            ),
+        )
+        meaning = (
+            "Which token follows which differs from row to row, so it can be learned from the row alone. Two layers"
+            f" learn to look it up: in {best.name} the second A attends to the place after the first A and copies the"
+            f" token there. That place can be recognized because {below.name} reads recent tokens, the one before most"
+            f" ({below.previous:.2f} of its weight): without that head nothing is copied either, and one layer, which"
+            " has no layer below it, copies next to nothing. Positions are ALiBi's: each head has a range of its own,"
+            " and each task falls to one head. Where positions are alike for all heads, as with RoPE, several learn the"
+            " same, and removing one of them shows little."
+        )
+        table = TableSection(
+            "Heads of the two-layer model",
+            (
+                "head",
+                "second A to after first A",
+                "to the token before",
+                "places back read most",
+                "copied right without it",
+            ),
+            [[h.name, f"{h.induction:.2f}", f"{h.previous:.2f}", str(h.most), f"{h.without:.0%}"] for h in heads],
+        )
+        curve = Curve(
+            "Loss on the repetition", "step", "nats per token", losses, {"guessing": float(np.log(self.vocab))}
+        )
+        return LabResult(
+            "How does a model copy what it has read once?", meaning, checks, (table, curve, _maps(models[2], tests))
+        )
+
+    def _repeated(self, noise: np.random.Generator) -> Example:
+        """A sequence of distinct tokens twice over, trained where it is determined: from the second repeated token on.
+
+        Its length varies, so that no fixed distance leads back to the first occurrence."""
+        length = int(noise.integers(self.shortest, self.longest + 1))
+        once = noise.choice(self.vocab, length, replace=False).astype(np.int32)
+        twice = np.concatenate([once, once])
+        return Example(twice[:-1], twice[1:], np.arange(1, len(twice)) > len(once))
+
+    def _train(self, layers: int, data: Pairs, seed: int) -> tuple[Model, Points]:
+        blocks = [block(self.width, self.heads, hidden=None)] * layers
+        inside, norm = AlibiSpec(heads=self.heads), RMSNormSpec(width=self.width)
+        spec = decoder(self.vocab, blocks, inside=inside, final_norm=norm)
+        module = nn.new(spec, seed)
+        settings = OptimizerSettings(lr=1e-2, weight_decay=0.0)
+        losses = fit(
+            module, data, rows=self.rows, length=2 * self.longest, steps=self.steps, seed=seed, optimizer=settings
+        )
+        return Model(module), losses
+
 
 @dataclass(frozen=True, eq=False)
 class Head:
@@ -67,89 +153,6 @@ class Head:
     @property
     def name(self) -> str:
         return f"layer {self.layer} head {self.head}"
-
-
-def run(setup: Setup) -> LabResult:
-    """Random sequences, each repeated once: one layer and two layers of attention learn the repetition."""
-    sizes = setup.sized(Sizes())
-    noise = np.random.default_rng(setup.seed)
-    data = Pairs(tuple(_repeated(noise, sizes) for _ in range(sizes.steps * sizes.rows)))
-    tests = [_repeated(noise, sizes) for _ in range(sizes.tested)]
-    models, losses = {}, {}
-    for layers in (1, 2):
-        setup.progress(f"training {layers} layer{'s' * (layers > 1)}: {sizes.steps} steps")
-        models[layers], losses[f"layers: {layers}"] = _train(layers, data, sizes, setup.seed)
-    shallow, copied = (_copied(model, tests) for model in models.values())
-    setup.progress("removing heads, one at a time")
-    heads = _heads(models[2], tests)
-    best = max(heads, key=lambda head: head.induction)
-    others = [head.without for head in heads if head.layer == best.layer and head is not best]
-    first = [head for head in heads if head.layer == 0]
-    below = min(first, key=lambda head: head.without)
-    beside = [head for head in first if head is not below]
-    checks = (
-        Check("copied right by two layers", copied, least=0.8),
-        Check("copied right by one layer", shallow, most=0.3),
-        Check(f"pattern score of {best.name}, the highest", best.induction, least=0.4),
-        Check(f"copied right without {best.name}", best.without, most=0.25),
-        Check("copied right without another head of its layer, the worst", min(others), least=0.5),
-        Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
-        Check(f"places back that {below.name} reads most", below.most, 1, 1),
-        Check(
-            f"weight of {below.name} on the token before, over the most of the other heads of layer 0",
-            below.previous / max(head.previous for head in beside),
-            least=1.5,
-        ),
-        Check(
-            "copied right without another head of layer 0, the best", max(head.without for head in beside), least=0.5
-        ),
-    )
-    meaning = (
-        "Which token follows which differs from row to row, so it can be learned from the row alone. Two layers learn"
-        f" to look it up: in {best.name} the second A attends to the place after the first A and copies the token"
-        f" there. That place can be recognized because {below.name} reads recent tokens, the one before most"
-        f" ({below.previous:.2f} of its weight): without that head nothing is copied either, and one layer, which has"
-        " no layer below it, copies next to nothing. Positions are ALiBi's: each head has a range of its own, and each"
-        " task falls to one head. Where positions are alike for all heads, as with RoPE, several learn the same, and"
-        " removing one of them shows little."
-    )
-    table = TableSection(
-        "Heads of the two-layer model",
-        (
-            "head",
-            "second A to after first A",
-            "to the token before",
-            "places back read most",
-            "copied right without it",
-        ),
-        [[h.name, f"{h.induction:.2f}", f"{h.previous:.2f}", str(h.most), f"{h.without:.0%}"] for h in heads],
-    )
-    curve = Curve("Loss on the repetition", "step", "nats per token", losses, {"guessing": float(np.log(sizes.vocab))})
-    return LabResult(
-        "How does a model copy what it has read once?", meaning, checks, (table, curve, _maps(models[2], tests))
-    )
-
-
-def _repeated(noise: np.random.Generator, sizes: Sizes) -> Example:
-    """A sequence of distinct tokens twice over, trained where it is determined: from the second repeated token on.
-
-    Its length varies, so that no fixed distance leads back to the first occurrence."""
-    length = int(noise.integers(sizes.shortest, sizes.longest + 1))
-    once = noise.choice(sizes.vocab, length, replace=False).astype(np.int32)
-    twice = np.concatenate([once, once])
-    return Example(twice[:-1], twice[1:], np.arange(1, len(twice)) > len(once))
-
-
-def _train(layers: int, data: Pairs, sizes: Sizes, seed: int) -> tuple[Model, Points]:
-    blocks = [block(sizes.width, sizes.heads, hidden=None)] * layers
-    inside, norm = AlibiSpec(heads=sizes.heads), RMSNormSpec(width=sizes.width)
-    spec = decoder(sizes.vocab, blocks, inside=inside, final_norm=norm)
-    module = nn.new(spec, seed)
-    settings = OptimizerSettings(lr=1e-2, weight_decay=0.0)
-    losses = fit(
-        module, data, rows=sizes.rows, length=2 * sizes.longest, steps=sizes.steps, seed=seed, optimizer=settings
-    )
-    return Model(module), losses
 
 
 def _copied(model: Model, tests: Sequence[Example], edit: Sequence[Edit] = ()) -> float:

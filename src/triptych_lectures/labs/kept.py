@@ -24,8 +24,9 @@ from triptych.checkpoints.save import atomic_write
 from triptych.errors import CheckpointError, InputError
 from triptych.files import read_regular
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Sample, Samples, Section, TableSection
+from triptych_lectures.labs import lab_class
 from triptych_lectures.labs.lab import Check, LabResult, Setup
-from triptych_lectures.labs.sizes import declared, shown_size
+from triptych_lectures.labs.sizes import shown_size, size_values
 
 LIMIT = 256 << 20  # bytes of one file
 _PLAIN: dict[str, type[Any]] = {kind.kind: kind for kind in (TableSection, Facts, Curve, Prose)}
@@ -86,7 +87,7 @@ class KeptResults:
 
     def _identity(self, name: str, setup: Setup) -> dict[str, Any]:
         """Everything that determines a result, as plain values."""
-        sizes = {key: shown_size(value) for key, value in declared(name).values(setup).items()}
+        sizes = {key: shown_size(value) for key, value in size_values(lab_class(name), setup).items()}
         inputs = {"model": _state(setup.model), "data": _state(setup.data)}
         return {
             "lab": name, "seed": setup.seed, "sizes": sizes, "full": setup.full, "inputs": inputs,

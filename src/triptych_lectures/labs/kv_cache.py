@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,18 +18,22 @@ from triptych.model import Model
 from triptych.nn import Batch, empty
 from triptych.page import Curve, Facts, TableSection
 from triptych_lectures.labs.counting import ProductCounts, products, shortest_seconds
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.pretrained import decoder
-
-FALSIFIED_BY = (
-    "The claim is false if a token or, beyond rounding, a logit differs with the cache, or if the cache takes other"
-    " bytes than the formula says. It is false too if the FLOPs of one more token do not fall, and the more so the"
-    " longer the text."
-)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class KvCacheLab(Lab):
+    """The same tokens with a cache and by computing everything again; FLOPs, reads and bytes over the length."""
+
+    name = "kv-cache"
+    falsified_by = (
+        "The claim is false if a token or, beyond rounding, a logit differs with the cache, or if the cache takes other"
+        " bytes than the formula says. It is false too if the FLOPs of one more token do not fall, and the more so the"
+        " longer the text."
+    )
+    full: ClassVar[Mapping[str, Size]] = {"written": 24, "lengths": (64, 128, 256, 512), "repeats": 3}
+
     prompt: str = size("Once upon a time, in a village by the sea, there lived", "text that is continued")
     written: int = size(12, "tokens written both ways")
     lengths: tuple[int, ...] = size(
@@ -41,8 +46,50 @@ class Sizes:
             # a cache of another length has room for more positions than it holds
             raise InputError("size lengths: give powers of two from 64 on")
 
+    @torch.inference_mode()
+    def run(self, setup: Setup) -> LabResult:
+        model = decoder(setup)
+        if model.spec.layout != "decoder":
+            raise InputError(f"this lab continues a prompt: it needs a decoder, not an {model.spec.layout}")
+        (prompt,), count_new = model.ids([self.prompt]), self.written
+        setup.progress(f"writing {count_new} tokens with the cache, and again without")
+        cached, with_cache = _write(prompt, _Cached(model), count_new)
+        plain, without = _write(prompt, _Recomputed(model), count_new)
+        lengths = [n for n in self.lengths if model.spec.context is None or n <= model.spec.context]
+        if len(lengths) < 2:
+            raise InputError(
+                f"size lengths: two or more must fit in the model's context of {model.spec.context} tokens"
+            )
+        setup.progress(f"counting one more token after {', '.join(map(str, lengths))}")
+        text = (cached * (max(lengths) // len(cached) + 1))[: max(lengths)]
+        costs = [NextToken.measured(model, text[:n], self.repeats) for n in lengths]
+        fewer = [cost.fewer_flops for cost in costs]
+        counted = _counted_bytes(model, lengths[-1])
+        checks = (
+            Check("tokens that differ with the cache", sum(a != b for a, b in zip(cached, plain, strict=True)), most=0),
+            Check("greatest difference of a logit", float((with_cache - without).abs().max()), most=1e-3),
+            Check(
+                f"FLOPs of one token at {lengths[-1]}, all again over with the cache", fewer[-1], least=lengths[-1] / 2
+            ),
+            Check(
+                f"these FLOPs saved at {lengths[-1]} over those at {lengths[0]}",
+                fewer[-1] / fewer[0],
+                least=0.75 * lengths[-1] / lengths[0],
+            ),
+            Check(f"bytes allocated at {lengths[-1]} over bytes counted", costs[-1].cache / counted, 1.0, 1.0),
+            Check("bytes of Qwen3-4B's cache at 4,096 positions, fp16", _lecture_bytes(), LECTURE_BYTES, LECTURE_BYTES),
+        )
+        meaning = (
+            "A token's keys and values depend on what came before it and never change again, so they are computed once"
+            " and kept: the next token is then one row of work instead of T. Nothing is approximated, the logits differ"
+            " by rounding alone. The arithmetic saved grows as T; the bytes read hardly fall, because a single token"
+            " reads every weight for one row of use, so that the time saved is less, and depends on the machine. The"
+            " price is memory that grows with T: layers x key/value heads x (key + value width) numbers a token."
+        )
+        return LabResult(
+            "What does the KV cache change, and what does it save?", meaning, checks, _sections(model, lengths, costs)
+        )
 
-FULL = Sizes(written=24, lengths=(64, 128, 256, 512), repeats=3)
 
 # As published; L0 2.9 asks for its cache at 4,096 positions in fp16, and gives 603,979,776 bytes.
 QWEN3_4B = {
@@ -51,49 +98,6 @@ QWEN3_4B = {
     "max_position_embeddings": 40960, "tie_word_embeddings": True,
 }  # fmt: skip
 LECTURE_POSITIONS, LECTURE_BYTES = 4096, 603_979_776
-
-
-@torch.inference_mode()
-def run(setup: Setup) -> LabResult:
-    """The same tokens with a cache and by computing everything again; FLOPs, reads and bytes over the length."""
-    model = decoder(setup)
-    if model.spec.layout != "decoder":
-        raise InputError(f"this lab continues a prompt: it needs a decoder, not an {model.spec.layout}")
-    sizes = setup.sized(Sizes(), FULL)
-    (prompt,), count_new = model.ids([sizes.prompt]), sizes.written
-    setup.progress(f"writing {count_new} tokens with the cache, and again without")
-    cached, with_cache = _write(prompt, _Cached(model), count_new)
-    plain, without = _write(prompt, _Recomputed(model), count_new)
-    lengths = [n for n in sizes.lengths if model.spec.context is None or n <= model.spec.context]
-    if len(lengths) < 2:
-        raise InputError(f"size lengths: two or more must fit in the model's context of {model.spec.context} tokens")
-    setup.progress(f"counting one more token after {', '.join(map(str, lengths))}")
-    text = (cached * (max(lengths) // len(cached) + 1))[: max(lengths)]
-    costs = [NextToken.measured(model, text[:n], sizes.repeats) for n in lengths]
-    fewer = [cost.fewer_flops for cost in costs]
-    counted = _counted_bytes(model, lengths[-1])
-    checks = (
-        Check("tokens that differ with the cache", sum(a != b for a, b in zip(cached, plain, strict=True)), most=0),
-        Check("greatest difference of a logit", float((with_cache - without).abs().max()), most=1e-3),
-        Check(f"FLOPs of one token at {lengths[-1]}, all again over with the cache", fewer[-1], least=lengths[-1] / 2),
-        Check(
-            f"these FLOPs saved at {lengths[-1]} over those at {lengths[0]}",
-            fewer[-1] / fewer[0],
-            least=0.75 * lengths[-1] / lengths[0],
-        ),
-        Check(f"bytes allocated at {lengths[-1]} over bytes counted", costs[-1].cache / counted, 1.0, 1.0),
-        Check("bytes of Qwen3-4B's cache at 4,096 positions, fp16", _lecture_bytes(), LECTURE_BYTES, LECTURE_BYTES),
-    )
-    meaning = (
-        "A token's keys and values depend on what came before it and never change again, so they are computed once and"
-        " kept: the next token is then one row of work instead of T. Nothing is approximated, the logits differ by"
-        " rounding alone. The arithmetic saved grows as T; the bytes read hardly fall, because a single token reads"
-        " every weight for one row of use, so that the time saved is less, and depends on the machine. The price is"
-        " memory that grows with T: layers x key/value heads x (key + value width) numbers a token."
-    )
-    return LabResult(
-        "What does the KV cache change, and what does it save?", meaning, checks, _sections(model, lengths, costs)
-    )
 
 
 class _Cached:

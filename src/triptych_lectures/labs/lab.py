@@ -1,7 +1,7 @@
-"""The types of a lab: its settings, its criteria with what was measured, and its result.
+"""The types of a lab: its sizes, its settings, its criteria with what was measured, and its result.
 
-Each lab is one file beside this one, with one function `run(setup) -> LabResult`.  It runs the library's own parts -
-`attend`, the modules, the training loop - so that breaking one of them makes its lab FAIL.
+A lab is a subclass of `Lab` in a file beside this one.  It runs the library's own parts - `attend`, the modules, the
+training loop - so that breaking one of them makes its lab FAIL.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from triptych.errors import InputError, nearest
 from triptych.page import Section
 
-S = TypeVar("S")
+L = TypeVar("L", bound="Lab")
 Size = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 
@@ -67,15 +67,15 @@ def size(
     values: int = 1,
     ascending: bool = False,
 ) -> Any:
-    """A field of a lab's `Sizes`: its default, one line that says what it is, with its unit, and its `Limits`."""
+    """A field of a lab: its default, one line that says what it is, with its unit, and its `Limits`."""
     return field(default=default, metadata={"about": about, "limits": Limits(least, most, multiple, values, ascending)})
 
 
 @dataclass(frozen=True)
 class Setup:
     """Settings of a run.  `model` replaces the checkpoint a lab would use, `data` the text it would train on; `sizes`
-    replaces values of the lab's `Sizes` by name; with `full`, the others are those of the lab's `FULL`, where it has
-    one.  `progress` is called with a line of text whenever a new part of the work begins."""
+    replaces values of the lab's sizes by name; with `full`, the others are those of a full run.  `progress` is called
+    with a line of text whenever a new part of the work begins."""
 
     seed: int = 0
     model: str | None = None
@@ -83,21 +83,6 @@ class Setup:
     progress: Callable[[str], None] = _no_progress
     sizes: Mapping[str, Size] = field(default_factory=dict)
     full: bool = False
-
-    def sized(self, quick: S, full: S | None = None) -> S:
-        """The sizes of a lab, a frozen dataclass: `quick`, or `full` where this run is a full one, with `self.sizes` in
-        place of the values of the same names.
-
-        Raises InputError for a name that the lab does not have, with the nearest one, for a value of another type, for
-        a number that is not above 0 and finite, for one outside the limits of its size, and for values that contradict
-        each other.
-        """
-        base = full if self.full and full is not None else quick
-        values = {name: _converted(base, name, value) for name, value in self.sizes.items()}
-        for declared in dataclasses.fields(base):  # type: ignore[arg-type]  # as below
-            if declared.name in values:
-                declared.metadata["limits"].check(declared.name, values[declared.name])
-        return dataclasses.replace(base, **values)  # type: ignore[type-var]  # S is a dataclass, whose protocol no runtime check resolves
 
 
 def _converted(base: object, name: str, value: Size) -> Any:
@@ -206,3 +191,46 @@ class LabResult:
             "checks": [check.to_dict() for check in self.checks],
             "sections": sections,
         }
+
+
+LAB_CLASSES: dict[str, type[Lab]] = {}  # those that are imported, by their names
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A lab: a frozen dataclass whose fields, made by `size`, are its sizes, and which runs with them.
+
+    name          as on the command line.
+    falsified_by  what would have shown its claim false.
+    seeds         how many seeds a recorded result has.
+    full          the sizes of a full run that differ from the defaults.
+    """
+
+    name: ClassVar[str]
+    falsified_by: ClassVar[str]
+    seeds: ClassVar[int] = 1
+    full: ClassVar[Mapping[str, Size]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            LAB_CLASSES[cls.name] = cls
+
+    def run(self, setup: Setup) -> LabResult:
+        """Measure, and compare with the criteria."""
+        raise NotImplementedError
+
+    @classmethod
+    def sized(cls: type[L], setup: Setup) -> L:
+        """The lab with the sizes of a run: the defaults, or those of a full run, with `setup.sizes` in place of the
+        values of the same names.
+
+        Raises InputError for a name that the lab does not have, with the nearest one, for a value of another type, for
+        a number that is not above 0 and finite, for one outside the limits of its size, and for values that contradict
+        each other.
+        """
+        base = cls(**cls.full) if setup.full else cls()
+        values = {name: _converted(base, name, value) for name, value in setup.sizes.items()}
+        for declared in dataclasses.fields(cls):
+            if declared.name in values:
+                declared.metadata["limits"].check(declared.name, values[declared.name])
+        return cls(**vars(base) | values)

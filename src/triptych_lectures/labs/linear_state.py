@@ -6,7 +6,9 @@ layer, that of the second the keys and values of all tokens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,21 +20,26 @@ from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import LinearKernelSpec, ModelSpec, RopeSpec
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.small import block, decoder, power
 
-FALSIFIED_BY = (
-    "The claim would be false if the bytes of the cache of linear attention changed with the length, or if a token or,"
-    " beyond rounding, a log-probability differed from those of a forward over the whole text. It would say nothing if"
-    " the same measurement did not show the cache of softmax attention growing with the length."
-)
-SEEDS = 5  # of a recorded result
 VOCAB, HEADS, LAYERS = 59, 4, 2
 LINEAR, SOFTMAX = "linear attention", "softmax attention"
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LinearStateLab(Lab):
+    """Bytes and differences of both caches over the length."""
+
+    name = "linear-state"
+    falsified_by = (
+        "The claim would be false if the bytes of the cache of linear attention changed with the length, or if a token"
+        " or, beyond rounding, a log-probability differed from those of a forward over the whole text. It would say"
+        " nothing if the same measurement did not show the cache of softmax attention growing with the length."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {"lengths": (64, 256, 1024, 4096), "width": 96, "new": 48}
+
     lengths: tuple[int, ...] = size(
         (64, 128, 256, 512), "tokens of the text, prompt and new ones, ascending", values=2, ascending=True
     )
@@ -43,8 +50,55 @@ class Sizes:
         if self.lengths[0] <= self.new:
             raise InputError(f"sizes lengths and new: each length must be above the {self.new} new tokens")
 
+    def run(self, setup: Setup) -> LabResult:
+        points: dict[str, dict[int, MeasuredLength]] = {}
+        for name, spec in self.specs().items():
+            setup.progress(f"{name}: {', '.join(f'{n:,}' for n in self.lengths)} tokens")
+            model = Model(nn.new(spec, setup.seed))
+            points[name] = {n: measure(model, n, self.new, setup.seed) for n in self.lengths}
+        first, last = self.lengths[0], self.lengths[-1]
+        linear, softmax = points[LINEAR], points[SOFTMAX]
+        counted = count(self.specs()[LINEAR]).cache_bytes(last, dtype="fp32")
+        checks = (
+            Check(f"{LINEAR}: bytes of a row at {last:,} tokens over those at {first:,}", _ratio(linear), 1.0, 1.0),
+            Check(f"{SOFTMAX}: bytes of a row grow as T to the power", _power(softmax), 0.95, 1.05),
+            Check(f"{LINEAR}: bytes over those that `count` gives", linear[last].nbytes / counted, 1.0, 1.0),
+            Check(
+                f"{LINEAR}: FLOPs of one more token by `count`, last over first",
+                linear[last].flops / linear[first].flops,
+                1.0,
+                1.0,
+            ),
+            Check("tokens that differ from those without a cache", sum(p.tokens for p in _all(points)), most=0),
+            Check("largest difference of a log-probability", max(p.difference for p in _all(points)), most=1e-4),
+        )
+        meaning = (
+            "A weight of linear attention is a product of features, so the sums over all tokens so far are all that the"
+            " next one needs of them: K times Kv + 1 numbers for each group of heads, after ten tokens as after ten"
+            " thousand. Softmax attention needs each key for itself, and its cache and the work of one more token grow"
+            " with the text. The state is kept in fp32 whatever else a cache keeps. A sum cannot forget a token: the"
+            " engine takes it back only whole, or by the guesses of one step. What is computed is another function than"
+            " softmax attention."
+        )
+        sections = (self._table(points), _curve(points))
+        return LabResult("Does linear attention write with a state of constant size?", meaning, checks, sections)
 
-FULL = Sizes(lengths=(64, 256, 1024, 4096), width=96, new=48)
+    def specs(self) -> dict[str, ModelSpec]:
+        """The same decoder with both kinds of attention."""
+        plain = block(self.width, HEADS, 2 * self.width)
+        linear = replace(plain, attn=replace(plain.attn, mechanism=LinearKernelSpec()))
+        inside = RopeSpec(width=self.width // HEADS)
+        blocks = {LINEAR: linear, SOFTMAX: plain}
+        return {name: decoder(VOCAB, [kind] * LAYERS, inside=inside) for name, kind in blocks.items()}
+
+    def _table(self, points: dict[str, dict[int, MeasuredLength]]) -> TableSection:
+        rows = [
+            [f"{n:,}", name, f"{point.nbytes:,} bytes", f"{point.flops:,}", f"{point.difference:.1e}"]
+            for n in self.lengths
+            for name, point in ((name, of_length[n]) for name, of_length in points.items())
+        ]
+        header = ("T", "", "cache of a row", "FLOPs of one more token", "largest difference, nats")
+        return TableSection("The cache over the length", header, rows)
 
 
 @dataclass(frozen=True)
@@ -56,51 +110,6 @@ class MeasuredLength:
     flops: int
     difference: float
     tokens: int
-
-
-def run(setup: Setup) -> LabResult:
-    """Bytes and differences of both caches over the length."""
-    sizes = setup.sized(Sizes(), FULL)
-    points: dict[str, dict[int, MeasuredLength]] = {}
-    for name, spec in specs(sizes).items():
-        setup.progress(f"{name}: {', '.join(f'{n:,}' for n in sizes.lengths)} tokens")
-        model = Model(nn.new(spec, setup.seed))
-        points[name] = {n: measure(model, n, sizes.new, setup.seed) for n in sizes.lengths}
-    first, last = sizes.lengths[0], sizes.lengths[-1]
-    linear, softmax = points[LINEAR], points[SOFTMAX]
-    counted = count(specs(sizes)[LINEAR]).cache_bytes(last, dtype="fp32")
-    checks = (
-        Check(f"{LINEAR}: bytes of a row at {last:,} tokens over those at {first:,}", _ratio(linear), 1.0, 1.0),
-        Check(f"{SOFTMAX}: bytes of a row grow as T to the power", _power(softmax), 0.95, 1.05),
-        Check(f"{LINEAR}: bytes over those that `count` gives", linear[last].nbytes / counted, 1.0, 1.0),
-        Check(
-            f"{LINEAR}: FLOPs of one more token by `count`, last over first",
-            linear[last].flops / linear[first].flops,
-            1.0,
-            1.0,
-        ),
-        Check("tokens that differ from those without a cache", sum(p.tokens for p in _all(points)), most=0),
-        Check("largest difference of a log-probability", max(p.difference for p in _all(points)), most=1e-4),
-    )
-    meaning = (
-        "A weight of linear attention is a product of features, so the sums over all tokens so far are all that the"
-        " next one needs of them: K times Kv + 1 numbers for each group of heads, after ten tokens as after ten"
-        " thousand. Softmax attention needs each key for itself, and its cache and the work of one more token grow with"
-        " the text. The state is kept in fp32 whatever else a cache keeps. A sum cannot forget a token: the engine"
-        " takes it back only whole, or by the guesses of one step. What is computed is another function than softmax"
-        " attention."
-    )
-    sections = (_table(sizes, points), _curve(points))
-    return LabResult("Does linear attention write with a state of constant size?", meaning, checks, sections)
-
-
-def specs(sizes: Sizes) -> dict[str, ModelSpec]:
-    """The same decoder with both kinds of attention."""
-    plain = block(sizes.width, HEADS, 2 * sizes.width)
-    linear = replace(plain, attn=replace(plain.attn, mechanism=LinearKernelSpec()))
-    inside = RopeSpec(width=sizes.width // HEADS)
-    blocks = {LINEAR: linear, SOFTMAX: plain}
-    return {name: decoder(VOCAB, [kind] * LAYERS, inside=inside) for name, kind in blocks.items()}
 
 
 def measure(model: Model, length: int, new: int, seed: int) -> MeasuredLength:
@@ -130,16 +139,6 @@ def _ratio(points: dict[int, MeasuredLength]) -> float:
 
 def _power(points: dict[int, MeasuredLength]) -> float:
     return power(list(points), [point.nbytes for point in points.values()])
-
-
-def _table(sizes: Sizes, points: dict[str, dict[int, MeasuredLength]]) -> TableSection:
-    rows = [
-        [f"{n:,}", name, f"{point.nbytes:,} bytes", f"{point.flops:,}", f"{point.difference:.1e}"]
-        for n in sizes.lengths
-        for name, point in ((name, of_length[n]) for name, of_length in points.items())
-    ]
-    header = ("T", "", "cache of a row", "FLOPs of one more token", "largest difference, nats")
-    return TableSection("The cache over the length", header, rows)
 
 
 def _curve(points: dict[str, dict[int, MeasuredLength]]) -> Curve:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,21 +14,27 @@ from triptych.page import Curve, Sample, Samples, Section, TableSection
 from triptych.spec import Mask, causal, full
 from triptych.spec import ModelSpec as Spec
 from triptych.train import Job, Recipe, check_recipe, evaluate, prepare
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.small import Points, fit
 
 OPENING = 40  # characters of the prompt, at most
 MASKS = {"with the mask": causal(), "without": full()}
-FALSIFIED_BY = (
-    "The claim is false if the model trained without the mask does not reach a far lower loss than the one trained with"
-    " it. It is false too if, given its mask back, it still predicts half as much better than the frequencies of"
-    " characters do as the model trained with the mask, or if that one, the control, does not beat these frequencies."
-)
-SEEDS = 5
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MaskLeakLab(Lab):
+    """A small character decoder, trained and used with and without its mask: all four."""
+
+    name = "mask-leak"
+    falsified_by = (
+        "The claim is false if the model trained without the mask does not reach a far lower loss than the one trained"
+        " with it. It is false too if, given its mask back, it still predicts half as much better than the frequencies"
+        " of characters do as the model trained with the mask, or if that one, the control, does not beat these"
+        " frequencies."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {"steps": 1000, "held_out": 16_384}
+
     width: int = size(64, "model width D, a multiple of 8", multiple=8)
     hidden: int = size(172, "MLP width")
     layers: int = size(2, "layers of each model")
@@ -36,8 +44,88 @@ class Sizes:
     held_out: int = size(4096, "characters of held-out text")
     written: int = size(160, "characters that each model writes")
 
+    def run(self, setup: Setup) -> LabResult:
+        setup.progress("reading the text")
+        job = prepare(self._recipe(setup))
+        models = {}
+        for name, mask in MASKS.items():
+            setup.progress(f"training {name}: {self.steps} steps")
+            models[name] = self._train(job, mask, setup.seed)
+        (own, lost), (blind, leaky) = ([nats for _, nats in trained.used.values()] for trained in models.values())
+        guess = _frequencies(job)
+        checks = (
+            Check("trained and used with the mask, over guessing by frequency", own / guess, most=0.8),
+            Check("trained and used without it, over that with it", leaky / own, most=0.1),
+            Check("trained without and used with it, nats above trained with it", blind - own, least=0.75),
+            Check(
+                "trained without and used with it: gain over guessing by frequency, over that of trained with it",
+                (guess - blind) / (guess - own),
+                most=0.5,
+            ),
+            Check("trained with and used without it, nats above used with it", lost - own, least=0.05),
+        )
+        meaning = (
+            "Without the mask every place sees the character it has to predict, and the loss falls to almost nothing:"
+            " the model learns to copy the character to its right. When it writes, there is none. Given its mask back"
+            f" it predicts at {blind:.2f} nats a character, where guessing by the frequency of characters alone gives"
+            f" {guess:.2f} and the model trained with the mask {own:.2f}; its text is nonsense. A lower loss means a"
+            " better model only if it is measured on what the model will be used for. Trained with the mask, the same"
+            " weights lose too when it is taken away: they were never trained with places ahead visible."
+        )
+        question = "What does a decoder learn when its mask is forgotten?"
+        return LabResult(question, meaning, checks, self._sections(job, models, guess, setup.seed))
 
-FULL = Sizes(steps=1000, held_out=16_384)
+    def _recipe(self, setup: Setup) -> Recipe:
+        model = {"model_type": "llama", "hidden_size": self.width, "intermediate_size": self.hidden}
+        model |= {"num_hidden_layers": self.layers}
+        model |= {"num_attention_heads": 4, "max_position_embeddings": 256, "tie_word_embeddings": False}
+        return check_recipe(
+            {
+                "model": model,
+                "tokenizer": "characters",
+                "data": {"path": setup.data or "shakespeare", "held_out_limit": self.held_out},
+                "objective": {"name": "causal"},
+                "run": {
+                    "rows": self.rows,
+                    "length": self.length,
+                    "steps": self.steps,
+                    "seed": setup.seed,
+                    "precision": "fp32",
+                },
+            }
+        )
+
+    def _train(self, job: Job, mask: Mask, seed: int) -> Trained:
+        module = nn.new(_masked(job.trainer.module.spec, mask), seed)
+        losses = fit(module, job.trainer.data, rows=self.rows, length=self.length, steps=self.steps, seed=seed)
+        assert job.trainer.held is not None
+        used = {}
+        for name, other in MASKS.items():
+            same = nn.new(_masked(module.spec, other))
+            same.load_state_dict(module.state_dict())
+            used[name] = same, evaluate(same, job.trainer.held).nats_per_token
+        return Trained(losses, used)
+
+    def _sections(self, job: Job, models: dict[str, Trained], guess: float, seed: int) -> tuple[Section, ...]:
+        rows = [[name, *(f"{nats:.2f}" for _, nats in trained.used.values())] for name, trained in models.items()]
+        table = TableSection("Held-out nats per character", ("trained", *(f"used {name}" for name in MASKS)), rows)
+        curve = Curve(
+            "Loss in training",
+            "step",
+            "nats per character",
+            {f"trained {name}": trained.losses for name, trained in models.items()},
+            {"guessing by frequency": guess, "trained without, used with": models["without"].used["with the mask"][1]},
+        )
+        assert job.trainer.held is not None
+        opening = job.trainer.held.batches[0].ids[:OPENING].tolist()
+        samples = []
+        for trained, of_training in models.items():
+            for used, (module, _) in of_training.used.items():
+                model = Model(module, job.tokenizer)
+                (text,) = model.generate([opening], max_new_tokens=self.written, temperature=0.8, seed=seed)
+                samples.append(Sample(None, f"trained {trained}, writing {used}", text.text))
+        prompt = job.tokenizer.decode(opening)
+        return table, curve, Samples(f"What they write after {prompt!r}", samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,74 +134,6 @@ class Trained:
 
     losses: Points
     used: dict[str, tuple[nn.Transformer, float]]
-
-
-def run(setup: Setup) -> LabResult:
-    """A small character decoder, trained and used with and without its mask: all four."""
-    sizes = setup.sized(Sizes(), FULL)
-    setup.progress("reading the text")
-    job = prepare(_recipe(setup, sizes))
-    models = {}
-    for name, mask in MASKS.items():
-        setup.progress(f"training {name}: {sizes.steps} steps")
-        models[name] = _train(job, mask, sizes, setup.seed)
-    (own, lost), (blind, leaky) = ([nats for _, nats in trained.used.values()] for trained in models.values())
-    guess = _frequencies(job)
-    checks = (
-        Check("trained and used with the mask, over guessing by frequency", own / guess, most=0.8),
-        Check("trained and used without it, over that with it", leaky / own, most=0.1),
-        Check("trained without and used with it, nats above trained with it", blind - own, least=0.75),
-        Check(
-            "trained without and used with it: gain over guessing by frequency, over that of trained with it",
-            (guess - blind) / (guess - own),
-            most=0.5,
-        ),
-        Check("trained with and used without it, nats above used with it", lost - own, least=0.05),
-    )
-    meaning = (
-        "Without the mask every place sees the character it has to predict, and the loss falls to almost nothing:"
-        f" the model learns to copy the character to its right. When it writes, there is none. Given its mask back it"
-        f" predicts at {blind:.2f} nats a character, where guessing by the frequency of characters alone gives"
-        f" {guess:.2f} and the model trained with the mask {own:.2f}; its text is nonsense. A"
-        " lower loss means a better model only if it is measured on what the model will be used for."
-        " Trained with the mask, the same weights lose too when it is taken away: they were"
-        " never trained with places ahead visible."
-    )
-    question = "What does a decoder learn when its mask is forgotten?"
-    return LabResult(question, meaning, checks, _sections(job, models, guess, sizes, setup.seed))
-
-
-def _recipe(setup: Setup, sizes: Sizes) -> Recipe:
-    model = {"model_type": "llama", "hidden_size": sizes.width, "intermediate_size": sizes.hidden}
-    model |= {"num_hidden_layers": sizes.layers}
-    model |= {"num_attention_heads": 4, "max_position_embeddings": 256, "tie_word_embeddings": False}
-    return check_recipe(
-        {
-            "model": model,
-            "tokenizer": "characters",
-            "data": {"path": setup.data or "shakespeare", "held_out_limit": sizes.held_out},
-            "objective": {"name": "causal"},
-            "run": {
-                "rows": sizes.rows,
-                "length": sizes.length,
-                "steps": sizes.steps,
-                "seed": setup.seed,
-                "precision": "fp32",
-            },
-        }
-    )
-
-
-def _train(job: Job, mask: Mask, sizes: Sizes, seed: int) -> Trained:
-    module = nn.new(_masked(job.trainer.module.spec, mask), seed)
-    losses = fit(module, job.trainer.data, rows=sizes.rows, length=sizes.length, steps=sizes.steps, seed=seed)
-    assert job.trainer.held is not None
-    used = {}
-    for name, other in MASKS.items():
-        same = nn.new(_masked(module.spec, other))
-        same.load_state_dict(module.state_dict())
-        used[name] = same, evaluate(same, job.trainer.held).nats_per_token
-    return Trained(losses, used)
 
 
 def _masked(model: Spec, mask: Mask) -> Spec:
@@ -130,25 +150,3 @@ def _frequencies(job: Job) -> float:
     counts = np.bincount(job.trainer.data.targets(), minlength=job.tokenizer.vocab_size) + 1.0
     nats = -np.log(counts / counts.sum())
     return float(np.mean(np.concatenate([nats[batch.targets.numpy()] for batch in job.trainer.held.batches])))
-
-
-def _sections(job: Job, models: dict[str, Trained], guess: float, sizes: Sizes, seed: int) -> tuple[Section, ...]:
-    rows = [[name, *(f"{nats:.2f}" for _, nats in trained.used.values())] for name, trained in models.items()]
-    table = TableSection("Held-out nats per character", ("trained", *(f"used {name}" for name in MASKS)), rows)
-    curve = Curve(
-        "Loss in training",
-        "step",
-        "nats per character",
-        {f"trained {name}": trained.losses for name, trained in models.items()},
-        {"guessing by frequency": guess, "trained without, used with": models["without"].used["with the mask"][1]},
-    )
-    assert job.trainer.held is not None
-    opening = job.trainer.held.batches[0].ids[:OPENING].tolist()
-    samples = []
-    for trained, of_training in models.items():
-        for used, (module, _) in of_training.used.items():
-            model = Model(module, job.tokenizer)
-            (text,) = model.generate([opening], max_new_tokens=sizes.written, temperature=0.8, seed=seed)
-            samples.append(Sample(None, f"trained {trained}, writing {used}", text.text))
-    prompt = job.tokenizer.decode(opening)
-    return table, curve, Samples(f"What they write after {prompt!r}", samples)

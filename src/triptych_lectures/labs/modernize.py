@@ -8,9 +8,10 @@ guessing.  The quick run trains on single words; the full one, or `--model` with
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,15 +24,9 @@ from triptych.train import OptimizerSettings, Pairs
 from triptych.train.metrics import distance, translation
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import FOLDED, Pair, pairs, pieces
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.small import Points, fit
 
-FALSIFIED_BY = (
-    "The claim is false if the model, writing whole lines of held-out plays freely, gets less than 97% of the letters"
-    " of aligned words right, or no more than a table of each word's commonest modern spelling. The quick run, which"
-    " writes single words, would be false if of words that modern editions spell otherwise no more letters were right"
-    " than copying has."
-)
 LONGEST = 128  # letters of a line
 LEAST = 0.97  # share of letters right
 FIRST = OptimizerSettings(name="muon", lr=3e-3, muon_lr=6e-3)
@@ -39,8 +34,20 @@ LATER = OptimizerSettings(name="muon", lr=1.5e-3, muon_lr=3e-3, weight_decay=0.0
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What a run can change.  The pieces of the second part and of later ones go on over the ends of lines."""
+class ModernizeLab(Lab):
+    """A spelling model, a table of words and copying on held-out plays."""
+
+    name = "modernize"
+    falsified_by = (
+        "The claim is false if the model, writing whole lines of held-out plays freely, gets less than 97% of the"
+        " letters of aligned words right, or no more than a table of each word's commonest modern spelling. The quick"
+        " run, which writes single words, would be false if of words that modern editions spell otherwise no more"
+        " letters were right than copying has."
+    )
+    full: ClassVar[Mapping[str, Size]] = {
+        "steps": (6000, 3600), "rows": 64, "words": (10, 24), "width": 128, "layers": 3, "decoder_layers": 2,
+        "passages": 1_000_000, "held": 1000,
+    }  # fmt: skip
 
     steps: tuple[int, ...] = size((300,), "training steps of each part of the training")
     rows: int = size(96, "rows of a training step")
@@ -60,12 +67,88 @@ class Sizes:
                 " give both for each part"
             )
 
+    @classmethod
+    def sized(cls, setup: Setup) -> ModernizeLab:
+        """A model that is named is judged at full sizes."""
+        return super().sized(setup if setup.model is None else replace(setup, full=True))
+
+    def run(self, setup: Setup) -> LabResult:
+        whole = setup.full or setup.model is not None
+        lines, held_lines = pairs(DataSettings(path=FOLDED))
+        lines = _spaced(lines, self.passages)
+        held = held_lines if max(self.words) > 1 else pieces(held_lines, 1, 1)
+        held = _spaced([pair for pair in held if max(map(len, pair)) < LONGEST], self.held)
+        table = spelling_table(lines)
+        model, losses = self._model(setup, lines)
+        setup.progress(f"writing {len(held)} held-out rows")
+        written = [one.text for one in model.generate([old for old, _ in held], max_new_tokens=LONGEST)]
+        systems = {
+            "the model": written,
+            "the table": [" ".join(table.get(word, word) for word in old.split()) for old, _ in held],
+            "copying": [old for old, _ in held],
+        }
+        words = {name: aligned_words(held, texts) for name, texts in systems.items()}
+        ours, by_table, copied = (letters_right(of) for of in words.values())
+        changed = {name: letters_right([w for w in of if w.old != w.new]) for name, of in words.items()}
+        if whole:
+            checks = (
+                Check("letters of aligned words right", ours, least=LEAST),
+                Check("the table's wrong letters, over the model's", (1 - by_table) / max(1 - ours, 1e-9), least=1.0),
+            )
+        else:
+            checks = (
+                Check(
+                    "words spelt otherwise: letters right, above copying",
+                    changed["the model"] - changed["copying"],
+                    0.0,
+                ),
+                Check("all words: wrong letters, over those of copying", (1 - ours) / max(1 - copied, 1e-9), most=2.0),
+            )
+        return LabResult(
+            "Does a model learn to modernize spelling?",
+            _meaning(whole),
+            checks,
+            tuple(_sections(held, systems, words, table, losses)),
+        )
+
+    def _model(self, setup: Setup, lines: Sequence[Pair]) -> tuple[Model, Points]:
+        """The one that was named, or one trained now, and its losses."""
+        if setup.model is not None:
+            setup.progress(f"loading {setup.model}")
+            model = load(setup.model, dequantize=True)
+            if model.spec.layout != "encoder-decoder" or model.tokenizer is None:
+                raise InputError(f"{setup.model}: this lab needs an encoder-decoder with a tokenizer")
+            return model, []
+        tokenizer = character_tokenizer("".join(old + new for old, new in lines), SEQ2SEQ)
+        start = tokenizer.pad_id
+        assert start is not None
+        ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "pad_token_id": start}
+        model = create(self._config() | ids | {"decoder_start_token_id": start}, tokenizer, seed=setup.seed)
+        losses: Points = []
+        for part, (steps, words) in enumerate(zip(self.steps, self.words, strict=True)):
+            setup.progress(f"training a spelling model for {steps} steps on 1 to {words} words")
+            cut = pieces(lines, 1, words, across_lines=part > 0)
+            train = [pair for pair in cut if max(map(len, pair)) < LONGEST]
+            data = Pairs.of([(tokenizer.encode(old), tokenizer.encode(new)) for old, new in train], start, LONGEST)
+            points = fit(
+                model.module, data, rows=self.rows, length=LONGEST, steps=steps, seed=setup.seed,
+                optimizer=LATER if part else FIRST,
+            )  # fmt: skip
+            losses += [(sum(self.steps[:part]) + step, nats) for step, nats in points]
+        model.module.eval()
+        return model, losses
+
+    def _config(self) -> dict[str, object]:
+        """The model of docs/examples/folio.toml in these sizes."""
+        return {
+            "model_type": "mbart", "d_model": self.width, "encoder_ffn_dim": 5 * self.width // 2,
+            "decoder_ffn_dim": 5 * self.width // 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+            "encoder_layers": self.layers, "decoder_layers": self.decoder_layers, "max_position_embeddings": 160,
+            "activation_function": "gelu", "scale_embedding": True, "dropout": 0.0,
+        }  # fmt: skip
+
 
 # The two parts of docs/examples: folio.toml and folio-lines.toml.
-FULL = Sizes(
-    steps=(6000, 3600), rows=64, words=(10, 24), width=128, layers=3, decoder_layers=2,
-    passages=1_000_000, held=1000,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,46 +163,6 @@ class Word:
     def wrong(self) -> int:
         """Letters to change, at most all."""
         return min(len(self.new), distance(self.written, self.new))
-
-
-def run(setup: Setup) -> LabResult:
-    """A spelling model, a table of words and copying on held-out plays."""
-    whole = setup.full or setup.model is not None
-    sizes = setup.sized(FULL if setup.model is not None else Sizes(), FULL)
-    lines, held_lines = pairs(DataSettings(path=FOLDED))
-    lines = _spaced(lines, sizes.passages)
-    held = held_lines if max(sizes.words) > 1 else pieces(held_lines, 1, 1)
-    held = _spaced([pair for pair in held if max(map(len, pair)) < LONGEST], sizes.held)
-    table = spelling_table(lines)
-    model, losses = _model(setup, sizes, lines)
-    setup.progress(f"writing {len(held)} held-out rows")
-    written = [one.text for one in model.generate([old for old, _ in held], max_new_tokens=LONGEST)]
-    systems = {
-        "the model": written,
-        "the table": [" ".join(table.get(word, word) for word in old.split()) for old, _ in held],
-        "copying": [old for old, _ in held],
-    }
-    words = {name: aligned_words(held, texts) for name, texts in systems.items()}
-    ours, by_table, copied = (letters_right(of) for of in words.values())
-    changed = {name: letters_right([w for w in of if w.old != w.new]) for name, of in words.items()}
-    if whole:
-        checks = (
-            Check("letters of aligned words right", ours, least=LEAST),
-            Check("the table's wrong letters, over the model's", (1 - by_table) / max(1 - ours, 1e-9), least=1.0),
-        )
-    else:
-        checks = (
-            Check(
-                "words spelt otherwise: letters right, above copying", changed["the model"] - changed["copying"], 0.0
-            ),
-            Check("all words: wrong letters, over those of copying", (1 - ours) / max(1 - copied, 1e-9), most=2.0),
-        )
-    return LabResult(
-        "Does a model learn to modernize spelling?",
-        _meaning(whole),
-        checks,
-        tuple(_sections(held, systems, words, table, losses)),
-    )
 
 
 def _meaning(whole: bool) -> str:
@@ -187,44 +230,6 @@ def _laid_beside(written: Sequence[str], right: Sequence[str]) -> list[str]:
 @cache
 def _distance(a: str, b: str) -> int:
     return 0 if a == b else distance(a, b)
-
-
-def _model(setup: Setup, sizes: Sizes, lines: Sequence[Pair]) -> tuple[Model, Points]:
-    """The one that was named, or one trained now, and its losses."""
-    if setup.model is not None:
-        setup.progress(f"loading {setup.model}")
-        model = load(setup.model, dequantize=True)
-        if model.spec.layout != "encoder-decoder" or model.tokenizer is None:
-            raise InputError(f"{setup.model}: this lab needs an encoder-decoder with a tokenizer")
-        return model, []
-    tokenizer = character_tokenizer("".join(old + new for old, new in lines), SEQ2SEQ)
-    start = tokenizer.pad_id
-    assert start is not None
-    ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "pad_token_id": start}
-    model = create(_config(sizes) | ids | {"decoder_start_token_id": start}, tokenizer, seed=setup.seed)
-    losses: Points = []
-    for part, (steps, words) in enumerate(zip(sizes.steps, sizes.words, strict=True)):
-        setup.progress(f"training a spelling model for {steps} steps on 1 to {words} words")
-        cut = pieces(lines, 1, words, across_lines=part > 0)
-        train = [pair for pair in cut if max(map(len, pair)) < LONGEST]
-        data = Pairs.of([(tokenizer.encode(old), tokenizer.encode(new)) for old, new in train], start, LONGEST)
-        points = fit(
-            model.module, data, rows=sizes.rows, length=LONGEST, steps=steps, seed=setup.seed,
-            optimizer=LATER if part else FIRST,
-        )  # fmt: skip
-        losses += [(sum(sizes.steps[:part]) + step, nats) for step, nats in points]
-    model.module.eval()
-    return model, losses
-
-
-def _config(sizes: Sizes) -> dict[str, object]:
-    """The model of docs/examples/folio.toml in these sizes."""
-    return {
-        "model_type": "mbart", "d_model": sizes.width, "encoder_ffn_dim": 5 * sizes.width // 2,
-        "decoder_ffn_dim": 5 * sizes.width // 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-        "encoder_layers": sizes.layers, "decoder_layers": sizes.decoder_layers, "max_position_embeddings": 160,
-        "activation_function": "gelu", "scale_embedding": True, "dropout": 0.0,
-    }  # fmt: skip
 
 
 def _spaced(rows: Sequence[Pair], count: int) -> list[Pair]:

@@ -8,30 +8,36 @@ next word of a pretrained decoder.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.other_patterns import Path, Replacement
 from triptych_lectures.labs.patterns_of_classifier import AskedKind, ClassifierResult, ClassifierSizes, of_classifier
 from triptych_lectures.labs.patterns_of_decoder import DecoderResult, DecoderSizes, of_decoder
 from triptych_lectures.labs.pretrained import decoder
 
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"
-FALSIFIED_BY = (
-    "The claim is false if no other pattern, set in all layers at once, leaves the output as it was, or if any pattern"
-    " does: a shuffled pattern that is no farther from the original must change it. The second claim, of"
-    " the decoder, is that weights do not rank importance. It is false if hiding the token with the most attention"
-    " changes the output most."
-)
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Of the classifier and its training, of the search, and of the decoder of a full run."""
+class NotExplanationLab(Lab):
+    """The attention of all layers: replaced by an optimized alternative, shuffled, cut token by token."""
+
+    name = "not-explanation"
+    falsified_by = (
+        "The claim is false if no other pattern, set in all layers at once, leaves the output as it was, or if any"
+        " pattern does: a shuffled pattern that is no farther from the original must change it. The second claim, of"
+        " the decoder, is that weights do not rank importance. It is false if hiding the token with the most attention"
+        " changes the output most."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {"layers": 3, "heads": 8, "searched": 48, "search_steps": 80}
 
     kinds: int = size(8, "kinds of which the classifier is asked for one")
     values: int = size(4, "values that a kind may have, two or more, which are the labels", least=2)
@@ -71,24 +77,29 @@ class Sizes:
     def decoder(self) -> DecoderSizes:
         return DecoderSizes(self.text, self.steps, self.rate, self.faithful, self.sensitive)
 
+    def run(self, setup: Setup) -> LabResult:
+        last = None
+        if setup.full or setup.model is not None:
+            last = of_decoder(decoder(setup), self.decoder, setup.seed, setup.progress)
+        setup.progress(f"a classifier: {self.trained} steps, and as many with shuffled labels")
+        small = of_classifier(self.classifier, setup.seed)
+        checks, meaning, sections = _classifier_checks(small), self._meaning(small), _classifier_sections(small)
+        if last is not None:
+            checks, meaning = (*checks, *_decoder_checks(last)), f"{meaning} {_decoder_meaning(last)}"
+            sections = (*sections, *_decoder_sections(last))
+        return LabResult("Does a pattern of attention explain the output?", meaning, checks, sections)
 
-FULL = Sizes(layers=3, heads=8, searched=48, search_steps=80)
-SEEDS = 5
-
-
-def run(setup: Setup) -> LabResult:
-    """The attention of all layers: replaced by an optimized alternative, shuffled, cut token by token."""
-    sizes = setup.sized(Sizes(), FULL)
-    last = None
-    if setup.full or setup.model is not None:
-        last = of_decoder(decoder(setup), sizes.decoder, setup.seed, setup.progress)
-    setup.progress(f"a classifier: {sizes.trained} steps, and as many with shuffled labels")
-    small = of_classifier(sizes.classifier, setup.seed)
-    checks, meaning, sections = _classifier_checks(small), _meaning(sizes, small), _classifier_sections(small)
-    if last is not None:
-        checks, meaning = (*checks, *_decoder_checks(last)), f"{meaning} {_decoder_meaning(last)}"
-        sections = (*sections, *_decoder_sections(last))
-    return LabResult("Does a pattern of attention explain the output?", meaning, checks, sections)
+    def _meaning(self, result: ClassifierResult) -> str:
+        named = result.named
+        return (
+            f"A classifier of {self.layers} layers answers which value the kind that is asked for has. All its"
+            f" attention can be exchanged at once for weights {result.other.attention:.2f} of 1 away, and its answers"
+            f" stay: the largest change is {result.changed:.4f}. Weights shuffled by {result.mixed.attention:.2f}"
+            f" change them by {result.mixed.output:.2f}. The token that decides is known here. Hiding tokens one by one"
+            f" names it in {named.ablation:.0%} of the rows (without it a guess is still right in 1 of {self.values}),"
+            f" the gradient in {named.gradient:.0%}, the most attention in {named.attention:.0%}, and the most"
+            f" attention of the alternative, which gives the same answers, in {named.alternative:.0%}."
+        )
 
 
 def _classifier_checks(result: ClassifierResult) -> tuple[Check, ...]:
@@ -112,19 +123,6 @@ def _classifier_checks(result: ClassifierResult) -> tuple[Check, ...]:
               named.attention - named.alternative, least=0.2),
         Check("control: learned from shuffled labels", result.shuffled_labels.learned, most=0.1),
     )  # fmt: skip
-
-
-def _meaning(sizes: Sizes, result: ClassifierResult) -> str:
-    named = result.named
-    return (
-        f"A classifier of {sizes.layers} layers answers which value the kind that is asked for has. All its attention"
-        f" can be exchanged at once for weights {result.other.attention:.2f} of 1 away, and its answers stay: the"
-        f" largest change is {result.changed:.4f}. Weights shuffled by {result.mixed.attention:.2f} change them by"
-        f" {result.mixed.output:.2f}. The token that decides is known here. Hiding tokens one by one names it in"
-        f" {named.ablation:.0%} of the rows (without it a guess is still right in 1 of {sizes.values}), the gradient in"
-        f" {named.gradient:.0%}, the most attention in {named.attention:.0%}, and the most attention of the"
-        f" alternative, which gives the same answers, in {named.alternative:.0%}."
-    )
 
 
 def _classifier_sections(result: ClassifierResult) -> tuple[Section, ...]:

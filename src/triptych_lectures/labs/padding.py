@@ -19,24 +19,25 @@ from triptych.page import Curve, TableSection
 from triptych.spec import Mask, RMSNormSpec, full, keys
 from triptych.train import Example, collate
 from triptych.train.objectives import final
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import block, decoder
 from triptych_lectures.labs.trained import GeneratedTask, Shuffled, TrainedRun, TrainingBudget, held_out_rows, train
-
-FALSIFIED_BY = (
-    "A model that answers as well beside padding that is not hidden would have shown the claim false, and so would an"
-    " answer that does not depend on how much of it there is. With a mask, any difference between a padded row and the"
-    " row alone beyond rounding would show that the mask does not do what is said of it."
-)
-SEEDS = 5
 
 HEADS = 4
 MASKED, UNMASKED = "without padding", "with padding, unmasked"
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Of the task, of the encoder and of its training."""
+class PaddingLab(Lab):
+    """Trained on rows alone and on rows padded in silence; both answer rows alone, padded, and padded with a mask."""
+
+    name = "padding"
+    falsified_by = (
+        "A model that answers as well beside padding that is not hidden would have shown the claim false, and so would"
+        " an answer that does not depend on how much of it there is. With a mask, any difference between a padded row"
+        " and the row alone beyond rounding would show that the mask does not do what is said of it."
+    )
+    seeds = 5
 
     symbols: int = size(4, "different symbols, 2 to 16", least=2, most=16)
     shortest: int = size(5, "fewest symbols of a row")
@@ -54,6 +55,95 @@ class Sizes:
     def __post_init__(self) -> None:
         if self.shortest > self.longest:
             raise InputError(f"sizes shortest {self.shortest} and longest {self.longest}: must not fall in this order")
+
+    def run(self, setup: Setup) -> LabResult:
+        task = Most(self.symbols, self.shortest, self.longest)
+        rows = held_out_rows(task, self.tested, setup.seed)
+        runs: dict[str, TrainedRun] = {}
+        answers: dict[tuple[str, str], Answers] = {}
+        for name, own in {MASKED: task, UNMASKED: replace(task, padded=self.longest)}.items():
+            setup.progress(f"trained {name}: {self.steps} steps")
+            module, runs[name] = self._train(own, setup.seed)
+            for padding, of_padding in self._answered(module, rows).items():
+                answers[name, padding] = of_padding
+        setup.progress("shuffled answers")
+        _, shuffled = self._train(Shuffled(task), setup.seed)
+        return LabResult(
+            "What happens when padding is not masked?",
+            self._meaning(answers),
+            self._checks(answers, shuffled),
+            (self._table(answers), _curve(runs)),
+        )
+
+    def _checks(self, answers: dict[tuple[str, str], Answers], shuffled: TrainedRun) -> tuple[Check, ...]:
+        """An answer that changes by a nat has its odds changed by a factor of e; rounding is a millionth of one."""
+        trained, most = self.padded[0], self.padded[-1]
+        alone, far = answers[MASKED, "alone"], answers[MASKED, _beside(most)]
+        used = answers[UNMASKED, _beside(trained)]
+        masked = [of_padding.moved for (_, padding), of_padding in answers.items() if padding.endswith("masked")]
+        return (
+            Check("trained without padding, rows alone: right", alone.right, least=0.9),
+            Check(
+                f"trained without padding, padded to {most} and not masked: right less",
+                alone.right - far.right,
+                least=0.25,
+            ),
+            Check(
+                f"trained with padding to {self.longest}, padded to {trained} as then: right", used.right, least=0.75
+            ),
+            Check(
+                f"trained with padding, padded to {most}: largest change of a log-probability, nats",
+                answers[UNMASKED, _beside(most)].moved,
+                least=1.0,
+            ),
+            Check("control: padded and masked: largest change of a log-probability, nats", max(masked), most=1e-3),
+            Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
+        )
+
+    def _meaning(self, answers: dict[tuple[str, str], Answers]) -> str:
+        most = self.padded[-1]
+        never, trained = (answers[name, _beside(most)] for name in (MASKED, UNMASKED))
+        return (
+            "Softmax gives a weight to each token it sees, and a padding token is one. A model that was trained without"
+            f" padding is right on {answers[MASKED, 'alone'].right:.0%} of rows alone and on {never.right:.0%} of the"
+            f" same rows filled up to {most} symbols: what it reads is mostly padding. Training with unmasked padding"
+            " teaches a model to bear as much as it has seen, and its answers still depend on how long its neighbours"
+            f" in the batch are: padded to {most}, it is right on {trained.right:.0%}, and a log-probability moves by"
+            f" up to {trained.moved:.1f} nats. With a mask the padded row gives what the row alone gives, to rounding."
+            " This library keeps rows end to end without padding, so that there is nothing to forget."
+        )
+
+    def encoder(self, seed: int) -> nn.Transformer:
+        """Blocks in which tokens see each other, without positions; two ids follow the symbols: padding, marker."""
+        layer = block(self.width, HEADS, 2 * self.width)
+        final_norm = RMSNormSpec(width=self.width)
+        return nn.new(decoder(self.symbols + 2, [layer] * self.layers, final_norm=final_norm, mask=full()), seed)
+
+    def _train(self, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
+        module = self.encoder(seed)
+        return module, train(module, task, TrainingBudget(self.steps, self.rows, self.rate, shape="linear"), seed)
+
+    def _answered(self, module: nn.Transformer, rows: Sequence[Example]) -> dict[str, Answers]:
+        """Every way to answer `rows`, by name: alone, padded to each length, and that with a mask."""
+        alone = _log_probabilities(module, rows)
+        answers = {"alone": _answers(module, rows, alone)}
+        lengths = [len(row.ids) for row in rows]
+        for length in self.padded:
+            beside = [padded(row, length, self.symbols) for row in rows]
+            answers[_beside(length)] = _answers(module, beside, alone)
+            answers[f"{_beside(length)}, masked"] = _answers(_with_mask(module, full() & keys(lengths)), beside, alone)
+        return answers
+
+    def _table(self, answers: dict[tuple[str, str], Answers]) -> TableSection:
+        paddings = list(dict.fromkeys(padding for _, padding in answers))
+        rows = [
+            [padding, *(f"{answers[name, padding].right:.0%}" for name in (MASKED, UNMASKED))]
+            + [f"{answers[name, padding].moved:.2g}" for name in (MASKED, UNMASKED)]
+            for padding in paddings
+        ]
+        header = ("rows of the test", *(f"right, trained {name}" for name in (MASKED, UNMASKED)))
+        moved = (f"moved by, nats, {name}" for name in (MASKED, UNMASKED))
+        return TableSection(f"Rows of {self.shortest} to {self.longest} symbols", (*header, *moved), rows)
 
 
 @dataclass(frozen=True)
@@ -100,90 +190,8 @@ class Answers:
     moved: float
 
 
-def run(setup: Setup) -> LabResult:
-    """Trained on rows alone and on rows padded in silence; both answer rows alone, padded, and padded with a mask."""
-    sizes = setup.sized(Sizes())
-    task = Most(sizes.symbols, sizes.shortest, sizes.longest)
-    rows = held_out_rows(task, sizes.tested, setup.seed)
-    runs: dict[str, TrainedRun] = {}
-    answers: dict[tuple[str, str], Answers] = {}
-    for name, own in {MASKED: task, UNMASKED: replace(task, padded=sizes.longest)}.items():
-        setup.progress(f"trained {name}: {sizes.steps} steps")
-        module, runs[name] = _train(sizes, own, setup.seed)
-        for padding, of_padding in _answered(sizes, module, rows).items():
-            answers[name, padding] = of_padding
-    setup.progress("shuffled answers")
-    _, shuffled = _train(sizes, Shuffled(task), setup.seed)
-    return LabResult(
-        "What happens when padding is not masked?",
-        _meaning(sizes, answers),
-        _checks(sizes, answers, shuffled),
-        (_table(sizes, answers), _curve(runs)),
-    )
-
-
-def _checks(sizes: Sizes, answers: dict[tuple[str, str], Answers], shuffled: TrainedRun) -> tuple[Check, ...]:
-    """An answer that changes by a nat has its odds changed by a factor of e; rounding is a millionth of one."""
-    trained, most = sizes.padded[0], sizes.padded[-1]
-    alone, far = answers[MASKED, "alone"], answers[MASKED, _beside(most)]
-    used = answers[UNMASKED, _beside(trained)]
-    masked = [of_padding.moved for (_, padding), of_padding in answers.items() if padding.endswith("masked")]
-    return (
-        Check("trained without padding, rows alone: right", alone.right, least=0.9),
-        Check(
-            f"trained without padding, padded to {most} and not masked: right less", alone.right - far.right, least=0.25
-        ),
-        Check(f"trained with padding to {sizes.longest}, padded to {trained} as then: right", used.right, least=0.75),
-        Check(
-            f"trained with padding, padded to {most}: largest change of a log-probability, nats",
-            answers[UNMASKED, _beside(most)].moved,
-            least=1.0,
-        ),
-        Check("control: padded and masked: largest change of a log-probability, nats", max(masked), most=1e-3),
-        Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
-    )
-
-
 def _beside(length: int) -> str:
     return f"padded to {length}"
-
-
-def _meaning(sizes: Sizes, answers: dict[tuple[str, str], Answers]) -> str:
-    most = sizes.padded[-1]
-    never, trained = (answers[name, _beside(most)] for name in (MASKED, UNMASKED))
-    return (
-        "Softmax gives a weight to each token it sees, and a padding token is one. A model that was trained without"
-        f" padding is right on {answers[MASKED, 'alone'].right:.0%} of rows alone and on {never.right:.0%} of the same"
-        f" rows filled up to {most} symbols: what it reads is mostly padding. Training with unmasked padding teaches a"
-        f" model to bear as much as it has seen, and its answers still depend on how long its neighbours in the batch"
-        f" are: padded to {most}, it is right on {trained.right:.0%}, and a log-probability moves by up to"
-        f" {trained.moved:.1f} nats. With a mask the padded row gives what the row alone gives, to rounding. This"
-        " library keeps rows end to end without padding, so that there is nothing to forget."
-    )
-
-
-def encoder(sizes: Sizes, seed: int) -> nn.Transformer:
-    """Blocks in which every token sees every other, without positions; two ids follow the symbols: padding, marker."""
-    layer = block(sizes.width, HEADS, 2 * sizes.width)
-    final_norm = RMSNormSpec(width=sizes.width)
-    return nn.new(decoder(sizes.symbols + 2, [layer] * sizes.layers, final_norm=final_norm, mask=full()), seed)
-
-
-def _train(sizes: Sizes, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
-    module = encoder(sizes, seed)
-    return module, train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
-
-
-def _answered(sizes: Sizes, module: nn.Transformer, rows: Sequence[Example]) -> dict[str, Answers]:
-    """Every way to answer `rows`, by name: alone, padded to each length, and that with a mask."""
-    alone = _log_probabilities(module, rows)
-    answers = {"alone": _answers(module, rows, alone)}
-    lengths = [len(row.ids) for row in rows]
-    for length in sizes.padded:
-        beside = [padded(row, length, sizes.symbols) for row in rows]
-        answers[_beside(length)] = _answers(module, beside, alone)
-        answers[f"{_beside(length)}, masked"] = _answers(_with_mask(module, full() & keys(lengths)), beside, alone)
-    return answers
 
 
 def _with_mask(module: nn.Transformer, mask: Mask) -> nn.Transformer:
@@ -207,18 +215,6 @@ def _answers(module: nn.Transformer, rows: Sequence[Example], alone: Tensor) -> 
     log_p = _log_probabilities(module, rows)
     share = float((log_p.argmax(-1) == collate(rows).targets).double().mean())
     return Answers(share, float((log_p - alone).abs().max()))
-
-
-def _table(sizes: Sizes, answers: dict[tuple[str, str], Answers]) -> TableSection:
-    paddings = list(dict.fromkeys(padding for _, padding in answers))
-    rows = [
-        [padding, *(f"{answers[name, padding].right:.0%}" for name in (MASKED, UNMASKED))]
-        + [f"{answers[name, padding].moved:.2g}" for name in (MASKED, UNMASKED)]
-        for padding in paddings
-    ]
-    header = ("rows of the test", *(f"right, trained {name}" for name in (MASKED, UNMASKED)))
-    moved = (f"moved by, nats, {name}" for name in (MASKED, UNMASKED))
-    return TableSection(f"Rows of {sizes.shortest} to {sizes.longest} symbols", (*header, *moved), rows)
 
 
 def _curve(runs: dict[str, TrainedRun]) -> Curve:

@@ -8,7 +8,9 @@ and copy a shared page before they write to it.  Read through the table, the key
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,28 +19,111 @@ from triptych.generate import Engine, LiveRow, Request
 from triptych.nn import Transformer, new
 from triptych.page import Curve, MatrixSection, TableSection
 from triptych.spec import RopeSpec
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.small import block, decoder
 
-FALSIFIED_BY = (
-    "The claim would be false if a token differed where a prompt's beginning was reused, or if a key read through the"
-    " pages were not the engine's. It would also be false if pages took more than one partly empty page a row beyond"
-    " the tokens that differ, or if sharing without a copy before writing gave the same keys."
-)
-SEEDS = 5  # of a recorded result
 VOCAB, WIDTH, HEADS = 53, 32, 4
 
 
 @dataclass(frozen=True)
-class Sizes:
+class PagedCacheLab(Lab):
+    """The same requests without reuse, with it, with pages that are not copied, and with prompts that share nothing."""
+
+    name = "paged-cache"
+    falsified_by = (
+        "The claim would be false if a token differed where a prompt's beginning was reused, or if a key read through"
+        " the pages were not the engine's. It would also be false if pages took more than one partly empty page a row"
+        " beyond the tokens that differ, or if sharing without a copy before writing gave the same keys."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {"rows": 16, "shared": 203, "own": 21, "new": 96}
+
     rows: int = size(6, f"requests that begin alike, 2 to {VOCAB // 2}", least=2, most=VOCAB // 2)
     shared: int = size(43, "tokens of the common beginning; the engine reuses 8 or more")
     own: int = size(9, "tokens that each prompt has of its own")
     new: int = size(24, "tokens written by the longest; others write less")
     page: int = size(16, "tokens of a page")
 
+    def run(self, setup: Setup) -> LabResult:
+        module, prompts = model(setup.seed), self.prompts_of(setup.seed)
+        setup.progress(f"{self.rows} requests, each prompt computed")
+        plain = self.write(module, prompts, reuse=False)
+        setup.progress("the same with reuse, and pages laid over the cache")
+        reused = self.write(module, prompts, reuse=True)
+        setup.progress("controls: pages that are not copied, and prompts that share nothing")
+        careless = self.write(module, prompts, reuse=True, copying=False)
+        apart = self.write(module, self.prompts_of(setup.seed, alike=False), reuse=True)
+        whole = self.rows * (self.shared + self.own)
+        most = max(reused.history, key=lambda at: at[0])
+        bound = most[1] + 2 * self.rows * self.page
+        texts = [[row.new for row in written.rows] for written in (plain, reused)]
+        inside = self.shared % self.page  # the page in which rows part is shared, and not full
+        checks = (
+            Check("tokens that differ with reuse", sum(a != b for a, b in zip(*texts, strict=True)), most=0),
+            Check("prompt tokens computed without reuse, over all of them", plain.computed / whole, 1.0, 1.0),
+            Check(
+                "prompt tokens computed with reuse, over those that differ",
+                reused.computed / (self.shared + self.rows * self.own),
+                1.0,
+                1.0,
+            ),
+            Check("keys that differ when read through the pages", reused.wrong, most=0),
+            Check("pages copied before a write", reused.pages.copies, self.rows - 1 if inside else 0, self.rows),
+            Check(
+                "control: keys that differ when pages are not copied before a write",
+                careless.wrong,
+                least=1 if inside else 0,
+            ),
+            Check("places of pages over tokens that differ, and two pages a row", most[3] / bound, most=1.0),
+            Check("places of slots over places of pages", most[2] / most[3], least=1.5),
+            Check("tokens reused by prompts that share nothing", sum(row.reused for row in apart.rows), most=0),
+        )
+        meaning = (
+            "The keys and values of a common beginning are computed once and taken over, which changes no token. The"
+            " engine keeps one slot a row, with room for the longest, and copies what is shared into it: simple to"
+            " read, but places stay empty in short rows, and the beginning is kept once for each row. Pages would keep"
+            " it once: rows point to the same full pages, and only the page in which they part is copied, before the"
+            " first of them writes to it; without that copy one row's tokens stand in another row's text. What pages"
+            " waste is less than one page a row. The engine has no pages; the table here is laid over its numbers to"
+            " show them."
+        )
+        return LabResult(
+            "What do pages of a cache save, and what does reuse of a prompt?",
+            meaning,
+            checks,
+            (_table(plain, reused, apart), _curve(reused), drawing(reused)),
+        )
 
-FULL = Sizes(rows=16, shared=203, own=21, new=96)
+    def prompts_of(self, seed: int, *, alike: bool = True) -> list[list[int]]:
+        """One beginning and an ending of each prompt's own; not alike, each prompt begins with another id too."""
+        draw = random.Random(seed)
+        start = [draw.randrange(VOCAB - self.rows) for _ in range(self.shared)]
+        # the first id of each ending is its own, so that prompts part exactly there
+        ends = [[VOCAB - 1 - i, *(draw.randrange(VOCAB) for _ in range(self.own - 1))] for i in range(self.rows)]
+        return [[*(start if alike else [end[0], *start[1:]]), *end] for end in ends]
+
+    def write(self, module: Transformer, prompts: list[list[int]], *, reuse: bool, copying: bool = True) -> Written:
+        """Run all requests, with a table of pages beside the engine's cache."""
+        engine, pages, done = Engine(module, reuse=reuse), Pages(self.page, copying), dict[LiveRow, int]()
+        limits = [max(self.new * (i + 1) // self.rows, 2) for i in range(self.rows)]
+        rows = engine.add(
+            *(
+                Request(prompt=prompt, max_new_tokens=limit, number=i, keep_slot=True)
+                for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+            )
+        )
+        history: list[tuple[int, int, int, int]] = []
+        while engine.rows:
+            engine.step()
+            for row in rows:
+                _follow(engine, row, rows, pages, done)
+            held = sum(done.values())
+            shared = sum(row.reused for row in rows)
+            slots = len(engine.cache.lengths) * engine.cache.capacity
+            history.append((held, held - shared, slots, pages.used * self.page))
+        wrong = sum(int((pages.read(row, done[row]) != _keys(engine, row, 0)).any((1, 2, 3)).sum()) for row in rows)
+        computed = sum(len(row.request.prompt) - row.reused for row in rows)
+        return Written(rows, computed, history, pages, wrong)
 
 
 @dataclass(eq=False)
@@ -102,94 +187,9 @@ class Written:
     wrong: int
 
 
-def run(setup: Setup) -> LabResult:
-    """The same requests without reuse, with it, with pages that are not copied, and with prompts that share nothing."""
-    sizes = setup.sized(Sizes(), FULL)
-    module, prompts = model(setup.seed), prompts_of(sizes, setup.seed)
-    setup.progress(f"{sizes.rows} requests, each prompt computed")
-    plain = write(module, prompts, sizes, reuse=False)
-    setup.progress("the same with reuse, and pages laid over the cache")
-    reused = write(module, prompts, sizes, reuse=True)
-    setup.progress("controls: pages that are not copied, and prompts that share nothing")
-    careless = write(module, prompts, sizes, reuse=True, copying=False)
-    apart = write(module, prompts_of(sizes, setup.seed, alike=False), sizes, reuse=True)
-    whole = sizes.rows * (sizes.shared + sizes.own)
-    most = max(reused.history, key=lambda at: at[0])
-    bound = most[1] + 2 * sizes.rows * sizes.page
-    texts = [[row.new for row in written.rows] for written in (plain, reused)]
-    inside = sizes.shared % sizes.page  # the page in which rows part is shared, and not full
-    checks = (
-        Check("tokens that differ with reuse", sum(a != b for a, b in zip(*texts, strict=True)), most=0),
-        Check("prompt tokens computed without reuse, over all of them", plain.computed / whole, 1.0, 1.0),
-        Check(
-            "prompt tokens computed with reuse, over those that differ",
-            reused.computed / (sizes.shared + sizes.rows * sizes.own),
-            1.0,
-            1.0,
-        ),
-        Check("keys that differ when read through the pages", reused.wrong, most=0),
-        Check("pages copied before a write", reused.pages.copies, sizes.rows - 1 if inside else 0, sizes.rows),
-        Check(
-            "control: keys that differ when pages are not copied before a write",
-            careless.wrong,
-            least=1 if inside else 0,
-        ),
-        Check("places of pages over tokens that differ, and two pages a row", most[3] / bound, most=1.0),
-        Check("places of slots over places of pages", most[2] / most[3], least=1.5),
-        Check("tokens reused by prompts that share nothing", sum(row.reused for row in apart.rows), most=0),
-    )
-    meaning = (
-        "The keys and values of a common beginning are computed once and taken over, which changes no token. The"
-        " engine keeps one slot a row, with room for the longest, and copies what is shared into it: simple to read,"
-        " but places stay empty in short rows, and the beginning is kept once for each row. Pages would keep it once:"
-        " rows point to the same full pages, and only the page in which they part is copied, before the first of them"
-        " writes to it; without that copy one row's tokens stand in another row's text. What pages waste is less than"
-        " one page a row. The engine has no pages; the table here is laid over its numbers to show them."
-    )
-    return LabResult(
-        "What do pages of a cache save, and what does reuse of a prompt?",
-        meaning,
-        checks,
-        (_table(plain, reused, apart), _curve(reused), drawing(reused)),
-    )
-
-
 def model(seed: int) -> Transformer:
     blocks = [block(WIDTH, HEADS, 2 * WIDTH)] * 2
     return new(decoder(VOCAB, blocks, inside=RopeSpec(width=WIDTH // HEADS)), seed).eval()
-
-
-def prompts_of(sizes: Sizes, seed: int, *, alike: bool = True) -> list[list[int]]:
-    """One beginning and an ending of each prompt's own; not alike, each prompt begins with another id too."""
-    draw = random.Random(seed)
-    start = [draw.randrange(VOCAB - sizes.rows) for _ in range(sizes.shared)]
-    # the first id of each ending is its own, so that prompts part exactly there
-    ends = [[VOCAB - 1 - i, *(draw.randrange(VOCAB) for _ in range(sizes.own - 1))] for i in range(sizes.rows)]
-    return [[*(start if alike else [end[0], *start[1:]]), *end] for end in ends]
-
-
-def write(module: Transformer, prompts: list[list[int]], sizes: Sizes, *, reuse: bool, copying: bool = True) -> Written:
-    """Run all requests, with a table of pages beside the engine's cache."""
-    engine, pages, done = Engine(module, reuse=reuse), Pages(sizes.page, copying), dict[LiveRow, int]()
-    limits = [max(sizes.new * (i + 1) // sizes.rows, 2) for i in range(sizes.rows)]
-    rows = engine.add(
-        *(
-            Request(prompt=prompt, max_new_tokens=limit, number=i, keep_slot=True)
-            for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
-        )
-    )
-    history: list[tuple[int, int, int, int]] = []
-    while engine.rows:
-        engine.step()
-        for row in rows:
-            _follow(engine, row, rows, pages, done)
-        held = sum(done.values())
-        shared = sum(row.reused for row in rows)
-        slots = len(engine.cache.lengths) * engine.cache.capacity
-        history.append((held, held - shared, slots, pages.used * sizes.page))
-    wrong = sum(int((pages.read(row, done[row]) != _keys(engine, row, 0)).any((1, 2, 3)).sum()) for row in rows)
-    computed = sum(len(row.request.prompt) - row.reused for row in rows)
-    return Written(rows, computed, history, pages, wrong)
 
 
 def _keys(engine: Engine, row: LiveRow, first: int) -> Tensor:
@@ -209,9 +209,6 @@ def _follow(engine: Engine, row: LiveRow, rows: list[LiveRow], pages: Pages, don
         pages.write(row, position, keys)
     if row.cached:
         done[row] = row.cached
-
-
-# ------------------------------------------------------------------------------------------------------- pictures
 
 
 def _table(plain: Written, reused: Written, apart: Written) -> TableSection:

@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from triptych.page import TableSection
-from triptych_lectures.labs.lab import Check, LabResult, Setup
+from triptych_lectures.labs.lab import Check, LabResult, Setup, Size
 from triptych_lectures.labs.translation import Comparison, TranslationSizes, compared
 from triptych_lectures.labs.translators import Builder, behind_prefix, behind_prompt, beside_encoder
 
-FALSIFIED_BY = (
-    "The claim is false if one of the layouts, with no more parameters than the encoder-decoder and the same sentences"
-    " and steps, leaves more than half of the wrong tokens of word-by-word translation. That word by word is wrong for"
-    " less than half of the tokens would mean that the task asks for no reading of the sentence, and show nothing."
-)
 BUILDERS: dict[str, Builder] = {
     "encoder-decoder": beside_encoder,
     "decoder, prefix mask": behind_prefix,
@@ -23,19 +20,31 @@ BUILDERS: dict[str, Builder] = {
 
 
 @dataclass(frozen=True)
-class Sizes(TranslationSizes):
-    """What a run can change."""
-
-
-FULL = Sizes(steps=800, nouns=12, verbs=8, adjectives=6, clauses=3, train=20_000, held=400)
-SEEDS = 5
-
-
-def run(setup: Setup) -> LabResult:
+class PanelsLab(TranslationSizes):
     """Three layouts on the same sentences: what they get wrong, with how many parameters."""
-    comparison = compared(setup.sized(Sizes(), FULL), BUILDERS, setup)
-    sections = (_table(comparison), comparison.losses)
-    return LabResult("Does a translation need an encoder?", MEANING, _checks(comparison), sections)
+
+    name = "panels"
+    falsified_by = (
+        "The claim is false if one of the layouts, with no more parameters than the encoder-decoder and the same"
+        " sentences and steps, leaves more than half of the wrong tokens of word-by-word translation. That word by word"
+        " is wrong for less than half of the tokens would mean that the task asks for no reading of the sentence, and"
+        " show nothing."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {
+        "steps": 800,
+        "nouns": 12,
+        "verbs": 8,
+        "adjectives": 6,
+        "clauses": 3,
+        "train": 20_000,
+        "held": 400,
+    }
+
+    def run(self, setup: Setup) -> LabResult:
+        comparison = compared(self, BUILDERS, setup)
+        sections = (_table(comparison), comparison.losses)
+        return LabResult("Does a translation need an encoder?", MEANING, _checks(comparison), sections)
 
 
 MEANING = (

@@ -14,7 +14,7 @@ from triptych import families
 from triptych.count import PARTS, Count, count
 from triptych.errors import InputError
 from triptych.page import Curve, TableSection
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.pretrained import decoder
 
 Shape = tuple[int, ...]
@@ -36,56 +36,59 @@ KEYS = {  # what each key of the config is called here
     "max_position_embeddings": "longest context", "rope_theta": "base of RoPE's frequencies",
 }  # fmt: skip
 
-FALSIFIED_BY = (
-    "The claim is false if a shape computed from the config alone differs from what the library builds from the same"
-    " config. It is false too if one differs from a tensor of a real checkpoint, or if a sum differs from the published"
-    " one."
-)
-
 
 @dataclass(frozen=True)
-class Sizes:
+class ParametersLab(Lab):
+    """Predict every tensor of Qwen3-4B and count it, then every tensor of a checkpoint and load it."""
+
+    name = "parameters"
+    falsified_by = (
+        "The claim is false if a shape computed from the config alone differs from what the library builds from the"
+        " same config. It is false too if one differs from a tensor of a real checkpoint, or if a sum differs from the"
+        " published one."
+    )
+
     hidden: tuple[int, ...] = size((2048, 4096, 6912, 8192, 9728, 12288), "MLP widths F of the curve")
 
-
-def run(setup: Setup) -> LabResult:
-    """Predict every tensor of Qwen3-4B and count it, then every tensor of a checkpoint and load it."""
-    qwen, exercise = (count(families.read_config(dict(hf))) for hf in (QWEN3_4B, EXERCISE))
-    without_norms = exercise.total - exercise.parameters["norms"]
-    sizes, model = setup.sized(Sizes()), decoder(setup)
-    name, foreseen = model.path.stem if model.path else "the model", predict(model.hf or {})
-    loaded = {tensor: tuple(p.shape) for tensor, p in model.module.named_parameters()}
-    mlp = sum(prod(shape) for tensor, shape in predict(QWEN3_4B).items() if ".mlp." in tensor)
-    checks = (
-        Check("tensors of Qwen3-4B predicted otherwise", _unlike(predict(QWEN3_4B), qwen.spec.shapes()), most=0),
-        Check(f"counted beside the published {PUBLISHED:,}", abs(qwen.total - PUBLISHED), most=0),
-        Check(
-            f"counted without norms beside the exercise's {EXERCISE_TOTAL:,}",
-            abs(without_norms - EXERCISE_TOTAL),
-            most=0,
-        ),
-        Check(f"tensors of {name} predicted otherwise than loaded", _unlike(foreseen, loaded), most=0),
-    )
-    gap = qwen.parameters["mlp"] - exercise.parameters["mlp"]
-    meaning = (
-        "A config of a dozen numbers fixes every tensor. q is H·K wide and k and v are G·K, whatever D is: Qwen3-4B's"
-        f" 32 heads of width 128 make q wider than its D of 2560. Its MLP holds {mlp:,} of {qwen.total:,} parameters,"
-        f" {mlp / qwen.total:.0%}. The exercise's model is {PUBLISHED - EXERCISE_TOTAL:,} smaller, and not for want"
-        f" of the embedding, which is in both: {gap:,} of that are its narrower MLP, the rest the norms it leaves"
-        " out. Attention costs the same either way. Of the loaded model nothing was left over and nothing was"
-        " missing; that its values are right, shapes cannot say."
-    )
-    sections = (
-        _first_block(qwen, loaded, name),
-        TableSection(
-            "The config of Qwen3-4B",
-            ("key", "meaning", "value"),
-            [[key, KEYS[key], f"{QWEN3_4B[key]:,}"] for key in KEYS],
-        ),
-        _by_part({"Qwen3-4B": qwen, "the exercise": exercise, name: count(model.spec)}),
-        _over_hidden(sizes.hidden),
-    )
-    return LabResult("Which tensors does a config ask for, and how many numbers is that?", meaning, checks, sections)
+    def run(self, setup: Setup) -> LabResult:
+        qwen, exercise = (count(families.read_config(dict(hf))) for hf in (QWEN3_4B, EXERCISE))
+        without_norms = exercise.total - exercise.parameters["norms"]
+        model = decoder(setup)
+        name, foreseen = model.path.stem if model.path else "the model", predict(model.hf or {})
+        loaded = {tensor: tuple(p.shape) for tensor, p in model.module.named_parameters()}
+        mlp = sum(prod(shape) for tensor, shape in predict(QWEN3_4B).items() if ".mlp." in tensor)
+        checks = (
+            Check("tensors of Qwen3-4B predicted otherwise", _unlike(predict(QWEN3_4B), qwen.spec.shapes()), most=0),
+            Check(f"counted beside the published {PUBLISHED:,}", abs(qwen.total - PUBLISHED), most=0),
+            Check(
+                f"counted without norms beside the exercise's {EXERCISE_TOTAL:,}",
+                abs(without_norms - EXERCISE_TOTAL),
+                most=0,
+            ),
+            Check(f"tensors of {name} predicted otherwise than loaded", _unlike(foreseen, loaded), most=0),
+        )
+        gap = qwen.parameters["mlp"] - exercise.parameters["mlp"]
+        meaning = (
+            "A config of a dozen numbers fixes every tensor. q is H·K wide and k and v are G·K, whatever D is:"
+            f" Qwen3-4B's 32 heads of width 128 make q wider than its D of 2560. Its MLP holds {mlp:,} of"
+            f" {qwen.total:,} parameters, {mlp / qwen.total:.0%}. The exercise's model is"
+            f" {PUBLISHED - EXERCISE_TOTAL:,} smaller, and not for want of the embedding, which is in both: {gap:,} of"
+            " that are its narrower MLP, the rest the norms it leaves out. Attention costs the same either way. Of the"
+            " loaded model nothing was left over and nothing was missing; that its values are right, shapes cannot say."
+        )
+        sections = (
+            _first_block(qwen, loaded, name),
+            TableSection(
+                "The config of Qwen3-4B",
+                ("key", "meaning", "value"),
+                [[key, KEYS[key], f"{QWEN3_4B[key]:,}"] for key in KEYS],
+            ),
+            _by_part({"Qwen3-4B": qwen, "the exercise": exercise, name: count(model.spec)}),
+            _over_hidden(self.hidden),
+        )
+        return LabResult(
+            "Which tensors does a config ask for, and how many numbers is that?", meaning, checks, sections
+        )
 
 
 def predict(hf: Mapping[str, Any]) -> dict[str, Shape]:

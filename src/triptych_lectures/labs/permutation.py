@@ -16,21 +16,25 @@ from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import AlibiSpec, LearnedSpec, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
 from triptych.spec.positions import Absolute, Position
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import block, decoder
 
 NONE = "none"
 MASKS = {"bidirectional": full(), "causal": causal()}
-FALSIFIED_BY = (
-    "The claim is false if, without positions and without a mask, the outputs of permuted tokens differ from the"
-    " permuted outputs by more than rounding. It is false too if they do not differ with a causal mask or with a"
-    " position part, which are the controls."
-)
-SEEDS = 5
 
 
 @dataclass(frozen=True)
-class Sizes:
+class PermutationLab(Lab):
+    """Models of random weights in fp64: f(shuffled x) beside shuffled f(x), for every position part and both masks."""
+
+    name = "permutation"
+    falsified_by = (
+        "The claim is false if, without positions and without a mask, the outputs of permuted tokens differ from the"
+        " permuted outputs by more than rounding. It is false too if they do not differ with a causal mask or with a"
+        " position part, which are the controls."
+    )
+    seeds = 5
+
     width: int = size(48, "model width D, a multiple of 2 x heads")
     heads: int = size(4, "heads of each block")
     blocks: int = size(4, "blocks of each model")
@@ -49,36 +53,73 @@ class Sizes:
         """Places that hold the same token."""
         return self.tokens * 5 // 24, self.tokens * 17 // 24
 
+    def run(self, setup: Setup) -> LabResult:
+        errors, twins = {}, {}
+        for name in self._parts(causal=False):
+            for mask in MASKS:
+                model = self._model(name, mask, setup.seed)
+                errors[name, mask] = self._errors(model, setup.seed)
+                twins[name, mask] = self._twins(model, setup.seed)
+        table = TableSection(
+            f"{self.blocks} blocks on {self.tokens} tokens, fp64: how far f(shuffled x) is from shuffled f(x), relative"
+            " to f(x)",
+            ("positions", "bidirectional", "causal", "same token at two places, bidirectional"),
+            [
+                [name, *(f"{errors[name, mask][-1]:.2g}" for mask in MASKS), f"{twins[name, 'bidirectional']:.2g}"]
+                for name in self._parts(causal=False)
+            ],
+        )
+        shown = [(NONE, "bidirectional"), (NONE, "causal"), ("sinusoidal", "bidirectional"), ("RoPE", "bidirectional")]
+        curve = Curve(
+            "Permutation error after each block",
+            "blocks passed",
+            "relative error of permutation",
+            # 1e-17 stands for an exact 0, which a logarithm cannot show
+            {f"{n}, {m}": [(float(i), max(e, 1e-17)) for i, e in enumerate(errors[n, m])] for n, m in shown},
+            {"fp64 rounding": torch.finfo(torch.float64).eps},
+            "y",
+        )
+        return LabResult("Does attention know the order of its input?", MEANING, _checks(errors, twins), (table, curve))
 
-def run(setup: Setup) -> LabResult:
-    """Models of random weights in fp64: f(shuffled x) beside shuffled f(x), for every position part and both masks."""
-    sizes = setup.sized(Sizes())
-    errors, twins = {}, {}
-    for name in _parts(sizes, causal=False):
-        for mask in MASKS:
-            model = _model(name, mask, sizes, setup.seed)
-            errors[name, mask] = _errors(model, sizes, setup.seed)
-            twins[name, mask] = _twins(model, sizes, setup.seed)
-    table = TableSection(
-        f"{sizes.blocks} blocks on {sizes.tokens} tokens, fp64: how far f(shuffled x) is from shuffled f(x), relative"
-        " to f(x)",
-        ("positions", "bidirectional", "causal", "same token at two places, bidirectional"),
-        [
-            [name, *(f"{errors[name, mask][-1]:.2g}" for mask in MASKS), f"{twins[name, 'bidirectional']:.2g}"]
-            for name in _parts(sizes, causal=False)
-        ],
-    )
-    shown = [(NONE, "bidirectional"), (NONE, "causal"), ("sinusoidal", "bidirectional"), ("RoPE", "bidirectional")]
-    curve = Curve(
-        "Permutation error after each block",
-        "blocks passed",
-        "relative error of permutation",
-        # 1e-17 stands for an exact 0, which a logarithm cannot show
-        {f"{n}, {m}": [(float(i), max(e, 1e-17)) for i, e in enumerate(errors[n, m])] for n, m in shown},
-        {"fp64 rounding": torch.finfo(torch.float64).eps},
-        "y",
-    )
-    return LabResult("Does attention know the order of its input?", MEANING, _checks(errors, twins), (table, curve))
+    def _parts(self, *, causal: bool) -> dict[str, Absolute | Position | None]:
+        return {
+            NONE: None,
+            "sinusoidal": SinusoidalSpec(width=self.width),
+            "learned": LearnedSpec(length=self.tokens, width=self.width),
+            "RoPE": RopeSpec(width=self.width // self.heads),
+            "ALiBi": AlibiSpec(heads=self.heads),
+            "T5 buckets": T5BucketsSpec(heads=self.heads, bidirectional=not causal),
+        }
+
+    def _model(self, name: str, mask: str, seed: int) -> Model:
+        part = self._parts(causal=mask == "causal")[name]
+        absolute = part if isinstance(part, LearnedSpec | SinusoidalSpec) else None
+        inside = None if isinstance(part, LearnedSpec | SinusoidalSpec) else part
+        blocks = [block(self.width, self.heads, 2 * self.width)] * self.blocks
+        spec = decoder(self.tokens, blocks, embedded=absolute, inside=inside, mask=MASKS[mask])
+        return Model(nn.new(spec, seed, torch.float64))
+
+    def _errors(self, model: Model, seed: int) -> list[float]:
+        """After the embedding and each block: the largest |f(x[order]) - f(x)[order]|, over the spread of f(x)."""
+        order = torch.randperm(self.tokens, generator=torch.Generator().manual_seed(seed))
+        # Every token occurs once, so that a permutation of tokens is one of places.
+        straight, shuffled = (
+            model.trace([ids.tolist()], read=self.sites) for ids in (torch.arange(self.tokens), order)
+        )
+        errors = []
+        for site in self.sites:
+            out = straight[site][0]
+            errors.append(((shuffled[site][0] - out[order]).abs().max() / out.std()).item())
+        return errors
+
+    def _twins(self, model: Model, seed: int) -> float:
+        """How far apart the last block leaves one token that stands at two places of a row, over the spread."""
+        ids = torch.randperm(self.tokens, generator=torch.Generator().manual_seed(seed))
+        first, second = self.twins
+        ids[second] = ids[first]
+        last = self.sites[-1]
+        out = model.trace([ids.tolist()], read=[last])[last][0]
+        return ((out[first] - out[second]).abs().max() / out.std()).item()
 
 
 MEANING = (
@@ -110,45 +151,3 @@ def _checks(errors: dict[tuple[str, str], list[float]], twins: dict[tuple[str, s
             least=0.01,
         ),
     )
-
-
-def _parts(sizes: Sizes, *, causal: bool) -> dict[str, Absolute | Position | None]:
-    return {
-        NONE: None,
-        "sinusoidal": SinusoidalSpec(width=sizes.width),
-        "learned": LearnedSpec(length=sizes.tokens, width=sizes.width),
-        "RoPE": RopeSpec(width=sizes.width // sizes.heads),
-        "ALiBi": AlibiSpec(heads=sizes.heads),
-        "T5 buckets": T5BucketsSpec(heads=sizes.heads, bidirectional=not causal),
-    }
-
-
-def _model(name: str, mask: str, sizes: Sizes, seed: int) -> Model:
-    part = _parts(sizes, causal=mask == "causal")[name]
-    absolute = part if isinstance(part, LearnedSpec | SinusoidalSpec) else None
-    inside = None if isinstance(part, LearnedSpec | SinusoidalSpec) else part
-    blocks = [block(sizes.width, sizes.heads, 2 * sizes.width)] * sizes.blocks
-    spec = decoder(sizes.tokens, blocks, embedded=absolute, inside=inside, mask=MASKS[mask])
-    return Model(nn.new(spec, seed, torch.float64))
-
-
-def _errors(model: Model, sizes: Sizes, seed: int) -> list[float]:
-    """After the embedding and each block: the largest |f(x[order]) - f(x)[order]|, over the spread of f(x)."""
-    order = torch.randperm(sizes.tokens, generator=torch.Generator().manual_seed(seed))
-    # Every token occurs once, so that a permutation of tokens is one of places.
-    straight, shuffled = (model.trace([ids.tolist()], read=sizes.sites) for ids in (torch.arange(sizes.tokens), order))
-    errors = []
-    for site in sizes.sites:
-        out = straight[site][0]
-        errors.append(((shuffled[site][0] - out[order]).abs().max() / out.std()).item())
-    return errors
-
-
-def _twins(model: Model, sizes: Sizes, seed: int) -> float:
-    """How far apart the last block leaves one token that stands at two places of a row, over the spread."""
-    ids = torch.randperm(sizes.tokens, generator=torch.Generator().manual_seed(seed))
-    first, second = sizes.twins
-    ids[second] = ids[first]
-    last = sizes.sites[-1]
-    out = model.trace([ids.tolist()], read=[last])[last][0]
-    return ((out[first] - out[second]).abs().max() / out.std()).item()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,22 +23,28 @@ from triptych.model import Model
 from triptych.page import Curve, Facts, Section, TableSection
 from triptych.spec import Mask, block_sparse, causal, window
 from triptych_lectures.labs.counting import peak_bytes, products, shortest_seconds
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.small import block, decoder, power
 
 SAME = 512  # tokens at which results that should be equal are compared
 LINEAR, SQUARE = (0.9, 1.1), (1.9, 2.1)
 LAYER_VOCAB = 64
 WHOLE, WEIGHTS, PAIRS = "all matrix products", "products with weights", "products of queries, keys and values"
-FALSIFIED_BY = (
-    "The claim is false if the FLOPs that full or fused attention runs do not grow as T², or if those of a window, a"
-    " block pattern or linear attention do. It is false too if the fused kernel holds a score matrix, or if attention"
-    " that should be exact differs from the definition."
-)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class QuadraticLab(Lab):
+    """FLOPs and bytes of each mechanism over T, and the powers of T they grow as; then those of a whole layer."""
+
+    name = "quadratic"
+    falsified_by = (
+        "The claim is false if the FLOPs that full or fused attention runs do not grow as T², or if those of a window,"
+        " a block pattern or linear attention do. It is false too if the fused kernel holds a score matrix, or if"
+        " attention that should be exact differs from the definition."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {"repeats": 2}
+
     lengths: tuple[int, ...] = size(
         (128, 256, 512, 1024, 2048, 4096, 8192), "tokens T, ascending; those of short and long too", ascending=True
     )
@@ -60,9 +67,198 @@ class Sizes:
         if self.layer % self.width:
             raise InputError(f"size layer: must be a multiple of the head width, {self.width}")
 
+    @torch.inference_mode()
+    def run(self, setup: Setup) -> LabResult:
+        ways, short, long = self.mechanisms(), self.short, self.long
+        noise = torch.Generator().manual_seed(setup.seed)
+        flops, nbytes, seconds = self._measured(ways, noise, setup)
+        setup.progress(f"counting a layer of width {self.layer}")
+        layer = self._layer(setup.seed)
+        resident = self._resident(ways, noise)
+        share = {name: grown / (4 * self.heads * self.resident**2) for name, grown in resident.items()}
+        checks = (
+            *(
+                Check(f"{name}: FLOPs grow as T to the power", _power(flops[name], long), *way.flops)
+                for name, way in ways.items()
+            ),
+            *(
+                Check(f"{name}: bytes grow as T to the power", _power(nbytes[name], long), *way.nbytes)
+                for name, way in ways.items()
+                if way.nbytes is not None
+            ),
+            *(
+                Check(
+                    f"{name}: memory of the process at {self.resident:,} tokens, over one score matrix",
+                    share[name],
+                    *bounds,
+                )
+                for name, bounds in (("full", (0.9, None)), ("fused", (None, 0.25)))
+                if name in share
+            ),
+            Check(f"the layer, {WEIGHTS}: FLOPs grow as T to the power", _power(layer[WEIGHTS], long), *LINEAR),
+            Check(f"the layer, {PAIRS}: FLOPs grow as T to the power", _power(layer[PAIRS], long), *SQUARE),
+            Check(
+                f"the layer, {short[0]} to {short[1]} tokens: FLOPs grow as T to the power",
+                _power(layer[WHOLE], short),
+                most=1.5,
+            ),
+            Check(
+                "largest difference between mechanisms that are exact", max(self._differences(ways, noise)), most=1e-4
+            ),
+            Check(
+                "score FLOPs counted at T 32,768 over those at 2,048",
+                self._counted(32_768) / self._counted(2_048),
+                256.0,
+                256.0,
+            ),
+        )
+        meaning = (
+            "Every token is compared with every other, so the work grows as T squared, and with the scores written out"
+            " the memory does too. The fused kernel computes the same numbers tile by tile: T squared work, but the"
+            " process never holds a score matrix. Only what leaves pairs out grows as T in both: a window, a block"
+            " pattern, or linear attention, which is another function. Sharing key/value heads saves their memory, not"
+            " the work. In a whole layer the projections and the MLP, linear in T, hide the square at small T. Bytes"
+            " are those of tensors between operations; the memory of the process also shows what a kernel takes."
+            " Processor time follows the FLOPs roughly, and depends on the machine."
+        )
+        sections: tuple[Section, ...] = (
+            *self._tables(flops, nbytes, seconds, layer),
+            self._facts(share),
+            *self._curves(flops, nbytes, layer),
+        )
+        return LabResult("What do T tokens of attention cost?", meaning, checks, sections)
 
-FULL = Sizes(repeats=2)
-SEEDS = 5
+    def mechanisms(self) -> dict[str, MechanismCost]:
+        """All that are measured, by name."""
+        every, fast = _definition(causal()), _fast(causal())
+        band = causal() & window(self.window)
+        blocks = causal() & block_sparse(self.block, local=2, first=1)
+        heads = self.heads
+        return {
+            "full": MechanismCost(every, SQUARE, SQUARE, heads),
+            "fused": MechanismCost(fast, SQUARE, None, heads, exact=every),
+            "one key/value head": MechanismCost(fast, SQUARE, None, 1, exact=every),
+            f"window of {self.window}": MechanismCost(_fast(band), LINEAR, LINEAR, heads, exact=_definition(band)),
+            "block-sparse": MechanismCost(_fast(blocks), LINEAR, LINEAR, heads, exact=_definition(blocks)),
+            "linear": MechanismCost(lambda q, k, v: linear(q, k, v, mask=causal()), LINEAR, LINEAR, heads),
+        }
+
+    def _measured(
+        self, ways: Mapping[str, MechanismCost], noise: torch.Generator, setup: Setup
+    ) -> tuple[Measured, Measured, Measured]:
+        """(FLOPs, bytes, seconds of processor time) of one call of each mechanism at each length."""
+        flops, nbytes, seconds = ({name: dict[int, float]() for name in ways} for _ in range(3))
+        setup.progress(f"{len(ways)} mechanisms, {self.lengths[0]} to {self.lengths[-1]:,} tokens")
+        for length in self.lengths:
+            for name, way in ways.items():
+                inputs = self._inputs(length, way.groups, noise)
+                flops[name][length] = products(way.call, inputs).total
+                nbytes[name][length] = peak_bytes(way.call, inputs)
+                seconds[name][length] = shortest_seconds(way.call, inputs, calls=self.repeats)
+        return flops, nbytes, seconds
+
+    def _inputs(self, length: int, groups: int, noise: torch.Generator) -> Tensors:
+        q, k, v = (torch.randn(1, heads, length, self.width, generator=noise) for heads in (self.heads, groups, groups))
+        return q, k, v
+
+    def _layer(self, seed: int) -> Measured:
+        """FLOPs of a decoder of one layer over T: of its products with weights, of those of attention, and of both."""
+        model = Model(nn.new(decoder(LAYER_VOCAB, [block(self.layer, self.layer // self.width, 4 * self.layer)]), seed))
+        ids = {length: [i % LAYER_VOCAB for i in range(length)] for length in self.lengths}
+        counts = {length: products(lambda row=row: model.logits([row])) for length, row in ids.items()}
+        return {
+            WHOLE: {length: found.total for length, found in counts.items()},
+            WEIGHTS: {length: found.weights for length, found in counts.items()},
+            PAIRS: {length: found.total - found.weights for length, found in counts.items()},
+        }
+
+    def _resident(self, ways: Mapping[str, MechanismCost], noise: torch.Generator) -> dict[str, int]:
+        """By how many bytes one call raises the largest resident memory of this process, for full and fused attention;
+        empty where the system cannot reset that figure (it is Linux that can)."""
+        clear, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+        grown: dict[str, int] = {}
+        for name in ("fused", "full"):
+            inputs = self._inputs(self.resident, self.heads, noise)
+            ways[name].call(*(x[:, :, :SAME] for x in inputs))  # loads what the first call loads
+            try:
+                clear.write_text("5")
+                before = _peak_resident(status)
+                ways[name].call(*inputs)
+                grown[name] = _peak_resident(status) - before
+            except OSError:
+                return {}
+        return grown
+
+    def _differences(self, ways: Mapping[str, MechanismCost], noise: torch.Generator) -> list[float]:
+        """The largest difference of each exact mechanism from the definition."""
+        differences = []
+        for way in ways.values():
+            if way.exact is not None:
+                inputs = self._inputs(SAME, way.groups, noise)
+                differences.append(float((way.call(*inputs) - way.exact(*inputs)).abs().max()))
+        return differences
+
+    def _counted(self, length: int) -> int:
+        """By the arithmetic of `triptych count`, for a llama of one layer."""
+        shape = {
+            "hidden_size": self.heads * self.width,
+            "intermediate_size": 512,
+            "num_hidden_layers": 1,
+            "vocab_size": 256,
+        }
+        model = {"model_type": "llama", "num_attention_heads": self.heads, "max_position_embeddings": 32_768}
+        return count(read_config(model | shape, where="quadratic")).flops(length)["scores"]
+
+    def _tables(
+        self,
+        flops: Measured,
+        nbytes: Measured,
+        seconds: Measured,
+        layer: Measured,
+    ) -> tuple[TableSection, ...]:
+        shown = self.lengths[::2]
+        header = ("", *(f"T {n:,}" for n in shown), "power of T")
+
+        def table(title: str, measured: Measured, form: Callable[[float], str]) -> TableSection:
+            rows = [
+                [name, *(form(values[n]) for n in shown), f"{_power(values, self.long):.2f}"]
+                for name, values in measured.items()
+            ]
+            return TableSection(title, header, rows)
+
+        def millions(x: float) -> str:
+            return f"{x / 1e6:,.1f} M"
+
+        heads = f"{self.heads} heads of width {self.width}"
+        scores = [f"{4 * self.heads * n * n / 2**20:,.1f} MiB" for n in shown]
+        memory = table("Memory of tensors beside q, k and v", nbytes, lambda x: f"{x / 2**20:,.1f} MiB")
+        return (
+            table(f"FLOPs of matrix products, {heads}", flops, millions),
+            replace(memory, rows=[["one score matrix, counted", *scores, "2.00"], *memory.rows]),
+            table(f"FLOPs of a decoder of one layer of width {self.layer}", layer, millions),
+            table(f"Processor time, {heads}; it decides nothing", seconds, lambda x: f"{x * 1e3:,.1f} ms"),
+        )
+
+    def _facts(self, share: Mapping[str, float]) -> Facts:
+        longest = self.lengths[-1]
+        keys = [
+            (f"k and v, {g} key/value heads", f"{8 * g * self.width * longest / 2**20:.1f} MiB")
+            for g in (self.heads, 1)
+        ]
+        process = [(f"memory of the process, {name}", f"{x:.2f} score matrices") for name, x in share.items()]
+        return Facts(f"At {longest:,} tokens", keys + process)
+
+    def _curves(self, flops: Measured, nbytes: Measured, layer: Measured) -> tuple[Curve, ...]:
+        def curve(title: str, unit: str, measured: Measured) -> Curve:
+            lines = {name: [(float(n), x) for n, x in values.items()] for name, values in measured.items()}
+            return Curve(title, "T", unit, lines, {}, "xy")
+
+        return (
+            curve("FLOPs of attention", "FLOPs", flops),
+            curve("Memory of tensors beside q, k and v", "bytes", nbytes),
+            curve(f"FLOPs of a layer of width {self.layer}", "FLOPs", layer),
+        )
+
 
 Tensors = tuple[Tensor, Tensor, Tensor]
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -89,134 +285,6 @@ def _fast(mask: Mask) -> Call:
     return lambda q, k, v: attend(q, k, v, mask=mask)
 
 
-def mechanisms(sizes: Sizes) -> dict[str, MechanismCost]:
-    """All that are measured, by name."""
-    every, fast = _definition(causal()), _fast(causal())
-    band = causal() & window(sizes.window)
-    blocks = causal() & block_sparse(sizes.block, local=2, first=1)
-    heads = sizes.heads
-    return {
-        "full": MechanismCost(every, SQUARE, SQUARE, heads),
-        "fused": MechanismCost(fast, SQUARE, None, heads, exact=every),
-        "one key/value head": MechanismCost(fast, SQUARE, None, 1, exact=every),
-        f"window of {sizes.window}": MechanismCost(_fast(band), LINEAR, LINEAR, heads, exact=_definition(band)),
-        "block-sparse": MechanismCost(_fast(blocks), LINEAR, LINEAR, heads, exact=_definition(blocks)),
-        "linear": MechanismCost(lambda q, k, v: linear(q, k, v, mask=causal()), LINEAR, LINEAR, heads),
-    }
-
-
-@torch.inference_mode()
-def run(setup: Setup) -> LabResult:
-    """FLOPs and bytes of each mechanism over T, and the powers of T they grow as; then those of a whole layer."""
-    sizes = setup.sized(Sizes(), FULL)
-    ways, short, long = mechanisms(sizes), sizes.short, sizes.long
-    noise = torch.Generator().manual_seed(setup.seed)
-    flops, nbytes, seconds = _measured(ways, sizes, noise, setup)
-    setup.progress(f"counting a layer of width {sizes.layer}")
-    layer = _layer(sizes, setup.seed)
-    resident = _resident(ways, sizes, noise)
-    share = {name: grown / (4 * sizes.heads * sizes.resident**2) for name, grown in resident.items()}
-    checks = (
-        *(
-            Check(f"{name}: FLOPs grow as T to the power", _power(flops[name], long), *way.flops)
-            for name, way in ways.items()
-        ),
-        *(
-            Check(f"{name}: bytes grow as T to the power", _power(nbytes[name], long), *way.nbytes)
-            for name, way in ways.items()
-            if way.nbytes is not None
-        ),
-        *(
-            Check(
-                f"{name}: memory of the process at {sizes.resident:,} tokens, over one score matrix",
-                share[name],
-                *bounds,
-            )
-            for name, bounds in (("full", (0.9, None)), ("fused", (None, 0.25)))
-            if name in share
-        ),
-        Check(f"the layer, {WEIGHTS}: FLOPs grow as T to the power", _power(layer[WEIGHTS], long), *LINEAR),
-        Check(f"the layer, {PAIRS}: FLOPs grow as T to the power", _power(layer[PAIRS], long), *SQUARE),
-        Check(
-            f"the layer, {short[0]} to {short[1]} tokens: FLOPs grow as T to the power",
-            _power(layer[WHOLE], short),
-            most=1.5,
-        ),
-        Check("largest difference between mechanisms that are exact", max(_differences(ways, sizes, noise)), most=1e-4),
-        Check(
-            "score FLOPs counted at T 32,768 over those at 2,048",
-            _counted(sizes, 32_768) / _counted(sizes, 2_048),
-            256.0,
-            256.0,
-        ),
-    )
-    meaning = (
-        "Every token is compared with every other, so the work grows as T squared, and with the scores written out the"
-        " memory does too. The fused kernel computes the same numbers tile by tile: T squared work, but the process"
-        " never holds a score matrix. Only what leaves pairs out grows as T in both: a window, a block pattern, or"
-        " linear attention, which is another function. Sharing key/value heads saves their memory, not the work. In a"
-        " whole layer the projections and the MLP, linear in T, hide the square at small T. Bytes are those of tensors"
-        " between operations; the memory of the process also shows what a kernel takes. Processor time follows the"
-        " FLOPs roughly, and depends on the machine."
-    )
-    sections: tuple[Section, ...] = (
-        *_tables(flops, nbytes, seconds, layer, sizes),
-        _facts(share, sizes),
-        *_curves(flops, nbytes, layer, sizes),
-    )
-    return LabResult("What do T tokens of attention cost?", meaning, checks, sections)
-
-
-def _measured(
-    ways: Mapping[str, MechanismCost], sizes: Sizes, noise: torch.Generator, setup: Setup
-) -> tuple[Measured, Measured, Measured]:
-    """(FLOPs, bytes, seconds of processor time) of one call of each mechanism at each length."""
-    flops, nbytes, seconds = ({name: dict[int, float]() for name in ways} for _ in range(3))
-    setup.progress(f"{len(ways)} mechanisms, {sizes.lengths[0]} to {sizes.lengths[-1]:,} tokens")
-    for length in sizes.lengths:
-        for name, way in ways.items():
-            inputs = _inputs(length, way.groups, sizes, noise)
-            flops[name][length] = products(way.call, inputs).total
-            nbytes[name][length] = peak_bytes(way.call, inputs)
-            seconds[name][length] = shortest_seconds(way.call, inputs, calls=sizes.repeats)
-    return flops, nbytes, seconds
-
-
-def _inputs(length: int, groups: int, sizes: Sizes, noise: torch.Generator) -> Tensors:
-    q, k, v = (torch.randn(1, heads, length, sizes.width, generator=noise) for heads in (sizes.heads, groups, groups))
-    return q, k, v
-
-
-def _layer(sizes: Sizes, seed: int) -> Measured:
-    """FLOPs of a decoder of one layer over T: of its products with weights, of those of attention, and of both."""
-    model = Model(nn.new(decoder(LAYER_VOCAB, [block(sizes.layer, sizes.layer // sizes.width, 4 * sizes.layer)]), seed))
-    ids = {length: [i % LAYER_VOCAB for i in range(length)] for length in sizes.lengths}
-    counts = {length: products(lambda row=row: model.logits([row])) for length, row in ids.items()}
-    return {
-        WHOLE: {length: found.total for length, found in counts.items()},
-        WEIGHTS: {length: found.weights for length, found in counts.items()},
-        PAIRS: {length: found.total - found.weights for length, found in counts.items()},
-    }
-
-
-def _resident(ways: Mapping[str, MechanismCost], sizes: Sizes, noise: torch.Generator) -> dict[str, int]:
-    """By how many bytes one call raises the largest resident memory of this process, for full and fused attention;
-    empty where the system cannot reset that figure (it is Linux that can)."""
-    clear, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
-    grown: dict[str, int] = {}
-    for name in ("fused", "full"):
-        inputs = _inputs(sizes.resident, sizes.heads, sizes, noise)
-        ways[name].call(*(x[:, :, :SAME] for x in inputs))  # loads what the first call loads
-        try:
-            clear.write_text("5")
-            before = _peak_resident(status)
-            ways[name].call(*inputs)
-            grown[name] = _peak_resident(status) - before
-        except OSError:
-            return {}
-    return grown
-
-
 def _peak_resident(status: Path) -> int:
     [line] = [line for line in status.read_text().splitlines() if line.startswith("VmHWM:")]
     return int(line.split()[1]) * 1024
@@ -226,73 +294,3 @@ def _power(measured: Mapping[int, float], fitted: Sequence[int]) -> float:
     """The power of T that the measurements grow as, from `fitted[0]` to `fitted[1]` tokens."""
     lengths = [n for n in measured if fitted[0] <= n <= fitted[1]]
     return power(lengths, [measured[n] for n in lengths])
-
-
-def _differences(ways: Mapping[str, MechanismCost], sizes: Sizes, noise: torch.Generator) -> list[float]:
-    """The largest difference of each exact mechanism from the definition."""
-    differences = []
-    for way in ways.values():
-        if way.exact is not None:
-            inputs = _inputs(SAME, way.groups, sizes, noise)
-            differences.append(float((way.call(*inputs) - way.exact(*inputs)).abs().max()))
-    return differences
-
-
-def _counted(sizes: Sizes, length: int) -> int:
-    """By the arithmetic of `triptych count`, for a llama of one layer."""
-    shape = {
-        "hidden_size": sizes.heads * sizes.width,
-        "intermediate_size": 512,
-        "num_hidden_layers": 1,
-        "vocab_size": 256,
-    }
-    model = {"model_type": "llama", "num_attention_heads": sizes.heads, "max_position_embeddings": 32_768}
-    return count(read_config(model | shape, where="quadratic")).flops(length)["scores"]
-
-
-def _tables(
-    flops: Measured, nbytes: Measured, seconds: Measured, layer: Measured, sizes: Sizes
-) -> tuple[TableSection, ...]:
-    shown = sizes.lengths[::2]
-    header = ("", *(f"T {n:,}" for n in shown), "power of T")
-
-    def table(title: str, measured: Measured, form: Callable[[float], str]) -> TableSection:
-        rows = [
-            [name, *(form(values[n]) for n in shown), f"{_power(values, sizes.long):.2f}"]
-            for name, values in measured.items()
-        ]
-        return TableSection(title, header, rows)
-
-    def millions(x: float) -> str:
-        return f"{x / 1e6:,.1f} M"
-
-    heads = f"{sizes.heads} heads of width {sizes.width}"
-    scores = [f"{4 * sizes.heads * n * n / 2**20:,.1f} MiB" for n in shown]
-    memory = table("Memory of tensors beside q, k and v", nbytes, lambda x: f"{x / 2**20:,.1f} MiB")
-    return (
-        table(f"FLOPs of matrix products, {heads}", flops, millions),
-        replace(memory, rows=[["one score matrix, counted", *scores, "2.00"], *memory.rows]),
-        table(f"FLOPs of a decoder of one layer of width {sizes.layer}", layer, millions),
-        table(f"Processor time, {heads}; it decides nothing", seconds, lambda x: f"{x * 1e3:,.1f} ms"),
-    )
-
-
-def _facts(share: Mapping[str, float], sizes: Sizes) -> Facts:
-    longest = sizes.lengths[-1]
-    keys = [
-        (f"k and v, {g} key/value heads", f"{8 * g * sizes.width * longest / 2**20:.1f} MiB") for g in (sizes.heads, 1)
-    ]
-    process = [(f"memory of the process, {name}", f"{x:.2f} score matrices") for name, x in share.items()]
-    return Facts(f"At {longest:,} tokens", keys + process)
-
-
-def _curves(flops: Measured, nbytes: Measured, layer: Measured, sizes: Sizes) -> tuple[Curve, ...]:
-    def curve(title: str, unit: str, measured: Measured) -> Curve:
-        lines = {name: [(float(n), x) for n, x in values.items()] for name, values in measured.items()}
-        return Curve(title, "T", unit, lines, {}, "xy")
-
-    return (
-        curve("FLOPs of attention", "FLOPs", flops),
-        curve("Memory of tensors beside q, k and v", "bytes", nbytes),
-        curve(f"FLOPs of a layer of width {sizes.layer}", "FLOPs", layer),
-    )

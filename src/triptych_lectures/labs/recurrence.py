@@ -3,10 +3,12 @@ al. 2014; Bahdanau et al. 2015; lectures L0 and L1)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from triptych.page import Curve, TableSection
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, LabResult, Setup, Size, size
 from triptych_lectures.labs.translation import (
     Comparison,
     Judgement,
@@ -17,35 +19,42 @@ from triptych_lectures.labs.translation import (
 )
 from triptych_lectures.labs.translators import Builder, bahdanau, beside_encoder, fixed_vector
 
-FALSIFIED_BY = (
-    "The claim is false if attention leaves more than half of the fixed vector's wrong tokens in the longest quarter of"
-    " the sentences, or if the fixed vector loses no more from the shortest quarter to the longest than attention does."
-    " A task that word-by-word translation solves, or that attention does not learn, would show nothing either way."
-)
 FIXED, ATTENTION, TRANSFORMER = "GRU, fixed vector", "GRU, attention", "transformer"
 BUILDERS: dict[str, Builder] = {FIXED: fixed_vector, ATTENTION: bahdanau, TRANSFORMER: beside_encoder}
 
 
 @dataclass(frozen=True)
-class Sizes(TranslationSizes):
-    """What a run can change."""
+class RecurrenceLab(TranslationSizes):
+    """Three models on the same sentences: what they get wrong by the length of the source, and how long they take."""
+
+    name = "recurrence"
+    falsified_by = (
+        "The claim is false if attention leaves more than half of the fixed vector's wrong tokens in the longest"
+        " quarter of the sentences, or if the fixed vector loses no more from the shortest quarter to the longest than"
+        " attention does. A task that word-by-word translation solves, or that attention does not learn, would show"
+        " nothing either way."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {
+        "steps": 800,
+        "nouns": 12,
+        "verbs": 8,
+        "adjectives": 6,
+        "clauses": 4,
+        "train": 20_000,
+        "held": 400,
+    }
 
     steps: int = size(200, "training steps of each model")
     rows: int = size(64, "sentences of a training step")
     layers: int = size(1, "blocks of the transformer's encoder, and of its decoder")
     clauses: int = size(2, "most clauses of a sentence", most=16)
 
-
-FULL = Sizes(steps=800, nouns=12, verbs=8, adjectives=6, clauses=4, train=20_000, held=400)
-SEEDS = 5
-
-
-def run(setup: Setup) -> LabResult:
-    """Three models on the same sentences: what they get wrong by the length of the source, and how long they take."""
-    comparison = compared(setup.sized(Sizes(), FULL), BUILDERS, setup)
-    question = "What does a recurrent translator lose with length, and what does attention give back?"
-    sections = (_quality(comparison), _cost(comparison), _by_length(comparison), comparison.losses)
-    return LabResult(question, MEANING, _checks(comparison), sections)
+    def run(self, setup: Setup) -> LabResult:
+        comparison = compared(self, BUILDERS, setup)
+        question = "What does a recurrent translator lose with length, and what does attention give back?"
+        sections = (_quality(comparison), _cost(comparison), _by_length(comparison), comparison.losses)
+        return LabResult(question, MEANING, _checks(comparison), sections)
 
 
 MEANING = (

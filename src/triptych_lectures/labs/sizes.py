@@ -1,16 +1,14 @@
-"""What a lab's file declares beside `run`: its sizes, quick and full, what would falsify its claim, and its seeds."""
+"""The sizes of labs: what is known of each, their values in a run, and how the command line gives them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
 from triptych.errors import InputError, nearest
-from triptych_lectures.labs import known
-from triptych_lectures.labs.lab import Setup, Size
+from triptych_lectures.labs import lab_class
+from triptych_lectures.labs.lab import Lab, Setup, Size
 
 
 @dataclass(frozen=True)
@@ -23,43 +21,19 @@ class SizeRow:
     full: Size
 
 
-@dataclass(frozen=True)
-class Declared:
-    """`quick` and `full` are instances of the lab's `Sizes`, None where it has none.  `falsified_by` is the lab's
-    `FALSIFIED_BY`, and `seeds` its `SEEDS`: how many seeds a recorded result has."""
-
-    name: str
-    quick: Any
-    full: Any
-    falsified_by: str
-    seeds: int
-
-    @property
-    def rows(self) -> list[SizeRow]:
-        if self.quick is None:
-            return []
-        fields = dataclasses.fields(self.quick)
-        return [
-            SizeRow(f.name, f.metadata["about"], getattr(self.quick, f.name), getattr(self.full, f.name))
-            for f in fields
-        ]
-
-    def values(self, setup: Setup) -> dict[str, Size]:
-        """The sizes of a run by name.  Raises InputError for those that the lab cannot have."""
-        if self.quick is None:
-            if setup.sizes:
-                raise InputError(f"the lab {self.name} has no sizes, so --set does not apply to it")
-            return {}
-        sized = setup.sized(self.quick, self.full)
-        return {field.name: getattr(sized, field.name) for field in dataclasses.fields(sized)}
+def size_rows(kind: type[Lab]) -> list[SizeRow]:
+    """The sizes of a lab; none for one that has no fields."""
+    quick, full = kind.sized(Setup()), kind.sized(Setup(full=True))
+    fields = dataclasses.fields(kind)
+    return [SizeRow(f.name, f.metadata["about"], getattr(quick, f.name), getattr(full, f.name)) for f in fields]
 
 
-def declared(name: str) -> Declared:
-    """What the file of a lab declares.  Raises InputError for a lab that is not in `LABS`."""
-    module = import_module(f"triptych_lectures.labs.{known(name).replace('-', '_')}")
-    quick = module.Sizes() if hasattr(module, "Sizes") else None
-    full = getattr(module, "FULL", quick)
-    return Declared(name, quick, full, getattr(module, "FALSIFIED_BY", ""), getattr(module, "SEEDS", 1))
+def size_values(kind: type[Lab], setup: Setup) -> dict[str, Size]:
+    """The sizes of a run by name.  Raises InputError for those that the lab cannot have."""
+    if setup.sizes and not size_rows(kind):
+        raise InputError(f"the lab {kind.name} has no sizes, so --set does not apply to it")
+    sized = kind.sized(setup)
+    return {row.name: getattr(sized, row.name) for row in size_rows(kind)}
 
 
 def own_sizes(names: Sequence[str], sizes: Mapping[str, Size], *, full: bool = False) -> dict[str, dict[str, Size]]:
@@ -69,18 +43,18 @@ def own_sizes(names: Sequence[str], sizes: Mapping[str, Size], *, full: bool = F
     """
     if not sizes:
         return {name: {} for name in names}
-    labs = [declared(name) for name in names]
+    labs = [lab_class(name) for name in names]
     if len(labs) == 1:
-        labs[0].values(Setup(sizes=sizes, full=full))
+        size_values(labs[0], Setup(sizes=sizes, full=full))
         return {labs[0].name: dict(sizes)}
-    owned = {lab.name: {row.name for row in lab.rows} for lab in labs}
+    owned = {kind.name: {row.name for row in size_rows(kind)} for kind in labs}
     every = sorted(set().union(*owned.values()))
     for name in sizes:
         if name not in every:
             raise InputError(f"no lab has a size {name!r}{nearest(name, every)}; `triptych lab all --sizes` lists them")
-    own = {lab: {name: value for name, value in sizes.items() if name in has} for lab, has in owned.items()}
-    for lab in labs:
-        lab.values(Setup(sizes=own[lab.name], full=full))
+    own = {of: {name: value for name, value in sizes.items() if name in has} for of, has in owned.items()}
+    for kind in labs:
+        size_values(kind, Setup(sizes=own[kind.name], full=full))
     return own
 
 

@@ -14,17 +14,20 @@ from torch import Tensor
 
 from triptych.attention import attend
 from triptych.page import Curve, TableSection
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
-
-FALSIFIED_BY = (
-    "The claim is false if the answer at large β differs from the dictionary's by more than rounding. It is false too"
-    " if gradient descent on the query succeeds at large β, or fails at small β."
-)
-SEEDS = 5
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SoftVsHardLab(Lab):
+    """Noisy questions to a dictionary over β; then a question that is learned by gradient descent, soft and hard."""
+
+    name = "soft-vs-hard"
+    falsified_by = (
+        "The claim is false if the answer at large β differs from the dictionary's by more than rounding. It is false"
+        " too if gradient descent on the query succeeds at large β, or fails at small β."
+    )
+    seeds = 5
+
     entries: int = size(16, "entries of the dictionary, two or more", least=2)
     questions: int = size(32, "questions to it")
     width: int = size(24, "width of keys and questions")
@@ -38,56 +41,55 @@ class Sizes:
     def hard(self) -> float:
         return self.sharpness[-1]
 
+    def run(self, setup: Setup) -> LabResult:
+        book = _Dictionary(self, setup.seed)
+        rows = [book.measure(beta) for beta in self.sharpness]
+        learned = {beta: book.learn(beta) for beta in (self.soft, self.hard)}
+        table = TableSection(
+            f"{self.questions} questions to a dictionary of {self.entries} entries",
+            ("β", "weight of the best key", "error against dict[key]", "bound", "|d answer / d question|"),
+            [[f"{beta:g}", *(f"{x:.3g}" for x in row)] for beta, row in zip(self.sharpness, rows, strict=True)],
+        )
 
-def run(setup: Setup) -> LabResult:
-    """Noisy questions to a dictionary over β; then a question that is learned by gradient descent, soft and hard."""
-    sizes = setup.sized(Sizes())
-    book = _Dictionary(sizes, setup.seed)
-    rows = [book.measure(beta) for beta in sizes.sharpness]
-    learned = {beta: book.learn(beta) for beta in (sizes.soft, sizes.hard)}
-    table = TableSection(
-        f"{sizes.questions} questions to a dictionary of {sizes.entries} entries",
-        ("β", "weight of the best key", "error against dict[key]", "bound", "|d answer / d question|"),
-        [[f"{beta:g}", *(f"{x:.3g}" for x in row)] for beta, row in zip(sizes.sharpness, rows, strict=True)],
-    )
+        def line(column: int, floor: float) -> list[tuple[float, float]]:
+            return [(beta, max(row[column], floor)) for beta, row in zip(self.sharpness, rows, strict=True)]
 
-    def line(column: int, floor: float) -> list[tuple[float, float]]:
-        return [(beta, max(row[column], floor)) for beta, row in zip(sizes.sharpness, rows, strict=True)]
-
-    lookup = Curve(
-        "From the mean of all values to one of them",
-        "sharpness β",
-        "distance, size of gradient",
-        {"error against dict[key]": line(1, 1e-16), "gradient in the question": line(3, 1e-16)},
-        {},
-        "xy",
-    )
-    descent = Curve(
-        "Learning what to ask",
-        "step of gradient descent",
-        "squared distance from the wanted value",
-        {f"β = {beta:g}": [(float(i), loss) for i, loss in enumerate(losses)] for beta, losses in learned.items()},
-        {},
-        "y",
-    )
-    checks = (
-        Check("at β 0, distance from the mean of all values", book.from_mean(), most=1e-12),
-        Check(f"at β {sizes.hard:g}, distance from dict[key]", rows[-1][1], most=1e-9),
-        Check("largest error over its bound 2 max|v| (S-1) exp(-β gap)", max(r[1] / r[2] for r in rows), most=1.0),
-        Check("gradient against finite differences, relative", book.gradient_error(), most=1e-6),
-        Check(f"at β {sizes.hard:g}, largest gradient of an answer", rows[-1][3], most=1e-9),
-        Check(
-            f"at β {sizes.soft:g}, loss after learning over before",
-            learned[sizes.soft][-1] / learned[sizes.soft][0],
-            most=0.05,
-        ),
-        Check(
-            f"at β {sizes.hard:g}, loss after learning over before",
-            learned[sizes.hard][-1] / learned[sizes.hard][0],
-            least=0.95,
-        ),
-    )
-    return LabResult("Is attention a dictionary lookup, and why a soft one?", MEANING, checks, (table, lookup, descent))
+        lookup = Curve(
+            "From the mean of all values to one of them",
+            "sharpness β",
+            "distance, size of gradient",
+            {"error against dict[key]": line(1, 1e-16), "gradient in the question": line(3, 1e-16)},
+            {},
+            "xy",
+        )
+        descent = Curve(
+            "Learning what to ask",
+            "step of gradient descent",
+            "squared distance from the wanted value",
+            {f"β = {beta:g}": [(float(i), loss) for i, loss in enumerate(losses)] for beta, losses in learned.items()},
+            {},
+            "y",
+        )
+        checks = (
+            Check("at β 0, distance from the mean of all values", book.from_mean(), most=1e-12),
+            Check(f"at β {self.hard:g}, distance from dict[key]", rows[-1][1], most=1e-9),
+            Check("largest error over its bound 2 max|v| (S-1) exp(-β gap)", max(r[1] / r[2] for r in rows), most=1.0),
+            Check("gradient against finite differences, relative", book.gradient_error(), most=1e-6),
+            Check(f"at β {self.hard:g}, largest gradient of an answer", rows[-1][3], most=1e-9),
+            Check(
+                f"at β {self.soft:g}, loss after learning over before",
+                learned[self.soft][-1] / learned[self.soft][0],
+                most=0.05,
+            ),
+            Check(
+                f"at β {self.hard:g}, loss after learning over before",
+                learned[self.hard][-1] / learned[self.hard][0],
+                least=0.95,
+            ),
+        )
+        return LabResult(
+            "Is attention a dictionary lookup, and why a soft one?", MEANING, checks, (table, lookup, descent)
+        )
 
 
 MEANING = (
@@ -102,7 +104,7 @@ MEANING = (
 class _Dictionary:
     """Keys of unit length, values, and questions that are keys plus noise, each with the key it came from.  fp64."""
 
-    def __init__(self, sizes: Sizes, seed: int) -> None:
+    def __init__(self, sizes: SoftVsHardLab, seed: int) -> None:
         self.sizes = sizes
         noise = torch.Generator().manual_seed(seed)
 

@@ -7,9 +7,10 @@ fused kernel are called with, whatever a mask hides of them.  Processor time is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,16 +20,9 @@ from triptych.page import Curve, MatrixSection, TableSection
 from triptych.spec import Mask, block_sparse, causal, dense
 from triptych.spec.masks import Points
 from triptych_lectures.labs.counting import products, shortest_seconds
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.small import power
 
-FALSIFIED_BY = (
-    "The claim would be false if the pairs that a kernel computes under the strided pattern did not grow as T to the"
-    " power 1.5, or those under the powers of two not as T log T. It would also be false if some position could not"
-    " reach an earlier one in as many layers as the papers say, or if the patterns' results were not those of the"
-    " definition."
-)
-SEEDS = 5  # of a recorded result
 STRIDED, POWERS, ALL, ARRAY = "strided, O(T √T)", "powers of two, O(T log T)", "all pairs", "strided, as an array"
 REACH = 256  # positions whose paths through layers are counted
 DRAWN = 32
@@ -36,15 +30,94 @@ REPEATS = 3  # the smallest time counts
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SparsePatternsLab(Lab):
+    """Pairs computed and processor time of each pattern over T, and how many layers connect all positions."""
+
+    name = "sparse-patterns"
+    falsified_by = (
+        "The claim would be false if the pairs that a kernel computes under the strided pattern did not grow as T to"
+        " the power 1.5, or those under the powers of two not as T log T. It would also be false if some position could"
+        " not reach an earlier one in as many layers as the papers say, or if the patterns' results were not those of"
+        " the definition."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {"lengths": (256, 512, 1024, 2048, 4096, 8192), "width": 64}
+
     lengths: tuple[int, ...] = size((512, 1024, 2048, 4096, 8192), "tokens, ascending", values=2, ascending=True)
     width: int = size(16, "the width of the head")
     block: int = size(8, "positions of a block of the strided pattern")
     powers_block: int = size(16, "positions of a block of the pattern of powers of two")
     same: int = size(512, "tokens at which results are compared with the definition")
 
+    @torch.inference_mode()
+    def run(self, setup: Setup) -> LabResult:
+        noise, ways = torch.Generator().manual_seed(setup.seed), Ways(self)
+        computed: dict[str, dict[int, float]] = {}
+        seconds: dict[str, dict[int, float]] = {}
+        for way in (ALL, ARRAY, STRIDED, POWERS):
+            setup.progress(f"{way}: {', '.join(f'{n:,}' for n in self.lengths)} tokens")
+            inputs = {n: _inputs(n, self.width, noise) for n in self.lengths}
+            masks = {n: ways.mask(way, n) for n in self.lengths}
+            computed[way] = {n: pairs(masks[n], inputs[n]) for n in self.lengths}
+            seconds[way] = {
+                n: shortest_seconds(partial(attend, mask=masks[n]), inputs[n], calls=REPEATS) for n in self.lengths
+            }
+        setup.progress("comparing with the definition, and following paths through layers")
+        hops = {way: layers_to_reach_all(ways.mask(way, REACH)) for way in (STRIDED, POWERS)}
+        per_log = [n / (length * self._blocks_seen(length)) for length, n in computed[POWERS].items()]
+        blocks = -(-REACH // self.powers_block)
+        checks = (
+            Check(f"{ALL}: pairs computed grow as T to the power", _power(computed[ALL]), 1.95, 2.05),
+            Check(f"{ARRAY}: pairs computed grow as T to the power", _power(computed[ARRAY]), 1.95, 2.05),
+            Check(f"{STRIDED}: pairs computed grow as T to the power", _power(computed[STRIDED]), 1.4, 1.6),
+            Check(f"{POWERS}: largest over smallest of pairs / (T log T)", max(per_log) / min(per_log), most=1.1),
+            Check(f"{POWERS}: pairs computed grow as T to the power", _power(computed[POWERS]), 1.0, 1.3),
+            Check("largest difference from the definition", differences(ways, noise), most=1e-5),
+            Check(f"{STRIDED}: layers until each position has reached all before it", hops[STRIDED], most=2),
+            Check(
+                f"{POWERS}: layers until each position has reached all before it",
+                hops[POWERS],
+                most=math.floor(math.log2(blocks - 1)) + 1 if blocks > 1 else 1,
+            ),
+        )
+        meaning = (
+            "Each pattern is a symbolic mask. The block kernel lists the blocks of keys that a block of queries may see"
+            " and multiplies only those, so its pairs grow as the pattern does; the same pattern written out as an"
+            " array is opaque, and every pair is computed. What the kernel cannot skip: pairs of a block that the mask"
+            " hides inside it, and the difference between a block of queries and the one that sees most, since all get"
+            " lists of one length. Information still reaches everywhere, in two layers under the strided pattern and in"
+            " as many as a distance has binary digits under powers of two. Processor time falls less than the number of"
+            " pairs: the kernel copies the keys of each block of queries into memory of their own, and the fused"
+            " kernel, computing all pairs without leaving fast memory, may still be faster at these lengths (see the"
+            " table). In cached decoding a pattern saves nothing here: a later query may see any block, and one query"
+            " reads all keys."
+        )
+        sections = (
+            self._table(ways, computed, seconds),
+            _curve("Pairs computed", "pairs", computed),
+            _curve("Processor time", "s", seconds),
+            drawing(STRIDED),
+            drawing(POWERS),
+        )
+        return LabResult("Do sparse patterns cost O(T √T) and O(T log T)?", meaning, checks, sections)
 
-FULL = Sizes(lengths=(256, 512, 1024, 2048, 4096, 8192), width=64)
+    def _blocks_seen(self, length: int) -> int:
+        """Blocks that the last query sees under powers of two: its own and one for each power below their number."""
+        blocks = -(-length // self.powers_block)
+        return 1 + (blocks - 1).bit_length()
+
+    def _table(
+        self, ways: Ways, computed: dict[str, dict[int, float]], seconds: dict[str, dict[int, float]]
+    ) -> TableSection:
+        shown = [self.lengths[0], self.lengths[len(self.lengths) // 2], self.lengths[-1]]
+        last, rows = self.lengths[-1], []
+        for way, measured in computed.items():
+            visible = float(written_out(ways.mask(way, shown[0]), shown[0]).sum()) if way != ARRAY else math.nan
+            hidden = "–" if way == ARRAY else f"{measured[shown[0]] / visible:.2f}"
+            times = f"{seconds[way][last] * 1e3:,.1f} ms", f"{_settled(seconds[way]):.2f}"
+            rows.append([way, *(f"{measured[n]:,.0f}" for n in shown), f"{_power(measured):.3f}", hidden, *times])
+        header = ("", *(f"pairs, T {n:,}" for n in shown), "power of T", f"computed over visible, T {shown[0]:,}")
+        return TableSection("Pairs computed", (*header, f"processor time, T {last:,}", "power of T, last step"), rows)
 
 
 def strided(length: int, block: int) -> Mask:
@@ -63,7 +136,7 @@ def powers(length: int, block: int) -> Mask:
 class Ways:
     """The mask of each way to attend over some tokens; `ARRAY` is the strided one written out as `[T, T]` booleans."""
 
-    sizes: Sizes
+    sizes: SparsePatternsLab
 
     def mask(self, way: str, length: int) -> Mask:
         if way == ALL:
@@ -72,63 +145,6 @@ class Ways:
             return powers(length, self.sizes.powers_block)
         mask = strided(length, self.sizes.block)
         return dense(written_out(mask, length)) if way == ARRAY else mask
-
-
-@torch.inference_mode()
-def run(setup: Setup) -> LabResult:
-    """Pairs computed and processor time of each pattern over T, and how many layers connect all positions."""
-    sizes = setup.sized(Sizes(), FULL)
-    noise, ways = torch.Generator().manual_seed(setup.seed), Ways(sizes)
-    computed: dict[str, dict[int, float]] = {}
-    seconds: dict[str, dict[int, float]] = {}
-    for way in (ALL, ARRAY, STRIDED, POWERS):
-        setup.progress(f"{way}: {', '.join(f'{n:,}' for n in sizes.lengths)} tokens")
-        inputs = {n: _inputs(n, sizes.width, noise) for n in sizes.lengths}
-        masks = {n: ways.mask(way, n) for n in sizes.lengths}
-        computed[way] = {n: pairs(masks[n], inputs[n]) for n in sizes.lengths}
-        seconds[way] = {
-            n: shortest_seconds(partial(attend, mask=masks[n]), inputs[n], calls=REPEATS) for n in sizes.lengths
-        }
-    setup.progress("comparing with the definition, and following paths through layers")
-    hops = {way: layers_to_reach_all(ways.mask(way, REACH)) for way in (STRIDED, POWERS)}
-    per_log = [n / (length * _blocks_seen(length, sizes)) for length, n in computed[POWERS].items()]
-    blocks = -(-REACH // sizes.powers_block)
-    checks = (
-        Check(f"{ALL}: pairs computed grow as T to the power", _power(computed[ALL]), 1.95, 2.05),
-        Check(f"{ARRAY}: pairs computed grow as T to the power", _power(computed[ARRAY]), 1.95, 2.05),
-        Check(f"{STRIDED}: pairs computed grow as T to the power", _power(computed[STRIDED]), 1.4, 1.6),
-        Check(f"{POWERS}: largest over smallest of pairs / (T log T)", max(per_log) / min(per_log), most=1.1),
-        Check(f"{POWERS}: pairs computed grow as T to the power", _power(computed[POWERS]), 1.0, 1.3),
-        Check("largest difference from the definition", differences(ways, noise), most=1e-5),
-        Check(f"{STRIDED}: layers until each position has reached all before it", hops[STRIDED], most=2),
-        Check(
-            f"{POWERS}: layers until each position has reached all before it",
-            hops[POWERS],
-            most=math.floor(math.log2(blocks - 1)) + 1 if blocks > 1 else 1,
-        ),
-    )
-    meaning = (
-        "Each pattern is a symbolic mask. The block kernel lists the blocks of keys that a block of queries may see"
-        " and multiplies only those, so its pairs grow as the pattern does; the same pattern written out as an array is"
-        " opaque, and every pair is computed. What the kernel cannot skip: pairs of a block that the mask hides inside"
-        " it, and the difference between a block of queries and the one that sees most, since all get lists of one"
-        " length. Information still reaches everywhere, in two layers under the strided pattern and in as many as a"
-        " distance has binary digits under powers of two. Processor time falls less than the number of pairs: the"
-        " kernel copies the keys of each block of queries into memory of their own, and the fused kernel, computing all"
-        " pairs without leaving fast memory, may still be faster at these lengths (see the table). In cached decoding a"
-        " pattern saves nothing here: a later query may see any block, and one query reads all keys."
-    )
-    sections = (
-        _table(sizes, ways, computed, seconds),
-        _curve("Pairs computed", "pairs", computed),
-        _curve("Processor time", "s", seconds),
-        drawing(STRIDED),
-        drawing(POWERS),
-    )
-    return LabResult("Do sparse patterns cost O(T √T) and O(T log T)?", meaning, checks, sections)
-
-
-# ---------------------------------------------------------------------------------------------------- measurements
 
 
 def pairs(mask: Mask, inputs: Sequence[Tensor]) -> float:
@@ -140,12 +156,6 @@ def pairs(mask: Mask, inputs: Sequence[Tensor]) -> float:
 
 def _inputs(length: int, width: int, noise: torch.Generator) -> list[Tensor]:
     return [torch.randn(1, 1, length, width, generator=noise) for _ in range(3)]
-
-
-def _blocks_seen(length: int, sizes: Sizes) -> int:
-    """Blocks that the last query sees under powers of two: its own and one for each power below their number."""
-    blocks = -(-length // sizes.powers_block)
-    return 1 + (blocks - 1).bit_length()
 
 
 def _power(measured: dict[int, float]) -> float:
@@ -180,23 +190,6 @@ def layers_to_reach_all(mask: Mask) -> int:
             return layers
         reached = ((reached @ one_layer) > 0).float()
     return REACH
-
-
-# ------------------------------------------------------------------------------------------------------- pictures
-
-
-def _table(
-    sizes: Sizes, ways: Ways, computed: dict[str, dict[int, float]], seconds: dict[str, dict[int, float]]
-) -> TableSection:
-    shown = [sizes.lengths[0], sizes.lengths[len(sizes.lengths) // 2], sizes.lengths[-1]]
-    last, rows = sizes.lengths[-1], []
-    for way, measured in computed.items():
-        visible = float(written_out(ways.mask(way, shown[0]), shown[0]).sum()) if way != ARRAY else math.nan
-        hidden = "–" if way == ARRAY else f"{measured[shown[0]] / visible:.2f}"
-        times = f"{seconds[way][last] * 1e3:,.1f} ms", f"{_settled(seconds[way]):.2f}"
-        rows.append([way, *(f"{measured[n]:,.0f}" for n in shown), f"{_power(measured):.3f}", hidden, *times])
-    header = ("", *(f"pairs, T {n:,}" for n in shown), "power of T", f"computed over visible, T {shown[0]:,}")
-    return TableSection("Pairs computed", (*header, f"processor time, T {last:,}", "power of T, last step"), rows)
 
 
 def _settled(seconds: dict[int, float]) -> float:

@@ -8,9 +8,10 @@ and of a source that is wrong always.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -18,21 +19,26 @@ from triptych import nn
 from triptych.generate import DraftModel, Drafts, Engine, LiveRow, PromptLookup, Request, Sampling, Speculation
 from triptych.page import Curve, TableSection
 from triptych.spec import RopeSpec
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.small import block, decoder
 
-FALSIFIED_BY = (
-    "The claim would be false if one token of one text, greedy or sampled, differed with guesses. It would also be"
-    " false if a draft that agrees always did not save forwards, if one that rarely agrees saved as many, or if a wrong"
-    " guess were accepted."
-)
-SEEDS = 5  # of a recorded result
 HEADS = 4
 NOTHING, WRONG, LOOKUP = "no guesses", "always wrong", "prompt lookup"
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SpeculationLab(Lab):
+    """Texts, forwards and guesses of each way to write."""
+
+    name = "speculation"
+    falsified_by = (
+        "The claim would be false if one token of one text, greedy or sampled, differed with guesses. It would also be"
+        " false if a draft that agrees always did not save forwards, if one that rarely agrees saved as many, or if a"
+        " wrong guess were accepted."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {"rows": 32, "new": 160, "noise": (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)}
+
     rows: int = size(8, "texts written at once, half of them sampled")
     new: int = size(48, "tokens of each, two or more", least=2)
     tokens: int = size(4, "guesses of a forward, at most")
@@ -40,8 +46,110 @@ class Sizes:
     vocab: int = size(61, "ids that it knows, two or more", least=2)
     noise: tuple[float, ...] = size((0.02, 0.1, 0.5), "noise in the draft's weights, over their own deviation")
 
+    def run(self, setup: Setup) -> LabResult:
+        setup.progress(f"{self.rows} texts of {self.new} tokens without guesses")
+        module = self.model(setup.seed)
+        requests = self.requests_of(setup.seed)
+        plain = self.write(module, requests, None)
+        runs = {NOTHING: plain}
+        ways: dict[str, Callable[[], Drafts]] = {"draft: itself": lambda: self.draft(module, 0.0, setup.seed)}
+        for amount in self.noise:
+            ways[f"draft: noise {amount:g}"] = partial(self.draft, module, amount, setup.seed)
+        ways |= {LOOKUP: PromptLookup, WRONG: lambda: AlwaysWrong(plain.texts, self.vocab)}
+        for name, make in ways.items():
+            setup.progress(name)
+            runs[name] = self.write(module, requests, make())
+        drafts = [runs[name] for name in ways if name.startswith("draft")]
+        ideal = -(-(self.new - 1) // (self.tokens + 1)) + 1
+        checks = (
+            Check(
+                "tokens that differ from those without guesses",
+                sum(different(one, plain) for one in runs.values()),
+                most=0,
+            ),
+            Check("share of guesses accepted, draft: itself", drafts[0].rate, least=0.99),
+            Check("forwards, draft: itself, over the fewest possible", drafts[0].forwards / ideal, most=1.1),
+            Check(
+                "forwards without guesses over those of draft: itself", plain.forwards / drafts[0].forwards, least=2.0
+            ),
+            Check(
+                "forwards of the worst draft over those of the best",
+                drafts[-1].forwards / drafts[0].forwards,
+                least=1.5,
+            ),
+            Check(f"guesses accepted, {WRONG}", runs[WRONG].accepted, most=0),
+            Check(f"forwards, {WRONG}, over those without guesses", runs[WRONG].forwards / plain.forwards, least=1.0),
+            Check(
+                f"tokens through the decoder, {WRONG}, over those without",
+                runs[WRONG].through / plain.through,
+                least=2.0,
+            ),
+        )
+        meaning = (
+            "Each token is chosen from the decoder's own logits, with the random number of its place, and a guess"
+            " counts only where it is that token. So no guess changes a text, sampled or not; what depends on guesses"
+            " is how many tokens one forward gives. A draft that agrees always gives them all at once, one that has"
+            " little in common with the decoder gives nearly none. A wrong guess costs: it goes through the decoder and"
+            " is thrown away, so a draft that is always wrong needs as many forwards as none and sends several times"
+            " the tokens through them. Whether that pays is a question of time, which the engine measures while it"
+            " runs; here guesses are always made."
+        )
+        question = "What do guessed tokens change, and what do they save?"
+        return LabResult(question, meaning, checks, (_table(runs, plain), self._curve(drafts[1:], plain)))
 
-FULL = Sizes(rows=32, new=160, noise=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0))
+    def model(self, seed: int) -> nn.Transformer:
+        """A decoder with random weights, large enough for its choices to differ from place to place."""
+        blocks = [block(self.width, HEADS, 2 * self.width)] * 2
+        torch_seed = random.Random(seed).randrange(1 << 30)
+        module = nn.new(decoder(self.vocab, blocks, inside=RopeSpec(width=self.width // HEADS)), torch_seed)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.dim() == 2:
+                    parameter.mul_(2.0)
+        return module.eval()
+
+    def requests_of(self, seed: int) -> list[Request]:
+        """Prompts of random ids; every second text is sampled."""
+        draw = random.Random(seed)
+        return [
+            Request(
+                prompt=[draw.randrange(self.vocab) for _ in range(6)], max_new_tokens=self.new, number=i,
+                sampling=Sampling(temperature=float(i % 2), seed=seed),
+            )
+            for i in range(self.rows)
+        ]  # fmt: skip
+
+    def draft(self, module: nn.Transformer, amount: float, seed: int) -> DraftModel:
+        """The same model with noise of `amount` times the deviation of each matrix added to it."""
+        noise, other = torch.Generator().manual_seed(seed), self.model(seed)
+        with torch.no_grad():
+            for noisy, exact in zip(other.parameters(), module.parameters(), strict=True):
+                noisy.copy_(exact)
+                if noisy.dim() == 2:
+                    noisy.add_(torch.randn(noisy.shape, generator=noise), alpha=amount * float(noisy.std()))
+        return DraftModel(Engine(other), self.vocab)
+
+    def write(self, module: nn.Transformer, requests: Sequence[Request], drafts: Drafts | None) -> SpeculativeRun:
+        """All texts at once; the counts are those of the engine's rows and steps."""
+        speculation = None if drafts is None else Speculation(drafts, self.tokens, adaptive=False)
+        engine = Engine(module, speculation=speculation)
+        rows = engine.add(*requests)
+        steps = 0
+        while engine.rows:
+            engine.step()
+            steps += 1
+        drafted, accepted = sum(row.drafted for row in rows), sum(row.accepted for row in rows)
+        through = sum(len(row.new) for row in rows) - len(rows) - accepted + drafted
+        return SpeculativeRun([row.new for row in rows], steps, through, drafted, accepted)
+
+    def _curve(self, drafts: Sequence[SpeculativeRun], plain: SpeculativeRun) -> Curve:
+        points = {
+            "guesses accepted": [(x, one.rate) for x, one in zip(self.noise, drafts, strict=True)],
+            "forwards, over those without guesses": [
+                (x, one.forwards / plain.forwards) for x, one in zip(self.noise, drafts, strict=True)
+            ],
+        }
+        return Curve("The draft model's agreement", "noise in its weights", "share", points, {}, "x")
 
 
 @dataclass(frozen=True)
@@ -81,101 +189,6 @@ class AlwaysWrong:
         """Nothing is kept."""
 
 
-def run(setup: Setup) -> LabResult:
-    """Texts, forwards and guesses of each way to write."""
-    sizes = setup.sized(Sizes(), FULL)
-    setup.progress(f"{sizes.rows} texts of {sizes.new} tokens without guesses")
-    module = model(sizes, setup.seed)
-    requests = requests_of(sizes, setup.seed)
-    plain = write(module, requests, None, sizes)
-    runs = {NOTHING: plain}
-    ways: dict[str, Callable[[], Drafts]] = {"draft: itself": lambda: draft(module, 0.0, sizes, setup.seed)}
-    for amount in sizes.noise:
-        ways[f"draft: noise {amount:g}"] = partial(draft, module, amount, sizes, setup.seed)
-    ways |= {LOOKUP: PromptLookup, WRONG: lambda: AlwaysWrong(plain.texts, sizes.vocab)}
-    for name, make in ways.items():
-        setup.progress(name)
-        runs[name] = write(module, requests, make(), sizes)
-    drafts = [runs[name] for name in ways if name.startswith("draft")]
-    ideal = -(-(sizes.new - 1) // (sizes.tokens + 1)) + 1
-    checks = (
-        Check(
-            "tokens that differ from those without guesses", sum(different(one, plain) for one in runs.values()), most=0
-        ),
-        Check("share of guesses accepted, draft: itself", drafts[0].rate, least=0.99),
-        Check("forwards, draft: itself, over the fewest possible", drafts[0].forwards / ideal, most=1.1),
-        Check("forwards without guesses over those of draft: itself", plain.forwards / drafts[0].forwards, least=2.0),
-        Check(
-            "forwards of the worst draft over those of the best", drafts[-1].forwards / drafts[0].forwards, least=1.5
-        ),
-        Check(f"guesses accepted, {WRONG}", runs[WRONG].accepted, most=0),
-        Check(f"forwards, {WRONG}, over those without guesses", runs[WRONG].forwards / plain.forwards, least=1.0),
-        Check(
-            f"tokens through the decoder, {WRONG}, over those without", runs[WRONG].through / plain.through, least=2.0
-        ),
-    )
-    meaning = (
-        "Each token is chosen from the decoder's own logits, with the random number of its place, and a guess counts"
-        " only where it is that token. So no guess changes a text, sampled or not; what depends on guesses is how many"
-        " tokens one forward gives. A draft that agrees always gives them all at once, one that has little in common"
-        " with the decoder gives nearly none. A wrong guess costs: it goes through the decoder and is thrown away, so a"
-        " draft that is always wrong needs as many forwards as none and sends several times the tokens through them."
-        " Whether that pays is a question of time, which the engine measures while it runs; here guesses are always"
-        " made."
-    )
-    question = "What do guessed tokens change, and what do they save?"
-    return LabResult(question, meaning, checks, (_table(runs, plain), _curve(sizes, drafts[1:], plain)))
-
-
-def model(sizes: Sizes, seed: int) -> nn.Transformer:
-    """A decoder with random weights, large enough for its choices to differ from place to place."""
-    blocks = [block(sizes.width, HEADS, 2 * sizes.width)] * 2
-    torch_seed = random.Random(seed).randrange(1 << 30)
-    module = nn.new(decoder(sizes.vocab, blocks, inside=RopeSpec(width=sizes.width // HEADS)), torch_seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(2.0)
-    return module.eval()
-
-
-def requests_of(sizes: Sizes, seed: int) -> list[Request]:
-    """Prompts of random ids; every second text is sampled."""
-    draw = random.Random(seed)
-    return [
-        Request(
-            prompt=[draw.randrange(sizes.vocab) for _ in range(6)], max_new_tokens=sizes.new, number=i,
-            sampling=Sampling(temperature=float(i % 2), seed=seed),
-        )
-        for i in range(sizes.rows)
-    ]  # fmt: skip
-
-
-def draft(module: nn.Transformer, amount: float, sizes: Sizes, seed: int) -> DraftModel:
-    """The same model with noise of `amount` times the deviation of each matrix added to it."""
-    noise, other = torch.Generator().manual_seed(seed), model(sizes, seed)
-    with torch.no_grad():
-        for noisy, exact in zip(other.parameters(), module.parameters(), strict=True):
-            noisy.copy_(exact)
-            if noisy.dim() == 2:
-                noisy.add_(torch.randn(noisy.shape, generator=noise), alpha=amount * float(noisy.std()))
-    return DraftModel(Engine(other), sizes.vocab)
-
-
-def write(module: nn.Transformer, requests: Sequence[Request], drafts: Drafts | None, sizes: Sizes) -> SpeculativeRun:
-    """All texts at once; the counts are those of the engine's rows and steps."""
-    speculation = None if drafts is None else Speculation(drafts, sizes.tokens, adaptive=False)
-    engine = Engine(module, speculation=speculation)
-    rows = engine.add(*requests)
-    steps = 0
-    while engine.rows:
-        engine.step()
-        steps += 1
-    drafted, accepted = sum(row.drafted for row in rows), sum(row.accepted for row in rows)
-    through = sum(len(row.new) for row in rows) - len(rows) - accepted + drafted
-    return SpeculativeRun([row.new for row in rows], steps, through, drafted, accepted)
-
-
 def different(one: SpeculativeRun, other: SpeculativeRun) -> int:
     pairs = zip(one.texts, other.texts, strict=True)
     return sum(a != b for x, y in pairs for a, b in zip(x, y, strict=True))
@@ -190,13 +203,3 @@ def _table(runs: dict[str, SpeculativeRun], plain: SpeculativeRun) -> TableSecti
         )
     header = ("", "guesses", "accepted", "rate", "forwards", "times fewer", "tokens through the decoder")
     return TableSection("Guesses and forwards", header, rows)
-
-
-def _curve(sizes: Sizes, drafts: Sequence[SpeculativeRun], plain: SpeculativeRun) -> Curve:
-    points = {
-        "guesses accepted": [(x, one.rate) for x, one in zip(sizes.noise, drafts, strict=True)],
-        "forwards, over those without guesses": [
-            (x, one.forwards / plain.forwards) for x, one in zip(sizes.noise, drafts, strict=True)
-        ],
-    }
-    return Curve("The draft model's agreement", "noise in its weights", "share", points, {}, "x")

@@ -10,9 +10,10 @@ or if a model trained on the same sounds with their transcripts shuffled does as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -28,21 +29,41 @@ from triptych.train.data import Use, random_numbers
 from triptych.train.metrics import word_error_rate
 from triptych.train.objectives import Ids
 from triptych_lectures.data.digit_recordings import DIGITS, HEARD, UNHEARD, Clips, DigitRecorder, Recording, SpokenWords
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.small import Points, fit
 
-FALSIFIED_BY = (
-    "The claim is false if fewer than 95% of the words are right for voices, speeds and pitches that training did not"
-    " have. It is also false if a model that was trained on the same sounds with their transcripts shuffled does as"
-    " well."
-)
 RIGHT = 0.95  # of the words, by the claim
 SPARE = 0.1  # three standard deviations of a share of 200 words, of which the best constant text has a third right
 MARGIN = 0.04  # seconds before and behind a word that count as it: two positions of the encoder
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SpokenDigitsLab(Lab):
+    """Train on the voices of `HEARD`, transcribe those of `UNHEARD`; beside it the same with shuffled transcripts."""
+
+    name = "spoken-digits"
+    falsified_by = (
+        "The claim is false if fewer than 95% of the words are right for voices, speeds and pitches that training did"
+        " not have. It is also false if a model that was trained on the same sounds with their transcripts shuffled"
+        " does as well."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {
+        "steps": 1000,
+        "control": 600,
+        "rows": 16,
+        "width": 96,
+        "mels": 40,
+        "seconds": 4.8,
+        "silence": 0.2,
+        "least": 3,
+        "most": 7,
+        "digits": 10,
+        "speakers": 160,
+        "unheard": 24,
+        "tested": 200,
+    }
+
     steps: int = size(240, "training steps")
     control: int = size(120, "training steps of the control, whose transcripts are shuffled")
     rows: int = size(16, "recordings of a step")
@@ -60,23 +81,69 @@ class Sizes:
     lr: float = size(3e-3, "learning rate of AdamW's share")
     muon: float = size(6e-3, "learning rate of Muon's share")
 
+    def run(self, setup: Setup, spoken: SpokenWords | None = None) -> LabResult:
+        setup.progress(f"synthesizing the words of {self.speakers + self.unheard} speakers")
+        heard, unheard = self._clips(setup.seed, spoken or SpokenWords.cached())
+        trained = Digits.new(self, heard, setup.seed)
+        losses = trained.trained(setup)
+        control = Digits.new(replace(self, steps=self.control), heard, setup.seed)
+        control_losses = control.trained(setup, shuffled=True)
+        setup.progress(f"transcribing {self.tested} recordings of voices that it never heard")
+        random = np.random.default_rng((setup.seed, 1))
+        chosen, tested = (
+            [trained.recorder(clips[random.integers(len(clips))], random) for _ in range(self.tested)]
+            for clips in (heard, unheard)
+        )
+        right, known, shuffled = trained.right(tested), trained.right(chosen), control.right(tested)
+        aligned = trained.aligned(chosen, tested)
+        blind = best_constant([one.text for one in tested])
+        checks = (
+            Check("words right, of voices, speeds and pitches never heard", right, least=RIGHT),
+            Check(
+                "the same trained on shuffled transcripts, above the best constant text", shuffled - blind, most=SPARE
+            ),
+            Check(
+                "strongest attention on the word it writes, less on another one", aligned.own - aligned.other, least=0.5
+            ),
+        )
+        meaning = (
+            "The encoder reads mel frames instead of tokens, and nothing else is new: the decoder's cross-attention"
+            " finds the next word in the sound, though no training record says when a word is spoken. Its strongest"
+            " weight lies on the word that it writes, and moves on with the text. With transcripts of other sounds it"
+            f" learns how long transcripts are and what occurs in them, and no more: {_last(control_losses):.2f} nats a"
+            f" token at the end of its {self.control:,} steps, where the other model, of {self.steps:,} steps, was at"
+            f" {_last(losses[: self.control]):.2f}. These are the voices of one synthesizer, and their words are joined"
+            " with pauses: people speak less alike."
+        )
+        rows = [
+            ("voices never heard", right),
+            ("voices of the training", known),
+            ("voices never heard, trained on shuffled transcripts", shuffled),
+            ("the constant text with the most words right", blind),
+        ]
+        sections: list[Section] = [
+            TableSection("Words right", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in rows]),
+            TableSection(
+                f"Strongest attention of decoder layer {aligned.layer}, which was chosen on voices of the training",
+                ("where it lies", "share"),
+                [
+                    ["the word that is written", f"{aligned.own:.1%}"],
+                    ["another word of the recording", f"{aligned.other:.1%}"],
+                    ["later than for the word before", f"{aligned.later:.1%}"],
+                ],
+            ),
+            trained.map(tested[0], aligned.layer),
+            Curve("Training", "step", "nats a token", {"transcripts": losses, "shuffled": control_losses}, {}),
+        ]
+        question = "Does a model trained on synthesized digits write those of voices that it never heard?"
+        return LabResult(question, meaning, checks, tuple(sections))
 
-FULL = Sizes(
-    steps=1000,
-    control=600,
-    rows=16,
-    width=96,
-    mels=40,
-    seconds=4.8,
-    silence=0.2,
-    least=3,
-    most=7,
-    digits=10,
-    speakers=160,
-    unheard=24,
-    tested=200,
-)
-SEEDS = 5
+    def _clips(self, seed: int, spoken: SpokenWords) -> tuple[tuple[Clips, ...], tuple[Clips, ...]]:
+        """The words of each speaker: heard in training, and not."""
+        words = DIGITS[: self.digits]
+        random = np.random.default_rng(seed)
+        heard, unheard = HEARD.draw(self.speakers, random), UNHEARD.draw(self.unheard, random)
+        return tuple(spoken.vocabulary(heard, words).values()), tuple(spoken.vocabulary(unheard, words).values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,70 +185,6 @@ class DrawnRecordings:
         return np.array([*self.ids.values(), self.speech.end], dtype=np.int32)
 
 
-def run(setup: Setup, spoken: SpokenWords | None = None) -> LabResult:
-    """Train on the voices of `HEARD`, transcribe those of `UNHEARD`; beside it the same with shuffled transcripts."""
-    sizes = setup.sized(Sizes(), FULL)
-    setup.progress(f"synthesizing the words of {sizes.speakers + sizes.unheard} speakers")
-    heard, unheard = _clips(sizes, setup.seed, spoken or SpokenWords.cached())
-    trained = Digits.new(sizes, heard, setup.seed)
-    losses = trained.trained(setup)
-    control = Digits.new(replace(sizes, steps=sizes.control), heard, setup.seed)
-    control_losses = control.trained(setup, shuffled=True)
-    setup.progress(f"transcribing {sizes.tested} recordings of voices that it never heard")
-    random = np.random.default_rng((setup.seed, 1))
-    chosen, tested = (
-        [trained.recorder(clips[random.integers(len(clips))], random) for _ in range(sizes.tested)]
-        for clips in (heard, unheard)
-    )
-    right, known, shuffled = trained.right(tested), trained.right(chosen), control.right(tested)
-    aligned = trained.aligned(chosen, tested)
-    blind = best_constant([one.text for one in tested])
-    checks = (
-        Check("words right, of voices, speeds and pitches never heard", right, least=RIGHT),
-        Check("the same trained on shuffled transcripts, above the best constant text", shuffled - blind, most=SPARE),
-        Check("strongest attention on the word it writes, less on another one", aligned.own - aligned.other, least=0.5),
-    )
-    meaning = (
-        "The encoder reads mel frames instead of tokens, and nothing else is new: the decoder's cross-attention finds"
-        " the next word in the sound, though no training record says when a word is spoken. Its strongest weight lies"
-        " on the word that it writes, and moves on with the text. With transcripts of other sounds it learns how long"
-        f" transcripts are and what occurs in them, and no more: {_last(control_losses):.2f} nats a token at the end of"
-        f" its {sizes.control:,} steps, where the other model, of {sizes.steps:,} steps, was at"
-        f" {_last(losses[: sizes.control]):.2f}. These are the voices of one synthesizer, and their words are joined"
-        " with pauses: people speak less alike."
-    )
-    rows = [
-        ("voices never heard", right),
-        ("voices of the training", known),
-        ("voices never heard, trained on shuffled transcripts", shuffled),
-        ("the constant text with the most words right", blind),
-    ]
-    sections: list[Section] = [
-        TableSection("Words right", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in rows]),
-        TableSection(
-            f"Strongest attention of decoder layer {aligned.layer}, which was chosen on voices of the training",
-            ("where it lies", "share"),
-            [
-                ["the word that is written", f"{aligned.own:.1%}"],
-                ["another word of the recording", f"{aligned.other:.1%}"],
-                ["later than for the word before", f"{aligned.later:.1%}"],
-            ],
-        ),
-        trained.map(tested[0], aligned.layer),
-        Curve("Training", "step", "nats a token", {"transcripts": losses, "shuffled": control_losses}, {}),
-    ]
-    question = "Does a model trained on synthesized digits write those of voices that it never heard?"
-    return LabResult(question, meaning, checks, tuple(sections))
-
-
-def _clips(sizes: Sizes, seed: int, spoken: SpokenWords) -> tuple[tuple[Clips, ...], tuple[Clips, ...]]:
-    """The words of each speaker: heard in training, and not."""
-    words = DIGITS[: sizes.digits]
-    random = np.random.default_rng(seed)
-    heard, unheard = HEARD.draw(sizes.speakers, random), UNHEARD.draw(sizes.unheard, random)
-    return tuple(spoken.vocabulary(heard, words).values()), tuple(spoken.vocabulary(unheard, words).values())
-
-
 @dataclass(frozen=True)
 class WordAttention:
     """How often the strongest cross-attention of `layer` lies on the word that is written (`own`), on each other word
@@ -199,11 +202,11 @@ class Digits:
 
     model: Model
     speech: Speech
-    sizes: Sizes
+    sizes: SpokenDigitsLab
     clips: tuple[Clips, ...]
 
     @staticmethod
-    def new(sizes: Sizes, clips: tuple[Clips, ...], seed: int) -> Digits:
+    def new(sizes: SpokenDigitsLab, clips: tuple[Clips, ...], seed: int) -> Digits:
         """A fresh model of two encoder and two decoder layers."""
         tokenizer = with_whisper_tokens(word_tokenizer(DIGITS[: sizes.digits], 64, SPEECH))
         tokens = WhisperTokens.of(tokenizer, {}, tokenizer.vocab_size)

@@ -19,7 +19,7 @@ from triptych.spec import AttentionSpec, BlockSpec, LearnedSpec, NormsSpec, RMSN
 from triptych.train import DivergedError, Example, OptimizerSettings, Schedule, collate
 from triptych.train.data import Use, random_numbers
 from triptych.train.objectives import Ids, final
-from triptych_lectures.labs.lab import size
+from triptych_lectures.labs.lab import Lab, size
 from triptych_lectures.labs.small import Points, decoder, fit
 
 LAST = 10  # steps whose mean loss is the loss at the end
@@ -232,7 +232,7 @@ def trained_head(
 
 
 @dataclass(frozen=True)
-class ReadingSizes:
+class ReadingSizes(Lab):
     """What a run can change of a lab in which one head learns to read the symbol some places back."""
 
     width: int = size(32, "width of the residual stream")

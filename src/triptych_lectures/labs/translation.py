@@ -10,14 +10,14 @@ from itertools import pairwise
 from triptych.page import Curve
 from triptych.train.metrics import distance
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, SecondLanguage, Vocabulary
-from triptych_lectures.labs.lab import Setup, size
+from triptych_lectures.labs.lab import Lab, Setup, size
 from triptych_lectures.labs.translators import END_ID, START_ID, Builder, Ids, TrainedTranslator, Training, Translator
 
 HEADS = 4  # of self-attention
 
 
 @dataclass(frozen=True)
-class TranslationSizes:
+class TranslationSizes(Lab):
     """What a run of a lab about translation can change: the training, the models, the language and its sentences."""
 
     steps: int = size(150, "training steps of each model")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,22 +14,34 @@ from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, Link
 from triptych_lectures.labs.ibm import Model1, diagonal, error_rate
-from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, LabResult, Setup, Size, size
 from triptych_lectures.labs.translation import TranslationSizes, TranslationTask, as_ids, loss_points
 from triptych_lectures.labs.translators import START_ID, BesideEncoder, TrainedTranslator, beside_encoder
 
-FALSIFIED_BY = (
-    "The claim is false if the strongest cross-attention of a head that is chosen on other sentences gives held-out"
-    " sentences an alignment error rate above 0.25, or one no better than that of IBM Model 1 or of the diagonal."
-    " A model that is not trained, or trained on shuffled pairs, must not reach it."
-)
 MOST = 0.25  # alignment error rate
 SITE = "decoder.blocks.*.cross.pattern"
 
 
 @dataclass(frozen=True)
-class Sizes(TranslationSizes):
-    """What a run can change."""
+class WordAlignmentLab(TranslationSizes):
+    """The alignment error rate of each head of a translation model, of IBM Model 1 and of the diagonal."""
+
+    name = "word-alignment"
+    falsified_by = (
+        "The claim is false if the strongest cross-attention of a head that is chosen on other sentences gives held-out"
+        " sentences an alignment error rate above 0.25, or one no better than that of IBM Model 1 or of the diagonal."
+        " A model that is not trained, or trained on shuffled pairs, must not reach it."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {
+        "steps": 1000,
+        "nouns": 12,
+        "verbs": 8,
+        "adjectives": 6,
+        "clauses": 4,
+        "train": 20_000,
+        "held": 800,
+    }
 
     steps: int = size(300, "training steps")
     cross_heads: int = size(1, "heads of cross-attention; with several, each reads a part of what a word needs")
@@ -44,9 +57,41 @@ class Sizes(TranslationSizes):
         if self.width % self.cross_heads:
             raise InputError(f"sizes width {self.width} and cross_heads {self.cross_heads}: must divide without rest")
 
-
-FULL = Sizes(steps=1000, nouns=12, verbs=8, adjectives=6, clauses=4, train=20_000, held=800)
-SEEDS = 5
+    def run(self, setup: Setup) -> LabResult:
+        task = self.task(setup.seed)
+        setup.progress(f"training a translation model for {self.steps} steps")
+        trained = beside_encoder(task.rows, len(task.vocabulary), self.training(setup.seed, self.cross_heads))
+        assert isinstance(trained.model, BesideEncoder)
+        half = len(task.held) // 2
+        chosen_on, held = task.held[:half], task.held[half:]
+        patterns = _patterns(Model(trained.model.module), task)
+        rates = {place: error_rate(_peaks(pattern[:half]), chosen_on) for place, pattern in patterns.items()}
+        place = min(rates, key=lambda candidate: rates[candidate])
+        setup.progress("fitting IBM Model 1")
+        lexicon = Model1(task.train)
+        rate = error_rate(_peaks(patterns[place][half:]), held)
+        model1 = error_rate([lexicon.links(pair) for pair in held], held)
+        straight = error_rate([diagonal(pair) for pair in held], held)
+        checks = (
+            Check(f"alignment error rate of {place.name}", rate, most=MOST),
+            Check("error rate of IBM Model 1, less that of this head", model1 - rate, least=0.0),
+            Check("error rate of the diagonal, less that of this head", straight - rate, least=0.0),
+        )
+        meaning = (
+            "The model was trained on pairs of sentences, without their alignment. To write a word it attends to the"
+            f" one it translates. Layer and head were chosen on {half} sentences, the rates are those of {len(held)}"
+            " others; a rate is 0 where exactly the true links are proposed, and 1 where none of them is. IBM Model 1"
+            " knows which words go together and not where they stand: of two articles in a sentence, it cannot tell"
+            " which is meant."
+        )
+        return LabResult(
+            "Does cross-attention align the words of two languages?",
+            meaning,
+            checks,
+            _sections(
+                task, trained, rates, {"IBM Model 1": model1, "the diagonal": straight, place.name: rate}, patterns
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -59,42 +104,6 @@ class HeadPlace:
     @property
     def name(self) -> str:
         return f"layer {self.layer}, {'mean of the heads' if self.head is None else f'head {self.head}'}"
-
-
-def run(setup: Setup) -> LabResult:
-    """The alignment error rate of each head of a translation model, of IBM Model 1 and of the diagonal."""
-    sizes = setup.sized(Sizes(), FULL)
-    task = sizes.task(setup.seed)
-    setup.progress(f"training a translation model for {sizes.steps} steps")
-    trained = beside_encoder(task.rows, len(task.vocabulary), sizes.training(setup.seed, sizes.cross_heads))
-    assert isinstance(trained.model, BesideEncoder)
-    half = len(task.held) // 2
-    chosen_on, held = task.held[:half], task.held[half:]
-    patterns = _patterns(Model(trained.model.module), task)
-    rates = {place: error_rate(_peaks(pattern[:half]), chosen_on) for place, pattern in patterns.items()}
-    place = min(rates, key=lambda candidate: rates[candidate])
-    setup.progress("fitting IBM Model 1")
-    lexicon = Model1(task.train)
-    rate = error_rate(_peaks(patterns[place][half:]), held)
-    model1 = error_rate([lexicon.links(pair) for pair in held], held)
-    straight = error_rate([diagonal(pair) for pair in held], held)
-    checks = (
-        Check(f"alignment error rate of {place.name}", rate, most=MOST),
-        Check("error rate of IBM Model 1, less that of this head", model1 - rate, least=0.0),
-        Check("error rate of the diagonal, less that of this head", straight - rate, least=0.0),
-    )
-    meaning = (
-        "The model was trained on pairs of sentences, without their alignment. To write a word it attends to the one"
-        f" it translates. Layer and head were chosen on {half} sentences, the rates are those of {len(held)} others;"
-        " a rate is 0 where exactly the true links are proposed, and 1 where none of them is. IBM Model 1 knows which"
-        " words go together and not where they stand: of two articles in a sentence, it cannot tell which is meant."
-    )
-    return LabResult(
-        "Does cross-attention align the words of two languages?",
-        meaning,
-        checks,
-        _sections(task, trained, rates, {"IBM Model 1": model1, "the diagonal": straight, place.name: rate}, patterns),
-    )
 
 
 def _patterns(model: Model, task: TranslationTask) -> dict[HeadPlace, list[Tensor]]:
