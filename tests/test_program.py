@@ -124,7 +124,7 @@ FEATURES = ("whisper", "vit", "vision")  # their first part reads features, whos
 
 @pytest.mark.parametrize("name", [n for n in references.VARIANTS if n.partition("-")[0] not in FEATURES])
 def test_the_flops_are_those_that_count_gives(name: str) -> None:
-    """`count` reads the spec, a program the forward: two ways to the same number."""
+    """`count` lowers one block of each kind, and here every layer is lowered; `test_count.py` has torch's numbers."""
     spec = references.read(name)
     module = nn.new(spec)
     program, tokens = lower(module), 11

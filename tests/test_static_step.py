@@ -20,7 +20,7 @@ from triptych import nn
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
 from triptych.generate import Engine, Executor, Request
-from triptych.program import lower, static_plan
+from triptych.program import Instruction, lower, static_plan
 from triptych.program.static_executor import Run as StepRun
 from triptych.program.static_executor import StaticStep
 from triptych.program.static_plan import NotStatic, StaticPlan, _StaticRun, bucket_of, check_static
@@ -103,8 +103,8 @@ def _without_use(self: _StaticRun) -> Tensor:
     return RUN(self)
 
 
-def _of_position_zero(self: _StaticRun, step: object) -> Tensor:
-    return self.plan.tables[step.out[0]][0][torch.zeros_like(self.positions)]  # type: ignore[attr-defined]
+def _of_position_zero(self: _StaticRun, step: Instruction) -> None:
+    self.values[step.out[0]] = self.plan.tables[step.out[0]][0][torch.zeros_like(self.positions)]
 
 
 RUN = _StaticRun.run

@@ -6,6 +6,7 @@ from triptych.ops.functions import (
     Rotation,
     conv1d,
     dropout,
+    dtype_of,
     embedding,
     l2_normalize,
     layer_norm,
@@ -22,6 +23,7 @@ from triptych.ops.table import OPERATIONS, Attributes, Dim, Operation, Shape, Sh
 
 __all__ = [
     "ACTIVATIONS", "OPERATIONS", "RUN", "Attributes", "Dim", "NotLowerable", "Operation", "RecordedCall", "Rotation",
-    "Shape", "Shapes", "conv1d", "dropout", "embedding", "experts", "implements", "l2_normalize", "layer_norm",
-    "linear", "patches", "pool", "record", "recorded_as", "recorded_call", "rms_norm", "rotate", "sinusoids", "softcap",
+    "Shape", "Shapes", "conv1d", "dropout", "dtype_of", "embedding", "experts", "implements", "l2_normalize",
+    "layer_norm", "linear", "patches", "pool", "record", "recorded_as", "recorded_call", "rms_norm", "rotate",
+    "sinusoids", "softcap",
 ]  # fmt: skip

@@ -38,6 +38,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.bool,
+)}  # fmt: skip
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype that a program names: `float32` for `torch.float32`."""
+    return _DTYPES[name]
+
+
 @runtime_checkable
 class RowLengths(Protocol):
     """What the operations read of the rows of a flat batch (`triptych.attention.Rows`)."""
@@ -188,7 +198,7 @@ def merge_heads(x: Tensor) -> Tensor:
 @implements("cast")
 def cast(x: Tensor, dtype: str) -> Tensor:
     """x in another dtype."""
-    return x.to(getattr(torch, dtype))
+    return x.to(dtype_of(dtype))
 
 
 @implements("rotate")

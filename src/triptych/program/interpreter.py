@@ -6,10 +6,9 @@ cache steps and row plans as the modules; a position bias is kept as a function 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,19 +37,19 @@ Weights = Mapping[str, Tensor]
 Edits = Mapping[str, Callable[[Tensor], Tensor]]
 
 
-def run_operation(step: Instruction, inputs: dict[str, Any], weights: Weights, rows: Rows | None = None) -> Any:
+def run_operation(
+    step: Instruction, inputs: Mapping[str, Tensor], weights: Weights, rows: Rows | None = None
+) -> Tensor:
     """The result of an instruction's operation by its function in the table; `rows` for the operations that read
     them."""
-    operation = ops.OPERATIONS[step.op]
-    arguments = dict(step.attributes) | inputs | dict(weights)
-    if "rows" in operation.arguments:
-        arguments["rows"] = rows
-    if "dtype" in arguments and step.op != "cast":
-        arguments["dtype"] = getattr(torch, arguments["dtype"])
-    names = list(operation.arguments)
+    arguments: dict[str, object] = {**step.attributes, **inputs, **weights, "rows": rows}
+    if step.op != "cast" and isinstance(dtype := arguments.get("dtype"), str):
+        arguments["dtype"] = ops.dtype_of(dtype)
+    names = list(ops.OPERATIONS[step.op].arguments)
     while names[-1] not in arguments:  # left out in the forward as well
         names.pop()
-    return ops.RUN[step.op](*(arguments.get(name) for name in names))
+    result: Tensor = ops.RUN[step.op](*(arguments.get(name) for name in names))
+    return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +62,12 @@ class _Bias:
 
 @dataclass(eq=False)
 class _Run:
-    """One entry on some rows."""
+    """One entry on some rows.
+
+    values   what was computed, by name; an input that nothing reads the numbers of has none.
+    biases   position biases, which are functions until `attend` asks.
+    keys     layer -> the value of its new keys, until its values come.
+    """
 
     program: Program
     weights: Weights
@@ -71,39 +75,44 @@ class _Run:
     source: Rows | None
     step: CacheStep
     edits: Edits
-    values: dict[str, Any] = field(default_factory=dict)
-    plans: dict[tuple[Any, ...], AttendPlan] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
+    biases: dict[str, _Bias] = field(default_factory=dict)
+    keys: dict[int, str] = field(default_factory=dict)
+    plans: dict[Hashable, AttendPlan] = field(default_factory=dict)
 
     def run(self, entry: Entry) -> list[Tensor]:
         for instruction in entry.instructions:
-            self.values[instruction.out[0]] = self.result(instruction)
+            self.run_step(instruction)
         return [self.values[name] for name in entry.outputs]
 
-    def result(self, step: Instruction) -> Any:
-        inputs = {key: self.values[name] for key, name in step.inputs.items()}
-        weights = {key: self.weights[name] for key, name in step.weights.items()}
-        special = SPECIAL.get(step.op)
-        if special is not None:
-            return special(self, step, inputs, weights)
-        return run_operation(step, inputs, weights, self.rows)
+    def run_step(self, step: Instruction) -> None:
+        if step.op in SPECIAL:
+            SPECIAL[step.op](self, step)
+        else:
+            self.values[step.out[0]] = run_operation(step, self.inputs_of(step), self.weights_of(step), self.rows)
 
-    def site(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> Tensor:
-        edit = self.edits.get(step.out[0])
-        value: Tensor = inputs["x"]
-        return value if edit is None else edit(value)
+    def inputs_of(self, step: Instruction) -> dict[str, Tensor]:
+        return {key: self.values[name] for key, name in step.inputs.items()}
 
-    def module(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> Tensor:
+    def weights_of(self, step: Instruction) -> dict[str, Tensor]:
+        return {key: self.weights[name] for key, name in step.weights.items()}
+
+    def site(self, step: Instruction) -> None:
+        edit, value = self.edits.get(step.out[0]), self.values[step.inputs["x"]]
+        self.values[step.out[0]] = value if edit is None else edit(value)
+
+    def module(self, step: Instruction) -> None:
         name = step.attributes["module"]
         raise ConfigError(f"{name} runs as a module: {self.program.unlowered[name]}; the interpreter cannot run it")
 
-    def conv1d(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> Tensor:
-        x, stride = inputs["x"], step.attributes["stride"]
-        times = len(x) // self.rows.total
-        lengths = [times * n for n in self.rows.lengths]
-        return ops.conv1d(x, weights["weight"], weights.get("bias"), stride, lengths)
+    def conv1d(self, step: Instruction) -> None:
+        x, weights = self.values[step.inputs["x"]], self.weights_of(step)
+        lengths = [len(x) // self.rows.total * n for n in self.rows.lengths]
+        stride = step.attributes["stride"]
+        self.values[step.out[0]] = ops.conv1d(x, weights["weight"], weights.get("bias"), stride, lengths)
 
-    def experts(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> Tensor:
-        how, entry = step.attributes, step.attributes["expert"]
+    def experts(self, step: Instruction) -> None:
+        how, entry, inputs = step.attributes, step.attributes["expert"], self.inputs_of(step)
 
         def expert(number: int, x: Tensor) -> Tensor:
             inner = _Run(self.program, _Numbered(self.weights, number), self.rows, None, self.step, {})
@@ -111,39 +120,44 @@ class _Run:
             return inner.run(entry)[0]
 
         parts = [partial(expert, number) for number in range(how["count"])]
-        return ops.experts(inputs["x"], inputs["scores"], parts, how["top_k"], how["normalize"])
+        self.values[step.out[0]] = ops.experts(inputs["x"], inputs["scores"], parts, how["top_k"], how["normalize"])
 
-    def reached_table(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> Tensor:
-        arguments = inputs | dict(step.attributes) | dict(weights)
-        table: Tensor = ops.RUN[step.op](**arguments | {"longest": max(self.rows.ends, default=1) - 1})
-        return table
+    @property
+    def longest(self) -> int:
+        """The largest distance in a row."""
+        return max(self.rows.ends, default=1) - 1
 
-    def placed_bias(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> _Bias:
-        run, arguments = ops.RUN[step.op], dict(step.attributes) | dict(weights)
+    def reached_table(self, step: Instruction) -> None:
+        arguments = self.inputs_of(step) | dict(step.attributes) | self.weights_of(step)
+        self.values[step.out[0]] = ops.RUN[step.op](**arguments | {"longest": self.longest})
+
+    def placed_bias(self, step: Instruction) -> None:
+        run, arguments = ops.RUN[step.op], dict(step.attributes) | self.weights_of(step)
         if step.op == "reached_row":
-            arguments["longest"] = max(self.rows.ends, default=1) - 1
-        return _Bias(lambda q_pos, k_pos: run(q_pos=q_pos, k_pos=k_pos, **arguments))
+            arguments["longest"] = self.longest
+        self.biases[step.out[0]] = _Bias(lambda q_pos, k_pos: run(q_pos=q_pos, k_pos=k_pos, **arguments))
 
-    def content_bias(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> _Bias:
-        vectors = {key: inputs[key] for key in ("pos_q", "pos_k") if key in inputs}
-        return _Bias(inputs["row"].placed, lambda q, k, row: disentangled_bias(q, k, row, **vectors))
+    def content_bias(self, step: Instruction) -> None:
+        vectors = {key: self.values[step.inputs[key]] for key in ("pos_q", "pos_k") if key in step.inputs}
+        placed = self.biases[step.inputs["row"]].placed
+        self.biases[step.out[0]] = _Bias(placed, lambda q, k, row: disentangled_bias(q, k, row, **vectors))
 
-    def extend(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> Tensor:
+    def extend(self, step: Instruction) -> None:
         """Keys and values are taken in together, when the values come; until then the keys stand for themselves."""
         layer, leaf = step.attributes["layer"], step.attributes["leaf"]
+        new = self.values[step.inputs[leaf]]
         if leaf == "k":
-            self.values[f"{layer} keys"] = step.out[0]
-            value: Tensor = inputs["k"]
-            return value
-        name = self.values[f"{layer} keys"]
-        k, v = self.step.of(layer).extend(layer, self.values[name], inputs["v"])
-        self.values[name] = k
-        return v
+            self.keys[layer], self.values[step.out[0]] = step.out[0], new
+            return
+        name = self.keys[layer]
+        self.values[name], self.values[step.out[0]] = self.step.of(layer).extend(layer, self.values[name], new)
 
-    def attend(self, step: Instruction, inputs: dict[str, Any], weights: Weights) -> Tensor:
-        q, k, v, bias = inputs["q"], inputs["k"], inputs["v"], inputs.get("bias")
+    def attend(self, step: Instruction) -> None:
+        q, k, v = (self.values[step.inputs[key]] for key in "qkv")
+        bias, weights = self.biases[step.inputs["bias"]] if "bias" in step.inputs else None, self.weights_of(step)
         plan = self.plan(step, q, k, v, bias, weights)
-        return plan.run(q, k, v, weights.get("sinks"), None if bias is None else bias.content)
+        content = None if bias is None else bias.content
+        self.values[step.out[0]] = plan.run(q, k, v, weights.get("sinks"), content)
 
     def plan(
         self, step: Instruction, q: Tensor, k: Tensor, v: Tensor, bias: _Bias | None, weights: Weights
@@ -157,21 +171,18 @@ class _Run:
                 device=q.device, scale=how["scale"], softcap=how["softcap"], sinks="sinks" in weights,
                 learns=torch.is_grad_enabled(),
             )  # fmt: skip
-            placed = None if bias is None else bias.placed
+            placed, mechanism = None if bias is None else bias.placed, _mechanism(step, weights)
             if how["keys"] == "cross":
                 assert self.source is not None
-                layout: Any = FlatKeys(self.source)
+                self.plans[key] = FlatKeys(self.source).plan(self.rows, how["mask"], heads, placed, mechanism)
             else:
-                layout = self.step.of(self.layer_of(step)).layout
-            self.plans[key] = layout.plan(self.rows, how["mask"], heads, placed, _mechanism(step, weights))
+                layout = self.step.of(self.layers[step.inputs["k"]]).layout
+                self.plans[key] = layout.plan(self.rows, how["mask"], heads, placed, mechanism)
         return self.plans[key]
-
-    def layer_of(self, step: Instruction) -> int:
-        """The layer whose keys an `attend` reads, from the `extend` that gave them."""
-        return self.layers[step.inputs["k"]]
 
     @property
     def layers(self) -> dict[str, int]:
+        """The layer whose keys a value holds, by the `extend` that gave them."""
         steps = self.program.instructions()
         return {step.out[0]: step.attributes["layer"] for step in steps if step.op == "extend"}
 
@@ -192,14 +203,14 @@ class _Numbered(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self.weights[name.replace(".experts.0.", f".experts.{self.number}.")]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self.weights)
 
     def __len__(self) -> int:
         return len(self.weights)
 
 
-SPECIAL: dict[str, Callable[[_Run, Instruction, dict[str, Any], Weights], Any]] = {
+SPECIAL: dict[str, Callable[[_Run, Instruction], None]] = {
     "site": _Run.site, "module": _Run.module, "conv1d": _Run.conv1d, "experts": _Run.experts,
     "reached_table": _Run.reached_table, "reached_row": _Run.placed_bias, "alibi_bias": _Run.placed_bias,
     "t5_bias": _Run.placed_bias, "disentangled_bias": _Run.content_bias, "extend": _Run.extend, "attend": _Run.attend,
@@ -229,7 +240,7 @@ def interpret(
     edits = edits or {}
     if "decode" not in program.entries:
         return _entry(program, "encode", weights, inputs, rows, None, NULL_CACHE, token_types, edits, {})[0]
-    known: dict[str, Any] = {}
+    known: dict[str, Tensor] = {}
     if source is not None:
         (memory,) = _entry(program, "encode", weights, *source, None, NULL_CACHE, None, edits, {})
         run = _Run(program, weights, source[1], None, NULL_CACHE.begin(source[1], ""), edits, {"memory": memory})
@@ -253,24 +264,23 @@ def interpret_value(
     steps = {step.out[0]: step for step in program.entries[entry].instructions}
 
     def compute(label: str) -> None:
-        if label not in run.values:
+        if label in steps and label not in run.values and label not in run.biases:
             for argument in steps[label].inputs.values():
                 compute(argument)
-            run.values[label] = run.result(steps[label])
+            run.run_step(steps[label])
 
     compute(name)
-    value: Tensor = run.values[name]
-    return value
+    return run.values[name]
 
 
 def _entry(
     program: Program, name: str, weights: Weights, inputs: Tensor, rows: Rows, source: Rows | None, cache: KVCache,
-    token_types: Tensor | None, edits: Edits, known: dict[str, Any],
+    token_types: Tensor | None, edits: Edits, known: dict[str, Tensor],
 ) -> list[Tensor]:  # fmt: skip
     device, step = inputs.device, cache.begin(rows, "")
-    values: dict[str, Any] = {
+    values: dict[str, Tensor] = {
         **dict.fromkeys(("ids", "frames", "patches"), inputs), "positions": rows.positions(device),
-        "row_ends": rows.ends_of_tokens(device), "q_pos": None, "k_pos": None,
+        "row_ends": rows.ends_of_tokens(device),
         "token_types": torch.zeros_like(inputs) if token_types is None else token_types,
     }  # fmt: skip
     outputs = _Run(program, weights, rows, source, step, edits, values | known).run(program.entries[name])

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from triptych.native.step import WIDEST_BF16, AttentionKind, Function, Index, Op, Over, Pairing, StoredType
 from triptych.program.native_values import (
     Angles,
+    NativeValue,
     NotNative,
     PlanStep,
     PlanTable,
     Positions,
     StoredKeys,
     Vector,
+    vector_of,
     window_in,
 )
 from triptych.program.program import Entry, Instruction
@@ -47,7 +49,7 @@ NOT_NATIVE = {
 }
 """Why the native step lacks an operation, by its name."""
 
-StepsOf = Callable[["NativeWalk", Instruction], Any]
+StepsOf = Callable[["NativeWalk", Instruction], NativeValue]
 NATIVE: dict[str, StepsOf] = {}
 
 
@@ -67,19 +69,19 @@ class NativeWalk:
 
     maker: StepMaker
     entry: Entry
-    values: dict[str, Any]
+    values: dict[str, NativeValue]
     over: Over
     names: dict[str, str]
     uses: Mapping[str, int]
     activations: dict[Vector, tuple[PlanStep, str]] = field(default_factory=dict)
 
-    def result(self, step: Instruction) -> Any:
+    def result(self, step: Instruction) -> NativeValue:
         if step.op not in NATIVE:
             raise NotNative(f"the native step has no operation {step.op}")
         return NATIVE[step.op](self, step)
 
     @native(*ALIASES)
-    def _alias(self, step: Instruction) -> Any:
+    def _alias(self, step: Instruction) -> NativeValue:
         return self.values[step.inputs["x"]]
 
     @native("alibi_bias", "t5_bias")
@@ -93,10 +95,7 @@ class NativeWalk:
         return weight
 
     def vector(self, name: str) -> Vector:
-        value = self.values.get(name)
-        if not isinstance(value, Vector):
-            raise NotNative(f"{name} is no vector of the tokens")
-        return value
+        return vector_of(self.values, name)
 
     def _width(self, name: str) -> int:
         """Numbers of one vector of a value, of which a token has one per head."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from triptych.native.step import GROUP, PAIR, Index, Op, Over, StoredType
 from triptych.program.native_operations import ALIASES, NativeWalk
 from triptych.program.native_values import (
+    NativeValue,
     NotNative,
     PlanStep,
     PlanSteps,
@@ -22,6 +23,7 @@ from triptych.program.native_values import (
     StoredKeys,
     Vector,
     uses_of,
+    vector_of,
 )
 from triptych.program.program import Entry, Program
 
@@ -52,7 +54,12 @@ class StepMaker:
         """The steps of `decode` and `unembed`.  Raises NotNative, naming what the executor lacks."""
         self._check_lowered()
         entry = self.program.entries["decode"]
-        values: dict[str, Any] = {"ids": "ids", "token_types": "types", "row_ends": "ends", "positions": Positions()}
+        values: dict[str, NativeValue] = {
+            "ids": "ids",
+            "token_types": "types",
+            "row_ends": "ends",
+            "positions": Positions(),
+        }
         if "cross_kv" in self.program.entries:
             for i, name in enumerate(self.program.entries["cross_kv"].outputs):
                 values[name] = StoredKeys(len(self.windows) + i // 2, None, int(entry.values[name].shape[-1]))
@@ -73,7 +80,7 @@ class StepMaker:
         self.encoding = True
         entry = self.program.entries["encode"]
         names = {"ids": "ids", "token_types": "types", "frames": "frames", "q_pos": "positions", "k_pos": "positions"}
-        values: dict[str, Any] = {"positions": Positions(), **names}
+        values: dict[str, NativeValue] = {"positions": Positions(), **names}
         if unknown := set(entry.inputs) - set(values):
             raise NotNative(f"the native step gives an encoder no {sorted(unknown)[0]}")
         if "frames" in entry.inputs:
@@ -85,7 +92,8 @@ class StepMaker:
         """The steps of `encode` and then of `cross_kv`, whose keys and values go to a store for each layer of the
         decoder.  Raises NotNative, naming what the executor lacks."""
         memory, entry = self.make_encoding().result, self.program.entries["cross_kv"]
-        values: dict[str, Any] = {entry.inputs[0]: memory}
+        assert memory is not None
+        values: dict[str, NativeValue] = {entry.inputs[0]: memory}
         first = len(self.out.steps)
         self.entry(entry, values, Over.TOKENS, {})
         linear = [step for step in self.out.steps[first:] if step.op in (Op.LINEAR, Op.LINEAR_BF16)]
@@ -95,10 +103,11 @@ class StepMaker:
         for layer, (k, v) in enumerate(zip(entry.outputs[::2], entry.outputs[1::2], strict=True)):
             groups, width = (int(n) for n in entry.values[k].shape[1:])
             numbers = {"groups": groups, "width": width, "value_width": int(entry.values[v].shape[-1]), "store": layer}
-            self.add(Op.EXTEND, None, {"keys": values[k], "values": values[v]}, {}, **numbers)
+            stored = {"keys": vector_of(values, k), "values": vector_of(values, v)}
+            self.add(Op.EXTEND, None, stored, {}, **numbers)
         return self.out
 
-    def _convolved(self, entry: Entry, values: dict[str, Any]) -> Entry:
+    def _convolved(self, entry: Entry, values: dict[str, NativeValue]) -> Entry:
         """The entry behind the convolutions of frames, whose result the caller computes and gives."""
         last = max(i for i, step in enumerate(entry.instructions) if step.op == "conv1d")
         step = entry.instructions[last]
@@ -111,17 +120,14 @@ class StepMaker:
             name, reason = next(iter(self.program.unlowered.items()))
             raise NotNative(f"{name} runs as a module: {reason}")
 
-    def entry(self, entry: Entry, values: dict[str, Any], over: Over, names: dict[str, str]) -> Vector:
+    def entry(self, entry: Entry, values: dict[str, NativeValue], over: Over, names: dict[str, str]) -> Vector:
         """Walk one entry; `names` are prefixes of weights that stand for others (experts)."""
         walk = NativeWalk(self, entry, values, over, names, uses_of(entry, ALIASES))
         for step in entry.instructions:
             values[step.out[0]] = walk.result(step)
             if step.op == "site" and step.out[0] in self.reads:
                 self.out.keep(step.out[0], values[step.out[0]], entry)
-        result = values[entry.outputs[0]]
-        if not isinstance(result, Vector):
-            raise NotNative(f"{entry.outputs[0]} is no vector of the tokens")
-        return result
+        return vector_of(values, entry.outputs[0])
 
     def add(
         self, op: Op, out: Vector | None, reads: dict[str, Vector], tables: dict[str, PlanTable] | None = None,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from triptych import ops
 from triptych.attention.mask_lowering import window_of
 from triptych.errors import ConfigError
 from triptych.native.step import Op, Over
@@ -83,6 +84,19 @@ class StoredKeys:
     width: int
 
 
+NativeValue = Vector | Positions | Angles | StoredKeys | PlanTable | str
+"""What a value of a program is in the native step: a vector, what stands for one without numbers of its own, or the
+name of an input."""
+
+
+def vector_of(values: Mapping[str, NativeValue], name: str) -> Vector:
+    """A value that is a vector.  Raises NotNative for another."""
+    value = values.get(name)
+    if not isinstance(value, Vector):
+        raise NotNative(f"{name} is no vector of the tokens")
+    return value
+
+
 @dataclass(frozen=True, eq=False)
 class SiteVector:
     """The vector of a site that is read, with the shape and the dtype that the modules have there for each token."""
@@ -101,12 +115,12 @@ class PlanSteps:
     result: Vector | None = None
     sites: dict[str, SiteVector] = field(default_factory=dict)
 
-    def keep(self, site: str, value: Any, entry: Entry) -> None:
+    def keep(self, site: str, value: NativeValue, entry: Entry) -> None:
         """Have the vector `value` of a site when the step is done.  Raises NotNative where the value is none."""
         if not isinstance(value, Vector) or value.over is not Over.TOKENS:
             raise NotNative(f"the native step does not keep {site}, which is read")
         info = entry.values[site]
-        dtype = getattr(torch, info.dtype)
+        dtype = ops.dtype_of(info.dtype)
         self.sites[site] = SiteVector(value, tuple(int(n) for n in info.shape[1:]), dtype)
 
     @property

@@ -7,9 +7,8 @@ the program; the operations that depend on positions alone become tables, and at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +26,7 @@ from triptych.program.interpreter import run_operation
 from triptych.program.program import Instruction, Program
 from triptych.program.static_groups import Group, grouped, join
 from triptych.spec.masks import And, BlockSparse, Causal, Full, Mask, Or, Points, Window
-from triptych.spec.positions import LongRope
+from triptych.spec.positions import LongRope, RopeSpec
 
 FAR = 1 << 30  # a length beyond every switch of LongRoPE
 _ROTATIONS = ("rotation_cos", "rotation_sin")
@@ -88,13 +87,6 @@ class _Keys:
     store: Store
     leaf: str
     cross: bool
-
-
-@dataclass(frozen=True, eq=False)
-class _BiasTable:
-    """The bias of each head by distance, [H, positions]."""
-
-    table: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,10 +187,10 @@ def _are_products(group: Group) -> bool:
 
 def _switches(step: Instruction) -> bool:
     spec = step.attributes.get("spec")
-    return isinstance(getattr(spec, "scaling", None), LongRope)
+    return isinstance(spec, RopeSpec) and isinstance(spec.scaling, LongRope)
 
 
-def _positions(step: Instruction, positions: Tensor, end: int) -> dict[str, Any]:
+def _positions(step: Instruction, positions: Tensor, end: int) -> dict[str, Tensor]:
     inputs = {"positions": positions}
     return inputs | {"length": torch.full_like(positions, end)} if "length" in step.inputs else inputs
 
@@ -209,7 +201,9 @@ class _StaticRun:
     inputs: Tensor
     bucket: int
     every: bool
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
+    keys: dict[str, _Keys] = field(default_factory=dict)
+    biases: dict[str, Tensor] = field(default_factory=dict)  # of each head by distance, [H, positions]
     attentions: dict[Hashable, _Attention] = field(default_factory=dict)
 
     def run(self) -> Tensor:
@@ -220,54 +214,53 @@ class _StaticRun:
         self.ends = (self.positions + 1).to(torch.int32)
         if plan.cross is not None:
             for i, name in enumerate(program.entries["cross_kv"].outputs):
-                self.values[name] = _Keys(plan.cross.stores[i // 2], "kv"[i % 2], True)
+                self.keys[name] = _Keys(plan.cross.stores[i // 2], "kv"[i % 2], True)
         for group in plan.groups:
-            self.values.update(self.results(group))
-        hidden = self.values[program.entries["decode"].outputs[0]]
+            self.step(group)
         head = program.entries["unembed"]
-        self.values[head.inputs[0]] = hidden
+        self.values[head.inputs[0]] = self.values[program.entries["decode"].outputs[0]]
         for step in head.instructions:
-            self.values[step.out[0]] = self.result(step)
-        logits: Tensor = self.values[head.outputs[0]]
-        return logits
+            self.step((step,))
+        return self.values[head.outputs[0]]
 
-    def results(self, group: Group) -> dict[str, Any]:
-        """What the instructions of a group give, by name."""
-        names, first = [step.out[0] for step in group], group[0]
-        parts: Sequence[Any]
-        if len(group) > 1 and first.op == "linear":
+    def step(self, group: Group) -> None:
+        """Run the instructions of a group, and keep what they give by name."""
+        first = group[0]
+        if len(group) == 1:
+            special = STATIC.get(first.op)
+            if special is not None:
+                special(self, first)
+            else:
+                weights = {key: self.plan.weights[name] for key, name in first.weights.items()}
+                self.values[first.out[0]] = run_operation(first, self.inputs_of(first), weights)
+            return
+        if first.op == "linear":
             weight, bias, sizes = self.plan.matrices[first.out[0]]
             parts = F.linear(self.values[first.inputs["x"]], weight, bias).split(sizes, -1)
-        elif len(group) > 1:  # rotations
-            inputs = {key: self.values[name] for key, name in first.inputs.items()}
+        else:  # rotations
             heads = [self.values[step.inputs["x"]] for step in group]
-            turned = run_operation(first, inputs | {"x": torch.cat(heads, 1)}, {})
+            turned = run_operation(first, self.inputs_of(first) | {"x": torch.cat(heads, 1)}, {})
             parts = turned.split([x.shape[1] for x in heads], 1)
-        else:
-            parts = [self.result(first)]
-        return dict(zip(names, parts, strict=True))
+        self.values.update(zip((step.out[0] for step in group), parts, strict=True))
 
-    def result(self, step: Instruction) -> Any:
-        if step.op in STATIC:
-            return STATIC[step.op](self, step)
-        inputs = {key: self.values[name] for key, name in step.inputs.items()}
-        return run_operation(step, inputs, {key: self.plan.weights[name] for key, name in step.weights.items()})
+    def inputs_of(self, step: Instruction) -> dict[str, Tensor]:
+        return {key: self.values[name] for key, name in step.inputs.items()}
 
-    def site(self, step: Instruction) -> Any:
-        return self.values[step.inputs["x"]]
+    def site(self, step: Instruction) -> None:
+        self.values[step.out[0]] = self.values[step.inputs["x"]]
 
-    def bias(self, step: Instruction) -> _BiasTable:
-        return _BiasTable(self.plan.tables[step.out[0]][0])
+    def bias(self, step: Instruction) -> None:
+        (self.biases[step.out[0]],) = self.plan.tables[step.out[0]]
 
-    def of_positions(self, step: Instruction) -> Tensor:
+    def of_positions(self, step: Instruction) -> None:
         """The row of each token in a table by position."""
         near, *far = (table[self.positions] for table in self.plan.tables[step.out[0]])
-        if not far:
-            return near
-        beyond = self.positions + 1 > step.attributes["spec"].scaling.original_length
-        return torch.where(beyond.view(-1, *[1] * (near.dim() - 1)), far[0], near)
+        if far:
+            beyond = self.positions + 1 > step.attributes["spec"].scaling.original_length
+            near = torch.where(beyond.view(-1, *[1] * (near.dim() - 1)), far[0], near)
+        self.values[step.out[0]] = near
 
-    def extend(self, step: Instruction) -> _Keys:
+    def extend(self, step: Instruction) -> None:
         """Write the new keys or values of the slots in use to their places."""
         layer, leaf = step.attributes["layer"], step.attributes["leaf"]
         store, new = self.plan.cache.stores[layer], self.values[step.inputs[leaf]]
@@ -277,17 +270,18 @@ class _StaticRun:
         if not self.every:
             new = torch.where(self.used[:, None, None], new, target[self.slots, :, place])
         target[self.slots, :, place] = new
-        return _Keys(store, leaf, False)
+        self.keys[step.out[0]] = _Keys(store, leaf, False)
 
-    def attend(self, step: Instruction) -> Tensor:
+    def attend(self, step: Instruction) -> None:
         """Attention of one query per slot [slots, H, K] to the slot's keys, by a kernel of `triptych.attention`."""
-        how, q, keys = step.attributes, self.values[step.inputs["q"]], self.values[step.inputs["k"]]
+        how, q, keys = step.attributes, self.values[step.inputs["q"]], self.keys[step.inputs["k"]]
         if self.reads_all(step, keys) and kernel_slots.serves(keys.store, q.dtype, q.device):
-            return kernel_slots.run(q, keys.store, self.ends, self.bucket, how["scale"])
-        k, v = self.numbers(keys, q.dtype), self.numbers(self.values[step.inputs["v"]], q.dtype)
+            self.values[step.out[0]] = kernel_slots.run(q, keys.store, self.ends, self.bucket, how["scale"])
+            return
+        k, v = self.numbers(keys, q.dtype), self.numbers(self.keys[step.inputs["v"]], q.dtype)
         plan = self.attention(step, keys, q, k, v)
         sinks = self.plan.weights[step.weights["sinks"]] if plan.request.sinks else None
-        return plan.runner(q[:, :, None], k, v, plan.bias, sinks)[:, :, 0]
+        self.values[step.out[0]] = plan.runner(q[:, :, None], k, v, plan.bias, sinks)[:, :, 0]
 
     def reads_all(self, step: Instruction, keys: _Keys) -> bool:
         """Whether a slot's query sees all keys up to its own, by plain scores."""
@@ -304,7 +298,7 @@ class _StaticRun:
             visible, placed = self.visible(how["mask"], keys, k_pos), None
             if bias:
                 distance = (self.positions[:, None] - k_pos).clamp(min=0)
-                placed = self.values[bias].table[:, distance].transpose(0, 1)[:, :, None]  # [slots, H, 1, S]
+                placed = self.biases[bias][:, distance].transpose(0, 1)[:, :, None]  # [slots, H, 1, S]
             request = AttentionRequest(
                 rows=q.shape[0], heads=q.shape[1], groups=k.shape[1], queries=1, keys=k.shape[2], width=q.shape[2],
                 value_width=v.shape[3], dtype=q.dtype, device=q.device, scale=how["scale"], mask=_HIDDEN_BY_PLACE,
@@ -344,7 +338,7 @@ class _StaticRun:
         return shown | (first & ~self.used[:, None])
 
 
-STATIC: dict[str, Callable[[_StaticRun, Instruction], Any]] = {
+STATIC: dict[str, Callable[[_StaticRun, Instruction], None]] = {
     **dict.fromkeys(_OF_POSITIONS, _StaticRun.of_positions), **dict.fromkeys(_BIASES, _StaticRun.bias),
     "site": _StaticRun.site, "extend": _StaticRun.extend, "attend": _StaticRun.attend,
 }  # fmt: skip

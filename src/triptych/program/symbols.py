@@ -129,7 +129,7 @@ class Recorder:
         self.instructions = [*before.instructions, *own]
         self.values = before.values | {renamed.get(name, name): info for name, info in self.values.items()}
         inputs_before = {name: info for name, info in before.values.items() if name in before.inputs}
-        old = {name: self.value(name, info.shape, getattr(torch, info.dtype)) for name, info in inputs_before.items()}
+        old = {name: self.value(name, info.shape, ops.dtype_of(info.dtype)) for name, info in inputs_before.items()}
         self.inputs = old | self.inputs
 
     def input(self, label: str, dims: ops.Shape, dtype: torch.dtype) -> Value:
