@@ -5,15 +5,20 @@ from __future__ import annotations
 import copy
 import math
 import mmap
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from native_models import LLAMA
 from test_gguf import SCALES, random_blocks
 from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.errors import CheckpointError, InputError
+from triptych.model import create
 from triptych.native import huge_pages
 from triptych.native.huge_pages import MAPPING, PAGE, HugePages
 from triptych.quantize import LAYOUT_OF, LAYOUTS, PackedMatrix, layouts, quantize, repack
@@ -277,3 +282,34 @@ def test_what_cannot_be_rounded_is_refused() -> None:
             weight[1, 1] = bad
             with pytest.raises(InputError, match="not finite or too large"):
                 quantize(weight, form)
+
+
+LITTLE_MEMORY = """
+import resource, sys
+import triptych
+from triptych.native.huge_pages import HugePages
+from triptych.errors import TriptychError
+
+pages = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (pages + (100 << 20),) * 2)
+model = triptych.load(sys.argv[1], quantize="int8")
+print(len(model.generate([[1, 2, 3]], max_new_tokens=2)))
+memory = HugePages()
+print(memory.take(1 << 20).count_nonzero().item(), memory.take(1 << 20).numel())
+try:
+    memory.take(1 << 30)
+except TriptychError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say how much memory is mapped")
+def test_a_small_model_is_loaded_where_little_memory_may_be_mapped(tmp_path: Path) -> None:
+    create(LLAMA).save(tmp_path)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LITTLE_MEMORY, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    written, taken, error = done.stdout.splitlines()
+    assert (written, taken) == ("1", "0 1048576")
+    assert error.startswith("the system has no 1,024.0 MiB of memory left")

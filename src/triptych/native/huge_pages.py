@@ -2,7 +2,7 @@
 
 Linux gives huge pages to the aligned parts of a mapping that asks for them, where /sys/kernel/mm/transparent_hugepage
 says `madvise` or `always`.  The matrices of a model, and the keys and values of a layer, are often smaller than a page
-of 2 MiB, so several share a mapping.
+of 2 MiB, so several share a mapping.  Where the system gives none, the memory is ordinary.
 
 A mapping that was used for a while and is not any more can be kept for the next user (`HugePages(reused=True)`): new
 pages are cleared by the system when they are first written to, which costs more than the writing.  The system may take
@@ -20,8 +20,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from triptych.errors import TriptychError
+
 PAGE = 1 << 21  # bytes of a huge page; of another size, less of the memory is in huge pages
-MAPPING = 1 << 27  # bytes mapped at a time; of each mapping up to one page more than is used is touched
+MAPPING = 1 << 27  # bytes mapped at a time, unless a piece is larger; at first a page, then twice as many as before
 LINE = 64
 UNUSED_MAPPINGS: list[mmap.mmap] = []  # at most one, of a HugePages that was `reused`, for the next such one
 
@@ -39,11 +41,19 @@ class HugePages:
 
     def take(self, nbytes: int) -> Tensor:
         """`[nbytes]` uint8 at a multiple of 64 bytes, zeros unless they are `reused`; plain memory where the system has
-        no huge pages."""
+        no huge pages, or maps no more.
+
+        Raises TriptychError where there is no memory of this size.
+        """
         if not hasattr(mmap, "MADV_HUGEPAGE") or not nbytes:
-            return torch.zeros(nbytes, dtype=torch.uint8)
+            return _plain(nbytes)
         if self._mapping is None or self._at + nbytes > len(self._mapping):
-            self._mapping, self._at = self._mapped(max(nbytes, MAPPING)), 0
+            grown = PAGE if self._mapping is None else 2 * len(self._mapping)
+            grown = MAPPING if self.reused else min(grown, MAPPING)
+            try:
+                self._mapping, self._at = self._mapped(max(nbytes, grown)), 0
+            except OSError:
+                return _plain(nbytes)
         piece = torch.frombuffer(self._mapping[self._at : self._at + nbytes], dtype=torch.uint8)
         self._at += -(-nbytes // LINE) * LINE
         return piece
@@ -57,6 +67,16 @@ class HugePages:
             finalize(whole, _keep, mapping).atexit = False
         start = -whole.ctypes.data % PAGE
         return whole[start : start + nbytes]
+
+
+def _plain(nbytes: int) -> Tensor:
+    try:
+        return torch.zeros(nbytes, dtype=torch.uint8)
+    except RuntimeError:  # of torch's allocator; its message has several lines
+        size = f"{nbytes / 2**20:,.1f} MiB"
+        raise TriptychError(
+            f"the system has no {size} of memory left; end other programs, or use a smaller or packed model"
+        ) from None
 
 
 def _new_mapping(nbytes: int) -> mmap.mmap:
