@@ -286,7 +286,7 @@ def main() -> None:
     names = arguments.rows.split(",")
     if unknown := [name for name in names if name not in LISTED]:
         parser.error(f"no row {unknown[0]}; they are {', '.join(LISTED)}")
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line has it
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as this package has it
     kept = json.loads(arguments.results.read_text()) if arguments.results.exists() else {"rows": {}}
     try:
         measure(names, arguments, kept)

@@ -370,7 +370,7 @@ def test_caches_of_two_types_share_no_plan_and_lose_none() -> None:
             engine.add(Request(prompt=PROMPT, max_new_tokens=0))
             engine.logits()
             assert engine.why_modules is None
-            plans.append(engine.forward.executor.binding.plan)
+            plans.append(engine.runner.executor.binding.plan)
     assert plans[:2] * 2 == plans[2:]
     assert plans[0] is not plans[1]
     down = module.decoder.blocks[0].mlp.down

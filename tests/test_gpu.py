@@ -149,7 +149,7 @@ def test_any_executor_writes_what_the_cpu_writes(position: str, sampling: Sampli
 
 def test_auto_is_static_on_a_gpu_and_says_why_a_mixture_is_not() -> None:
     engine = Engine(tiny.decoder().cuda())
-    assert isinstance(engine.forward.executor, StaticStep)
+    assert isinstance(engine.runner.executor, StaticStep)
     engine.add(Request(prompt=[3], max_new_tokens=5))
     engine.step()
     engine.step()
@@ -165,7 +165,7 @@ def test_nothing_is_captured_after_the_warm_up() -> None:
     module = tiny.decoder().cuda()
     engine = Engine(module, executor="static")
     engine.warm_up(3, 60)
-    step = engine.forward.executor
+    step = engine.runner.executor
     assert isinstance(step, StaticStep)
     before, plan = step.captures, step.plan
     assert before == len(step.replays) == 2
@@ -208,13 +208,13 @@ for executor in ("modules", "compiled"):
     engine = Engine(module, executor=executor)
     if executor == "compiled":
         engine.warm_up(3, 64)
-        print(engine.forward.executor.captures)
+        print(engine.runner.executor.captures)
         torch.compiler.set_stance("fail_on_recompile")
     rows = engine.add(*(Request(prompt=[3, 1 + i], max_new_tokens=20 + 9 * i, number=i) for i in range(3)))
     while engine.rows:
         engine.step()
     texts.append([row.new for row in rows])
-print(engine.why_modules, engine.forward.executor.captures)
+print(engine.why_modules, engine.runner.executor.captures)
 assert texts[0] == texts[1]
 """
 

@@ -92,3 +92,14 @@ def test_what_stands_above_is_set_by_the_package() -> None:
     with pytest.raises(subprocess.CalledProcessError) as failed:
         loaded_after("import triptych.train\ntriptych.train('no-such-recipe')")
     assert "no-such-recipe" in (failed.value.stderr or "")
+
+
+@pytest.mark.parametrize("given", [None, "7"])
+def test_waiting_threads_spin_shortly_unless_the_environment_says_how_long(given: str | None) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"} | {
+        "PYTHONPATH": str(SRC)
+    }
+    environment |= {} if given is None else {"GOMP_SPINCOUNT": given}
+    code = "import triptych, os; print(os.environ['GOMP_SPINCOUNT'])"
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == (given or "10000")

@@ -23,9 +23,9 @@ from triptych.attention import Rows
 from triptych.checkpoints.gguf_blocks import WRITABLE, PackedBlocks, block_format
 from triptych.errors import InputError
 from triptych.generate import Engine, Request
-from triptych.generate.forward import Forward
 from triptych.generate.prefixes import Prefixes
 from triptych.generate.speculation import PromptLookup, Speculation
+from triptych.generate.step_runner import StepRunner
 from triptych.native import Matrix
 from triptych.native.step import Op
 from triptych.program import native_calls, native_executor
@@ -305,8 +305,8 @@ def test_what_prompts_are_multiplied_in(monkeypatch: pytest.MonkeyPatch, uncheck
     assert "prompts are multiplied with packed weights in bf16 (amx-bf16)" in (
         tasks.note_on_prompts(small, "auto") or ""
     )
-    assert Engine(small).forward.by_role
-    assert not Engine(small, executor="modules").forward.by_role
+    assert Engine(small).runner.prompts_use_bf16
+    assert not Engine(small, executor="modules").runner.prompts_use_bf16
     with pytest.raises(InputError, match="matmul='bf16' is for packed weights"):
         Engine(dense, matmul="bf16")
     with pytest.raises(InputError, match=r"matmul='bf16' needs the native executor"):
@@ -322,7 +322,7 @@ def test_what_prompts_are_multiplied_in(monkeypatch: pytest.MonkeyPatch, uncheck
 def test_a_mixture_and_an_encoder_decoder_have_prompts_too() -> None:
     """Weights that are not packed are multiplied as they are stored."""
     for make in (tiny.mixture, tiny.encoder_decoder):
-        assert not Forward(make(), 9, "auto").by_role
+        assert not StepRunner(make(), 9, "auto").prompts_use_bf16
     module = packed("Q8_0", model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
     expected = logits(module, [30, 4], 30)
     plan = PreparedPrompt.bound(module, (torch.float32, (None, None), ()), kernel_matrix, 1).plan

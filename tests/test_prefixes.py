@@ -112,7 +112,7 @@ def test_nothing_is_taken_over_across_longropes_length() -> None:
     """13 is the length from which the other factors hold."""
     module = triptych.load(references.saved("llama-longrope")[1]).module
     engine = Engine(module, reuse=True)
-    assert engine.forward.switch == 13, "beyond so many"
+    assert engine.runner.switch == 13, "beyond so many"
     start = [5, 9, 3, 7, 11, 2, 8, 4, 6, 13]
     short, long = start, [*start, 12, 1, 5, 6, 7, 2, 9]
     for prompts, reused in (([short, long, short], [0, 0, 0]), ([long, [*long, 3], short], [0, 17, 0])):

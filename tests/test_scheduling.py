@@ -18,7 +18,7 @@ from test_native_step import packed
 from triptych import machine
 from triptych.errors import InputError, ProbeError
 from triptych.generate import Engine, LiveRow, QueueProgress, Request, Sampling, Scheduler, forbid
-from triptych.generate.forward import Forward
+from triptych.generate.step_runner import StepRunner
 from triptych.model import Model, create
 from triptych.nn import Transformer
 from triptych.probe import add
@@ -100,15 +100,15 @@ def test_many_prompts_run_in_few_slots_and_come_back_in_order() -> None:
 
 def test_a_step_runs_no_more_ids_than_its_budget_and_decodes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[dict[int, int]] = []
-    run = Forward.run
+    run = StepRunner.run
 
-    def recorded(self: Forward, session: object, rows: Sequence[LiveRow], *rest: object) -> object:
+    def recorded(self: StepRunner, session: object, rows: Sequence[LiveRow], *rest: object) -> object:
         before = [row.cached for row in rows]
         out = run(self, session, rows, *rest)  # type: ignore[arg-type]
         steps.append({row.request.number: row.cached - b for row, b in zip(rows, before, strict=True)})
         return out
 
-    monkeypatch.setattr(Forward, "run", recorded)
+    monkeypatch.setattr(StepRunner, "run", recorded)
     engine = Engine(tiny.decoder(), budget=10)
     engine.add(Request(prompt=[7] * 4, max_new_tokens=9, number=0))
     engine.step()
@@ -278,7 +278,7 @@ def test_a_long_prompt_makes_neither_masks_nor_logits_of_all_its_tokens(
         found = model.generate(prompts, max_new_tokens=40)
     assert [len(one.ids) for one in found] == [40, 40]
     assert 0 < largest.elements <= limit
-    monkeypatch.setattr(Forward, "pads", False)
+    monkeypatch.setattr(StepRunner, "pads", False)
     if window is not None:  # the first control: the piece and the row that decodes in one forward
         with Largest() as together:
             model.generate([prompts[0][:2000], [7]], max_new_tokens=10)

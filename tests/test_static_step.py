@@ -189,7 +189,7 @@ texts = []
 for executor in ("modules", "compiled"):
     engine = Engine(module, executor=executor)
     if executor == "compiled":
-        engine.forward.executor.compiler = compiler
+        engine.runner.executor.compiler = compiler
         engine.warm_up(3, 64)
         print(len(graphs))
         torch.compiler.set_stance("fail_on_recompile")
@@ -315,7 +315,7 @@ def test_a_warm_up_beside_rows_that_run_writes_to_none_of_them() -> None:
     """With no row in a slot the step that fills all slots is prepared too; beside rows it must not run."""
     engine = Engine(tiny.decoder(), executor="static")
     engine.warm_up(2, 128)
-    step = engine.forward.executor
+    step = engine.runner.executor
     assert isinstance(step, StaticStep)
     assert sorted(step.replays) == [(64, False), (64, True), (128, False), (128, True)]
     engine = Engine(tiny.decoder(), executor="static")

@@ -6,6 +6,7 @@ costs nothing and what needs no torch does not wait for it.
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from triptych.spec.masks import Mask, block_sparse, causal, dense, full, keys, prefix, same_document, window
 
 __version__ = "0.1.0"
+
+# Read by GNU OpenMP when torch loads, so it acts where this package is imported before torch.  The threads otherwise
+# spin for milliseconds at every barrier, and one other busy process on two cores then makes a small matmul a hundred
+# times slower; a few microseconds of spinning keep small operations fast on a quiet machine too (docs/log.md).
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __all__ = [
     "CheckpointError",

@@ -73,6 +73,9 @@ def _one_query(
 ) -> Tensor:
     """One query a row: the heads of a group stand side by side as queries, so that each key is read once."""
     together = (request.rows, request.groups, request.heads // request.groups, request.width)
+    if visible is not None and visible.shape[3] != k.shape[2]:  # a decision that goes on for more keys: all are seen
+        few = k.shape[2] * k.element_size() < WIDEST_REGISTER
+        visible = torch.ones(1, 1, 1, k.shape[2], dtype=torch.bool, device=k.device) if few else None
     out = F.scaled_dot_product_attention(
         q.reshape(together),
         k if k.stride(3) == 1 else k.contiguous(),

@@ -5,7 +5,6 @@ Nothing here imports torch, rich or the library before a command runs, so that h
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -20,11 +19,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # characters that the terminal cannot encode become ?
             stream.reconfigure(errors="replace")
-
-    # Read by GNU OpenMP when torch loads.  Its threads otherwise spin for milliseconds at every barrier, and one other
-    # busy process on two cores then makes a small matmul a hundred times slower; a few microseconds of spinning keep
-    # small operations fast on a quiet machine too (docs/log.md).
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
     arguments = list(sys.argv[1:] if argv is None else argv)
 

@@ -21,12 +21,12 @@ from triptych.arguments import check_ids, integer
 from triptych.attention import Cache, CacheType, CrossCache, check_cache_type
 from triptych.errors import InputError, TextError, shown
 from triptych.generate.choosing import Choice, choose
-from triptych.generate.forward import Executor, Forward, ForwardResult
 from triptych.generate.prefixes import Prefixes
 from triptych.generate.request import LiveRow, Output, Request
-from triptych.generate.shares import parts, shares
 from triptych.generate.speculation import Speculation, accepts
+from triptych.generate.step_runner import Executor, ForwardResult, StepRunner
 from triptych.generate.stops import StopDetector
+from triptych.generate.token_budget import parts, shares
 from triptych.nn import Transformer
 from triptych.probe import Session
 from triptych.program.changes import ModuleGuard
@@ -45,9 +45,8 @@ class Engine:
     executor      what computes a step.  "auto": the native step wherever it may (`why_modules` says why not elsewhere),
                   on a GPU "static"; "modules": always the modules; "static": steps of one token per row in fixed
                   shapes, as CUDA graphs on a GPU; "compiled": the same through `torch.compile`.
-    matmul        what the tokens of prompts and sources are multiplied with packed weights in: "bf16"; "stored", by
-                  integers, as generated tokens; "auto", bf16 on a processor with AMX.  A token has the same bits in
-                  any step.
+    matmul        the arithmetic of tokens of prompts and sources with packed weights: "bf16"; "stored", integers, as
+                  for generated tokens; "auto", bf16 on a processor with AMX.  A token has the same bits in any step.
     reuse         prompts that begin alike are computed once (see `Prefixes`).
     cache_type    what the caches keep (`CacheType`); what is reused was kept in it.
     speculation   guesses several next tokens, which one forward verifies.
@@ -84,28 +83,32 @@ class Engine:
         self.reset()
 
     @property
+    def rows(self) -> Sequence[LiveRow]:
+        """The rows that run."""
+        return self._rows
+
+    @property
     def cache(self) -> Cache:
-        return self.forward.cache
+        return self.runner.cache
 
     @property
     def cross(self) -> CrossCache | None:
-        return self.forward.cross
+        return self.runner.cross
 
     @property
     def why_modules(self) -> str | None:
         """Why the modules computed the last step; None where the executor did."""
-        return self.forward.why_modules
+        return self.runner.why_modules
 
     def reset(self) -> None:
         """Begin again with an empty cache: no rows, nothing kept."""
-        self.rows: list[LiveRow] = []
-        self.forward = Forward(self.module, self.chunk, self.executor, self.matmul, self.cache_type, self.guard)
+        self.runner = StepRunner(self.module, self.chunk, self.executor, self.matmul, self.cache_type, self.guard)
         reused = 0 if self.prefixes is None else self.prefixes.reused
-        self.prefixes = Prefixes(self.forward, reused) if self.reuse and self.module.encoder is None else None
+        self.prefixes = Prefixes(self.runner, reused) if self.reuse and self.module.encoder is None else None
         self._reading = False  # whether a row has more to run than one token and its draft
         if self.speculation is not None:
             self.speculation.reset()
-        self.regroup()
+        self._keep([])
 
     @torch.inference_mode()
     def warm_up(self, rows: int, length: int) -> None:
@@ -115,7 +118,7 @@ class Engine:
         has no step of fixed shapes.
         """
         rows, length = integer("rows", rows, 1), integer("length", length, 1)
-        executor = self.forward.executor
+        executor = self.runner.executor
         if not isinstance(executor, StaticStep):
             raise InputError(f"executor={self.executor!r} has nothing to warm up; use 'static' or 'compiled'")
         executor.warm_up(rows, length)
@@ -135,8 +138,8 @@ class Engine:
     def prepare(self, request: Request) -> LiveRow:
         """A row for this request, which has no slot yet.  Raises as `add`, and InputError where the model was moved or
         cast under rows that run; without rows the engine begins again."""
-        if not self.forward.serves():
-            if self.rows:
+        if not self.runner.serves():
+            if self._rows:
                 raise InputError("the model was moved or cast while rows run; let them end first, or call reset()")
             self.reset()
         self._check(request)
@@ -153,9 +156,8 @@ class Engine:
                 row.slot = slot
         else:
             for row in rows:
-                row.slot = self.prefixes.slot(row, self.rows)
-        self.rows += rows
-        self.regroup()
+                row.slot = self.prefixes.slot(row, self._rows)
+        self._keep([*self._rows, *rows])
 
     @torch.inference_mode()
     def free(self, rows: Sequence[LiveRow]) -> None:
@@ -165,7 +167,7 @@ class Engine:
             row.holds_slot, row.draft = False, ()
         for_reuse: set[LiveRow] = set()
         if self.prefixes is not None:
-            for_reuse = {row for row in leaving if row not in self.forward.running and self.prefixes.keep(row)}
+            for_reuse = {row for row in leaving if row not in self.runner.running and self.prefixes.keep(row)}
         slots = [row.slot for row in leaving if row not in for_reuse]
         self.cache.free(slots)
         if self.cross is not None:
@@ -173,13 +175,11 @@ class Engine:
         if self.speculation is not None:
             self.speculation.forget(leaving)
         gone = set(rows)
-        self.rows = [row for row in self.rows if row not in gone]
-        self.regroup()
+        self._keep([row for row in self._rows if row not in gone])
 
     def _leave(self, rows: Sequence[LiveRow]) -> None:
         self.free([row for row in rows if not row.request.keep_slot])
-        self.rows = [row for row in self.rows if row.reason is None]
-        self.regroup()
+        self._keep([row for row in self._rows if row.reason is None])
 
     @torch.inference_mode()
     def reorder(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
@@ -190,7 +190,7 @@ class Engine:
         """
         used: set[int] = set()
         named = set(rows)
-        dropped = [row for row in self.rows if row not in named]
+        dropped = [row for row in self._rows if row not in named]
         spare = [row.slot for row in dropped]
         if (lacking := len(rows) - len(named) - len(spare)) > 0:
             spare += self.cache.add(lacking)
@@ -213,8 +213,7 @@ class Engine:
         self.cache.free(spare)
         for row in next_rows:
             row.branch()
-        self.rows = next_rows
-        self.regroup()
+        self._keep(next_rows)
         return next_rows
 
     def trim(self, row: LiveRow, length: int) -> None:
@@ -238,8 +237,7 @@ class Engine:
         self.cache.trim(row.slot, 0)
         new = LiveRow(request, list(request.prompt), _stops(request, self.decode), row.slot)
         new.source, row.holds_slot = row.source, False
-        self.rows = [one for one in self.rows if one.slot != row.slot] + [new]
-        self.regroup()
+        self._keep([one for one in self._rows if one.slot != row.slot] + [new])
         return new
 
     # -- steps ----------------------------------------------------------------------------------------------------
@@ -261,15 +259,15 @@ class Engine:
         share = None
         start = None if self.speculation is None or self._reading else perf_counter()
         if self.speculation is not None:
-            self.speculation.propose(self.rows, self.forward)
+            self.speculation.propose(self._rows, self.runner)
         if self._reading:
-            share = shares(self.rows, self.forward, self.prefixes, chunk=self.chunk, budget=self.budget)
+            share = shares(self._rows, self.runner, self.prefixes, chunk=self.chunk, budget=self.budget)
         outputs: list[Output] = []
         ended: list[LiveRow] = []
         plain = self._greedy and not self._all_logits and self.speculation is None
         for session, members in self._groups:
-            for part in [members] if share is None else parts(members, share, self.forward):
-                computed = self.forward.run(session, part, share, self._all_logits, plain)
+            for part in [members] if share is None else parts(members, share, self.runner):
+                computed = self.runner.run(session, part, share, self._all_logits, plain)
                 tokens, tops = computed.best or (list[int](), list[float]())
                 if not tokens or not all(map(isfinite, tops)):
                     self._choose_tokens(computed, outputs, ended)
@@ -289,7 +287,7 @@ class Engine:
                     if row.error is not None:
                         raise row.error
         if share is not None:
-            self.regroup()  # sources were read, prompts were
+            self._keep(self._rows)  # sources were read, prompts were
         return outputs
 
     def _choose_tokens(self, computed: ForwardResult, outputs: list[Output], ended: list[LiveRow]) -> None:
@@ -340,19 +338,19 @@ class Engine:
         whose requests have none.
         """
         self.guard.visits += 1
-        rows = self.rows if rows is None else rows
+        rows = self._rows if rows is None else rows
         last: dict[LiveRow, Tensor] = {}
         while len(last) < len(rows):
             for session, members in self._groups:
                 waiting = [row for row in members if row in rows and row not in last]
                 if waiting:
                     encoded = waiting[0].source is not None
-                    computed = self.forward.run(session or probe, waiting, None, self._all_logits)
+                    computed = self.runner.run(session or probe, waiting, None, self._all_logits)
                     if computed.due == rows:
                         return computed.logits
                     last.update(zip(computed.due, computed.logits, strict=True))
                     if encoded:
-                        self.regroup()
+                        self._keep(self._rows)
         return torch.stack([last[row] for row in rows])
 
     # -- settings -------------------------------------------------------------------------------------------------
@@ -373,24 +371,25 @@ class Engine:
         if request.stop and self.decode is None:
             raise TextError("stop strings need a tokenizer; give ids at which to end instead")
 
-    def regroup(self) -> None:
-        """Work out what a step uses of its rows' requests; to be called by whoever changes `rows`."""
+    def _keep(self, rows: list[LiveRow]) -> None:
+        """Go on with these rows, and work out what a step uses of their requests."""
+        self._rows = rows
         groups: dict[tuple[int, bool], tuple[Session | None, list[LiveRow]]] = {}
-        for row in self.rows:  # one forward each: rows under one plan, those whose sources are to be encoded apart
+        for row in self._rows:  # one forward each: rows under one plan, those whose sources are to be encoded apart
             key = id(row.request.probe), row.source is not None
             groups.setdefault(key, (row.request.probe, []))[1].append(row)
         self._groups = list(groups.values())
-        self._all_logits = any(row.request.all_logits for row in self.rows)
-        self._reading = any(len(row.ids) - row.cached > 1 or row.source is not None for row in self.rows)
+        self._all_logits = any(row.request.all_logits for row in self._rows)
+        self._reading = any(len(row.ids) - row.cached > 1 or row.source is not None for row in self._rows)
         self._greedy = all(
             not row.request.rules
             and row.request.logprobs is None
             and row.request.sampling.temperature == 0
             and row.request.sampling.repetition_penalty == 1
-            for row in self.rows
+            for row in self._rows
         )
-        edited = any(row.request.probe is not None and row.request.probe.plan.edits for row in self.rows)
-        others = any(row.request.rules or row.stops is not None for row in self.rows)
+        edited = any(row.request.probe is not None and row.request.probe.plan.edits for row in self._rows)
+        others = any(row.request.rules or row.stops is not None for row in self._rows)
         self._only_own_code = self.speculation is None and not others and not edited
 
 

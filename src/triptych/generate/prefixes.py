@@ -7,8 +7,9 @@ the weights or of the modules ends the reuse of everything computed before.  To 
 text of a conversation once, which takes about as long as one decoding step.  What changes while a row runs and is
 changed back before the next one joins is not seen.
 
-Where tokens of prompts are multiplied in another form than generated ones (`Forward.by_role`), only tokens that were
-computed as parts of prompts are taken over: as in a prompt that is computed anew, so that no text depends on reuse.
+Where tokens of prompts are multiplied in bf16 and generated ones are not (`StepRunner.prompts_use_bf16`), only tokens
+that were computed as parts of prompts are taken over: as in a prompt that is computed anew, so that no text depends on
+reuse.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from weakref import WeakSet
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.generate.forward import Forward
 from triptych.generate.request import LiveRow
+from triptych.generate.step_runner import StepRunner
 from triptych.program.changes import ModuleFingerprint, checksums, equal, refusal, unseen_changes
 
 LEAST = 8  # ids; fewer are computed again, which takes less time than copying them
@@ -35,9 +36,9 @@ class Prefixes:
     reused      ids that were taken over instead of computed, since the engine was made.
     """
 
-    def __init__(self, forward: Forward, reused: int = 0) -> None:
-        self.forward, self.cache = forward, forward.cache
-        self.fingerprint, self.visits = ModuleFingerprint(forward.module), forward.guard.visits
+    def __init__(self, runner: StepRunner, reused: int = 0) -> None:
+        self.runner, self.cache = runner, runner.cache
+        self.fingerprint, self.visits = ModuleFingerprint(runner.module), runner.guard.visits
         self.sums: list[Tensor] | None = None  # of all weights; None before the first row
         self.idle_slots: dict[int, list[int]] = {}
         self.reused = reused
@@ -54,7 +55,7 @@ class Prefixes:
     def _held(self, row: LiveRow, upto: int | None = None) -> list[int]:
         """The ids of a row that others may take over once the first `upto` are computed, by default those that are."""
         count = row.cached if upto is None else upto
-        return row.ids[: min(count, len(row.request.prompt)) if self.forward.by_role else count]
+        return row.ids[: min(count, len(row.request.prompt)) if self.runner.prompts_use_bf16 else count]
 
     def slot(self, row: LiveRow, running: Iterable[LiveRow]) -> int:
         """A slot for a new row: one whose ids the row continues, a free one, or a kept one that is given up.
@@ -101,7 +102,7 @@ class Prefixes:
 
     def check(self, running: Iterable[LiveRow]) -> None:
         """Forget all that was computed before a change of the model."""
-        module, before, visits = self.forward.module, self.sums, self.forward.guard.visits
+        module, before, visits = self.runner.module, self.sums, self.runner.guard.visits
         same = self.fingerprint.same()
         if before is not None and same and self.visits == visits:
             return
@@ -135,7 +136,7 @@ class Prefixes:
 
     def _usable(self, slot: int, length: int, held: int, wanted: int) -> bool:
         """Whether rings still hold the prefix, and LongRoPE's factors are the same for both rows."""
-        switch = self.forward.switch
+        switch = self.runner.switch
         if (length <= switch) if held > switch else (wanted > switch):
             return False
         try:

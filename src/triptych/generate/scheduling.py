@@ -14,7 +14,7 @@ from triptych.generate.request import LiveRow, Output, Request
 
 MAX_ROWS = 32  # at once
 BUDGET = 512  # ids of a step
-SHARE = 0.75  # of the free memory, for caches
+CACHE_MEMORY_FRACTION = 0.75  # of the free memory
 
 
 @dataclass(frozen=True)
@@ -144,4 +144,4 @@ def _source_length(engine: Engine, row: LiveRow) -> int:
 def free_cache_bytes(engine: Engine) -> int:
     """Bytes that the cache of an engine may take: what it has, and a share of what is free."""
     free = machine.free_on(engine.module.device)
-    return 1 << 62 if free is None else engine.cache.nbytes + int(SHARE * free)
+    return 1 << 62 if free is None else engine.cache.nbytes + int(CACHE_MEMORY_FRACTION * free)

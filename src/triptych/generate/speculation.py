@@ -20,8 +20,8 @@ from torch import Tensor
 from triptych.arguments import integer
 from triptych.attention import Cache
 from triptych.attention.store import Snapshot
-from triptych.generate.forward import Forward
 from triptych.generate.request import LiveRow
+from triptych.generate.step_runner import StepRunner
 from triptych.nn import Row
 
 LONGEST_NGRAM = 3
@@ -134,7 +134,7 @@ class Speculation:
             self.snapshots.pop(row, None)
         self.drafts.forget(rows)
 
-    def propose(self, rows: Sequence[LiveRow], forward: Forward) -> None:
+    def propose(self, rows: Sequence[LiveRow], runner: StepRunner) -> None:
         """Set the drafts of the rows that decode and may have one: those that want all logits are computed one token at
         a time."""
         self.guessing = False
@@ -142,31 +142,31 @@ class Speculation:
         for row in rows:
             row.draft = ()
             if len(row.ids) - row.cached == 1 and row.source is None and self.wanted:
-                most = self._most(row, forward)
+                most = self._most(row, runner)
                 if most > 0:
                     counts[row] = most
         if not counts:
             return
         guesses = self.drafts.guess(list(counts), list(counts.values()))
-        vocab = forward.module.spec.vocab
+        vocab = runner.module.spec.vocab
         for row, ids in zip(counts, guesses, strict=True):
             guess = [*takewhile(lambda token: token < vocab, ids)]  # a source may have more ids than the decoder
             if guess:
                 row.draft = guess
                 self.guessing = True
-                if forward.cache.forgets:
-                    self.snapshots[row] = forward.cache.snapshot(row.slot, 1 + len(guess))
+                if runner.cache.forgets:
+                    self.snapshots[row] = runner.cache.snapshot(row.slot, 1 + len(guess))
 
-    def _most(self, row: LiveRow, forward: Forward) -> int:
+    def _most(self, row: LiveRow, runner: StepRunner) -> int:
         """The longest draft of a row: the token after it is chosen too, and stays within the row's limit; a ring has
         places for all; and it does not cross the length at which LongRoPE changes its factors."""
         if row.request.all_logits:
             return 0
         most = min(self.tokens, row.limit - len(row.ids) - 1)
-        if forward.cache.smallest_window is not None:
-            most = min(most, forward.cache.smallest_window - 1)
-        if len(row.ids) <= forward.switch + 1:
-            most = min(most, forward.switch - len(row.ids))
+        if runner.cache.smallest_window is not None:
+            most = min(most, runner.cache.smallest_window - 1)
+        if len(row.ids) <= runner.switch + 1:
+            most = min(most, runner.switch - len(row.ids))
         return most
 
     def forget_wrong_guesses(self, row: LiveRow, cache: Cache) -> None:

@@ -77,8 +77,8 @@ class SeparateProcess:
             "OMP_NUM_THREADS": str(options.threads),
             "TOKENIZERS_PARALLELISM": "true",
         }
-        if spin:  # how long idle threads spin is a choice of the command line for this library alone
-            environment.pop("GOMP_SPINCOUNT", None)
+        if spin:  # how long idle threads spin is a choice of this package for itself alone: OpenMP's own number
+            environment["GOMP_SPINCOUNT"] = "300000"
         self.name = name
         command = [sys.executable, "-m", "triptych.measure", name, json.dumps(asdict(options))]
         errors = None if os.environ.get(DEBUG) else subprocess.DEVNULL  # libraries print what they like

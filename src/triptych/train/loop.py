@@ -29,7 +29,6 @@ from triptych.train.objectives import TrainingBatch, collate
 from triptych.train.optim import Optimizer, Schedule
 from triptych.train.precision import Precision, autocast, chosen
 from triptych.train.settings import Finite, Positive, Rate, Section, Share
-from triptych.train.spin_control import Waiting
 
 TRIM_EVERY = 100  # steps; batches of other sizes leave gaps between allocations, of several times the memory in use
 
@@ -138,7 +137,7 @@ class Trainer:
     """Trains `module` in place.
 
     Hooks: `on_step(event)` after every step; `on_save(trainer)` when a checkpoint is due, the first before step 1;
-    `on_sample(trainer)` when a sample is due, in evaluation mode; `on_note(text)` when other processes slow it down.
+    `on_sample(trainer)` when a sample is due, in evaluation mode; `on_note(text)` with lines about the run.
     """
 
     def __init__(
@@ -217,21 +216,17 @@ class Trainer:
                 self.on_save(self)
                 written = 1.0 + self.optimizer.state_bytes / max(self.optimizer.weight_bytes, 1)
                 self.budget.add("checkpoint", (time.monotonic() - began) * written)
-            with _threads(self.settings.threads), self._waiting() as waiting:
-                self._loop(until, waiting)
+            with _threads(self.settings.threads):
+                self._loop(until)
         finally:
             self._stop_requested = False
         self.module.eval()
-
-    def _waiting(self) -> Waiting:
-        on_cpu = self.device.type == "cpu"
-        return Waiting(self.on_note) if on_cpu else Waiting(self.on_note, usage=lambda: None)
 
     def stop(self) -> None:
         """Make `run` return after the present step.  Hooks, other threads and signal handlers may call this."""
         self._stop_requested = True
 
-    def _loop(self, until: int | None, waiting: Waiting) -> None:
+    def _loop(self, until: int | None) -> None:
         began, tokens = time.monotonic() - self.at.elapsed, self.at.tokens
         since = time.monotonic()
         self._has_dropout = has_dropout(self.module)  # parts may have been replaced since `__init__`
@@ -258,7 +253,6 @@ class Trainer:
                 with self.budget.timed("checkpoint"):
                     self._in_evaluation_mode(self.on_save)
             self.at.elapsed = max(self.at.elapsed, time.monotonic() - began)
-            waiting.look()
             if self.at.step % TRIM_EVERY == 0:
                 machine.give_back_memory()
         self._check_weights()

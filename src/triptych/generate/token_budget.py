@@ -1,16 +1,16 @@
-"""Which rows run in the next step, and how many ids of each."""
+"""How the budget of ids of the next step is shared among its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from triptych.generate.forward import Forward
 from triptych.generate.prefixes import Prefixes
 from triptych.generate.request import LiveRow
+from triptych.generate.step_runner import StepRunner
 
 
 def shares(
-    rows: Sequence[LiveRow], forward: Forward, prefixes: Prefixes | None, *, chunk: int, budget: int
+    rows: Sequence[LiveRow], runner: StepRunner, prefixes: Prefixes | None, *, chunk: int, budget: int
 ) -> dict[LiveRow, int]:
     """How many ids each row runs in the next step, of about `budget`; rows that wait are left out.
 
@@ -32,17 +32,16 @@ def shares(
             continue
         rest = len(row.ids) - row.cached
         most = min(rest, chunk, max(left, 1))
-        running[row] = most if forward.in_pieces else rest
-        left -= running[row] + (0 if row.source is None else forward.module.length(row.source))
+        running[row] = most if runner.in_pieces else rest
+        left -= running[row] + (0 if row.source is None else runner.module.length(row.source))
     return running
 
 
-def parts(members: Sequence[LiveRow], running: Mapping[LiveRow, int], forward: Forward) -> list[list[LiveRow]]:
-    """The rows of one group that run now, those that must not run together apart: with a sliding-window cache, a ring
-    for each row, modules that run decoding rows beside a piece of a prompt would copy every ring and pad it to the
-    length of the piece."""
+def parts(members: Sequence[LiveRow], running: Mapping[LiveRow, int], runner: StepRunner) -> list[list[LiveRow]]:
+    """The rows of one group that run now; rows that decode and rows that read prompts run apart where padding would
+    copy rings: with a sliding-window cache, modules would copy every ring and pad it to the longest piece."""
     now = [row for row in members if row in running]
-    if not forward.pads:
+    if not runner.pads:
         return [now] if now else []
     apart = [row for row in now if running[row] == 1], [row for row in now if running[row] > 1]
     return [part for part in apart if part]

@@ -80,7 +80,7 @@ class _Pieces:
     wanted: list[int]
 
 
-class Forward:
+class StepRunner:
     """A model with the caches of an engine's rows.
 
     chunk         ids of a prompt that run at once, at most.
@@ -88,7 +88,7 @@ class Forward:
     switch        the length beyond which LongRoPE has other factors for the whole row.
     executor      what computes a forward where it can, as `Engine` says.
     matmul        what tokens of prompts and sources are multiplied with packed weights in, as `Engine` says.
-    by_role       whether this differs from what generated tokens are multiplied in.
+    prompts_use_bf16   whether prompt tokens are multiplied in bf16, and generated ones are not.
     cache_type    what the caches keep.
     guard         says in which steps the module is looked at.
     why_modules   why the modules computed the last forward; None where the executor did.
@@ -111,12 +111,12 @@ class Forward:
         self.executor: StepExecutor | None = None
         self.sources: NativeEncoder | None = None
         self.why_modules: str | None = "the engine was made with executor='modules'"
-        self.by_role = prompts_in_bf16(module, matmul) and executor == "auto"
+        self.prompts_use_bf16 = prompts_in_bf16(module, matmul) and executor == "auto"
         if executor == "auto" and module.device.type == "cuda":
             executor = "static"
         if executor == "auto":
             self.executor = NativeStep(
-                module, self.cache, self.cross, matrix_of=kernel_matrix, bf16=self.by_role, guard=self.guard
+                module, self.cache, self.cross, matrix_of=kernel_matrix, bf16=self.prompts_use_bf16, guard=self.guard
             )
         elif executor != "modules":
             compiler = compiled if executor == "compiled" else None
@@ -281,7 +281,7 @@ class Forward:
             return False
         assert self.cross is not None
         if self.sources is None:
-            self.sources = NativeEncoder(self.module, matrix_of=kernel_matrix, bf16=self.by_role)
+            self.sources = NativeEncoder(self.module, matrix_of=kernel_matrix, bf16=self.prompts_use_bf16)
         done = self.sources.project(*self._sources(rows), self.cross)
         self.why_modules = self.sources.why_modules
         return done
