@@ -187,7 +187,7 @@ def test_malformed_files(case: malformed.Case, tmp_path: Path, capsys: pytest.Ca
         ("decoder", ["generate", "{m}", "a", "--beams", "2", "--seed", "0"], "beams and seed do not go together"),
         ("decoder", ["generate", "{m}", "a", "--beams", "2", "--seed", "3"], "beams and seed do not go together"),
         ("decoder", ["convert", "{m}", "q.xyz"], "q.xyz: .xyz is the ending of no format; write q.gguf"),
-        ("decoder", ["convert", "{m}", ""], "not empty or a path; write the name of a directory"),
+        ("decoder", ["convert", "{m}", ""], "the name to write to is that of a directory or a .gguf file"),
         ("decoder", ["generate", "{m}/config.json", "a"], "is a config alone; give the directory that holds it"),
         ("decoder", ["convert", "{m}", "q.safetensors"], "an HF checkpoint is a directory"),
         ("encoder", ["generate", "{m}", "a"], "encoder"),

@@ -144,7 +144,7 @@ def test_what_is_no_name_of_a_model_is_refused(model: Any, saved: Path, monkeypa
     if model == Path(""):  # the same as ".", which is a directory like another
         assert triptych.load(model).spec.vocab == 43
         return
-    with pytest.raises(InputError, match=r"a directory, a .gguf file or hub:org/name"):
+    with pytest.raises(InputError, match=r"a model is a directory, a .gguf file or hub:org/name, not "):
         triptych.load(model)
 
 

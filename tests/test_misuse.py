@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import triptych
 from hub_encoders import HUB
 from triptych import probe
 from triptych.checkpoints.convert import convert
-from triptych.errors import TriptychError
+from triptych.errors import InputError, TriptychError
 from triptych.generate import Engine, forbid
 from triptych.model import Model, create, load
 from triptych.text import word_tokenizer
@@ -109,6 +110,25 @@ def test_there_are_misuses_of_everything_public(values: dict[str, Any]) -> None:
 def test_each_misuse_is_refused_in_one_line(values: dict[str, Any]) -> None:
     wrong = {code: answer for code, hint in MISUSES if (answer := problem(code, values, hint))}
     assert not wrong, "\n".join(f"{code}: {answer}" for code, answer in wrong.items())
+
+
+def test_an_engine_streams_one_text_at_a_time(values: dict[str, Any]) -> None:
+    """Of several that begin together, in one thread or in several, the first is whole and the others are refused."""
+    model = values["m"]
+    expected = "".join(model.stream("ab", max_new_tokens=20))
+    engine = model.engine()
+    first, second = (model.stream(text, max_new_tokens=20, engine=engine) for text in ("ab", "xy"))
+    begun = next(first)
+    with pytest.raises(InputError, match="runs another text"):
+        next(second)
+    assert begun + "".join(first) == expected
+    assert "".join(model.stream("ab", max_new_tokens=20, engine=engine)) == expected
+    streams = [model.stream("ab", max_new_tokens=20, engine=engine) for _ in range(4)]
+    with ThreadPoolExecutor(len(streams)) as pool:
+        results = [pool.submit("".join, stream) for stream in streams]
+    texts = [result.result() for result in results if not isinstance(result.exception(), InputError)]
+    assert expected in texts
+    assert set(texts) == {expected}
 
 
 @pytest.mark.parametrize("code", RIGHT)

@@ -16,7 +16,7 @@ from os import PathLike
 from typing import ParamSpec, SupportsIndex, TypeVar
 
 from triptych.errors import ArgumentError, InputError, shown
-from triptych.migration_hints import WRONG_TYPE, hint, of_argument
+from triptych.migration_hints import WRONG_TYPE, of_argument
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -187,17 +187,19 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         for name, value in (*zip(order, args, strict=False), *kwargs.items()):
             kinds = checks.get(name)
             if kinds is not None and not any(fits(value) for _, fits in kinds):
-                _refuse(title, name, value, [wanted for wanted, _ in kinds if wanted])
+                _refuse(function.__qualname__, name, value, [wanted for wanted, _ in kinds if wanted])
         return function(*args, **kwargs)
 
     return call
 
 
-def _refuse(title: str, name: str, value: object, wanted: Collection[str]) -> None:
+def _refuse(function: str, name: str, value: object, wanted: Collection[str]) -> None:
     if wanted == ["an integer"]:
         integer(name, value)  # says what is wrong with a huge one
-    instead = hint(f"{title} {name}", WRONG_TYPE, ())
-    raise InputError(f"{name}={shown(value)} must be {' or '.join(wanted)}{instead}")
+    sentence = WRONG_TYPE.get(f"{function} {name}")
+    raise InputError(
+        f"{sentence}, not {shown(value)}" if sentence else f"{name}={shown(value)} must be {' or '.join(wanted)}"
+    )
 
 
 def checked_methods(cls: C) -> C:

@@ -97,13 +97,14 @@ _ARGUMENTS_OF_FUNCTIONS = {
     "target_modules": ("targets=",), "epochs": ("it into the recipe; triptych train --new FILE writes one",),
 }  # fmt: skip
 
-#: Function and argument -> what to write in place of a value of a wrong type, where that is not what the type says.
+#: Function and argument -> what stands in the error for a value of a wrong type, where the type alone would not help.
+_MODEL = "a model is a directory, a .gguf file or hub:org/name"
 WRONG_TYPE = {
-    "load path": LOAD, "encode_batch texts": "tokenizer.encode(text) for one text",
-    "train mode": "triptych.train(recipe) for a training run; model.train() only switches dropout on",
-    "search folder": 'model.search("notes/", "what to look for")',
-    "save path": 'model.save("a directory, or a file that ends in .gguf")',
-    "convert out": "the name of a directory, or of a file that ends in .gguf",
+    "load path": _MODEL, "convert model": _MODEL, "Model.save path": "a model becomes a directory or a .gguf file",
+    "convert out": "the name to write to is that of a directory or a .gguf file",
+    "ModelTasks.search folder": 'the folder comes first: model.search("notes/", "what to look for")',
+    "ModelTraining.train mode": "a run is triptych.train(recipe); mode of model.train() is a bool that switches dropout",
+    "Tokenizer.encode_batch texts": "give a list of texts, or write tokenizer.encode(text) for one text",
 }  # fmt: skip
 
 _DOWNLOAD = "triptych inspect hub:org/name; every command downloads the hub:org/name that it is given"

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isfinite
+from threading import Lock
 from time import perf_counter
 from typing import get_args
 
@@ -79,6 +80,7 @@ class Engine:
         self.budget = sys.maxsize if budget is None else integer("budget", budget, 1)
         self.speculation = speculation
         self.prefixes: Prefixes | None = None
+        self.streaming = Lock()  # held while the text of one row is streamed
         self.guard = ModuleGuard()
         self.reset()
 

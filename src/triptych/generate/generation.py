@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from triptych.errors import InputError
 from triptych.generate.beam import beam_search, check_beams
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request, TokenLogprobs
@@ -126,18 +127,23 @@ def pieces(
     """The text of a submitted row, piece by piece as it becomes certain, up to the first of the strings in `stop`.
 
     The row has left the engine afterwards, however this ends; after an exception the engine begins again, with nothing
-    kept.  Raises ProbeError for edits that had no effect.
+    kept.  Raises InputError, and leaves the engine as it is, while another text runs in it; ProbeError for edits that
+    had no effect.
     """
     engine = scheduler.engine
+    if not engine.streaming.acquire(blocking=False):
+        raise InputError("the engine runs another text; finish or close that one first")
     try:
         yield from _pieces(scheduler, row, detokenizer, stop, on_token)
+        engine.free([row])
     except GeneratorExit:  # nobody reads on: between two steps
         engine.free([row])
         raise
     except BaseException:  # an interruption too: slots may hold part of a step
         engine.reset()
         raise
-    engine.free([row])
+    finally:
+        engine.streaming.release()
     if row.request.probe is not None:
         row.request.probe.close()
 
