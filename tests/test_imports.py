@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 import references
@@ -92,3 +94,11 @@ def test_what_stands_above_is_set_by_the_package() -> None:
     with pytest.raises(subprocess.CalledProcessError) as failed:
         loaded_after("import triptych.train\ntriptych.train('no-such-recipe')")
     assert "no-such-recipe" in (failed.value.stderr or "")
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Imports inside functions and those for type checkers count too."""
+    graph = grimp.build_graph("triptych", "triptych_lectures")
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert imports["triptych.nn.kinds"] >= {"triptych.nn.attention"}
+    TopologicalSorter(imports).prepare()  # raises CycleError with the circle
