@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 import references
@@ -103,3 +105,11 @@ def test_waiting_threads_spin_shortly_unless_the_environment_says_how_long(given
     code = "import triptych, os; print(os.environ['GOMP_SPINCOUNT'])"
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == (given or "10000")
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Imports inside functions and those for type checkers count too."""
+    graph = grimp.build_graph("triptych", "triptych_lectures")
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert imports["triptych.nn.kinds"] >= {"triptych.nn.attention"}
+    TopologicalSorter(imports).prepare()  # raises CycleError with the circle

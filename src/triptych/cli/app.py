@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from triptych import __version__
+from triptych.cli import failure
 from triptych.cli.ablate import ablate
 from triptych.cli.answer import answer
 from triptych.cli.bench import bench
@@ -70,6 +71,7 @@ GROUPS = {
     ),
     "Inspect": (explain, inspect, heads, lens, patch, ablate, page, check, count, bench, doctor),
 }  # fmt: skip
+failure.application = app
 for _title, _commands in GROUPS.items():
     for _command in _commands:
         app.command(rich_help_panel=_title)(_command)

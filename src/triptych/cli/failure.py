@@ -8,10 +8,16 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from triptych.errors import TriptychError
 from triptych.migration_hints import of_commands, of_options
+
+if TYPE_CHECKING:
+    from typer import Typer
+
+#: All commands; `app`, which imports the files of the commands and so this one, sets it.
+application: Typer | None = None
 
 FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141  # the last two: 128 + the number of the signal
 DEBUG = "TRIPTYCH_DEBUG"
@@ -97,9 +103,7 @@ def _options(arguments: Sequence[str]) -> dict[str, str]:
     """The options of the command that was typed, by the name of the parameter and by their own with underscores."""
     from typer.main import get_command
 
-    from triptych.cli.app import app
-
-    commands = getattr(get_command(app), "commands", {})
+    commands = {} if application is None else getattr(get_command(application), "commands", {})
     word = next((argument for argument in arguments if argument in commands), None)
     named: dict[str, str] = {}
     for parameter in () if word is None else commands[word].params:

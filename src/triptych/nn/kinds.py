@@ -5,15 +5,15 @@ The stack decides it once; layers read it, and it is advanced in place between s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING
+from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from triptych import ops
 from triptych.attention import (
@@ -37,10 +37,6 @@ from triptych.nn.taps import Taps
 from triptych.spec import parts
 from triptych.spec.masks import Causal, Full
 from triptych.spec.part import Part
-
-if TYPE_CHECKING:
-    from triptych.nn.stack import Stack
-
 
 #: What a state is decided by, of a block whose attention has it and of its kind.
 _of_block, _of_kind = attrgetter("attn", "attn.spec", "attn.mechanism"), attrgetter("spec", "position")
@@ -96,6 +92,20 @@ def _continues(state: KindState) -> bool:
     return plain and plan.mechanism is DOT_PRODUCT and not kernel_flash.cannot(request)
 
 
+@runtime_checkable
+class GroupedLayers(Protocol):
+    """A stack: its blocks, the kinds of their layers, and for each state the layers that share it."""
+
+    @property
+    def training(self) -> bool: ...
+    @property
+    def blocks(self) -> Sequence[nn.Module]: ...
+    @property
+    def kinds(self) -> Mapping[str, Kind]: ...
+    @property
+    def own_groups(self) -> Mapping[tuple[object, ...], Sequence[int]]: ...
+
+
 @dataclass(eq=False)
 class Context:
     """What a forward knows beside its vectors: the rows, and for each block the state of its attentions."""
@@ -105,7 +115,7 @@ class Context:
     cross: Sequence[KindState]
     random: torch.Generator | None = None
     dtype: torch.dtype = torch.float32
-    owner: Stack | None = None  # the stack that decided it
+    owner: GroupedLayers | None = None  # the stack that decided it
 
     def __post_init__(self) -> None:
         own = dict.fromkeys(self.own)

@@ -128,9 +128,10 @@ class Trace(Displayed):
 
         Raises CheckpointError where it cannot be written.
         """
-        from triptych.probe.trace_file import save
+        from triptych.probe.trace_file import StoredTrace, save
 
-        save(self, path)
+        records = {site: self._rows(site) for site in self.records}
+        save(StoredTrace(self.texts, self.tokens, self.targets, self.fired, self.logits, records), path)
 
     @staticmethod
     @checked
@@ -138,7 +139,11 @@ class Trace(Displayed):
         """Read a file that `save` wrote.  Raises CheckpointError for one that is damaged or holds something else."""
         from triptych.probe.trace_file import load
 
-        return load(path)
+        stored, trace = load(path), Trace()
+        trace.texts, trace.tokens, trace.targets = stored.texts, stored.tokens, stored.targets
+        trace.fired, trace.logits = stored.fired, stored.logits
+        trace.records.update(stored.records)
+        return trace
 
     def forget(self, item: int) -> None:
         """Drop the values of row `item` except its logits, before it is computed again from its first token."""

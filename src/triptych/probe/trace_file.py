@@ -5,6 +5,7 @@ A tensor that several sites passed on is written once.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,7 +17,6 @@ from triptych.checkpoints.save import replacing, write_safetensors
 from triptych.checkpoints.source import fault
 from triptych.errors import first_line
 from triptych.probe.records import Record
-from triptych.probe.trace import Trace
 
 KEY = "triptych.trace"
 Number = Annotated[int, Field(ge=0)]
@@ -45,7 +45,19 @@ class _Contents(_Strict):
     sites: dict[str, list[_Row]]
 
 
-def save(trace: Trace, path: str | Path) -> None:
+@dataclass(frozen=True)
+class StoredTrace:
+    """What a file holds of a trace, under the names of `Trace`."""
+
+    texts: list[str]
+    tokens: list[list[int]]
+    targets: list[list[int]]
+    fired: dict[str, int]
+    logits: list[Tensor]
+    records: dict[str, dict[int, Record]]
+
+
+def save(trace: StoredTrace, path: str | Path) -> None:
     """As `Trace.save`."""
     tensors: dict[str, Tensor] = {}
     names: dict[tuple[object, ...], str] = {}
@@ -58,8 +70,7 @@ def save(trace: Trace, path: str | Path) -> None:
         return names[key]
 
     sites: dict[str, list[_Row]] = {}
-    for site in trace.records:
-        rows = trace._rows(site)
+    for site, rows in trace.records.items():
         for item, record in sorted(rows.items()):
             value = record.joined(site.rpartition(".")[2])
             how = "tokens" if record.how == "mean" else record.how  # a mean is divided by now
@@ -73,7 +84,7 @@ def save(trace: Trace, path: str | Path) -> None:
         write_safetensors(file, tensors, {"format": "pt", KEY: contents.model_dump_json()})
 
 
-def load(path: str | Path) -> Trace:
+def load(path: str | Path) -> StoredTrace:
     """As `Trace.load`."""
     path = Path(path)
     source = open_file(path)
@@ -90,16 +101,14 @@ def load(path: str | Path) -> Trace:
         ) from None
     except RecursionError:
         raise fault(path, "its trace is damaged: nested too deeply") from None
-    trace = Trace()
-    trace.texts, trace.tokens, trace.targets = contents.texts, contents.tokens, contents.targets
-    trace.fired = contents.fired
     tensors = {name: source.read(name).clone() for name in source.names}
-    trace.logits = [_tensor(tensors, name, path) for name in contents.logits]
+    logits = [_tensor(tensors, name, path) for name in contents.logits]
+    records: dict[str, dict[int, Record]] = {}
     for site, rows in contents.sites.items():
         for row in rows:
             record = Record(row.how, [_positions(row, path)], [_tensor(tensors, row.tensor, path)])
-            trace.records.setdefault(site, {})[row.item] = record
-    return trace
+            records.setdefault(site, {})[row.item] = record
+    return StoredTrace(contents.texts, contents.tokens, contents.targets, contents.fired, logits, records)
 
 
 MOST = 1 << 24  # positions of one row
