@@ -68,3 +68,15 @@ def test_nothing_is_installed_from_an_index_that_does_not_have_it() -> None:
     named = re.compile(r"pip install (-\S+ )*['\"]?triptych\b(?!-\d)")
     assert [path.name for path in texts if named.search(path.read_text("utf-8"))] == []
     assert named.search("run: pip install 'triptych[image]'"), "the control"
+
+
+def test_the_glossary_is_short_and_its_places_exist() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")][2:]
+    assert 10 < len(rows) <= 15
+    assert len({noun for noun, *_ in rows}) == len(rows)
+    places = [place for row in rows for place in re.findall(r"`([a-z_/]+(?:/|\.py))`", row[-1])]
+    assert [place for place in places if not (ROOT / "src" / "triptych" / place).exists()] == []
+    for suffix in re.findall(r"`\.\.\.(\w+)`", page):
+        named = re.compile(rf"^class \w+{suffix}\b", re.MULTILINE)
+        assert any(named.search(path.read_text("utf-8")) for path in ROOT.glob("src/triptych/**/*.py"))

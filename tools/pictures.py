@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/learn.
+"""Draws the pictures of docs/learn and README.md.
 
     python tools/pictures.py [NAME...]      all, or some, of those that are not plots of a lab
 
@@ -8,11 +8,19 @@ quickstart runs in runs/ and from SmolLM2; screenshots of pages are taken with c
 
 from __future__ import annotations
 
-import shutil
+import base64
+import fcntl
+import os
+import pty
+import re
+import shlex
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +37,11 @@ OF_LABS = {  # which of a lab's plots
 }  # fmt: skip
 SENTENCE, GAP = "She sat by the river bank", "The king is [MASK] , long live the king !"
 WIDTH, MOST = 880, 60_000  # pixels, bytes
+COLUMNS = 96  # of the terminal
+SESSION = (
+    'triptych generate runs/quickstart "My lord, " --temperature 0.6 --seed 3 --max-new-tokens 120',
+    'triptych lens runs/quickstart "My lord"',
+)
 
 
 def of_lab(name: str, finding: LabResult) -> None:
@@ -74,25 +87,16 @@ def maps(name: str, run: str, text: str, stack: str, layer: int, heads: list[int
     draw(name, AttentionSection("", "", [replace(found, pattern=np.asarray(found.pattern)[heads], heads=heads)]))
 
 
-def screenshot(name: str, page: str, height: int) -> None:
-    """A page as a browser shows it."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        sys.exit("screenshots of pages need chromium")
-    with tempfile.TemporaryDirectory() as folder:
+def screenshot(name: str, page: str, height: int, width: int = WIDTH) -> None:
+    """A page as a browser of this width shows it."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from browser import Browser
+
+    with tempfile.TemporaryDirectory() as folder, Browser(Path(folder) / "profile") as browser:
         (Path(folder) / "page.html").write_text(page, "utf-8")
+        tab = browser.open(Path(folder) / "page.html", width=width, height=height).wait()
         image = Path(folder) / "page.png"
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--hide-scrollbars",
-            "--virtual-time-budget=8000",
-            "--blink-settings=preferredColorScheme=1",
-        ]
-        subprocess.run(
-            [chromium, *options, f"--window-size={WIDTH},{height}", f"--screenshot={image}", f"file://{folder}/page.html"],
-            check=True, capture_output=True,
-        )  # fmt: skip
+        image.write_bytes(base64.b64decode(tab.call("Page.captureScreenshot", format="png")["data"]))
         frame(image)
         save(name, image)
 
@@ -134,6 +138,49 @@ def inspect() -> None:
     screenshot("inspect", page, 1010)
 
 
+def live() -> None:
+    """The page that runs the model of the quickstart."""
+    from triptych import load
+    from triptych.page.live import live_page
+
+    page = live_page(load(RUNS / "quickstart" / "model"), "The quickstart's model", "My lord, I know not wh")
+    screenshot("live", page, 760, width=1240)
+
+
+def terminal() -> None:
+    """Commands on the model of the quickstart as a terminal shows them, as SVG that loads no font."""
+    import io
+
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    for command in SESSION:
+        console.print(Text(f"$ {command}", style="bold"))
+        console.print(Text.from_ansi(on_a_terminal(command)))
+    drawn = re.sub(r"@font-face {.*?}", "", console.export_svg(title="triptych", unique_id="terminal"), flags=re.DOTALL)
+    path = FOLDER / "terminal.svg"
+    path.write_text(drawn, "utf-8")
+    print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
+
+
+def on_a_terminal(command: str) -> str:
+    """What a command prints on a terminal; notes and progress are left out."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
+    argv = [str(Path(sys.executable).with_name("triptych")), *shlex.split(command)[1:]]
+    with subprocess.Popen(argv, stdout=theirs, stderr=subprocess.DEVNULL, cwd=ROOT) as process:
+        os.close(theirs)
+        written = b""
+        with suppress(OSError):  # Linux ends the output of a terminal so
+            while piece := os.read(ours, 1 << 16):
+                written += piece
+    os.close(ours)
+    if process.returncode:
+        sys.exit(f"{command} ended with {process.returncode}")
+    return written.decode().replace("\r\n", "\n").rstrip() + "\n"
+
+
 PICTURES: dict[str, Callable[[], None]] = {
     "decoder": lambda: maps("decoder", "quickstart", SENTENCE, "decoder", 1, [1, 2]),
     "encoder": lambda: maps("encoder", "quickstart-encoder", GAP, "encoder", 1, [1, 2]),
@@ -141,6 +188,8 @@ PICTURES: dict[str, Callable[[], None]] = {
     "loss": lambda: save("loss", RUNS / "quickstart" / "loss.png"),
     "explain": explain,
     "inspect": inspect,
+    "live": live,
+    "terminal": terminal,
 }
 
 
