@@ -32,9 +32,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")  # one of them hands the dot p
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        HeadsVsWidthLab,
-        "_read_places",
-        lambda self, heads, places, seed: min(1.0, (1 + heads) / (1 + len(places))),
+        HeadsVsWidthLab, "_read_places", lambda self, heads, places, seed: min(1.0, (1 + heads) / (1 + len(places)))
     )
 
 

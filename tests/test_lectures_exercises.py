@@ -85,10 +85,7 @@ def one_block(width: int, heads: int, hidden: int, mask: spec.Mask) -> Model:
     """A pre-norm block of attention and SwiGLU under RMSNorm, with random weights."""
     norms = spec.NormsSpec(pre=spec.RMSNormSpec(width=width))
     block = spec.BlockSpec(
-        attn=spec.attention(width, heads),
-        mlp=spec.glu(width, hidden, "silu"),
-        attn_norm=norms,
-        mlp_norm=norms,
+        attn=spec.attention(width, heads), mlp=spec.glu(width, hidden, "silu"), attn_norm=norms, mlp_norm=norms
     )
     embed = spec.EmbedSpec(vocab=23, width=width)
     stack = spec.StackSpec(embed=embed, kinds={"self": spec.KindSpec(mask=mask)}, blocks=(block,))

@@ -25,8 +25,7 @@ def exercise(
     ] = None,
     seed: Annotated[int, Option("--seed", metavar="N", min=0, help="Seed of the numbers in the exercises.")] = 0,
     answer: Annotated[
-        list[str] | None,
-        Option("--answer", metavar="TEXT", help="Check an answer; once for each question, in order."),
+        list[str] | None, Option("--answer", metavar="TEXT", help="Check an answer; once for each question, in order.")
     ] = None,
     solutions: Annotated[bool, Option("--solutions", help="Show the answers and how to work them out.")] = False,
     save: Annotated[

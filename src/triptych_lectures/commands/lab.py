@@ -52,13 +52,7 @@ def lab(
     full: Annotated[bool, Option("--full", help="Use the full sizes, those of `make lectures`.")] = False,
     seeds: Annotated[
         int | None,
-        Option(
-            "--seeds",
-            metavar="N",
-            min=1,
-            help="Run N seeds, from --seed on, and store each.",
-            show_default=False,
-        ),
+        Option("--seeds", metavar="N", min=1, help="Run N seeds, from --seed on, and store each.", show_default=False),
     ] = None,
     show_sizes: Annotated[
         bool, Option("--sizes", help="Show the sizes, and what would falsify the claim, and stop.")

@@ -113,11 +113,7 @@ def agreement(random: np.random.Generator) -> Draft:
             apart,
             f"Without it the outputs are {listed(row(unscaled))}.",
         ),
-        ExerciseQuestion(
-            "For which head width would the two be equal?",
-            1,
-            "√1 = 1: there is nothing to divide by.",
-        ),
+        ExerciseQuestion("For which head width would the two be equal?", 1, "√1 = 1: there is nothing to divide by."),
     ]
 
 

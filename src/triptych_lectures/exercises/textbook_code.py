@@ -261,9 +261,7 @@ def time_over_length(random: np.random.Generator) -> Draft:
     )
     return given, [
         ExerciseQuestion(
-            "What is b, in ms?",
-            float(square),
-            f"t(2) − 2·t(1) = 2b: ({number(times[1])} − 2·{number(times[0])})/2.",
+            "What is b, in ms?", float(square), f"t(2) − 2·t(1) = 2b: ({number(times[1])} − 2·{number(times[0])})/2."
         ),
         ExerciseQuestion(
             "How long will 2,048 tokens take, in ms?",
@@ -299,11 +297,7 @@ def backward(random: np.random.Generator) -> Draft:
             row(values.grad),
             f"p times the gradient at z, with p = {listed(weights)}.",
         ),
-        ExerciseQuestion(
-            "What are those at the weights p?",
-            row(gradient * v),
-            "v times the gradient at z.",
-        ),
+        ExerciseQuestion("What are those at the weights p?", row(gradient * v), "v times the gradient at z."),
         ExerciseQuestion(
             "What are those at the scores?",
             row(s.grad),

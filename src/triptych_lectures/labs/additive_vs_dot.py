@@ -168,9 +168,7 @@ class AdditiveVsDotLab(Lab):
         return Facts("Parameters and widths", rows)
 
     def _curves(
-        self,
-        costs: list[dict[str, tuple[float, int]]],
-        entropies: list[tuple[float, float]],
+        self, costs: list[dict[str, tuple[float, int]]], entropies: list[tuple[float, float]]
     ) -> tuple[Curve, Curve]:
         times = {n: [(float(t), 1e3 * cost[n][0]) for t, cost in zip(self.lengths, costs, strict=True)] for n in NAMES}
         sharpness = {

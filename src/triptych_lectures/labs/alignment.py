@@ -148,13 +148,7 @@ class AlignmentLab(Lab):
         data = Pairs.of([(tokenizer.encode(a), tokenizer.encode(b)) for a, b in train], start, LONGEST)
         optimizer = OptimizerSettings(name="muon", lr=self.rate, muon_lr=2 * self.rate)
         losses = fit(
-            model.module,
-            data,
-            rows=self.rows,
-            length=LONGEST,
-            steps=self.steps,
-            seed=setup.seed,
-            optimizer=optimizer,
+            model.module, data, rows=self.rows, length=LONGEST, steps=self.steps, seed=setup.seed, optimizer=optimizer
         )
         return model, losses
 

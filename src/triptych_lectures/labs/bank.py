@@ -115,11 +115,7 @@ class BankLab(Lab):
         )
 
     def _checks_of_heads(
-        self,
-        c: Cosines,
-        content: Content,
-        senses: tuple[Lines, Lines],
-        ratio: float,
+        self, c: Cosines, content: Content, senses: tuple[Lines, Lines], ratio: float
     ) -> tuple[Check, ...]:
         """Which heads matter, and which reads meaning; `ratio` is the weight of late readers over early ones."""
         without = f"share of the separation left without the {self.readers} strongest readers of"

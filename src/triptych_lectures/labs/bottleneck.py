@@ -155,10 +155,7 @@ class BottleneckLab(Lab):
         return math.exp(sum(logs) / self.draws)
 
     def _sections(
-        self,
-        right: dict[str, list[float]],
-        parameters: dict[str, int],
-        gradients: tuple[list[float], list[float]],
+        self, right: dict[str, list[float]], parameters: dict[str, int], gradients: tuple[list[float], list[float]]
     ) -> tuple[TableSection, TableSection, Curve, Curve]:
         through, looked = gradients
         rows = [[name, f"{parameters[name]:,}", *(f"{x:.0%}" for x in line)] for name, line in right.items()]

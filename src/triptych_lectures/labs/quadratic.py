@@ -210,11 +210,7 @@ class QuadraticLab(Lab):
         return count(read_config(model | shape, where="quadratic")).flops(length)["scores"]
 
     def _tables(
-        self,
-        flops: Measured,
-        nbytes: Measured,
-        seconds: Measured,
-        layer: Measured,
+        self, flops: Measured, nbytes: Measured, seconds: Measured, layer: Measured
     ) -> tuple[TableSection, ...]:
         shown = self.lengths[::2]
         header = ("", *(f"T {n:,}" for n in shown), "power of T")
