@@ -25,8 +25,8 @@ with_types_and_docs = @echo '$(1), beside mypy and mkdocs'; \
 	cat $(VENV)/types-and-docs.log; \
 	exit $$((tests || beside))
 
-.PHONY: help quickstart test test-all test-rest durations lint types imports docs unit families lectures pictures format \
-  wheel clean
+.PHONY: help quickstart test test-all test-rest test-processors durations lint types imports docs unit families lectures \
+  pictures format wheel clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -46,6 +46,10 @@ test-all: lint imports ## the same with every test
 # The tests behind docs/families.md run again, because the page is compared in a run that has all of them.
 test-rest: $(VENV)/.installed-dev ## the tests that `make test` leaves out, but for the labs at full size
 	$(PYTEST) -m "(heavy or families) and not long"
+
+# Other settings of the libraries that multiply, one after the other; some: ARGS="--only MKL".
+test-processors: $(VENV)/.installed-dev ## the tests that depend on arithmetic, as other processors compute it
+	$(BIN)/python tests/processors.py -n $(JOBS) $(ARGS)
 
 durations: $(VENV)/.installed-dev ## every test on a quiet machine; the slowest 30 into bench/test-all.txt
 	$(PYTEST) -m "" --durations=30 > bench/test-all.log

@@ -24,6 +24,7 @@ import pytest
 import torch
 
 import checked
+import processors
 import short_run
 
 gc.disable()  # until the tests are collected: what modules define stays as long as the process
@@ -116,6 +117,19 @@ def _package(name: str, version: str, sha256: str) -> Path:
     if os.environ.get("TRIPTYCH_REQUIRE_WEIGHTS") == "1":
         pytest.fail(f"{reason} (TRIPTYCH_REQUIRE_WEIGHTS=1: not skipped)", pytrace=False)
     pytest.skip(reason)
+
+
+# ---------------------------------------------------------------- what computes
+
+
+def pytest_report_header() -> str:
+    return processors.header()
+
+
+def pytest_sessionstart() -> None:
+    lacking = processors.without_effect() if os.environ.get(processors.PROVE) else {}
+    if lacking:
+        pytest.exit("; ".join(lacking.values()), returncode=3)
 
 
 # ---------------------------------------------------------------- which tests run

@@ -117,11 +117,12 @@ def write_texts(folder: Path) -> dict[str, Path]:
 
 
 def train(
-    panel: str, folder: Path, changes: Sequence[str] = WELL_CONDITIONED, steps: int = STEPS
+    panel: str, folder: Path, changes: Sequence[str] = WELL_CONDITIONED, steps: int = STEPS, noise: float = 0.0
 ) -> tuple[Model, list[float]]:
     """The quickstart's recipe `panel`, `steps` steps in fp32 on one thread: the model, and the loss of every step.
 
-    The clock has no part in it: `run.seconds` is so large that progress follows the steps.
+    The clock has no part in it: `run.seconds` is so large that progress follows the steps.  `noise` changes every
+    weight by this part after each step.
     """
     fixed = {
         "data.path": json.dumps(str(write_texts(folder)[panel])),
@@ -136,7 +137,13 @@ def train(
     recipe = read_recipe(panel, [*(f"{key}={value}" for key, value in fixed.items()), *changes])
     job = prepare(recipe)
     losses: list[float] = []
-    job.run(on_step=lambda event: losses.append(event.loss))
+
+    def on_step(event: Any) -> None:
+        losses.append(event.loss)
+        if noise:
+            perturb(job.trainer.module, noise, len(losses))
+
+    job.run(on_step=on_step)
     return Model(job.trainer.module.eval(), job.tokenizer, job.hf), losses
 
 

