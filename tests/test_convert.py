@@ -391,7 +391,7 @@ def test_what_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
         assert {info.dtype for info in open_source(tmp_path / out).infos.values()} >= {"F16"}
     with pytest.raises(InputError, match="is a directory, and gguf is not"):
         convert(source, tmp_path / "hf", to="gguf", force=True)
-    with pytest.raises(InputError, match="is a directory, not a .gguf file"):
+    with pytest.raises(InputError, match=r"is a directory, not a \.gguf file"):
         convert(source, tmp_path / "x.gguf", to="hf", force=True)
     with pytest.raises(InputError, match="an HF directory cannot store 'q8_0'; use one of f32, f16, bf16"):
         convert(source, tmp_path / "new", dtype="q8_0")
