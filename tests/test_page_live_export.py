@@ -172,12 +172,12 @@ def test_nothing_of_the_data_closes_its_script() -> None:
     assert "</script><b>" in json.dumps(json.loads(reader.inside("script")[0]))
 
 
-BESIDE = ("live_chapters.js", "live_about.js", "live_words.js", "live_wasm.js")
+BESIDE = ("live_chapters.js", "live_about.js", "live_wasm.js")
 
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
 def test_a_page_carries_under_three_thousand_lines_of_script(layout: str) -> None:
-    """Beside the chapters, the names of the boxes and the bytes of WebAssembly, without blank lines and comments."""
+    """Beside the chapters and the bytes of WebAssembly, without blank lines and comments."""
     assert 2000 < script_lines(live_page(load(checkpoint(layout)), "t")) < 3000
 
 
