@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -127,6 +128,7 @@ class StepRunner:
         self.in_pieces = all(implies_causal(kind.mask) for kind in module.spec.decoder.kinds.values())
         self.chunk = chunk if self.in_pieces else sys.maxsize
         self.running: Sequence[LiveRow] = ()
+        self._logged = False  # that steps run as modules, which is said once
 
     def serves(self) -> bool:
         """Whether the model still has the dtype and the device that the caches were made for."""
@@ -178,6 +180,9 @@ class StepRunner:
             executed, encoded = self._execute(self.executor, session, rows, pieces, chosen)
         if executed is None:
             self.guard.visits += session is not None  # an edit may change anything
+            if self.executor is not None and len(ids) == len(rows) and not self._logged:
+                self._logged = True
+                logging.getLogger("triptych").info("steps of generation run as modules: %s", self.why_modules)
             taps, where = NO_TAPS if session is None else session.taps, pieces.rows
             inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
             source = None if encoded or rows[0].source is None else self._sources(rows)
