@@ -104,8 +104,8 @@ class StepRunner:
         assert module.spec.decoder is not None
         self.module = module
         self.guard = guard or ModuleGuard()
-        self.dtype_and_device = module.dtype, module.device
         self.cache: Cache = module.decoder.cache(cache_type=cache_type)
+        self.made_for = self._needs()
         self.cross: CrossCache | None = None
         if module.encoder is not None:
             self.cross = module.decoder.cross_cache(cache_type)
@@ -131,8 +131,12 @@ class StepRunner:
         self._logged = False  # that steps run as modules, which is said once
 
     def serves(self) -> bool:
-        """Whether the model still has the dtype and the device that the caches were made for."""
-        return self.dtype_and_device == (self.module.dtype, self.module.device)
+        """Whether the model still has the dtype, the device and the layers that the caches were made for."""
+        return self.made_for == self._needs()
+
+    def _needs(self) -> tuple[object, ...]:
+        assert self.module.decoder is not None
+        return self.module.dtype, self.module.device, self.module.spec.context, self.module.decoder.cached_layers()
 
     @property
     def pads(self) -> bool:
