@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+import tiny
 import triptych
 from native_models import EXACT, LLAMA, needs_native
 from triptych import nn
 from triptych.checkpoints.adapters import AdapterSettings, add_adapter
-from triptych.generate import Request, Scheduler, generate
+from triptych.generate import Engine, Request, Scheduler, generate
 from triptych.model import Model, create
 from triptych.program.changes import ModuleFingerprint, checksums, equal
+from triptych.spec.masks import Mask, causal, window
 
 pytestmark = needs_native
 
@@ -344,3 +346,30 @@ def test_a_number_that_is_none_is_refused_whatever_ran_before(
             part.up[0, 0] = torch.nan
         with pytest.raises(triptych.InputError, match="finite"):
             model.generate(PROMPTS, max_new_tokens=5)
+
+
+def _masked(module: nn.Transformer, mask: Mask) -> None:
+    assert module.decoder is not None
+    for kind in module.decoder.kinds.values():
+        kind.spec = replace(kind.spec, mask=mask)
+
+
+@pytest.mark.parametrize("executor", ["auto", "modules"])
+def test_an_engine_begins_again_where_a_window_has_changed(executor: str) -> None:
+    """Its cache was made for the old one."""
+    wide, narrow = causal(), causal() & window(4)
+    for before, after in ((narrow, wide), (wide, narrow)):
+        module = tiny.decoder()
+        _masked(module, before)
+        engine = Engine(module, executor=executor)
+        texts = []
+        for mask in (before, after):
+            _masked(module, mask)
+            fresh = Engine(module, executor="modules")
+            rows = [one.add(Request(prompt=[*range(3, 20)], max_new_tokens=6))[0] for one in (engine, fresh)]
+            for one in (engine, fresh):
+                while one.rows:
+                    one.step()
+            assert rows[0].new == rows[1].new
+            texts.append(rows[0].new)
+        assert texts[0] != texts[1]

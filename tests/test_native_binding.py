@@ -312,6 +312,22 @@ REFUSED = {
 }
 
 
+def test_steps_that_run_as_modules_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="triptych")
+    model = create(LLAMA, seed=3)
+    for executor, change, expected in (
+        ("auto", None, []),
+        ("auto", _hooked, ["steps of generation run as modules: decoder.blocks.0.attn.out has a hook"]),
+        ("modules", None, []),
+    ):
+        caplog.clear()
+        model.executor = executor
+        if change is not None:
+            change(model.module)
+        model.generate([[1, 2, 3]], max_new_tokens=5)
+        assert [one.getMessage() for one in caplog.records if "generation" in one.getMessage()] == expected
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_modules_run_where_the_model_does_more_than_its_program(name: str) -> None:
     module = llama()

@@ -111,6 +111,8 @@ def _stream(model: Model, prompt: str, settings: GenerateSettings, drafts: Draft
         screen.write(piece)
     screen.write("\n")
     screen.note(_speed(len(ids), time.perf_counter() - start))
+    if len(ids) > 1 and model.executor != "modules" and engine.why_modules is not None:
+        screen.note(f"steps ran as modules: {engine.why_modules}")
     if engine.speculation is not None:
         note_guesses(engine.speculation.drafted, engine.speculation.accepted)
 

@@ -142,7 +142,8 @@ class Engine:
         cast under rows that run; without rows the engine begins again."""
         if not self.runner.serves():
             if self._rows:
-                raise InputError("the model was moved or cast while rows run; let them end first, or call reset()")
+                problem = "a window of the model has changed, or it was moved or cast while rows run"
+                raise InputError(f"{problem}; let them end first, or call reset()")
             self.reset()
         self._check(request)
         if request.source is not None:

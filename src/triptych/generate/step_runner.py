@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,8 +104,8 @@ class StepRunner:
         assert module.spec.decoder is not None
         self.module = module
         self.guard = guard or ModuleGuard()
-        self.dtype_and_device = module.dtype, module.device
         self.cache: Cache = module.decoder.cache(cache_type=cache_type)
+        self.made_for = self._needs()
         self.cross: CrossCache | None = None
         if module.encoder is not None:
             self.cross = module.decoder.cross_cache(cache_type)
@@ -127,10 +128,15 @@ class StepRunner:
         self.in_pieces = all(implies_causal(kind.mask) for kind in module.spec.decoder.kinds.values())
         self.chunk = chunk if self.in_pieces else sys.maxsize
         self.running: Sequence[LiveRow] = ()
+        self._logged = False  # that steps run as modules, which is said once
 
     def serves(self) -> bool:
-        """Whether the model still has the dtype and the device that the caches were made for."""
-        return self.dtype_and_device == (self.module.dtype, self.module.device)
+        """Whether the model still has the dtype, the device and the layers that the caches were made for."""
+        return self.made_for == self._needs()
+
+    def _needs(self) -> tuple[object, ...]:
+        assert self.module.decoder is not None
+        return self.module.dtype, self.module.device, self.module.spec.context, self.module.decoder.cached_layers()
 
     @property
     def pads(self) -> bool:
@@ -178,6 +184,9 @@ class StepRunner:
             executed, encoded = self._execute(self.executor, session, rows, pieces, chosen)
         if executed is None:
             self.guard.visits += session is not None  # an edit may change anything
+            if self.executor is not None and len(ids) == len(rows) and not self._logged:
+                self._logged = True
+                logging.getLogger("triptych").info("steps of generation run as modules: %s", self.why_modules)
             taps, where = NO_TAPS if session is None else session.taps, pieces.rows
             inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
             source = None if encoded or rows[0].source is None else self._sources(rows)

@@ -145,8 +145,11 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
     def cache(self, slots: int = 0, cache_type: CacheType = "auto") -> Cache:
         """An empty cache for so many rows, each layer's by its kind: a ring where a window bounds what it sees, sums
         for causal linear attention.  Its numbers are of type `cache_type`.  Raises InputError for an unknown one."""
-        layers = [self._cached(block.attn.spec) for block in self.blocks]
-        return Cache(layers, slots, dtype=self.dtype, cache_type=cache_type, device=self.device)
+        return Cache(self.cached_layers(), slots, dtype=self.dtype, cache_type=cache_type, device=self.device)
+
+    def cached_layers(self) -> list[CachedLayer]:
+        """What a cache stores of each layer, as specs are now."""
+        return [self._cached(block.attn.spec) for block in self.blocks]
 
     def cross_cache(self, cache_type: CacheType = "auto") -> CrossCache:
         """An empty cache for the keys and values of encoder outputs; `cache_type` as in `cache`."""
