@@ -32,8 +32,8 @@ def test_this_machine_is_in_reach() -> None:
 
 
 def test_signatures_are_checked() -> None:
-    with pytest.raises(beartype.roar.BeartypeCallHintViolation, match="back"):
-        triptych.window(2.5)  # type: ignore[arg-type]
+    with pytest.raises(beartype.roar.BeartypeCallHintViolation, match="name"):
+        triptych.errors.nearest(2.5, [])  # type: ignore[arg-type]
 
 
 def test_shapes_are_checked_across_arguments_and_result() -> None:
@@ -54,8 +54,8 @@ def test_results_and_dataclasses_are_checked() -> None:
 
     with pytest.raises(beartype.roar.BeartypeCallHintViolation, match="int"):
         size()
-    with pytest.raises(beartype.roar.BeartypeCallHintViolation, match="site"):
-        triptych.Read(site=3)  # type: ignore[arg-type]
+    with pytest.raises(beartype.roar.BeartypeCallHintViolation, match="back"):
+        triptych.spec.masks.Window(back=2.5)  # type: ignore[arg-type]
 
 
 def test_signatures_are_not_checked_on_request(unchecked: None) -> None:
