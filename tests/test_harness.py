@@ -17,6 +17,7 @@ import checked
 import families_page
 import short_run
 import triptych
+from triptych.probe import Site
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "example.invalid"])
@@ -32,8 +33,8 @@ def test_this_machine_is_in_reach() -> None:
 
 
 def test_signatures_are_checked() -> None:
-    with pytest.raises(beartype.roar.BeartypeCallHintViolation, match="back"):
-        triptych.window(2.5)  # type: ignore[arg-type]
+    with pytest.raises(beartype.roar.BeartypeCallHintViolation, match="name"):
+        triptych.errors.nearest(2.5, [])  # type: ignore[arg-type]
 
 
 def test_shapes_are_checked_across_arguments_and_result() -> None:
@@ -54,8 +55,8 @@ def test_results_and_dataclasses_are_checked() -> None:
 
     with pytest.raises(beartype.roar.BeartypeCallHintViolation, match="int"):
         size()
-    with pytest.raises(beartype.roar.BeartypeCallHintViolation, match="site"):
-        triptych.Read(site=3)  # type: ignore[arg-type]
+    with pytest.raises(beartype.roar.BeartypeCallHintViolation, match="name"):
+        Site(name=3, width=4)  # type: ignore[arg-type]
 
 
 def test_signatures_are_not_checked_on_request(unchecked: None) -> None:
