@@ -52,10 +52,10 @@ def refusals(request: AttentionRequest) -> list[str]:
     return reasons
 
 
-def plan(request: AttentionRequest, blocks: Blocks, fold_queries: Fold, fold_keys: Fold) -> Runner:
+def plan(request: AttentionRequest, blocks: Blocks, fold_queries: Fold, fold_keys: Fold, lead: int = 0) -> Runner:
     """A runner that folds q `[B, H, T, K]` to `[B, H, n, c, K]` and k, v `[B, G, S, K]` to `[B, G, n, w, K]`, and
-    attends block by block.  It gives `[B, H, n * c, Kv]`; queries past the last (block padding) are the caller's to
-    drop."""
+    attends block by block.  The first block begins with `lead` queries of padding, and the last may end with some: they
+    are left out of what it gives, `[B, H, T, Kv]`."""
     n, c = blocks.q_pos.shape
     visible = _visible(request, blocks).expand(request.rows, n, c, -1).reshape(request.rows * n, 1, c, -1)
     inner = replace(
@@ -64,18 +64,20 @@ def plan(request: AttentionRequest, blocks: Blocks, fold_queries: Fold, fold_key
     )  # fmt: skip
     pieces = [inner] if not kernel_flash.cannot(inner) else list(_pieces(inner))
     kernel = kernel_flash if not kernel_flash.cannot(inner) else kernel_materialized
-    return partial(_run, request, [(piece.rows, kernel.plan(piece)) for piece in pieces], fold_queries, fold_keys)
+    inside = slice(lead, lead + request.queries)
+    runners = [(piece.rows, kernel.plan(piece)) for piece in pieces]
+    return partial(_run, request, runners, fold_queries, fold_keys, inside)
 
 
 def _run(
-    request: AttentionRequest, pieces: list[tuple[int, Runner]], fold_queries: Fold, fold_keys: Fold, q: Tensor,
-    k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None,
+    request: AttentionRequest, pieces: list[tuple[int, Runner]], fold_queries: Fold, fold_keys: Fold, inside: slice,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     folded = [_as_rows(fold_queries(q)), _as_rows(fold_keys(k)), _as_rows(fold_keys(v))]
     q_parts, k_parts, v_parts = (x.split([rows for rows, _ in pieces]) for x in folded)
     outs = [run(q_parts[i], k_parts[i], v_parts[i], None, sinks) for i, (_, run) in enumerate(pieces)]
     out = (outs[0] if len(outs) == 1 else torch.cat(outs)).view(request.rows, -1, *outs[0].shape[1:])
-    return out.transpose(1, 2).flatten(2, 3)
+    return out.transpose(1, 2).flatten(2, 3)[:, :, inside]
 
 
 def _as_rows(x: Tensor) -> Tensor:

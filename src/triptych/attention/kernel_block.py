@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -53,15 +51,7 @@ def plan(request: AttentionRequest) -> Runner:
         k_pos=k_pos.view(n, m * size),
         exists=((candidates[:, :, None] >= 0) & (k_pos < request.keys)).view(n, m * size),
     )
-    inside = slice(lead, lead + request.queries)
-    return partial(_run, inside, folding.plan(request, blocks, cut, gathered))
-
-
-def _run(
-    inside: slice, run: Runner, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None
-) -> Tensor:
-    """Without the queries that fill the last block."""
-    return run(q, k, v, bias, sinks)[:, :, inside]
+    return folding.plan(request, blocks, cut, gathered, lead)
 
 
 def _candidates(request: AttentionRequest, pattern: BlockSparse) -> Tensor:

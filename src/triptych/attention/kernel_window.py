@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -55,14 +53,7 @@ def plan(request: AttentionRequest) -> Runner:
         exists=(k_pos >= 0) & (k_pos < request.keys),
         uniform=True,
     )
-    return partial(_run, request.queries, folding.plan(request, blocks, cut, banded))
-
-
-def _run(
-    queries: int, run: Runner, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None
-) -> Tensor:
-    """Without the queries that fill the last block."""
-    return run(q, k, v, bias, sinks)[:, :, :queries]
+    return folding.plan(request, blocks, cut, banded)
 
 
 def _block(queries: int, back: int, ahead: int) -> int:
