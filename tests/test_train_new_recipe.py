@@ -126,6 +126,12 @@ def test_data_that_are_nowhere_are_an_error_at_once(
         assert main(["train", "--new", "new.toml", "--data", "nowhere", *more]) == 1
         assert "no file or folder nowhere; give a UTF-8 text file" in " ".join(capsys.readouterr().err.split())
         assert not Path("new.toml").exists()
+    Path("empty").mkdir()
+    Path("a.png").write_bytes(png(np.zeros((4, 4, 3), dtype=np.uint8)))
+    for data, problem in (("empty", "holds no text"), ("a.png", "is not UTF-8 at byte 0"), ("/dev/null", "a device")):
+        assert main(["train", "--new", "new.toml", "--data", data]) == 1
+        assert problem in " ".join(capsys.readouterr().err.split())
+    assert main(["train", "--keys", "--new", "new.toml"]) == 2
     assert main(["train", "--new", "new.toml", "--data", "shakespeare", "--from", str(checkpoint("decoder"))]) == 0
 
 

@@ -96,6 +96,8 @@ def train(
 ) -> None:
     """Train a model from a recipe, or write one with --new."""
     if keys:
+        if recipe is not None or new is not None:
+            raise BadParameter("--keys lists the keys of a recipe and stops; leave out RECIPE and --new")
         _list_keys(as_json=as_json)
         return
     if new is not None:

@@ -11,6 +11,7 @@ from triptych.checkpoints.load_weights import stores_packed
 from triptych.errors import InputError, TextError
 from triptych.files import exists
 from triptych.spec import FramesSpec, LMHeadSpec, MaskedLMHeadSpec, PatchesSpec
+from triptych.text import corpus
 from triptych.train.layouts import check_layout
 from triptych.train.new_head import HEAD_KINDS, head_config
 from triptych.train.recipe import Objective, Recipe, check_recipe, read_tables, sections
@@ -72,8 +73,8 @@ def write_new_recipe(
         raise InputError("a new recipe of an adapter is for an existing model alone; give that one and no other recipe")
     if objective is not None and (base is None or recipe is not None):
         raise InputError("an objective is chosen for an existing model alone; in a recipe it is objective.name")
-    if data is not None and not exists(Path(data)) and not known_by_name(data):
-        raise TextError(f"no file or folder {data}; give a UTF-8 text file, a folder of them or a file of records")
+    if data is not None and not known_by_name(data):
+        _check_data(data)
     if base is not None and recipe is None:
         tables = fine_tuning_tables(base, data, objective, adapter=adapter)
     else:
@@ -91,6 +92,14 @@ def write_new_recipe(
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
     return checked
+
+
+def _check_data(path: str) -> None:
+    """Raises TextError where there is neither text nor records at `path`."""
+    if not exists(Path(path)):
+        raise TextError(f"no file or folder {path}; give a UTF-8 text file, a folder of them or a file of records")
+    if not columns_of(path):
+        corpus.read_documents(path)
 
 
 def fine_tuning_tables(
@@ -180,8 +189,10 @@ def recipe_text(recipe: Recipe, path: Path) -> str:
             entries = [f"{key} = {toml(value)}" for key, value in recipe.model.items()]
         else:
             entries = [] if table is None else list(_changed(name, table, further=recipe.base is not None))
-        if entries or (name == "adapter" and table is not None):  # an adapter of defaults is one too
+        if entries:
             lines += ["", f"[{name}]", *entries]
+        elif name == "adapter" and table is not None:
+            lines += ["", "[adapter]  # with the default rank, scale and targets"]
     return "\n".join(lines) + "\n"
 
 
