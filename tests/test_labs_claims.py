@@ -21,10 +21,10 @@ from triptych_lectures.labs import (
     depth,
     norm_placement,
     padding,
+    reading_heads,
     residual_scaling,
     trained,
     trained_heads,
-    trained_scale,
 )
 from triptych_lectures.labs.lab import LabResult, Setup
 from triptych_lectures.labs.trained import (
@@ -157,7 +157,7 @@ def test_trained_scale_fails_when_no_head_divides(monkeypatch: pytest.MonkeyPatc
     def undivided(*given: Any, scale: float | None, **options: Any) -> Any:
         return spec.attention(*given, scale=1.0, **options)
 
-    monkeypatch.setattr(trained_scale, "attention", undivided)
+    monkeypatch.setattr(reading_heads, "attention", undivided)
     assert "d 512: answers right with 1/√d, less without" in failed(small("trained-scale"))
 
 

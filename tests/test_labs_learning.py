@@ -12,7 +12,7 @@ from triptych.errors import InputError
 from triptych.spec import AdditiveSpec, window
 from triptych.train import Example
 from triptych_lectures import labs
-from triptych_lectures.labs import cosine_scores, exposure_bias, in_context, trained_scores
+from triptych_lectures.labs import exposure_bias, in_context, reading_heads
 from triptych_lectures.labs.exposure_bias import RecitedTexts
 from triptych_lectures.labs.in_context import Lookups
 from triptych_lectures.labs.lab import LabResult, Setup
@@ -191,19 +191,19 @@ def test_exposure_bias_refuses_sizes_it_cannot_use(wrong: dict[str, Any]) -> Non
 
 @pytest.mark.heavy
 def test_trained_scores_fails_when_every_dot_product_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = trained_scores.attention
+    attention = reading_heads.attention
 
     def divided(*given: Any, mechanism: Any, scale: float | None, **options: Any) -> Any:
         return attention(*given, mechanism=mechanism, scale=scale if mechanism else None, **options)
 
-    monkeypatch.setattr(trained_scores, "attention", divided)
+    monkeypatch.setattr(reading_heads, "attention", divided)
     claim = "d 2048: answers right with the additive score, less with the dot product without scale"
     assert failed(small("trained-scores")) == [claim]
 
 
 def test_the_scores_are_those_of_their_names() -> None:
-    sizes = trained_scores.TrainedScoresLab()
-    dot, plain, additive = (sizes.scorer(name, 8) for name in trained_scores.NAMES)
+    sizes = reading_heads.TrainedScoresLab()
+    dot, plain, additive = (sizes.scorer(name, 8) for name in reading_heads.SCORES)
     assert (dot.mechanism, dot.scale, plain.mechanism, plain.scale) == (None, None, None, 1.0)
     assert additive.mechanism == AdditiveSpec(width=8)
     assert additive.scale == 1.0
@@ -214,24 +214,23 @@ def test_the_scores_are_those_of_their_names() -> None:
 
 @pytest.mark.heavy
 def test_cosine_scores_fails_without_the_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = cosine_scores.attention
+    attention = reading_heads.attention
 
     def without(*given: Any, q_norm: Any, k_norm: Any, **options: Any) -> Any:
         return attention(*given, **options)
 
-    monkeypatch.setattr(cosine_scores, "attention", without)
+    monkeypatch.setattr(reading_heads, "attention", without)
     claims = failed(small("cosine-scores"))
     assert "cosine: answers right, the worse of both beginnings" in claims
     assert "cosine: largest score before training, over √d" in claims
 
 
 def test_larger_weights_change_the_scores_of_the_dot_product_alone() -> None:
-    sizes = cosine_scores.CosineScoresLab(factor=3.0)
-    task = Places(8, 16, (3,))
+    sizes = reading_heads.CosineScoresLab(factor=3.0)
     largest = {
-        (name, begin): sizes._largest(sizes.head(name, begin, 0), task, 0)
-        for name in (cosine_scores.DOT, cosine_scores.COSINE)
-        for begin in (cosine_scores.DRAWN, cosine_scores.LARGER)
+        (name, begin): sizes._largest(sizes.head(name, begin, 0), 0)
+        for name in (reading_heads.DOT, reading_heads.COSINE)
+        for begin in (reading_heads.DRAWN, reading_heads.LARGER)
     }
     assert largest["dot product", "drawn larger"] == pytest.approx(9 * largest["dot product", "as drawn"], rel=1e-4)
     assert largest["cosine", "drawn larger"] == pytest.approx(largest["cosine", "as drawn"], rel=1e-4)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 from lecture_path import path_page
 from lecture_sources import digest as digest_of_sources
 
+from triptych_lectures.labs import home
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 DATA, RESULTS, PAGE = DOCS / "lectures.toml", DOCS / "lectures.results.json", DOCS / "lectures.md"
@@ -61,8 +63,7 @@ def entries(data: Plain) -> Iterator[tuple[str, str, Plain]]:
 
 def digest(kind: str, name: str) -> str:
     """SHA-256 of all source files that a lab imports, or the worked examples."""
-    lab = f"triptych_lectures.labs.{name.replace('-', '_')}"
-    return digest_of_sources(lab if kind == "labs" else "triptych.explain.examples")
+    return digest_of_sources(home(name) if kind == "labs" else "triptych.explain.examples")
 
 
 def wanted(data: Plain) -> dict[str, list[str]]:

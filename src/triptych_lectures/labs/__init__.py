@@ -57,7 +57,11 @@ LABS = {
 }
 
 # The files of labs that share one; the others have files of their own names.
-FILES: dict[str, str] = {}
+FILES: dict[str, str] = {
+    "trained-scale": "reading_heads",
+    "trained-scores": "reading_heads",
+    "cosine-scores": "reading_heads",
+}
 
 # What a lab may be given in place of its own; the labs that are not here make their own model and text.
 INPUTS: dict[str, tuple[str, ...]] = {
@@ -87,10 +91,14 @@ def check_inputs(name: str, **inputs: str | None) -> None:
             raise InputError(f"the lab {name} does not use --{kind}; these do: {users}")
 
 
+def home(name: str) -> str:
+    """The module of a lab."""
+    return f"{__name__}.{FILES.get(name, name.replace('-', '_'))}"
+
+
 def lab_class(name: str) -> type[Lab]:
     """The class of a lab.  Raises InputError, with the nearest names, for one that is not in `LABS`."""
-    file = FILES.get(known(name), name.replace("-", "_"))
-    import_module(f"triptych_lectures.labs.{file}")
+    import_module(home(known(name)))
     from triptych_lectures.labs.lab import LAB_CLASSES
 
     return LAB_CLASSES[name]
@@ -105,4 +113,4 @@ def run(name: str, setup: Setup | None = None) -> LabResult:
     return kind.sized(setup).run(setup)
 
 
-__all__ = ["FILES", "INPUTS", "LABS", "check_inputs", "known", "lab_class", "run"]
+__all__ = ["FILES", "INPUTS", "LABS", "check_inputs", "home", "known", "lab_class", "run"]

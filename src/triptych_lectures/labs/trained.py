@@ -19,7 +19,6 @@ from triptych.spec import AttentionSpec, BlockSpec, LearnedSpec, NormsSpec, RMSN
 from triptych.train import DivergedError, Example, OptimizerSettings, Schedule, collate
 from triptych.train.data import Use, random_numbers
 from triptych.train.objectives import Ids, final
-from triptych_lectures.labs.lab import Lab, size
 from triptych_lectures.labs.small import Points, decoder, fit
 
 LAST = 10  # steps whose mean loss is the loss at the end
@@ -229,36 +228,6 @@ def trained_head(
     run = train(module, task, budget, seed)
     share = right(module, held_out_rows(task, tested, seed))
     return TrainedHead(run, share, sum(parameter.numel() for parameter in module.parameters()))
-
-
-@dataclass(frozen=True)
-class ReadingSizes(Lab):
-    """What a run can change of a lab in which one head learns to read the symbol some places back."""
-
-    width: int = size(32, "width of the residual stream")
-    symbols: int = size(8, "different symbols, two or more", least=2)
-    length: int = size(12, "symbols of a row, more than `back`", least=2)
-    back: int = size(3, "places back that the head must read")
-    steps: int = size(150, "training steps")
-    rows: int = size(16, "rows of a step")
-    rate: float = size(3e-3, "learning rate of AdamW")
-    tested: int = size(64, "rows that the share of right answers is taken from")
-
-    def __post_init__(self) -> None:
-        if self.back >= self.length:
-            raise InputError(f"sizes back {self.back} and length {self.length}: the length must be above the places")
-
-    @property
-    def task(self) -> Places:
-        return Places(self.symbols, self.length, (self.back,))
-
-    @property
-    def budget(self) -> TrainingBudget:
-        return TrainingBudget(self.steps, self.rows, self.rate)
-
-    def trained(self, module: nn.Transformer, task: GeneratedTask, seed: int) -> TrainedHead:
-        """`module` after training on `task` with these sizes."""
-        return trained_head(module, task, self.budget, self.tested, seed)
 
 
 def attention_alone(attn: AttentionSpec, symbols: int, length: int, seed: int) -> nn.Transformer:

@@ -1,0 +1,363 @@
+"""One head that learns to read the symbol some places back, with scores of several kinds (lectures L0 4.1, L4).
+
+`trained-scale`: with and without the division by √d (Vaswani et al. 2017, section 3.2.1).  `trained-scores`: additive
+scores beside dot products.  `cosine-scores`: cosines beside dot products (Henry et al. 2020; Dehghani et al. 2023).
+The labs `scaling` and `additive-vs-dot` have what is so before training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from triptych import nn
+from triptych.errors import InputError
+from triptych.model import Model
+from triptych.page import Curve, TableSection
+from triptych.spec import AdditiveSpec, AttentionSpec, RMSNormSpec, attention
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.trained import (
+    Places,
+    Shuffled,
+    TrainedHead,
+    TrainingBudget,
+    attention_alone,
+    held_out_rows,
+    multiply_queries_and_keys,
+    trained_head,
+)
+
+Heads = dict[tuple[str, int], TrainedHead]
+
+
+@dataclass(frozen=True)
+class ReadingLab(Lab):
+    """One head for each of several cases learns to read the symbol some places back; one on shuffled answers.
+
+    A head has learned if three quarters of its answers are right; a quarter of them is a difference.
+    """
+
+    width: int = size(32, "width of the residual stream")
+    symbols: int = size(8, "different symbols, two or more", least=2)
+    length: int = size(12, "symbols of a row, more than `back`", least=2)
+    back: int = size(3, "places back that the head must read")
+    steps: int = size(150, "training steps")
+    rows: int = size(16, "rows of a step")
+    rate: float = size(3e-3, "learning rate of AdamW")
+    tested: int = size(64, "rows that the share of right answers is taken from")
+
+    def __post_init__(self) -> None:
+        if self.back >= self.length:
+            raise InputError(f"sizes back {self.back} and length {self.length}: the length must be above the places")
+
+    @property
+    def task(self) -> Places:
+        return Places(self.symbols, self.length, (self.back,))
+
+    @property
+    def budget(self) -> TrainingBudget:
+        return TrainingBudget(self.steps, self.rows, self.rate)
+
+    def learned(self, module: nn.Transformer, seed: int, *, shuffled: bool = False) -> TrainedHead:
+        """`module` after training with these sizes."""
+        return trained_head(module, Shuffled(self.task) if shuffled else self.task, self.budget, self.tested, seed)
+
+    def control(self, shuffled: TrainedHead) -> Check:
+        """A head that was trained on shuffled answers is right by chance."""
+        claim = "control: answers right, trained on shuffled ones"
+        return Check(claim, shuffled.right, most=1 / self.symbols + 0.1)
+
+    def table(self, heads: Mapping[tuple[str, int], TrainedHead]) -> TableSection:
+        """A row for each d, with every name's share of right answers and loss; a case that was not trained is empty."""
+        names, widths = dict.fromkeys(name for name, _ in heads), dict.fromkeys(d for _, d in heads)
+        rows = [
+            [str(d), *(f"{heads[name, d].right:.0%}" if (name, d) in heads else "" for name in names)]
+            + [f"{heads[name, d].run.end:.2f}" if (name, d) in heads else "" for name in names]
+            for d in widths
+        ]
+        header = ("d", *(f"right, {name}" for name in names), *(f"nats, {name}" for name in names))
+        chance = f"{1 / self.symbols:.0%} are right by chance"
+        return TableSection(f"One head after {self.steps} steps; {chance}", header, rows)
+
+
+def training_curve(title: str, unit: str, heads: Mapping[str, TrainedHead]) -> Curve:
+    """The losses of some heads over their training, and that of a guess."""
+    lines = {name: head.run.losses for name, head in heads.items()}
+    return Curve(title, "step", unit, lines, {"guess": next(iter(heads.values())).run.guess})
+
+
+SCALED, PLAIN, SMALLER = "1/√d", "no scale", "no scale, smaller weights"
+
+
+@dataclass(frozen=True)
+class TrainedScaleLab(ReadingLab):
+    """One head for each d with and without the scale, and at the largest d with smaller weights; shuffled answers."""
+
+    name = "trained-scale"
+    falsified_by = (
+        "That the head of the largest d learns without the division as it does with it would have shown the claim"
+        " false, and so would a smallest d at which it matters too. If weights drawn smaller by that factor did not"
+        " help, large scores at the beginning would not be the reason."
+    )
+    seeds = 5
+
+    widths: tuple[int, ...] = size(
+        (4, 64, 1024), "d, the widths of the head's queries and keys, in ascending order", values=2, ascending=True
+    )
+    length: int = size(32, "symbols of a row, more than `back`", least=2)
+
+    def run(self, setup: Setup) -> LabResult:
+        heads: Heads = {}
+        for d in self.widths:
+            for name in (SCALED, PLAIN, SMALLER)[: 3 if d == self.widths[-1] else 2]:
+                setup.progress(f"d {d}, {name}: {self.steps} steps")
+                heads[name, d] = self.learned(self.head(name, d, setup.seed), setup.seed)
+        setup.progress("shuffled answers")
+        shuffled = self.learned(self.head(SCALED, self.widths[0], setup.seed), setup.seed, shuffled=True)
+        at_most = {name: heads[name, self.widths[-1]] for name in (SCALED, PLAIN, SMALLER)}
+        return LabResult(
+            "Does a head learn without the division by √d?",
+            self._meaning(heads),
+            self._checks(heads, shuffled),
+            (self.table(heads), training_curve(f"d {self.widths[-1]} in training", "nats a symbol", at_most)),
+        )
+
+    def _checks(self, heads: Heads, shuffled: TrainedHead) -> tuple[Check, ...]:
+        narrow, wide = self.widths[0], self.widths[-1]
+        worst = min(heads[SCALED, d].right for d in self.widths)
+        apart = heads[SCALED, narrow].right - heads[PLAIN, narrow].right
+        return (
+            Check("1/√d: answers right, the worst over all d", worst, least=0.75),
+            Check(
+                f"d {wide}: answers right with 1/√d, less without",
+                heads[SCALED, wide].right - heads[PLAIN, wide].right,
+                least=0.25,
+            ),
+            Check(f"control: d {narrow}: difference of answers right with 1/√d and without", abs(apart), most=0.25),
+            Check(
+                f"control: d {wide}, no scale, queries and keys drawn smaller: answers right",
+                heads[SMALLER, wide].right,
+                least=0.75,
+            ),
+            self.control(shuffled),
+        )
+
+    def _meaning(self, heads: Heads) -> str:
+        narrow, wide = self.widths[0], self.widths[-1]
+        small, large = heads[PLAIN, narrow], heads[PLAIN, wide]
+        return (
+            f"With 1/√d the head learns to read the symbol {self.back} places back at every d. Without it the scores of"
+            f" a new head have a standard deviation of √d. At d {narrow} that is {math.sqrt(narrow):.0f} and it learns"
+            f" all the same ({small.right:.0%} right); at d {wide} it is {math.sqrt(wide):.0f}, each query sees one"
+            f" key, the gradient hardly reaches the scores, and {large.right:.0%} are right after {self.steps} steps."
+            " The same head without the division learns when its weights are drawn smaller, so that its first scores"
+            f" are those of the scaled one ({heads[SMALLER, wide].right:.0%}): what the division protects is the"
+            " beginning of training."
+        )
+
+    def head(self, name: str, d: int, seed: int) -> nn.Transformer:
+        """One layer of attention with one head, whose queries and keys have width d, its values that of the stream."""
+        scale = None if name == SCALED else 1.0
+        attn = attention(self.width, 1, head_width=d, value_width=self.width, scale=scale)
+        module = attention_alone(attn, self.symbols, self.length, seed)
+        if name == SMALLER:
+            multiply_queries_and_keys(module, d**-0.25)
+        return module
+
+
+DIVIDED, UNDIVIDED, ADDITIVE = "dot product, 1/√d", "dot product, no scale", "additive"
+SCORES = (DIVIDED, UNDIVIDED, ADDITIVE)
+
+
+@dataclass(frozen=True)
+class TrainedScoresLab(ReadingLab):
+    """One head for each score and each d; shuffled answers."""
+
+    name = "trained-scores"
+    falsified_by = (
+        "That the additive score learns no more than the dot product without the division at the largest d would have"
+        " shown the claim false, and so would a difference at the smallest d. If the dot product with the division"
+        " stayed behind the additive score, the division would not be what makes up for the difference."
+    )
+    seeds = 5
+    full: ClassVar[Mapping[str, Size]] = {"widths": (16, 512, 2048), "tested": 200}
+
+    widths: tuple[int, ...] = size(
+        (16, 2048), "d, the widths of queries and keys, in ascending order", values=2, ascending=True
+    )
+
+    def run(self, setup: Setup) -> LabResult:
+        heads: Heads = {}
+        for d in self.widths:
+            for name in SCORES:
+                setup.progress(f"d {d}, {name}: {self.steps} steps")
+                heads[name, d] = self.learned(self.head(name, d, setup.seed), setup.seed)
+        setup.progress("shuffled answers")
+        shuffled = self.learned(self.head(ADDITIVE, self.widths[0], setup.seed), setup.seed, shuffled=True)
+        at_most = {name: heads[name, self.widths[-1]] for name in SCORES}
+        return LabResult(
+            "Does the additive score learn where the dot product does not?",
+            self._meaning(heads),
+            self._checks(heads, shuffled),
+            (self.table(heads), training_curve(f"In training, d {self.widths[-1]}", "nats a token", at_most)),
+        )
+
+    def _checks(self, heads: Heads, shuffled: TrainedHead) -> tuple[Check, ...]:
+        narrow, wide = self.widths[0], self.widths[-1]
+        small = abs(heads[ADDITIVE, narrow].right - heads[UNDIVIDED, narrow].right)
+        apart = [abs(heads[ADDITIVE, d].right - heads[DIVIDED, d].right) for d in self.widths]
+        return (
+            Check(
+                "additive: answers right, the worst over all d",
+                min(heads[ADDITIVE, d].right for d in self.widths),
+                0.75,
+            ),
+            Check(
+                f"d {wide}: answers right with the additive score, less with the dot product without scale",
+                heads[ADDITIVE, wide].right - heads[UNDIVIDED, wide].right,
+                least=0.25,
+            ),
+            Check(
+                f"control: d {narrow}: difference of answers right, additive and dot product without scale",
+                small,
+                most=0.25,
+            ),
+            Check("additive and 1/√d: difference of answers right, the largest over all d", max(apart), most=0.25),
+            self.control(shuffled),
+        )
+
+    def _meaning(self, heads: Heads) -> str:
+        narrow, wide = self.widths[0], self.widths[-1]
+        shares = {name: f"{heads[name, wide].right:.0%}" for name in SCORES}
+        return (
+            f"At d {narrow} both scores learn to read the symbol {self.back} places back, and the dot product needs no"
+            f" scale. At d {wide} it does: without one {shares[UNDIVIDED]} of the answers are right after {self.steps}"
+            f" steps, with it {shares[DIVIDED]}. The additive score has no scale ({shares[ADDITIVE]} right): each"
+            " hidden unit adds at most its weight, whatever the size of queries and keys, so that the first scores do"
+            " not saturate softmax. At widths in between, the dot product without a scale may only learn later: AdamW"
+            " gets out of a softmax that is not wholly saturated. What the additive score had ahead the division makes"
+            " up for, and it costs nothing; lab `additive-vs-dot` has the price of the other. One task and one learning"
+            " rate; that one score is better than the other where both learn, as comparisons in translation found, is"
+            " not decided here."
+        )
+
+    def scorer(self, name: str, d: int) -> AttentionSpec:
+        """One head whose queries and keys have width d and whose values that of the stream."""
+        mechanism = AdditiveSpec(width=d) if name == ADDITIVE else None
+        scale = None if name == DIVIDED else 1.0
+        return attention(self.width, 1, head_width=d, value_width=self.width, mechanism=mechanism, scale=scale)
+
+    def head(self, name: str, d: int, seed: int) -> nn.Transformer:
+        """One layer of attention with this score."""
+        return attention_alone(self.scorer(name, d), self.symbols, self.length, seed)
+
+
+DOT, COSINE = "dot product", "cosine"
+DRAWN, LARGER = "as drawn", "drawn larger"
+
+
+@dataclass(frozen=True)
+class TrainedCosine(TrainedHead):
+    """One head after training, and its largest score over √d before training and after it."""
+
+    before: float
+    after: float
+
+
+CosineHeads = dict[tuple[str, str], TrainedCosine]
+
+
+@dataclass(frozen=True)
+class CosineScoresLab(ReadingLab):
+    """A head with each score, from weights as they are drawn and from larger ones; shuffled answers."""
+
+    name = "cosine-scores"
+    falsified_by = (
+        "The claim is false if the head with dot products learns as well from weights drawn so much larger, or if the"
+        " one with cosine scores does not. A score of a new head with cosine scores above √d would show that they are"
+        " not bounded."
+    )
+    seeds = 5
+
+    d: int = size(64, "width of queries and keys")
+    factor: float = size(8.0, "how much larger the other weights of queries and keys are drawn")
+    length: int = size(16, "symbols of a row, more than `back`", least=2)
+
+    def run(self, setup: Setup) -> LabResult:
+        heads: CosineHeads = {}
+        for name in (DOT, COSINE):
+            for begin in (DRAWN, LARGER):
+                setup.progress(f"{name}, weights {begin}: {self.steps} steps")
+                heads[name, begin] = self._trained(name, begin, setup.seed)
+        by_name = {f"{name}, weights {begin}": head for (name, begin), head in heads.items()}
+        setup.progress("shuffled answers")
+        shuffled = self._trained(COSINE, DRAWN, setup.seed, shuffled=True)
+        return LabResult(
+            "What do cosine scores change in training?",
+            self._meaning(heads),
+            self._checks(heads, shuffled),
+            (self._table(heads), training_curve("In training", "nats a token", by_name)),
+        )
+
+    def _checks(self, heads: CosineHeads, shuffled: TrainedCosine) -> tuple[Check, ...]:
+        cosine = [heads[COSINE, begin] for begin in (DRAWN, LARGER)]
+        larger = f"weights {self.factor:g} times as large"
+        fewer = heads[DOT, DRAWN].right - heads[DOT, LARGER].right
+        return (
+            Check("cosine: answers right, the worse of both beginnings", min(one.right for one in cosine), least=0.75),
+            Check("dot product: answers right, weights as drawn", heads[DOT, DRAWN].right, least=0.75),
+            Check(f"dot product: answers right less with {larger}", fewer, least=0.25),
+            Check("cosine: largest score before training, over √d", max(one.before for one in cosine), most=1.001),
+            Check(
+                f"control: dot product, {larger}: largest score before training, over √d",
+                heads[DOT, LARGER].before,
+                least=1.001,
+            ),
+            self.control(shuffled),
+        )
+
+    def _meaning(self, heads: CosineHeads) -> str:
+        plain, cosine = heads[DOT, LARGER], heads[COSINE, LARGER]
+        return (
+            "A dot product grows with the length of query and key, a cosine does not. From weights of queries and keys"
+            f" that are {self.factor:g} times as large, the first scores of the dot product reach {plain.before:.0f}"
+            f" times √d, softmax is saturated, and {plain.right:.0%} of the answers are right after {self.steps} steps."
+            " With norms on queries and keys no score of a new head is above √d, whatever the weights, and"
+            f" {cosine.right:.0%} are right. How sharp the head becomes is set by the norms' weights, which are"
+            f" trained: after training its largest score is {cosine.after:.1f} times √d. From weights as they are drawn"
+            " both learn; that cosine scores are better there is not claimed."
+        )
+
+    def head(self, name: str, begin: str, seed: int) -> nn.Transformer:
+        """One layer of attention with one head; the norms of queries and keys begin with weights of 1."""
+        norm = RMSNormSpec(width=self.d) if name == COSINE else None
+        attn = attention(self.width, 1, head_width=self.d, value_width=self.width, q_norm=norm, k_norm=norm)
+        module = attention_alone(attn, self.symbols, self.length, seed)
+        if begin == LARGER:
+            multiply_queries_and_keys(module, self.factor)
+        return module
+
+    def _trained(self, name: str, begin: str, seed: int, *, shuffled: bool = False) -> TrainedCosine:
+        module = self.head(name, begin, seed)
+        before = self._largest(module, seed)
+        head = self.learned(module, seed, shuffled=shuffled)
+        return TrainedCosine(head.run, head.right, head.parameters, before, self._largest(module, seed))
+
+    def _largest(self, module: nn.Transformer, seed: int) -> float:
+        """The largest score of a query with a key that it sees, without its sign, over √d."""
+        rows = [row.ids.tolist() for row in held_out_rows(self.task, 8, seed)]
+        scores = Model(module).trace(rows, read=["blocks.0.attn.scores"])["blocks.0.attn.scores"]
+        largest = max(float(torch.tril(own).abs().max()) for own in scores)
+        return largest / math.sqrt(self.d)
+
+    def _table(self, heads: CosineHeads) -> TableSection:
+        rows = [
+            [name, begin, f"{one.right:.0%}", f"{one.run.end:.2f}", f"{one.before:.2f}", f"{one.after:.2f}"]
+            for (name, begin), one in heads.items()
+        ]
+        header = ("score", "weights", "right", "nats at the end", "largest score / √d before", "after")
+        return TableSection(f"One head after {self.steps} steps; d {self.d}", header, rows)
