@@ -33,7 +33,8 @@ def test_a_fact_moves_from_its_subject_to_the_last_token(smollm2: Model) -> None
     assert float(restored[24:, SUBJECT].abs().max()) < 0.1
     assert float(restored[:23, LAST].abs().max()) < 0.1
     assert float(restored[24:, LAST].min()) > 0.5
-    assert float(restored[:, :SUBJECT].abs().max()) < 1e-6  # the prompts are the same there
+    assert float(restored[:, :SUBJECT].abs().max()) == 0  # the prompts are the same there
+    assert not grid.fired[:, :SUBJECT].any()
     heads = smollm2.patch(CLEAN, CORRUPT, answer=(" Paris", " Rome"), heads=True, positions=None)
     shares = heads.restored.flatten().sort(descending=True)
     assert heads.best(1)[0][:2] == ("blocks.23.attn.z", "head 4")

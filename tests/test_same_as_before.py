@@ -146,6 +146,7 @@ def test_control_a_rotary_base_one_percent_off_is_noticed(trained: Trained, tmp_
         check_log_probabilities("decoder", arrays)
 
 
+@heavy  # it trains once more, to see what rounding changes
 @pytest.mark.parametrize("kind", ["tensors", "norms", "losses", "log_probabilities"])
 def test_control_changed_numbers_are_noticed(trained: Trained, kind: str) -> None:
     """What this run gave, with a change of one part in a thousand of the largest number of a kind in one array."""

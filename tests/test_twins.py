@@ -308,17 +308,37 @@ def test_many_pairs_in_which_one_number_changes_report_it(name: str, rounding: s
         check_that_one_number_is_reported(model, number, LEAST[name])
 
 
+def alone(run: twins.TwinRuns, parts: Any) -> list[twins.TwinRuns]:
+    """For each run one forward of a single row."""
+    return [twins.TwinRuns(run.model, run.prompt, run.at, [[*part]], 4096, run.shared) for part in parts]
+
+
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_values_of_a_batch_of_another_size_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: with what the other prompt has alone, instead of at the place of the run, rounding is reported."""
     monkeypatch.setattr(ops, "linear", rounded_by_place)
     model, observe = reader(name), twins.TwinRuns.observe
 
-    def alone(self: twins.TwinRuns, prompt: Any, at: int | None, parts: Any) -> Any:
-        each = [twins.TwinRuns(self.model, prompt, at, [[*part]], 4096) for part in parts]
-        every = [observe(one, prompt, at, [part]) for one, part in zip(each, parts, strict=True)]
+    def observe_alone(self: twins.TwinRuns, prompt: Any, at: int | None, parts: Any) -> Any:
+        every = [observe(one, prompt, at, [part]) for one, part in zip(alone(self, parts), parts, strict=True)]
         return [taken[0] for taken, _ in every], every[0][1]
 
-    monkeypatch.setattr(twins.TwinRuns, "observe", alone)
+    monkeypatch.setattr(twins.TwinRuns, "observe", observe_alone)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         check_that_nothing_is_reported(model, 0)
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_a_twin_of_another_size_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of paths: what a receiver reads, beside what it reads in a forward of one row, is another number."""
+    monkeypatch.setattr(ops, "linear", rounded_by_place)
+    model, twin = reader(name), twins.TwinRuns.twin
+
+    def twin_alone(self: twins.TwinRuns, parts: Any = ()) -> Any:
+        twin(self)
+        return [twin(one, [part])[0] for one, part in zip(alone(self, parts), parts, strict=True)]
+
+    pairs = [Pair(model, number, 0.0) for number in range(4)]
+    assert not any(paths(model, pair).fired.any() for pair in pairs)
+    monkeypatch.setattr(twins.TwinRuns, "twin", twin_alone)
+    assert any(paths(model, Pair(model, number, 0.0)).fired.any() for number in range(4))

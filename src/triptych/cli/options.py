@@ -180,7 +180,8 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         metavar="MODEL|ngram",
-        help="Guess tokens with a smaller model, or from earlier in the text; the result stays the same.",
+        help="Guess tokens with a smaller model, or from earlier in the text; in fp32 and with packed weights the "
+        "result stays the same.",
         show_default=False,
     ),
 ]

@@ -105,7 +105,9 @@ class Model(ModelTraining, ModelTasks):
 
         At most `max_rows` prompts run at once, fewer where memory is short; others join as these end.  `draft` guesses
         up to `draft_tokens` tokens that one step then verifies: a smaller model of the same vocabulary, or "ngram",
-        which looks for the newest ids earlier in the text.  Neither changes what is written.  `matmul` is what the
+        which looks for the newest ids earlier in the text.  In fp32 and with packed weights neither these nor the other
+        rows of the batch change what is written; dense bf16 weights are rounded otherwise in steps of more than 32
+        tokens, and other tokens of like probability may be chosen.  `matmul` is what the
         tokens of prompts are multiplied with packed weights in: "bf16"; "stored", by integers, as generated tokens are;
         "auto", bf16 on a processor with AMX.
 

@@ -151,6 +151,9 @@ def ablate(
                 the values at these positions and no others.
     at, target  as in `patch`; `target` is what the decoder beside an encoder reads with every text.
 
+    Each run is compared in bits with a twin, the same row of a batch of the same shape without the change: one forward
+    more a text, two to resample, and in a mixture of experts one more.
+
     Raises InputError for positions out of range, answers of several tokens, more than `max_runs` runs and nothing to
     resample from; ProbeError for parts the model does not have, and heads or neurons out of range.
     """

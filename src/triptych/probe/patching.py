@@ -162,8 +162,10 @@ def patch(
                 Needed where the two have different numbers of tokens; positions outside of it are not patched.
     gradient    estimate every cell from one backward pass instead of running each (attribution patching, Nanda 2023).
 
-    The runs are rows of flat batches of up to `batch_tokens` tokens.  To see what a corrupt value breaks in the clean
-    prompt ("noising"), exchange the two prompts.
+    The runs are rows of flat batches of up to `batch_tokens` tokens.  Each is compared in bits with a twin, the same
+    row of the same batch without the change, and takes the clean values of a batch of that shape: two forwards more
+    in all, whatever the number of runs, and in a mixture of experts a third.  To see what a corrupt value breaks in the
+    clean prompt ("noising"), exchange the two prompts.
 
     Raises InputError for answers of several tokens, equal prompts, prompts of unequal length without `align`, and
     positions out of range; ProbeError for sites and heads that are not there, values of more than `max_bytes`, and

@@ -76,6 +76,8 @@ def path_patch(
                 those of the receiver's group, which its H / G heads all read.
     mlps        between the heads: "recomputed", so that paths through them count, or "frozen" at the corrupt values.
 
+    What a path carries is decided in bits beside a twin of runs 2 and of runs 3, one forward each.
+
     Raises InputError for prompts that are equal or of unequal length and for answers of several tokens; ProbeError for
     heads that are not there and for a receiver that no path from the sender reaches.
     """
