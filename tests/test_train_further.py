@@ -288,6 +288,9 @@ def test_a_new_recipe_of_an_adapter_leaves_the_weights_packed(
     assert main(["convert", "packed.gguf", "merged.gguf", "--adapter", "runs/my"]) == 0
     assert load("merged.gguf").adapter is None
     capsys.readouterr()
+    for asked in ([], ["--quantize", "file"]):  # the bytes are printed where packing was asked for
+        assert main(["generate", "packed.gguf", "the old", "--max-new-tokens", "1", *asked]) == 0
+        assert ("matrices are packed" in capsys.readouterr().err) == bool(asked)
 
 
 @pytest.mark.parametrize(

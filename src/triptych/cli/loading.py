@@ -41,7 +41,7 @@ def load_model(checkpoint: Checkpoint) -> Model:
             dequantize=plain, adapter=checkpoint.adapter,
         )  # fmt: skip
     if model.report is not None:
-        asked = [model.report.packed] if form is not None and model.report.packed else []
+        asked = [model.report.packed] if checkpoint.quantize is not None and model.report.packed else []
         for line in (*asked, *model.report.notes):
             note(line)
     return model
