@@ -105,14 +105,14 @@ SECOND = re.compile(r"^In `([^`]+)`:\n\n```\w+\n(.*?)```", re.MULTILINE | re.DOT
 
 def insert(path: Path, words: str, code: str) -> None:
     """Put code where the docs say: after or before a line of the file, or at its end."""
-    text = path.read_text("utf-8") if path.exists() else ""
-    said = re.search(r"(After|Before) the line\s`([^`]+)`", words)
-    if said is None:
-        path.write_text(text + code, "utf-8")
+    text, code = path.read_text("utf-8") if path.exists() else "", code.strip("\n") + "\n"
+    place = re.search(r"(After|Before) the line\s`([^`]+)`", words)
+    if place is None:
+        path.write_text(f"{text}\n\n{code}" if text else code, "utf-8")
         return
-    assert text.count(f"{said[2]}\n") == 1, said[2]
-    new = f"{said[2]}\n{code}" if said[1] == "After" else f"{code}{said[2]}\n"
-    path.write_text(text.replace(f"{said[2]}\n", new), "utf-8")
+    line = f"{place[2]}\n"
+    assert text.count(line) == 1, line
+    path.write_text(text.replace(line, line + code if place[1] == "After" else f"{code}\n\n{line}"), "utf-8")
 
 
 def run_walkthrough(copy: Path, changed: str = "") -> subprocess.CompletedProcess[str]:

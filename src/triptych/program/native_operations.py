@@ -1,17 +1,19 @@
 """The native step's entry for each operation of the table: `NATIVE`, by its name.
 
-An entry gives the vector that its steps make, or what stands for a value without numbers of its own (`native_values`).
+A step computes vectors from vectors.  What has no numbers of its own - positions, rotations, biases of positions -
+becomes a table that the binding fills, and operations that change no number (sites, splitting heads, casts between
+floating-point types, since the executor computes in fp32) become other names of their input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from triptych.native.step import WIDEST_BF16, AttentionKind, Function, Index, Op, Over, Pairing, StoredType
+from triptych.program.native_steps import StepList
 from triptych.program.native_values import (
     Angles,
     NativeValue,
@@ -21,15 +23,13 @@ from triptych.program.native_values import (
     Positions,
     StoredKeys,
     Vector,
+    uses_of,
     vector_of,
     window_in,
 )
 from triptych.program.program import Entry, Instruction
 from triptych.spec.masks import Full
 from triptych.spec.positions import LongRope
-
-if TYPE_CHECKING:
-    from triptych.program.native_steps import StepMaker
 
 # A function of every number of a vector, and which attribute is its factor.
 MAPS = {"silu": (Function.SILU, ""), "relu": (Function.RELU, ""), "tanh": (Function.TANH, ""),
@@ -67,7 +67,7 @@ def native(*operations: str) -> Callable[[StepsOf], StepsOf]:
 class NativeWalk:
     """One entry on its way to steps: `values` are what its operations gave so far."""
 
-    maker: StepMaker
+    maker: StepList
     entry: Entry
     values: dict[str, NativeValue]
     over: Over
@@ -305,9 +305,23 @@ class NativeWalk:
             taken, summed = Vector(x.width, Over.EXPERT), Vector(x.width, self.over)
             reads = {"input": x, "routes": routes}
             maker.add(Op.TAKE, taken, reads, experts=count, number=number, width=x.width).after.append(last)
-            out = maker.entry(entry, {entry.inputs[0]: taken}, Over.EXPERT, {".experts.0.": f".experts.{number}."})
+            out = walk_entry(
+                maker, entry, {entry.inputs[0]: taken}, Over.EXPERT, {".experts.0.": f".experts.{number}."}
+            )
             last = maker.add(Op.GIVE, summed, {"input": out, "routes": routes, "output": total}, experts=count,
                              number=number, width=x.width)  # fmt: skip
             last.over, last.takes_over, last.forced = Over.EXPERT, "output", True
             total = summed
         return total
+
+
+def walk_entry(
+    maker: StepList, entry: Entry, values: dict[str, NativeValue], over: Over, names: dict[str, str]
+) -> Vector:
+    """Walk one entry; `names` are prefixes of weights that stand for others (experts)."""
+    walk = NativeWalk(maker, entry, values, over, names, uses_of(entry, ALIASES))
+    for step in entry.instructions:
+        values[step.out[0]] = walk.result(step)
+        if step.op == "site" and step.out[0] in maker.reads:
+            maker.out.keep(step.out[0], values[step.out[0]], entry)
+    return vector_of(values, entry.outputs[0])

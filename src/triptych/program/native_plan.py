@@ -33,8 +33,8 @@ from triptych.native.step import (
     Over,
     StoredType,
 )
+from triptych.program.native_entries import StepMaker
 from triptych.program.native_fusion import fused
-from triptych.program.native_steps import StepMaker
 from triptych.program.native_values import NotNative, PlanStep, PlanSteps, PlanTable, Vector
 from triptych.program.program import Program
 
