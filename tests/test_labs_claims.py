@@ -19,10 +19,8 @@ from triptych_lectures import labs
 from triptych_lectures.labs import (
     deep_stacks,
     depth,
-    norm_placement,
     padding,
     reading_heads,
-    residual_scaling,
     trained,
     trained_heads,
 )
@@ -135,13 +133,13 @@ def test_norm_placement_fails_when_a_warm_up_does_not_decide(
         shuffled = isinstance(task, Shuffled)
         return BAD if shuffled or f"{name}, {how}".startswith(bad or ("none",)) else GOOD
 
-    monkeypatch.setattr(norm_placement.NormPlacementLab, "_train", canned)
+    monkeypatch.setattr(deep_stacks.NormPlacementLab, "_train", canned)
     assert claim in failed(labs.run("norm-placement"))
 
 
 def test_residual_scaling_fails_when_nothing_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The streams are real; the runs are not, and differ by nothing."""
-    monkeypatch.setattr(residual_scaling.ResidualScalingLab, "_train", lambda *given: GOOD)
+    monkeypatch.setattr(deep_stacks.ResidualScalingLab, "_train", lambda *given: GOOD)
     setup = Setup(sizes={"untrained": (4, 16)})
     usual = failed(labs.run("residual-scaling", setup))
     assert "not scaled, 16 layers: steps later than scaled to learn half" in usual
@@ -249,8 +247,8 @@ def test_how_far_a_run_came() -> None:
 
 
 def test_a_run_that_diverges_has_no_end() -> None:
-    sizes = norm_placement.NormPlacementLab()
-    module = sizes.stack(norm_placement.PRE, 1, 0)
+    sizes = deep_stacks.NormPlacementLab()
+    module = sizes.stack(deep_stacks.PRE, 1, 0)
     redraw(module, 0, math.inf)
     assert train(module, Places(16, 16, (0,)), TrainingBudget(5, 4, 1e-3), 0).diverged
 
@@ -266,8 +264,8 @@ def test_training_rows_are_new_and_never_those_of_the_test() -> None:
 
 
 def test_drawing_anew_changes_the_matrices_of_blocks_alone() -> None:
-    sizes = norm_placement.NormPlacementLab()
-    module = sizes.stack(norm_placement.PRE, 2, 0)
+    sizes = deep_stacks.NormPlacementLab()
+    module = sizes.stack(deep_stacks.PRE, 2, 0)
     before = {name: weight.clone() for name, weight in module.named_parameters()}
     redraw(module, 1, 0.5, written=0.0)
     for name, weight in module.named_parameters():
@@ -280,8 +278,8 @@ def test_drawing_anew_changes_the_matrices_of_blocks_alone() -> None:
 
 
 def test_the_share_of_right_answers() -> None:
-    sizes = norm_placement.NormPlacementLab()
-    module = sizes.stack(norm_placement.PRE, 1, 0)
+    sizes = deep_stacks.NormPlacementLab()
+    module = sizes.stack(deep_stacks.PRE, 1, 0)
     rows = held_out_rows(Places(16, 16, (0,)), 8, 0)
     answers = [module.unembed(trained.final(module, trained.collate([row])), Rows((16,))) for row in rows]
     own = np.concatenate([one.argmax(-1).numpy() == row.targets for one, row in zip(answers, rows, strict=True)])

@@ -8,7 +8,7 @@ import pytest
 
 from triptych.errors import InputError
 from triptych_lectures.data.second_language import ADVERBS, AlignedPair, SecondLanguage, Vocabulary
-from triptych_lectures.labs.ibm import Model1, diagonal, error_rate
+from triptych_lectures.labs.word_alignment import Model1, diagonal, error_rate
 
 
 @pytest.fixture(scope="module")

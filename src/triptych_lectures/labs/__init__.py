@@ -61,6 +61,8 @@ FILES: dict[str, str] = {
     "trained-scale": "reading_heads",
     "trained-scores": "reading_heads",
     "cosine-scores": "reading_heads",
+    "norm-placement": "deep_stacks",
+    "residual-scaling": "deep_stacks",
 }
 
 # What a lab may be given in place of its own; the labs that are not here make their own model and text.

@@ -68,7 +68,7 @@ def attempts(
         start = time.perf_counter()
         setup.progress(name)
         try:
-            progress = partial(_prefixed, name, setup.progress)
+            progress = partial(prefixed, name, setup.progress)
             yield run_one(name, replace(setup, progress=progress, sizes=sizes[name]))
         except Exception as error:  # any kind: one lab's bug must not lose the results of the others
             skipped = isinstance(error, MissingProgramError)
@@ -83,7 +83,8 @@ def _line(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {first or 'no message'}"
 
 
-def _prefixed(name: str, progress: Callable[[str], None], text: str) -> None:
+def prefixed(name: str, progress: Callable[[str], None], text: str) -> None:
+    """A line of progress after the name of what makes it."""
     progress(f"{name}: {text}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
@@ -12,7 +12,7 @@ from typing import Any
 from triptych.page import TableSection
 from triptych_lectures.labs.kept import KeptResults, SeedRun
 from triptych_lectures.labs.lab import Check, LabResult, Setup, number
-from triptych_lectures.labs.report import LabRun, timed
+from triptych_lectures.labs.report import LabRun, prefixed, timed
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,9 @@ def over_seeds(name: str, setup: Setup, *, count: int, kept: KeptResults) -> Lab
     runs = []
     for place in range(count):
         seed = setup.seed + place
-        progress = partial(_prefixed, f"seed {seed}, {place + 1} of {count}", setup.progress)
+        progress = partial(prefixed, f"seed {seed}, {place + 1} of {count}", setup.progress)
         runs.append(_one(name, replace(setup, seed=seed, progress=progress), kept))
     return LabRun(name, sum(run.seconds for run in runs), combined(runs))
-
-
-def _prefixed(prefix: str, progress: Callable[[str], None], text: str) -> None:
-    progress(f"{prefix}: {text}")
 
 
 def _one(name: str, setup: Setup, kept: KeptResults) -> SeedRun:
