@@ -113,6 +113,8 @@ def in_use() -> dict[str, str]:
 
 def without_effect() -> dict[str, str]:
     """The variables that are set and did not take effect in this process, with what is in use instead."""
+    from triptych import native
+
     reports, failed = in_use(), {}
     for name in VARIABLES:
         value = os.environ.get(name)
@@ -126,7 +128,8 @@ def without_effect() -> dict[str, str]:
         else:
             took = report == value
         if not took:
-            failed[name] = f"{name}={value} has no effect here: {report}"
+            reason = f" ({native.why_not()})" if name == "TRIPTYCH_KERNELS" and report == "none" else ""
+            failed[name] = f"{name}={value} has no effect here: {report}{reason}"
     return failed
 
 
