@@ -1,5 +1,5 @@
-"""TRIPTYCH_KERNELS caps every C function: which level runs, that its code has only the instructions of that level, and that
-a library of another version is refused."""
+"""TRIPTYCH_KERNELS caps every C function: which level runs, and that its code has only the instructions of that level.
+A library of another version is refused."""
 
 from __future__ import annotations
 
@@ -65,11 +65,8 @@ def test_no_function_runs_above_the_cap(level: str) -> None:
 
 
 def test_no_c_at_all() -> None:
-    code = (
-        STATE
-        + "print(native.why_not(), sorted(set(native.levels().values())))\nimport triptych\nfrom native_models import *\n"
-    )
-    code += "print(len(create(LLAMA).generate([[1, 2]], max_new_tokens=3)))"
+    code = STATE + "print(native.why_not(), sorted(set(native.levels().values())))\n"
+    code += "from native_models import *\nprint(len(create(LLAMA).generate([[1, 2]], max_new_tokens=3)))"
     line, state, why, written = run(code, "none").splitlines()
     assert line == f"none, torch computes: {VARIABLE}=none switches the native kernels off"
     assert (state, why, written) == ("None", f"{VARIABLE}=none switches the native kernels off ['none']", "1")
@@ -152,8 +149,9 @@ def test_a_library_of_other_constants_is_refused(change: str, monkeypatch: pytes
     assert LIBRARY is not None
     ours = step.constants()
     if change == "a field":
-        (change,) = [name for name in ours if name.startswith("embed: ")]
-        ours[change.replace("window", "ring")] = ours.pop(change)
+        (fields,) = [name for name in ours if name.startswith("embed: ")]
+        ours[fields.replace("window", "ring")] = ours.pop(fields)
+        change = "fields of an instruction"
     else:
         ours[change] += 1
     monkeypatch.setattr(loader, "constants", lambda: ours)

@@ -5,7 +5,7 @@ mask of three dimensions, values narrower or wider than keys; anywhere a last di
 `is_causal` there is top-left aligned, so it is right for T == S alone.
 
 On a CPU it gives 0 to a query whose scores are all NaN, where there are fewer keys than a register holds numbers and
-neither a mask nor a bias.  Such calls get a mask that hides nothing more: the same bits otherwise, and NaN stays NaN.
+neither a mask nor a bias.  Such a call gets a mask that hides nothing more: the same bits otherwise, and NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def cannot(request: AttentionRequest) -> list[str]:
 def plan(request: AttentionRequest) -> Runner:
     """The cheapest call of the kernel that serves the request, everything about it decided."""
     if request.sinks:
-        return partial(_with_sinks, request, _chunk_masks(request))
+        return partial(_with_sinks, request)
     if _is_chunk(request):
-        return partial(_chunk, request, _chunk_masks(request))
+        return partial(_chunk, request)
     causal, visible = _lowered(request)
     even = request.width == request.value_width
     if even and request.queries == 1 and not request.biased and (visible is None or visible.shape[1] == 1):
@@ -56,6 +56,8 @@ def _sdpa(
     if bias is not None:
         bias = bias.to(q.dtype)
         visible = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
+    if visible is None and _swallows_nan(k):
+        visible, causal = _all_visible(q, k, causal), False
     return F.scaled_dot_product_attention(
         q if q.stride(3) == 1 else q.contiguous(),
         k if k.stride(3) == 1 else k.contiguous(),
@@ -72,12 +74,11 @@ def _one_query(
     request: AttentionRequest, visible: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: None, sinks: None
 ) -> Tensor:
     """One query a row: the heads of a group stand side by side as queries, so that each key is read once."""
-    together = (request.rows, request.groups, request.heads // request.groups, request.width)
-    if visible is not None and visible.shape[3] != k.shape[2]:  # a decision that goes on for more keys: all are seen
-        few = k.shape[2] * k.element_size() < WIDEST_REGISTER
-        visible = torch.ones(1, 1, 1, k.shape[2], dtype=torch.bool, device=k.device) if few else None
+    q = q.reshape(request.rows, request.groups, request.heads // request.groups, request.width)
+    if visible is None and _swallows_nan(k):
+        visible = _all_visible(q, k)
     out = F.scaled_dot_product_attention(
-        q.reshape(together),
+        q,
         k if k.stride(3) == 1 else k.contiguous(),
         v if v.stride(3) == 1 else v.contiguous(),
         attn_mask=visible,
@@ -85,6 +86,17 @@ def _one_query(
         dropout_p=request.dropout,
     )
     return out.reshape(request.rows, request.heads, 1, request.width)
+
+
+def _swallows_nan(k: Tensor) -> bool:
+    """Whether the kernel, which computes in fp32 or fp64, could give 0 for scores that are NaN without a mask."""
+    return k.is_cpu and k.shape[2] * max(k.element_size(), 4) < WIDEST_REGISTER
+
+
+def _all_visible(q: Tensor, k: Tensor, causal: bool = False) -> Tensor:
+    """What `is_causal` says, as booleans `[1, 1, T, S]`."""
+    visible = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    return visible.tril() if causal else visible
 
 
 def _uneven(
@@ -105,31 +117,12 @@ def _lowered(request: AttentionRequest) -> tuple[bool, Tensor | None]:
     """`(is_causal, booleans true where visible)`.  With `is_causal` the kernel multiplies its -inf by the scale, which
     must be positive."""
     square = request.aligned and request.queries == request.keys and request.scale > 0
-    swallows = _swallows_nan(request, request.keys)
-    if square and mask_lowering.is_causal(request.mask) and not request.biased and not swallows:
+    if square and mask_lowering.is_causal(request.mask) and not request.biased:
         return True, None
     visible = request.visible
-    if visible is None and not request.biased and swallows:
-        visible = torch.ones(1, 1, 1, request.keys, dtype=torch.bool, device=request.device)
     if visible is not None and visible.shape[2] != request.queries:
         visible = visible.expand(-1, -1, request.queries, -1)  # stride 0: still one row in memory
     return False, visible
-
-
-def _swallows_nan(request: AttentionRequest, keys: int) -> bool:
-    """Whether the kernel, called without a mask for so many keys, could give 0 for scores that are NaN."""
-    return request.device.type == "cpu" and keys * request.precision.itemsize < WIDEST_REGISTER
-
-
-def _chunk_masks(request: AttentionRequest) -> tuple[Tensor | None, Tensor | None]:
-    """What is added to the scores of the past keys of a chunk, and of its own; None where the kernel needs nothing."""
-    t, past = request.queries, request.keys - request.queries
-    old = new = None
-    if past > 0 and _swallows_nan(request, past):
-        old = torch.zeros(1, 1, t, past, dtype=request.dtype)
-    if _swallows_nan(request, t):
-        new = torch.full((1, 1, t, t), -torch.inf, dtype=request.dtype).triu(1)
-    return old, new
 
 
 def _is_chunk(request: AttentionRequest) -> bool:
@@ -147,34 +140,30 @@ def _is_chunk(request: AttentionRequest) -> bool:
 
 
 def _chunk(
-    request: AttentionRequest, masks: tuple[Tensor | None, Tensor | None], q: Tensor, k: Tensor, v: Tensor,
-    bias: Tensor | None = None, sinks: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, sinks: Tensor | None = None
+) -> Tensor:
     """Past keys without a mask, the chunk's own with `is_causal`, joined exactly by their log-sum-exps."""
     q, k, v = _evened(request, q, k, v)
-    return _merged(request, masks, q, k, v)[0].to(q.dtype)[..., : request.value_width]
+    return _merged(request, q, k, v)[0].to(q.dtype)[..., : request.value_width]
 
 
-def _merged(
-    request: AttentionRequest, masks: tuple[Tensor | None, Tensor | None], q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, Tensor]:
+def _merged(request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     past = request.keys - request.queries
-    old, old_lse = _kernel(q, k[:, :, :past], v[:, :, :past], request.scale, mask=masks[0])
-    new, new_lse = _kernel(q, k[:, :, past:], v[:, :, past:], request.scale, causal=masks[1] is None, mask=masks[1])
+    old, old_lse = _kernel(q, k[:, :, :past], v[:, :, :past], request.scale)
+    new, new_lse = _kernel(q, k[:, :, past:], v[:, :, past:], request.scale, causal=True)
     lse = torch.logaddexp(old_lse, new_lse)
     old_share, new_share = (old_lse - lse).exp()[..., None], (new_lse - lse).exp()[..., None]
     return old * old_share + new * new_share, lse
 
 
 def _with_sinks(
-    request: AttentionRequest, masks: tuple[Tensor | None, Tensor | None], q: Tensor, k: Tensor, v: Tensor,
-    bias: Tensor | None, sinks: Tensor | None,
-) -> Tensor:  # fmt: skip
+    request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None
+) -> Tensor:
     """Softmax's share beside one more logit a head follows from the log-sum-exp."""
     assert sinks is not None
     q, k, v = _evened(request, q, k, v)
     if _is_chunk(request):
-        out, lse = _merged(request, masks, q, k, v)
+        out, lse = _merged(request, q, k, v)
     else:
         causal, mask = _lowered(request)
         if bias is not None:
@@ -190,6 +179,8 @@ def _kernel(
     """`(out [B, H, T, Kv], log-sum-exp [B, H, T])`.  The kernel writes an lse of 0 for a query that sees nothing; its
     output is 0 there, so no share of it can show."""
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    if mask is None and _swallows_nan(k):
+        mask, causal = _all_visible(q, k, causal), False
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

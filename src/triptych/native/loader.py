@@ -181,4 +181,5 @@ def _compare(functions: ctypes.CDLL) -> None:
     ours = constants()
     other = sorted(name for name in {*built, *ours} if built.get(name) != ours.get(name))
     if other:
-        raise AttributeError(f"{other[0]} is {built.get(other[0])} there and {ours.get(other[0])} here")
+        name = other[0] if ":" not in other[0] else "the fields of an instruction"
+        raise AttributeError(f"{name}: {built.get(other[0])} there, {ours.get(other[0])} here")
