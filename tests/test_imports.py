@@ -96,15 +96,17 @@ def test_what_stands_above_is_set_by_the_package() -> None:
     assert "no-such-recipe" in (failed.value.stderr or "")
 
 
-@pytest.mark.parametrize("given", [None, "7"])
-def test_waiting_threads_spin_shortly_unless_the_environment_says_how_long(given: str | None) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"} | {
-        "PYTHONPATH": str(SRC)
-    }
-    environment |= {} if given is None else {"GOMP_SPINCOUNT": given}
-    code = "import triptych, os; print(os.environ['GOMP_SPINCOUNT'])"
+@pytest.mark.parametrize(
+    ("set_before", "load", "expected"), [(None, 0.0, "10000"), (None, 1e6, "0"), ("7", 0.0, "7"), ("7", 1e6, "7")]
+)
+def test_waiting_threads_spin_shortly_and_not_at_all_on_a_busy_machine(
+    set_before: str | None, load: float, expected: str
+) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
+    environment |= {"PYTHONPATH": str(SRC)} | ({} if set_before is None else {"GOMP_SPINCOUNT": set_before})
+    code = f"import os; os.getloadavg = lambda: ({load}, 0, 0); import triptych; print(os.environ['GOMP_SPINCOUNT'])"
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == (given or "10000")
+    assert ran.stdout.strip() == expected
 
 
 def test_no_module_imports_itself_through_others() -> None:
