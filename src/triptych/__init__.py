@@ -33,8 +33,8 @@ __version__ = "0.1.0"
 
 # Read by GNU OpenMP when torch loads, so it acts where this package is imported before torch.  The threads otherwise
 # spin for milliseconds at every barrier, and one other busy process on two cores then makes a small matmul a hundred
-# times slower; a few microseconds of spinning keep small operations fast on a quiet machine.  Where other processes keep
-# all cores busy, threads that sleep at once make training about three times as fast (docs/log.md).
+# times slower; a few microseconds of spinning keep small operations fast on a quiet machine.  Where other processes
+# keep all cores busy, threads that sleep at once make training about three times as fast (docs/log.md).
 _busy = hasattr(os, "getloadavg") and os.getloadavg()[0] >= (os.cpu_count() or 1)
 os.environ.setdefault("GOMP_SPINCOUNT", "0" if _busy else "10000")
 
