@@ -45,7 +45,7 @@ class Level(IntEnum):
     AMX = 3
 
 
-class Layout(IntEnum):
+class MatrixLayout(IntEnum):
     """How a matrix is stored."""
 
     F32 = 0
@@ -143,19 +143,19 @@ class Barrier(IntEnum):
     IF_ANY = 2
 
 
-class Embed(NamedTuple):
+class EmbedOperands(NamedTuple):
     table: int
     row: int
     shift: int
 
 
-class Linear(NamedTuple):
+class LinearOperands(NamedTuple):
     weight: int
     bias: int
     rounded: int
 
 
-class LinearBf16(NamedTuple):
+class LinearBf16Operands(NamedTuple):
     weight: int
     bias: int
     gate: int
@@ -165,7 +165,7 @@ class LinearBf16(NamedTuple):
     factor: float
 
 
-class Norm(NamedTuple):
+class NormOperands(NamedTuple):
     weight: int
     bias: int
     rounds: int
@@ -173,20 +173,20 @@ class Norm(NamedTuple):
     offset: float
 
 
-class Rotate(NamedTuple):
+class RotateOperands(NamedTuple):
     table: int
     far_table: int
     near_length: int
     pairing: int
 
 
-class Map(NamedTuple):
+class MapOperands(NamedTuple):
     other: int
     function: int
     factor: float
 
 
-class Attend(NamedTuple):
+class AttendOperands(NamedTuple):
     keys: int
     values: int
     store: int
@@ -201,28 +201,29 @@ class Attend(NamedTuple):
     softcap: float
 
 
-class Route(NamedTuple):
+class RouteOperands(NamedTuple):
     experts: int
     top: int
     normalized: int
     sum: int
 
 
-class Expert(NamedTuple):
+class ExpertOperands(NamedTuple):
     routes: int
     experts: int
     number: int
     skip: int
 
 
-class Stored(NamedTuple):
+class StoredOperands(NamedTuple):
     type: int
 
 
 #: `OPERANDS` of step.h: the members of the union in `struct instruction`.
 OPERANDS: dict[str, type[object]] = {
-    "embed": Embed, "linear": Linear, "linear_bf16": LinearBf16, "norm": Norm, "rotate": Rotate, "map": Map,
-    "attend": Attend, "route": Route, "expert": Expert, "stored": Stored,
+    "embed": EmbedOperands, "linear": LinearOperands, "linear_bf16": LinearBf16Operands, "norm": NormOperands,
+    "rotate": RotateOperands, "map": MapOperands, "attend": AttendOperands, "route": RouteOperands,
+    "expert": ExpertOperands, "stored": StoredOperands,
 }  # fmt: skip
 #: The member that each operation has.
 MEMBER = {
@@ -335,7 +336,7 @@ class Call(Structure):
 
 def constants() -> dict[str, int]:
     """What `constant` of step.h names, with the values that Python has."""
-    enums = {"LEVEL": Level, "LAYOUT": Layout, "OP": Op, "INDEX": Index, "PAIRING": Pairing, "ROWS": Over,
+    enums = {"LEVEL": Level, "LAYOUT": MatrixLayout, "OP": Op, "INDEX": Index, "PAIRING": Pairing, "ROWS": Over,
              "BARRIER": Barrier, "ATTEND": AttentionKind, "STORED": StoredType, "FUNCTION": Function}  # fmt: skip
     numbers = ("BAND", "GROUP", "SUPERGROUP", "PAIR", "RANGE", "TILE_KEYS", "QUERIES", "QUERIES_BF16", "SCORES",
                "WIDEST_BF16", "FEW_TOKENS", "COUNTERS", "STATISTICS_TOP", "STATISTICS_PANEL", "OUTPUT")  # fmt: skip

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from triptych import ops
 from triptych.attention.rope import rope_angles
 from triptych.errors import InputError
-from triptych.native.step import BAND, LAYOUT_TILES, MATRIX, PAIR, TILE_KEYS, Index, Layout, Op
+from triptych.native.step import BAND, LAYOUT_TILES, MATRIX, PAIR, TILE_KEYS, Index, MatrixLayout, Op
 from triptych.nn.weights import PackedWeight
 from triptych.program.changes import WeightVersions
 from triptych.program.native_plan import NativePlan
 from triptych.program.native_values import NotNative, PlanTable
 
-LAYOUT_F32, LAYOUT_BF16 = Layout.F32, Layout.BF16
+LAYOUT_F32, LAYOUT_BF16 = MatrixLayout.F32, MatrixLayout.BF16
 SHORTEST = 256  # positions that tables have at least
 _DENSE = {torch.float32: LAYOUT_F32, torch.bfloat16: LAYOUT_BF16}
 MatrixOf = Callable[[PackedWeight], tuple[int, Tensor] | None]

@@ -28,7 +28,7 @@ from triptych.native.step import (
     TABLES,
     TILE_KEYS,
     Barrier,
-    Layout,
+    MatrixLayout,
     Op,
     Over,
     StoredType,
@@ -142,7 +142,7 @@ def check_plan(plan: NativePlan, matrices: npt.NDArray[Any], stores: int) -> Non
             wrong |= own & ((records[member]["store"] < 0) | (records[member]["store"] >= stores))
     if wrong.any():
         raise NotNative(f"instruction {int(wrong.argmax())} of its plan names what there is not")
-    if not np.isin(matrices["layout"], [LAYOUT_TILES, *Layout]).all():
+    if not np.isin(matrices["layout"], [LAYOUT_TILES, *MatrixLayout]).all():
         raise NotNative("a table of its plan has an unknown layout")
 
 

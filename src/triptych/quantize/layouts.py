@@ -96,12 +96,12 @@ class Layout:
 LAYOUTS = {
     layout.name: layout
     for layout in (
-        Layout("F32", step.Layout.F32, 1, 0),
-        Layout("BF16", step.Layout.BF16, 1, 0),
-        Layout("U4", step.Layout.U4, GROUP, BAND * GROUP // 2 + 4 * BAND),
-        Layout("U5", step.Layout.U5, GROUP, BAND * GROUP // 2 + BAND * GROUP // 8 + 4 * BAND),
-        Layout("S8", step.Layout.S8, GROUP, BAND * GROUP + 2 * BAND),
-        Layout("S8X16", step.Layout.S8X16, SUPERGROUP, BAND * SUPERGROUP + SUPERGROUP + 2 * BAND),
+        Layout("F32", step.MatrixLayout.F32, 1, 0),
+        Layout("BF16", step.MatrixLayout.BF16, 1, 0),
+        Layout("U4", step.MatrixLayout.U4, GROUP, BAND * GROUP // 2 + 4 * BAND),
+        Layout("U5", step.MatrixLayout.U5, GROUP, BAND * GROUP // 2 + BAND * GROUP // 8 + 4 * BAND),
+        Layout("S8", step.MatrixLayout.S8, GROUP, BAND * GROUP + 2 * BAND),
+        Layout("S8X16", step.MatrixLayout.S8X16, SUPERGROUP, BAND * SUPERGROUP + SUPERGROUP + 2 * BAND),
     )
 }
 _DENSE = {torch.float32: LAYOUTS["F32"], torch.bfloat16: LAYOUTS["BF16"]}
