@@ -230,7 +230,7 @@ def test_count_an_encoder_has_no_cache(capsys: pytest.CaptureFixture[str]) -> No
     assert "cache" not in said(["count", str(checkpoint("encoder"))], capsys)
 
 
-@pytest.mark.parametrize("argv", [["count", str(QWEN3_4B)], ["train", "--help"]], ids=["count", "train-help"])
+@pytest.mark.parametrize("argv", [["count", "--help"], ["train", "--help"]], ids=["count-help", "train-help"])
 def test_needs_no_torch(argv: list[str]) -> None:
     code = f"import sys; from triptych.cli import main; main({argv!r}); print('torch' in sys.modules, file=sys.stderr)"
     src = str(Path(triptych.__file__).parents[1])

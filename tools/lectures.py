@@ -185,8 +185,8 @@ def entry_text(kind: str, name: str, entry: Plain, results: Plain) -> str:
     rows += [f"- **Measured:** {measured(one, results['labs'])}" for one in entry.get("labs", [])]
     for example in entry.get("examples", []):
         result = results["examples"].get(example, {"outcome": NOT})
-        mark = STALE if result.get("stale") else ""
-        rows.append(f"- **Run:** `triptych explain --example {example}`{mark}. It ends in: {result['outcome']}")
+        stale_word = STALE if result.get("stale") else ""
+        rows.append(f"- **Run:** `triptych explain --example {example}`{stale_word}. It ends in: {result['outcome']}")
     rows += [f"- **Figures:** {entry['figures']}"] if "figures" in entry else []
     rows += [f"- **Tested by:** {grouped(entry['tests'])}"] if "tests" in entry else []
     rows += [f"- **Read:** {', '.join(entry['read'])}"] if "read" in entry else []
