@@ -16,6 +16,7 @@ import tiny
 import triptych
 from cli_models import checkpoint
 from native_models import ANY, LLAMA, Run, decoders, llama, needs_native
+from test_native_levels import TABLE
 from triptych import nn
 from triptych.attention import Cache, CachedLayer, CacheType, Rows, StoredForm, stored_form
 from triptych.attention.caches import FullStep, RingStep
@@ -81,9 +82,13 @@ def test_a_number_that_is_not_finite_is_not_lost(bad: float) -> None:
 def rows_of_c() -> tuple[Callable[[int, Tensor], Tensor], Callable[[int, Tensor, int, int], Tensor]]:
     native = library()
     assert native is not None
-    keep, read, size = (getattr(native.functions, name) for name in ("keep_row", "read_rows", "stored_bytes"))
-    keep.argtypes = [ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
-    read.argtypes = [ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]
+    table = ctypes.c_void_p.in_dll(native.functions, "kernels_in_use").value
+    assert table is not None
+    kernels = (ctypes.c_void_p * len(TABLE)).from_address(table + 8)  # behind two integers
+    int32, address = ctypes.c_int32, ctypes.c_void_p
+    keep = ctypes.CFUNCTYPE(None, int32, address, address, int32)(kernels[TABLE.index("keep")])
+    read = ctypes.CFUNCTYPE(None, int32, address, address, int32, int32)(kernels[TABLE.index("read")])
+    size = native.functions.stored_bytes
     size.argtypes, size.restype = [ctypes.c_int32, ctypes.c_int32], ctypes.c_int64
 
     def kept(kind: int, x: Tensor) -> Tensor:

@@ -215,7 +215,7 @@ def test_what_a_head_cannot_do_is_said(made: Any) -> None:
         model.answer(QUESTION, CONTEXT)
     with pytest.raises(InputError, match="no head over classes"):
         made("BertForTokenClassification").classify(TEXTS)
-    with pytest.raises(InputError, match="list of texts"):
+    with pytest.raises(InputError, match="list of strings"):
         model.tag("one text")
 
 

@@ -42,7 +42,7 @@ def measured(mine: ModuleType, c: Config, steps: int = 0) -> dict[str, float]:
         "logits": np.abs(mine.forward(w, ids, c)[0] - lab.logits(module, ids)).max(),
         "gradients": max(np.abs(dw[n] - theirs[n]).max() / np.abs(theirs[n]).max() for n in w),
     }
-    losses = lab.train(w, module, c, lab.GradientsLab(steps=steps), random)
+    losses = lab.GradientsLab(steps=steps).train(w, module, c, random)
     return found | {"losses": max((abs(a - b) for a, b in losses), default=0.0)}
 
 

@@ -355,7 +355,7 @@ def test_keys_written_under_edits_are_not_read_without_them() -> None:
         for row in engine.rows:
             row.ids.append(1)
             row.request = replace(row.request, probe=probe)
-        engine.regroup()
+        engine.reorder(engine.rows)
         if message is None:
             engine.logits()
         else:

@@ -184,7 +184,7 @@ def test_guesses_change_no_token(module: nn.Transformer, wrong: float) -> None:
     engine = Engine(module, speculation=speculation)
     assert written(engine, wanted) == expected
     assert speculation.drafted > speculation.accepted or wrong == 0.0
-    assert not engine.cache.held
+    assert not engine.cache.snapshots
 
 
 @each_module

@@ -258,9 +258,12 @@ class ModelInputs:
             raise InputError(f"rows must be a list of files or tensors, not {type(inputs).__name__}")
         if not len(inputs):
             raise InputError("there are no rows; give at least one file or tensor")
+        what = "pixels [C, H, W]" if isinstance(self.spec.reads.embed, PatchesSpec) else "mel frames [T, M]"
         for i, row in enumerate(inputs):
             if not isinstance(row, str | Path | Tensor):
-                raise InputError(f"row {i}: this model reads files or float tensors, not {type(row).__name__}")
+                raise InputError(
+                    f"row {i} is a {type(row).__name__}; this model reads files, or {what} as a float tensor"
+                )
         return [self._opened(row) if isinstance(row, str | Path) else row for row in inputs]
 
     def _opened(self, path: str | Path) -> Tensor:
