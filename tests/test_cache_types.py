@@ -357,8 +357,8 @@ def test_a_row_beyond_the_switch_of_longrope_is_read_again() -> None:
     for engine in found:
         engine.add(Request(prompt=[3, 4, 5], max_new_tokens=0))
         engine.logits()
-    assert found[0].forward.switch < 30
-    for token in range(3, 3 + found[0].forward.switch):
+    assert found[0].runner.switch < 30
+    for token in range(3, 3 + found[0].runner.switch):
         for engine in found:
             engine.rows[0].ids.append(token)
     assert close(found[0].logits(), found[1].logits(), "int8")

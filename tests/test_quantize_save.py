@@ -69,7 +69,7 @@ def test_blocks_come_back_from_a_layout(kind: str) -> None:
     assert not torch.equal(blocks_of(matrix, kind).raw, raw)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", [name for name, form in FORMATS.items() if form.parts is not None])
 def test_a_file_comes_back_block_for_block(kind: str, tmp_path: Path) -> None:
     path = written(kind, tmp_path / "x.gguf", tie_word_embeddings=kind == "Q5_1")
     done = load(path).save(tmp_path / "again.gguf")
