@@ -75,7 +75,7 @@ def text(tmp_path: Path) -> str:
 
 
 def leak(text: str) -> LabResult:
-    sizes: dict[str, Size] = {"steps": 220, "rows": 4, "held_out": 900, "written": 12}
+    sizes: dict[str, Size] = {"steps": 280, "rows": 4, "held_out": 900, "written": 12}
     return labs.run("mask-leak", Setup(data=text, sizes=sizes, full=True))
 
 

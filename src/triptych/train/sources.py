@@ -15,6 +15,7 @@ from triptych.train.records import SUFFIXES, read_records
 SHAKESPEARE = "shakespeare"
 FOLDED = "shakespeare:folded"  # pairs in lower case, without punctuation
 Pair = tuple[str, str]
+LONGEST_WORD = 40  # characters; a text without a space in so many is cut anywhere
 T = TypeVar("T")
 
 
@@ -142,13 +143,13 @@ def _last(items: Sequence[T], data: DataSettings) -> tuple[list[T], list[T]]:
 
 def _end_of_longest(documents: Sequence[str], data: DataSettings) -> tuple[list[str], list[str]]:
     """The documents without the end of the longest, and this end: the `held_out` share of all characters, cut at the
-    beginning of a line unless more than twice the share would be held out."""
+    beginning of a line, unless more than twice the share would be held out, or of a word."""
     longest = max(range(len(documents)), key=lambda i: len(documents[i]))
     text, total = documents[longest], sum(map(len, documents))
     exact = len(text) - total + int(total * (1 - data.held_out))
     at = text.rfind("\n", 0, max(0, exact)) + 1
     if len(text) - at > 2 * (len(text) - exact):  # the line is longer than what is held out
-        at = exact
+        at = text.rfind(" ", max(0, exact - LONGEST_WORD), max(0, exact)) + 1 or exact
     if at <= 0 or at == len(text):
         raise TextError(f"{data.path} is too short to hold out {data.held_out:.0%} of it; give more text")
     return [*documents[:longest], text[:at], *documents[longest + 1 :]], [text[at:]]
