@@ -214,7 +214,7 @@ class ModelInputs:
         if isinstance(row, Path) or (isinstance(row, Tensor) and row.is_floating_point()):
             raise InputError(f"row {i}: this model reads texts or token ids, not what this {type(row).__name__} holds")
         if isinstance(row, Mapping) and "role" in row:
-            raise InputError(f"row {i} is a message; model.chat(messages) answers it")
+            raise InputError(f"row {i}: this model reads files or {what} in floats, not {type(row).__name__}")
         if not isinstance(row, Iterable) or not getattr(row, "ndim", 1):
             raise InputError(f"row {i} is {shown(row)}, not a text or a list of token ids; give rows as [[5, 6, 7]]")
         return check_ids(row, vocab, f"row {i}")
