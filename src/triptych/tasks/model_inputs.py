@@ -214,7 +214,7 @@ class ModelInputs:
         if isinstance(row, Path) or (isinstance(row, Tensor) and row.is_floating_point()):
             raise InputError(f"row {i}: this model reads texts or token ids, not what this {type(row).__name__} holds")
         if isinstance(row, Mapping) and "role" in row:
-            raise InputError(f"row {i}: this model reads files or {what} in floats, not {type(row).__name__}")
+            raise InputError(f"row {i} is a message; model.chat(messages) answers it")
         if not isinstance(row, Iterable) or not getattr(row, "ndim", 1):
             raise InputError(f"row {i} is {shown(row)}, not a text or a list of token ids; give rows as [[5, 6, 7]]")
         return check_ids(row, vocab, f"row {i}")
@@ -262,7 +262,7 @@ class ModelInputs:
         for i, row in enumerate(inputs):
             if not isinstance(row, str | Path | Tensor):
                 raise InputError(
-                    f"row {i} is a {type(row).__name__}; this model reads files, or {what} as a float tensor"
+                    f"row {i}: this model reads files, or {what} as a float tensor, not {type(row).__name__}"
                 )
         return [self._opened(row) if isinstance(row, str | Path) else row for row in inputs]
 
