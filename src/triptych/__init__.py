@@ -16,6 +16,7 @@ from triptych.errors import (
     ConfigError,
     FetchError,
     InputError,
+    MissingNameError,
     ProbeError,
     TextError,
     TriptychError,
@@ -35,7 +36,10 @@ __version__ = "0.1.0"
 # spin for milliseconds at every barrier, and one other busy process on two cores then makes a small matmul a hundred
 # times slower; a few microseconds of spinning keep small operations fast on a quiet machine.  Where other processes
 # keep all cores busy, threads that sleep at once make training about three times as fast (docs/log.md).
-_busy = hasattr(os, "getloadavg") and os.getloadavg()[0] >= (os.cpu_count() or 1)
+try:
+    _busy = os.getloadavg()[0] >= (os.cpu_count() or 1)
+except (AttributeError, OSError):  # Windows has no load average, and a container may hide it
+    _busy = False
 os.environ.setdefault("GOMP_SPINCOUNT", "0" if _busy else "10000")
 
 __all__ = [
@@ -87,7 +91,6 @@ def __getattr__(name: str) -> Any:
         case _ if name in __all__:
             import triptych.spec.masks as home
         case _:
-            from triptych.errors import MissingNameError
             from triptych.migration_hints import of_package
 
             raise MissingNameError(f"module 'triptych' has no attribute {name!r}{of_package(name, __all__)}")
