@@ -8,7 +8,9 @@ waits while the other measures.  Measured are
 - one greedy step of SmolLM2 in fp32 and in bf16, one row, after a short prompt; and the calls of `F.linear` that such a
   step makes, recorded with their inputs and repeated alone.  The difference is the time outside the matmuls;
 - one training step of the quickstart's decoder (forward, backward, optimizer);
-- a plain forward of 256 tokens of SmolLM2 in fp32, a trace of `attn.out` at all layers, and one of `attn.pattern`.
+- a plain forward of 256 tokens of SmolLM2 in fp32, a trace of `attn.out` at all layers, and one of `attn.pattern`;
+- a step, and a prompt of 512 tokens with its first token, of SmolLM2 as the file packs it;
+- with `--encoder`, 64 texts of 5 to 60 words embedded by that encoder, as stored and in int8.
 
 Printed are medians, and the median of the ratios of the pairs (old and new of one round, or trace and plain of one
 round), which moves less than the ratio of the medians when the machine is not quiet.
@@ -25,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PROMPT = [504, 3575, 282, 4649, 314, 260, 1178, 30]  # eight ordinary tokens
 TRACED = 256  # tokens of a traced forward
+PREFILLED = 512  # tokens of a packed prompt
 QUICKSTART = ("run.steps=1000000", "run.seconds=1e12", "run.evaluate_every=0", "run.sample_every=0", "run.save_every=0")
 Call = Callable[[], object]
 
@@ -105,6 +109,28 @@ def traces(smollm2: str) -> dict[str, Call]:
     }
 
 
+def packed(smollm2: str, steps: int) -> dict[str, Call]:
+    """A step, and a prompt of `PREFILLED` tokens with its first token, of the packed weights."""
+    import triptych
+    from frames import stepper
+
+    model = triptych.load(smollm2)
+    row = [1 + (i * 7919) % (model.spec.vocab - 1) for i in range(PREFILLED)]
+    step = stepper(model, PROMPT, steps)
+    step()  # the prompt
+    return {"packed step": step, "packed prompt": lambda: stepper(model, row, 1)()}
+
+
+def encoding(encoder: str) -> dict[str, Call]:
+    """64 texts of several lengths, embedded by the encoder as stored and in int8."""
+    import triptych
+
+    words = "a river bank where people talk about the price of bread and the weather of the last week".split()
+    texts = [" ".join(words[(i * 5 + j) % len(words)] for j in range(5 + i * 37 % 56)) for i in range(64)]
+    models = {"encode": triptych.load(encoder), "encode int8": triptych.load(encoder, quantize="int8")}
+    return {name: partial(model.encode, texts) for name, model in models.items()}
+
+
 def serve(arguments: argparse.Namespace) -> None:
     """Make the calls, say what they are, then time the one that each line of standard input names."""
     import torch
@@ -117,7 +143,9 @@ def serve(arguments: argparse.Namespace) -> None:
     steps = arguments.pairs * arguments.steps + 8
     for dtype in ("float32", "bfloat16"):
         calls |= decode(arguments.smollm2, dtype, steps)
-    calls |= training(arguments.data) | traces(arguments.smollm2)
+    calls |= training(arguments.data) | traces(arguments.smollm2) | packed(arguments.smollm2, steps)
+    if arguments.encoder:
+        calls |= encoding(arguments.encoder)
     for call in calls.values():
         call()  # kernels and memory are set up
     facts = {"package": str(Path(triptych.__file__).parent), "torch": torch.__version__, "calls": list(calls)}
@@ -175,7 +203,7 @@ def measure(old: Checkout, new: Checkout, pairs: int, steps: int) -> tuple[Times
     times: tuple[Times, Times] = ({}, {})
     for _ in range(pairs):
         for name in old.facts["calls"]:
-            repeats = steps if name.startswith(("float32", "bfloat16")) else 1
+            repeats = steps if name.startswith(("float32", "bfloat16", "packed step")) else 1
             for checkout, kept in zip((old, new), times, strict=True):
                 kept.setdefault(name, []).append(checkout.seconds(name, repeats))
     for kept in times:
@@ -209,6 +237,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--old", type=Path, help="a worktree of the older commit")
     options.add_argument("--smollm2", required=True, help="SmolLM2-135M-Instruct as a .gguf file")
+    options.add_argument("--encoder", default="", help="the directory of an encoder")
     options.add_argument("--data", default="shakespeare", help="text of the training step: a file, or shakespeare")
     options.add_argument("--pairs", type=int, default=21, help="rounds")
     options.add_argument("--steps", type=int, default=4, help="decoding steps timed together in a round")
@@ -220,7 +249,7 @@ def main() -> None:
         return
     if arguments.old is None:
         options.error("--old is needed: a worktree of the older commit")
-    passed = [f"--{name}={getattr(arguments, name)}" for name in ("smollm2", "data", "pairs", "steps", "threads")]
+    passed = [f"--{name}={getattr(arguments, name)}" for name in ("smollm2", "encoder", "data", "pairs", "steps", "threads")]
     checkouts = [Checkout(root.resolve(), passed) for root in (arguments.old, HERE.parent)]
     for name, checkout in zip(("old", "new"), checkouts, strict=True):
         print(f"{name}: {checkout.facts['package']}, torch {checkout.facts['torch']}")
