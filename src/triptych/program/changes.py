@@ -72,14 +72,10 @@ class ModuleFingerprint:
         self.getters = [itemgetter("training", *names) for names in by_names]
         self.groups = list(by_names.values())  # the dictionaries that each of them reads
         self.own_getter = itemgetter("training", *(name for name in dicts[0] if name not in _NOT_COMPARED))
-        self.attributes = self._attributes(), self.own_getter(dicts[0])
+        self.attributes = list(map(list, map(map, self.getters, self.groups))), self.own_getter(dicts[0])
         bases = dict.fromkeys(base for one in dict.fromkeys(self.classes) for base in one.__mro__ if base is not object)
         self.class_views = [vars(base).values() for base in bases]
         self.class_values = list(map(list, self.class_views))
-
-    def _attributes(self) -> list[list[Any]]:
-        """The attributes of all parts, by the names that they have."""
-        return list(map(list, map(map, self.getters, self.groups)))
 
     def same(self) -> bool:
         """Whether all of it is still so."""
@@ -91,7 +87,7 @@ class ModuleFingerprint:
             return (
                 any(self.empty) == self.hooked
                 and list(map(len, chain((own,), self.dicts))) == self.sizes
-                and self._attributes() == self.attributes[0]
+                and list(map(list, map(map, self.getters, self.groups))) == self.attributes[0]
                 and self.own_getter(own) == self.attributes[1]
                 and all(map(is_, chain(*self.views, (_END,)), self.held))
                 and list(map(type, chain((module,), self.parts))) == self.classes
