@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from triptych.checkpoints import open_source
@@ -36,10 +36,6 @@ class Base:
     tokenizer: Tokenizer | None
     hf: dict[str, Any]
     files: Mapping[str, bytes]
-
-    def with_model(self, module: Transformer, hf: dict[str, Any]) -> Base:
-        """The same beside a module made of this one, and its config."""
-        return replace(self, module=module, hf=hf)
 
 
 def read_base(settings: BaseSettings, *, packed: bool = False) -> Base:

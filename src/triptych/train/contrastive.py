@@ -25,8 +25,7 @@ from triptych.text import Encoded, Tokenizer
 from triptych.train import baselines, metrics
 from triptych.train.data import Data
 from triptych.train.evaluate import HeldOut, Score
-from triptych.train.labelled import exact
-from triptych.train.objectives import Example, Ids, TrainingBatch, collate
+from triptych.train.objectives import Example, Ids, TrainingBatch, collate, exact
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
 from triptych.train.task import Fitter, HeadTask, epoch_rows, read_split, trained_at
@@ -106,8 +105,8 @@ class ContrastiveTask(HeadTask):
                 raise record.error(f"there is no field {missing[0]}, which other records have")
         self.texts = [record.text(name) for record in self.train for name in self.fields]
 
-    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
-        fit, scale = Fitter(self.recipe, tokenizer), self.recipe.objective.scale
+    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
+        fit, scale = Fitter(self.recipe, self.tokenizer), self.recipe.objective.scale
 
         def pair(number: int, record: DataRecord) -> TextPair | None:
             sides = [fit(record, record.text(name)) for name in self.fields]
@@ -137,8 +136,8 @@ class ContrastiveTask(HeadTask):
         batches = [held.examples[i : i + size] for i in range(0, len(held.examples), size)]
         if len(batches) > 1 and len(batches[-1]) == 1:  # with no other text to be told from, its loss would be 0
             batches[-2:] = [batches[-2] + batches[-1]]
-        collated = tuple(collate(batch, self.recipe.run.device) for batch in batches)
-        return data, HeldOutTexts(collated, commonest=0, overlap=overlap)
+        collated = tuple(collate(batch, self.device) for batch in batches)
+        return data, HeldOutTexts(collated, overlap=overlap)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -149,9 +148,6 @@ class HeldOutTexts(HeldOut):
     """
 
     overlap: NDArray[np.floating[Any]]
-
-    def of_batches(self, batches: tuple[TrainingBatch, ...]) -> HeldOutTexts:
-        return HeldOutTexts(batches, commonest=0, overlap=self.overlap)
 
     def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
         nats, texts, partners, numbers = 0.0, list[Tensor](), list[Tensor](), list[int]()

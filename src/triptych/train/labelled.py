@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from triptych.attention import Rows
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
-from triptych.train.objectives import Example, Ids, TrainingBatch
+from triptych.train.objectives import Example, Ids, TrainingBatch, exact
 
 IGNORED = -100  # the goal of a token without a label, as in torch's cross-entropy
 
@@ -116,11 +116,6 @@ class LabelledBatch(TrainingBatch):
 
     def nats(self, module: Transformer, max_logits: int, random: torch.Generator | None) -> Tensor:
         return self.head(exact(self.outputs(module, random)), self.goals, self.rows)
-
-
-def exact(outputs: Tensor) -> Tensor:
-    """The outputs in fp32 or better, in which every loss is computed."""
-    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 @dataclass(frozen=True)

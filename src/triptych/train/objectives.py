@@ -196,6 +196,9 @@ def loss(
 
 
 def _nats(module: Transformer, rows: Rows, x: Tensor, targets: Tensor) -> Tensor:
-    logits = module.unembed(x, rows)
-    exact = torch.promote_types(logits.dtype, torch.float32)
-    return F.cross_entropy(logits.to(exact), targets, reduction="sum")
+    return F.cross_entropy(exact(module.unembed(x, rows)), targets, reduction="sum")
+
+
+def exact(outputs: Tensor) -> Tensor:
+    """The outputs in fp32 or better, in which every loss is computed."""
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))

@@ -18,8 +18,7 @@ from triptych.model import Model, create
 from triptych.page import Curve, Section, TableSection
 from triptych.train import OptimizerSettings, baselines
 from triptych.train.data import EpochRows
-from triptych.train.image_labels import labelled_images
-from triptych.train.image_records import in_memory
+from triptych.train.image_tasks import in_memory, labelled_images
 from triptych.train.labelled import ClassLoss
 from triptych_lectures.data.scenes import SHAPES, SIDE, shapes
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
