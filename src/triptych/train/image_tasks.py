@@ -26,12 +26,12 @@ from triptych.errors import ConfigError, InputError
 from triptych.media.image import Preparation, read_image
 from triptych.nn import Transformer
 from triptych.spec import PatchesSpec
-from triptych.train import baselines
+from triptych.train import metrics
 from triptych.train.data import Data, check, with_hidden_words
 from triptych.train.evaluate import HeldOut, Score
 from triptych.train.label_tasks import LabelTask, judged_labels
 from triptych.train.labelled import HeadLoss, LabelledBatch, LabelledExample
-from triptych.train.objectives import Example, TrainingBatch, collate, exact, final, seq2seq, token_batch
+from triptych.train.objectives import Example, TrainingBatch, collate, exact, final, joined, seq2seq, token_batch
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
 from triptych.train.task import Fitter, JudgedRows, ObjectiveTask, epoch_rows, read_split, trained_at
@@ -145,17 +145,10 @@ class LabelledImage(LabelledExample):
     def collated(self, examples: Sequence[Example], device: torch.device | str) -> LabelledBatch:
         images = tuple(one for one in examples if isinstance(one, LabelledImage))
         patches, rows = self.read([one.image.pixels() for one in images])
-        place, first = torch.device(device), np.cumsum([0, *rows.lengths[:-1]])
-        return LabelledBatch(
-            ids=patches.to(place),
-            rows=rows,
-            at=torch.from_numpy(first).to(place),
-            targets=torch.zeros(len(images), dtype=torch.long, device=place),
-            types=None,
-            goals=torch.from_numpy(np.concatenate([one.goal for one in images])).to(place),
-            examples=images,
-            head=self.head,
-        )
+        first = joined([np.cumsum([0, *rows.lengths[:-1]])], device)
+        goals = joined([one.goal for one in images], device)
+        tokens = (patches.to(device), rows, first, torch.zeros_like(first))
+        return LabelledBatch(*tokens, types=None, goals=goals, examples=images, head=self.head)
 
 
 def labelled_images(
@@ -194,8 +187,8 @@ class ImageLabelTask(LabelTask):
         examples = labelled_images(module, held, goals[1], loss)
         thumbnails = [np.stack([image.thumbnail for image in side]) for side in (train, held)]
         guesses = {
-            "majority": baselines.majority(right, len(self.held)),
-            "linear on pixels": baselines.linear(thumbnails[0], right, thumbnails[1], len(self.labels)),
+            "majority": metrics.majority(right, len(self.held)),
+            "linear on pixels": metrics.linear(thumbnails[0], right, thumbnails[1], len(self.labels)),
         }
         judge = partial(judged_labels, guesses, self.several)
         judged = JudgedRows.of_rows(examples, judge, tokens, self.device)

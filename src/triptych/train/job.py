@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from triptych import machine, nn
+from triptych.checkpoints.header import read_header
 from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, counted, nearest
 from triptych.families import read_config
-from triptych.spec import ModelSpec
+from triptych.spec import ModelSpec, PatchesSpec
 from triptych.text import (
     DECODER,
     ENCODER,
@@ -29,24 +30,48 @@ from triptych.text import (
     from_directory,
     word_tokenizer,
 )
-from triptych.train.adapters import with_new_adapter, with_saved_adapter
-from triptych.train.base_model import Base, BaseSettings, read_base
+from triptych.train.audio_records import TranscriptTask
+from triptych.train.base_model import Base, BaseSettings, read_base, with_new_adapter, with_saved_adapter
+from triptych.train.chat_task import ChatTask
 from triptych.train.checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
+from triptych.train.contrastive import ContrastiveTask
+from triptych.train.corruption import CorruptionTask, ReplacedTask
 from triptych.train.data import Windows
-from triptych.train.disk_space import DiskSpace
-from triptych.train.layouts import LAYOUTS, check_layout
+from triptych.train.image_tasks import CaptionTask, ImageLabelTask
+from triptych.train.label_tasks import LabelTask, TagTask
 from triptych.train.loop import Event, Progress, Trainer
-from triptych.train.new_head import ENCODER_DECODERS
+from triptych.train.new_head import ENCODER_DECODERS, LAYOUTS, check_layout
 from triptych.train.optim import Optimizer
-from triptych.train.recipe import Recipe, check_recipe
-from triptych.train.run_lock import RunLock
-from triptych.train.signals import Interrupted, on_signal
-from triptych.train.step_memory import check_recipe_memory, check_step_memory
+from triptych.train.process import Interrupted, RunLock, on_signal
+from triptych.train.recipe import IMAGE_MODELS, Objective, ObjectiveSettings, Recipe, check_recipe
+from triptych.train.sources import FOLDED, SHAKESPEARE
+from triptych.train.space import DiskSpace, check_recipe_memory, check_step_memory
+from triptych.train.span_task import SpanTask
 from triptych.train.task import HeadTask, ObjectiveTask
-from triptych.train.tasks import read_task
+from triptych.train.text_tasks import CausalTask, MaskedTask, PairsTask
 
 PROMPT_TOKENS = 16  # of a sample that an existing model writes
 _SPECIAL_TOKENS: dict[str, SpecialsLayout] = {"decoder": DECODER, "encoder": ENCODER, "encoder-decoder": SEQ2SEQ}
+
+_TASKS: dict[Objective, type[ObjectiveTask]] = {
+    "causal": CausalTask, "masked": MaskedTask, "seq2seq": PairsTask, "labels": LabelTask, "tags": TagTask,
+    "spans": SpanTask, "contrastive": ContrastiveTask, "chat": ChatTask, "captions": CaptionTask,
+    "corruption": CorruptionTask, "replaced": ReplacedTask, "transcripts": TranscriptTask,
+}  # fmt: skip
+#: The objectives that read a key of `objective`; for all others it must have its default.
+_READ_BY: dict[str, tuple[Objective, ...]] = {
+    "rate": ("masked", "corruption", "replaced"),
+    "commonest": ("masked",),
+    "several": ("labels",),
+    "smoothing": ("labels", "tags", "spans", "captions"),
+    "hidden": ("captions", "seq2seq"),
+    "class_weights": ("labels", "tags"),
+    "scale": ("contrastive",),
+    "span": ("corruption",),
+    "generator": ("replaced",),
+    "language": ("transcripts",),
+    "translate": ("seq2seq",),
+}
 
 
 @dataclass(eq=False)
@@ -251,6 +276,32 @@ def verify_resume(recipe: Recipe, steps: int) -> None:
                     f"cannot resume: {name} differs from the run that was not interrupted (stopped after "
                     f"{steps // 2} of {steps} steps)"
                 )
+
+
+def read_task(recipe: Recipe) -> ObjectiveTask:
+    """The task of the recipe's objective with its data read and checked.
+
+    Raises ConfigError, TextError and InputError, one line each, for a recipe and data that do not fit.
+    """
+    settings, data, name = recipe.objective, recipe.data, recipe.objective.name
+    for key, names in _READ_BY.items():
+        if name not in names and getattr(settings, key) != ObjectiveSettings.model_fields[key].default:
+            raise ConfigError(f"objective.{key} is for {', '.join(names)}; objective {name} does not read it")
+    cut = name == "seq2seq" or (name == "contrastive" and data.path in (SHAKESPEARE, FOLDED))
+    if data.words is not None and not cut:
+        raise ConfigError(
+            f"data.words cuts pairs of texts, for seq2seq, and for contrastive on {SHAKESPEARE!r} or {FOLDED!r}; "
+            f"objective {name} does not read it here"
+        )
+    return (ImageLabelTask if name == "labels" and _reads_images(recipe) else _TASKS[name])(recipe)
+
+
+def _reads_images(recipe: Recipe) -> bool:
+    """Whether the model of the recipe reads images, by its config."""
+    base = recipe.base
+    if base is None:
+        return recipe.model.get("model_type") in IMAGE_MODELS
+    return isinstance(read_header(base.path).spec.reads.embed, PatchesSpec)
 
 
 def _created(directory: Path) -> Path:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from triptych.errors import ConfigError, InputError, shown
 from triptych.nn import Transformer
-from triptych.train import baselines, metrics
+from triptych.train import metrics
 from triptych.train.data import Data
 from triptych.train.evaluate import HeldOut, Score
 from triptych.train.labelled import IGNORED, ClassLoss, HeadLoss, LabelledExample, SeveralLoss, labelled
@@ -74,8 +74,8 @@ class LabelTask(HeadTask):
         data, held = (epoch_rows(map(example, count(), *side)) for side in sides)
         texts = [[_joined(record) for record in side] for side in (self.train, self.held)]
         guesses = {
-            "majority": baselines.majority(right, len(self.held)),
-            "bag of words": baselines.bag_of_words(texts[0], right, texts[1], len(self.labels)),
+            "majority": metrics.majority(right, len(self.held)),
+            "bag of words": metrics.bag_of_words(texts[0], right, texts[1], len(self.labels)),
         }
         judge = partial(judged_labels, guesses, self.several)
         return data, JudgedRows.of_rows(held.examples, judge, tokens, self.device)
@@ -133,10 +133,10 @@ class TagTask(HeadTask):
 
         sides = zip((self.train, self.held), words, goals, strict=True)
         data, held = (epoch_rows(map(example, count(), *side)) for side in sides)
-        common = int(baselines.majority(np.concatenate(goals[0]), 1)[0])
+        common = int(metrics.majority(np.concatenate(goals[0]), 1)[0])
         guesses = {
             "majority": [np.full(len(row), common) for row in words[1]],
-            "each word's commonest": baselines.commonest_tags(words[0], goals[0], words[1]),
+            "each word's commonest": metrics.commonest_tags(words[0], goals[0], words[1]),
         }
         judge = partial(_judged_tags, guesses, self.labels)
         return data, JudgedRows.of_rows(held.examples, judge, tokens, self.device)
@@ -243,7 +243,7 @@ def _both(record: DataRecord) -> tuple[str, str | None]:
 def _joined(record: DataRecord) -> str:
     """The words of a record for the baseline; those of the second text count as others than those of the first."""
     text, second = _both(record)
-    return text if second is None else " ".join((text, *(f"b_{word}" for word in baselines.words(second))))
+    return text if second is None else " ".join((text, *(f"b_{word}" for word in metrics.words(second))))
 
 
 def _tagged(record: DataRecord) -> tuple[list[str], list[str]]:

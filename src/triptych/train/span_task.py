@@ -13,7 +13,7 @@ from torch import Tensor
 from triptych.errors import InputError, shown
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
-from triptych.train import baselines, metrics
+from triptych.train import metrics
 from triptych.train.data import Data
 from triptych.train.evaluate import HeldOut, Score
 from triptych.train.labelled import LabelledExample, SpanLoss, labelled
@@ -149,6 +149,6 @@ def _question(record: DataRecord) -> Question:
 
 def _overlapping(one: Question) -> str:
     """The sentence of the context with the most words of the question, a guess without training."""
-    question = set(baselines.words(one.question))
+    question = set(metrics.words(one.question))
     sentences = [part for part in one.context.replace("?", ".").replace("!", ".").split(".") if part.strip()]
-    return max(sentences, key=lambda part: len(question & set(baselines.words(part))), default="").strip()
+    return max(sentences, key=lambda part: len(question & set(metrics.words(part))), default="").strip()
