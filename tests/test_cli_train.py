@@ -18,8 +18,8 @@ from triptych.cli.training_progress import TrainingProgress, summary
 from triptych.errors import InputError, TextError
 from triptych.model import load
 from triptych.page import Sample
+from triptych.quickstart import write_page
 from triptych.quickstart.panels import PANELS, HeldOutResult
-from triptych.quickstart.run_page import write_page
 from triptych.train import Checkpoints, Event, read_recipe
 from triptych.train.recipe import DataSettings
 

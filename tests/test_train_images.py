@@ -17,7 +17,7 @@ from triptych.errors import ConfigError, InputError, TextError, TriptychError
 from triptych.media.image import png
 from triptych.train import check_recipe, prepare, resume, show_batch, verify_resume, write_new_recipe
 from triptych.train.data import HiddenWords
-from triptych.train.image_records import PREPROCESSOR
+from triptych.train.image_tasks import PREPROCESSOR
 from triptych_lectures.data import scenes
 from triptych_lectures.labs import captions as lab
 

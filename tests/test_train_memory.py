@@ -25,7 +25,7 @@ from triptych.count import OF_A_LOGIT, TrainingRow, activation_bytes, block_matr
 from triptych.errors import ConfigError, InputError
 from triptych.nn.weights import PackedWeight
 from triptych.train import causal, check_recipe, check_start, data, job, prepare, resume
-from triptych.train.step_memory import check_step_memory, next_step_memory, recipe_memory
+from triptych.train.space import check_step_memory, next_step_memory, recipe_memory
 
 TEXT = "the old mill stands where the river bends, and its wheel has not turned since the war\n"
 MODEL = {

@@ -12,7 +12,7 @@ from triptych.errors import counted
 
 if TYPE_CHECKING:
     from triptych.train import ShownRow
-    from triptych.train.show import State
+    from triptych.train.objectives import State
 
 ROWS, TOKENS, LINE_TOKENS = 3, 24, 200  # shown of a batch, of a row in a table, of a row as text
 #: The states differ in more than colour, for terminals and eyes without it.

@@ -23,9 +23,8 @@ from triptych.page import Curve, PatchWeights, Picture, PicturesSection, Section
 from triptych.spec import PatchesSpec
 from triptych.text import SEQ2SEQ, Tokenizer, word_tokenizer
 from triptych.train import OptimizerSettings, seq2seq
-from triptych.train.caption_task import CaptionExample
 from triptych.train.data import HiddenWords
-from triptych.train.image_records import in_memory
+from triptych.train.image_tasks import CaptionExample, in_memory
 from triptych_lectures.data.scenes import COLOURS, RELATIONS, SHAPES, SIDE, Scene, scenes
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
 from triptych_lectures.labs.small import Points, fit

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from triptych.media.image import Preparation
 from triptych.model import Model, create
 from triptych.page import Curve, Section, TableSection
-from triptych.train import OptimizerSettings, baselines
+from triptych.train import OptimizerSettings, metrics
 from triptych.train.data import EpochRows
-from triptych.train.image_labels import labelled_images
-from triptych.train.image_records import in_memory
+from triptych.train.image_tasks import in_memory, labelled_images
 from triptych.train.labelled import ClassLoss
 from triptych_lectures.data.scenes import SHAPES, SIDE, shapes
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
@@ -62,13 +61,13 @@ class ImageLabelsLab(Lab):
         pixels = [np.stack([picture for picture, _ in side]).reshape(len(side), -1) for side in (train, held)]
         setup.progress("fitting the linear model")
         vectors = [side.astype(np.float32) for side in pixels]
-        guesses = baselines.linear(vectors[0], right, vectors[1], len(SHAPES))
+        guesses = metrics.linear(vectors[0], right, vectors[1], len(SHAPES))
         setup.progress(f"training for {self.steps} steps, twice")
         pictures = [picture for picture, _ in train]
         model, losses = self.trained(pictures, mixed if shuffled else right, setup.seed)
         control, _ = self.trained(pictures, mixed, setup.seed)
         named = {
-            "commonest shape": baselines.majority(right, len(held)),
+            "commonest shape": metrics.majority(right, len(held)),
             "linear model of the pixels": guesses,
             "ViT trained on shuffled labels": predicted(control, [picture for picture, _ in held]),
             "ViT": predicted(model, [picture for picture, _ in held]),

@@ -1,4 +1,4 @@
-"""A lock on a run directory, so that two processes never train into one.
+"""A run among other processes: a lock, so that two never train into one directory, and the signals that end it.
 
 The operating system holds the lock and releases it when the process ends, however it ends: a killed run leaves the
 file `.lock` behind, but no lock.  `filelock` does not serve here: it does not say which process holds a lock, and where
@@ -8,10 +8,14 @@ the file system has none it falls back to a file that a killed run leaves locked
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from triptych.errors import CheckpointError, ConfigError
 
@@ -115,3 +119,50 @@ def _close_in_child() -> None:
 
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=_close_in_child)
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run ended early because of the signal `number`; the state after step `step` is saved under `out`."""
+
+    def __init__(self, number: int, step: int, out: Path) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name} after step {step:,}; saved in {out}")
+        self.number, self.step, self.out = number, step, out
+
+
+class Received:
+    """The signal that arrived, if any."""
+
+    number: int | None = None
+
+
+@contextmanager
+def on_signal(stop: Callable[[], None]) -> Iterator[Received]:
+    """Inside, the first SIGINT or SIGTERM calls `stop`; a second one has its usual effect.
+
+    Python runs signal handlers in the main thread only; in another thread this changes nothing.
+    """
+    received = Received()
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def handle(number: int, _: FrameType | None) -> None:
+        received.number = number
+        restore()
+        stop()
+
+    for number in SIGNALS:
+        if before[number] is not signal.SIG_IGN:  # nohup and the like
+            signal.signal(number, handle)
+    try:
+        yield received
+    finally:
+        restore()

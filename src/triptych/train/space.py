@@ -1,14 +1,18 @@
-"""What a step of training needs of the memory, beside what is free: estimated from the recipe before any data are read,
-and from the rows of the first step before it is taken.
+"""What a run needs of the disk, and a step of the memory, beside what is free.
 
-Only what a step certainly keeps is counted (`triptych.count.TrainingMemory`), so that no run is refused that would fit.
+The memory is estimated from the recipe before any data are read, and from the rows of the first step before it is
+taken.  Only what a step certainly keeps is counted (`triptych.count.TrainingMemory`), so that no run is refused that
+would fit.
 """
 
 from __future__ import annotations
 
+import math
+import shutil
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,20 +20,68 @@ import torch
 
 from triptych import machine
 from triptych.checkpoints.adapter_targets import slot_groups
-from triptych.checkpoints.header import Header, read_header
+from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.count import TrainingMemory, TrainingRow, activation_bytes, block_matrices, count
-from triptych.errors import InputError, TriptychError
+from triptych.errors import CheckpointError, InputError, TriptychError
 from triptych.nn.weights import PackedWeight
 from triptych.spec import LinearSpec, ModelSpec
-from triptych.train.adapters import AdapterRecipe
-from triptych.train.disk_space import size
-from triptych.train.loop import RunSettings, Trainer
+from triptych.train.arithmetic import chosen
+from triptych.train.base_model import AdapterRecipe
+from triptych.train.loop import Trainer
 from triptych.train.objectives import TrainingBatch
-from triptych.train.precision import chosen
 from triptych.train.recipe import Recipe
 from triptych.train.records import SUFFIXES
+from triptych.train.settings import RunSettings
 from triptych.train.sources import SHAKESPEARE
+
+
+@dataclass(frozen=True)
+class DiskSpace:
+    """Of the run in `directory`: bytes of one checkpoint, how many of them are on the disk at most at one time, their
+    bytes together, and the bytes that are free for them."""
+
+    directory: Path
+    one: int
+    count: int
+    most: int
+    free: int
+
+    @staticmethod
+    def of(trainer: Trainer, directory: Path, keep: int, old: int) -> DiskSpace:
+        """Before `trainer` runs: each checkpoint is written while the newest `keep` are still there.
+
+        `old` bytes in the directory are of checkpoints that are deleted for new ones.
+        """
+        run, optimizer = trainer.settings, trainer.optimizer
+        one = optimizer.weight_bytes + optimizer.state_bytes
+        written = math.ceil(1.0 / run.save_every) if run.save_every else 0
+        if run.steps is not None:
+            written = min(written, run.steps)
+        first = trainer.at.step == 0 and written <= keep  # the checkpoint before the first step has no optimizer state
+        full = min(written, keep + 1)
+        most = full * one + first * optimizer.weight_bytes
+        existing = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
+        return DiskSpace(directory, one, full + first, most, shutil.disk_usage(existing).free + old)
+
+    def check(self) -> None:
+        """Raises CheckpointError where the disk cannot hold the checkpoints."""
+        if self.most > self.free:
+            raise CheckpointError(
+                f"{self}: too little; free some, give --out on another disk, or write fewer with run.save_every = 1"
+            )
+
+    def __str__(self) -> str:
+        return (
+            f"checkpoints in {self.directory}: {self.count} of {size(self.one)} at most at one time, "
+            f"{size(self.most)} in all; {size(self.free)} free"
+        )
+
+
+def size(nbytes: int) -> str:
+    """Bytes in megabytes (10^6), from 10,000 of them on in gigabytes."""
+    return f"{nbytes / 1e6:,.1f} MB" if nbytes < 1e10 else f"{nbytes / 1e9:,.1f} GB"
+
 
 OF_ROWS = ("causal", "masked")  # the objectives whose steps have all the tokens that run.rows and run.length allow
 
@@ -43,9 +95,10 @@ def check_recipe_memory(recipe: Recipe, new_spec: Callable[[Recipe], ModelSpec])
     """
     free = machine.free_on(machine.device(recipe.run.device))
     try:
-        header = None if recipe.base is None else read_header(recipe.base.path)
-        spec = new_spec(recipe) if header is None else header.spec
-        at_parts = partial(recipe_memory, recipe, spec, None if header is None else _packed_bytes(header))
+        header, packed = None if recipe.base is None else read_header(recipe.base.path), None
+        if header is not None and header.source is not None and stores_packed(header.source):
+            packed = sum(info.nbytes for info in header.source.infos.values())
+        at_parts = partial(recipe_memory, recipe, new_spec(recipe) if header is None else header.spec, packed)
         memory = at_parts(recipe.run.accumulate)
     except TriptychError:
         return  # what reads the data and the model says what is wrong with them
@@ -106,7 +159,9 @@ def recipe_memory(recipe: Recipe, spec: ModelSpec, packed: int | None, parts: in
     run, counts = recipe.run, count(spec)
     rows: Counter[TrainingRow] = Counter()
     trained = None if recipe.objective.name == "causal" else 0
-    if recipe.objective.name in OF_ROWS and _is_one_document(recipe.data.path):
+    path = Path(recipe.data.path)
+    one_document = recipe.data.path == SHAKESPEARE or (path.is_file() and path.suffix.lower() not in SUFFIXES)
+    if recipe.objective.name in OF_ROWS and one_document:  # every row has as many tokens as it may have
         rows[TrainingRow(run.length, trained=trained)] = -(-run.rows // parts)
     elif recipe.objective.name in OF_ROWS:  # rows end where documents do
         rows[TrainingRow(1, trained=trained)] = run.rows * run.length // parts
@@ -127,25 +182,12 @@ def recipe_memory(recipe: Recipe, spec: ModelSpec, packed: int | None, parts: in
     return TrainingMemory(weights, gradients, state, activations, logits, accumulated=parts > 1)
 
 
-def _is_one_document(path: str) -> bool:
-    """Whether the text of a recipe is one document, in which every row has as many tokens as it may have."""
-    return path == SHAKESPEARE or (Path(path).is_file() and Path(path).suffix.lower() not in SUFFIXES)
-
-
 def _adapter(settings: AdapterRecipe, spec: ModelSpec) -> tuple[int, frozenset[str]]:
     """How many numbers an adapter trains, and the linear maps that it changes."""
     maps = {name: part for name, part in spec.walk() if isinstance(part, LinearSpec)}
     groups = slot_groups(spec, settings.targets)
     numbers = sum(maps[group[0]].inputs + sum(maps[slot].outputs for slot in group) for group in groups)
     return settings.rank * numbers, frozenset(slot for group in groups for slot in group)
-
-
-def _packed_bytes(header: Header) -> int | None:
-    """Bytes of the weights of a file with packed ones; None for another."""
-    source = header.source
-    if source is None or not stores_packed(source):
-        return None
-    return sum(info.nbytes for info in source.infos.values())
 
 
 def _refusal(memory: TrainingMemory, needed: int, free: int, run: RunSettings, parts: int | None) -> InputError:
