@@ -14,7 +14,7 @@ from triptych.arguments import as_index, integer
 from triptych.attention import Rows
 from triptych.errors import InputError, shown
 from triptych.nn import Row, Taps
-from triptych.probe.reads_and_edits import Edit, Plan, Reads, Where, matrix
+from triptych.probe.reads_and_edits import Edit, Edits, Plan, Reads, Where, matrix
 from triptych.probe.session import Session
 from triptych.probe.sites import Site
 from triptych.probe.trace import Trace
@@ -41,6 +41,12 @@ class ProbedModel(Protocol):
     def spec(self) -> ModelSpec: ...
     def ids(self, texts: Any, mask: Tensor | None = None, *, target: bool = False) -> list[list[int]]: ...
     def source(self, rows: Any, mask: Tensor | None = None) -> Sequence[Row]: ...
+    def check_words(self, what: str) -> None: ...
+    def generate(self, prompts: Any, *, max_new_tokens: int = 64) -> Sequence[Any]: ...
+    def trace(
+        self, rows: Any, target: Any = None, *, read: Reads = (), edit: Edits = (), max_bytes: int | None = None,
+        allow_null: bool = False,
+    ) -> Trace: ...  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -120,8 +120,9 @@ class HeadTable(Displayed):
         measured = dict.fromkeys(row.role for row in self.rows)
         if role not in measured:
             reason = self.not_measured.get(role)
-            problem = f"the role {role!r} was not measured: {reason}" if reason else f"there is no role {role!r}"
-            raise InputError(problem + ("" if reason else nearest(role, measured)))
+            if reason:
+                raise InputError(f"the role {role!r} was not measured: {reason}")
+            raise InputError(f"there is no role {role!r}{nearest(role, measured)}")
         return sorted((row for row in self.rows if row.role == role and row.above), key=lambda row: -row.score)
 
     def of(self, stack: Stack, layer: int, head: int) -> list[HeadRole]:
@@ -131,23 +132,18 @@ class HeadTable(Displayed):
     def main(self) -> dict[tuple[Stack, int, int], HeadRole | None]:
         """For each head the role that names it: of those above their threshold the one with the highest score, local,
         long-range and diffuse only where there is no other; None where there is none."""
-        order = list(ROLES)
         mains: dict[tuple[Stack, int, int], HeadRole | None] = {}
         for row in self.rows:
             at = (row.stack, row.layer, row.head)
             best = mains.setdefault(at, None)
-            if row.above and (best is None or _names(row, order) > _names(best, order)):
+            if row.above and (best is None or _names(row) > _names(best)):
                 mains[at] = row
         return mains
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         rows = [asdict(row) | {"above": row.above} for row in self.rows]
-        together = [
-            {"role": one.role, "heads": [list(head) for head in one.heads], "effect": one.effect,
-             "random": list(one.random), "beyond_random": one.beyond_random}
-            for one in self.together
-        ]  # fmt: skip
+        together = [asdict(one) | {"beyond_random": one.beyond_random} for one in self.together]
         return {
             "seed": self.seed, "unit": self.unit, "family_wise": FAMILY, "not_measured": self.not_measured,
             "together": together, "heads": rows,
@@ -167,9 +163,9 @@ class HeadTable(Displayed):
         return "\n".join(lines)
 
 
-def _names(row: HeadRole, order: list[str]) -> tuple[bool, float, int]:
+def _names(row: HeadRole) -> tuple[bool, float, int]:
     """The larger, the better the role names the head: equal scores go to the role that says more."""
-    known = order.index(row.role) if row.role in order else -1
+    known = list(ROLES).index(row.role) if row.role in ROLES else -1
     return row.role not in GENERAL, round(row.score, 2), -known
 
 

@@ -15,35 +15,18 @@ import torch
 
 from triptych.arguments import check_ids, integer
 from triptych.errors import InputError, nearest, shown
-from triptych.probe.role_ablation import Ablation, Effect, Head, unit
-from triptych.probe.role_scores import (
-    CROSS_ROLES,
-    SELF_ROLES,
-    HeadLayer,
-    Probed,
-    RoleScores,
-    Stack,
-    attentions,
-    score_all,
-)  # fmt: skip
+from triptych.probe.prompts import ProbedModel
+from triptych.probe.role_ablation import Ablation, Effect, unit
+from triptych.probe.role_scores import CROSS_ROLES, SELF_ROLES, Head, RoleScores, Stack, attentions, score_all
 from triptych.probe.role_table import ROLES, HeadRole, HeadTable, RoleEffect
-from triptych.probe.role_texts import (
-    CUT,
-    LINKS,
-    TEXTS,
-    HeadSample,
-    Link,
-    linked_samples,
-    punctuation,
-    random_samples,
-)  # fmt: skip
+from triptych.probe.role_texts import CUT, LINKS, TEXTS, HeadSample, Link, linked_samples, punctuation, random_samples
 
 TOGETHER = 8  # heads of a role, at most, that are ablated together
 RARE = 0.1  # of the token types of the texts
 
 
 def heads(
-    model: Probed,
+    model: ProbedModel,
     texts: Any = None,
     targets: Any = None,
     *,
@@ -80,14 +63,16 @@ def heads(
     integer("ablate", ablate, 0)
     integer("seed", seed, 0)
     samples = _samples(model, texts, targets, seed)
-    _checked_ids(model, "delimiters", delimiters)
-    _checked_ids(model, "boundaries", boundaries)
+    for name, ids in (("delimiters", delimiters), ("boundaries", boundaries)):
+        if ids is not None:
+            check_ids(ids, max(model.spec.vocab, model.spec.source_vocab), name)
     own = () if links is None else tuple(links)
     linked = {role: pairs[role] for role in wanted if role in pairs}
     samples += linked_samples(linked, model.spec, model.tokenizer, strict=own)
     if not samples:
         raise InputError("there is no text to score heads on; give texts=, or use a model with a larger vocabulary")
-    if not attentions(model.spec):
+    layers = attentions(model.spec)
+    if not layers:
         raise InputError("no layer of this model has attention weights")
     types = _types(model, samples, delimiters, boundaries)
     progress("reading the patterns")
@@ -96,8 +81,8 @@ def heads(
         progress("ablating heads")
         effects, together = _ablated(model, samples, scores, ablate, seed, progress)
     rows = [row for role in wanted if role in scores for row in _rows(scores[role], len(wanted), effects)]
-    place = {one.name: i for i, one in enumerate(attentions(model.spec))}
-    rows.sort(key=lambda row: (place[_site(model, row)], row.head))
+    place = {(one.stack, one.layer): i for i, one in enumerate(layers)}
+    rows.sort(key=lambda row: (place[row.stack, row.layer], row.head))
     missing = {role: _why_not(role, model) for role in wanted if role not in scores}
     count = {role: sum(len(sample.links.get(role, ())) for sample in samples) for role in linked}
     return HeadTable(tuple(rows), tuple(together), missing, unit(model.spec), seed, count)
@@ -129,13 +114,7 @@ def _checked_links(links: dict[str, Sequence[Link]] | None) -> dict[str, Sequenc
     return links or {}
 
 
-def _checked_ids(model: Probed, name: str, ids: Sequence[object] | None) -> None:
-    """Raises InputError for anything but a list of token ids of the model."""
-    if ids is not None:
-        check_ids(ids, max(model.spec.vocab, model.spec.source_vocab), name)
-
-
-def _samples(model: Probed, texts: Any, targets: Any, seed: int) -> list[HeadSample]:
+def _samples(model: ProbedModel, texts: Any, targets: Any, seed: int) -> list[HeadSample]:
     """The rows to read: texts, given or built in, and random tokens."""
     if isinstance(texts, str):
         raise InputError("give a list of texts, not one string: [text]")
@@ -162,7 +141,7 @@ def _samples(model: Probed, texts: Any, targets: Any, seed: int) -> list[HeadSam
 
 
 def _types(
-    model: Probed, samples: list[HeadSample], delimiters: Sequence[int] | None, boundaries: Sequence[int] | None
+    model: ProbedModel, samples: list[HeadSample], delimiters: Sequence[int] | None, boundaries: Sequence[int] | None
 ) -> dict[Stack, dict[str, set[int]]]:
     """For each stack the token ids of the roles that read certain tokens."""
     given = {name: set(ids) for name, ids in (("delimiter", delimiters), ("boundary", boundaries)) if ids is not None}
@@ -191,67 +170,48 @@ def _rarest(ids: list[int], marks: set[int]) -> set[int]:
 
 
 def _ablated(
-    model: Probed, samples: list[HeadSample], scores: dict[str, RoleScores], ablate: int, seed: int,
+    model: ProbedModel, samples: list[HeadSample], scores: dict[str, RoleScores], ablate: int, seed: int,
     progress: Callable[[str], None],
-) -> tuple[dict[tuple[str, str, int], Effect], list[RoleEffect]]:  # fmt: skip
-    """The effects of the best heads of each role, by role, site and head, and of all of them together."""
-    effects: dict[tuple[str, str, int], Effect] = {}
+) -> tuple[dict[tuple[str, Head], Effect], list[RoleEffect]]:  # fmt: skip
+    """The effects of the best heads of each role, by role and head, and of all of them together."""
+    effects: dict[tuple[str, Head], Effect] = {}
     together: list[RoleEffect] = []
     for number, (role, one) in enumerate(scores.items() if ablate else ()):
-        limits, _, _ = one.above(len(scores))
-        ranked: list[tuple[float, Head]] = []
-        others: list[Head] = []
-        for attention, score, limit in zip(one.layers, one.score, limits, strict=True):
-            for head in range(attention.heads):
-                if score[head] >= limit[head]:
-                    ranked.append((float(score[head]), (attention, head)))
-                else:
-                    others.append((attention, head))
-        if not ranked:
+        score = torch.cat(one.numbers, 1)[0]
+        above = (score >= one.above(len(scores))[0]).tolist()
+        best = [one.heads[i] for i in score.argsort(descending=True, stable=True).tolist() if above[i]]
+        if not best:
             continue
         progress(f"ablating the heads of the role {role}")
-        best = [head for _, head in sorted(ranked, key=lambda pair: -pair[0])]
-        ablation = Ablation.of(model, samples, one.queries, role == "induction" and _decodes(one.layers))
+        decodes = all(at.stack == "decoder" for at, _ in one.heads)  # these predict the token that comes next
+        ablation = Ablation.of(model, samples, one.queries, role == "induction" and decodes)
         groups = [tuple(best[:TOGETHER]), *((head,) for head in best[:ablate])]
+        others = [head for head, is_above in zip(one.heads, above, strict=True) if not is_above]
         whole, *single = ablation.effects(groups, others, np.random.default_rng([seed, 2, number]))
-        for (attention, head), effect in zip(best, single, strict=False):
-            effects[role, attention.name, head] = effect
-        cut = tuple((at.stack, at.layer, head) for at, head in whole.heads)
+        effects |= {(role, head): effect for head, effect in zip(best, single, strict=False)}
+        cut = tuple((at.stack, at.layer, head) for at, head in groups[0])
         together.append(RoleEffect(role, cut, whole.lost, whole.random))
     return effects, together
 
 
-def _decodes(layers: Sequence[HeadLayer]) -> bool:
-    """Whether the role lies in decoders alone, which predict the token that comes next."""
-    return all(one.stack == "decoder" for one in layers)
-
-
-def _rows(scores: RoleScores, roles: int, effects: dict[tuple[str, str, int], Effect]) -> list[HeadRole]:
+def _rows(scores: RoleScores, roles: int, effects: dict[tuple[str, Head], Effect]) -> list[HeadRole]:
+    score, even, mean, _, offset = torch.cat(scores.numbers, 1).tolist()
+    limit, *drawn = scores.above(roles)
+    z, p = ([None] * len(score) if one is None else one.tolist() for one in drawn)
     rows = []
-    limits, zs, ps = scores.above(roles)
-    for i, attention in enumerate(scores.layers):
-        z, p = zs[i], ps[i]
-        for head in range(attention.heads):
-            effect = effects.get((scores.role, attention.name, head))
-            random = [] if effect is None else effect.random
-            rows.append(
-                HeadRole(
-                    attention.stack, attention.layer, head, scores.role, float(scores.score[i][head]),
-                    float(scores.even[i][head]), float(scores.mean[i][head]), float(limits[i][head]),
-                    None if z is None else float(z[head]), None if p is None else float(p[head]),
-                    int(scores.offset[i][head]) if scores.role == "offset" else None,
-                    None if effect is None else effect.lost, sum(random) / len(random) if random else None,
-                )
-            )  # fmt: skip
+    for i, (at, head) in enumerate(scores.heads):
+        effect = effects.get((scores.role, (at, head)))
+        rows.append(
+            HeadRole(
+                at.stack, at.layer, head, scores.role, score[i], even[i], mean[i], float(limit[i]), z[i], p[i],
+                int(offset[i]) if scores.role == "offset" else None,
+                *((None, None) if effect is None else (effect.lost, effect.random_mean)),
+            )
+        )  # fmt: skip
     return rows
 
 
-def _site(model: Probed, row: HeadRole) -> str:
-    prefix = "" if model.spec.layout != "encoder-decoder" else "encoder." if row.stack == "encoder" else "decoder."
-    return f"{prefix}blocks.{row.layer}.{'cross' if row.stack == 'cross' else 'attn'}"
-
-
-def _why_not(role: str, model: Probed) -> str:
+def _why_not(role: str, model: ProbedModel) -> str:
     if role == "alignment" and model.spec.layout != "encoder-decoder":
         return "it is a role of cross-attention"
     if role in ("delimiter", "boundary", "rare", *LINKS) and model.tokenizer is None:
