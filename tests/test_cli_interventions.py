@@ -13,7 +13,7 @@ import cli_models
 from triptych.cli import main
 from triptych.errors import InputError
 from triptych.model import load
-from triptych.probe.head_names import head_text, typed_head
+from triptych.probe.sites import typed_head
 
 PROMPTS = ["--clean", "abc", "--corrupt", "axc"]
 
@@ -40,7 +40,6 @@ def test_a_head_as_it_is_typed(decoder: str, both: str) -> None:
         assert typed_head(one, text) == ("blocks.2.attn", 5)
     assert typed_head(two, "cross.L2H1") == ("decoder.blocks.2.cross", 1)
     assert typed_head(two, "encoder 1.0") == ("encoder.blocks.1.attn", 0)
-    assert head_text(("blocks.2.attn", 5)) == "blocks.2.attn head 5"
     for spec, text, line in (
         (one, "L3H0", "there are layers 0..2 and heads 0..5; the nearest is L2H0"),
         (one, "L0H9", "the nearest is L0H5"),

@@ -18,7 +18,7 @@ from triptych.probe.prompts import (
     Prompt,
     check_list,
     check_position,
-    index_below,
+    indices_below,
     of_source,
     token_names,
 )
@@ -201,14 +201,8 @@ def _columns(
     return [(source, position) for position in chosen]
 
 
-def _heads_of(site: Site, heads: bool | Sequence[int]) -> list[int | None]:
-    if heads is False:
-        return [None]
-    count = site.heads or 1
-    if heads is True:
-        return list(range(count))
+def _heads_of(site: Site, heads: bool | Sequence[int]) -> Sequence[int | None]:
+    if isinstance(heads, bool):
+        return range(site.heads or 1) if heads else [None]
     check_list(heads, "heads")
-    chosen = [index_below(count, head) for head in heads]
-    if None in chosen:
-        raise ProbeError(f"{site.name} has heads 0..{count - 1}, not {shown(heads[chosen.index(None)])}")
-    return chosen
+    return indices_below(site.heads or 1, heads, f"{site.name} has heads")

@@ -14,6 +14,7 @@ from triptych.probe.prompts import ProbedModel
 from triptych.probe.reads_and_edits import Plan, zero
 from triptych.probe.role_labels import DRAWS, Labels, View, label
 from triptych.probe.role_texts import HeadSample
+from triptych.probe.sites import prefix_of, sites
 from triptych.probe.size import trace_size
 from triptych.spec import AlibiSpec, ModelSpec
 from triptych.spec.masks import Mask, Points, full
@@ -117,16 +118,15 @@ def attentions(spec: ModelSpec) -> list[HeadLayer]:
     """Every layer whose heads have patterns, in the order of the forward."""
     every = []
     for stack_name, stack in spec.stacks.items():
-        prefix = f"{stack_name}." if spec.layout == "encoder-decoder" else ""
         name: Stack = "encoder" if stack_name == "encoder" else "decoder"
         for i, block in enumerate(stack.blocks):
             kind = stack.kinds[block.attn.kind]
-            own = f"{prefix}blocks.{i}"
+            own = f"{prefix_of(spec, stack_name)}blocks.{i}"
             fixed = isinstance(kind.position, AlibiSpec)
             every.append(HeadLayer(f"{own}.attn", name, i, block.attn.heads, kind.mask, fixed))
             if block.cross is not None:
                 every.append(HeadLayer(f"{own}.cross", "cross", i, block.cross.heads, full(), False))
-    known = Plan.of(spec).sites
+    known = sites(spec)
     return [one for one in every if f"{one.name}.pattern" in known]
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from triptych.errors import InputError, nearest
-from triptych.probe.display import Displayed
+from triptych.probe.display import Displayed, plain
 from triptych.probe.role_labels import FAR, FARTHEST, NEAR
 from triptych.probe.role_scores import FAMILY, Stack
 
@@ -146,7 +146,7 @@ class HeadTable(Displayed):
         together = [asdict(one) | {"beyond_random": one.beyond_random} for one in self.together]
         return {
             "seed": self.seed, "unit": self.unit, "family_wise": FAMILY, "not_measured": self.not_measured,
-            "together": together, "heads": rows,
+            "together": plain(together), "heads": rows,
         }  # fmt: skip
 
     def __iter__(self) -> Iterator[HeadRole]:
