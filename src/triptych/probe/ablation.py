@@ -257,7 +257,7 @@ def _resampled(
 
 
 def _another(prompt: Prompt, others: Sequence[Prompt], seed: int, number: int) -> Prompt:
-    """The reference that text `number` gets values of: another one, each row of which is as long as its own or longer."""
+    """The reference that text `number` gets values of: another one, no row of which is shorter than its own."""
     fit = [
         other for other in others
         if all(map(operator.ge, other.lengths, prompt.lengths)) and not same_prompts(other, prompt)

@@ -16,10 +16,9 @@ from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, Row
 from triptych.errors import ProbeError
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe.reads_and_edits import Edit, Plan, Read, Where, matrix
-from triptych.probe.recording import Notes, PassedValues, index_of, positions_of, split
+from triptych.probe.recording import Attended, Notes, PassedValues, index_of, positions_of, read_scores, split
 from triptych.probe.records import How
 from triptych.probe.reductions import Statistics
-from triptych.probe.score_reads import Attended, read_scores
 from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES
 from triptych.probe.trace import Trace
 from triptych.program.native_reads import StepReads
@@ -51,7 +50,7 @@ class Session:
     def taps_under(self, prefix: str) -> Taps:
         """The taps of a forward that has begun, under a dotted prefix."""
         if prefix not in self.below:
-            self.below[prefix] = ProbeTaps(self, prefix) if self.plan.touches(prefix) else NO_TAPS
+            self.below[prefix] = ProbeTaps(self, prefix) if prefix in self.plan.prefixes else NO_TAPS
         return self.below[prefix]
 
     def native_reads(self, slots: Sequence[int]) -> StepReads | None:

@@ -27,7 +27,6 @@ With two stacks every name begins with `encoder.` or `decoder.`, except `logits`
 from __future__ import annotations
 
 import fnmatch
-import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -135,25 +134,30 @@ def in_layers(found: list[Site], layers: Selection, pattern: str) -> list[Site]:
     if layers is None:
         return found
     numbers = [site.layer for site in found if site.layer is not None]
+    given = f"layers={shown(layers)}"
     if not numbers:
-        raise ProbeError(f"layers={shown(layers)}: {pattern!r} names no site of a block; leave layers= out")
+        raise ProbeError(f"{given}: {pattern!r} names no site of a block; leave layers= out")
     count = max(numbers) + 1
     try:
-        every = range(count)[layers] if isinstance(layers, slice) else layers
-        listed = list(every) if isinstance(every, Sequence) else [every]
-        if any(isinstance(i, bool) for i in listed):
-            raise TypeError
-        chosen = [operator.index(i) for i in listed]
-    except (TypeError, ValueError):
-        raise ProbeError(f"layers={shown(layers)} must be an integer, a slice or a list of integers") from None
+        chosen = integers(range(count)[layers] if isinstance(layers, slice) else layers, given)
+    except (TypeError, ValueError):  # of the slice
+        chosen = integers(None, given)
     wrong = [i for i in chosen if not -count <= i < count]
     if wrong or not chosen:
-        raise ProbeError(f"layers={shown(layers)}: {pattern!r} names sites of layers 0 to {count - 1}")
+        raise ProbeError(f"{given}: {pattern!r} names sites of layers 0 to {count - 1}")
     wanted = {i % count for i in chosen}
     inside = [site for site in found if site.layer in wanted]
     if not inside:
-        raise ProbeError(f"layers={shown(layers)}: none of the sites that {pattern!r} names lies in them")
+        raise ProbeError(f"{given}: none of the sites that {pattern!r} names lies in them")
     return inside
+
+
+def integers(values: object, given: str) -> list[int]:
+    """An integer or a list of them, as a list.  Raises ProbeError for anything else."""
+    numbers = [as_index(one) for one in (values if isinstance(values, Sequence) else [values])]
+    if None in numbers:
+        raise ProbeError(f"{given} must be an integer, a slice or a list of integers")
+    return [number for number in numbers if number is not None]
 
 
 def _hint(pattern: str, model: ModelSpec, known: dict[str, Site]) -> str:
