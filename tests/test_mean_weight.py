@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from triptych.probe.mean_weight import at_offset, mean_weight
 from triptych.probe.role_labels import View, label
+from triptych.probe.role_scores import at_offset, mean_weight
 from triptych.probe.role_texts import HeadSample
 
 HALF = 12

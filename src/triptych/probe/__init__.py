@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from triptych.probe.patching import PatchGrid, patch
     from triptych.probe.path_patching import path_patch
     from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
-    from triptych.probe.reductions import Statistics
+    from triptych.probe.records import Statistics
     from triptych.probe.role_table import ROLES, HeadRole, HeadTable, RoleEffect
     from triptych.probe.roles import heads
     from triptych.probe.session import Session
@@ -47,7 +47,6 @@ def __getattr__(name: str) -> object:
         patching,
         path_patching,
         reads_and_edits,
-        reductions,
         role_table,
         roles,
         session,
@@ -56,7 +55,7 @@ def __getattr__(name: str) -> object:
         trace,
     )
 
-    homes = (ablation, lenses, links, logit_attribution, metric, patching, path_patching, reads_and_edits, reductions,
+    homes = (ablation, lenses, links, logit_attribution, metric, patching, path_patching, reads_and_edits,
              role_table, roles, session, size, steering, trace)  # fmt: skip
     value = next(vars(home)[name] for home in homes if name in vars(home))
     globals()[name] = value  # the next use does not come here

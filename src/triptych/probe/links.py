@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.probe.mean_weight import mean_weight
 from triptych.probe.prompts import ProbedModel, name_tokens
 from triptych.probe.reads_and_edits import Read
 from triptych.probe.role_ablation import Ablation, unit
-from triptych.probe.role_scores import FAMILY, FLOOR, Head, HeadLayer, Stack, attentions, by_chance
+from triptych.probe.role_scores import FAMILY, FLOOR, Head, HeadLayer, Stack, attentions, by_chance, mean_weight
 from triptych.probe.role_texts import TEXTS, HeadSample, Word, ordinary_ids, place, words_of
 
 DRAWS = 120  # texts with another word in the place of each of the two: one of them is below 1%

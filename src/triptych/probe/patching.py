@@ -160,9 +160,9 @@ def patch(
     wanted = patched_sites(model, site, heads=heads is not False)
     intact, broken = two_prompts(model, clean, corrupt, target, corrupt_target)
     pairs = Alignment.of(model, intact, broken, wanted, align, target_align)
-    cells = cells_of(model, wanted, heads, positions, broken, pairs)
+    cells = cells_of(pairs, wanted, heads, positions)
     broken_at = measured_at(model, broken, at)
-    intact_at = measured_at(model, intact, None if at is None else pairs.clean(at, source=not broken.lengths[1]))
+    intact_at = measured_at(model, intact, None if at is None else pairs.clean(at))
     check_values(model, [intact], [one.name for one in wanted], max_bytes)
     if broken_at is not None:  # of one length, forwards of both compute alike
         lengths = max(intact.lengths[0], broken.lengths[0]), max(intact.lengths[1], broken.lengths[1])

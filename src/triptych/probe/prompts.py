@@ -58,9 +58,13 @@ class Prompt:
     target: list[int] | None
     lengths: tuple[int, int]  # positions of the source and of the target (0 without one)
 
+    def positions(self, source: bool) -> int:
+        """How many positions the source has, or the target."""
+        return self.lengths[0 if source else 1]
+
     def length(self, site: Site, spec: ModelSpec) -> int:
         """How many positions the row has at a site."""
-        return self.lengths[0 if of_source(site, spec) else 1]
+        return self.positions(of_source(site, spec))
 
     @property
     def decoded(self) -> int:

@@ -31,9 +31,8 @@ from triptych.attention.mechanisms import DOT_PRODUCT
 from triptych.attention.row_scores import ScorePiece
 from triptych.native.huge_pages import HugePages
 from triptych.probe.reads_and_edits import Edit, Plan, Read, matrix, select
-from triptych.probe.records import Computation, Computations, How, Later
-from triptych.probe.reductions import Statistics, reduced
-from triptych.probe.sites import MATRIX_SITES, Selection
+from triptych.probe.records import Computation, Computations, How, Later, Statistics, reduced
+from triptych.probe.sites import MATRIX_SITES
 from triptych.probe.trace import Trace
 from triptych.program.native_reads import StepReads
 
@@ -88,18 +87,14 @@ class PassedValues:
         nothing."""
         if not self.steps.sites:
             return None
-        if self.noted_last or (self.steps.held > HELD and not self._all_stays):
+        all_stays = self.all_plain and self.steps.as_left  # the trace keeps all that native steps leave, where it is
+        if self.noted_last or (self.steps.held > HELD and not all_stays):
             self.fill(trace)
         if not self.steps.calls:
             for name in self.steps.sites:
                 trace.reserve(name)
         self.steps.begin(slots, keys)
         return self.steps
-
-    @property
-    def _all_stays(self) -> bool:
-        """Whether the trace keeps all that native steps leave, where it is."""
-        return self.all_plain and self.steps.as_left
 
     def begin_forward(self, trace: Trace) -> None:
         """Modules run next."""
@@ -202,7 +197,9 @@ def index_of(
     `[H, t, S]`: slices, and so views, where it selects all.  None where it selects nothing of this row."""
     if not select(chosen.items, [item]):
         return None
-    places, heads = select(chosen.at, positions), _heads(chosen.heads, value, name)
+    places, heads = select(chosen.at, positions), [0]
+    if chosen.heads is not None:
+        heads = select(chosen.heads, range(value.shape[0 if matrix(name) else 1]))
     if not places or not heads:
         return None
     if chosen.at is None and chosen.heads is None:
@@ -212,10 +209,6 @@ def index_of(
         return places, (slice(None), t) if matrix(name) else (t,)
     h = torch.tensor(heads, device=value.device)
     return places, (h[:, None], t[None, :]) if matrix(name) else (t[:, None], h[None, :])
-
-
-def _heads(heads: Selection, value: Tensor, name: str) -> list[int]:
-    return select(heads, range(value.shape[0 if matrix(name) else 1])) if heads is not None else [0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,40 +264,24 @@ def _keep_later(layer: Attended, row: int, read: Read, trace: Trace, key: int, p
     """What a read wants of one row's scores or pattern, all of it, when somebody looks at it."""
     q, k = layer.q.detach(), layer.k.detach()
 
-    def room() -> _Room:
-        return _Room(read, RowScores(layer.plan, row, q, k))
-
     @torch.no_grad()
     def make() -> Tensor:
-        made = room()
-        for piece in made.scores.pieces():
-            made.add(piece, made.scores.weights(piece) if made.pattern else piece.scores)
+        (made,) = _filled(RowScores(layer.plan, row, q, k), [read])
         return made.out
 
-    sized = room()
-    nbytes = math.prod(sized.shape) * sized.dtype.itemsize
-    trace.keep_later(read.site, key, positions, Later(make, nbytes), "queries")
+    sized = _Room(read, RowScores(layer.plan, row, q, k))
+    later = Later(make, math.prod(sized.shape) * sized.dtype.itemsize)
+    trace.keep_later(read.site, key, positions, later, "queries")
 
 
 def _read_row(scores: RowScores, reads: list[Read], trace: Trace, key: int, at: tuple[int, ...]) -> None:
-    item = trace.branches.item(key)
-    rooms = [_Room(read, scores) for read in reads if not isinstance(read.reduce, Statistics)]
     for read in reads:
         if isinstance(read.reduce, Statistics):
-            labels = read.reduce.labels(item, at, scores.shape[2], scores.q.device)
+            labels = read.reduce.labels(trace.branches.item(key), at, scores.shape[2], scores.q.device)
             trace.keep_statistics(read.site, key, at, attention_statistics(scores, top=read.reduce.top, labels=labels))
-    if not rooms:
-        return
-    patterns = any(room.pattern for room in rooms)
-    for piece in scores.pieces():
-        weights = scores.weights(piece) if patterns else None
-        for room in rooms:
-            room.add(piece, weights if room.pattern and weights is not None else piece.scores)
-    for room in rooms:
-        of_mean = room.read.reduce == "mean"
-        trace.keep(
-            room.read.site, key, at, room.out, "mean" if of_mean else "queries", room.read.dtype if of_mean else None
-        )
+    for room in _filled(scores, [read for read in reads if not isinstance(read.reduce, Statistics)]):
+        mean = room.read.reduce == "mean"
+        trace.keep(room.read.site, key, at, room.out, "mean" if mean else "queries", room.read.dtype if mean else None)
 
 
 class _Room:
@@ -312,7 +289,7 @@ class _Room:
 
     def __init__(self, read: Read, scores: RowScores) -> None:
         heads, queries, keys = scores.shape
-        self.read, self.scores, self.heads, self.pattern = read, scores, heads, read.site.endswith("pattern")
+        self.read, self.heads, self.pattern = read, heads, read.site.endswith("pattern")
         self.shape = (1 if read.reduce == "mean_heads" else heads, 1 if read.reduce == "mean" else queries, keys)
         self.dtype = read.dtype if isinstance(read.dtype, torch.dtype) and read.reduce is None else scores.precision
         self.device = scores.q.device
@@ -320,9 +297,9 @@ class _Room:
 
     @property
     def out(self) -> Tensor:
-        made = self._made()
-        keep = self.read.reduce == "mean"  # a sum, which the trace divides before it takes the dtype
-        return made.to(self.read.dtype) if isinstance(self.read.dtype, torch.dtype) and not keep else made
+        made, dtype = self._made(), self.read.dtype
+        summed = self.read.reduce == "mean"  # which the trace divides before it takes the dtype
+        return made.to(dtype) if isinstance(dtype, torch.dtype) and not summed else made
 
     def _made(self) -> Tensor:
         if self.made is None:
@@ -334,11 +311,20 @@ class _Room:
         """[h, n, s] of one piece; a piece that is everything is kept itself."""
         if self.read.reduce is None and value.shape == self.shape and value.dtype == self.dtype:
             self.made = value
-            return
-        made = self._made()
-        if self.read.reduce is None:
-            made[piece.heads, piece.queries, piece.columns] = value
+        elif self.read.reduce is None:
+            self._made()[piece.heads, piece.queries, piece.columns] = value
         elif self.read.reduce == "mean":
-            made[piece.heads, :, piece.columns] += value.sum(1, keepdim=True)
+            self._made()[piece.heads, :, piece.columns] += value.sum(1, keepdim=True)
         else:
-            made[:, piece.queries, piece.columns] += value.sum(0, keepdim=True) / self.heads
+            self._made()[:, piece.queries, piece.columns] += value.sum(0, keepdim=True) / self.heads
+
+
+def _filled(scores: RowScores, reads: list[Read]) -> list[_Room]:
+    """What some reads keep of one row."""
+    rooms = [_Room(read, scores) for read in reads]
+    patterns = any(room.pattern for room in rooms)
+    for piece in scores.pieces() if rooms else ():
+        weights = scores.weights(piece) if patterns else piece.scores
+        for room in rooms:
+            room.add(piece, weights if room.pattern else piece.scores)
+    return rooms
