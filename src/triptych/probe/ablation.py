@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, ProbeError, shown
-from triptych.probe.display import Result
+from triptych.probe.display import Result, largest
 from triptych.probe.metric import Answer, MetricFunction, MetricName, metric_of
 from triptych.probe.prompts import (
     BATCH_TOKENS,
@@ -101,8 +101,7 @@ class Ablations(Result):
 
     def largest(self, count: int = 10) -> list[tuple[str, float]]:
         """The units whose ablation changes the metric most, with the change."""
-        order = self.effect.abs().nan_to_num(-1.0).argsort(descending=True).tolist()
-        return [(self.units[i].name, float(self.effect[i])) for i in order[:count]]
+        return largest([unit.name for unit in self.units], self.effect, count)
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON; None where there is no value."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
@@ -28,16 +29,17 @@ class Result:
 
 
 def plain(value: object) -> object:
-    """Tensors and tuples as lists; None for a number of a tensor that is not finite."""
+    """Tensors and tuples as lists; None for a number that is not finite."""
     if isinstance(value, Tensor):
-        numbers = value.tolist()
-        return numbers if bool(value.isfinite().all()) else _finite(numbers)
+        return plain(value.tolist())
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _finite(numbers: object) -> object:
-    if isinstance(numbers, list):
-        return [_finite(one) for one in numbers]
-    return numbers if isinstance(numbers, float) and math.isfinite(numbers) else None
+def largest(names: Sequence[str], values: Tensor, count: int) -> list[tuple[str, float]]:
+    """The `count` largest values by magnitude, with their names."""
+    order = values.abs().nan_to_num(-1.0).argsort(descending=True).tolist()
+    return [(names[i], float(values[i])) for i in order[:count]]

@@ -14,7 +14,7 @@ the cap.  A contribution is direct: what later heads and MLPs make of a part cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,7 +26,7 @@ from triptych.nn import heads as nn_heads
 from triptych.nn.attention import Attention
 from triptych.nn.linear import LayerNorm, RMSNorm, Scale
 from triptych.nn.stack import Block, ParallelBlock, Stack
-from triptych.probe.display import Displayed, Result
+from triptych.probe.display import Displayed, Result, largest
 from triptych.probe.lenses import per_head, vocabulary
 from triptych.probe.metric import Answer, answers_of, token_id
 from triptych.probe.prompts import ProbedModel, PromptInput, measured_at, name_tokens, prompt_of, values_at
@@ -60,8 +60,7 @@ class LogitAttribution(Result, Displayed):
 
     def largest(self, count: int = 12) -> list[tuple[str, float]]:
         """The `count` parts with the largest contributions by magnitude, as (name, contribution)."""
-        order = self.values.abs().argsort(descending=True).tolist()
-        return [(self.parts[i], float(self.values[i])) for i in order[:count]]
+        return largest(self.parts, self.values, count)
 
     def __repr__(self) -> str:
         capped = ", before the softcap" if self.softcapped else ""
@@ -136,25 +135,17 @@ class _Parts:
 
     def through(self, norm: object, name: str) -> None:
         """Pass all parts through a norm whose scale is that of their sum; its bias is a part of its own."""
-        gain, bias = _norm(norm, self.total)
-        self.vectors = gain(self.vectors)
-        if bias is not None:
-            self.add([f"{name} bias"], bias[None])
-
-
-def _norm(norm: object, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
-    """A norm as a linear map of parts [C, D] of `x` [D], and its bias or None."""
-    if isinstance(norm, Scale):
-        factor = norm.spec.factor
-        return (lambda parts: parts * factor), None
-    if isinstance(norm, RMSNorm):
-        weight = (norm.spec.offset + norm.weight.double()) / (x.square().mean() + norm.spec.eps).sqrt()
-        return (lambda parts: parts * weight), None
-    if isinstance(norm, LayerNorm):
-        weight = norm.weight.double() / (x.var(correction=0) + norm.spec.eps).sqrt()
-        bias = None if norm.bias is None else norm.bias.double()
-        return (lambda parts: (parts - parts.mean(-1, keepdim=True)) * weight), bias
-    return (lambda parts: parts), None
+        total = self.total
+        if isinstance(norm, Scale):
+            self.vectors = self.vectors * norm.spec.factor
+        elif isinstance(norm, RMSNorm):
+            weight = (norm.spec.offset + norm.weight.double()) / (total.square().mean() + norm.spec.eps).sqrt()
+            self.vectors = self.vectors * weight
+        elif isinstance(norm, LayerNorm):
+            weight = norm.weight.double() / (total.var(correction=0) + norm.spec.eps).sqrt()
+            self.vectors = (self.vectors - self.vectors.mean(-1, keepdim=True)) * weight
+            if norm.bias is not None:
+                self.add([f"{name} bias"], norm.bias[None])
 
 
 def _stream(prefix: str, stack: Stack, here: dict[str, Tensor]) -> _Parts:

@@ -22,8 +22,7 @@ from triptych.probe.prompts import (
     of_source,
     token_names,
 )
-from triptych.probe.reads_and_edits import matrix
-from triptych.probe.sites import Site, match, sites
+from triptych.probe.sites import Site, match, matrix, sites
 
 Pairs = Sequence[tuple[int, int]]
 

@@ -32,7 +32,8 @@ from triptych.probe.prompts import (
     resized,
     two_prompts,
 )
-from triptych.probe.reads_and_edits import Read, matrix
+from triptych.probe.reads_and_edits import Read
+from triptych.probe.sites import matrix
 from triptych.probe.twins import TwinRuns, margin_of, margin_text
 
 SHOWN_WIDTH = 9  # letters of a column's name in a printed grid

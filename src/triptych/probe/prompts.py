@@ -14,9 +14,9 @@ from triptych.arguments import as_index, integer
 from triptych.attention import Rows
 from triptych.errors import InputError, ProbeError, shown
 from triptych.nn import Row, Taps
-from triptych.probe.reads_and_edits import Edit, Edits, Plan, Reads, Where, matrix
+from triptych.probe.reads_and_edits import Edit, Edits, Plan, Reads, Where
 from triptych.probe.session import Session
-from triptych.probe.sites import Site
+from triptych.probe.sites import Site, matrix
 from triptych.probe.size import check_reads
 from triptych.probe.trace import Trace
 from triptych.spec import BlockSpec, ClassHeadSpec, PoolingSpec, RopeSpec

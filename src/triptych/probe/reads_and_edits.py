@@ -289,11 +289,6 @@ def _numbers_of(at: Selection) -> list[int]:
     return [] if at is None else [at] if isinstance(at, int) else list(at)
 
 
-def matrix(site: str) -> bool:
-    """Whether a site holds [H, T, S] instead of [T, ...]."""
-    return site.rpartition(".")[2] in MATRIX_SITES
-
-
 def _listed(given: object, kind: Any, wanted: str) -> Sequence[Any]:
     """What is given, one or a list.  Raises ProbeError for anything that is not of this kind."""
     every = [given] if isinstance(given, kind) else given

@@ -30,9 +30,9 @@ from triptych.attention import (
 from triptych.attention.mechanisms import DOT_PRODUCT
 from triptych.attention.row_scores import ScorePiece
 from triptych.native.huge_pages import HugePages
-from triptych.probe.reads_and_edits import Edit, Plan, Read, matrix, select
+from triptych.probe.reads_and_edits import Edit, Plan, Read, select
 from triptych.probe.records import Computation, Computations, How, Later, Statistics, reduced
-from triptych.probe.sites import MATRIX_SITES
+from triptych.probe.sites import MATRIX_SITES, matrix
 from triptych.probe.trace import Trace
 from triptych.program.native_reads import StepReads
 

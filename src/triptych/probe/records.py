@@ -25,7 +25,7 @@ from triptych.arguments import as_index
 from triptych.attention import KeyLabels, Rows
 from triptych.errors import ProbeError, nearest, shown
 from triptych.native.step import STATISTICS_TOP
-from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES, Site
+from triptych.probe.sites import CONTEXT_SITES, Site, leaf_of, matrix
 
 REDUCTIONS = ("mean", "norm", "mean_heads")
 Labels = Sequence[Sequence[int]] | None
@@ -72,7 +72,7 @@ class Record:
         self._make()
         self.positions.append(positions)
         self.pieces.append(value)
-        if self.sums and not apart:
+        if not apart:
             self._add_up()
 
     def _make(self) -> None:
@@ -80,7 +80,7 @@ class Record:
         self.later.clear()
 
     def _add_up(self) -> None:
-        while len(self.pieces) > 1:
+        while self.sums and len(self.pieces) > 1:
             last, before = self.pieces.pop(), self.pieces.pop()
             self.pieces.append(pad(before, (0, last.shape[-1] - before.shape[-1])) + last)
 
@@ -90,8 +90,7 @@ class Record:
         later._make()
         self.positions += later.positions
         self.pieces += later.pieces
-        if self.sums:
-            self._add_up()
+        self._add_up()
 
     def cut(self, length: int, *, keys: bool) -> None:
         """Drop the newest values, those at positions from `length` on; with `keys` in the last dimension, the numbers
@@ -105,8 +104,7 @@ class Record:
                 self.pieces.append(piece[:, :left] if self.how == "queries" else piece[:left])
         if keys:
             self.pieces = [piece[..., :length] for piece in self.pieces]
-        if self.sums:
-            self._add_up()
+        self._add_up()
 
     def joined(self, leaf: str) -> Tensor:
         self._make()
@@ -162,7 +160,7 @@ class Branches:
         for site, rows in self.records.items():
             for key in [key for key in rows if key < 0 and key not in alive]:
                 del rows[key]
-            if rows and _leaf(site) in CONTEXT_SITES:
+            if rows and leaf_of(site) in CONTEXT_SITES:
                 kept = [[key for key in path if key in rows] for path in paths]
                 last = {keys[-1] for keys in kept if keys}
                 for key in {key for keys in kept for key in keys} - last:
@@ -177,13 +175,13 @@ class Branches:
                 parts = [rows.pop(key) for key in path if key in rows]
                 if not parts:
                     continue
-                whole = parts[-1] if _leaf(site) in CONTEXT_SITES else parts[0]
+                whole = parts[-1] if leaf_of(site) in CONTEXT_SITES else parts[0]
                 for later in parts[1:] if whole is parts[0] else ():
                     whole.extend(later)
                 if not whole.sums:
                     same = tuple((piece.data_ptr(), piece.shape) for piece in whole.pieces)
                     if same not in joined:
-                        joined[same] = whole.joined(_leaf(site))
+                        joined[same] = whole.joined(leaf_of(site))
                     whole.positions, whole.pieces = [whole.at()], [joined[same]]
                 rows[item] = whole
             for key in [key for key in rows if key < 0]:
@@ -195,14 +193,10 @@ class Branches:
             site, _, measure = name.partition(":")
             if key not in rows or site not in sites:
                 continue
-            per_key = _leaf(site) in MATRIX_SITES and measure in ("", "received") and ".cross." not in site
+            per_key = matrix(site) and measure in ("", "received") and ".cross." not in site
             rows[key].cut(length, keys=per_key)
             if not rows[key].positions:
                 del rows[key]
-
-
-def _leaf(site: str) -> str:
-    return site.rpartition(".")[2]
 
 
 class Computation:
@@ -355,7 +349,7 @@ def reduced(value: Tensor, reduce: str, site: str) -> Tensor:
     """`[t, ...]`, or `[h, t, S]` for a pattern, in fp32 or better.  `mean` gives the sum over t, which the trace
     divides in the end, since a generation comes in pieces."""
     value = value if value.dtype == torch.float64 else value.float()
-    by_key = site.rpartition(".")[2] in MATRIX_SITES
+    by_key = matrix(site)
     if reduce == "norm":
         length: Tensor = torch.linalg.vector_norm(value, dim=-1)
         return length

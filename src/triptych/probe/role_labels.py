@@ -93,17 +93,13 @@ def label(role: str, view: View, types: dict[str, set[int]], noise: np.random.Ge
 
     `types` are the token ids of the roles that read certain tokens (delimiter, boundary, rare).
     """
-    if role in ("previous", "next", "offset"):
-        return _offsets(role, view, noise)
-    if role == "first":
-        return _first(view, noise)
     if role in types:
         return _types(role, view, types[role], noise)
-    if role in ("duplicate", "induction"):
-        return _repeated(role, view, noise)
-    if role in ("local", "long-range"):
-        return _distance(role, view, noise)
-    return _links(role, view, noise)
+    of_role = {
+        "first": _first, **dict.fromkeys(("previous", "next", "offset"), _offsets),
+        **dict.fromkeys(("duplicate", "induction"), _repeated), **dict.fromkeys(("local", "long-range"), _distance),
+    }  # fmt: skip
+    return of_role.get(role, _links)(role, view, noise)
 
 
 def _labels(
@@ -180,7 +176,7 @@ def _any_key(view: View, at: Ints, noise: np.random.Generator) -> Callable[[Ints
     return draw
 
 
-def _first(view: View, noise: np.random.Generator) -> Labels | None:
+def _first(role: str, view: View, noise: np.random.Generator) -> Labels | None:
     """All queries of a sample on its first key; the null on one other place, the same in all samples: with learned
     positions a head may like any place, in all rows.  Samples weigh the same.
 
@@ -206,7 +202,7 @@ def _first(view: View, noise: np.random.Generator) -> Labels | None:
         (draw, of_key[s], 1 / len(of_key[s]) / len(per))
         for of_key in per for draw, s in enumerate([0, *drawn.tolist()])
     ]  # fmt: skip
-    return _labels("first", view, _queries(view, samples[:4], least=4), entries, floor=HALF)
+    return _labels(role, view, _queries(view, samples[:4], least=4), entries, floor=HALF)
 
 
 def _types(role: str, view: View, wanted: set[int], noise: np.random.Generator) -> Labels | None:

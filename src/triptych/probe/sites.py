@@ -81,7 +81,17 @@ class Site:
     @property
     def leaf(self) -> str:
         """The last part of the name: "pattern" of "blocks.0.attn.pattern"."""
-        return self.name.rpartition(".")[2]
+        return leaf_of(self.name)
+
+
+def leaf_of(site: str) -> str:
+    """The last part of the name of a site."""
+    return site.rpartition(".")[2]
+
+
+def matrix(site: str) -> bool:
+    """Whether a site holds [H, T, S] instead of [T, ...]."""
+    return leaf_of(site) in MATRIX_SITES
 
 
 def sites(model: ModelSpec) -> dict[str, Site]:
@@ -286,17 +296,13 @@ def typed_head(spec: ModelSpec, text: str) -> HeadName:
     layer, number = int(found[2] or found[4]), int(found[3] or found[5])
     prefix = "" if not both else "encoder." if stack == "encoder" else "decoder."
     kind = "cross" if stack == "cross" else "attn"
-    of_kind = {
-        name: heads for name, heads in _attentions(spec).items() if re.fullmatch(rf"{prefix}blocks\.\d+\.{kind}", name)
-    }
-    near = min(layer, len(of_kind) - 1)
-    name = f"{prefix}blocks.{layer}.{kind}"
-    heads = of_kind.get(name, of_kind[f"{prefix}blocks.{near}.{kind}"])
-    if name not in of_kind or number >= heads:
-        typed = f"{f'{stack}.' if both else ''}L{near}H{min(number, heads - 1)}"
-        there = f"layers 0..{len(of_kind) - 1} and heads 0..{heads - 1}"
+    heads = [of for name, of in _attentions(spec).items() if re.fullmatch(rf"{prefix}blocks\.\d+\.{kind}", name)]
+    near = min(layer, len(heads) - 1)
+    if layer > near or number >= heads[near]:
+        typed = f"{f'{stack}.' if both else ''}L{near}H{min(number, heads[near] - 1)}"
+        there = f"layers 0..{len(heads) - 1} and heads 0..{heads[near] - 1}"
         raise InputError(f"no head {shown(text)}: there are {there}; the nearest is {typed}")
-    return name, number
+    return f"{prefix}blocks.{layer}.{kind}", number
 
 
 def _attentions(spec: ModelSpec) -> dict[str, int]:

@@ -18,7 +18,7 @@ from triptych.checkpoints.source import fault
 from triptych.errors import ProbeError, first_line, nearest, shown
 from triptych.probe.display import Displayed
 from triptych.probe.records import Branches, How, Later, Record, Records
-from triptych.probe.sites import CONTEXT_SITES
+from triptych.probe.sites import CONTEXT_SITES, leaf_of
 from triptych.text import Tokenizer
 
 SHOWN = 24  # sites that `repr` lists
@@ -85,7 +85,7 @@ class Trace(Displayed):
         whole context each time: the last counts, unless this is `more` of it."""
         kept_as = dtype if isinstance(dtype, torch.dtype) else None
         record = self._records.setdefault(site, {}).setdefault(item, Record(how, dtype=kept_as))
-        if site.rpartition(".")[2] in CONTEXT_SITES and not more:
+        if leaf_of(site) in CONTEXT_SITES and not more:
             record.positions.clear()
             record.pieces.clear()
         record.add(positions, value, apart=item in self.branches.guessed)
@@ -150,7 +150,7 @@ class Trace(Displayed):
         for site in self.records:
             for item, record in sorted(self._rows(site).items()):
                 how = "tokens" if record.how == "mean" else record.how  # a mean is divided by now
-                tensor = named(record.joined(site.rpartition(".")[2]))
+                tensor = named(record.joined(leaf_of(site)))
                 row = _Row(item=item, tensor=tensor, positions=_ranges(record.at()), how=how)
                 sites.setdefault(site, []).append(row)
         contents = _Contents(
@@ -192,7 +192,7 @@ class Trace(Displayed):
     def __getitem__(self, site: str) -> list[Tensor]:
         """The values at a site, one tensor for each row.  Raises ProbeError for a site that was not read."""
         rows = self._rows(site)
-        return [rows[item].joined(site.rpartition(".")[2]) for item in sorted(rows)]
+        return [rows[item].joined(leaf_of(site)) for item in sorted(rows)]
 
     def positions(self, site: str) -> list[tuple[int, ...]]:
         """The absolute positions of each row's vectors (of the queries, for scores and pattern).
