@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from triptych.probe.path_patching import path_patch
     from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
     from triptych.probe.records import Statistics
-    from triptych.probe.role_table import ROLES, HeadRole, HeadTable, RoleEffect
-    from triptych.probe.roles import heads
+    from triptych.probe.roles import ROLES, HeadRole, HeadTable, RoleEffect, heads
     from triptych.probe.session import Session
     from triptych.probe.size import TraceSize
     from triptych.probe.steering import steer
@@ -47,7 +46,6 @@ def __getattr__(name: str) -> object:
         patching,
         path_patching,
         reads_and_edits,
-        role_table,
         roles,
         session,
         size,
@@ -56,7 +54,7 @@ def __getattr__(name: str) -> object:
     )
 
     homes = (ablation, lenses, links, logit_attribution, metric, patching, path_patching, reads_and_edits,
-             role_table, roles, session, size, steering, trace)  # fmt: skip
+             roles, session, size, steering, trace)  # fmt: skip
     value = next(vars(home)[name] for home in homes if name in vars(home))
     globals()[name] = value  # the next use does not come here
     return value

@@ -183,7 +183,11 @@ def ablate(
     fired, moved = (torch.zeros(values.shape, dtype=torch.bool) for _ in range(2))
     margin = 0.0
     for b, (prompt, place) in enumerate(zip(every, places, strict=True)):
-        present = [u for u, unit in enumerate(made) if _has(model, known, prompt, unit)]
+        lengths = {name: prompt.length(site, model.spec) for name, site in known.items()}
+        present = [
+            u for u, unit in enumerate(made)
+            if max(unit.place.positions or (-1,)) < min(lengths[site] for site in unit.sites)
+        ]  # fmt: skip
         removed = [made[u] for u in present]
         runs = TwinRuns(model, EditedRun(prompt, place), [unit.sites for unit in removed], batch_tokens)
         if how == "mean":
@@ -269,16 +273,9 @@ def _another(prompt: Prompt, others: Sequence[Prompt], seed: int, number: int) -
     return Random(f"{seed} {number}").choice(fit)
 
 
-def _has(model: ProbedModel, known: dict[str, Site], prompt: Prompt, unit: AblatedUnit) -> bool:
-    lengths = [prompt.length(known[site], model.spec) for site in unit.sites]
-    return unit.place.positions is None or max(unit.place.positions) < min(lengths)
-
-
 def _sites(model: ProbedModel, part: str, within: str) -> dict[str, Site]:
     """The sites whose values a part's ablation replaces.  Raises ProbeError where the model has none."""
     every = sites(model.spec)
-    if not isinstance(within, str):
-        raise InputError(f"within={shown(within)} must be a glob over site names")
     match(within, model.spec, every)  # refuses what names nothing, with the nearest name
     of_part = {n: s for n, s in every.items() if any(fnmatch.fnmatchcase(n, one) for one in _PATTERNS[part])}
     if not of_part:

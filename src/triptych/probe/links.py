@@ -190,8 +190,7 @@ def _row(sample: HeadSample, in_target: bool) -> list[int]:
 def _others(
     model: ProbedModel, sample: HeadSample, at: list[int], in_target: bool, noise: np.random.Generator
 ) -> list[HeadSample]:
-    """The row with other words of as many tokens in one place, which it does not have: of the built-in texts; of the
-    vocabulary without a tokenizer."""
+    """The row with words that it does not have in one place: of the built-in texts; without a tokenizer any ids."""
     n, present = len(at), {*sample.ids, *(sample.target or ())}
     pool: list[list[int]] = []
     if model.tokenizer is not None:

@@ -179,8 +179,7 @@ def patch(
 
 
 def check_metric(measure: Metric, clean: Tensor, corrupt: Tensor) -> tuple[Metric, float, float]:
-    """The metric beside the clean prompt's logits [1, V], and its values for both prompts.  Raises InputError where one
-    is NaN."""
+    """The metric beside the clean prompt's logits [1, V], and its values.  Raises InputError where one is NaN."""
     measure = measure.beside(clean)
     values = float(measure(clean)), float(measure(corrupt).detach())
     if any(map(math.isnan, values)):

@@ -251,8 +251,7 @@ class EditedRun:
 
 @dataclass(eq=False)
 class Forwarded:
-    """What some runs gave: logits [R, V] at their positions, what was read, and whether a change of a run changed any
-    value [R]."""
+    """Of some runs the logits [R, V] at their positions, what was read, and whether a change changed a value [R]."""
 
     logits: Tensor
     trace: Trace

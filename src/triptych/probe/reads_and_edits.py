@@ -250,8 +250,7 @@ class Plan:
 
     @cached_property
     def of_steps(self) -> list[str]:
-        """Those that are read of each step of a generation within the decoder, in the order in which they are reached:
-        not the logits."""
+        """Those that each step of a generation reaches within the decoder, in this order: not the logits."""
         return [name for name in self.sites if name in self.of_row and name != "logits"]
 
     @cached_property

@@ -83,8 +83,7 @@ class PassedValues:
         notes.add(value if value.is_inference() else self.computations.kept_as(value, rows), rows, None)
 
     def begin_step(self, slots: Sequence[int], keys: Sequence[int], trace: Trace) -> StepReads | None:
-        """Where the next native step leaves what is read of these rows, to be kept under `keys`; None where it is
-        nothing."""
+        """Where the next native step leaves what is read of rows, kept under `keys`; None where it is nothing."""
         if not self.steps.sites:
             return None
         all_stays = self.all_plain and self.steps.as_left  # the trace keeps all that native steps leave, where it is

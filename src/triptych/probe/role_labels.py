@@ -122,8 +122,7 @@ def _labels(
 def _of_queries(
     role: str, view: View, at: Ints, keys: Sequence[Ints], offsets: tuple[int, ...], draw: Callable[[Ints], Ints]
 ) -> Labels:
-    """A role with one key a query.  `keys` are for each alternative `[n]` key places or -1; `draw` gives for numbers of
-    queries random places instead."""
+    """A role with one key a query: for each alternative `[n]` places or -1; `draw` gives random ones for queries."""
     entries: list[Entry] = []
     for i, own in enumerate(keys):
         used = np.flatnonzero(own >= 0)

@@ -270,8 +270,7 @@ def mean_weight(patterns: Tensor, reads: Tensor) -> Tensor:
 
 
 def at_offset(queries: range, offset: int, length: int) -> Tensor:
-    """`[length, length]` booleans: each of the queries reads the key `offset` places behind it, or before it where that
-    is negative."""
+    """`[length, length]` booleans: each of the queries reads the key `offset` places behind it; negative is before."""
     reads = torch.zeros(length, length, dtype=torch.bool)
     for query in queries:
         reads[query, query + offset] = True

@@ -246,8 +246,7 @@ class ProbeTaps(Taps):
         return z
 
     def _changes(self, name: str) -> bool:
-        """Whether the forward goes on with another tensor than the one that came: an edited one, or one with parts that
-        are read with their gradient."""
+        """Whether the forward goes on with another tensor: an edited one, or one with parts in the graph."""
         return name in self.plan.edits or any(read.grad for read in self.plan.reads.get(name, ()))
 
     def _context(self, site: str, value: Tensor, keys: KeyLayout) -> Tensor:

@@ -120,8 +120,7 @@ def check_reads(plan: Plan, lengths: Sequence[int], sources: Sequence[int], max_
 
 
 def shared_sites(module: Transformer) -> dict[str, str]:
-    """For each site the first that passes the same tensor in an uncached forward; none for a model that cannot be
-    lowered."""
+    """For each site the first that passes the same tensor in an uncached forward; {} where nothing can be lowered."""
     try:
         program = lower(module)
     except ConfigError:
