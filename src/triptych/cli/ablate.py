@@ -102,7 +102,7 @@ def ablate(
     _check_options(part, heads, unit, kind, reference)
     answers = answers_of(answer, other)
     from triptych.cli.loading import load_measured, read_texts
-    from triptych.probe.head_names import typed_head
+    from triptych.probe.sites import typed_head
 
     rows = read_texts(texts)
     model = load_measured(checkpoint)

@@ -15,9 +15,9 @@ from triptych.cli.screen import plain
 
 if TYPE_CHECKING:
     from triptych.probe import PatchGrid
-    from triptych.probe.head_names import HeadName
     from triptych.probe.metric import MetricName
     from triptych.probe.path_patching import Projection
+    from triptych.probe.sites import HeadName
     from triptych.spec import ModelSpec
 
 PAGE = (".html", ".htm")
@@ -162,7 +162,7 @@ def _check_path(path: str | None, freeze_mlps: bool, of_grids: Mapping[str, obje
 
 def _path(spec: ModelSpec, path: str) -> tuple[list[HeadName], list[HeadName] | Literal["logits"], Projection]:
     """Senders, receivers and the receivers' input of --path.  Raises BadParameter for receivers of several inputs."""
-    from triptych.probe.head_names import typed_head
+    from triptych.probe.sites import typed_head
 
     first, second = path.split(":")
     senders = [typed_head(spec, text) for text in first.split(",")]

@@ -18,8 +18,7 @@ from triptych.page.maps import MOST_KEYS, AnyMap, AttentionMap, TopMap
 from triptych.page.pack import MAX_BYTES, packed_bytes
 from triptych.probe import Plan, Read, Statistics, sites
 from triptych.probe.prompts import prompt_of
-from triptych.probe.reads_and_edits import matrix
-from triptych.probe.sites import match
+from triptych.probe.sites import match, matrix
 from triptych.spec.model import ModelSpec
 
 NEW_TOKENS = 48  # of the target that an encoder-decoder generates where none is given

@@ -16,7 +16,7 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, Where
-from triptych.probe.mean_weight import at_offset, mean_weight
+from triptych.probe.role_scores import at_offset, mean_weight
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.pretrained import decoder
 

@@ -16,7 +16,7 @@ from triptych import nn
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Section, TableSection
-from triptych.probe.mean_weight import mean_weight
+from triptych.probe.role_scores import mean_weight
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.pretrained import decoder
 
