@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import MISSING, dataclass, field, fields
 from types import ModuleType
-from typing import Any
 
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import WeightTable
 from triptych.spec import ModelSpec
 
@@ -19,7 +18,7 @@ class Family:
     #: The file's module name.
     name: str
     #: The `model_type`s of Hugging Face configs that it reads.
-    hf_types: frozenset[str]
+    hf_types: Collection[str]
     #: A config as a spec.  A key that neither this nor `ignore` reads is an error.
     config: Callable[[ConfigKeys], ModelSpec]
     #: The reversible table of tensor names (`triptych.mapping.weight_table`).
@@ -29,13 +28,13 @@ class Family:
     #: Classes of heads beside which HF names have no prefix.
     unprefixed: tuple[type, ...] = ()
     #: HF keys that cannot change the forward, each with the reason beside it in the file.
-    ignore: frozenset[str] = frozenset()
+    ignore: Set[str] = frozenset()
     #: Special tokens that the configuration class of transformers means by an absent key.
     ids: Mapping[str, int] = field(default_factory=dict)
     #: Old endings of tensor names -> today's.
     renames: Mapping[str, str] = field(default_factory=dict)
     #: Parameters that transformers keeps as a checkpoint has them: no optimizer changes them there, nor here.
-    fixed: Collection[str] = frozenset()
+    fixed: Set[str] = frozenset()
     #: The name of a module in transformers, of the name that its tensors are stored under, where the two differ.
     module_name: Callable[[str], str] = str
     #: Whether activations of real checkpoints leave the range of fp16.
@@ -43,13 +42,13 @@ class Family:
     #: The GGUF architectures that it reads, with `from_gguf`.
     gguf_archs: Collection[str] = frozenset()
     #: GGUF metadata as an HF config.
-    from_gguf: Callable[[ConfigKeys], Mapping[str, Any]] | None = None
+    from_gguf: Callable[[ConfigKeys], Values] | None = None
     #: `model_type` -> GGUF architecture, where the two differ.
     gguf_names: Mapping[str, str] = field(default_factory=dict)
     #: The GGUF architecture of a model, where its `model_type` does not decide it.
     gguf_arch: Callable[[ModelSpec], str] | None = None
     #: GGUF keys of a model beyond, or in place of, those of `triptych.mapping.write_gguf_metadata`.
-    to_gguf: Callable[[ModelSpec], Mapping[str, Any]] | None = None
+    to_gguf: Callable[[ModelSpec], Values] | None = None
 
     @classmethod
     def of(cls, module: ModuleType) -> Family | None:

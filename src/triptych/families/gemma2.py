@@ -7,37 +7,31 @@ References: transformers `models/gemma2`, `models/gemma3`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from triptych import spec
 from triptych.families import decoder, gemma, gguf_config
 from triptych.families.rope_config import rope, rope_by_layer_type
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"gemma2", "gemma3_text"})
+hf_types = {"gemma2", "gemma3_text"}
 ids = gemma.ids
-gguf_archs = frozenset({"gemma2", "gemma3"})
+gguf_archs = {"gemma2", "gemma3"}
 gguf_names = {"gemma3_text": "gemma3"}
-ignore = frozenset(
-    {
-        "_sliding_window_pattern",  # written beside layer_types, which decides
-        "cache_implementation",  # how the reference generates
-        "hidden_act", "sliding_window_size",  # old duplicates of hidden_activation and sliding_window
-    }
-)  # fmt: skip
+ignore = {
+    "_sliding_window_pattern",  # written beside layer_types, which decides
+    "cache_implementation",  # how the reference generates
+    "hidden_act", "sliding_window_size",  # old duplicates of hidden_activation and sliding_window
+}  # fmt: skip
 prefix = gemma.prefix
 _BASES = {"rope_theta": 1e6, "rope_local_base_freq": 10_000.0}  # of layers that see everything, and of the others
 
 weights = table(
     gemma.ROWS
     + """
-decoder.blocks.{i}.attn.q_norm.*    model.layers.{i}.self_attn.q_norm.*           blk.{i}.attn_q_norm.*|plus_one
-decoder.blocks.{i}.attn.k_norm.*    model.layers.{i}.self_attn.k_norm.*           blk.{i}.attn_k_norm.*|plus_one
-decoder.blocks.{i}.attn_norm.out.*  model.layers.{i}.post_attention_layernorm.*   blk.{i}.post_attention_norm.*|plus_one
-decoder.blocks.{i}.mlp_norm.pre.*   model.layers.{i}.pre_feedforward_layernorm.*  blk.{i}.ffn_norm.*|plus_one
-decoder.blocks.{i}.mlp_norm.out.*   model.layers.{i}.post_feedforward_layernorm.* blk.{i}.post_ffw_norm.*|plus_one
+decoder.blocks.{i}.attn.<q,k>_norm.*  model.layers.{i}.self_attn.<q,k>_norm.*        blk.{i}.attn_<q,k>_norm.*|plus_one
+decoder.blocks.{i}.attn_norm.out.*  model.layers.{i}.post_attention_layernorm.*  blk.{i}.post_attention_norm.*|plus_one
+decoder.blocks.{i}.mlp_norm.pre.*     model.layers.{i}.pre_feedforward_layernorm.*   blk.{i}.ffn_norm.*|plus_one
+decoder.blocks.{i}.mlp_norm.out.*     model.layers.{i}.post_feedforward_layernorm.*  blk.{i}.post_ffw_norm.*|plus_one
 """
 )
 
@@ -80,7 +74,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     return decoder.model(keys, name, stack, context=context, tied=True, softcap=final_cap)
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Values:
     third = keys.str("model_type") == "gemma3"
     config = gemma.from_gguf_as(keys, "Gemma3" if third else "Gemma2")
     # No key holds the scale of scores: it is D/H in the largest model of each generation, known by its depth.
@@ -98,7 +92,7 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     return config | {"model_type": "gemma3_text", "rope_parameters": ropes}
 
 
-def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
+def to_gguf(model: spec.ModelSpec) -> Values:
     if model.family == "gemma2":
         return {"rope.freq_base_swa": None}  # it has only one base
     kinds = [block.attn.kind for block in model.stacks["decoder"].blocks]

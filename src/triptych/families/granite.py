@@ -6,16 +6,15 @@ Reference: transformers `models/granite`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from triptych import spec
 from triptych.families import decoder, llama
 from triptych.families.rope_config import rope
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.config_keys import ConfigKeys, Values
 
-hf_types = frozenset({"granite"})
-gguf_archs = frozenset({"granite"})
+hf_types = {"granite"}
+gguf_archs = {"granite"}
 ids, prefix, weights = llama.ids, llama.prefix, llama.weights
 
 
@@ -46,7 +45,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     return decoder.model(keys, "Granite", stack, context=keys.int("max_position_embeddings"), scale=scale)
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Values:
     names = {
         "embedding_multiplier": "embedding_scale",
         "attention_multiplier": "attention.scale",
@@ -61,7 +60,7 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     }
 
 
-def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
+def to_gguf(model: spec.ModelSpec) -> Values:
     parts: dict[type, Any] = {type(part): part for _, part in model.walk()}
     head = parts.get(spec.LMHeadSpec)
     return {

@@ -5,42 +5,37 @@ Reference: transformers `models/llama`.  Mistral, mixtral, qwen and phi3 say whe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from triptych import spec
 from triptych.families import decoder, gguf_config
 from triptych.families.decoder import Windows
 from triptych.families.rope_config import rope
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 from triptych.spec.parts import FeedForward
 
-hf_types = frozenset({"llama"})
+hf_types = {"llama"}
 ids = {"bos_token_id": 1, "eos_token_id": 2}
-gguf_archs = frozenset({"llama"})
+gguf_archs = {"llama"}
 # Slices of the reference's matmuls; an old duplicate of max_position_embeddings; two keys of SmolLM's training library.
-ignore = frozenset({"pretraining_tp", "max_sequence_length", "is_llama_config", "rope_interleaved"})
+ignore = {"pretraining_tp", "max_sequence_length", "is_llama_config", "rope_interleaved"}
 prefix = "model."
 
 ROWS = """
-decoder.embed.tokens.weight           model.embed_tokens.weight                        token_embd.weight
-decoder.blocks.{i}.attn_norm.pre.*    model.layers.{i}.input_layernorm.*               blk.{i}.attn_norm.*
-decoder.blocks.{i}.attn.v.*           model.layers.{i}.self_attn.v_proj.*              blk.{i}.attn_v.*
-decoder.blocks.{i}.attn.out.*         model.layers.{i}.self_attn.o_proj.*              blk.{i}.attn_output.*
-decoder.blocks.{i}.mlp_norm.pre.*     model.layers.{i}.post_attention_layernorm.*      blk.{i}.ffn_norm.*
-decoder.blocks.{i}.mlp.gate.*         model.layers.{i}.mlp.gate_proj.*                 blk.{i}.ffn_gate.*
-decoder.blocks.{i}.mlp.up.*           model.layers.{i}.mlp.up_proj.*                   blk.{i}.ffn_up.*
-decoder.blocks.{i}.mlp.down.*         model.layers.{i}.mlp.down_proj.*                 blk.{i}.ffn_down.*
-decoder.final_norm.*                  model.norm.*                                     output_norm.*
-head.proj.weight                      lm_head.weight                                   output.weight
--                                     model.layers.{i}.self_attn.rotary_emb.inv_freq   -  # computed from the config
+decoder.embed.tokens.weight              model.embed_tokens.weight                    token_embd.weight
+decoder.blocks.{i}.attn_norm.pre.*       model.layers.{i}.input_layernorm.*           blk.{i}.attn_norm.*
+decoder.blocks.{i}.attn.<v,out>.*        model.layers.{i}.self_attn.<v,o>_proj.*      blk.{i}.attn_<v,output>.*
+decoder.blocks.{i}.mlp_norm.pre.*        model.layers.{i}.post_attention_layernorm.*  blk.{i}.ffn_norm.*
+decoder.blocks.{i}.mlp.<gate,up,down>.*  model.layers.{i}.mlp.<gate,up,down>_proj.*   blk.{i}.ffn_<gate,up,down>.*
+decoder.final_norm.*                     model.norm.*                                 output_norm.*
+head.proj.weight                         lm_head.weight                               output.weight
+-  model.layers.{i}.self_attn.rotary_emb.inv_freq  -  # computed from the config
 """
 weights = table(
     ROWS
     + """
-decoder.blocks.{i}.attn.q.*           model.layers.{i}.self_attn.q_proj.*              blk.{i}.attn_q.*|rope_permute
-decoder.blocks.{i}.attn.k.*           model.layers.{i}.self_attn.k_proj.*              blk.{i}.attn_k.*|rope_permute
+decoder.blocks.{i}.attn.<q,k>.*  model.layers.{i}.self_attn.<q,k>_proj.*  blk.{i}.attn_<q,k>.*|rope_permute
 """
 )
 
@@ -99,7 +94,7 @@ def model(
     return decoder.model(keys, name, stack, context=keys.int("max_position_embeddings"))
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Values:
     if keys.int("expert_count", default=0, low=0):
         experts, chosen = keys.count("expert_count"), keys.count("expert_used_count")
         config = from_gguf_as(keys, "Mixtral")
@@ -110,7 +105,7 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     }
 
 
-def from_gguf_as(keys: ConfigKeys, name: str) -> dict[str, Any]:
+def from_gguf_as(keys: ConfigKeys, name: str) -> Values:
     """The HF keys that the whole family tree shares."""
     eps = keys.float("attention.layer_norm_rms_epsilon")
     more = {"hidden_act": "silu", "rms_norm_eps": eps, "rope_parameters": gguf_config.rope(keys)}

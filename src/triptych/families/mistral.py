@@ -6,7 +6,7 @@ from triptych import spec
 from triptych.families import llama
 from triptych.mapping.config_keys import ConfigKeys
 
-hf_types = frozenset({"mistral"})
+hf_types = {"mistral"}
 gguf_names = {"mistral": "llama"}
 ids, prefix, weights = llama.ids, llama.prefix, llama.weights
 

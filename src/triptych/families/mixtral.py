@@ -10,9 +10,9 @@ from triptych.families import llama
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"mixtral"})
+hf_types = {"mixtral"}
 gguf_names = {"mixtral": "llama"}
-ignore = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})  # training only
+ignore = {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}  # training only
 ids, prefix = llama.ids, llama.prefix
 
 weights = llama.weights + table("""

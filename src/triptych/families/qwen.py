@@ -6,27 +6,22 @@ References: transformers `models/qwen2`, `models/qwen3`.  GGUF keeps the rows of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from triptych import spec
 from triptych.families import decoder, llama
 from triptych.families.decoder import Windows
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"qwen2", "qwen3"})
-gguf_archs = frozenset({"qwen2", "qwen3"})
-ignore = frozenset({"dual_chunk_attention_config"})  # how another engine splits texts; the reference never does
+hf_types = {"qwen2", "qwen3"}
+gguf_archs = {"qwen2", "qwen3"}
+ignore = {"dual_chunk_attention_config"}  # how another engine splits texts; the reference never does
 prefix = llama.prefix
 
 weights = table(
     llama.ROWS
     + """
-decoder.blocks.{i}.attn.q.*           model.layers.{i}.self_attn.q_proj.*              blk.{i}.attn_q.*
-decoder.blocks.{i}.attn.k.*           model.layers.{i}.self_attn.k_proj.*              blk.{i}.attn_k.*
-decoder.blocks.{i}.attn.q_norm.*      model.layers.{i}.self_attn.q_norm.*              blk.{i}.attn_q_norm.*
-decoder.blocks.{i}.attn.k_norm.*      model.layers.{i}.self_attn.k_norm.*              blk.{i}.attn_k_norm.*
+decoder.blocks.{i}.attn.<q,k>.*       model.layers.{i}.self_attn.<q,k>_proj.*  blk.{i}.attn_<q,k>.*
+decoder.blocks.{i}.attn.<q,k>_norm.*  model.layers.{i}.self_attn.<q,k>_norm.*  blk.{i}.attn_<q,k>_norm.*
 """
 )
 
@@ -48,5 +43,5 @@ def _windows(keys: ConfigKeys) -> Windows:
     return decoder.windows(keys, size if used else None, lambda i: i >= first)
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Values:
     return llama.from_gguf_as(keys, keys.str("model_type").capitalize())

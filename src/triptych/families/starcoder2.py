@@ -6,40 +6,31 @@ Reference: transformers `models/starcoder2`.  GGUF keeps the rows of q and k as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from triptych import spec
 from triptych.families import decoder, gguf_config
 from triptych.families.rope_config import rope
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"starcoder2"})
+hf_types = {"starcoder2"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
-gguf_archs = frozenset({"starcoder2"})
+gguf_archs = {"starcoder2"}
 prefix = "model."
-ignore = frozenset(
-    {
-        "activation_function", "layer_norm_epsilon",  # old duplicates of hidden_act and norm_epsilon, which hold
-        "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",  # softmax is in fp32 anyway
-        "mlp_type", "norm_type", "scale_attn_weights",  # left over from StarCoder; the reference reads none
-    }
-)  # fmt: skip
+ignore = {
+    "activation_function", "layer_norm_epsilon",  # old duplicates of hidden_act and norm_epsilon, which hold
+    "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",  # softmax is in fp32 anyway
+    "mlp_type", "norm_type", "scale_attn_weights",  # left over from StarCoder; the reference reads none
+}  # fmt: skip
 
 weights = table("""
-decoder.embed.tokens.weight         model.embed_tokens.weight                     token_embd.weight
-decoder.blocks.{i}.attn_norm.pre.*  model.layers.{i}.input_layernorm.*            blk.{i}.attn_norm.*
-decoder.blocks.{i}.attn.q.*         model.layers.{i}.self_attn.q_proj.*           blk.{i}.attn_q.*
-decoder.blocks.{i}.attn.k.*         model.layers.{i}.self_attn.k_proj.*           blk.{i}.attn_k.*
-decoder.blocks.{i}.attn.v.*         model.layers.{i}.self_attn.v_proj.*           blk.{i}.attn_v.*
-decoder.blocks.{i}.attn.out.*       model.layers.{i}.self_attn.o_proj.*           blk.{i}.attn_output.*
-decoder.blocks.{i}.mlp_norm.pre.*   model.layers.{i}.post_attention_layernorm.*   blk.{i}.ffn_norm.*
-decoder.blocks.{i}.mlp.up.*         model.layers.{i}.mlp.c_fc.*                   blk.{i}.ffn_up.*
-decoder.blocks.{i}.mlp.down.*       model.layers.{i}.mlp.c_proj.*                 blk.{i}.ffn_down.*
-decoder.final_norm.*                model.norm.*                                  output_norm.*
-head.proj.weight                    lm_head.weight                                output.weight
--                                   model.layers.{i}.self_attn.rotary_emb.inv_freq  -  # computed from the config
+decoder.embed.tokens.weight            model.embed_tokens.weight                    token_embd.weight
+decoder.blocks.{i}.attn_norm.pre.*     model.layers.{i}.input_layernorm.*           blk.{i}.attn_norm.*
+decoder.blocks.{i}.attn.<q,k,v,out>.*  model.layers.{i}.self_attn.<q,k,v,o>_proj.*  blk.{i}.attn_<q,k,v,output>.*
+decoder.blocks.{i}.mlp_norm.pre.*      model.layers.{i}.post_attention_layernorm.*  blk.{i}.ffn_norm.*
+decoder.blocks.{i}.mlp.<up,down>.*     model.layers.{i}.mlp.c_<fc,proj>.*           blk.{i}.ffn_<up,down>.*
+decoder.final_norm.*                   model.norm.*                                 output_norm.*
+head.proj.weight                       lm_head.weight                               output.weight
+-  model.layers.{i}.self_attn.rotary_emb.inv_freq  -  # computed from the config
 """)
 
 
@@ -68,7 +59,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     return decoder.model(keys, "Starcoder2", stack, context=keys.int("max_position_embeddings"), tied=True)
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Values:
     return {
         **gguf_config.header(keys, "Starcoder2"),
         **gguf_config.head_width(keys),
