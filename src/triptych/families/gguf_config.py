@@ -6,8 +6,8 @@ from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.read_gguf_metadata import POOLING, TENSORS
 
 
-def header(keys: ConfigKeys, name: str) -> Values:
-    """Sizes of a `{name}ForCausalLM`, under the HF names most families use."""
+def header(keys: ConfigKeys, name: str, *, partial: bool = False) -> Values:
+    """Sizes and RoPE of a `{name}ForCausalLM`, under the HF names most families use; `partial` as for `_head_width`."""
     heads = keys.count("attention.head_count")
     return {
         "architectures": [f"{name}ForCausalLM"],
@@ -18,10 +18,12 @@ def header(keys: ConfigKeys, name: str) -> Values:
         "num_key_value_heads": keys.count("attention.head_count_kv", default=heads),
         "max_position_embeddings": keys.int("context_length"),
         "tie_word_embeddings": not keys.has_tensor("output.weight", default=False),
+        "rope_parameters": rope(keys),
+        **_head_width(keys, partial=partial),
     }
 
 
-def head_width(keys: ConfigKeys, *, partial: bool = False) -> Values:
+def _head_width(keys: ConfigKeys, *, partial: bool) -> Values:
     """`head_dim`, and with `partial` the share of it that is rotated."""
     default = keys.int("embedding_length") // keys.count("attention.head_count")
     rotary = default if partial else keys.int("rope.dimension_count", default=default)

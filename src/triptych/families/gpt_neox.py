@@ -58,11 +58,11 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         blocks=(block,) * layers,
         final_norm=norm.pre,
     )
-    return decoder.model(keys, "GPTNeoX", stack, context=keys.int("max_position_embeddings"))
+    return decoder.model(keys, "GPTNeoX", stack)
 
 
 def from_gguf(keys: ConfigKeys) -> Values:
-    config = gguf_config.header(keys, "GPTNeoX") | gguf_config.head_width(keys, partial=True)
+    config = gguf_config.header(keys, "GPTNeoX", partial=True)
     width, heads, share = (config.pop(key) for key in ("head_dim", "num_key_value_heads", "partial_rotary_factor"))
     if (width * heads, heads) != (config["hidden_size"], config["num_attention_heads"]):
         raise keys.error("heads do not share the width evenly, as those of every GPT-NeoX do")
@@ -73,7 +73,6 @@ def from_gguf(keys: ConfigKeys) -> Values:
         "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),
         "use_parallel_residual": keys.bool("use_parallel_residual", default=True),
         "attention_bias": keys.has_tensor("blk.0.attn_qkv.bias", default=True),
-        "rope_parameters": gguf_config.rope(keys),
     }
 
 

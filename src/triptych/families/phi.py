@@ -53,15 +53,12 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         blocks=(block,) * keys.count("num_hidden_layers"),
         final_norm=norm,
     )
-    return decoder.model(keys, "Phi", stack, context=keys.int("max_position_embeddings"), bias=True)
+    return decoder.model(keys, "Phi", stack, bias=True)
 
 
 def from_gguf(keys: ConfigKeys) -> Values:
-    return {
-        **gguf_config.header(keys, "Phi"),
-        **gguf_config.head_width(keys, partial=True),
+    return gguf_config.header(keys, "Phi", partial=True) | {
         "model_type": "phi",
         "hidden_act": "gelu_new",
         "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),
-        "rope_parameters": gguf_config.rope(keys),
     }

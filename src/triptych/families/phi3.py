@@ -7,7 +7,7 @@ Reference: transformers `models/phi3`.
 from __future__ import annotations
 
 from triptych import spec
-from triptych.families import gguf_config, llama
+from triptych.families import decoder, gguf_config, llama
 from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
@@ -39,17 +39,17 @@ head.proj.weight                     lm_head.weight                             
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(rms_norm_eps=1e-5, original_max_position_embeddings=4096)
     windows = [keys.optional_int("sliding_window")] * keys.count("num_hidden_layers")
-    return llama.model(keys, "Phi3", windows=windows, share=1.0, dropout=keys.dropout("resid_pdrop"))
+    stack = llama.stack(keys, windows=windows, share=1.0, dropout=keys.dropout("resid_pdrop"))
+    return decoder.model(keys, "Phi3", stack)
 
 
 def from_gguf(keys: ConfigKeys) -> Values:
-    rope = gguf_config.rope(keys)
-    length = rope.get("original_max_position_embeddings")
+    config = gguf_config.header(keys, "Phi3", partial=True)
+    length = config["rope_parameters"].get("original_max_position_embeddings")
     return {
-        **gguf_config.header(keys, "Phi3"),
-        **gguf_config.head_width(keys, partial=True),
+        **config,
         "hidden_act": "silu",
         "rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon"),
         "sliding_window": keys.int("attention.sliding_window", default=0, low=0) or None,
-        "rope_parameters": rope,
-    } | ({} if length is None else {"original_max_position_embeddings": length})
+        **({} if length is None else {"original_max_position_embeddings": length}),
+    }

@@ -29,10 +29,12 @@ decoder.blocks.{i}.attn.<q,k>_norm.*  model.layers.{i}.self_attn.<q,k>_norm.*  b
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(num_key_value_heads=32)
     if keys.str("model_type") == "qwen2":
-        return llama.model(keys, "Qwen2", bias=True, windows=_windows(keys))
+        stack = llama.stack(keys, bias=True, out_bias=False, windows=_windows(keys))
+        return decoder.model(keys, "Qwen2", stack)
     keys.assume(head_dim=128)
     bias = keys.bool("attention_bias", default=False)
-    return llama.model(keys, "Qwen3", bias=bias, out_bias=bias, head_norm=True, windows=_windows(keys))
+    stack = llama.stack(keys, bias=bias, head_norm=True, windows=_windows(keys))
+    return decoder.model(keys, "Qwen3", stack)
 
 
 def _windows(keys: ConfigKeys) -> Windows:

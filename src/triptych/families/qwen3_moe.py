@@ -6,7 +6,7 @@ Reference: transformers `models/qwen3_moe`.
 from __future__ import annotations
 
 from triptych import spec
-from triptych.families import llama, qwen
+from triptych.families import decoder, llama, qwen
 from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
@@ -45,11 +45,8 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     every = keys.count("decoder_sparse_step", default=1)
     mlps = [dense if i in named or (i + 1) % every else mixture for i in range(layers)]
     size, used = keys.optional_int("sliding_window", default=4096), keys.bool("use_sliding_window", default=False)
-    bias = keys.bool("attention_bias", default=False)
-    return llama.model(
-        keys, "Qwen3Moe", mlp=mlps, windows=[size if used else None] * layers, bias=bias, out_bias=bias,
-        head_norm=True,
-    )  # fmt: skip
+    bias, windows = keys.bool("attention_bias", default=False), [size if used else None] * layers
+    return decoder.model(keys, "Qwen3Moe", llama.stack(keys, mlp=mlps, windows=windows, bias=bias, head_norm=True))
 
 
 def from_gguf(keys: ConfigKeys) -> Values:

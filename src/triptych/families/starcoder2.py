@@ -7,8 +7,7 @@ Reference: transformers `models/starcoder2`.  GGUF keeps the rows of q and k as 
 from __future__ import annotations
 
 from triptych import spec
-from triptych.families import decoder, gguf_config
-from triptych.families.rope_config import rope
+from triptych.families import decoder, gguf_config, llama
 from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
@@ -35,36 +34,24 @@ head.proj.weight                       lm_head.weight                           
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
-    width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
-    inner, bias = keys.optional_int("head_dim") or width // heads, keys.bool("use_bias", default=True)
-    norm = spec.LayerNormSpec(width=width, eps=keys.float("norm_epsilon", default=1e-5))
+    width, bias = keys.int("hidden_size"), keys.bool("use_bias", default=True)
     act = keys.act("hidden_act", default="gelu_pytorch_tanh")
-    windows = [keys.optional_int("sliding_window")] * layers
-    block = spec.BlockSpec(
-        attn=spec.attention(
-            width, heads, kv_heads=keys.count("num_key_value_heads", default=2), head_width=inner, bias=bias,
-            dropout=keys.dropout("attention_dropout"),
-        ),
+    stack = llama.stack(
+        keys,
+        norm=spec.LayerNormSpec(width=width, eps=keys.float("norm_epsilon", default=1e-5)),
         mlp=spec.mlp(width, keys.int("intermediate_size"), act, bias=bias),
-        attn_norm=spec.NormsSpec(pre=norm),
-        mlp_norm=spec.NormsSpec(pre=norm),
+        windows=[keys.optional_int("sliding_window")] * keys.count("num_hidden_layers"),
+        kv_heads=keys.count("num_key_value_heads", default=2),
+        bias=bias,
+        embed_dropout=keys.dropout("embedding_dropout"),
         dropout=keys.dropout("residual_dropout"),
-    )  # fmt: skip
-    stack = spec.StackSpec(
-        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, dropout=keys.dropout("embedding_dropout")),
-        kinds=decoder.kinds(windows, rope(keys, inner)),
-        blocks=(block,) * layers,
-        final_norm=norm,
     )
-    return decoder.model(keys, "Starcoder2", stack, context=keys.int("max_position_embeddings"), tied=True)
+    return decoder.model(keys, "Starcoder2", stack, tied=True)
 
 
 def from_gguf(keys: ConfigKeys) -> Values:
-    return {
-        **gguf_config.header(keys, "Starcoder2"),
-        **gguf_config.head_width(keys),
+    return gguf_config.header(keys, "Starcoder2") | {
         "hidden_act": "gelu_pytorch_tanh",
         "norm_epsilon": keys.float("attention.layer_norm_epsilon"),
         "use_bias": keys.has_tensor("blk.0.attn_q.bias", default=True),
-        "rope_parameters": gguf_config.rope(keys),
     }
