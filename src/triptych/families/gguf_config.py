@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.read_gguf_metadata import POOLING, TENSORS
+from triptych.mapping.gguf_metadata import POOLING, TENSORS
 
 
 def header(keys: ConfigKeys, name: str, *, partial: bool = False) -> Values:
