@@ -29,8 +29,8 @@ from triptych.tasks import Segment
 from triptych.text import added_tokens as added
 from triptych.text import bpe_tokenizer, byte_tokenizer, character_tokenizer, from_gguf, word_tokenizer
 from triptych.text.chat import ChatTemplate
+from triptych.text.detokenize import BYTE_OF
 from triptych.text.specials import Specials
-from triptych.text.token_names import BYTE_OF
 
 # ---------------------------------------------------------------- text
 

@@ -152,7 +152,7 @@ def _check_file(path: Path) -> None:
 
 def _show_header(model: str, *, ignore: Sequence[str], offline: bool, as_json: bool) -> None:
     from triptych.checkpoints.describe import describe
-    from triptych.checkpoints.load_report import by_reason
+    from triptych.checkpoints.source import by_reason
     from triptych.cli.loading import base_of
 
     description = describe(base_of(model, shown=True), ignore=ignore, offline=offline)
