@@ -66,9 +66,17 @@ class TopHead extends AnyHead {
   }
 }
 
-const UNPACKING = "Unpacking the attention weights …";
-const notUnpacked = (error) =>
-  `The attention weights could not be unpacked (${error.message}). Open this file in a browser from 2023 or later.`;
+// While a view unpacks its heads, and where it cannot, it shows a text in place of its content.
+function showStatus({ place, status, content }, text, busy = false) {
+  place.setAttribute("aria-busy", busy);
+  status.textContent = text;
+  status.hidden = !text;
+  content.hidden = Boolean(text);
+}
+
+const showUnpacking = (view) => showStatus(view, "Unpacking the attention weights …", true);
+const showProblem = (view, { message }) => showStatus(view,
+  `The attention weights could not be unpacked (${message}). Open this file in a browser from 2023 or later.`);
 
 const unpackedMaps = new WeakMap(); // the data of a layer -> a promise of its heads
 
@@ -76,8 +84,8 @@ const unpackedMaps = new WeakMap(); // the data of a layer -> a promise of its h
 function headsIn(map, { tokens, steps }) {
   if (!unpackedMaps.has(map)) {
     const heads = map.top
-      ? unpackTop(map.top, tokens[map.queries].length).then((top) => map.heads
-        .map((_, index) => new TopHead(map, index, top, tokens)))
+      ? unpackTop(map.top, tokens[map.queries].length)
+        .then((top) => map.heads.map((_, index) => new TopHead(map, index, top, tokens)))
       : unpack(map.weights).then((values) => map.heads.map((_, index) => new Head(map, index, values, tokens, steps)));
     unpackedMaps.set(map, heads);
   }

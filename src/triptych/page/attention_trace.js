@@ -9,10 +9,9 @@ const roleClass = (roles, role) => (role ? `role-${roles.indexOf(role) % ROLE_CO
 function showGroups(gallery, groups) {
   gallery.begin(0);
   gallery.end(groups.map(([title, colour, heads, under]) => {
-    const title_ = el("h4", {}, el("i", { class: colour }), title, el("sub", {}, String(heads.length)));
-    const ones = heads.map((head) => el("div", {}, gallery.thumb(head, `, ${under(head)}`),
-      el("span", {}, under(head))));
-    return el("div", { class: "group" }, title_, el("div", { class: "row" }, ...ones));
+    const ones = heads.map((head) =>
+      el("div", {}, gallery.thumb(head, `, ${under(head)}`), el("span", {}, under(head))));
+    return div("group", el("h4", {}, el("i", { class: colour }), title, el("sub", {}, heads.length)), div("row", ones));
   }));
 }
 
@@ -35,21 +34,19 @@ class TraceView extends AttentionView {
     this.status = el("p", { class: "quiet", role: "status" });
     this.content.before(this.status);
     this.content.hidden = true;
-    const orders = [["layer", "By layer", "Layers down, heads across"],
-      ["role", "By role", "Heads of one role together"]];
-    const arrange = (order) => {
-      this.order = order;
-      this.arrange();
-    };
     this.as = "map";
     this.lines = new Lines((t, s) => this.choose(t, s, false));
     this.lines.node.hidden = true;
     this.plot.node.after(this.lines.node);
     const ways = [["map", "Map", "Queries by keys"], ["lines", "Lines", "From each token to those it reads"]];
     this.controls.prepend(choice("Drawn as", ways, this.as, (as) => this.draw(as)));
-    if (this.roles.length) {
-      view.firstChild.append(choice("Order of the heads", orders, this.order, arrange), this.legend());
-    }
+    if (!this.roles.length) return view;
+    const orders = [["layer", "By layer", "Layers down, heads across"],
+      ["role", "By role", "Heads of one role together"]];
+    view.firstChild.append(choice("Order of the heads", orders, this.order, (order) => {
+      this.order = order;
+      this.arrange();
+    }), this.legend());
     return view;
   }
 
@@ -94,10 +91,8 @@ class TraceView extends AttentionView {
   legend() {
     this.role = null;
     const buttons = [...this.roles, ""].map((role) => {
-      const one = el("button", { type: "button", "aria-pressed": "false", onclick: () => pick(role) },
-        el("i", { class: roleClass(this.roles, role) }), role || NO_ROLE);
-      one.dataset.role = role;
-      return one;
+      const attributes = { type: "button", "aria-pressed": "false", "data-role": role, onclick: () => pick(role) };
+      return el("button", attributes, el("i", { class: roleClass(this.roles, role) }), role || NO_ROLE);
     });
     const pick = (role) => {
       this.role = this.role === role ? null : role;
@@ -106,7 +101,7 @@ class TraceView extends AttentionView {
       const first = this.heads[this.stack]?.find((head) => (head.role ?? "") === this.role);
       if (this.role !== null && first) this.open(first);
     };
-    return el("div", { class: "roles", role: "group", "aria-label": "Roles" }, ...buttons);
+    return el("div", { class: "roles", role: "group", "aria-label": "Roles" }, buttons);
   }
 
   // The thumbnails in the order of layers, or in groups of one role.
@@ -129,27 +124,19 @@ class TraceView extends AttentionView {
     }
   }
 
-  // Unpacking is asynchronous: until `busy` is false the section shows `text` in place of the heads and the map.
-  show(text, busy) {
-    this.place.setAttribute("aria-busy", busy);
-    this.status.textContent = text;
-    this.status.hidden = !text;
-    this.content.hidden = Boolean(text);
-  }
-
   async pick(stack) {
     this.stack = stack;
     if (!this.heads[stack]) {
-      this.show(UNPACKING, true);
+      showUnpacking(this);
       try {
         this.heads[stack] = await unpackedHeads(this.section, stack);
       } catch (error) {
-        if (this.stack === stack) this.show(notUnpacked(error), false);
+        if (this.stack === stack) showProblem(this, error);
         return;
       }
     }
     if (this.stack !== stack) return; // another stack was picked in the meantime
-    this.show("", false);
+    showStatus(this, "");
     super.pick(stack);
   }
 }
@@ -158,5 +145,5 @@ const NO_ROLE = "no role";
 
 mounts.attention = (section, place) => {
   if (section.maps.length) new TraceView(section, place);
-  else place.append(el("p", { class: "quiet" }, "No maps."));
+  else place.append(quiet("No maps."));
 };

@@ -4,7 +4,7 @@ const SIDES = [36, 26]; // pixels of a thumbnail; of many layers, and on a narro
 const MANY = 16; // layers
 
 class Gallery {
-  constructor(open, roles) {
+  constructor(open, roles = []) {
     this.open = open;
     this.roles = roles;
     this.node = el("div", { class: "gallery", role: "group", "aria-label": "Every layer and head" });

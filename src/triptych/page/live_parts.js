@@ -13,13 +13,12 @@ class Board {
       layers.set(key, [...(layers.get(key) ?? []), one]);
     }
     const both = new Set(parts.map((one) => one.tower)).size > 1;
-    const rows = [...layers.values()].map((ones) => this.row(ones, both));
+    const about = "Parts of the model; press one to cut it out or put it back";
+    const rows = el("div", { class: "rows", role: "group", "aria-label": about },
+      [...layers.values()].map((ones) => this.row(ones, both)));
     this.reset = button("Put all back", "Undo every cut", () => this.set([]));
-    this.node = el("div", { class: "board" },
-      el("div", { class: "rows", role: "group", "aria-label": "Parts of the model; press one to cut it out or put it " +
-        "back" }, ...rows),
-      this.reset);
-    onarrows(this.node.querySelector(".rows"), () => this.keys.map(({ one }) => one),
+    this.node = div("board", rows, this.reset);
+    onarrows(rows, () => this.keys.map(({ one }) => one),
       (from, across, down) => from + across + down, () => this.mark());
     this.mark();
   }
@@ -28,18 +27,16 @@ class Board {
     const { tower, layer } = ones[0];
     const name = both ? `${tower === "encode" ? "encoder" : "decoder"} ${layer}` : `layer ${layer}`;
     const groups = ones.map(({ part, mlp, stack, heads }) => {
-      const kind = mlp ? "MLP" : stack === "cross" ? "cross" : "heads";
-      const keys = Array.from({ length: heads }, (_, h) => this.key(mlp ? part : `${part}:${h}`,
-        mlp ? "MLP" : String(h),
-        mlp ? `${name}, MLP` : `${name}, ${stack === "cross" ? "cross-attention" : "attention"} head ${h}`));
-      return el("span", { class: "group" }, ...(mlp ? [] : [el("small", {}, kind)]), ...keys);
+      if (mlp) return el("span", { class: "group" }, this.key(part, "MLP", `${name}, MLP`));
+      const [kind, attention] = stack === "cross" ? ["cross", "cross-attention"] : ["heads", "attention"];
+      return el("span", { class: "group" }, el("small", {}, kind), Array.from({ length: heads }, (_, h) =>
+        this.key(`${part}:${h}`, h, `${name}, ${attention} head ${h}`)));
     });
-    return el("div", { class: "row" }, el("span", { class: "layer" }, name), ...groups);
+    return div("row", el("span", { class: "layer" }, name), groups);
   }
 
   key(cut, label, name) {
-    const one = button(label, "Cut out or put back", () => this.press(cut));
-    one.setAttribute("aria-label", name);
+    const one = fill(button(label, "Cut out or put back", () => this.press(cut)), { "aria-label": name }, []);
     this.keys.push({ cut, one });
     return one;
   }

@@ -35,13 +35,13 @@ const divergence = (before, now) =>
 
 const percent = (p) => (p > 0 && p < 0.001 ? "<0.1%" : `${(100 * p).toFixed(1)}%`);
 
-// Bars for the likeliest of `names`; a mark on each shows where it was in the whole model.
+// Bars for the likeliest; a mark on each shows where it was in the whole model.
 class Bars {
-  constructor(title, count, pick) {
+  constructor(count, pick) {
     Object.assign(this, { count, pick });
-    this.title = el("h4", {}, title);
+    this.title = el("h4");
     this.list = el("ol", { class: "bars" });
-    this.node = el("div", { class: "prediction" }, this.title, this.list);
+    this.node = div("prediction", this.title, this.list);
     this.rows = [];
   }
 
@@ -66,8 +66,9 @@ class Bars {
   add() {
     const row = { name: el("span"), bar: el("i"), ghost: el("s", { title: "in the whole model" }), number: el("b") };
     const inside = [row.name, el("span", { class: "track" }, row.bar, row.ghost), row.number];
-    row.node = el("li", {}, this.pick ? el("button", { type: "button", onclick: () => this.pick(row.index) },
-      ...inside) : el("div", {}, ...inside));
+    const press = () => this.pick(row.index);
+    row.node = el("li", {}, this.pick ? el("button", { type: "button", onclick: press }, inside)
+      : el("div", {}, inside));
     this.rows.push(row);
     this.list.append(row.node);
   }

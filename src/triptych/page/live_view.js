@@ -28,38 +28,38 @@ class LiveView {
   }
 
   build(place) {
+    const typed = () => {
+      this.before = null;
+      this.masked.clear();
+      this.schedule();
+    };
     const field = (label, value) => {
-      const input = el("textarea", { rows: 2, spellcheck: "false", autocapitalize: "off", dir: "auto" });
+      const input = el("textarea",
+        { rows: 2, spellcheck: "false", autocapitalize: "off", dir: "auto", oninput: typed });
       input.value = value;
-      input.addEventListener("input", () => {
-        this.before = null;
-        this.masked.clear();
-        this.schedule();
-      });
       return { input, node: el("label", { class: "field" }, el("span", {}, label), input) };
     };
     this.source = field(this.both ? "Source" : "Text", this.section.text);
     this.target = this.both ? field("Target", this.section.target) : null;
-    this.strips = el("div", { class: "strips" });
+    this.strips = div("strips");
     this.warning = el("p", { class: "quiet", role: "status" });
     this.board = new Board(this.parts, () => this.update());
     this.bars = [];
-    this.predictions = el("div", { class: "predictions" });
+    this.predictions = div("predictions");
     this.effect = el("p", { class: "effect", "aria-live": "polite" });
-    this.speed = el("p", { class: "quiet" });
-    this.maps = el("div", { class: "maps" });
+    this.speed = quiet();
+    this.maps = div("maps");
     this.flow = new Flow(this);
     this.lessons = new Lessons(this);
     place.append(
-      el("div", { class: "desk" },
-        el("div", {}, this.source.node, ...(this.both ? [this.target.node] : []), this.strips, this.warning,
-          ...this.writing()),
+      div("desk",
+        el("div", {}, this.source.node, this.target?.node, this.strips, this.warning, ...this.writing()),
         el("div", {}, this.predictions, this.effect, this.speed)),
       el("h3", {}, "Ten short chapters"),
       this.lessons.node,
       el("h3", {}, "Parts"),
-      el("p", { class: "quiet" }, "Every head and MLP of the model. Press one to remove it: it then adds nothing, " +
-        "and a line on each bar marks the probability in the whole model."),
+      quiet(prose`Every head and MLP of the model. Press one to remove it: it then adds nothing, and a line on each bar
+        marks the probability in the whole model.`),
       this.board.node,
       this.switches(),
       el("h3", {}, "The model's operations, step by step"),
@@ -76,22 +76,21 @@ class LiveView {
 
   // Whether scores are masked and scaled; pressed is as the model was trained.
   switches() {
-    const one = (label, key, hint) => {
-      const toggle = button(label, hint, () => this.switch(key, !this.off[key]));
-      toggle.setAttribute("aria-pressed", "true");
-      this.toggles[key] = toggle;
-      return toggle;
-    };
     this.off = { mask: false, scale: false };
     this.toggles = {};
-    const both = [
-      ...(this.decodes ? [one("Mask", "mask", "Off: every token also sees those after it, which the model never saw " +
-        "in training")] : []),
-      ...(this.scales ? [one("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so " +
-        "softmax is sharper")] : []),
-    ];
-    return both.length ? el("div", { class: "switches choice", role: "group", "aria-label": "Attention as trained" },
-      ...both) : "";
+    const add = (label, key, hint) => {
+      const press = () => this.switch(key, !this.off[key]);
+      this.toggles[key] = fill(button(label, hint, press), { "aria-pressed": true }, []);
+    };
+    if (this.decodes) {
+      add("Mask", "mask", "Off: every token also sees those after it, which the model never saw in training");
+    }
+    if (this.scales) {
+      add("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so softmax is sharper");
+    }
+    const all = Object.values(this.toggles);
+    const attributes = { class: "switches choice", role: "group", "aria-label": "Attention as trained" };
+    return all.length ? el("div", attributes, all) : "";
   }
 
   switch(key, off) {
@@ -105,6 +104,13 @@ class LiveView {
     const { encode, decode } = this.section.program.entries;
     return [encode, decode].some((entry) => entry?.instructions
       .some(({ op, attributes }) => op === "attend" && attributes.scale !== 1));
+  }
+
+  // How many numbers the cache keeps for each token.
+  get numbersPerPosition() {
+    const { instructions, shapes } = this.section.program.entries.decode;
+    const kept = instructions.filter((step) => step.op === "extend").map((step) => shapes[step.out[0]]);
+    return kept.reduce((sum, [, groups, width]) => sum + groups * width, 0);
   }
 
   // Whether tokens can be masked and filled in.
@@ -261,20 +267,15 @@ class LiveView {
     this.shownTokens = key;
     const strip = (label, list, mask) => {
       const chips = this.tokenizer.pieces(list).map((piece, at) => {
-        const inside = [bdi(piece), el("sub", {}, String(list[at]))];
-        if (!mask) return el("span", { class: "chip" }, ...inside);
-        const chip = button("", "Mask this token, or show it again", () => this.maskToken(at));
-        chip.setAttribute("aria-pressed", this.masked.has(at));
-        chip.classList.add("chip");
-        chip.append(...inside);
-        return chip;
+        const press = () => this.maskToken(at);
+        const chip = mask ? button("", "Mask this token, or show it again", press) : el("span");
+        return fill(chip, { class: "chip", "aria-pressed": mask ? this.masked.has(at) : null },
+          [bdi(piece), el("sub", {}, list[at])]);
       });
-      return el("div", { class: "strip", role: "group", "aria-label": `${label} tokens` }, ...chips);
+      return el("div", { class: "strip", role: "group", "aria-label": `${label} tokens` }, chips);
     };
-    const held = [...this.strips.querySelectorAll("button")].indexOf(document.activeElement);
-    this.strips.replaceChildren(...(source ? [strip("source", source, false)] : []),
-      strip(source ? "target" : "text", ids, this.masks));
-    if (held >= 0) this.strips.querySelectorAll("button")[held]?.focus();
+    keepFocus(this.strips, () => refill(this.strips, source && strip("source", source, false),
+      strip(source ? "target" : "text", ids, this.masks)));
   }
 
   maskToken(at) {
@@ -296,7 +297,7 @@ class LiveView {
     const rows = this.section.head === "ClassHead" ? [0] : this.rowsOf(ids);
     const count = known ? rows.length : 0;
     while (this.bars.length < count) {
-      this.bars.push(new Bars("", this.generates ? 10 : 6, this.generates ? (id) => this.append(id) : null));
+      this.bars.push(new Bars(this.generates ? 10 : 6, this.generates ? (id) => this.append(id) : null));
       this.predictions.append(this.bars.at(-1).node);
     }
     this.bars.forEach((bars, i) => (bars.node.hidden = i >= count));

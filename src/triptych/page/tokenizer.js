@@ -13,28 +13,28 @@ class Tokenizer {
   }
 
   constructor(data) {
-    const { model, sets } = data;
+    const { model, sets, added } = data;
     const made = (table, steps) => steps.map((step) => table[step.step](step, sets));
     this.data = data;
-    this.normalizers = made(tokenText.normalizers, data.normalize);
-    this.splitters = made(tokenText.splitters, data.split);
+    this.normalizers = made(normalizers, data.normalize);
+    this.splitters = made(splitters, data.split);
     this.decoders = made(Tokenizer.decoders, data.decode);
-    this.early = Tokenizer.tree(data.added, false);
-    this.late = Tokenizer.tree(data.added, true);
-    this.isSpace = tokenText.membership(sets["white space"] ?? []);
-    this.isWord = tokenText.membership(sets.word ?? []);
+    this.early = Tokenizer.tree(added.filter(({ late }) => !late));
+    this.late = Tokenizer.tree(added.filter(({ late }) => late));
+    this.isSpace = membership(sets["white space"] ?? []);
+    this.isWord = membership(sets.word ?? []);
     const ids = new Map();
     model.tokens.forEach((token, id) => token !== null && ids.set(token, id));
-    this.words = tokenModels.kinds[model.type](model, ids);
+    this.words = wordModels[model.type](model, ids);
     this.tokens = new Map(model.tokens.entries());
-    for (const { id, text } of data.added) this.tokens.set(id, text);
-    this.special = new Set(data.added.filter((token) => token.special).map((token) => token.text));
-    this.addedIds = new Set(data.added.map((token) => token.id));
+    for (const { id, text } of added) this.tokens.set(id, text);
+    this.special = new Set(added.filter((token) => token.special).map((token) => token.text));
+    this.addedIds = new Set(added.map((token) => token.id));
   }
 
-  static tree(added, late) {
-    const tree = new tokenModels.Tree();
-    for (const token of added) if (token.late === late) tree.add(token.found, token);
+  static tree(added) {
+    const tree = new TextTree();
+    for (const token of added) tree.add(token.found, token);
     return tree.size > 1 ? tree : null;
   }
 
@@ -115,7 +115,7 @@ class Tokenizer {
       if (token == null) return `<${id}>`;
       if (this.addedIds.has(id)) return token;
       const { bytes, marks } = this.data.names;
-      const letters = bytes ? tokenText.bytesOf(token) : [undefined];
+      const letters = bytes ? bytesOfToken(token) : [undefined];
       if (!letters.includes(undefined)) return Tokenizer.visible(Tokenizer.escapedBytes(Uint8Array.from(letters)));
       return Tokenizer.visible(!bytes && marks ? token.replaceAll("▁", " ") : token);
     });
@@ -131,8 +131,8 @@ class Tokenizer {
     let text = "";
     for (let at = 0, size; at < bytes.length; at += size) {
       const sizes = [1, 2, 3, 4].filter((one) => at + one <= bytes.length);
-      size = sizes.find((one) => tokenText.whole(bytes.subarray(at, at + one)) !== null) ?? 1;
-      text += tokenText.whole(bytes.subarray(at, at + size)) ?? `\\x${bytes[at].toString(16).padStart(2, "0")}`;
+      size = sizes.find((one) => textOf(bytes.subarray(at, at + one)) !== null) ?? 1;
+      text += textOf(bytes.subarray(at, at + size)) ?? `\\x${bytes[at].toString(16).padStart(2, "0")}`;
     }
     return text;
   }
@@ -145,8 +145,8 @@ Tokenizer.decoders = {
   Fuse: () => (tokens) => [tokens.join("")],
   ByteLevel: () => (tokens) => {
     const bytes = tokens.flatMap((token) => {
-      const letters = tokenText.bytesOf(token);
-      return letters.includes(undefined) ? Array.from(tokenText.utf8.encode(token)) : letters;
+      const letters = bytesOfToken(token);
+      return letters.includes(undefined) ? Array.from(utf8.encode(token)) : letters;
     });
     return [new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(bytes))];
   },

@@ -8,7 +8,7 @@ Object.assign(Tokenizer.decoders, {
     let bytes = [];
     const flush = () => {
       if (!bytes.length) return;
-      const text = tokenText.whole(Uint8Array.from(bytes));
+      const text = textOf(Uint8Array.from(bytes));
       texts.push(...(text === null ? bytes.map(() => "\ufffd") : [text]));
       bytes = [];
     };
@@ -33,7 +33,7 @@ Object.assign(Tokenizer.decoders, {
       return chars.slice(first, end).join("");
     }),
   Replace(step, sets) {
-    const replace = tokenText.normalizers.replace(step, sets);
+    const replace = normalizers.replace(step, sets);
     return (tokens) => tokens.map(replace);
   },
   BPEDecoder: ({ suffix }) => (tokens) =>
