@@ -1,35 +1,27 @@
 // Attention weights to look at: every head as a thumbnail, one head enlarged with its tokens, one row as a list.  The
 // page that runs a model gives the heads of each text; those of a trace are a `TraceView` (attention_trace.js).
 
-// The keys that one query reads, largest weight first.
-class Reading {
-  constructor() {
-    this.node = el("aside", { class: "reading", "aria-label": "The chosen row" });
-  }
-
-  // `choose` is called with the key that is pressed.
-  show(head, t, s, choose) {
-    const row = head.row(t);
-    const order = row.map((_, index) => index).sort((a, b) => row[b] - row[a]).slice(0, 8);
-    const total = row.reduce((sum, weight) => sum + weight, 0).toFixed(3);
-    const items = order.filter((index) => row[index] > 0).map((index) =>
-      el("li", { class: index === s ? "on" : null, onclick: () => choose(index) }, bdi(head.keys[index]),
-        el("sub", {}, index), el("b", {}, three(row[index])),
-        el("i", { style: { width: `${(row[index] / row[order[0]]) * 100}%` } })));
-    refill(this.node, el("h4", {}, bdi(head.queries[t]), el("sub", {}, t), " reads"), el("ol", {}, items),
-      quiet(head.count
-        ? `The largest weights of this row, of 0.02 or more, at most ${head.count}; they sum to ${total}.`
-        : `This row sums to ${total} over ${row.length} keys.`));
-  }
+// The keys that one query reads, largest weight first; `choose` is called with the key that is pressed.
+function reading(head, t, s, choose) {
+  const row = head.row(t);
+  const order = row.map((_, index) => index).sort((a, b) => row[b] - row[a]).slice(0, 8);
+  const total = row.reduce((sum, weight) => sum + weight, 0).toFixed(3);
+  const items = order.filter((index) => row[index] > 0).map((index) =>
+    el("li", { class: index === s ? "on" : null, onclick: () => choose(index) }, bdi(head.keys[index]),
+      el("sub", {}, index), el("b", {}, three(row[index])),
+      el("i", { style: { width: `${(row[index] / row[order[0]]) * 100}%` } })));
+  return [el("h4", {}, bdi(head.queries[t]), el("sub", {}, t), " reads"), el("ol", {}, items),
+    quiet(head.count ? `The largest weights of this row, of 0.02 or more, at most ${head.count}; they sum to ${total}.`
+      : `This row sums to ${total} over ${row.length} keys.`)];
 }
 
 class AttentionView {
   // `heads` of each stack, `shade` of the first picture, `roles` that heads may have, and a `note` below the map.
-  constructor({ heads, stacks = Object.keys(heads), shade = "head", roles = [], note = "" }, place) {
+  constructor({ heads, stacks, shade = "head", roles = [], note = "" }, place) {
     Object.assign(this, { place, heads, stacks, shade, roles, note });
     this.gallery = new Gallery((head) => this.open(head), this.roles);
     this.plot = new Plot((t, s) => this.choose(t, s, false));
-    this.reading = new Reading();
+    this.reading = el("aside", { class: "reading", "aria-label": "The chosen row" });
     place.append(this.build());
     this.keyboard();
     repaints.push(() => this.repaint());
@@ -49,7 +41,7 @@ class AttentionView {
         button("+", "Larger cells", () => this.zoom(Math.max(this.plot.cell + 1, Math.round(this.plot.cell * 1.3))))),
       exportButtons(this));
     const large = div("large", this.title, this.numbers, this.plot.readout, this.controls, this.plot.ruler,
-      div("map", this.plot.node, div("beside", this.reading.node, this.plot.overview)),
+      div("map", this.plot.node, div("beside", this.reading, this.plot.overview)),
       div("scale", el("span", {}, "0"), this.bar, this.top),
       quiet(`Point, tap or use the arrow keys to read a weight; [ and ] change the head.${this.note}`));
     this.content = div("heads-and-map", this.gallery.node, large);
@@ -97,11 +89,11 @@ class AttentionView {
   choose(t, s, scroll) {
     this.plot.mark(t, s, scroll);
     this.chosen = this.plot.at;
-    this.reading.show(this.head, ...this.chosen, (key) => this.choose(this.chosen[0], key, true));
+    refill(this.reading, reading(this.head, ...this.chosen, (key) => this.choose(this.chosen[0], key, true)));
   }
 
   showScale() {
-    const stops = colours(isDark()).filter((_, index) => index % 15 === 0).map(css);
+    const stops = PALETTES.get(isDark()).colours.filter((_, index) => index % 15 === 0).map(css);
     this.bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
     const { label, top } = SHADES[this.shade];
     const marked = this.stack === "cross" ? " · ○ strongest source of each output" : "";

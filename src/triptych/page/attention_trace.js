@@ -1,5 +1,169 @@
-// The attention of a trace: its heads are unpacked when their stack is first shown, may have roles, and can be drawn as
-// lines.
+// The attention of a trace as a page stores it: its heads are unpacked when their stack is first shown, may have roles,
+// and can be drawn as lines.
+
+// Base64 of deflated bytes.
+async function inflate(text) {
+  const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// All high bytes, then all low bytes -> Uint16Array of steps.
+async function unpack(text) {
+  const planes = await inflate(text);
+  const count = planes.length / 2;
+  const steps = new Uint16Array(count);
+  for (let i = 0; i < count; i++) steps[i] = (planes[i] << 8) | planes[count + i];
+  return steps;
+}
+
+// The largest weights of each query, [heads, count, queries]: their keys and the roots of the weights, in bytes.
+async function unpackTop(text, queries) {
+  const planes = await inflate(text);
+  const count = planes.length / 3;
+  const keys = new Uint16Array(count);
+  for (let i = 0; i < count; i++) keys[i] = ((planes[i] << 8) | planes[count + i]) + (i % queries ? keys[i - 1] : 0);
+  return { keys, roots: planes.subarray(2 * count) };
+}
+
+// One head of a long text, with the largest weights of each query alone.
+class TopHead extends AnyHead {
+  constructor(map, index, { keys, roots }, tokens) {
+    super(map, index, tokens);
+    this.count = map.count;
+    const size = this.queries.length * this.count;
+    this.kept = keys.subarray(index * size, (index + 1) * size);
+    this.roots = roots.subarray(index * size, (index + 1) * size);
+    this.max = (this.roots.reduce((max, value) => Math.max(max, value), 0) / 255) ** 2 || 1;
+  }
+
+  row(t) {
+    const row = new Array(this.keys.length).fill(0);
+    this.visit([t, 0], [t + 1, row.length], (_, s, weight) => (row[s] = weight));
+    return row;
+  }
+
+  at(t, s) {
+    for (let k = 0, i = t; k < this.count; k++, i += this.queries.length) if (this.kept[i] === s) {
+      return (this.roots[i] / 255) ** 2;
+    }
+    return 0;
+  }
+
+  // The weights that are kept.
+  numbers() {
+    const largest = this.queries.map(() => []);
+    this.visit([0, 0], [this.queries.length, this.keys.length], (t, s, weight) => largest[t].push([s, tidy(weight)]));
+    return { largest };
+  }
+
+  visit(from, to, act) {
+    for (let k = 0; k < this.count; k++) {
+      for (let t = from[0], i = k * this.queries.length + t; t < to[0]; t++, i++) {
+        const s = this.kept[i];
+        if (s >= from[1] && s < to[1]) act(t, s, (this.roots[i] / 255) ** 2);
+      }
+    }
+  }
+}
+
+// While a view unpacks its heads, and where it cannot, it shows a text in place of its content.
+function showStatus({ place, status, content }, text, busy = false) {
+  place.setAttribute("aria-busy", busy);
+  status.textContent = text;
+  status.hidden = !text;
+  content.hidden = Boolean(text);
+}
+
+const showUnpacking = (view) => showStatus(view, "Unpacking the attention weights …", true);
+const showProblem = (view, { message }) => showStatus(view,
+  `The attention weights could not be unpacked (${message}). Open this file in a browser from 2023 or later.`);
+
+const unpackedMaps = new WeakMap(); // the data of a layer -> a promise of its heads
+
+// The heads of one layer, unpacked once, whichever section asks.
+function headsIn(map, { tokens, steps }) {
+  if (!unpackedMaps.has(map)) {
+    const heads = map.top
+      ? unpackTop(map.top, tokens[map.queries].length)
+        .then((top) => map.heads.map((_, index) => new TopHead(map, index, top, tokens)))
+      : unpack(map.weights).then((values) => map.heads.map((_, index) => new Head(map, index, values, tokens, steps)));
+    unpackedMaps.set(map, heads);
+  }
+  return unpackedMaps.get(map);
+}
+
+// The heads of a stack in the order of layers; one with all its weights stands in place of the same without.
+async function unpackedHeads(section, stack) {
+  const layers = await Promise.all(section.maps.filter((map) => map.stack === stack)
+    .map((map) => headsIn(map, section)));
+  const heads = new Map();
+  for (const head of layers.flat().sort((a, b) => Boolean(b.count) - Boolean(a.count))) {
+    heads.set(`${head.layer} ${head.head}`, head);
+  }
+  return [...heads.values()].sort((a, b) => a.layer - b.layer || a.head - b.head);
+}
+
+const LINE_ROW = 18; // pixels from token to token
+const LEAST_LINE = 0.03; // weights below are not drawn
+const LINES_EACH = 6; // of one query
+
+// One head as lines from each token to those it reads: queries on the left, keys on the right.
+class Lines {
+  constructor(choose) {
+    this.choose = choose;
+    this.node = el("div", { class: "scroll lines", tabindex: 0, role: "application" });
+  }
+
+  // The rows and columns that `plot` shows.
+  show(plot, chosen) {
+    const { head, from, to, tokens: [queries, keys] } = plot;
+    this.node.setAttribute("aria-label",
+      `${nameOf(head)} as lines; the arrow keys up and down choose the token that reads`);
+    const [left, gap, side] = [170, 260, 10];
+    const longest = Math.max(queries.length, keys.length);
+    const word = (token, i, attributes, press) =>
+      svg("text", { y: side + (i + 0.7) * LINE_ROW, onclick: press, onpointerenter: press, ...attributes },
+        shortened(shown(token), 20));
+    this.rows = queries.map((_, i) => {
+      const t = from[0] + i;
+      const best = head.row(t).map((weight, s) => [s, weight]).filter(([, weight]) => weight >= LEAST_LINE);
+      const drawn = best.sort((a, b) => b[1] - a[1]).slice(0, LINES_EACH).filter(([s]) => s >= from[1] && s < to[1]);
+      return svg("g", {}, drawn.map(([s, weight]) => {
+        const [y, z] = [i, s - from[1]].map((row) => side + (row + 0.5) * LINE_ROW);
+        return svg("path", { d: `M${left},${y}C${left + gap / 2},${y} ${left + gap / 2},${z} ${left + gap},${z}`,
+          "stroke-opacity": weight.toFixed(3), "stroke-width": (0.7 + 3 * weight).toFixed(2) });
+      }));
+    });
+    const first = (i) => argmax(head.row(from[0] + i));
+    this.queries = queries.map((token, i) => word(token, i, { x: left - 8, "text-anchor": "end" },
+      () => this.choose(from[0] + i, first(i))));
+    this.keys = keys.map((token, i) => word(token, i, { x: left + gap + 8 }, null));
+    this.from = from;
+    const width = 2 * left + gap;
+    const height = longest * LINE_ROW + 2 * side;
+    this.picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` },
+      this.rows, this.queries, this.keys);
+    this.node.replaceChildren(this.picture);
+    this.mark(...chosen);
+  }
+
+  // The lines of one query stand out, and the keys that it reads.
+  mark(t, s) {
+    if (!this.picture) return;
+    for (const [nodes, at] of [[this.rows, t - this.from[0]], [this.queries, t - this.from[0]],
+      [this.keys, s - this.from[1]]]) nodes.forEach((one, i) => one.classList.toggle("on", i === at));
+  }
+
+  drawing(head) {
+    const [ink, accent, mark] = ["--ink", "--accent", "--mark"].map(colourOf);
+    const copy = inked(this.picture, { path: { fill: "none", stroke: accent }, ".on path": { stroke: mark },
+      text: { fill: ink } });
+    const [width, height] = ["width", "height"].map((name) => Number(copy.getAttribute(name)));
+    return sheet(width + 40, height + 70, nameOf(head),
+      svg("g", { transform: "translate(20 50)", "font-family": "monospace", "font-size": 12 }, ...copy.childNodes));
+  }
+}
 
 // Heads of one role have one colour, in the order in which the section names the roles.
 const ROLE_COLOURS = 15;

@@ -74,9 +74,8 @@ const LONGEST = 160; // letters of a token that are shown
 // Tokens as they are read: spaces and line ends that would not show get a sign.
 function shown(token) {
   if (token === "") return "∅";
-  const start = () => [...token.slice(0, 2 * LONGEST)].slice(0, LONGEST).join("");
-  const long = token.length > 2 * LONGEST;
-  const letters = long ? `${start()}… (${token.length.toLocaleString("en-US")} letters)` : token;
+  const start = [...token.slice(0, 2 * LONGEST)].slice(0, LONGEST).join("");
+  const letters = token.length > 2 * LONGEST ? `${start}… (${token.length.toLocaleString("en-US")} letters)` : token;
   const signed = letters.replace(/\r\n|\n|\r/g, "↵").replace(/\t/g, "⇥");
   return signed.replace(/^ +| +$/g, (gap) => "·".repeat(gap.length));
 }

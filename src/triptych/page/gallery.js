@@ -29,30 +29,23 @@ class Gallery {
   show(heads) {
     const columns = [...new Set(heads.map((head) => head.head))].sort((a, b) => a - b);
     this.begin(columns.length, new Set(heads.map((head) => head.layer)).size > MANY);
-    const cells = [el("span", { class: "corner" }, "layer ╲ head"),
-      ...columns.map((name) => el("span", {}, String(name)))];
-    heads.forEach((head, index) => {
-      const thumb = this.thumb(head);
-      thumb.style.gridColumn = columns.indexOf(head.head) + 2;
-      if (index === 0 || heads[index - 1].layer !== head.layer) {
-        cells.push(el("span", { class: "layer" }, String(head.layer)));
-      }
-      cells.push(thumb);
-    });
-    this.end(cells);
+    this.end(el("span", { class: "corner" }, "layer ╲ head"), columns.map((name) => el("span", {}, name)),
+      heads.map((head, index) => [
+        head.layer !== heads[index - 1]?.layer && el("span", { class: "layer" }, head.layer),
+        fill(this.thumb(head), { style: { gridColumn: columns.indexOf(head.head) + 2 } }, [])]));
   }
 
   begin(columns, many = false) {
     this.columns = columns;
     this.side = SIDES[Number(many || innerWidth < 520)];
-    this.node.style.setProperty("--side", `${this.side}px`);
     this.thumbs = [];
     this.node.classList.toggle("grouped", !columns);
+    this.node.style.setProperty("--side", `${this.side}px`);
     this.node.style.setProperty("--columns", columns);
   }
 
-  end(cells) {
-    this.node.replaceChildren(...cells);
+  end(...cells) {
+    refill(this.node, cells);
     this.paint();
   }
 
@@ -68,7 +61,7 @@ class Gallery {
   paint() {
     const density = Math.max(1, Math.round(devicePixelRatio));
     for (const { head, canvas } of this.thumbs) {
-      head.thumbnail(canvas, this.side * density, isDark());
+      head.thumbnail(canvas, this.side * density);
       canvas.style.width = `${canvas.width / density}px`;
       canvas.style.height = `${canvas.height / density}px`;
     }

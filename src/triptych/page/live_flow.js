@@ -40,8 +40,8 @@ class Flow extends FlowPicture {
       .map(([name, boxes]) => [name, boxesOf(entries, boxes)]));
     this.stack = entries.decode ? "decode" : "encode";
     this.layer = 0;
-    this.picture = el("div", { class: "picture", role: "group", "aria-label": "Steps of the model; arrow keys move, " +
-      "Enter opens" });
+    this.picture = el("div", { class: "picture", role: "group",
+      "aria-label": "Steps of the model; arrow keys move, Enter opens" });
     this.detail = el("div", { class: "detail", "aria-live": "polite" });
     this.tokens = el("div", { class: "strip", role: "group", "aria-label": "The token that is followed" });
     const names = view.both ? { encode: "Encoder", decode: "Decoder" } : { [this.stack]: "Layer" };
@@ -71,12 +71,11 @@ class Flow extends FlowPicture {
     if (this.view.tokens) this.showTokens();
   }
 
-  // The boxes of the first layer that `test` fits; opens it.
+  // Opens the first box of a layer that `test` fits.
   openWhere(test, layer = this.layer, stack = this.stack) {
     if (stack !== this.stack || layer !== this.layer) this.choose(stack, layer);
     const box = this.shown.find(test);
     if (box) this.open(box);
-    return box ?? null;
   }
 
   open(box) {
@@ -84,8 +83,6 @@ class Flow extends FlowPicture {
     this.mark();
     this.explain();
   }
-
-  // ---------------------------------------------------------------- the tokens
 
   idsOf(stack, { source, ids } = this.view.tokens) {
     return stack === "encode" && source ? source : ids;
@@ -132,8 +129,6 @@ class Flow extends FlowPicture {
     if (held) this.tokens.children[at]?.focus();
   }
 
-  // ---------------------------------------------------------------- the open box
-
   runOf(entry) {
     return this.view.now.runs[entry];
   }
@@ -179,10 +174,7 @@ class Flow extends FlowPicture {
     const { box } = this;
     if (!box || !this.view.now) return;
     const run = this.runOf(box.entry);
-    if (!run.values.has(box.step.out[0])) {
-      this.view.update();
-      return;
-    }
+    if (!run.values.has(box.step.out[0])) return this.view.update();
     const heads = this.heads(box);
     this.head = Math.min(this.head, Math.max(0, heads - 1));
     const [what, equation] = this.view.section.words[box.words];
@@ -237,9 +229,9 @@ class Flow extends FlowPicture {
 
   likeliest(logits) {
     const chances = probabilities([...logits]);
+    const first = nucleus(chances, 1).slice(0, FEW);
     return this.table(["token", "logit", "probability"],
-      nucleus(chances, 1).slice(0, FEW)
-        .map((id) => [bdi(this.view.nameOf(id)), decimal(logits[id]), percent(chances[id])]));
+      first.map((id) => [bdi(this.view.nameOf(id)), decimal(logits[id]), percent(chances[id])]));
   }
 
   table(header, rows) {
@@ -250,8 +242,7 @@ class Flow extends FlowPicture {
 
   // A row of attention: what a head of the followed token reads.
   row(run, step, head = this.head) {
-    const part = attendPart(step);
-    const { keys, data, queries } = run.patterns.get(part);
+    const { keys, data, queries } = run.patterns.get(attendPart(step));
     const t = this.position(run.name);
     const place = (head * queries + t) * keys;
     const weights = data.subarray(place, place + keys);
@@ -268,11 +259,10 @@ class Flow extends FlowPicture {
     const dots = every.map(() => 0);
     const from = (t * q.shape[1] + head) * width;
     scorers.dot_product(q.data, from, k.data, g * width, k.shape[1] * width, width, every, keys, dots);
-    const factor = run.how.scale === false ? 1 : scale;
     const scores = dots.slice();
-    adjust(scores, keys, factor, softcap, bias?.data, place, every);
-    return { part, t, weights, dots: mechanism === "dot_product" ? dots : null, scores,
-      seen: every.map((j) => seen(t, j)), factor, trained: scale };
+    adjust(scores, keys, run.how.scale === false ? 1 : scale, softcap, bias?.data, place, every);
+    return { t, weights, dots: mechanism === "dot_product" ? dots : null, scores,
+      seen: every.map((j) => seen(t, j)), trained: scale };
   }
 
   attention(box, run) {
@@ -281,9 +271,9 @@ class Flow extends FlowPicture {
     const pieces = this.view.tokenizer.pieces(box.step.attributes.keys === "cross" ? source : this.ids);
     const order = [...row.weights.keys()].filter((j) => row.seen[j])
       .sort((a, b) => row.weights[b] - row.weights[a] || (row.dots ? row.dots[b] - row.dots[a] : 0));
-    const number = (list, j) => (row.dots ? decimal(list[j]) : "–");
-    const rows = order.slice(0, FEW).map((j) => [el("span", {}, bdi(pieces[j]), el("sub", {}, j)),
-      number(row.dots, j), number(row.scores, j), three(row.weights[j])]);
+    const scored = (j) => (row.dots ? [decimal(row.dots[j]), decimal(row.scores[j])] : ["–", "–"]);
+    const rows = order.slice(0, FEW).map((j) =>
+      [el("span", {}, bdi(pieces[j]), el("sub", {}, j)), ...scored(j), three(row.weights[j])]);
     const rest = order.slice(FEW).reduce((sum, j) => sum + row.weights[j], 0);
     const hidden = row.seen.filter((one) => !one).length;
     const notes = [order.length > FEW ? `${order.length - FEW} more keys have ${three(rest)} together.` : "",
@@ -293,8 +283,6 @@ class Flow extends FlowPicture {
     this.table(["key", "q · k", "score", "weight"], rows), quiet(notes.filter((one) => one).join(" ")),
     box.part === "mix" && this.strip("result", this.numbers(run, box.step.out[0], box, this.head), true)];
   }
-
-  // ---------------------------------------------------------------- cuts
 
   // The head and the MLP that a box belongs to.
   partCuts(box) {

@@ -19,12 +19,8 @@ class LiveView {
     this.place = place;
     this.build(place);
     this.speed.textContent = "Unpacking the weights …";
-    this.started = this.start();
+    this.started = startEngine(section).then((engine) => (this.engine = engine));
     this.update().then(() => performance.mark("live-ready"));
-  }
-
-  async start() {
-    this.engine = await startEngine(this.section);
   }
 
   build(place) {
@@ -155,8 +151,6 @@ class LiveView {
     this.soon = setTimeout(() => this.update(), this.engine?.note && this.cost > 60 ? 150 : 0);
   }
 
-  // ---------------------------------------------------------------- from texts to tokens
-
   // At most as many tokens as the page computes: the last of a text that goes on, else the first.
   cut(ids, what) {
     const { limit } = this.section;
@@ -176,8 +170,6 @@ class LiveView {
     while (stop.includes(written.at(-1))) written.pop(); // the target goes on
     return { source: ids, ids: this.cut([start, ...written], "target") };
   }
-
-  // ---------------------------------------------------------------- from tokens to what is shown
 
   how() {
     return { cuts: new Set(this.board.cuts), mask: !this.off.mask, scale: !this.off.scale };
@@ -224,10 +216,7 @@ class LiveView {
       began = performance.now();
       this.stale = false;
       tokens = this.read();
-      if (!tokens.ids.length || tokens.source?.length === 0) {
-        this.showNothing();
-        return;
-      }
+      if (!tokens.ids.length || tokens.source?.length === 0) return this.showNothing();
       now = await this.engine.call("compute", this.request(tokens));
     } catch ({ message }) {
       this.stale = false;
@@ -247,8 +236,8 @@ class LiveView {
     this.cost = performance.now() - began;
     const count = tokens.ids.length + (tokens.source?.length ?? 0);
     const { kernel, note } = this.engine;
-    const tokenCount = `${count} ${count === 1 ? "token" : "tokens"}`;
-    this.speed.textContent = `${tokenCount} in ${this.cost.toFixed(0)} ms, ${kernel}.${note}`;
+    this.speed.textContent =
+      `${count} ${count === 1 ? "token" : "tokens"} in ${this.cost.toFixed(0)} ms, ${kernel}.${note}`;
   }
 
   // Of an empty text: no tokens, no predictions.
@@ -283,12 +272,9 @@ class LiveView {
     this.update();
   }
 
-  // ---------------------------------------------------------------- predictions
-
   nameOf(index) {
     const { head, labels } = this.section;
-    return head === "LMHead" || head === "MaskedLMHead" ? this.tokenizer.pieces([index])[0]
-      : labels[index] ?? `class ${index}`;
+    return head?.endsWith("LMHead") ? this.tokenizer.pieces([index])[0] : labels[index] ?? `class ${index}`;
   }
 
   showPredictions({ ids }) {
@@ -334,12 +320,11 @@ class LiveView {
     const names = this.both ? { encoder: pieces(tokens.source), decoder: pieces(tokens.ids) }
       : { [this.section.layout]: pieces(tokens.ids) };
     const heads = headsOf(this.parts, patterns, names);
-    const order = ["cross", "encoder", "decoder"].filter((stack) => heads[stack]);
-    const sorted = Object.fromEntries(order.map((stack) => [stack, heads[stack]]));
-    if (this.attention) this.attention.update(sorted);
-    else if (order.length) {
-      this.attention = new AttentionView({ heads: sorted }, this.maps);
-      this.attention.pick(order[0]);
+    const stacks = ["cross", "encoder", "decoder"].filter((stack) => heads[stack]);
+    if (this.attention) this.attention.update(heads);
+    else if (stacks.length) {
+      this.attention = new AttentionView({ heads, stacks }, this.maps);
+      this.attention.pick(stacks[0]);
     }
   }
 }

@@ -2,10 +2,11 @@
 // where its model generates.
 
 const MOST_NEW = 120; // tokens of one press of "Write"
-const slider = (name, attributes) => {
+const slider = (name, attributes, changed) => {
   const value = el("output");
   const tell = () => (value.textContent = Number(input.value).toFixed(2));
   const input = el("input", { type: "range", "aria-label": name, oninput: tell, ...attributes });
+  input.addEventListener("input", changed);
   tell();
   return { input, node: el("label", { class: "slider" }, name, input, value) };
 };
@@ -42,9 +43,9 @@ class CachePicture {
 
 class WritingView extends LiveView {
   writing() {
-    this.temperature = slider("Temperature", { min: 0, max: 2, step: 0.05, value: 0.8 });
-    this.top = slider("Top-p", { min: 0.05, max: 1, step: 0.05, value: 0.95 });
-    for (const { input } of [this.temperature, this.top]) input.addEventListener("input", () => this.schedule());
+    const changed = () => this.schedule();
+    this.temperature = slider("Temperature", { min: 0, max: 2, step: 0.05, value: 0.8 }, changed);
+    this.top = slider("Top-p", { min: 0.05, max: 1, step: 0.05, value: 0.95 }, changed);
     this.write = button("Write", "Let the model continue, one token at a time", () => this.toggle());
     this.step = button("One token", "Append one token", () => this.generate(1));
     const tower = this.parts.filter((one) => one.stack === "decoder");

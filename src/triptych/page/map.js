@@ -33,8 +33,7 @@ class Plot {
     this.heat = el("div", { class: "heat", tabindex: 0, role: "application",
       onpointermove: (event) => this.point(event), onpointerdown: (event) => this.point(event) },
     this.canvas, this.marks, this.bands);
-    this.top = el("div", { class: "top", "aria-hidden": "true" });
-    this.side = el("div", { class: "side", "aria-hidden": "true" });
+    [this.top, this.side] = ["top", "side"].map((name) => el("div", { class: name, "aria-hidden": "true" }));
     this.corner = div("corner");
     this.grid = div("grid", this.corner, this.top, this.side, this.heat);
     this.node = div("scroll", this.grid);
@@ -135,14 +134,14 @@ class Plot {
     this.grid.style.setProperty("--type", `${clamp(this.cell * every - 3, 9, 13)}px`);
     this.labels = { queries: this.axis(this.side, queries, every), keys: this.axis(this.top, keys, every) };
     this.turnLabels(keys);
-    this.heat.style.width = `${keys.length * this.cell}px`;
-    this.heat.style.height = `${queries.length * this.cell}px`;
+    const [width, height] = [keys, queries].map(({ length }) => `${length * this.cell}px`);
+    Object.assign(this.heat.style, { width, height });
   }
 
   axis(place, tokens, every) {
     const labels = tokens.map((token, index) => (index % every ? null : el("span", {}, bdi(token))));
     place.style.setProperty("--every", every);
-    place.replaceChildren(...labels.filter((label) => label));
+    refill(place, labels);
     return labels;
   }
 
@@ -160,7 +159,7 @@ class Plot {
     this.shade = shade;
     const { stack } = this.head;
     const [rows, columns] = this.tokens.map(({ length }) => length);
-    paintWeights(this.canvas, this.head.pooled(1, this.from, this.to), this.head.shader(shade), isDark());
+    paintWeights(this.canvas, this.head.pooled(1, this.from, this.to), this.head.shader(shade));
     this.marks.setAttribute("viewBox", `0 0 ${columns} ${rows}`);
     refill(this.marks, stack === "cross" && Array.from({ length: rows }, (_, t) =>
       svg("circle", { cx: argmax(this.head.row(this.from[0] + t)) - this.from[1] + 0.5, cy: t + 0.5, r: 0.16 })));
@@ -173,7 +172,7 @@ class Plot {
     const { queries, keys } = this.head;
     const longest = Math.max(queries.length, keys.length);
     const each = Math.ceil(longest / (OVERVIEW * Math.max(1, Math.round(devicePixelRatio))));
-    paintWeights(this.whole, this.head.pooled(each), this.head.shader("root"), isDark());
+    paintWeights(this.whole, this.head.pooled(each), this.head.shader("root"));
     const pixels = (count) => `${(count * OVERVIEW) / longest}px`;
     const place = (node, [t, s], [rows, columns]) => Object.assign(node.style,
       { left: pixels(s), top: pixels(t), width: pixels(columns), height: pixels(rows) });
@@ -214,7 +213,7 @@ class Plot {
     const width = (labels) => 8 * Math.max(...labels.map((label) => [...label].length));
     const [left, top] = [width(queries) + 40, width(keys) + 70];
     const heat = el("canvas");
-    paintWeights(heat, head.pooled(1, from, to), head.shader(this.shade), isDark());
+    paintWeights(heat, head.pooled(1, from, to), head.shader(this.shade));
     const ink = colourOf("--ink");
     const word = (label, attributes) => svg("text", { fill: ink, "font-family": "monospace",
       "font-size": clamp(cell - 3, 9, 13), ...attributes }, label);
