@@ -8,21 +8,19 @@ async function inflate(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// All high bytes, then all low bytes -> Uint16Array of steps.
-async function unpack(text) {
-  const planes = await inflate(text);
-  const count = planes.length / 2;
-  const steps = new Uint16Array(count);
-  for (let i = 0; i < count; i++) steps[i] = (planes[i] << 8) | planes[count + i];
-  return steps;
+// All high bytes, then all low bytes -> 16-bit numbers.
+function joined(planes, count) {
+  const numbers = new Uint16Array(count);
+  for (let i = 0; i < count; i++) numbers[i] = (planes[i] << 8) | planes[count + i];
+  return numbers;
 }
 
 // The largest weights of each query, [heads, count, queries]: their keys and the roots of the weights, in bytes.
 async function unpackTop(text, queries) {
   const planes = await inflate(text);
   const count = planes.length / 3;
-  const keys = new Uint16Array(count);
-  for (let i = 0; i < count; i++) keys[i] = ((planes[i] << 8) | planes[count + i]) + (i % queries ? keys[i - 1] : 0);
+  const keys = joined(planes, count);
+  for (let i = 0; i < count; i++) if (i % queries) keys[i] += keys[i - 1];
   return { keys, roots: planes.subarray(2 * count) };
 }
 
@@ -81,15 +79,19 @@ const showProblem = (view, { message }) => showStatus(view,
 
 const unpackedMaps = new WeakMap(); // the data of a layer -> a promise of its heads
 
-// The heads of one layer, unpacked once, whichever section asks.
-function headsIn(map, { tokens, steps }) {
-  if (!unpackedMaps.has(map)) {
-    const heads = map.top
-      ? unpackTop(map.top, tokens[map.queries].length)
-        .then((top) => map.heads.map((_, index) => new TopHead(map, index, top, tokens)))
-      : unpack(map.weights).then((values) => map.heads.map((_, index) => new Head(map, index, values, tokens, steps)));
-    unpackedMaps.set(map, heads);
+async function unpackLayer(map, { tokens, steps }) {
+  if (map.top) {
+    const top = await unpackTop(map.top, tokens[map.queries].length);
+    return map.heads.map((_, index) => new TopHead(map, index, top, tokens));
   }
+  const planes = await inflate(map.weights);
+  const values = joined(planes, planes.length / 2);
+  return map.heads.map((_, index) => new Head(map, index, values, tokens, steps));
+}
+
+// The heads of one layer, unpacked once, whichever section asks.
+function headsIn(map, section) {
+  if (!unpackedMaps.has(map)) unpackedMaps.set(map, unpackLayer(map, section));
   return unpackedMaps.get(map);
 }
 
@@ -116,7 +118,7 @@ class Lines {
   }
 
   // The rows and columns that `plot` shows.
-  show(plot, chosen) {
+  show(plot) {
     const { head, from, to, tokens: [queries, keys] } = plot;
     this.node.setAttribute("aria-label",
       `${nameOf(head)} as lines; the arrow keys up and down choose the token that reads`);
@@ -135,32 +137,29 @@ class Lines {
           "stroke-opacity": weight.toFixed(3), "stroke-width": (0.7 + 3 * weight).toFixed(2) });
       }));
     });
-    const first = (i) => argmax(head.row(from[0] + i));
     this.queries = queries.map((token, i) => word(token, i, { x: left - 8, "text-anchor": "end" },
-      () => this.choose(from[0] + i, first(i))));
+      () => this.choose(from[0] + i, argmax(head.row(from[0] + i)))));
     this.keys = keys.map((token, i) => word(token, i, { x: left + gap + 8 }, null));
-    this.from = from;
+    Object.assign(this, { head, from });
     const width = 2 * left + gap;
     const height = longest * LINE_ROW + 2 * side;
     this.picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` },
       this.rows, this.queries, this.keys);
     this.node.replaceChildren(this.picture);
-    this.mark(...chosen);
   }
 
   // The lines of one query stand out, and the keys that it reads.
   mark(t, s) {
-    if (!this.picture) return;
     for (const [nodes, at] of [[this.rows, t - this.from[0]], [this.queries, t - this.from[0]],
       [this.keys, s - this.from[1]]]) nodes.forEach((one, i) => one.classList.toggle("on", i === at));
   }
 
-  drawing(head) {
+  drawing() {
     const [ink, accent, mark] = ["--ink", "--accent", "--mark"].map(colourOf);
     const copy = inked(this.picture, { path: { fill: "none", stroke: accent }, ".on path": { stroke: mark },
       text: { fill: ink } });
     const [width, height] = ["width", "height"].map((name) => Number(copy.getAttribute(name)));
-    return sheet(width + 40, height + 70, nameOf(head),
+    return sheet(width + 40, height + 70, nameOf(this.head),
       svg("g", { transform: "translate(20 50)", "font-family": "monospace", "font-size": 12 }, ...copy.childNodes));
   }
 }
@@ -219,7 +218,6 @@ class TraceView extends AttentionView {
     this.as = as;
     this.plot.node.hidden = as !== "map";
     this.lines.node.hidden = as !== "lines";
-    this.linesOf = null;
     this.plot.mark(...this.chosen, false);
     this.showLines();
   }
@@ -228,9 +226,8 @@ class TraceView extends AttentionView {
   showLines() {
     if (this.as !== "lines") return;
     const { head, from } = this.plot;
-    if (this.linesOf?.[0] === head && this.linesOf[1] === from) return this.lines.mark(...this.chosen);
-    this.linesOf = [head, from];
-    this.lines.show(this.plot, this.chosen);
+    if (this.lines.head !== head || this.lines.from !== from) this.lines.show(this.plot);
+    this.lines.mark(...this.chosen);
   }
 
   choose(t, s, scroll) {
@@ -248,7 +245,7 @@ class TraceView extends AttentionView {
   }
 
   drawing() {
-    return this.as === "lines" ? this.lines.drawing(this.head) : super.drawing();
+    return this.as === "lines" ? this.lines.drawing() : super.drawing();
   }
 
   // The roles with their colours; choosing one shows its heads alone, and opens the first of them.

@@ -62,9 +62,8 @@ class ComparisonView {
     }
     if (this.stack !== stack || this.other !== other) return; // others were picked in the meantime
     const [ours, theirs] = both;
-    this.partners = new Map(
-      ours.map((head) => [head, theirs.find((one) => one.layer === head.layer && one.head === head.head)]),
-    );
+    const partner = (head) => theirs.find((one) => one.layer === head.layer && one.head === head.head);
+    this.partners = new Map(ours.map((head) => [head, partner(head)]));
     this.apart = new Map(ours.map((head) => [head, distance(head, this.partners.get(head))]));
     const order = [...ours].sort((a, b) => this.apart.get(b) - this.apart.get(a));
     const under = (head) => `${head.layer}.${head.head} · ${this.apart.get(head).toFixed(2)}`;
@@ -121,8 +120,6 @@ class ComparisonView {
 
 // The first section of attention, in tabs or not.
 const attentionOf = (sections) =>
-  sections
-    .flatMap((one) => (one.sections ? [attentionOf(one.sections)] : one.kind === "attention" ? [one] : []))
-    .find((one) => one);
+  sections.flatMap((one) => [one, ...(one.sections ?? [])]).find(({ kind }) => kind === "attention");
 
 mounts.comparison = (section, place) => new ComparisonView(section, place);

@@ -43,9 +43,9 @@ function axis(values, logarithmic, pad) {
 function spaced(values, place, room) {
   let last = -Infinity;
   return values.filter((value) => {
-    const fits = place(value) - last >= room;
-    if (fits) last = place(value);
-    return fits;
+    if (place(value) - last < room) return false;
+    last = place(value);
+    return true;
   });
 }
 

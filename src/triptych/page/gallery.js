@@ -18,11 +18,11 @@ class Gallery {
     const canvas = el("canvas", { "aria-hidden": "true" });
     const name = `layer ${head.layer}, head ${head.head}${head.role ? `: ${head.role}` : ""}${label}`;
     const role = this.roles.length ? `role ${roleClass(this.roles, head.role)}` : null;
-    const thumb = el("button", { type: "button", class: role, title: name, "aria-label": name }, canvas);
-    const one = { head, canvas, thumb };
-    thumb.onclick = () => this.open(one.head);
+    const one = { head, canvas };
+    one.thumb = el("button", { type: "button", class: role, title: name, "aria-label": name,
+      onclick: () => this.open(one.head) }, canvas);
     this.thumbs.push(one);
-    return thumb;
+    return one.thumb;
   }
 
   // Layers down, heads across.

@@ -64,11 +64,10 @@ class About {
     return this.flow.row(this.flow.runOf(box.entry), box.step, head);
   }
 
+  // How far the prediction is from that of the whole model, or null.
   get moved() {
-    const { view } = this;
-    if (!view.changed) return null;
-    const chances = (logits) => probabilities([...logits]);
-    return divergence(chances(view.now.whole[0]), chances(view.now.logits[0]));
+    const { changed, now } = this.view;
+    return changed ? divergence(...[now.whole, now.logits].map(([logits]) => probabilities([...logits]))) : null;
   }
 
   // " It is cut, and the prediction has changed by 0.123 nats." after a change.

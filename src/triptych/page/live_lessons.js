@@ -36,14 +36,13 @@ class Lessons {
     const { title, steps, ask, answer } = CHAPTERS[this.at];
     const about = new About(this.view);
     this.text = el("p");
-    this.steps = steps.filter(([, , , fits]) => !fits || fits(about)).map(([label, act, state]) => {
-      const one = button(label, "", () => {
-        this.acted = true;
-        act(new About(this.view));
-        if (!this.view.refreshing) this.show(); // else with the new numbers
-      });
-      return { one, state };
-    });
+    const press = (act) => {
+      this.acted = true;
+      act(new About(this.view));
+      if (!this.view.refreshing) this.show(); // else with the new numbers
+    };
+    this.steps = steps.filter(([, , , fits]) => !fits || fits(about))
+      .map(([label, act, state]) => ({ one: button(label, "", () => press(act)), state }));
     const next = button("Next chapter", "", () => {
       this.open(this.at + 1);
       this.chooser.children[this.at].focus();

@@ -144,10 +144,9 @@ class Bars {
 
   add() {
     const row = { name: el("span"), bar: el("i"), ghost: el("s", { title: "in the whole model" }), number: el("b") };
-    const inside = [row.name, el("span", { class: "track" }, row.bar, row.ghost), row.number];
-    const press = () => this.pick(row.index);
-    row.node = el("li", {}, this.pick ? el("button", { type: "button", onclick: press }, inside)
-      : el("div", {}, inside));
+    const line = this.pick ? el("button", { type: "button", onclick: () => this.pick(row.index) }) : el("div");
+    fill(line, {}, [row.name, el("span", { class: "track" }, row.bar, row.ghost), row.number]);
+    row.node = el("li", {}, line);
     this.rows.push(row);
     this.list.append(row.node);
   }

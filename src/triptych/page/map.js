@@ -48,8 +48,8 @@ class Plot {
 
   // Other cells, or another width of the page.
   resize(cell) {
+    if (!this.head || !this.ruler.clientWidth) return; // nothing is shown, or it is hidden
     this.measured = null;
-    if (!this.head) return;
     this.show(this.head, this.shade, cell, this.at);
     this.mark(...this.at, false);
   }

@@ -125,8 +125,7 @@ class PlaneView {
   values() {
     const { stack, layers, tokens, text, place, share } = this.stack;
     const at = layers.map((_, l) =>
-      tokens.map((_, i) => this.at(l, i).map((x, axis) => ((axis ? -x : x) || 0) / PLANE)),
-    );
+      tokens.map((_, i) => this.at(l, i).map((x, axis) => ((axis ? -x : x) || 0) / PLANE)));
     return { stack, layers, tokens, text, place, share, at, texts: this.section.texts };
   }
 

@@ -26,8 +26,7 @@ Object.assign(Tokenizer.decoders, {
   Strip: ({ content, start, stop }) => (tokens) =>
     tokens.map((token) => {
       const chars = Array.from(token);
-      let first = 0;
-      let end = chars.length;
+      let [first, end] = [0, chars.length];
       while (first < Math.min(start, chars.length) && chars[first] === content) first++;
       while (chars.length - end < stop && end > first && chars[end - 1] === content) end--;
       return chars.slice(first, end).join("");
