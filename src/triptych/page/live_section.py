@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 TOKENIZERS = {"BPE": "tokenizer_bpe.js", "Unigram": "tokenizer_unigram.js"}
 DECODERS = frozenset(("spaces", "Fuse", "ByteLevel"))  # of tokenizer.js
 WORDS = frozenset(("WordPiece", "WordLevel"))  # of tokenizer_words.js, which also decodes WordPiece
-BEHAVIORS = frozenset(("Isolated", "Removed"))  # of tokenizer_text.js
+BEHAVIORS = frozenset(("Isolated", "Removed"))  # of tokenizer.js
 
 IN_EVERY_PAGE = frozenset(("live_operations.js", "live_attention.js"))
 
