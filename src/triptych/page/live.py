@@ -9,9 +9,8 @@ from triptych.draw.words import equation_of, words_of
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page.live_export import check_size, export
-from triptych.page.live_section import LiveSection
 from triptych.page.render import render
-from triptych.page.sections import Facts
+from triptych.page.sections import Facts, LiveSection
 from triptych.page.tokenizer_data import tokenizer_data
 from triptych.program import Program
 from triptych.spec import FramesSpec

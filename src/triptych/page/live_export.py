@@ -23,7 +23,7 @@ from triptych.attention.rope import attention_factor, inverse_frequencies
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn.weights import dense
-from triptych.page.live_section import defined
+from triptych.page.sections import defined
 from triptych.program import Entry, Instruction, Program, lower
 from triptych.program.changes import refusal
 from triptych.quantize import quantize

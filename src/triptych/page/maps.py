@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +13,9 @@ import numpy.typing as npt
 from triptych.errors import InputError
 
 from .pack import MAX_BYTES, STEPS, pack, pack_top, packed_bytes
+from .sections import Json, Section
 
 Stack = Literal["encoder", "decoder", "cross"]
-Json = dict[str, object]
 Measures = Mapping[str, Sequence[float]]
 
 
@@ -137,7 +137,7 @@ def _check_heads(where: str, heads: int, roles: Sequence[str] | None, measures: 
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionSection:
+class AttentionSection(Section):
     """Interactive attention maps of any number of layers; stacks appear in the order of `maps`.
 
     A layer may have a `TopMap` of all its heads and an `AttentionMap` of some of them, which then stands in its place.
@@ -145,10 +145,8 @@ class AttentionSection:
     `MAX_BYTES`.
     """
 
-    title: str
     note: str
     maps: Sequence[AnyMap]
-    kind: ClassVar[str] = "attention"
 
     def __post_init__(self) -> None:
         layers = [(item.stack, item.layer, type(item)) for item in self.maps]
@@ -190,18 +188,16 @@ def _rounded(measures: Measures) -> Json:
 
 
 @dataclass(frozen=True, eq=False)
-class ComparisonSection:
+class ComparisonSection(Section):
     """The same heads on other texts, beside the first `AttentionSection` of the page.
 
     `texts` are that section's text and those of `others`, one section each.  Raises InputError for another number of
     texts.
     """
 
-    title: str
     note: str
     texts: Sequence[str]
     others: Sequence[AttentionSection]
-    kind: ClassVar[str] = "comparison"
 
     def __post_init__(self) -> None:
         if len(self.texts) != len(self.others) + 1 or not self.others:

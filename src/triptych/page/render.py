@@ -57,7 +57,7 @@ OF_KIND = {
 }  # fmt: skip
 
 
-def render(title: str, sections: Sequence[Section | Chapter | Tab], *, subtitle: str = "") -> str:
+def render(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
     """The whole page, as one HTML document in UTF-8."""
     kinds = {section.kind for section in _all(sections)}
     files = list(dict.fromkeys(file for kind, own in OF_KIND.items() if kind in kinds for file in own))
@@ -146,7 +146,7 @@ def _joined(names: Sequence[str], own: Sequence[str]) -> str:
     return "\n".join(_asset(one) for name in names for one in (name, *(o for o in OF_MODELS.get(name, ()) if o in own)))
 
 
-def _all(sections: Sequence[Section | Chapter | Tab]) -> list[Section | Chapter | Tab]:
+def _all(sections: Sequence[Section]) -> list[Section]:
     """All sections, those of chapters and tabs included."""
     inner = [one for section in sections if isinstance(section, Chapter | Tab) for one in _all(section.sections)]
     return [*sections, *inner]
