@@ -14,8 +14,7 @@ from triptych.attention.statistics import AttentionStatistics, pattern_statistic
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model
 from triptych.page.head_names import TOP, measures, names
-from triptych.page.maps import MOST_KEYS, AnyMap, AttentionMap, TopMap
-from triptych.page.pack import MAX_BYTES, packed_bytes
+from triptych.page.maps import MAX_BYTES, MOST_KEYS, AnyMap, AttentionMap, TopMap, packed_bytes
 from triptych.probe import Plan, Read, Statistics, sites
 from triptych.probe.prompts import prompt_of
 from triptych.probe.reads_and_edits import matrix

@@ -31,8 +31,7 @@ from triptych.page.heads import best_heads, role_effects
 from triptych.page.inside import ATTENTION, PLANE, planes, values_table
 from triptych.page.inspect import WHOLE_BYTES, values_of
 from triptych.page.interventions import lens_page, patch_page
-from triptych.page.maps import Stack
-from triptych.page.pack import packed_bytes
+from triptych.page.maps import Stack, packed_bytes
 from triptych.probe import HeadTable, Lens, LogitAttribution, PatchGrid, Trace
 from triptych.probe.sites import sites
 
