@@ -6,8 +6,9 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -27,12 +28,12 @@ from triptych.page import (
     TableSection,
     render,
 )
-from triptych.page.head_names import NAMES
-from triptych.page.heads import best_heads, role_effects
-from triptych.page.inspect import Inspection, Values
-from triptych.page.interventions import lens_matrix, patch_sections
-from triptych.probe import HeadTable, PatchGrid, Read
+from triptych.page.inspect import NAMES, Inspection, Values
+from triptych.page.interventions import LENS, lens_matrix, patch_sections
+from triptych.page.views import Detail
+from triptych.probe import ROLES, HeadTable, PatchGrid, Read
 from triptych.probe.lenses import layer_sites
+from triptych.probe.prompts import ProbedModel, name_tokens
 
 LENS_TOKENS = 64  # positions of a lens in a page; of longer texts the last ones
 LENS_TOP = 5
@@ -49,10 +50,6 @@ TESTED = (
     "tables under Roles show the effect of removing the head."
 )
 LONG = " Only the largest weights of each query are stored; with --layer and --head, all weights of the selected heads."
-LENS = (
-    "The logit lens: the final norm and the head applied to the vector after each block. The last row is the model's "
-    "prediction. Choose a cell to see its candidates."
-)
 PLANE = (
     "Each token's vector after each block, of length 1, in the two directions in which these vectors differ most "
     "(principal components of each layer, rotated to match the layer before). The first token of each text, which "
@@ -64,6 +61,8 @@ COMPARED = (
     "without common keys. For texts of different lengths it is the larger difference in the weight of the first and "
     "of the previous token. Where only the largest weights of a query are stored, it is computed from these."
 )
+
+TEXT = "The dog that the boys had seen, and that had run away, sat by the river bank. They called the dog."
 
 Stage = Callable[[str], None]
 
@@ -123,26 +122,31 @@ def _with_roles(one: AnyMap, table: HeadTable | None) -> AnyMap:
 def _roles(maps: Sequence[AnyMap], table: HeadTable | None) -> Tab:
     """All heads of each stack with their names and numbers, and the tested roles where they were measured."""
     sections: list[Section] = []
-    for stack in dict.fromkeys(one.stack for one in maps):
+    stacks = dict.fromkeys(one.stack for one in maps)
+    for stack in stacks:
         layers = {one.layer: one for one in sorted(maps, key=lambda one: len(one.head_names)) if one.stack == stack}
-        heads = sorted({head for one in layers.values() for head in one.head_names})
-        cells, shade, details = [], [], []
-        for _, one in sorted(layers.items()):
-            at = {head: i for i, head in enumerate(one.head_names)}
-            found = [at.get(head) for head in heads]
-            roles = list(one.roles or [""] * len(at))
-            cells.append(["" if i is None else roles[i] or "–" for i in found])
-            shade.append([0.5 if i is not None and roles[i] else 0.0 for i in found])
-            details.append([[] if i is None else [(k, v[i]) for k, v in (one.measures or {}).items()] for i in found])
-        title = "Heads" if len({one.stack for one in maps}) == 1 else f"Heads of the {stack}"
+        cells = {}
+        for layer, one in layers.items():
+            for i, (head, role) in enumerate(zip(one.head_names, one.roles or repeat(""), strict=False)):
+                numbers = [(name, values[i]) for name, values in (one.measures or {}).items()]
+                cells[layer, head] = (role or "–", 0.5 if role else 0.0, numbers)
+        title = "Heads" if len(stacks) == 1 else f"Heads of the {stack}"
         note = "" if sections or table else "; ".join(f"{role}: {reads}" for role, reads in NAMES.items()) + "."
-        sections.append(MatrixSection(
-            title, note, [f"layer {layer}" for layer in sorted(layers)], [f"head {head}" for head in heads], cells,
-            shade, details, "Means over the queries of this text.", (0, 0),
-        ))  # fmt: skip
+        sections.append(heads_matrix(title, note, cells, "Means over the queries of this text."))
     if table is not None:
         sections = [role_effects(table), best_heads(table), *sections]
     return Tab("Roles", sections)
+
+
+def heads_matrix(
+    title: str, note: str, cells: Mapping[tuple[int, int], tuple[str, float, Detail]], about: str, absent: str = ""
+) -> MatrixSection:
+    """Layers by heads; `cells` are the text, shade and details of a (layer, head), `absent` the text of one without."""
+    layers, heads = (sorted(set(numbers)) for numbers in zip(*cells, strict=True))
+    grid = [[cells.get((layer, head), (absent, 0.0, [])) for head in heads] for layer in layers]
+    rows, columns = [f"layer {layer}" for layer in layers], [f"head {head}" for head in heads]
+    texts, shade, details = ([[cell[part] for cell in row] for row in grid] for part in range(3))
+    return MatrixSection(title, note, rows, columns, texts, shade, details, about, (0, 0))  # type: ignore[arg-type]
 
 
 def _lens(model: Model, one: Inspection, stage: Stage) -> list[Section]:
@@ -208,7 +212,7 @@ def _points(model: Model, stack: str, inspections: Sequence[Inspection]) -> Plan
         trace = model.trace([list(one.ids)], targets, read=[Read(site, at=at) for site in layers])
         for kept, site in zip(vectors, layers, strict=True):
             kept.append(trace[site][0].float().cpu())
-        names = [str(i) for i in ids] if model.tokenizer is None else model.tokenizer.tokens(ids)
+        names = name_tokens(model, ids)
         tokens += [names[i] for i in at]
         text += [number] * len(at)
         place += at
@@ -276,3 +280,46 @@ def values_table(values: Sequence[Values]) -> TableSection:
         for one in values
     ]  # fmt: skip
     return TableSection("Values at other sites", header, rows)
+
+
+# ---------------------------------------------------------------- tested roles
+
+
+def sample_text(model: ProbedModel) -> str:
+    """As many words of TEXT, from the first, as the model reads."""
+    spec, words = model.spec, TEXT.split()
+    longest = spec.context if spec.encoder is None else spec.source_context
+    beginnings = (" ".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((text for text in beginnings if longest is None or len(model.ids([text])[0]) <= longest), TEXT)
+
+
+def role_effects(table: HeadTable) -> TableSection:
+    """Each role with its heads, and what is lost without the best of them."""
+    together = {one.role: one for one in table.together}
+    rows = []
+    for role, best in table.roles.items():
+        one = together.get(role)
+        effect = "" if one is None else f"{one.effect:.3f}"
+        # One other set of as many heads says nothing about chance.
+        random = f"{one.random_mean:.3f}" if one is not None and len(one.random) > 1 else ""
+        rows.append([role, ROLES.get(role, "pairs of words"), str(len(best)), effect, random])
+    rows += [[role, f"not measured: {reason}", "", "", ""] for role, reason in table.not_measured.items()]
+    header = ("role", "reads", "heads", f"without the best, {table.unit}", "without random heads")
+    return TableSection("Roles", header, _filled(rows))
+
+
+def best_heads(table: HeadTable) -> TableSection:
+    """The best heads of each role with their nulls and effects."""
+    rows = []
+    for role, best in table.roles.items():
+        for row in best[:5]:
+            name = role + (f" {row.offset:+d}" if row.offset else "")
+            numbers = [f"{row.score:.2f}", f"{row.even:.2f}", f"{row.threshold:.2f}"]
+            effects = ["" if x is None else f"{x:.3f}" for x in (row.effect, row.random_effect)]
+            rows.append([row.name, name, *numbers, *effects])
+    header = ("head", "role", "score", "even weights", "threshold", "without it", "without a random head")
+    return TableSection("The best heads of each role", header, _filled(rows))
+
+
+def _filled(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [[cell or "–" for cell in row] for row in rows]

@@ -20,7 +20,7 @@ SAME = "The metric is the same for both prompts, so that no share of a differenc
 ESTIMATED = (
     "All cells are estimated by one backward pass, to first order; single cells may differ much from those of a run."
 )
-READ_OUT = (
+LENS = (
     "The logit lens: the final norm and the head applied to the vector after each block. The last row is the model's "
     "prediction. Choose a cell to see its candidates."
 )
@@ -68,7 +68,7 @@ def lens_page(seen: Lens | None, parts: LogitAttribution | None, facts: Sequence
     """A lens, a logit attribution or both as one offline HTML page."""
     sections: list[Section] = []
     if seen is not None:
-        sections.append(lens_matrix(seen, "Logit lens", READ_OUT))
+        sections.append(lens_matrix(seen, "Logit lens", LENS))
     if parts is not None:
         sections += attribution_sections(parts)
     title = "Logit lens" if seen is not None else "Logit attribution"
@@ -78,14 +78,11 @@ def lens_page(seen: Lens | None, parts: LogitAttribution | None, facts: Sequence
 def lens_matrix(seen: Lens, title: str, note: str) -> MatrixSection:
     """The likeliest token of each layer and position, each cell with its candidates."""
     chances = seen.probabilities.tolist()
-    cells = [
-        [f"{names[0]} {p[0]:.0%}" for names, p in zip(row, of_row, strict=True)]
-        for row, of_row in zip(seen.names, chances, strict=True)
-    ]
     details = [
-        [list(zip(names, p, strict=True)) for names, p in zip(row, of_row, strict=True)]
-        for row, of_row in zip(seen.names, chances, strict=True)
+        [list(zip(*cell, strict=True)) for cell in zip(*both, strict=True)]
+        for both in zip(seen.names, chances, strict=True)
     ]
+    cells = [[f"{best[0][0]} {best[0][1]:.0%}" for best in row] for row in details]
     columns = [f"{at} {token}" for at, token in zip(seen.positions, seen.tokens, strict=True)]
     shade = [[p[0] for p in row] for row in chances]
     return MatrixSection(title, note, _short_names(seen.layers), columns, cells, shade, details, "Probabilities.")

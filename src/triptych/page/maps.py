@@ -47,7 +47,7 @@ def pack_top(keys: npt.NDArray[np.integer], weights: npt.NDArray[np.float32]) ->
     Keys become differences from those of the query before, modulo 2^16, in two byte planes [H, K, T]: a head that reads
     one token, or always the same distance, is a row of equal bytes.  The weights' bytes follow, to within 0.004.
     """
-    steps: npt.NDArray[Any] = np.diff(keys.transpose(0, 2, 1).astype(np.int64), axis=-1, prepend=0) & 0xFFFF
+    steps = np.diff(keys.transpose(0, 2, 1), axis=-1, prepend=0).astype(np.int64) & 0xFFFF
     roots = np.rint(np.sqrt(weights.astype(np.float64)) * TOP_STEPS).transpose(0, 2, 1)
     return _deflated(*_bytes(steps), roots)
 
