@@ -19,7 +19,7 @@ from triptych.attention import attend, attention_pattern
 from triptych.count import count
 from triptych.errors import InputError, nearest
 from triptych.explain import examples_by_hand, reference_ops
-from triptych.explain.example_steps import REFERENCE, Example, attention_steps, inputs_step, matrix, printed_step
+from triptych.explain.examples_by_hand import REFERENCE, Example, attention_steps, inputs_step, matrix, printed_step
 from triptych.explain.steps import Again, Printed, Shown, Step, Walk
 from triptych.explain.walking import explain
 from triptych.model import Model

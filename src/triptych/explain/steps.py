@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -104,23 +105,14 @@ def exact(value: Tensor) -> Tensor:
     return value if not value.is_floating_point() or value.numel() > LARGE else value.double()
 
 
-class Printed(Mapping[str, Tensor]):
-    """The tensors printed so far, by name, in float64.  One that was not printed is not there: a KeyError."""
-
-    def __init__(self) -> None:
-        self.raw: dict[str, Tensor] = {}
+class Printed(UserDict[str, Tensor]):
+    """The tensors printed so far, by name, read in float64.  One that was not printed is not there: a KeyError."""
 
     def add(self, shown: Sequence[Shown]) -> None:
-        self.raw |= {one.name: one.value for one in shown}
+        self.data |= {one.name: one.value for one in shown}
 
     def __getitem__(self, name: str) -> Tensor:
-        return exact(self.raw[name])
-
-    def __iter__(self) -> Any:
-        return iter(self.raw)
-
-    def __len__(self) -> int:
-        return len(self.raw)
+        return exact(self.data[name])
 
 
 Again = Callable[[Printed], Tensor | Sequence[Tensor]]
