@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from triptych.draw.details import equation_of, words_of
 from triptych.draw.graph import boxes_of
-from triptych.draw.words import equation_of, words_of
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page.live_export import check_size, export
