@@ -1,4 +1,4 @@
-"""The texts of boxes, of a drawing and of the live page: what they are called and do, and the program's numbers of them."""
+"""The texts of boxes, of a drawing and of the live page: names, what they do, and what the program says in numbers."""
 
 from __future__ import annotations
 
