@@ -89,10 +89,10 @@ def _run(
 
 
 def _tokens(whole: StackRun) -> Step:
-    ids = Shown("ids", "ids", "N", torch.tensor(list(whole.ids)), columns=whole.labels)
-    n = len(whole.ids) - 1
+    ids, n = torch.tensor(list(whole.ids)), len(whole.ids) - 1
+    shown = Shown("ids", "ids", "N", ids, columns=whole.labels)
     meaning = f"{n} token{'s' * (n != 1)} went through the model before; the last one is new."
-    return Step(BEFORE, "Tokens", "ids = [… read, new]", meaning, [ids], lambda g: torch.tensor(list(whole.ids)))
+    return Step(BEFORE, "Tokens", "ids = [… read, new]", meaning, [shown], lambda g: ids)
 
 
 def _kept(one: StackRun) -> tuple[int, ...]:

@@ -110,17 +110,15 @@ def in_range(what: str, value: int, n: int) -> None:
 
 def facts(model: Model, text: str | Sequence[int], stacks: Sequence[StackRun]) -> list[tuple[str, str]]:
     """The model, the text, and what of the forward is shown."""
-    lines = [("Model", f"{model.spec.family}, {model.spec.layout}")]
-    lines.append(("Text", text if isinstance(text, str) else " ".join(map(str, text))))
-    for stack in stacks:
-        which = f"{stack.name} " if len(stacks) > 1 else ""
-        lines.append((f"{which}block".capitalize(), f"{stack.layer}, of blocks 0 to {len(stack.stack.blocks) - 1}"))
-    heads = stacks[0].heads
-    lines.append(("Head", f"{stacks[0].head}, of heads 0 to {heads - 1}"))
-    for stack in stacks:
-        which = f"{stack.name} row" if len(stacks) > 1 else "row"
-        lines.append((which.capitalize(), f"{stack.first + stack.focus}, {stack.labels[stack.focus]}"))
-    return lines
+    named = [(f"{stack.name} " if len(stacks) > 1 else "", stack) for stack in stacks]
+    return [
+        ("Model", f"{model.spec.family}, {model.spec.layout}"),
+        ("Text", text if isinstance(text, str) else " ".join(map(str, text))),
+        *((f"{name}block".capitalize(), f"{one.layer}, of blocks 0 to {len(one.stack.blocks) - 1}")
+          for name, one in named),
+        ("Head", f"{stacks[0].head}, of heads 0 to {stacks[0].heads - 1}"),
+        *((f"{name}row".capitalize(), f"{one.first + one.focus}, {one.labels[one.focus]}") for name, one in named),
+    ]  # fmt: skip
 
 
 def _followed(model: Model, ids: Sequence[int], row: int | None) -> int:

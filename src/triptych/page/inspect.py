@@ -74,9 +74,9 @@ class Inspection:
     target: str | None
     maps: tuple[AttentionMap, ...]
     values: tuple[Values, ...]
-    largest: tuple[TopMap, ...] = ()
-    ids: tuple[int, ...] = ()
-    target_ids: tuple[int, ...] | None = None
+    largest: tuple[TopMap, ...]
+    ids: list[int]
+    target_ids: list[int] | None
 
     @property
     def attention(self) -> tuple[AnyMap, ...]:
@@ -169,8 +169,8 @@ def inspect_text(
             described = _described(model, name, trace, found)
             largest.append(TopMap(top_keys=found.top_keys.cpu().numpy(), top_weights=weights, **described))
         values += [values_of(name, trace[name][0]) for name in others]
-    decoded = None if targets is None else tuple(targets[0])
-    return Inspection(text, written, tuple(maps), tuple(values), tuple(largest), tuple(rows[0]), decoded)
+    decoded = None if targets is None else targets[0]
+    return Inspection(text, written, tuple(maps), tuple(values), tuple(largest), rows[0], decoded)
 
 
 def _target(model: Model, rows: list[list[int]], target: str | None) -> tuple[str | None, list[list[int]] | None]:

@@ -46,11 +46,9 @@ def patch_sections(grid: PatchGrid, facts: Sequence[tuple[str, str]]) -> list[Se
     ]
     best = grid.best(12)
     measured = [
-        ("Metric", grid.metric),
-        ("Metric, clean", f"{grid.clean:.4g}"),
-        ("Metric, corrupt", f"{grid.corrupt:.4g}"),
-        *([("Margin of no difference", f"{grid.margin:.1g} of the largest number")] if grid.margin else []),
-    ]
+        ("Metric", grid.metric), ("Metric, clean", f"{grid.clean:.4g}"), ("Metric, corrupt", f"{grid.corrupt:.4g}")
+    ]  # fmt: skip
+    measured += [("Margin of no difference", f"{grid.margin:.1g} of the largest number")] if grid.margin else []
     chosen = (grid.rows.index(best[0][0]), list(grid.columns).index(best[0][1])) if best else None
     meaning = (RESTORED if grid.tells_apart else SAME) + (f" {ESTIMATED}" if grid.estimated else "")
     meaning += f" Note: {ROUGH}." if grid.rough else ""
@@ -66,13 +64,10 @@ def patch_sections(grid: PatchGrid, facts: Sequence[tuple[str, str]]) -> list[Se
 
 def lens_page(seen: Lens | None, parts: LogitAttribution | None, facts: Sequence[tuple[str, str]]) -> str:
     """A lens, a logit attribution or both as one offline HTML page."""
-    sections: list[Section] = []
-    if seen is not None:
-        sections.append(lens_matrix(seen, "Logit lens", LENS))
-    if parts is not None:
-        sections += attribution_sections(parts)
-    title = "Logit lens" if seen is not None else "Logit attribution"
-    return render(title, [*sections, Facts("What was run", facts)])
+    lens = [] if seen is None else [lens_matrix(seen, "Logit lens", LENS)]
+    attribution = [] if parts is None else attribution_sections(parts)
+    title = "Logit lens" if lens else "Logit attribution"
+    return render(title, [*lens, *attribution, Facts("What was run", facts)])
 
 
 def lens_matrix(seen: Lens, title: str, note: str) -> MatrixSection:

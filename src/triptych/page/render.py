@@ -59,22 +59,18 @@ OF_KIND = {
 
 def render(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
     """The whole page, as one HTML document in UTF-8."""
-    kinds = {section.kind for section in _all(sections)}
+    every = _all(sections)
+    kinds = {section.kind for section in every}
     files = list(dict.fromkeys(file for kind, own in OF_KIND.items() if kind in kinds for file in own))
     style = "".join(map(_asset, ("page.css", *(file for file in files if file.endswith(".css")))))
-    own = [script for section in _all(sections) for script in getattr(section, "scripts", ())]
+    own = [script for section in every for script in getattr(section, "scripts", ())]
     script = _joined(("base.js", *(file for file in files if file.endswith(".js")), "start.js"), own)
     interpreter = _joined(INTERPRETER, own) if "live" in kinds else None
-    data = {
-        "title": title,
-        "subtitle": subtitle,
-        "sections": list(map(section_data, sections)),
-    }
+    shown = {"title": title, "subtitle": subtitle}
     return _template().render(
-        title=title,
-        subtitle=subtitle,
+        **shown,
         sections=sections,
-        data=data,
+        data=shown | {"sections": list(map(section_data, sections))},
         style=Markup(style),
         script=Markup(script),
         interpreter=None if interpreter is None else Markup(interpreter),
@@ -102,15 +98,15 @@ def write(path: str | os.PathLike[str], html: str) -> None:
 
 def check_place(path: Path) -> None:
     """Raise TriptychError where a page cannot be written to `path`, as far as that is known before it is made."""
-    problem = None
     if not path.parent.is_dir():
         problem = f"{path.parent}: No such directory"
     elif path.is_dir():
         problem = "it is a directory"
     elif not os.access(path.parent, os.W_OK):
         problem = f"{path.parent}: Permission denied"
-    if problem is not None:
-        raise TriptychError(f"cannot write the page {path}: {problem}; choose another place for it")
+    else:
+        return
+    raise TriptychError(f"cannot write the page {path}: {problem}; choose another place for it")
 
 
 def check_replaced(path: Path) -> None:
