@@ -20,7 +20,7 @@ from live_pages import in_browser, in_python, interpreter_page, section, without
 from test_program import MODULES
 from triptych.model import Model
 from triptych.page.live_export import export
-from triptych.page.live_section import defined
+from triptych.page.sections import defined
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]
 WITHIN = 1e-3

@@ -24,8 +24,8 @@ from triptych.nn.feedforward import GLU
 from triptych.page import render
 from triptych.page.live import live_page, live_section
 from triptych.page.live_export import check_size, export
-from triptych.page.live_section import LiveSection, defined
 from triptych.page.render import check_place
+from triptych.page.sections import LiveSection, defined
 from triptych.program import interpret, interpret_logits
 from triptych.spec import ModelSpec
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from browser import CHROMIUM, Browser, Tab
 from triptych import attend_reference, causal, full
 from triptych.attention.mechanisms import additive
-from triptych.explain.playground import playground
+from triptych.explain.page import playground
 from triptych.page import write
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]

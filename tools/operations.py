@@ -8,7 +8,7 @@ from pathlib import Path
 
 from triptych import ops
 from triptych.explain.reference_ops import NOT_REFERENCE, REFERENCE, parsed
-from triptych.page.live_section import defined
+from triptych.page.sections import defined
 from triptych.program.interpreter import SPECIAL
 from triptych.program.native_operations import NATIVE, NOT_NATIVE
 from triptych.program.static_plan import NOT_STATIC

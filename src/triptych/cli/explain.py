@@ -94,7 +94,7 @@ def explain(
 
 
 def _write_playground(file: Path) -> None:
-    from triptych.explain.playground import playground
+    from triptych.explain.page import playground
     from triptych.page import write
 
     screen.check_suffix(file, PAGE, "--playground")

@@ -150,8 +150,7 @@ def _show_link(table: LinkTable) -> None:
 
 def _save(model: Model, table: HeadTable, text: str | None, name: str, path: Path) -> None:
     from triptych.page import write
-    from triptych.page.heads import sample_text
-    from triptych.page.inside import inside_page
+    from triptych.page.inside import inside_page, sample_text
     from triptych.page.inspect import inspect_text
 
     inspection = inspect_text(model, sample_text(model) if text is None else text)

@@ -1,4 +1,4 @@
-"""The lines of text in a box of a drawing: what the program says of it, in numbers."""
+"""The texts of boxes, of a drawing and of the live page: names, what they do, and what the program says in numbers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isclose
 
-from triptych.draw.graph import Box
-from triptych.draw.words import words_of
-from triptych.program import Entry, Program
+from triptych import ops
+from triptych.draw.graph import EMBED, START, Box
+from triptych.program import Program
 from triptych.spec.masks import mask_text
 from triptych.spec.part import part_name
+
+Words = tuple[str, str]
 
 MOST_HEADS = 128  # that are drawn as squares
 _CLASSES = {
@@ -21,6 +23,32 @@ _CLASSES = {
     "add": "value",
 }
 _POOLS = {"first": "the first token", "last": "the last token", "mean": "the mean of the tokens"}
+_HEADS_JOINED = "Joins the heads' results and brings them back to the width of the stream."
+LINEAR: dict[str, Words] = {
+    "q": ("Queries", "Its vector times the query matrix, split into heads; compared with the keys."),
+    "k": ("Keys", "Each token's vector times the key matrix, split into heads; compared with queries."),
+    "v": ("Values", "Each token's vector times the value matrix, split into heads; averaged by the weights."),
+    "attn.out": ("Output projection", _HEADS_JOINED),
+    "cross.out": ("Output projection", _HEADS_JOINED),
+    "gate": ("Gate", "One number for every neuron, by which the neuron's value is multiplied after the activation."),
+    "up": ("Up projection", "Maps each vector to one number for every neuron of the MLP."),
+    "mlp.out": ("Down projection", "Maps the neurons back to the width of the residual stream."),
+    "router": ("Router", "Scores the experts; each token is computed by those with the best scores."),
+    "logits": (
+        "Unembedding", "Compares the vector with every token of the vocabulary: one number, a logit, for each."
+    ),
+}  # fmt: skip
+PARTS: dict[str, tuple[str, str, str]] = {
+    "scores": (
+        "Scores", "The dot product of this token's query with every key it may see, scaled; then the position's bias "
+        "and the mask.", "scale · q kᵀ (+ bias), masked",
+    ),
+    "softmax": (
+        "Softmax", "Turns the scores of each row into weights that are positive and sum to 1.",
+        "exp(score) / Σ exp(score)",
+    ),
+    "mix": ("Weighted sum", "Adds up the values of the tokens, each times its weight.", "Σ weight · v"),
+}  # fmt: skip
 _STACKS = {"encode": "encoder.", "decode": "decoder.", "cross_kv": "decoder.", "unembed": "head."}
 
 
@@ -40,6 +68,38 @@ class Details:
     name: str = ""
     kind: str = "position"
     heads: tuple[int, int] | None = None
+
+
+def words_of(box: Box) -> Words:
+    """The title of a box, and what it does."""
+    site, weight = box.site or "", box.step.weights.get("weight", "")
+    if box.part is not None:
+        return PARTS[box.part][:2]
+    if box.kind == "module":
+        return "Module", f"{box.step.attributes['module']} runs as a module."
+    operation = ops.OPERATIONS[box.kind]
+    if box.kind == "embedding":
+        if "position" in weight:
+            return "Position embedding", "Looks up the row of each position."
+        if "type" in weight:
+            first = "Looks up the row of the token type, first or second sentence; here the first."
+            return "Token type embedding", first
+        return "Token embedding", "Looks up the row of each token: the same row at every position."
+    if box.kind == "linear":
+        for leaf, words in LINEAR.items():
+            if site == leaf or site.endswith(f".{leaf}"):
+                return words
+        return f"Linear ({weight.split('.')[-2]})", operation.description
+    if box.kind == "rotate":
+        return "Rotate queries" if site.endswith("q_rot") else "Rotate keys", operation.description
+    if box.kind == "add" and box.layer == START and (not site or EMBED.search(site)):
+        return operation.label, "Adds the embeddings."
+    return operation.label, operation.description
+
+
+def equation_of(box: Box) -> str:
+    """What a box computes."""
+    return PARTS[box.part][2] if box.part is not None else ops.OPERATIONS[box.kind].equation
 
 
 def factor_text(factor: float) -> str:
@@ -95,27 +155,22 @@ class Describer:
             return "", f"{prefix}{box.site or box.name}: {words_of(box)[1]}", ()
         shapes = [f"{key.rpartition('.')[2]} {_shape(self.program.weights[name])}" for key, name in weights.items()]
         first, tie = next(iter(weights.values())), tuple[str, ...]()
-        alias = next(
-            (alias for alias, source in self.ties.items() if source == first and alias.startswith(prefix)), None
-        )
-        if alias is not None and not first.startswith(prefix):
-            first, tie = alias, (f"weight tied to {first.removesuffix('.weight')}",)
+        aliases = [alias for alias, source in self.ties.items() if source == first and alias.startswith(prefix)]
+        if aliases and not first.startswith(prefix):
+            first, tie = aliases[0], (f"weight tied to {first.removesuffix('.weight')}",)
         part = first.rpartition(".")[0]
         if box.step.op == "experts":
             part = part[: part.index(".experts") + len(".experts")]
         return part, f"{part}: {', '.join(shapes)}", tie
 
-    def _entry(self, box: Box) -> Entry:
-        return self.program.entries[box.entry]
-
     def _heads(self, box: Box) -> tuple[int, int, int, int]:
-        values, inputs = self._entry(box).values, box.step.inputs
+        values, inputs = self.program.entries[box.entry].values, box.step.inputs
         (_, heads, width), (_, groups, _), (_, _, value_width) = (values[inputs[key]].shape for key in "qkv")
         return int(heads), int(groups), int(width), int(value_width)
 
     def _lines(self, box: Box) -> list[str]:
         how, weights = box.step.attributes, {k: self.program.weights[name] for k, name in box.step.weights.items()}
-        shape = self._entry(box).values[box.step.out[0]].shape
+        shape = self.program.entries[box.entry].values[box.step.out[0]].shape
         bias = " + bias" if "bias" in weights else ""
         match box.kind:
             case "linear":
@@ -159,9 +214,8 @@ class Describer:
             case "alibi_bias":
                 return ["ALiBi, a slope a head"]
             case "disentangled_bias":
-                return [
-                    " and ".join(name for key, name in (("pos_k", "c2p"), ("pos_q", "p2c")) if key in box.step.inputs)
-                ]
+                terms = {"pos_k": "c2p", "pos_q": "p2c"}
+                return [" and ".join(name for key, name in terms.items() if key in box.step.inputs)]
             case "rotate":
                 return self._rotation_lines(box, int(shape[-1]))
         return []
@@ -178,7 +232,9 @@ class Describer:
         return [text, heads_text(*self._heads(box)), f"mask: {mask_text(how['mask'])}", *cap]
 
     def _rotation_lines(self, box: Box, width: int) -> list[str]:
-        cos = next(step for step in self._entry(box).instructions if step.out[0] == box.step.inputs["cos"])
+        cos = next(
+            step for step in self.program.entries[box.entry].instructions if step.out[0] == box.step.inputs["cos"]
+        )
         rope = cos.attributes["spec"]
         lines = [f"base {rope.theta:,.0f}"] + ([] if rope.width == width else [f"{rope.width} of {width}"])
         if rope.scaling is not None:

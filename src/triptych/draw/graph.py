@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from triptych.program import Instruction, Program
 from triptych.program.kinds import layers_of
@@ -16,7 +16,7 @@ POSITIONS = frozenset(("cos", "sin", "q_pos", "k_pos", "positions"))  # inputs w
 # Attention is one operation, and three boxes: part -> the inputs that it reads.
 ATTENTION: dict[str, tuple[str, ...]] = {"scores": ("q", "k", "bias"), "softmax": (), "mix": ("v",)}
 START, END = "start", "end"
-_EMBED = re.compile(r"(^|\.)embed$")
+EMBED = re.compile(r"(^|\.)embed$")
 
 
 @dataclass(eq=False)
@@ -59,61 +59,47 @@ class Box:
         return f"{self.entry}:{self.step.out[0]}" + (f":{self.part}" if self.part else "")
 
 
-@dataclass
-class _Walk:
-    program: Program
-    stack: str
-    made: dict[tuple[str, str], Box | None] = field(default_factory=dict)
-    boxes: list[Box] = field(default_factory=list)
-
-    def entry(self, name: str) -> None:
-        entry = self.program.entries[name]
-        if name == "unembed":
-            self.made[name, entry.inputs[0]] = self.made.get((self.stack, self.program.entries[self.stack].outputs[0]))
-        if name == "decode":
-            self.made |= {(name, value): self.made.get(("cross_kv", value)) for value in entry.inputs}
-        layers = _layers(self.program, name)
-        for index, (step, layer) in enumerate(zip(entry.instructions, layers, strict=True)):
-            arrows = [Arrow(key, value, self.made.get((name, value))) for key, value in step.inputs.items()]
-            if step.op in PASSED:
-                box = arrows[0].source if arrows else None
-                if step.op == "site" and box is not None and box.site is None:
-                    box.site = step.out[0]
-            elif step.op in UNDRAWN:
-                box = None
-            elif step.op == "attend":
-                box = None
-                for part, keys in ATTENTION.items():
-                    own = [arrow for arrow in arrows if arrow.key in keys]
-                    box = self.add(
-                        name, index, step, part, layer, own if box is None else [Arrow(None, None, box), *own]
-                    )
-            else:
-                box = self.add(name, index, step, None, layer, [a for a in arrows if a.key not in POSITIONS])
-            self.made[name, step.out[0]] = box
-        if name == "unembed" and self.boxes[-1].site is None:
-            self.boxes[-1].site = entry.outputs[0]
-
-    def add(
-        self, entry: str, index: int, step: Instruction, part: str | None, layer: int | str, arrows: list[Arrow]
-    ) -> Box:
-        self.boxes.append(Box(entry, index, step, part, layer, arrows))
-        return self.boxes[-1]
-
-
 def boxes_of(program: Program, stack: str) -> list[Box]:
     """All boxes of a stack, `encode` or `decode`, with what a decoder reads of the encoder and, of the last stack, the
     head; each placed among those of its layer."""
-    walk = _Walk(program, stack)
-    if stack == "decode" and "cross_kv" in program.entries:
-        walk.entry("cross_kv")
-    walk.entry(stack)
-    last = "decode" if "decode" in program.entries else "encode"
-    if stack == last and "unembed" in program.entries:
-        walk.entry("unembed")
-    for layer in {box.layer for box in walk.boxes}:
-        _place([box for box in walk.boxes if box.layer == layer])
-    return walk.boxes
+    names = ["cross_kv"] * (stack == "decode" and "cross_kv" in program.entries) + [stack]
+    last = stack == ("decode" if "decode" in program.entries else "encode")
+    made: dict[tuple[str, str], Box | None] = {}
+    boxes: list[Box] = []
+    for name in names + ["unembed"] * (last and "unembed" in program.entries):
+        entry = program.entries[name]
+        if name == "unembed":
+            made[name, entry.inputs[0]] = made.get((stack, program.entries[stack].outputs[0]))
+        if name == "decode":
+            made |= {(name, value): made.get(("cross_kv", value)) for value in entry.inputs}
+        for index, (step, layer) in enumerate(zip(entry.instructions, _layers(program, name), strict=True)):
+            arrows = [Arrow(key, value, made.get((name, value))) for key, value in step.inputs.items()]
+            own = _boxes(name, index, step, layer, arrows)
+            boxes += own
+            box = own[-1] if own else None
+            if step.op in PASSED and arrows:
+                box = arrows[0].source
+                if step.op == "site" and box is not None and box.site is None:
+                    box.site = step.out[0]
+            made[name, step.out[0]] = box
+        if name == "unembed" and boxes[-1].site is None:
+            boxes[-1].site = entry.outputs[0]
+    for layer in {box.layer for box in boxes}:
+        _place([box for box in boxes if box.layer == layer])
+    return boxes
+
+
+def _boxes(entry: str, index: int, step: Instruction, layer: int | str, arrows: Sequence[Arrow]) -> list[Box]:
+    """Those of one operation: none for one that is passed through, and three, one after the other, of attention."""
+    if step.op in PASSED | UNDRAWN:
+        return []
+    if step.op != "attend":
+        return [Box(entry, index, step, None, layer, [arrow for arrow in arrows if arrow.key not in POSITIONS])]
+    boxes: list[Box] = []
+    for part, keys in ATTENTION.items():
+        before = [Arrow(None, None, box) for box in boxes[-1:]]
+        boxes.append(Box(entry, index, step, part, layer, before + [arrow for arrow in arrows if arrow.key in keys]))
+    return boxes
 
 
 def _layers(program: Program, name: str) -> list[int | str]:
@@ -122,10 +108,8 @@ def _layers(program: Program, name: str) -> list[int | str]:
     if name == "unembed":
         return [END] * len(entry.instructions)
     numbers = layers_of(entry)
-    embed = [
-        i for i, step in enumerate(entry.instructions) if step.op == "site" and re.search(r"(^|\.)embed$", step.out[0])
-    ]
-    first = embed[0] if embed else -1
+    sites = (i for i, step in enumerate(entry.instructions) if step.op == "site" and EMBED.search(step.out[0]))
+    first = next(sites, -1)
     return [START if i <= first else END if number is None else number for i, number in enumerate(numbers)]
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
+from itertools import groupby
 from math import prod
 from pathlib import Path
 
 from triptych.arguments import checked
 from triptych.draw.details import Describer, Details
 from triptych.draw.graph import END, START, boxes_of
-from triptych.draw.paint import BESIDE, GAP, Canvas, LayerPanel, Rectangle, size_of, text_width
-from triptych.draw.style import STYLE
+from triptych.draw.paint import BESIDE, GAP, STYLE, Canvas, LayerPanel, Rectangle, size_of, text_width
 from triptych.errors import TriptychError
 from triptych.program.kinds import KindProgram, lower_kinds
 from triptych.spec import ModelSpec
@@ -71,7 +71,17 @@ def draw(spec: ModelSpec) -> Drawing:
     title, facts = _title(spec)
     if more := blocks[MOST_KINDS:]:
         facts += f"; of {len(blocks)} kinds of blocks {MOST_KINDS} are shown, not {', '.join(one.name for one in more)}"
-    return _assemble(_Overview(spec, blocks), list(_panels(spec, kinds, blocks[:MOST_KINDS])), title, facts)
+    canvas = Canvas()
+    left, bottom = _overview(canvas, spec, blocks)
+    right, y, panels = left, MARGIN + TITLE, list(_panels(spec, kinds, blocks[:MOST_KINDS]))
+    for row in (panels[i : i + IN_A_ROW] for i in range(0, len(panels), IN_A_ROW)):  # their tops aligned
+        x = left
+        for panel in row:
+            panel.paint(canvas, x, y)
+            x += panel.width + MARGIN
+        right, y = max(right, x), y + max(panel.height for panel in row) + MARGIN
+    width = max(right, 2 * MARGIN + text_width(title, 20), 2 * MARGIN + text_width(facts))
+    return _document(title, facts, width, max(bottom, y - MARGIN) + MARGIN, canvas)
 
 
 def _title(spec: ModelSpec) -> tuple[str, str]:
@@ -85,20 +95,7 @@ def _title(spec: ModelSpec) -> tuple[str, str]:
     return f"{spec.family}, {spec.layout}", f"{parameters}, {layers}, {context}"
 
 
-def _assemble(overview: _Overview, panels: Sequence[LayerPanel], title: str, facts: str) -> Drawing:
-    """The overview on the left, the panels beside it in rows, their tops aligned."""
-    canvas, top = Canvas(), MARGIN + TITLE
-    overview.paint(canvas, MARGIN, top)
-    left, y = MARGIN + overview.width + 2 * MARGIN, top
-    right = left
-    for row in (panels[i : i + IN_A_ROW] for i in range(0, len(panels), IN_A_ROW)):
-        x = left
-        for panel in row:
-            panel.paint(canvas, x, y)
-            x += panel.width + MARGIN
-        right, y = max(right, x), y + max(panel.height for panel in row) + MARGIN
-    width = max(right, 2 * MARGIN + text_width(title, 20), 2 * MARGIN + text_width(facts))
-    height = max(top + overview.height, y - MARGIN) + MARGIN
+def _document(title: str, facts: str, width: float, height: float, canvas: Canvas) -> Drawing:
     body = "\n".join(canvas.elements)
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="triptych-drawing" role="img" aria-label="{escape(title)}: '
@@ -160,20 +157,12 @@ def layers_text(layers: Sequence[int]) -> str:
     """`layer 0`, `layers 0-29`, `13 layers: 0, 2, 4, ... 24`."""
     if len(layers) == 1:
         return f"layer {layers[0]}"
-    texts = [str(a) if a == b else f"{a}-{b}" for a, b in _runs(layers)]
+    runs = [[layer for _, layer in run] for _, run in groupby(enumerate(layers), lambda at: at[1] - at[0])]
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     if len(texts) == 1:
         return f"layers {texts[0]}"
     shown = texts if len(texts) <= 4 else [*texts[:3], f"… {texts[-1]}"]
     return f"{len(layers)} layers: {', '.join(shown)}"
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The first and last of each run of successive numbers."""
-    start = 0
-    for i in range(1, len(numbers) + 1):
-        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
-            yield numbers[start], numbers[i - 1]
-            start = i
 
 
 # ---------------------------------------------------------------- the overview
@@ -195,49 +184,42 @@ def fold(names: Sequence[str]) -> list[tuple[tuple[str, ...], int]]:
     return folded
 
 
-class _Overview:
-    """A column for each stack: a box for each layer, groups that repeat once in a frame that says how often."""
-
-    def __init__(self, spec: ModelSpec, blocks: Sequence[BlockKind]) -> None:
-        self.columns: list[list[tuple[str, list[Details]]]] = []
-        for stack, own in spec.stacks.items():
-            by_layer = {layer: one for one in blocks if one.stack == stack for layer in one.layers}
-            by_name = {one.name: one for one in by_layer.values()}
-            column = [("", [Details((f"{stack}, before the layers",), kind="value")])]
-            for group, repeats in fold([by_layer[i].name for i in range(len(own.blocks))]):
-                boxes = [_block_box(by_name[name]) for name in group]
-                column += [(f"× {repeats}", boxes)] if repeats > 1 else [("", [box]) for box in boxes]
-            column.append(("", [Details((f"{stack}, after the layers",), kind="value")]))
-            self.columns.append(column)
-        self.widths = [
-            max(size_of(box)[0] for _, boxes in column for box in boxes) + 2 * BESIDE for column in self.columns
-        ]
-        self.width = sum(self.widths) + MARGIN * (len(self.widths) - 1)
-        self.height = max(sum(map(_group_height, column)) + GAP * (len(column) - 1) for column in self.columns)
-
-    def paint(self, canvas: Canvas, left: float, top: float) -> None:
-        for column, width in zip(self.columns, self.widths, strict=True):
-            y, middle = top, left + width / 2
-            for number, group in enumerate(column):
-                label, boxes = group
-                if number:
-                    canvas.path([(middle, y - GAP), (middle, y)])
-                if label:
-                    canvas.frame(Rectangle(left, y, width, _group_height(group)), label, "fold", f"group {number}")
-                inner = y + (GAP if label else 0)
-                for i, box in enumerate(boxes):
-                    wide, high = size_of(box)
-                    if i:
-                        canvas.path([(middle, inner - GAP), (middle, inner)])
-                    canvas.box(Rectangle(middle - wide / 2, inner, wide, high), box)
-                    inner += high + GAP
-                y += _group_height(group) + GAP
-            left += width + MARGIN
+def _overview(canvas: Canvas, spec: ModelSpec, blocks: Sequence[BlockKind]) -> tuple[float, float]:
+    """A column for each stack: a box for each layer, groups that repeat once in a frame that says how often.  Gives the
+    left edge of what may stand beside it, and its bottom."""
+    left, bottom = MARGIN, 0.0
+    for stack, own in spec.stacks.items():
+        by_layer = {layer: one for one in blocks if one.stack == stack for layer in one.layers}
+        boxes = {one.name: _block_box(one) for one in by_layer.values()}
+        column = [("", [Details((f"{stack}, before the layers",), kind="value")])]
+        for group, repeats in fold([by_layer[i].name for i in range(len(own.blocks))]):
+            named = [boxes[name] for name in group]
+            column += [(f"× {repeats}", named)] if repeats > 1 else [("", [box]) for box in named]
+        column.append(("", [Details((f"{stack}, after the layers",), kind="value")]))
+        width = max(size_of(box)[0] for _, group in column for box in group) + 2 * BESIDE
+        bottom = max(bottom, _paint_column(canvas, column, left, width))
+        left += width + MARGIN
+    return left + MARGIN, bottom
 
 
-def _group_height(group: tuple[str, list[Details]]) -> float:
-    label, boxes = group
-    return sum(size_of(box)[1] for box in boxes) + GAP * (len(boxes) - 1) + (GAP + BESIDE if label else 0)
+def _paint_column(canvas: Canvas, column: Sequence[tuple[str, Sequence[Details]]], left: float, width: float) -> float:
+    """Paint groups of boxes, those with a label in a frame, below each other, and give their bottom."""
+    y, middle = MARGIN + TITLE, left + width / 2
+    for number, (label, boxes) in enumerate(column):
+        sizes = [size_of(box) for box in boxes]
+        high = sum(size[1] for size in sizes) + GAP * (len(boxes) - 1) + (GAP + BESIDE if label else 0)
+        if number:
+            canvas.path([(middle, y - GAP), (middle, y)])
+        if label:
+            canvas.frame(Rectangle(left, y, width, high), label, "fold", f"group {number}")
+        inner = y + (GAP if label else 0)
+        for i, (box, size) in enumerate(zip(boxes, sizes, strict=True)):
+            if i:
+                canvas.path([(middle, inner - GAP), (middle, inner)])
+            canvas.box(Rectangle(middle - size[0] / 2, inner, *size), box)
+            inner += size[1] + GAP
+        y += high + GAP
+    return y - GAP
 
 
 def _block_box(one: BlockKind) -> Details:

@@ -2,47 +2,31 @@
 
 What a fused kernel never holds - the products before their scale, the bias apart from the mask - comes from
 `triptych.attention.attention_scores`, the definition; the scores that enter softmax, the pattern and the sum are the
-forward's own where `ForwardValues` gives them, so the chain must end in them.
+forward's own where they are given, so the chain must end in them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from triptych.attention import attend_reference, attention_pattern, attention_scores
+from triptych import ops
+from triptych.attention import alibi_slopes, attend_reference, attention_pattern, attention_scores, t5_bucket
 from triptych.explain import reference_ops
+from triptych.explain.expressions import Applied, equation
+from triptych.explain.stack_run import StackRun
 from triptych.explain.steps import Printed, Shown, Step
 from triptych.spec import Mask, full
 from triptych.spec.masks import Full, Points, mask_text
 
 
-@dataclass(frozen=True)
-class Bias:
-    """What a position part adds to the scores: `value` [H, T, S], how it is looked up, and from what."""
-
-    value: Tensor
-    formula: str
-    meaning: str
-    uses: Sequence[Shown]
-    again: Any  # Printed -> Tensor
-
-
-@dataclass(frozen=True)
-class ForwardValues:
-    """The values of the forward itself."""
-
-    scores: Tensor
-    pattern: Tensor
-    z: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Attending:
     """One attention over `q` [H, T, K], `k` [G, S, K], `v` [G, S, Kv], or over plain matrices."""
 
@@ -55,35 +39,37 @@ class Attending:
     scale: float | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
-    bias: Bias | None = None
+    bias: Step | None = None  # as `position_bias` gives it
     q_pos: Tensor | None = None  # positions of the queries and keys; from 0 on by default
     k_pos: Tensor | None = None
     head: int = 0
-    forward: ForwardValues | None = None
+    forward: Mapping[str, Tensor] = field(default_factory=dict)  # its own scores, pattern and z
     out: str = ""  # the name of the result; `z` after the prefix unless there is one
+
+    def __post_init__(self) -> None:
+        self.heads = 1 if self.q.value.dim() == 2 else len(self.q.value)
+        self.at_q = torch.arange(self.q.value.shape[-2]) if self.q_pos is None else self.q_pos
+        self.at_k = torch.arange(self.k.value.shape[-2]) if self.k_pos is None else self.k_pos
+        self.added = None if self.bias is None else self.bias.makes[0].value[None]
+        self.options = {
+            "scale": self.scale, "softcap": self.softcap, "bias": self.added, "mask": self.mask, "sinks": self.sinks,
+            "q_pos": self.at_q, "k_pos": self.at_k,
+        }  # fmt: skip
 
     def steps(self) -> list[Step]:
         """Scores, scale, bias, mask, softmax, weighted sum."""
         biased = [] if self.bias is None else [self._bias(self.bias)]
         return [self._products(), self._scale(), *biased, self._mask(), self._softmax(), self._sum()]
 
-    @property
-    def heads(self) -> int:
-        return 1 if self.q.value.dim() == 2 else len(self.q.value)
-
     def _products(self) -> Step:
         q, k = self.q.name, self.k.name
-        grouping = ""
+        why = "One dot product for each query and key: the larger, the more weight the key gets."
         if self.heads > 1 and (groups := len(self.k.value)) < self.heads:
             group = self.head * groups // self.heads
-            grouping = f" Head {self.head} shares the keys and values of group {group} with other heads."
+            why += f" Head {self.head} shares the keys and values of group {group} with other heads."
+        shown = self._matrix("products", "s", self._applied(attention_scores, scale=1.0))
         return Step(
-            self.part,
-            "Scores",
-            "s = q kᵀ",
-            "One dot product for each query and key: the larger, the more weight the key gets." + grouping,
-            [self._matrix("products", "s", self._scored(scale=1.0))],
-            lambda g: g[q] @ reference_ops.grouped(g[k], self.heads).mT,
+            self.part, "Scores", "s = q kᵀ", why, [shown], lambda g: g[q] @ reference_ops.grouped(g[k], self.heads).mT
         )
 
     def _scale(self) -> Step:
@@ -104,28 +90,28 @@ class Attending:
             s = g[f"{self.prefix}products"] * scale
             return s if self.softcap is None else self.softcap * torch.tanh(s / self.softcap)
 
-        value = self._scored(scale=scale, softcap=self.softcap)
+        value = self._applied(attention_scores, scale=scale, softcap=self.softcap)
         return Step(self.part, title, formula, why, [self._matrix("scaled", "s", value)], once_more)
 
-    def _bias(self, bias: Bias) -> Step:
-        value = self._scored(scale=self.scale, softcap=self.softcap, bias=bias.value[None])
-        shown = [self._matrix("bias", "b", bias.value), self._matrix("biased", "s", value)]
+    def _bias(self, bias: Step) -> Step:
+        value = self._applied(attention_scores, scale=self.scale, softcap=self.softcap, bias=self.added)
+        shown = [self._matrix("bias", "b", bias.makes[0].value), self._matrix("biased", "s", value)]
 
         def once_more(g: Printed) -> list[Tensor]:
             added = bias.again(g)
+            assert isinstance(added, Tensor)
             return [added, g[f"{self.prefix}scaled"] + added]
 
-        return Step(self.part, "Position bias", bias.formula, bias.meaning, shown, once_more, bias.uses)
+        return replace(bias, part=self.part, makes=shown, again=once_more)
 
     def _mask(self) -> Step:
         before, name = f"{self.prefix}{'scaled' if self.bias is None else 'biased'}", f"{self.prefix}mask"
-        scores = [self._matrix("scores", "s", self._of_forward("scores", self._scored(**self._options)))]
+        scores = [self._matrix("scores", "s", self._of_forward("scores", attention_scores))]
         if isinstance(self.mask, Full):
             why = "Every query sees every key; these scores enter the softmax."
             return Step(self.part, "No mask", "s ← s", why, scores, lambda g: g[before])
-        q_pos, k_pos = self._positions
-        visible = torch.as_tensor(self.mask.visible(Points(q_pos[:, None]), Points(k_pos[None])))
-        hidden = torch.zeros(len(q_pos), len(k_pos)).masked_fill(~visible, -math.inf)
+        visible = torch.as_tensor(self.mask.visible(Points(self.at_q[:, None]), Points(self.at_k[None])))
+        hidden = torch.zeros(len(self.at_q), len(self.at_k)).masked_fill(~visible, -math.inf)
         m = Shown(name, "m", "T S", hidden, self.q.labels, self.k.labels, focus=self.q.focus)
         why = f"The mask is {mask_text(self.mask)}. A key that a query may not see gets -∞, so weight 0."
         return Step(self.part, "Mask", "s ← s + m", why, scores, lambda g: g[before] + g[name], [m])
@@ -133,53 +119,34 @@ class Attending:
     def _softmax(self) -> Step:
         scores, sink = f"{self.prefix}scores", f"{self.prefix}sinks"
         uses = [] if self.sinks is None else [Shown(sink, "sink", "H", self.sinks)]
-        pattern = attention_pattern(_batch(self.q.value), _batch(self.k.value), **self._options)
-        value = self._of_forward("pattern", _unbatch(pattern, self.q.value))
+        value = self._of_forward("pattern", attention_pattern)
         formula = "p = exp(s) / Σ exp(s)" if self.sinks is None else "p = exp(s) / (exp(sink) + Σ exp(s))"
+        why = "Each row becomes weights that sum to 1." + self._largest_weight(value)
         return Step(
-            self.part,
-            "Softmax",
-            formula,
-            "Each row becomes weights that sum to 1." + self._largest_weight(value),
-            [self._matrix("pattern", "p", value)],
-            lambda g: reference_ops.softmax(g[scores], None if self.sinks is None else g[sink]),
-            uses,
-        )
+            self.part, "Softmax", formula, why, [self._matrix("pattern", "p", value)],
+            lambda g: reference_ops.softmax(g[scores], None if self.sinks is None else g[sink]), uses,
+        )  # fmt: skip
 
     def _sum(self) -> Step:
         pattern, v = f"{self.prefix}pattern", self.v.name
-        z = attend_reference(_batch(self.q.value), _batch(self.k.value), _batch(self.v.value), **self._options)
-        value = self._of_forward("z", _unbatch(z, self.q.value))
+        value = self._of_forward("z", attend_reference, self.v)
         letters = "T V" if value.dim() == 2 else "H T V"
-        name, focus = self.out or f"{self.prefix}z", self.q.focus
-        width = Shown(name, "z", letters, value, self.q.labels, head=self.head, focus=focus)
+        name, why = self.out or f"{self.prefix}z", "The values of all keys, added with these weights."
+        shown = Shown(name, "z", letters, value, self.q.labels, head=self.head, focus=self.q.focus)
         return Step(
-            self.part,
-            "Weighted sum",
-            "z = p v",
-            "The values of all keys, added with these weights.",
-            [width],
+            self.part, "Weighted sum", "z = p v", why, [shown],
             lambda g: g[pattern] @ reference_ops.grouped(g[v], self.heads),
-        )
+        )  # fmt: skip
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        bias = None if self.bias is None else self.bias.value[None]
-        return {
-            "scale": self.scale, "softcap": self.softcap, "bias": bias, "mask": self.mask, "sinks": self.sinks,
-            "q_pos": self._positions[0], "k_pos": self._positions[1],
-        }  # fmt: skip
+    def _applied(self, function: Callable[..., Tensor], *more: Shown, **options: Any) -> Tensor:
+        """A function of batches of queries, keys and `more`."""
+        tensors = [one.value if self.q.value.dim() == 2 else one.value[None] for one in (self.q, self.k, *more)]
+        out = function(*tensors, **options)
+        return out if self.q.value.dim() == 2 else out[0]
 
-    @property
-    def _positions(self) -> tuple[Tensor, Tensor]:
-        q_pos = torch.arange(self.q.value.shape[-2]) if self.q_pos is None else self.q_pos
-        return q_pos, torch.arange(self.k.value.shape[-2]) if self.k_pos is None else self.k_pos
-
-    def _scored(self, **options: Any) -> Tensor:
-        return _unbatch(attention_scores(_batch(self.q.value), _batch(self.k.value), **options), self.q.value)
-
-    def _of_forward(self, leaf: str, defined: Tensor) -> Tensor:
-        return defined if self.forward is None else getattr(self.forward, leaf)
+    def _of_forward(self, leaf: str, function: Callable[..., Tensor], *more: Shown) -> Tensor:
+        """A value of the forward, else by its definition."""
+        return self.forward[leaf] if leaf in self.forward else self._applied(function, *more, **self.options)
 
     def _matrix(self, leaf: str, symbol: str, value: Tensor) -> Shown:
         letters = "T S" if value.dim() == 2 else "H T S"
@@ -196,9 +163,63 @@ class Attending:
         return f"{who}{self.q.labels[self.q.focus]} attends most, {row[best]:.0%}, to {self.k.labels[best]}."
 
 
-def _batch(x: Tensor) -> Tensor:
-    return x if x.dim() == 2 else x[None]
+# ---------------------------------------------------------------- what positions add to the scores
 
 
-def _unbatch(x: Tensor, like: Tensor) -> Tensor:
-    return x if like.dim() == 2 else x[0]
+def position_bias(at: StackRun, value: Applied, q: Shown, k: Shown, k_pos: Tensor) -> Step:
+    """What a bias operation adds to the scores of `q` [H, T, K] and `k` [G, S, K], as the first that the step makes."""
+    step, q_pos, names = value.step, at.places, dict[str, str]()
+    distance, attributes = k_pos[None, :] - q_pos[:, None], dict(step.attributes)
+    given: dict[str, Any] = {"q_pos": q_pos, "k_pos": k_pos, **attributes}
+    uses: list[Shown]
+    again: Callable[[Printed], Tensor]
+
+    def matrix(name: str, symbol: str, values: Tensor) -> Shown:
+        return Shown(f"{at.block}{name}", symbol, "T S", values, at.labels, k.labels, focus=at.focus)
+
+    if step.op == "alibi_bias":
+        meaning = "The further a key, the lower its score, by a slope of each head's own."
+        slopes = Shown(f"{at.block}slopes", "slope", "H", alibi_slopes(attributes["heads"]))
+        apart = matrix("distance", "|q_pos - k_pos|", distance.abs())
+        uses, again = [slopes, apart], lambda g: -g[slopes.name][:, None, None] * g[apart.name]
+    elif step.op == "t5_bias":
+        meaning = "One learned number for each head and bucket of distances; far distances share a bucket."
+        table = at.parameter(step.weights["weight"], "W_p", "buckets H")
+        bucket = matrix("bucket", "bucket", t5_bucket(distance, buckets=len(table.value), **attributes))
+        uses, again = [table, bucket], lambda g: g[table.name][g[bucket.name]].permute(2, 0, 1)
+        given["weight"] = table.value
+    else:
+        meaning = (
+            "The layer maps each distance to a query and a key of its own, which meet the keys and queries of tokens."
+        )
+        row_of = value.inputs["row"]
+        assert isinstance(row_of, Applied)
+        places = {"longest": at.first + len(at.ids) - 1, "q_pos": q_pos, "k_pos": k_pos}
+        row = matrix("row", "row", ops.RUN[row_of.op](**places, **row_of.step.attributes))
+        vectors = _of_distances(at, value, k)
+        tensors = {key: vector.value.transpose(0, 1) for key, vector in vectors.items()}
+        given = {"q": q.value[None], "k": k.value[None], "row": row.value, **tensors}
+        names = {name: name for name in ("q", "k", "row", *vectors)}
+        uses, again = [*vectors.values(), row], partial(_distances_with_words, vectors, row.name, q.name, k.name)
+    added = ops.RUN[step.op](**given)
+    shown = Shown("", "b", "H T S", added if added.dim() == 3 else added[0])
+    return Step("", "Position bias", f"s ← s + b,  b = {equation(value, names)}", meaning, [shown], again, uses)
+
+
+def _of_distances(at: StackRun, value: Applied, k: Shown) -> dict[str, Shown]:
+    """Disentangled attention: a table of distances that this layer has mapped to keys and queries."""
+    vectors = {}
+    for key, letters, head in (("pos_k", "G R K", k.head), ("pos_q", "H R K", at.head)):
+        if isinstance(one := value.inputs.get(key), Applied):
+            vector = at.value(at.entry, one.step.out[0]).transpose(0, 1)
+            vectors[key] = Shown(f"{at.block}{key}", key, letters, vector, head=head)
+    return vectors
+
+
+def _distances_with_words(vectors: Mapping[str, Shown], row: str, q: str, k: str, g: Printed) -> Tensor:
+    terms, heads = [], len(g[q])
+    for key, vector in vectors.items():
+        pairs = reference_ops.grouped(g[vector.name], heads)[:, g[row]]  # [H, T, S, K]
+        word = reference_ops.grouped(g[q if key == "pos_k" else k], heads)
+        terms.append((pairs * (word[:, :, None] if key == "pos_k" else word[:, None])).sum(-1))
+    return torch.stack(terms).sum(0)

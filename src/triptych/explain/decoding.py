@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from triptych.attention.store import Store
 from triptych.count import count, visible
 from triptych.errors import InputError
-from triptych.explain.from_program import OUT, CachedKeys, StepBuilder
-from triptych.explain.stack_run import Sections, StackRun, sections
+from triptych.explain.from_program import OUT, StepBuilder
+from triptych.explain.stack_run import StackRun
 from triptych.explain.steps import Printed, Shown, Step, Walk
-from triptych.explain.walking import checked, facts, tokens
+from triptych.explain.walking import checked, facts
 from triptych.generate import Engine, Request
 from triptych.model import Model
-from triptych.probe import Plan, Session, Trace
+from triptych.probe import Plan, Session
+from triptych.probe.prompts import name_tokens
 from triptych.program import lower
 from triptych.spec import LMHeadSpec
 
@@ -42,69 +42,57 @@ def explain_cache(model: Model, text: str | Sequence[int], *, layer: int = 0, he
     if len(row) < 2:
         raise InputError("one decoding step needs a token before it; give a text of two tokens or more")
     at, program = min(layer, len(model.spec.stacks["decoder"].blocks) - 1), lower(model.module)
-    part = _attention_of(sections(model.module, program, "decoder", at))
-    step = _step(model, row, None if target is None else ids, at, part)
     whole, one = (
         StackRun(
-            module=model.module, program=program, sections=part, trace=trace, name="decoder",
-            labels=tokens(model, row[first:]), ids=row[first:], layer=at, head=head, focus=len(row) - 1 - first,
-            first=first,
+            module=model.module, program=program, name="decoder", labels=name_tokens(model, row[first:]),
+            ids=row[first:], layer=at, head=head, focus=len(row) - 1 - first, first=first,
         )
-        for trace, first in ((step.whole, 0), (step.one, len(row) - 1))
+        for first in (0, len(row) - 1)
     )  # fmt: skip
+    for run in (whole, one):  # the attention of the block alone
+        places = {step.out[0]: i for i, step in enumerate(run.inside)}
+        run.inside = run.inside[places[f"{run.block}attn.in"] : places[f"{run.block}attn.out"] + 1]
+        run.embed = run.crossed = run.final = ()
+    engine, logits = _run(model, row, None if target is None else ids, whole, one)
     source = 0 if target is None else len(ids)
     steps = [
         _tokens(whole),
         _cached(whole, one),
         _entered(whole, one),
         *_attention(whole, one),
-        _bytes(model, step, source),
-        _logits(step),
+        _bytes(model, engine, at, source),
+        _logits(whole, logits),
     ]
-    token = int(step.logits.argmax())
-    name = tokens(model, [token])[0]
+    token = int(logits.argmax())
+    name = name_tokens(model, [token])[0]
     flops = count(model.spec)
     done = flops.decode_flops(len(row) - 1, source=source) / flops.prefill_flops(len(row), source=source)
     summary = f"next token: “{name}” (id {token}), with 1 token computed, {len(row) - 1} reused: {done:.0%} of the work"
     return Walk("One decoding step with the cache", facts(model, text, [one]), steps, summary, token)
 
 
-@dataclass(frozen=True, eq=False)
-class Decoded:
-    """One token after a cached prompt, and a whole forward of the same row: what was read of each."""
-
-    whole: Trace
-    one: Trace
-    engine: Engine
-    layer: int
-    logits: Tensor  # [V] of the step
-
-
-def _attention_of(block: Sections) -> Sections:
-    """What lies between the sites `attn.in` and `attn.out` of a block."""
-    at = {step.out[0]: i for i, step in enumerate(block.inside)}
-    inside = block.inside[at[f"{block.block}attn.in"] : at[f"{block.block}attn.out"] + 1]
-    return replace(block, inside=inside, embed=(), source=(), final=())
-
-
 @torch.inference_mode()
-def _step(model: Model, row: list[int], source: list[int] | None, layer: int, part: Sections) -> Decoded:
-    sites, context = part.reads, [f"{part.block}attn.{leaf}" for leaf in ("k_ctx", "v_ctx")]
+def _run(
+    model: Model, row: list[int], source: list[int] | None, whole: StackRun, one: StackRun
+) -> tuple[Engine, Tensor]:
+    """Run a whole forward and one token after a cached prompt: their traces, and the logits [V] of the step."""
+    context = [f"{one.block}attn.{leaf}" for leaf in ("k_ctx", "v_ctx")]
     rows, target = ([row], None) if source is None else ([source], [row])
-    whole = model.trace(rows, target, read=sites)
-    engine, session = Engine(model.module), Session(Plan.of(model.spec, [*sites, *context]))
+    whole.trace = model.trace(rows, target, read=whole.reads)
+    engine, session = Engine(model.module), Session(Plan.of(model.spec, [*one.reads, *context]))
     (live,) = engine.add(Request(prompt=row[:-1], source=source, max_new_tokens=1))
     engine.logits()
     live.ids.append(row[-1])
     logits = engine.logits(session)[0]
-    return Decoded(whole, session.close(), engine, layer, logits.cpu())
+    one.trace = session.close()
+    return engine, logits.cpu()
 
 
 def _tokens(whole: StackRun) -> Step:
-    ids = Shown("ids", "ids", "N", torch.tensor(list(whole.ids)), columns=whole.labels)
-    n = len(whole.ids) - 1
+    ids, n = torch.tensor(list(whole.ids)), len(whole.ids) - 1
+    shown = Shown("ids", "ids", "N", ids, columns=whole.labels)
     meaning = f"{n} token{'s' * (n != 1)} went through the model before; the last one is new."
-    return Step(BEFORE, "Tokens", "ids = [… read, new]", meaning, [ids], lambda g: torch.tensor(list(whole.ids)))
+    return Step(BEFORE, "Tokens", "ids = [… read, new]", meaning, [shown], lambda g: ids)
 
 
 def _kept(one: StackRun) -> tuple[int, ...]:
@@ -145,24 +133,25 @@ def _entered(whole: StackRun, one: StackRun) -> Step:
 
 def _attention(whole: StackRun, one: StackRun) -> list[Step]:
     """The block's attention by its program, with the keys and values of earlier tokens from the cache."""
-    under, positions = f"{one.block}attn.", _kept(one)
-    cached = CachedKeys(f"{under}k cached", f"{under}v cached", positions, [whole.labels[i] for i in positions])
-    builder = StepBuilder(one, cached)
-    builder.enter(f"{under}in", f"{under}in", "h")
-    values = builder.computed(one.sections.entry, one.sections.inside[1:])
+    builder = StepBuilder(one, {at: whole.labels[at] for at in _kept(one)})
+    builder.enter(f"{one.block}attn.in", f"{one.block}attn.in", "h")
+    values = builder.computed(one.entry, one.inside[1:])
     return builder.steps(values, one.part("this step"))
 
 
-def _bytes(model: Model, step: Decoded, source: int) -> Step:
+def _bytes(model: Model, engine: Engine, layer: int, source: int) -> Step:
     """Bytes of keys and values, by `count` and in the cache's own tensors."""
-    spec, length = model.spec, step.engine.cache.lengths[0]
+    spec, length = model.spec, engine.cache.lengths[0]
     decoder = spec.stacks["decoder"]
-    used = [_used(store, length) for store in step.engine.cache.stores]
+    used = []  # bytes of the places that hold a token
+    for store in engine.cache.stores:
+        places = min(length, store.k.shape[2])
+        used.append(store.k[:, :, :places].nbytes + store.v[:, :, :places].nbytes)
     size = model.module.dtype.itemsize
-    cross = 0 if step.engine.cross is None else step.engine.cross.nbytes
+    cross = 0 if engine.cross is None else engine.cross.nbytes
     total = count(spec).cache_bytes(length, dtype="fp32", source=source) * size // 4
     shown = Shown(
-        "bytes", "bytes", "· ·", torch.tensor([[total, sum(used) + cross], [used[step.layer], used[step.layer]]]),
+        "bytes", "bytes", "· ·", torch.tensor([[total, sum(used) + cross], [used[layer], used[layer]]]),
         ["all layers", "this layer"], ["by count", "tensors"],
     )  # fmt: skip
 
@@ -174,9 +163,9 @@ def _bytes(model: Model, step: Decoded, source: int) -> Step:
             layers.append(size * tokens_cached * attn.kv_heads * (attn.head_width + attn.value_width))
         read = (block.cross for block in decoder.blocks if block.cross is not None)
         every = sum(layers) + size * sum(source * c.kv_heads * (c.head_width + c.value_width) for c in read)
-        return torch.tensor([[every, every], [layers[step.layer]] * 2])
+        return torch.tensor([[every, every], [layers[layer]] * 2])
 
-    attn = decoder.blocks[step.layer].attn
+    attn = decoder.blocks[layer].attn
     formula = (
         f"{length} tokens × {attn.kv_heads} groups × ({attn.head_width} + {attn.value_width}) numbers × {size} bytes"
     )
@@ -190,14 +179,8 @@ def _bytes(model: Model, step: Decoded, source: int) -> Step:
     return Step(COST, "Bytes", f"a layer: {formula}", why, [shown], once_more)
 
 
-def _used(store: Store, length: int) -> int:
-    """Bytes of the places that hold a token."""
-    used = min(length, store.k.shape[2])
-    return store.k[:, :, :used].nbytes + store.v[:, :, :used].nbytes
-
-
-def _logits(step: Decoded) -> Step:
-    whole = Shown("logits of a whole forward", "l whole", "V", step.whole.logits[0][-1].cpu())
-    shown = Shown("logits", "l cached", "V", step.logits)
+def _logits(run: StackRun, logits: Tensor) -> Step:
+    whole = Shown("logits of a whole forward", "l whole", "V", run.trace.logits[0][-1].cpu())
+    shown = Shown("logits", "l cached", "V", logits)
     why = "The cache changes what is computed, not what comes out: the logits are those of a forward over all tokens."
     return Step(OUT, "Logits", "l cached = l whole", why, [shown], lambda g: g[whole.name], [whole])

@@ -19,7 +19,7 @@ from triptych.attention import attend, attention_pattern
 from triptych.count import count
 from triptych.errors import InputError, nearest
 from triptych.explain import examples_by_hand, reference_ops
-from triptych.explain.example_steps import REFERENCE, Example, attention_steps, inputs_step, matrix, printed_step
+from triptych.explain.examples_by_hand import REFERENCE, Example, attention_steps, inputs_step, matrices, printed_step
 from triptych.explain.steps import Again, Printed, Shown, Step, Walk
 from triptych.explain.walking import explain
 from triptych.model import Model
@@ -78,20 +78,21 @@ def _swiglu_block() -> Example:
     return inside, f"({tokens}, {width}) in, ({tokens}, {hidden}) inside the MLP, ({tokens}, {width}) out"
 
 
-def _normal(draw: np.random.Generator, *shapes: tuple[str, str, int, int]) -> list[Shown]:
-    """Matrices with independent entries of variance 1: (symbol, letters, rows, columns)."""
-    return [matrix(symbol, letters, draw.standard_normal((rows, columns))) for symbol, letters, rows, columns in shapes]
+def _normal(**rows: int) -> list[Shown]:
+    """Matrices by their symbols, of so many rows and `width` columns, with independent entries of variance 1."""
+    draw, width = np.random.default_rng(0), rows.pop("width")
+    return matrices(**{symbol: draw.standard_normal((count, width)) for symbol, count in rows.items()})
 
 
 def _cross(queries: int, keys: int) -> Example:
     """Cross-attention: queries from one sequence, keys and values from another."""
     width = 8
-    shapes = (("Q", "T K", queries, width), ("K", "S K", keys, width), ("V", "S V", keys, width))
-    q, k, v = _normal(np.random.default_rng(0), *shapes)
-    inputs = inputs_step(
-        f"{queries} target tokens and {keys} source tokens, drawn from NumPy's default_rng(0).", q, k, v
-    )
-    return [inputs, *attention_steps(q, k, v)], f"scores ({queries}, {keys}), output ({queries}, {width})"
+    given = _normal(Q=queries, K=keys, V=keys, width=width)
+    why = f"{queries} target tokens and {keys} source tokens, drawn from NumPy's default_rng(0)."
+    return [
+        inputs_step(why, *given),
+        *attention_steps(given),
+    ], f"scores ({queries}, {keys}), output ({queries}, {width})"
 
 
 def _shapes_of_scores() -> Example:
@@ -102,11 +103,11 @@ def _shapes_of_scores() -> Example:
 def _entropy() -> Example:
     """L4 exercise 11: the entropy of a row of weights with and without 1/√d."""
     size = 64
-    q, k = _normal(np.random.default_rng(0), ("Q", "T K", size, size), ("K", "S K", size, size))
-    steps = [inputs_step("64 queries and 64 keys of width 64, drawn from NumPy's default_rng(0).", q, k)]
-    for name, scale, formula in (
-        ("no scale", 1.0, "p = softmax(q kᵀ)"),
-        ("1/√d", size**-0.5, "p = softmax(q kᵀ / √64)"),
+    q, k = _normal(Q=size, K=size, width=size)
+    steps, figures = [inputs_step("64 queries and 64 keys of width 64, drawn from NumPy's default_rng(0).", q, k)], []
+    for name, scale, formula, figure, about in (
+        ("no scale", 1.0, "p = softmax(q kᵀ)", 0.6108, "About an even choice among 1.8 keys."),
+        ("1/√d", size**-0.5, "p = softmax(q kᵀ / √64)", 3.6809, "Even weights would have ln 64 = 4.1589."),
     ):
         pattern = Shown(f"pattern, {name}", "p", "T S", attention_pattern(q.value, k.value, scale=scale))
         total = Shown(f"row sums, {name}", "Σ p", "T", pattern.value.sum(-1))
@@ -122,12 +123,9 @@ def _entropy() -> Example:
             Step("Weights", f"Softmax, {name}", formula, "Every row sums to 1.", [pattern, total], weights),
             Step("Entropy", f"Mean entropy, {name}", "H = mean over rows of -Σ p ln p", "In nats.", [entropy], mean),
         ]
-    figures = [
-        printed_step("entropy, no scale", "H", "·", [0.6108], "About an even choice among 1.8 keys.", part=REFERENCE),
-        printed_step("entropy, 1/√d", "H", "·", [3.6809], "Even weights would have ln 64 = 4.1589.", part=REFERENCE),
-    ]
-    rounded = [replace(one, again=partial(_rounded, one.again)) for one in figures]
-    return [*steps, *rounded], "shape (64, 64), rows sum to 1, entropy 0.6108 nats without 1/√d and 3.6809 with it"
+        expected = printed_step("H", [figure], about, part=REFERENCE, of=entropy.name)
+        figures.append(replace(expected, again=partial(_rounded, expected.again)))
+    return [*steps, *figures], "shape (64, 64), rows sum to 1, entropy 0.6108 nats without 1/√d and 3.6809 with it"
 
 
 def _rounded(again: Again, g: Printed) -> Tensor:
@@ -174,11 +172,9 @@ def _cache() -> Example:
 
     formula = "2 (K and V) × 36 layers × groups × 128 × 4,096 positions × 2 bytes"
     why = "Grouping keeps a quarter of what a key and value for every head would take."
-    expected = printed_step("bytes", "bytes", "· ·", [[603_979_776, 2_415_919_104]], "576 MiB, and four times that.")
-    return [
-        Step("Bytes", "Cache of Qwen3-4B", formula, why, [shown], once_more),
-        expected,
-    ], f"{grouped:,} bytes, 576 MiB"
+    expected = printed_step("bytes", [[603_979_776, 2_415_919_104]], "576 MiB, and four times that.")
+    step = Step("Bytes", "Cache of Qwen3-4B", formula, why, [shown], once_more)
+    return [step, expected], f"{grouped:,} bytes, 576 MiB"
 
 
 def _quadratic() -> Example:

@@ -1,9 +1,11 @@
-"""Worked examples of the lectures that print their numbers: attention and softmax of given matrices, and masks."""
+"""Worked examples of the lectures that print their numbers: attention and softmax of given matrices, and masks; and
+what all worked examples are made of: given matrices, steps of attention, and the figures to agree with."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,92 +13,116 @@ import torch
 from triptych import spec
 from triptych.attention import attention_pattern
 from triptych.explain import reference_ops
-from triptych.explain.example_steps import REFERENCE, Example, attention_steps, inputs_step, matrix, printed_step
+from triptych.explain.attending import Attending
 from triptych.explain.steps import Shown, Step, number
 from triptych.spec.masks import Points
 
+INPUTS, LECTURE, REFERENCE = "Given", "The lecture's figures", "Reference figures"
+Example = tuple[list[Step], str]
+"""The steps of an example, and its outcome in one line."""
+
+
+AXES = {
+    "X": "N D", "W_Q": "K D", "W_K": "K D", "W_V": "V D", "Q": "T K", "K": "S K", "V": "S V", "s": "T S", "p": "T S",
+    "z": "T V", "H": "·", "bytes": "· ·",
+}  # fmt: skip
+
+
+def matrices(**values: object) -> list[Shown]:
+    """Given matrices by their symbols."""
+    dtype = torch.get_default_dtype()
+    return [Shown(name, name, AXES[name], torch.as_tensor(np.asarray(one)).to(dtype)) for name, one in values.items()]
+
+
+def inputs_step(meaning: str, *shown: Shown) -> Step:
+    symbols = ", ".join(one.symbol for one in shown)
+    return Step(INPUTS, "What is given", symbols, meaning, shown, lambda g: [one.value for one in shown])
+
+
+def printed_step(
+    symbol: str, values: Sequence[object], meaning: str, rows: Sequence[int] = (), part: str = LECTURE, of: str = ""
+) -> Step:
+    """Figures that the computed tensor must agree with, in the rows `rows`: the lecture's own, or for a `part` of
+    REFERENCE those that the lecture does not print.  `of` is the name of the tensor, where it is not the usual one."""
+    by, of = "in the lecture" if part == LECTURE else "for reference", of or {"p": "pattern"}.get(symbol, symbol)
+    title = "As printed" if part == LECTURE else "Computed independently"
+    shown = Shown(f"{of} {by}", symbol, AXES[symbol], torch.tensor(values), [str(i) for i in rows])
+    index = torch.tensor(list(rows) or list(range(len(values))))
+    return Step(part, title, f"{symbol} = {symbol} {by}", meaning, [shown], lambda g: g[of][index])
+
+
+def attention_steps(given: Sequence[Shown], part: str = "Attention", prefix: str = "", **options: object) -> list[Step]:
+    """The steps from Q, K and V to the weighted sum."""
+    q, k, v = given
+    names = [str(i) for i in range(len(k.value))]
+    q, k = replace(q, labels=names[: len(q.value)]), replace(k, labels=names)
+    return Attending(part=part, prefix=prefix, q=q, k=k, v=v, **options).steps()  # type: ignore[arg-type]  # options of several types
+
 
 def four_tokens() -> Example:
-    x = matrix("X", "N D", [[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]])
-    w = [
-        matrix("W_Q", "K D", [[1, 0, 1, 0], [0, 1, 0, 1]]),
-        matrix("W_K", "K D", [[0, 1, 1, 0], [1, 0, 0, 1]]),
-        matrix("W_V", "V D", [[1, 1, 0, 0], [0, 0, 1, 1]]),
-    ]
-    q, k, v = (matrix(one.symbol[-1], f"N {one.letters[0]}", x.value @ one.value.T) for one in w)
+    x, *w = matrices(
+        X=[[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]], W_Q=[[1, 0, 1, 0], [0, 1, 0, 1]],
+        W_K=[[0, 1, 1, 0], [1, 0, 0, 1]], W_V=[[1, 1, 0, 0], [0, 0, 1, 1]],
+    )  # fmt: skip
+    made = matrices(**{one.symbol[-1]: x.value @ one.value.T for one in w})
+    q, k, v = (replace(one, letters=f"N {one.letters[-1]}") for one in made)
     project = Step(
         "Projections", "Projections", "Q = X W_Qᵀ,  K = X W_Kᵀ,  V = X W_Vᵀ", "Rows of each W are outputs.", [q, k, v],
         lambda g: [reference_ops.linear(g["X"], g[one.name], None) for one in w],
     )  # fmt: skip
     every = "All keys are [1, 1], so every query scores all of them alike: each weight a quarter, each output the mean."
     figures = [
-        printed_step("pattern", "p", "T S", [[0.25] * 4] * 4, every),
-        printed_step("z", "z", "T V", [[1.0, 1.0]] * 4, "The mean of the four values."),
+        printed_step("p", [[0.25] * 4] * 4, every),
+        printed_step("z", [[1.0, 1.0]] * 4, "The mean of the four values."),
     ]
     inputs = inputs_step("Four tokens of width 4, and three maps to width 2.", x, *w)
-    return [inputs, project, *attention_steps(q, k, v), *figures], "every weight 0.25, every output [1, 1]"
+    return [inputs, project, *attention_steps([q, k, v]), *figures], "every weight 0.25, every output [1, 1]"
 
 
 def two_tokens() -> Example:
-    q, k = matrix("Q", "T K", [[1, 0], [0, 1]]), matrix("K", "S K", [[1, 0], [1, 1]])
-    v = matrix("V", "S V", [[1, 2], [3, 4]])
-    weights, out = [[0.5, 0.5], [0.33024, 0.66976]], [[2, 3], [2.33952, 3.33952]]
+    given = matrices(Q=[[1, 0], [0, 1]], K=[[1, 0], [1, 1]], V=[[1, 2], [3, 4]])
     why = "The first query scores both keys alike, the second prefers the second."
     figures = [
-        printed_step("pattern", "p", "T S", weights, why),
-        printed_step("z", "z", "T V", out, "Mixed in these shares."),
+        printed_step("p", [[0.5, 0.5], [0.33024, 0.66976]], why),
+        printed_step("z", [[2, 3], [2.33952, 3.33952]], "Mixed in these shares."),
     ]
-    return [
-        inputs_step("Two tokens of width 2.", q, k, v),
-        *attention_steps(q, k, v),
-        *figures,
-    ], "output [[2, 3], [2.3395, 3.3395]]"
+    inputs = inputs_step("Two tokens of width 2.", *given)
+    return [inputs, *attention_steps(given), *figures], "output [[2, 3], [2.3395, 3.3395]]"
 
 
 def one_dimension() -> Example:
-    q, k, v = (
-        matrix(name, letters, [[x] for x in values])
-        for name, letters, values in (
-            ("Q", "T K", [2, 0, 1]),
-            ("K", "S K", [1, 3, -1]),
-            ("V", "S V", [10, 20, 30]),
-        )
-    )
+    given = matrices(Q=[[2], [0], [1]], K=[[1], [3], [-1]], V=[[10], [20], [30]])
     weights = [[0.017980, 0.981690, 0.000329], [1 / 3] * 3, [0.117310, 0.866813, 0.015876]]
     figures = [
-        printed_step("pattern", "p", "T S", weights, "A query of 0 scores every key 0 and gives all the same weight."),
-        printed_step("z", "z", "T V", [[19.82349], [20], [18.98566]], "The second is the plain mean of the values."),
+        printed_step("p", weights, "A query of 0 scores every key 0 and gives all the same weight."),
+        printed_step("z", [[19.82349], [20], [18.98566]], "The second is the plain mean of the values."),
     ]
-    inputs = inputs_step("Three tokens, one number each: attention is then a softmax and a weighted mean.", q, k, v)
-    return [inputs, *attention_steps(q, k, v, scale=1.0), *figures], "output [19.8235, 20, 18.9857]"
+    inputs = inputs_step("Three tokens, one number each: attention is then a softmax and a weighted mean.", *given)
+    return [inputs, *attention_steps(given, scale=1.0), *figures], "output [19.8235, 20, 18.9857]"
 
 
 def drawn_by_numpy() -> Example:
     draw = np.random.RandomState(0)
-    q, k, v = (matrix(name, letters, draw.randn(4, 8)) for name, letters in (("Q", "T K"), ("K", "S K"), ("V", "S V")))
+    given = matrices(**{name: draw.randn(4, 8) for name in "QKV"})
     first, last = [0.301029, 0.301079, 0.191134, 0.206757], [0.819516, 0.085838, 0.022843, 0.071803]
     out = [-0.047625, -0.102534, -0.363957, -0.107750, -0.207784, 0.405654, 0.424662, 0.167437]
-    causal = attention_steps(q, k, v, "Attention with the causal mask", "causal ", mask=spec.causal())
-    masked = [[0.402860, 0.597140, 0, 0]]
-    figures = [
-        printed_step("pattern", "p", "T S", [first, last], "The first and the last query.", [0, 3], REFERENCE),
-        printed_step("z", "z", "T V", [out], "The first output.", [0], REFERENCE),
-        printed_step("causal pattern", "p", "T S", masked, "Masked, the second query sees two keys.", [1], REFERENCE),
+    masked, why = [[0.402860, 0.597140, 0, 0]], "Masked, the second query sees two keys."
+    steps = [
+        inputs_step("Q, K and V drawn in that order from NumPy's generator seeded with 0.", *given),
+        *attention_steps(given),
+        *attention_steps(given, "Attention with the causal mask", "causal ", mask=spec.causal()),
+        printed_step("p", [first, last], "The first and the last query.", [0, 3], REFERENCE),
+        printed_step("z", [out], "The first output.", [0], REFERENCE),
+        printed_step("p", masked, why, [1], REFERENCE, of="causal pattern"),
     ]
-    inputs = inputs_step("Q, K and V drawn in that order from NumPy's generator seeded with 0.", q, k, v)
-    return [
-        inputs,
-        *attention_steps(q, k, v),
-        *causal,
-        *figures,
-    ], "the reference weights and outputs, with and without the mask"
+    return steps, "the reference weights and outputs, with and without the mask"
 
 
 def _softmax(scores: Sequence[float], figures: Sequence[float], why: str) -> Example:
-    s = matrix("s", "T S", [scores])
+    (s,) = matrices(s=[scores])
     p = Shown("pattern", "p", "T S", s.value.softmax(-1))
     step = Step("Softmax", "Softmax", "p = exp(s) / Σ exp(s)", why, [p], lambda g: reference_ops.softmax(g["s"]))
-    expected = printed_step("pattern", "p", "T S", [figures], "To the digits shown.", part=REFERENCE)
+    expected = printed_step("p", [figures], "To the digits shown.", part=REFERENCE)
     return [inputs_step("One row of scores.", s), step, expected], ", ".join(map(number, p.value[0].tolist()))
 
 
@@ -111,7 +137,7 @@ def clear_winner() -> Example:
 
 
 def equal_scores() -> Example:
-    s = matrix("s", "T S", [[8.5, 42, 3.2, 42]])
+    (s,) = matrices(s=[[8.5, 42, 3.2, 42]])
     sharp, soft = (Shown(name, name, "T S", (s.value / by).softmax(-1)) for name, by in (("p", 1), ("p scaled", 8)))
     steps = [
         inputs_step("One row of scores with a tie.", s),
@@ -119,32 +145,32 @@ def equal_scores() -> Example:
              [sharp], lambda g: reference_ops.softmax(g["s"])),
         Step("Softmax", "Softmax over √64", "p = softmax(s / √64)", "Divided, the others keep a little.",
              [soft], lambda g: reference_ops.softmax(g["s"] / 8)),
-        printed_step("p", "p", "T S", [[0, 0.5, 0, 0.5]], "The lecture prints [0, .55, 0, .45], which is wrong.",
-                 part=REFERENCE),
+        printed_step("p", [[0, 0.5, 0, 0.5]], "The lecture prints [0, .55, 0, .45], which is wrong.", part=REFERENCE,
+                     of="p"),
     ]  # fmt: skip
     return steps, "a tie is a half each; the lecture's .55 and .45 are wrong"
 
 
 def masks() -> Example:
     n, places = 4, torch.arange(4)
-    q, k = Points(places[:, None]), Points(places[None])
-
-    def hidden(mask: spec.Mask, name: str) -> Shown:
-        seen = torch.as_tensor(mask.visible(q, k))
-        return Shown(name, "m", "T S", torch.zeros(n, n).masked_fill(~seen, -math.inf))
-
+    both = spec.causal() & spec.keys(3)
+    causal, padding, hidden = (
+        Shown(name, "m", "T S", torch.zeros(n, n).masked_fill(
+            ~torch.as_tensor(mask.visible(Points(places[:, None]), Points(places[None]))), -math.inf
+        ))
+        for name, mask in (("causal", spec.causal()), ("padding", spec.keys(3)), ("both", both))
+    )  # fmt: skip
     future = torch.full((n, n), -math.inf, dtype=torch.float64).triu(1)
     column = torch.zeros(n, n, dtype=torch.float64)
     column[:, 3] = -math.inf
-    flat = torch.zeros(n, 1)
-    pattern = Shown("pattern", "p", "T S", attention_pattern(flat, flat, mask=spec.causal() & spec.keys(3)))
+    pattern = Shown("pattern", "p", "T S", attention_pattern(torch.zeros(n, 1), torch.zeros(n, 1), mask=both))
     steps = [
         Step("Masks", "Causal", "m = −∞ where key > query", "Each token sees itself and what came before.",
-             [hidden(spec.causal(), "causal")], lambda g: future),
+             [causal], lambda g: future),
         Step("Masks", "Padding", "m = −∞ where the key is padding", "The last token is padding: its whole column goes.",
-             [hidden(spec.keys(3), "padding")], lambda g: column),
+             [padding], lambda g: column),
         Step("Masks", "Both", "m = causal + padding", "What either hides is hidden.",
-             [hidden(spec.causal() & spec.keys(3), "both")], lambda g: g["causal"] + g["padding"]),
+             [hidden], lambda g: g["causal"] + g["padding"]),
         Step("Softmax", "Equal scores", "p = softmax(0 + m)", "With nothing to prefer, each row shares what it sees.",
              [pattern], lambda g: reference_ops.softmax(g["both"])),
     ]  # fmt: skip

@@ -1,13 +1,16 @@
-"""Part of a program as the values that a walk prints, each with the operations that make it from those before."""
+"""Part of a program as the values that a walk prints, each with the operations that make it from those before, and with
+its formula: the equations of the table of operations with the names of what they read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from torch import Tensor
 
+from triptych import ops
 from triptych.explain.reference_ops import run
 from triptych.explain.steps import Printed
 from triptych.program import Entry, Instruction
@@ -20,6 +23,15 @@ TOGETHER = {
     ("disentangled_bias", "attend"),
 }  # fmt: skip
 """(operation, the one that reads its result): a step shows both, where the result has no name of its own."""
+FUNCTIONS = {
+    "layer_norm": "norm", "rms_norm": "norm", "rotate": "rotate", "gelu": "gelu", "silu": "silu",
+    "l2_normalize": "normalize",
+}  # fmt: skip
+"""Operations shown as a function, with their equation after it."""
+LETTERS = {
+    "out": "o", "project": "e", "widen": "e", "tokens": "head", "proj": "head", "classes": "c", "ends": "c", "conv": "c"
+}  # fmt: skip
+TABLES = {"tokens": "E", "token_types": "S", "position": "P"}
 OF_PLACES = ("positions", "row_ends", "q_pos", "k_pos")
 
 
@@ -74,7 +86,7 @@ def computed(
     step with it.  A site that only passes on what another has printed is the same value.
     """
     values: list[Computed] = []
-    dataflow = _Dataflow.of(entries[entry].instructions, entry, names, together)
+    dataflow = _Dataflow(entries[entry], names, together)
     for step in steps:
         label = step.out[0]
         if step.op in ("site", "extend"):
@@ -83,28 +95,22 @@ def computed(
         elif step.op == "module":
             names[label] = f"{step.attributes['module']} as a module"
         elif not dataflow.inside(label):
-            values.append(Computed(dataflow.name(label), label, entry, dataflow.applied(label)))
+            name = dataflow.name(label) or f"{entry} {label}"
+            values.append(Computed(name, label, entry, dataflow.applied(label)))
             names[label] = values[-1].name
     return values
 
 
-@dataclass(frozen=True, eq=False)
 class _Dataflow:
     """What makes and what reads each value of an entry; `names` and `together` as in `computed`."""
 
-    entry: str
-    maker: Mapping[str, Instruction]
-    readers: Mapping[str, Sequence[Instruction]]
-    names: Mapping[str, str]
-    together: bool
-
-    @staticmethod
-    def of(instructions: Sequence[Instruction], entry: str, names: Mapping[str, str], together: bool) -> _Dataflow:
-        readers: dict[str, list[Instruction]] = {}
-        for step in instructions:
+    def __init__(self, entry: Entry, names: Mapping[str, str], together: bool) -> None:
+        self.names, self.together = names, together
+        self.maker = {step.out[0]: step for step in entry.instructions}
+        self.readers: dict[str, list[Instruction]] = {}
+        for step in entry.instructions:
             for label in step.inputs.values():
-                readers.setdefault(label, []).append(step)
-        return _Dataflow(entry, {step.out[0]: step for step in instructions}, readers, names, together)
+                self.readers.setdefault(label, []).append(step)
 
     def applied(self, label: str) -> Applied:
         """The operation that makes a value, with those inside it."""
@@ -137,15 +143,15 @@ class _Dataflow:
         """The site that a value passes."""
         return next((reader.out[0] for reader in self.readers.get(label, []) if reader.op == "site"), None)
 
-    def name(self, label: str) -> str:
-        """Under which a value is printed: its site, or what it is of one."""
+    def name(self, label: str) -> str | None:
+        """Under which a value is printed: its site, or what it is of one, if it has one."""
         step, own = self.maker[label], self._site(label)
         if step.op == "split_heads" and own is not None:
             return f"{own} by head"
         if step.op == "merge_heads":
             return f"{self.names[step.inputs['x']]} side by side"
         split = [self._site(reader.out[0]) for reader in self.readers.get(label, []) if reader.op == "split_heads"]
-        return own or (split[0] if split else None) or f"{self.entry} {label}"
+        return own or (split[0] if split else None)
 
 
 def evaluate(value: Applied | str, printed: Printed, results: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -168,3 +174,85 @@ def constant_name(value: Applied) -> str:
     if value.op == "embedding":
         return f"{value.step.weights['weight']}[{next(value.reads())}]"
     return f"{value.op} {value.step.out[0]}"
+
+
+# ---------------------------------------------------------------- formulas
+
+
+def parameter_symbol(name: str, op: str) -> str:
+    """`W_q` for `decoder.blocks.0.attn.q.weight`."""
+    module, _, leaf = name.rpartition(".")
+    module = module.rpartition(".")[2]
+    if op == "embedding":
+        return TABLES.get(module, "E")
+    if op.endswith("_norm"):
+        return "w" if leaf == "weight" else "b"
+    return f"{'W' if leaf == 'weight' else 'b'}_{LETTERS.get(module, module[0])}"
+
+
+def formula(value: Applied, symbols: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The expression, and the definitions of the functions it uses.  `symbols` are those of printed values, and may
+    hold another text for an operation, by its result."""
+    definitions: dict[str, None] = {}
+
+    def text(one: Applied | str) -> str:
+        if isinstance(one, str):
+            return symbols.get(one, one)
+        if one.step.out[0] in symbols:
+            return symbols[one.step.out[0]]
+        if one.op == "cast":
+            return text(one.inputs["x"])
+        if one.op == "sinusoids":
+            definitions[f"P = {equation(one, {})}"] = None
+            return "P"
+        if one.op in FUNCTIONS:
+            function, sign = FUNCTIONS[one.op], "="
+            if one.step.attributes.get("approximate") == "tanh":
+                function, sign = f"{function}_tanh", "≈"
+            definitions[f"{function}(x) {sign} {equation(one, {'x': 'x'})}"] = None
+            return f"{function}({text(one.inputs['x'])})"
+        return equation(one, {key: text(argument) for key, argument in one.inputs.items()})
+
+    return text(value), list(definitions)
+
+
+def equation(value: Applied, inputs: Mapping[str, str]) -> str:
+    """The equation of an operation, with what its arguments are here.  Terms of absent or zero arguments are left out,
+    and factors of one."""
+    operation, step = ops.OPERATIONS[value.op], value.step
+    out = operation.equation
+    arguments: dict[str, object] = dict(step.attributes) | dict(inputs)
+    arguments |= {key: parameter_symbol(name, value.op) for key, name in step.weights.items()}
+    for key in operation.arguments:
+        if key in value.inputs and key not in inputs:
+            continue
+        if (argument := arguments.get(key)) is None or argument == 0:
+            out = _without_term(out, key)
+        elif argument == 1:
+            out = re.sub(rf"{_word(key)} ?· ?", "", out)
+    bare = value.op in ("add", "embedding")
+
+    def replaced(match: re.Match[str]) -> str:
+        argument = arguments.get(match[0])
+        if isinstance(argument, str):
+            return f"({argument})" if " " in _outside(argument) and not bare else argument
+        return f"{argument:g}" if isinstance(argument, int | float) else match[0]
+
+    return re.sub("|".join(map(_word, operation.arguments)), replaced, out)
+
+
+def _word(name: str) -> str:
+    return rf"(?<![A-Za-z_]){name}(?![A-Za-z_])"
+
+
+def _without_term(text: str, name: str) -> str:
+    word = _word(name)
+    out = re.sub(rf" \+ [^+(]*{word}[^+)]*|[^+(]*{word}[^+)]* \+ ", "", text)
+    return out if out == text else re.sub(r"· \((\w+)\)$", r"· \1", out)
+
+
+def _outside(text: str) -> str:
+    """The text without what stands in parentheses."""
+    while text != (shorter := re.sub(r"\([^()]*\)", "", text)):
+        text = shorter
+    return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -11,10 +11,16 @@ from torch import Tensor
 from triptych import nn
 from triptych.attention import NULL_CACHE, EncoderOutput, Rows, rope_angles
 from triptych.explain import reference_ops, words
-from triptych.explain.attending import Attending, ForwardValues
-from triptych.explain.expressions import Applied, Computed, computed, constant_name, evaluate
-from triptych.explain.formula import formula, parameter_symbol
-from triptych.explain.position_bias import position_bias
+from triptych.explain.attending import Attending, position_bias
+from triptych.explain.expressions import (
+    Applied,
+    Computed,
+    computed,
+    constant_name,
+    evaluate,
+    formula,
+    parameter_symbol,
+)
 from triptych.explain.stack_run import StackRun
 from triptych.explain.steps import Printed, Shown, Step, exact
 from triptych.program import Entry, Instruction
@@ -24,36 +30,18 @@ OUT = "Text out"  # the last part of every walk
 CONSTANTS = ("embedding", "rotation_cos", "rotation_sin", "sinusoids")  # printed as what they give these tokens
 
 
-@dataclass(frozen=True)
-class CachedKeys:
-    """Under which names a cache's keys and values were printed; positions and tokens of all keys, the new included."""
-
-    k: str
-    v: str
-    places: Sequence[int]
-    labels: Sequence[str]
-
-
-@dataclass
-class Group:
-    """Values that one step makes: the same operations, in the same sublayer."""
-
-    sub: str
-    form: tuple[str, ...]
-    values: list[Computed]
-
-
 @dataclass
 class StepBuilder:
     """The steps of one stack.
 
+    cached    of a decoding step, the tokens whose keys it reads, the new one included, by position.
     names     value of the program -> name under which it is printed.
     symbols   printed name -> its letter.
     shown     printed name -> tensor.
     """
 
     at: StackRun
-    cached: CachedKeys | None = None
+    cached: Mapping[int, str] | None = None
     names: dict[str, str] = field(default_factory=dict)
     symbols: dict[str, str] = field(default_factory=dict)
     shown: dict[str, Shown] = field(default_factory=dict)
@@ -61,7 +49,7 @@ class StepBuilder:
     def beginning(self) -> list[Step]:
         """The embedding, and the blocks before the chosen one."""
         at, part = self.at, self.at.part("text in")
-        steps = self.steps(self.computed(at.sections.entry, at.sections.embed, together=True), part)
+        steps = self.steps(self.computed(at.entry, at.embed, together=True), part)
         entered = self.names[f"{at.prefix}embed"]
         if at.layer:
             steps.append(self.blocks(part, 0, at.layer, entered, f"{at.block}resid_pre"))
@@ -71,14 +59,14 @@ class StepBuilder:
 
     def inside(self) -> list[Step]:
         """The chosen block; what cross-attention makes of the source stands before its scores."""
-        at, steps = self.at, self.at.sections.inside
+        at, steps = self.at, self.at.inside
         if at.source is None:
-            return self.steps(self.computed(at.sections.entry, steps))
+            return self.steps(self.computed(at.entry, steps))
         self.enter("memory", at.memory, "encoder")
         outputs = set(at.program.entries["cross_kv"].outputs)
         first = next((i for i, step in enumerate(steps) if outputs & set(step.inputs.values())), len(steps))
-        values = self.computed(at.sections.entry, steps[:first]) + self.computed("cross_kv", at.sections.source)
-        return self.steps(values + self.computed(at.sections.entry, steps[first:]))
+        values = self.computed(at.entry, steps[:first]) + self.computed("cross_kv", at.crossed)
+        return self.steps(values + self.computed(at.entry, steps[first:]))
 
     def ending(self) -> list[Step]:
         """The blocks after the chosen one, and the final norm."""
@@ -88,7 +76,7 @@ class StepBuilder:
         if at.layer < last:
             steps.append(self.blocks(part, at.layer + 1, last + 1, self.names[own], end))
             self.enter(end, end, "x")
-        final = self.computed(at.sections.entry, at.sections.final, together=True)
+        final = self.computed(at.entry, at.final, together=True)
         return [*steps, *self.steps(final, part)]
 
     @property
@@ -108,47 +96,49 @@ class StepBuilder:
 
     def steps(self, values: Sequence[Computed], part: str = "") -> list[Step]:
         """A step for each value; values group_of by the same operations, from what was printed before, share one."""
-        groups: list[Group] = []
+        groups: list[tuple[str, tuple[str, ...], list[Computed]]] = []  # sublayer, operations and values
         group_of: dict[str, int] = {}
-        sub = "attn"
+        sub, steps = "attn", list[Step]()
         for value in values:
             rest = value.name.removeprefix(self.at.block)
             sub = rest.partition(".")[0] if rest != value.name and "." in rest else sub
             form = tuple(one.op for one in value.value.chain() if not one.constant)
             known = max((group_of.get(name, -1) for name in value.value.reads()), default=-1)
-            places = [i for i, group in enumerate(groups) if (group.sub, group.form) == (sub, form) and i > known]
+            places = [i for i, group in enumerate(groups) if group[:2] == (sub, form) and i > known]
             if not places or form[0] in ("attend", "add"):
                 places = [len(groups)]
-                groups.append(Group(sub, form, []))
-            groups[places[0]].values.append(value)
+                groups.append((sub, form, []))
+            groups[places[0]][2].append(value)
             group_of[value.name] = places[0]
-        steps = []
-        for group in groups:
-            name = part or self.at.part(f"block {self.at.layer}, {words.SUBLAYERS.get(group.sub, group.sub)}")
-            steps += self.step(group, name)
+        for sub, form, group in groups:
+            name = part or self.at.part(f"block {self.at.layer}, {words.SUBLAYERS.get(sub, sub)}")
+            if "attend" in form:
+                steps += self.attend(group[0], name)
+            elif "experts" in form:
+                steps += self.experts(group[0], name)
+            else:
+                steps.append(self.step(group, name, sub))
         return steps
 
-    def step(self, group: Group, part: str) -> list[Step]:
-        if "attend" in group.form:
-            return self.attend(group.values[0], part)
-        if "experts" in group.form:
-            return self.experts(group.values[0], part)
-        makes = [self.value(one) for one in group.values]
-        title = words.title(group.values[0])
-        texts, definitions = [], dict[str, None]()
-        for one, shown in zip(group.values, makes, strict=True):
+    def step(self, group: Sequence[Computed], part: str, sub: str) -> Step:
+        """Values that one step makes: the same operations, in the same sublayer."""
+        makes = [self.value(one) for one in group]
+        title = words.title(group[0])
+        texts, definitions, uses = [], dict[str, None](), dict[str, Shown]()
+        for one, shown in zip(group, makes, strict=True):
             text, defined = formula(one.value, self.symbols)
             again_read = any(self.symbols.get(name) == shown.symbol for name in one.value.reads())
             texts.append(f"{shown.symbol} {'←' if again_read else '='} {text}")
             definitions |= dict.fromkeys(defined)
-        if group.form == ("split_heads",):
+            uses |= {use.name: use for use in self.uses(one.value, shown)}
+        if [one.op for one in group[0].value.chain()] == ["split_heads"]:
             texts = texts[:1]  # the same for queries, keys and values
-        pairs = zip(group.values, makes, strict=True)
-        uses = list({use.name: use for one, shown in pairs for use in self.uses(one.value, shown)}.values())
         self.print_all(makes)
-        values = [one.value for one in group.values]
-        meaning = words.meaning(title, group.values, makes, group.sub)
-        return [Step(part, title, ",  ".join([*texts, *definitions]), meaning, makes, recomputed(values), uses)]
+        equation, meaning = ",  ".join([*texts, *definitions]), words.meaning(title, group, makes, sub)
+        return Step(
+            part, title, equation, meaning, makes, lambda g: [evaluate(one.value, g) for one in group],
+            list(uses.values()),
+        )  # fmt: skip
 
     def print_all(self, makes: Sequence[Shown]) -> None:
         self.symbols |= {one.name: one.symbol for one in makes}
@@ -158,7 +148,7 @@ class StepBuilder:
 
     def value(self, one: Computed) -> Shown:
         """A value as it is printed: with heads, heads first."""
-        at, sites = self.at, set(self.at.sections.reads)
+        at, sites = self.at, set(self.at.reads)
         site = one.name.removesuffix(" by head")
         if one.value.op == "merge_heads":
             value = torch.cat(list(self.shown[next(one.value.reads())].value), dim=-1)
@@ -198,11 +188,11 @@ class StepBuilder:
     def constant(self, one: Applied) -> Shown:
         at, name, step = self.at, constant_name(one), one.step
         if one.op == "embedding":
-            rows = at.value(at.sections.entry, step.out[0])
+            rows = at.value(at.entry, step.out[0])
             text, _ = formula(one, self.symbols)
             return at.by_token(name, text, rows)
         if one.op == "sinusoids":
-            return at.by_token(name, "P", at.value(at.sections.entry, step.out[0]))
+            return at.by_token(name, "P", at.value(at.entry, step.out[0]))
         ends = torch.full_like(at.places, at.first + len(at.ids))
         cos, sin = rope_angles(step.attributes["spec"], at.places, ends)
         symbol, angles = ("cos", cos) if one.op == "rotation_cos" else ("sin", sin)
@@ -217,16 +207,16 @@ class StepBuilder:
         crossed = how["keys"] == "cross"
         steps, k_pos = [], at.places
         if self.cached is not None and not crossed:
-            steps = [self.extension(one, k, v, part)]
+            steps = [self.extension(self.cached, how["ports"], k, v, part)]
             k, v = steps[0].makes
-            k_pos = torch.tensor(list(self.cached.places))
+            k_pos = torch.tensor(list(self.cached))
         ports = {name.rpartition(".")[2]: name for name in how["ports"]}
-        forward = None
-        if one.name in at.sections.reads:
+        forward = {}
+        if one.name in at.reads:
             scores, pattern = at.read(ports["scores"]), at.read(ports["pattern"])
             if self.cached is not None:  # a column for each position there, also of those a window has dropped
                 scores, pattern = scores[..., k_pos], pattern[..., k_pos]
-            forward = ForwardValues(scores, pattern, at.read(one.name).transpose(0, 1))
+            forward = {"scores": scores, "pattern": pattern, "z": at.read(one.name).transpose(0, 1)}
         bias = one.value.inputs.get("bias")
         attending = Attending(
             part=part, prefix=ports["scores"].removesuffix("scores"), q=q, k=k, v=v, mask=how["mask"],
@@ -240,20 +230,18 @@ class StepBuilder:
         self.print_all(steps[-1].makes)
         return steps
 
-    def extension(self, one: Computed, k: Shown, v: Shown, part: str) -> Step:
+    def extension(self, cached: Mapping[int, str], ports: Sequence[str], k: Shown, v: Shown, part: str) -> Step:
         """The cache's keys and values, and the new ones after them."""
-        cached, focus = self.cached, len(self.cached.places) - 1 if self.cached else 0
-        assert cached is not None
-        ports, makes = one.value.step.attributes["ports"], []
-        for leaf, new in (("k_ctx", k), ("v_ctx", v)):
-            site = next(name for name in ports if name.endswith(leaf))
-            value = self.at.read(site).transpose(0, 1)
-            makes.append(replace(new, name=site, value=value, labels=cached.labels, focus=focus))
-        pairs = ((cached.k, k.name), (cached.v, v.name))
+        makes, joined = [], []
+        for leaf, new in (("k", k), ("v", v)):
+            site = next(name for name in ports if name.endswith(f"{leaf}_ctx"))
+            value, labels = self.at.read(site).transpose(0, 1), list(cached.values())
+            makes.append(replace(new, name=site, value=value, labels=labels, focus=len(cached) - 1))
+            joined.append((f"{self.at.block}attn.{leaf} cached", new.name))
         equation = "k = [k of the cache; k new],  v = [v of the cache; v new]"
         meaning = "The new key and value follow those in the cache; nothing of the earlier tokens is computed again."
         return Step(
-            part, "Cache", equation, meaning, makes, lambda g: [torch.cat([g[old], g[new]], 1) for old, new in pairs]
+            part, "Cache", equation, meaning, makes, lambda g: [torch.cat([g[old], g[new]], 1) for old, new in joined]
         )
 
     def experts(self, one: Computed, part: str) -> list[Step]:
@@ -310,9 +298,9 @@ class StepBuilder:
 
         @torch.inference_mode()
         def once_more(g: Printed) -> Tensor:
-            rows, x, memory = Rows((len(at.ids),)), g.raw[before].to(at.device), None
+            rows, x, memory = Rows((len(at.ids),)), g.data[before].to(at.module.device), None
             if at.source is not None:
-                memory = EncoderOutput(g.raw[at.memory].to(at.device), Rows((len(at.source.ids),)))
+                memory = EncoderOutput(g.data[at.memory].to(at.module.device), Rows((len(at.source.ids),)))
             ctx = at.stack.context(x, rows, NULL_CACHE.begin(rows, ""), memory)
             for i in range(first, end):
                 x = at.stack.blocks[i](x, ctx, i, nn.NO_TAPS)
@@ -323,7 +311,3 @@ class StepBuilder:
         shown = at.by_token(after, "x", at.read(after))
         self.shown[after] = shown
         return Step(part, which.capitalize(), f"x ← {which} of x", meaning, [shown], once_more)
-
-
-def recomputed(values: Sequence[Applied]) -> Callable[[Printed], list[Tensor]]:
-    return lambda g: [evaluate(value, g) for value in values]

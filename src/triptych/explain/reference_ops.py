@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -107,7 +106,7 @@ REFERENCE: dict[str, Callable[..., Tensor]] = {
 """By the name of an operation in `triptych.ops`."""
 
 _PRINTED = "printed as what it gives these tokens, and not computed again"
-_IN_STEPS = "computed again in several steps of its own (`attending.py`, `from_program.py`, `position_bias.py`)"
+_IN_STEPS = "computed again in several steps of its own (`attending.py`, `from_program.py`)"
 NOT_REFERENCE: dict[str, str] = {
     **dict.fromkeys(("embedding", "sinusoids", "rotation_cos", "rotation_sin"), _PRINTED),
     **dict.fromkeys(("attend", "extend", "experts", "alibi_bias", "t5_bias", "disentangled_bias"), _IN_STEPS),
@@ -125,7 +124,8 @@ def run(op: str, tensors: Mapping[str, Tensor], attributes: Mapping[str, Any]) -
         return REFERENCE[op](**arguments)
     if (equation := parsed(operation.equation)) is None:
         raise InputError(f"explain does not recompute the operation {op!r}")
-    value: Tensor = evaluated(equation, arguments)
+    # What `parsed` lets through is arithmetic of these names alone.
+    value: Tensor = eval(compile(equation, op, "eval"), {"__builtins__": {}} | _FUNCTIONS | arguments)
     return value
 
 
@@ -139,17 +139,13 @@ def _tanh(x: Tensor) -> Tensor:
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "tanh": _tanh, "exp": torch.exp, "σ": lambda x: 1 / (1 + torch.exp(-x)), "max": lambda x, least: x.clamp(min=least),
 }  # fmt: skip
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
-}  # fmt: skip
 
 
-def parsed(equation: str) -> ast.expr | None:
+def parsed(equation: str) -> ast.Expression | None:
     """An equation of the table as a tree of `+ - · / ²`, names, numbers and functions of `_FUNCTIONS`; None for one
     that says more."""
     try:
-        tree = ast.parse(equation.replace("·", "*").replace("²", "**2"), mode="eval").body
+        tree = ast.parse(equation.replace("·", "*").replace("²", "**2"), mode="eval")
     except SyntaxError:
         return None
     return tree if all(map(_known, ast.walk(tree))) else None
@@ -158,18 +154,4 @@ def parsed(equation: str) -> ast.expr | None:
 def _known(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
-    return isinstance(node, ast.BinOp | ast.Name | ast.Constant | ast.operator | ast.expr_context)
-
-
-def evaluated(node: ast.expr, arguments: Mapping[str, Any]) -> Any:
-    """A tree of `parsed` for numbers and tensors in the place of its names."""
-    match node:
-        case ast.BinOp(left=left, op=sign, right=right):
-            return _BINARY[type(sign)](evaluated(left, arguments), evaluated(right, arguments))
-        case ast.Call(func=ast.Name(id=name), args=inner):
-            return _FUNCTIONS[name](*(evaluated(one, arguments) for one in inner))
-        case ast.Name(id=name):
-            return arguments[name]
-        case ast.Constant(value=value):
-            return value
-    raise AssertionError(ast.dump(node))
+    return isinstance(node, ast.Expression | ast.BinOp | ast.Name | ast.Constant | ast.operator | ast.expr_context)

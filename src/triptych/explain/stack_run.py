@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -19,49 +19,100 @@ from triptych.program import Instruction, Program, interpret_value
 PORTS = ("scores", "pattern")
 
 
-@dataclass(frozen=True)
-class Sections:
-    """The instructions of one stack: up to the embedding, of the chosen block, of its cross-attention's source, and
-    after the last block."""
+@dataclass(kw_only=True, eq=False)
+class StackRun:
+    """One stack in one forward, and what of it is followed: a layer, a head, a row.
 
-    entry: str
-    prefix: str
-    block: str
-    embed: Sequence[Instruction]
-    inside: Sequence[Instruction]
-    source: Sequence[Instruction]
-    final: Sequence[Instruction]
-    last: str  # the site that leaves the last block
+    Its instructions are `embed`, up to the embedding, `inside`, those of the chosen block, `crossed`, those of its
+    cross-attention's source, and `final`, after the last block.  `prefix` begins the names of its sites, `block` those
+    of the chosen block.  The `trace` is set when it has been run.
+
+    Raises InputError where the block is not in the program or its scores are no dot products.
+    """
+
+    module: nn.Transformer
+    program: Program
+    name: str  # encoder or decoder
+    labels: Sequence[str]  # its tokens
+    ids: Sequence[int]
+    layer: int
+    head: int
+    focus: int
+    source: StackRun | None = None  # the encoder that a decoder reads
+    memory: str = ""  # the name under which its output was printed
+    first: int = 0  # the position of its first token
+    trace: Trace = field(init=False)
+
+    def __post_init__(self) -> None:
+        name, program = self.name, self.program
+        self.prefix = f"{name}." if self.module.spec.layout == "encoder-decoder" else ""
+        self.entry = "encode" if name == "encoder" else "decode"
+        self.block, steps = f"{self.prefix}blocks.{self.layer}.", program.entries[self.entry].instructions
+        last = f"{self.prefix}blocks.{len(self.stack.blocks) - 1}."
+        reason = program.unlowered.get(f"{name}.blocks.{self.layer}")
+        if reason is not None:
+            raise InputError(f"block {self.layer} of the {name} cannot be shown step by step: {reason}")
+        at = {step.out[0]: i for i, step in enumerate(steps)}
+        end = max(i for i, step in enumerate(steps) if _of(step, last)) + 1
+        self.inside = steps[at[f"{self.block}resid_pre"] + 1 : at[f"{self.block}resid_post"] + 1]
+        attends = [step for step in self.inside if step.op == "attend"]
+        if any(step.attributes["mechanism"] != "dot_product" for step in attends):
+            raise InputError("the scores of this model are not dot products; explain shows only those")
+        other = program.entries.get("cross_kv") if name == "decoder" else None
+        self.crossed = () if other is None else _of_block(other.instructions, self.block)
+        self.embed, self.final, self.last = steps[: at[f"{self.prefix}embed"] + 1], steps[end:], f"{last}resid_post"
+        values = program.entries[self.entry].values
+        self.width = int(values[f"{self.prefix}embed"].shape[-1])
+        self.heads = int(values[attends[0].inputs["q"]].shape[1])  # of the chosen block
 
     @property
     def reads(self) -> list[str]:
         """The sites that a walk prints."""
         sites = [f"{self.block}resid_pre", self.last]
-        sites += [step.out[0] for step in (*self.embed, *self.inside, *self.source, *self.final) if step.op == "site"]
+        sites += [step.out[0] for step in (*self.embed, *self.inside, *self.crossed, *self.final) if step.op == "site"]
         for step in self.inside:
             sites += [port for port in step.attributes.get("ports", ()) if port.rpartition(".")[2] in PORTS]
         return sites
 
+    @property
+    def stack(self) -> nn.Stack:
+        stack = self.module.encoder if self.name == "encoder" else self.module.decoder
+        assert stack is not None
+        return stack
 
-def sections(module: nn.Transformer, program: Program, name: str, layer: int) -> Sections:
-    """Raises InputError where the block is not in the program or its scores are no dot products."""
-    prefix = f"{name}." if module.spec.layout == "encoder-decoder" else ""
-    entry = "encode" if name == "encoder" else "decode"
-    block, steps = f"{prefix}blocks.{layer}.", program.entries[entry].instructions
-    last = f"{prefix}blocks.{len(module.spec.stacks[name].blocks) - 1}."
-    reason = program.unlowered.get(f"{name}.blocks.{layer}")
-    if reason is not None:
-        raise InputError(f"block {layer} of the {name} cannot be shown step by step: {reason}")
-    at = {step.out[0]: i for i, step in enumerate(steps)}
-    end = max(i for i, step in enumerate(steps) if _of(step, last)) + 1
-    first = at[f"{block}resid_pre"]
-    inside = steps[first + 1 : at[f"{block}resid_post"] + 1]
-    if any(step.op == "attend" and step.attributes["mechanism"] != "dot_product" for step in inside):
-        raise InputError("the scores of this model are not dot products; explain shows only those")
-    other = program.entries.get("cross_kv") if name == "decoder" else None
-    source = () if other is None else _of_block(other.instructions, block)
-    embed = steps[: at[f"{prefix}embed"] + 1]
-    return Sections(entry, prefix, block, embed, inside, source, steps[end:], f"{last}resid_post")
+    @property
+    def places(self) -> Tensor:
+        """The position of each token."""
+        return torch.arange(self.first, self.first + len(self.ids))
+
+    def part(self, name: str) -> str:
+        """The title of a part of the walk, with the stack's name where there are two."""
+        return f"{self.name.capitalize()}: {name}" if self.prefix else name[0].upper() + name[1:]
+
+    @cached_property
+    def weights(self) -> dict[str, Tensor]:
+        return {name: one.detach() for name, one in self.module.named_parameters(remove_duplicate=False)}
+
+    def read(self, site: str) -> Tensor:
+        return self.trace[site][0].cpu()
+
+    def value(self, entry: str, label: str) -> Tensor:
+        """A value of the program, as the forward had it at a site, or made from those by the program's operations."""
+        device, rows = self.module.device, Rows((len(self.ids),), (self.first,))
+        values = {site: self.trace[site][0].to(device) for site in self.reads}
+        values["positions"] = self.places.to(device)
+        values["row_ends"] = torch.full_like(values["positions"], self.first + len(self.ids))
+        values["ids"] = torch.tensor(list(self.ids), device=device)
+        values["token_types"] = torch.zeros_like(values["ids"])
+        with torch.inference_mode():
+            return interpret_value(self.program, entry, label, self.weights, rows, values).cpu()
+
+    def by_token(self, name: str, symbol: str, value: Tensor, letters: str = "N D") -> Shown:
+        """A tensor with a row for each token, or with heads first and then a row for each token."""
+        return Shown(name, symbol, letters, value, self.labels, focus=self.focus)
+
+    def parameter(self, name: str, symbol: str, letters: str) -> Shown:
+        return Shown(name, symbol, letters, self.weights[name].cpu())
 
 
 def _of(step: Instruction, block: str) -> bool:
@@ -76,90 +127,3 @@ def _of_block(steps: Sequence[Instruction], block: str) -> list[Instruction]:
         if step.out[0] in wanted:
             wanted |= set(step.inputs.values())
     return [step for step in steps if step.out[0] in wanted]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StackRun:
-    """One stack in one forward, and what of it is followed: a layer, a head, a row."""
-
-    module: nn.Transformer
-    program: Program
-    sections: Sections
-    trace: Trace
-    name: str  # encoder or decoder
-    labels: Sequence[str]  # its tokens
-    ids: Sequence[int]
-    layer: int
-    head: int
-    focus: int
-    source: StackRun | None = None  # the encoder that a decoder reads
-    memory: str = ""  # the name under which its output was printed
-    first: int = 0  # the position of its first token
-
-    @property
-    def stack(self) -> nn.Stack:
-        stack = self.module.encoder if self.name == "encoder" else self.module.decoder
-        assert stack is not None
-        return stack
-
-    @property
-    def prefix(self) -> str:
-        """Of its sites."""
-        return self.sections.prefix
-
-    @property
-    def block(self) -> str:
-        """Prefix of the sites of the chosen block."""
-        return self.sections.block
-
-    def part(self, name: str) -> str:
-        """The title of a part of the walk, with the stack's name where there are two."""
-        return f"{self.name.capitalize()}: {name}" if self.prefix else name[0].upper() + name[1:]
-
-    @property
-    def width(self) -> int:
-        """D, of the residual stream."""
-        return int(self.program.entries[self.sections.entry].values[f"{self.prefix}embed"].shape[-1])
-
-    @property
-    def heads(self) -> int:
-        """H, of the chosen block."""
-        attend = next(step for step in self.sections.inside if step.op == "attend")
-        return int(self.program.entries[self.sections.entry].values[attend.inputs["q"]].shape[1])
-
-    @property
-    def device(self) -> torch.device:
-        return self.module.device
-
-    @property
-    def rows(self) -> Rows:
-        return Rows((len(self.ids),), (self.first,))
-
-    @property
-    def places(self) -> Tensor:
-        """The position of each token."""
-        return torch.arange(self.first, self.first + len(self.ids))
-
-    @cached_property
-    def weights(self) -> dict[str, Tensor]:
-        return {name: one.detach() for name, one in self.module.named_parameters(remove_duplicate=False)}
-
-    def read(self, site: str) -> Tensor:
-        return self.trace[site][0].cpu()
-
-    def value(self, entry: str, label: str) -> Tensor:
-        """A value of the program, as the forward had it at a site, or made from those by the program's operations."""
-        values = {site: self.trace[site][0].to(self.device) for site in self.sections.reads}
-        values["positions"] = self.places.to(self.device)
-        values["row_ends"] = torch.full_like(values["positions"], self.first + len(self.ids))
-        values["ids"] = torch.tensor(list(self.ids), device=self.device)
-        values["token_types"] = torch.zeros_like(values["ids"])
-        with torch.inference_mode():
-            return interpret_value(self.program, entry, label, self.weights, self.rows, values).cpu()
-
-    def by_token(self, name: str, symbol: str, value: Tensor, letters: str = "N D") -> Shown:
-        """A tensor with a row for each token, or with heads first and then a row for each token."""
-        return Shown(name, symbol, letters, value, self.labels, focus=self.focus)
-
-    def parameter(self, name: str, symbol: str, letters: str) -> Shown:
-        return Shown(name, symbol, letters, self.weights[name].cpu())

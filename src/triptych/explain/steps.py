@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,8 +32,9 @@ class Excerpt:
     @property
     def left_out(self) -> str:
         """`… 570 more columns, 3 more rows`, or nothing where everything is printed."""
-        left_out = [_more(self.more_columns, "column"), _more(self.more_rows, "row")]
-        return "… " + ", ".join(filter(None, left_out)) if any(left_out) else ""
+        counts = ((self.more_columns, "column"), (self.more_rows, "row"))
+        left_out = [f"{count:,} more {what}{'s' * (count != 1)}" for count, what in counts if count]
+        return "… " + ", ".join(left_out) if left_out else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +74,8 @@ class Shown:
         matrix = matrix[None] if matrix.dim() < 2 else matrix
         high, wide = matrix.shape
         last = self.focus if len(self.columns) == high else wide - 1  # dimensions have no last one to follow
-        down, across = (
-            _printed_indices(high, rows, self.focus),
-            _printed_indices(wide, columns, last if self.columns else None),
-        )
+        down = _printed_indices(high, rows, self.focus)
+        across = _printed_indices(wide, columns, last if self.columns else None)
         labels = self.labels or (("",) if high == 1 else [str(i) for i in range(high)])
         names = self.columns or [str(i) for i in range(wide)]
         return Excerpt(
@@ -104,23 +104,14 @@ def exact(value: Tensor) -> Tensor:
     return value if not value.is_floating_point() or value.numel() > LARGE else value.double()
 
 
-class Printed(Mapping[str, Tensor]):
-    """The tensors printed so far, by name, in float64.  One that was not printed is not there: a KeyError."""
-
-    def __init__(self) -> None:
-        self.raw: dict[str, Tensor] = {}
+class Printed(UserDict[str, Tensor]):
+    """The tensors printed so far, by name, read in float64.  One that was not printed is not there: a KeyError."""
 
     def add(self, shown: Sequence[Shown]) -> None:
-        self.raw |= {one.name: one.value for one in shown}
+        self.data |= {one.name: one.value for one in shown}
 
     def __getitem__(self, name: str) -> Tensor:
-        return exact(self.raw[name])
-
-    def __iter__(self) -> Any:
-        return iter(self.raw)
-
-    def __len__(self) -> int:
-        return len(self.raw)
+        return exact(self.data[name])
 
 
 Again = Callable[[Printed], Tensor | Sequence[Tensor]]
@@ -180,18 +171,11 @@ class Walk:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        steps = [
-            {
-                "part": step.part,
-                "title": step.title,
-                "formula": step.formula,
-                "meaning": step.meaning,
-                "uses": [one.to_dict() for one in step.uses],
-                "makes": [one.to_dict() for one in step.makes],
-                "error": error if math.isfinite(error) else str(error),
-            }
-            for step, error in zip(self.steps, self.errors, strict=True)
-        ]
+        steps = []
+        for step, error in zip(self.steps, self.errors, strict=True):
+            texts = {name: getattr(step, name) for name in ("part", "title", "formula", "meaning")}
+            tensors = {name: [one.to_dict() for one in getattr(step, name)] for name in ("uses", "makes")}
+            steps.append(texts | tensors | {"error": error if math.isfinite(error) else str(error)})
         walk = {"title": self.title, "facts": dict(self.facts), "outcome": self.outcome, "token": self.token}
         return walk | {"agrees": self.agrees, "steps": steps}
 
@@ -228,12 +212,6 @@ def relative_difference(one: Tensor, other: Tensor) -> float:
 
 def _printed_indices(n: int, most: int, focus: int | None) -> list[int]:
     """The first of n, and the followed one in place of the last of them where it lies beyond."""
-    if n <= most:
-        return list(range(n))
-    if focus is None or focus < most:
-        return list(range(most))
+    if n <= most or focus is None or focus < most:
+        return list(range(min(n, most)))
     return [*range(most - 1), focus]
-
-
-def _more(count: int, what: str) -> str:
-    return f"{count:,} more {what}{'s' * (count != 1)}" if count else ""

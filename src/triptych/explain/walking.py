@@ -1,21 +1,44 @@
-"""`explain`: every step of the forward of a text, in each of the three layouts."""
+"""`explain`: every step of the forward of a text, in each of the three layouts.
+
+It ends in logits and the next token, the word behind a mask, a label, or a vector for the whole text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.explain.from_program import StepBuilder
-from triptych.explain.outcome import outcome
-from triptych.explain.stack_run import StackRun, sections
-from triptych.explain.steps import Shown, Step, Walk
+from triptych.explain import reference_ops
+from triptych.explain.expressions import Applied, computed, evaluate, formula
+from triptych.explain.from_program import OUT, StepBuilder
+from triptych.explain.stack_run import StackRun
+from triptych.explain.steps import Printed, Shown, Step, Walk
 from triptych.model import Model
-from triptych.program import lower
-from triptych.spec import LMHeadSpec
+from triptych.probe.prompts import name_tokens
+from triptych.program import Instruction, lower
+from triptych.spec import (
+    ClassHeadSpec,
+    LMHeadSpec,
+    MaskedLMHeadSpec,
+    PoolingSpec,
+    ReplacedHeadSpec,
+    SpanHeadSpec,
+    TokenHeadSpec,
+)
 
 WRITTEN = 6  # tokens an encoder-decoder generates; the last of them is explained
+TOP = 8  # candidates printed
+WARM = 0.7  # the temperature shown beside 1
+TOKEN = "One number for each word of the vocabulary, from the vector of {} alone."
+SAMPLING = (
+    "Greedy decoding takes the likeliest. Sampling divides the logits by a temperature, may drop the tail (top-k,"
+    " top-p), and draws one; then the forward runs again with one token more."
+)
+
+Outcome = tuple[list[Step], str, int | None]  # the last steps, their result in words, and the token chosen, if one is
 
 
 def explain(model: Model, text: str | Sequence[int], *, layer: int = 0, head: int = 0, row: int | None = None) -> Walk:
@@ -32,26 +55,24 @@ def explain(model: Model, text: str | Sequence[int], *, layer: int = 0, head: in
     """
     ids, target = checked(model, text, layer, head)
     followed, program = _followed(model, ids, row), lower(model.module)
-    layers = {name: min(layer, len(stack.blocks) - 1) for name, stack in model.spec.stacks.items()}
-    parts = {name: sections(model.module, program, name, at) for name, at in layers.items()}
-    reads = [site for part in parts.values() for site in part.reads]
-    trace = model.trace([ids], None if target is None else [target], read=list(dict.fromkeys(reads)))
-    stacks: list[StackRun] = []
-    steps, memory = [], ""
-    for name, at in layers.items():
+    runs: list[StackRun] = []
+    for name, stack in model.spec.stacks.items():
         own, focus = (ids, followed) if target is None or name == "encoder" else (target, len(target) - 1)
-        stack = StackRun(
-            module=model.module, program=program, sections=parts[name], trace=trace, name=name,
-            labels=tokens(model, own), ids=own, layer=at, head=head, focus=focus,
-            source=stacks[0] if stacks else None, memory=memory,
-        )  # fmt: skip
-        builder = StepBuilder(stack)
-        steps.append(_read(model, stack, text if isinstance(text, str) and not stacks else None))
+        runs.append(StackRun(
+            module=model.module, program=program, name=name, labels=name_tokens(model, own), ids=own,
+            layer=min(layer, len(stack.blocks) - 1), head=head, focus=focus, source=runs[0] if runs else None,
+        ))  # fmt: skip
+    reads = dict.fromkeys(site for run in runs for site in run.reads)
+    trace = model.trace([ids], None if target is None else [target], read=list(reads))
+    steps, memory = [], ""
+    for run in runs:
+        run.trace, run.memory = trace, memory
+        builder = StepBuilder(run)
+        steps.append(_read(model, run, text if isinstance(text, str) and run is runs[0] else None))
         steps += [*builder.beginning(), *builder.inside(), *builder.ending()]
-        stacks.append(stack)
         memory = builder.output
-    end = outcome(model, builder, followed)
-    return Walk("A forward, step by step", facts(model, text, stacks), [*steps, *end.steps], end.summary, end.token)
+    last, summary, token = _outcome(model, builder, followed)
+    return Walk("A forward, step by step", facts(model, text, runs), [*steps, *last], summary, token)
 
 
 def checked(model: Model, text: str | Sequence[int], layer: int, head: int) -> tuple[list[int], list[int] | None]:
@@ -87,23 +108,17 @@ def in_range(what: str, value: int, n: int) -> None:
         raise InputError(f"{what} {value} is out of range; {what}s are 0 to {n - 1}")
 
 
-def tokens(model: Model, ids: Sequence[int]) -> list[str]:
-    return [str(i) for i in ids] if model.tokenizer is None else model.tokenizer.tokens(ids)
-
-
 def facts(model: Model, text: str | Sequence[int], stacks: Sequence[StackRun]) -> list[tuple[str, str]]:
     """The model, the text, and what of the forward is shown."""
-    lines = [("Model", f"{model.spec.family}, {model.spec.layout}")]
-    lines.append(("Text", text if isinstance(text, str) else " ".join(map(str, text))))
-    for stack in stacks:
-        which = f"{stack.name} " if len(stacks) > 1 else ""
-        lines.append((f"{which}block".capitalize(), f"{stack.layer}, of blocks 0 to {len(stack.stack.blocks) - 1}"))
-    heads = stacks[0].heads
-    lines.append(("Head", f"{stacks[0].head}, of heads 0 to {heads - 1}"))
-    for stack in stacks:
-        which = f"{stack.name} row" if len(stacks) > 1 else "row"
-        lines.append((which.capitalize(), f"{stack.first + stack.focus}, {stack.labels[stack.focus]}"))
-    return lines
+    named = [(f"{stack.name} " if len(stacks) > 1 else "", stack) for stack in stacks]
+    return [
+        ("Model", f"{model.spec.family}, {model.spec.layout}"),
+        ("Text", text if isinstance(text, str) else " ".join(map(str, text))),
+        *((f"{name}block".capitalize(), f"{one.layer}, of blocks 0 to {len(one.stack.blocks) - 1}")
+          for name, one in named),
+        ("Head", f"{stacks[0].head}, of heads 0 to {stacks[0].heads - 1}"),
+        *((f"{name}row".capitalize(), f"{one.first + one.focus}, {one.labels[one.focus]}") for name, one in named),
+    ]  # fmt: skip
 
 
 def _followed(model: Model, ids: Sequence[int], row: int | None) -> int:
@@ -135,3 +150,99 @@ def _read(model: Model, stack: StackRun, text: str | None) -> Step:
         return torch.tensor(again)
 
     return Step(stack.part("text in"), title, formula, meaning, [shown], once_more)
+
+
+# ---------------------------------------------------------------- where it ends
+
+
+def _outcome(model: Model, builder: StepBuilder, row: int) -> Outcome:
+    """What the model's own head makes of the final vectors."""
+    at, head = builder.at, model.spec.head
+    logits = at.trace.logits[0].cpu()
+    mask = None if model.tokenizer is None else model.tokenizer.mask_id
+    if isinstance(head, LMHeadSpec):
+        return _token(model, builder, logits[-1], None)
+    if isinstance(head, MaskedLMHeadSpec) and mask is not None and mask in at.ids:
+        return _token(model, builder, logits, row if at.ids[row] == mask else list(at.ids).index(mask))
+    if isinstance(head, ClassHeadSpec):
+        shown = Shown("logits", "l", "C", logits.reshape(-1))
+        why = "One number for each label, from one vector for the whole text; the largest wins."
+        return [_logits(builder, shown, why)], f"label {int(logits.argmax())} of {logits.numel()}", None
+    shown = at.by_token("logits", "l", logits, "N C")
+    if isinstance(head, TokenHeadSpec):
+        summary = f"label {int(logits[row].argmax())} of {logits.shape[-1]} for {at.labels[row]}"
+        return [_logits(builder, shown, "Labels of each token.")], summary, None
+    if isinstance(head, SpanHeadSpec):
+        first, last = logits.argmax(0).tolist()
+        summary = f"the answer begins at {first}, {at.labels[first]}, and ends at {last}, {at.labels[last]}"
+        why = "Two numbers for each token: does an answer begin here, does it end here."
+        return [_logits(builder, shown, why)], summary, None
+    if isinstance(head, ReplacedHeadSpec):
+        summary = f"{at.labels[row]}: {float(logits[row, 0]):.4f}, above 0 where the token was replaced"
+        return [_logits(builder, shown, "One number for each token.")], summary, None
+    value = model.encode([list(at.ids)])[0].cpu()
+    why = "One vector for the whole text: texts with similar meanings have similar vectors."
+    mean = Applied(Instruction("pool", ("mean",), {"x": builder.output}, {}, {"mode": "mean"}), {"x": builder.output})
+    step = _logits(
+        builder, Shown("pooled", "v", "D", value), why, value=None if isinstance(head, PoolingSpec) else mean,
+        title="Pooled vector",
+    )  # fmt: skip
+    return [step], f"a vector of {len(value):,} numbers, length {float(value.norm()):.4f}", None
+
+
+def _logits(
+    builder: StepBuilder, shown: Shown, why: str, *, title: str = "Logits", which: str = "",
+    chosen: Callable[[Tensor], Tensor] = lambda h: h, value: Applied | None = None,
+) -> Step:  # fmt: skip
+    """What the head computes, by the entry `unembed` of the program; of the `chosen` vector only, called `which`."""
+    final, entries = builder.output, builder.at.program.entries
+    if value is None:
+        steps = entries["unembed"].instructions
+        value = computed(entries, "unembed", steps, {"hidden": final}, together=True)[-1].value
+    text, definitions = formula(value, builder.symbols | {final: f"{builder.symbols[final]}{which}"})
+
+    def once_more(g: Printed) -> Tensor:
+        return evaluate(value, g, {final: chosen(g[final])})
+
+    equation = ",  ".join([f"{shown.symbol} = {text}", *definitions])
+    return Step(OUT, title, equation, why, [shown], once_more, builder.uses(value, shown))
+
+
+def _token(model: Model, builder: StepBuilder, logits: Tensor, place: int | None) -> Outcome:
+    """The next token, or the word at the mask at `place`."""
+    row, which = (-1, "last") if place is None else (place, str(place))
+    values = logits if place is None else logits[place]
+    where = "the last token" if place is None else "the mask"
+    token = int(values.argmax())
+    name, chance = name_tokens(model, [token])[0], float(values.softmax(-1)[token])
+    title, why = ("Next token", SAMPLING) if place is None else ("The word", "The likeliest word replaces the mask.")
+    last = Shown("token", "token", "new", torch.tensor([token]), columns=[name])
+    shown = Shown("logits", "l", "V", values)
+    steps = [
+        _logits(builder, shown, TOKEN.format(where), which=f"[{which}]", chosen=lambda h: h[row]),
+        _candidates(model, values),
+        Step(OUT, title, "token = argmax l", why, [last], lambda g: g["logits"].argmax()[None]),
+    ]
+    summary = "next token:" if place is None else f"the mask at {place} is"
+    return steps, f"{summary} “{name}” (id {token}, p {chance:.4f})", token
+
+
+def _candidates(model: Model, logits: Tensor) -> Step:
+    """The likeliest, with what a temperature makes of their probabilities."""
+    top = min(TOP, len(logits))
+
+    def table(values: Tensor, p: Tensor, warm: Tensor) -> Tensor:
+        best = values.topk(top).indices
+        return torch.stack([values[best], p[best], warm[best]], 1)
+
+    value = table(logits, logits.softmax(-1), (logits / WARM).softmax(-1))
+    labels = name_tokens(model, logits.topk(top).indices.tolist())
+    shown = Shown("candidates", "p", "top ·", value, labels, ["l", "p", f"p, τ={WARM}"], focus=0)
+    rest = len(logits) - top
+    why = "Softmax over the vocabulary. " + (
+        f"The other {rest:,} tokens share {1 - float(value[:, 1].sum()):.1%}." if rest else ""
+    )
+    return Step(
+        OUT, "Candidates", "p = softmax(l),  p at τ = softmax(l / τ)", why.strip(), [shown],
+        lambda g: table(g["logits"], reference_ops.softmax(g["logits"]), reference_ops.softmax(g["logits"] / WARM)),
+    )  # fmt: skip

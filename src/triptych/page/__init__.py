@@ -6,9 +6,7 @@ interactive, a function in `mounts` of a `.js` file.  A new kind of section need
 
 from __future__ import annotations
 
-from .live_section import LiveSection
 from .maps import AnyMap, AttentionMap, AttentionSection, ComparisonSection, TopMap
-from .pictures import PatchWeights, Picture, PicturesSection
 from .render import render, write
 from .sections import (
     Chapter,
@@ -16,6 +14,7 @@ from .sections import (
     Curve,
     Facts,
     Grid,
+    LiveSection,
     PlaygroundSection,
     Prose,
     QuestionItem,
@@ -30,7 +29,7 @@ from .sections import (
     VerdictSection,
 )
 from .tokenizer_data import tokenizer_data
-from .views import MatrixSection, PlanePoints, PlaneSection
+from .views import MatrixSection, PatchWeights, Picture, PicturesSection, PlanePoints, PlaneSection
 
 __all__ = [
     "AnyMap",

@@ -37,9 +37,8 @@ def _one(one: AnyMap, title: str) -> str:
     across, down = CELL * len(keys), CELL * len(queries)
     parts = [_image(weights, left, top, across, down)]
     for t, token in enumerate(queries):
-        parts.append(
-            f'<text x="{left - 6}" y="{top + (t + 0.72) * CELL:.1f}" text-anchor="end">{escaped(token)}</text>'
-        )
+        y = top + (t + 0.72) * CELL
+        parts.append(f'<text x="{left - 6}" y="{y:.1f}" text-anchor="end">{escaped(token)}</text>')
     for s, token in enumerate(keys):
         at = f"translate({left + (s + 0.72) * CELL:.1f} {top - 6}) rotate(-90)"
         parts.append(f'<text transform="{at}">{escaped(token)}</text>')
@@ -80,9 +79,8 @@ def _weights(one: AnyMap, index: int) -> npt.NDArray[np.float32]:
 def _pooled(weights: npt.NDArray[np.float32], side: int) -> npt.NDArray[np.float32]:
     """At most `side` along each side, each the largest weight that it stands for."""
     each = -(-max(weights.shape) // side)
-    rows, columns = (-(-length // each) * each for length in weights.shape)
-    wide = np.zeros((rows, columns), dtype=np.float32)
-    wide[: weights.shape[0], : weights.shape[1]] = weights
+    wide = np.pad(weights, [(0, -length % each) for length in weights.shape])
+    rows, columns = wide.shape
     blocks: npt.NDArray[np.float32] = wide.reshape(rows // each, each, columns // each, each).max(axis=(1, 3))
     return blocks
 
@@ -99,9 +97,8 @@ def _png(weights: npt.NDArray[np.float32]) -> bytes:
     """A picture with one pixel a weight, from 0 to the largest, in 256 shades of the page's light scale."""
     stops = np.array([[int(shade[at : at + 2], 16) for at in (1, 3, 5)] for shade in SHADES], dtype=np.float64)
     place = np.linspace(0, len(stops) - 1, 256)
-    palette = (
-        np.stack([np.interp(place, np.arange(len(stops)), stops[:, c]) for c in range(3)], 1).round().astype(np.uint8)
-    )
+    channels = [np.interp(place, np.arange(len(stops)), channel) for channel in stops.T]
+    palette = np.stack(channels, 1).round().astype(np.uint8)
     return png(np.rint(weights / max(float(weights.max()), 1e-12) * 255).astype(np.uint8), palette)
 
 

@@ -6,8 +6,9 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -27,12 +28,13 @@ from triptych.page import (
     TableSection,
     render,
 )
-from triptych.page.head_names import NAMES
-from triptych.page.heads import best_heads, role_effects
-from triptych.page.inspect import Inspection, Values
-from triptych.page.interventions import lens_matrix, patch_sections
-from triptych.probe import HeadTable, PatchGrid, Read
+from triptych.page.drawing import shortened
+from triptych.page.inspect import NAMES, Inspection, Values
+from triptych.page.interventions import LENS, lens_matrix, patch_sections
+from triptych.page.views import Detail
+from triptych.probe import ROLES, HeadTable, PatchGrid, Read
 from triptych.probe.lenses import layer_sites
+from triptych.probe.prompts import ProbedModel, name_tokens
 
 LENS_TOKENS = 64  # positions of a lens in a page; of longer texts the last ones
 LENS_TOP = 5
@@ -49,10 +51,6 @@ TESTED = (
     "tables under Roles show the effect of removing the head."
 )
 LONG = " Only the largest weights of each query are stored; with --layer and --head, all weights of the selected heads."
-LENS = (
-    "The logit lens: the final norm and the head applied to the vector after each block. The last row is the model's "
-    "prediction. Choose a cell to see its candidates."
-)
 PLANE = (
     "Each token's vector after each block, of length 1, in the two directions in which these vectors differ most "
     "(principal components of each layer, rotated to match the layer before). The first token of each text, which "
@@ -65,7 +63,7 @@ COMPARED = (
     "of the previous token. Where only the largest weights of a query are stored, it is computed from these."
 )
 
-Stage = Callable[[str], None]
+TEXT = "The dog that the boys had seen, and that had run away, sat by the river bank. They called the dog."
 
 
 def inside_page(
@@ -75,7 +73,7 @@ def inside_page(
     *,
     table: HeadTable | None = None,
     title: str = "Inside a model",
-    stage: Stage | None = None,
+    stage: Callable[[str], None] | None = None,
 ) -> str:
     """The first inspection as one offline HTML page, with the others, texts of the same model, beside it.
 
@@ -84,31 +82,23 @@ def inside_page(
     and the page says why.  Raises InputError where there are no maps.
     """
     first = inspections[0]
-    tell: Stage = stage or (lambda _: None)
     maps = [_with_roles(one, table) for one in first.attention]
     note = ATTENTION + (TESTED if table else NAMED) + (LONG if first.largest else "")
     tabs = [Tab("Attention", [AttentionSection("Attention", note, maps)]), _roles(maps, table)]
     left_out: list[tuple[str, str]] = []
-    parts: list[tuple[str, Callable[[], list[Section]]]] = [
-        ("Lens", lambda: _lens(model, first, tell)),
-        ("Two texts", lambda: _comparison(inspections)),
-        ("Patching", lambda: _patching(model, inspections, tell)),
-        ("Vectors", lambda: _plane(model, inspections, tell)),
-    ]
-    for what, make in parts:
+    of_two = ("Two texts", "Patching")
+    parts = {"Lens": _lens, "Two texts": _comparison, "Patching": _patching, "Vectors": _plane}
+    for what, make in parts.items():
+        if len(inspections) < 2 and what in of_two:
+            continue
+        if stage is not None and what != "Two texts":
+            stage(what.lower())
         try:
-            sections = make()
+            tabs.append(Tab(what, make(model, inspections)))
         except TriptychError as error:
             left_out.append((what, str(error)))
-        else:
-            tabs += [Tab(what, sections)] if sections else []
     tabs.append(Tab("Run", _run(model, inspections, name, left_out, table)))
-    return render(title, tabs, subtitle=_subtitle(first.text))
-
-
-def _subtitle(text: str) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= 140 else words[:139] + "…"
+    return render(title, tabs, subtitle=shortened(" ".join(first.text.split()), 140))
 
 
 def _with_roles(one: AnyMap, table: HeadTable | None) -> AnyMap:
@@ -116,78 +106,72 @@ def _with_roles(one: AnyMap, table: HeadTable | None) -> AnyMap:
         return one
     mains = table.main()
     rows = [mains.get((one.stack, one.layer, head)) for head in one.head_names]
-    roles = ["" if row is None else row.role + (f" {row.offset:+d}" if row.offset else "") for row in rows]
-    return replace(one, roles=roles)
+    return replace(one, roles=["" if row is None else _role(row.role, row.offset) for row in rows])
+
+
+def _role(name: str, offset: int | None) -> str:
+    return name + (f" {offset:+d}" if offset else "")
 
 
 def _roles(maps: Sequence[AnyMap], table: HeadTable | None) -> Tab:
     """All heads of each stack with their names and numbers, and the tested roles where they were measured."""
     sections: list[Section] = []
-    for stack in dict.fromkeys(one.stack for one in maps):
+    stacks = dict.fromkeys(one.stack for one in maps)
+    for stack in stacks:
         layers = {one.layer: one for one in sorted(maps, key=lambda one: len(one.head_names)) if one.stack == stack}
-        heads = sorted({head for one in layers.values() for head in one.head_names})
-        cells, shade, details = [], [], []
-        for _, one in sorted(layers.items()):
-            at = {head: i for i, head in enumerate(one.head_names)}
-            found = [at.get(head) for head in heads]
-            roles = list(one.roles or [""] * len(at))
-            cells.append(["" if i is None else roles[i] or "–" for i in found])
-            shade.append([0.5 if i is not None and roles[i] else 0.0 for i in found])
-            details.append([[] if i is None else [(k, v[i]) for k, v in (one.measures or {}).items()] for i in found])
-        title = "Heads" if len({one.stack for one in maps}) == 1 else f"Heads of the {stack}"
+        cells = {}
+        for layer, one in layers.items():
+            for i, (head, role) in enumerate(zip(one.head_names, one.roles or repeat(""), strict=False)):
+                numbers = [(name, values[i]) for name, values in (one.measures or {}).items()]
+                cells[layer, head] = (role or "–", 0.5 if role else 0.0, numbers)
+        title = "Heads" if len(stacks) == 1 else f"Heads of the {stack}"
         note = "" if sections or table else "; ".join(f"{role}: {reads}" for role, reads in NAMES.items()) + "."
-        sections.append(MatrixSection(
-            title, note, [f"layer {layer}" for layer in sorted(layers)], [f"head {head}" for head in heads], cells,
-            shade, details, "Means over the queries of this text.", (0, 0),
-        ))  # fmt: skip
+        sections.append(heads_matrix(title, note, cells, "Means over the queries of this text."))
     if table is not None:
         sections = [role_effects(table), best_heads(table), *sections]
     return Tab("Roles", sections)
 
 
-def _lens(model: Model, one: Inspection, stage: Stage) -> list[Section]:
-    stage("lens")
-    target = None if one.target_ids is None else list(one.target_ids)
+def heads_matrix(
+    title: str, note: str, cells: Mapping[tuple[int, int], tuple[str, float, Detail]], about: str, absent: str = ""
+) -> MatrixSection:
+    """Layers by heads; `cells` are the text, shade and details of a (layer, head), `absent` the text of one without."""
+    layers, heads = (sorted(set(numbers)) for numbers in zip(*cells, strict=True))
+    grid = [[cells.get((layer, head), (absent, 0.0, [])) for head in heads] for layer in layers]
+    rows, columns = [f"layer {layer}" for layer in layers], [f"head {head}" for head in heads]
+    texts, shade, details = ([[cell[part] for cell in row] for row in grid] for part in range(3))
+    return MatrixSection(title, note, rows, columns, texts, shade, details, about, (0, 0))  # type: ignore[arg-type]
+
+
+def _lens(model: Model, inspections: Sequence[Inspection]) -> list[Section]:
+    one = inspections[0]
     length = len(one.target_ids or one.ids)
     positions = range(max(0, length - LENS_TOKENS), length)
-    seen = model.lens(list(one.ids), top=LENS_TOP, positions=list(positions), target=target)
+    seen = model.lens(one.ids, top=LENS_TOP, positions=list(positions), target=one.target_ids)
     cut = f" These are the last {LENS_TOKENS} of {length:,} tokens." if length > LENS_TOKENS else ""
     return [lens_matrix(seen, "The likeliest token after each block", LENS + cut)]
 
 
-def _comparison(inspections: Sequence[Inspection]) -> list[Section]:
-    if len(inspections) < 2:
-        return []
+def _comparison(_: Model, inspections: Sequence[Inspection]) -> list[Section]:
     others = [AttentionSection("Attention", "", one.attention) for one in inspections[1:]]
     return [ComparisonSection("Two texts side by side", COMPARED, [one.text for one in inspections], others)]
 
 
-def _patching(model: Model, inspections: Sequence[Inspection], stage: Stage) -> list[Section]:
+def _patching(model: Model, inspections: Sequence[Inspection]) -> list[Section]:
     """What of the first text, put into the second, brings its answer back."""
-    if len(inspections) < 2:
-        return []
-    stage("patching")
-    clean, corrupt = (list(one.ids) for one in inspections[:2])
-    targets = [None if one.target_ids is None else list(one.target_ids) for one in inspections[:2]]
+    (clean, target), (corrupt, other) = ((one.ids, one.target_ids) for one in inspections[:2])
     depth = sum(len(stack.blocks) for stack in model.spec.stacks.values())
-    tokens = len(corrupt) + len(targets[1] or ())
-    answer = _answers(model, clean, corrupt)
-    grid: PatchGrid = model.patch(
-        clean, corrupt, answer=answer, target=targets[0], gradient=depth * tokens * tokens > EXACT_TOKENS
-    )
+    tokens = len(corrupt) + len(other or ())
+    answer = None  # the whole distribution; of a decoder what it writes after each text, where these differ
+    if model.spec.layout == "decoder":
+        first, second = (int(model.logits([ids])[0][-1].argmax()) for ids in (clean, corrupt))
+        answer = None if first == second else (first, second)
+    estimated = depth * tokens * tokens > EXACT_TOKENS
+    grid: PatchGrid = model.patch(clean, corrupt, answer=answer, target=target, gradient=estimated)
     return patch_sections(grid, [("Clean", inspections[0].text), ("Corrupt", inspections[1].text)])
 
 
-def _answers(model: Model, clean: list[int], corrupt: list[int]) -> tuple[int, int] | None:
-    """What a decoder writes after each text, where these differ; None measures the whole distribution."""
-    if model.spec.layout != "decoder":
-        return None
-    first, second = (int(model.logits([ids])[0][-1].argmax()) for ids in (clean, corrupt))
-    return None if first == second else (first, second)
-
-
-def _plane(model: Model, inspections: Sequence[Inspection], stage: Stage) -> list[Section]:
-    stage("vectors")
+def _plane(model: Model, inspections: Sequence[Inspection]) -> list[Section]:
     stacks = [_points(model, name, inspections) for name in model.spec.stacks]
     return [PlaneSection("Vectors by layer", PLANE, [one.text for one in inspections], [one for one in stacks if one])]
 
@@ -202,13 +186,14 @@ def _points(model: Model, stack: str, inspections: Sequence[Inspection]) -> Plan
     text: list[int] = []
     place: list[int] = []
     for number, one in enumerate(inspections):
-        ids = list(one.target_ids or ()) if of_target else list(one.ids)
-        at = sorted({round(i * (len(ids) - 1) / max(1, min(each, len(ids)) - 1)) for i in range(min(each, len(ids)))})
-        targets = None if one.target_ids is None else [list(one.target_ids)]
-        trace = model.trace([list(one.ids)], targets, read=[Read(site, at=at) for site in layers])
+        ids = (one.target_ids or []) if of_target else one.ids
+        count = min(each, len(ids))
+        at = sorted({round(i * (len(ids) - 1) / max(1, count - 1)) for i in range(count)})
+        targets = None if one.target_ids is None else [one.target_ids]
+        trace = model.trace([one.ids], targets, read=[Read(site, at=at) for site in layers])
         for kept, site in zip(vectors, layers, strict=True):
             kept.append(trace[site][0].float().cpu())
-        names = [str(i) for i in ids] if model.tokenizer is None else model.tokenizer.tokens(ids)
+        names = name_tokens(model, ids)
         tokens += [names[i] for i in at]
         text += [number] * len(at)
         place += at
@@ -276,3 +261,41 @@ def values_table(values: Sequence[Values]) -> TableSection:
         for one in values
     ]  # fmt: skip
     return TableSection("Values at other sites", header, rows)
+
+
+# ---------------------------------------------------------------- tested roles
+
+
+def sample_text(model: ProbedModel) -> str:
+    """As many words of TEXT, from the first, as the model reads."""
+    spec, words = model.spec, TEXT.split()
+    longest = spec.context if spec.encoder is None else spec.source_context
+    beginnings = (" ".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((text for text in beginnings if longest is None or len(model.ids([text])[0]) <= longest), TEXT)
+
+
+def role_effects(table: HeadTable) -> TableSection:
+    """Each role with its heads, and what is lost without the best of them."""
+    together = {one.role: one for one in table.together}
+    rows = []
+    for role, best in table.roles.items():
+        one = together.get(role)
+        effect = "–" if one is None else f"{one.effect:.3f}"
+        # One other set of as many heads says nothing about chance.
+        random = f"{one.random_mean:.3f}" if one is not None and len(one.random) > 1 else "–"
+        rows.append([role, ROLES.get(role, "pairs of words"), str(len(best)), effect, random])
+    rows += [[role, f"not measured: {reason}", "–", "–", "–"] for role, reason in table.not_measured.items()]
+    header = ("role", "reads", "heads", f"without the best, {table.unit}", "without random heads")
+    return TableSection("Roles", header, rows)
+
+
+def best_heads(table: HeadTable) -> TableSection:
+    """The best heads of each role with their nulls and effects."""
+    rows = []
+    for role, best in table.roles.items():
+        for row in best[:5]:
+            numbers = [f"{x:.2f}" for x in (row.score, row.even, row.threshold)]
+            effects = ["–" if x is None else f"{x:.3f}" for x in (row.effect, row.random_effect)]
+            rows.append([row.name, _role(role, row.offset), *numbers, *effects])
+    header = ("head", "role", "score", "even weights", "threshold", "without it", "without a random head")
+    return TableSection("The best heads of each role", header, rows)

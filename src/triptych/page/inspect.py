@@ -1,11 +1,15 @@
-"""Inspection of one text inside a model: attention patterns as maps, the values of other sites in numbers."""
+"""Inspection of one text inside a model: attention patterns as maps, the values of other sites in numbers.
+
+Each head has numbers of its weights, and a name where one of them is large.  These names describe one text.  They are
+not tested against chance, as those of `triptych.probe` head roles are.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +17,9 @@ from torch import Tensor
 from triptych.attention.statistics import AttentionStatistics, pattern_statistics
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model
-from triptych.page.head_names import TOP, measures, names
-from triptych.page.maps import MOST_KEYS, AnyMap, AttentionMap, TopMap
-from triptych.page.pack import MAX_BYTES, packed_bytes
-from triptych.probe import Plan, Read, Statistics, sites
-from triptych.probe.prompts import prompt_of
+from triptych.page.maps import MAX_BYTES, MOST_KEYS, AnyMap, AttentionMap, Stack, TopMap, packed_bytes
+from triptych.probe import Plan, Read, Statistics, Trace, sites
+from triptych.probe.prompts import name_tokens, prompt_of
 from triptych.probe.sites import match, matrix
 from triptych.spec.model import ModelSpec
 
@@ -25,6 +27,24 @@ NEW_TOKENS = 48  # of the target that an encoder-decoder generates where none is
 WHOLE_BYTES = 12 * 2**20  # of all patterns in a page; where they are larger, each query keeps its largest weights
 LONG_TOP = 4  # of these, where the text is longer than
 LONG = 1024  # tokens; else twice as many
+
+MOSTLY = 0.5  # share of a head's weight that gives it a name
+REPEATED = 0.4  # the same for repeated tokens, which few queries have
+FEWEST = 3  # queries with a repeated token
+NEAR = 4  # places from the query that are near
+EVEN = 0.6  # effective keys, as a share of those in sight, of a diffuse head
+TOP = 16  # keys of each query that names are read from
+
+NAMES = {
+    "induction": "the token after an earlier occurrence of the present one",
+    "duplicate": "an earlier occurrence of the present token",
+    "previous": "the token before",
+    "next": "the token after",
+    "self": "the token itself",
+    "first": "the first token",
+    "local": f"tokens at most {NEAR} places away",
+    "diffuse": "many keys alike",
+}
 
 
 @dataclass(frozen=True)
@@ -53,9 +73,9 @@ class Inspection:
     target: str | None
     maps: tuple[AttentionMap, ...]
     values: tuple[Values, ...]
-    largest: tuple[TopMap, ...] = ()
-    ids: tuple[int, ...] = ()
-    target_ids: tuple[int, ...] | None = None
+    largest: tuple[TopMap, ...]
+    ids: list[int]
+    target_ids: list[int] | None
 
     @property
     def attention(self) -> tuple[AnyMap, ...]:
@@ -108,12 +128,13 @@ def inspect_text(
     if len(rows[0]) > MOST_KEYS:
         raise InputError(f"the text has {len(rows[0]):,} tokens, and at most {MOST_KEYS:,} are shown; shorten it")
     selected = layer is not None or head is not None
-    patterns = [name for name in chosen if name.endswith(".pattern")]
     heads = None if head is None else [head]
     written, targets = _target(model, rows, target)
-    size = sum(
-        packed_bytes(len(heads or ()) or _heads(model.spec, name), *_lengths(name, rows, targets)) for name in patterns
-    )
+    size, known = 0, sites(model.spec)
+    for name in chosen:
+        if name.endswith(".pattern"):
+            queries, keys = (len(read[0]) for read in rows_read(name, rows, targets))
+            size += packed_bytes(len(heads or ()) or known[name].heads or 1, queries, keys)
     if whole is None:
         whole = size <= WHOLE_BYTES
     if selected and not whole and size > MAX_BYTES:
@@ -128,10 +149,12 @@ def inspect_text(
         trace = model.trace(rows, targets, read=[Read(name, heads=heads) for name in chosen])
         for name in chosen:
             (value,) = trace[name]
-            if name.endswith(".pattern"):
-                maps.append(_whole_map(model, name, value, rows, targets, heads))
-            else:
+            if not name.endswith(".pattern"):
                 values.append(values_of(name, value))
+                continue
+            value = value.float().cpu()
+            found = pattern_statistics(value, torch.arange(value.shape[1]), top=min(TOP, value.shape[2]))
+            maps.append(AttentionMap(pattern=value.numpy(), heads=heads, **_described(model, name, trace, found)))
     if not whole:
         every = check_selection(model.spec, site)
         wanted = [name for name in every if name.endswith(".pattern")]
@@ -139,10 +162,14 @@ def inspect_text(
         count = LONG_TOP if len(rows[0]) > LONG else 2 * LONG_TOP
         reads = [Read(name, reduce=Statistics(top=count)) for name in wanted]
         trace = model.trace(rows, targets, read=[*reads, *map(Read, others)])
-        largest += [_top_map(model, name, trace.statistics(name)[0], rows, targets) for name in wanted]
+        for name in wanted:
+            found = trace.statistics(name)[0]
+            weights = found.top_weights.float().clamp(0, 1).cpu().numpy()
+            described = _described(model, name, trace, found)
+            largest.append(TopMap(top_keys=found.top_keys.cpu().numpy(), top_weights=weights, **described))
         values += [values_of(name, trace[name][0]) for name in others]
-    decoded = None if targets is None else tuple(targets[0])
-    return Inspection(text, written, tuple(maps), tuple(values), tuple(largest), tuple(rows[0]), decoded)
+    decoded = None if targets is None else targets[0]
+    return Inspection(text, written, tuple(maps), tuple(values), tuple(largest), rows[0], decoded)
 
 
 def _target(model: Model, rows: list[list[int]], target: str | None) -> tuple[str | None, list[list[int]] | None]:
@@ -160,69 +187,33 @@ def _target(model: Model, rows: list[list[int]], target: str | None) -> tuple[st
     return written.text, [[start, *written.ids]]
 
 
-def _rows(name: str, rows: list[list[int]], targets: list[list[int]] | None) -> tuple[list[int], list[int]]:
-    """The ids of a pattern's queries and keys."""
-    queries = targets if targets and not name.startswith("encoder.") else rows
-    return queries[0], (rows if ".cross." in name else queries)[0]
+def rows_read(site: str, rows: list[list[int]], targets: list[list[int]] | None) -> tuple[list[list[int]], ...]:
+    """The rows of which a pattern's queries and keys are tokens."""
+    queries = targets if targets and not site.startswith("encoder.") else rows
+    return queries, rows if ".cross." in site else queries
 
 
-def _lengths(name: str, rows: list[list[int]], targets: list[list[int]] | None) -> tuple[int, int]:
-    queries, keys = _rows(name, rows, targets)
-    return len(queries), len(keys)
-
-
-def _heads(spec: ModelSpec, name: str) -> int:
-    """How many heads a pattern has."""
-    return next(one.heads for one in match(name, spec, sites(spec))) or 1
-
-
-def _whole_map(
-    model: Model, name: str, value: Tensor, rows: list[list[int]], targets: list[list[int]] | None,
-    heads: list[int] | None,
-) -> AttentionMap:  # fmt: skip
-    queries, keys = _rows(name, rows, targets)
-    value = value.float().cpu()
-    found = pattern_statistics(value, torch.arange(len(queries)), top=min(TOP, len(keys)))
-    numbers, roles = _described(model, name, found, queries, keys)
-    return AttentionMap(
-        _stack(model, name), _layer(name), _tokens(model, queries), _tokens(model, keys), value.numpy(), heads, roles,
-        numbers,
-    )  # fmt: skip
-
-
-def _top_map(
-    model: Model, name: str, found: AttentionStatistics, rows: list[list[int]], targets: list[list[int]] | None
-) -> TopMap:
-    queries, keys = _rows(name, rows, targets)
-    numbers, roles = _described(model, name, found, queries, keys)
-    top = found.top_weights.float().clamp(0, 1)
-    return TopMap(
-        _stack(model, name), _layer(name), _tokens(model, queries), _tokens(model, keys), found.top_keys.cpu().numpy(),
-        top.cpu().numpy(), None, roles, numbers,
-    )  # fmt: skip
-
-
-def _described(
-    model: Model, name: str, found: AttentionStatistics, queries: list[int], keys: list[int]
-) -> tuple[dict[str, list[float]], list[str]]:
-    cross, stack = ".cross." in name, _stack(model, name)
-    return measures(found, cross=cross), names(found, queries, keys, cross=cross, causal=stack == "decoder")
-
-
-def _stack(model: Model, name: str) -> Literal["encoder", "decoder", "cross"]:
-    if ".cross." in name:
+def stack_of(site: str, causal: bool) -> Stack:
+    """The stack that a site is in; where the model has one alone, it is a decoder if it is `causal`."""
+    if ".cross." in site:
         return "cross"
-    if model.spec.layout != "encoder-decoder":
-        return model.spec.layout
-    return "encoder" if name.startswith("encoder.") else "decoder"
+    return "decoder" if site.startswith("decoder.") or (causal and not site.startswith("encoder.")) else "encoder"
 
 
-def _layer(name: str) -> int:
-    return int(name.partition("blocks.")[2].partition(".")[0])
+def layer_of(site: str) -> int:
+    return int(site.partition("blocks.")[2].partition(".")[0])
 
 
-def _tokens(model: Model, ids: Sequence[int]) -> list[str]:
-    return [str(i) for i in ids] if model.tokenizer is None else model.tokenizer.tokens(ids)
+def _described(model: Model, site: str, trace: Trace, found: AttentionStatistics) -> dict[str, Any]:
+    """What a map says beside its weights."""
+    queries, keys = (rows[0] for rows in rows_read(site, trace.tokens, trace.targets))
+    stack, cross = stack_of(site, model.spec.layout == "decoder"), ".cross." in site
+    return {
+        "stack": stack, "layer": layer_of(site),
+        "queries": name_tokens(model, queries), "keys": name_tokens(model, keys),
+        "roles": names(found, queries, keys, cross=cross, causal=stack == "decoder"),
+        "measures": measures(found, cross=cross),
+    }  # fmt: skip
 
 
 def values_of(name: str, value: Tensor) -> Values:
@@ -232,3 +223,63 @@ def values_of(name: str, value: Tensor) -> Values:
     norm = math.nan if matrix(name) else float(x.flatten(1).norm(dim=1).mean())
     spread = float(x.std()) if x.numel() > 1 else 0.0
     return Values(name, tuple(value.shape), float(x.mean()), spread, float(x.min()), float(x.max()), norm)
+
+
+# ---------------------------------------------------------------- names of heads
+
+
+def measures(statistics: AttentionStatistics, *, cross: bool) -> dict[str, list[float]]:
+    """Means over the queries, for each head: the first query of self-attention, which often sees itself alone, left
+    out.  Distances between a source and a target mean nothing, so that cross-attention has none."""
+    start = 0 if cross or statistics.entropy.shape[1] == 1 else 1
+    values = {"effective keys": statistics.effective_keys, "first": statistics.first}
+    if not cross:
+        values |= {"previous": statistics.previous, "distance": statistics.distance}
+    return {name: value[:, start:].double().mean(1).tolist() for name, value in values.items()}
+
+
+def names(
+    statistics: AttentionStatistics, queries: Sequence[int], keys: Sequence[int], *, cross: bool, causal: bool
+) -> list[str]:
+    """For each head the name of what most of its weight is on, or "".  `queries` and `keys` are token ids."""
+    places, weights = statistics.top_keys.long().cpu(), statistics.top_weights.double().cpu()
+    query = torch.arange(len(queries))[None, :, None]
+    visible = torch.arange(1, len(queries) + 1) if causal else torch.full((len(queries),), len(keys))
+
+    def share(chosen: Tensor, rows: Tensor | None = None) -> Tensor:
+        """[H]: the mean weight of the `rows` queries on the chosen keys."""
+        each = (weights * chosen).sum(-1)
+        kept = each[:, 1:] if rows is None and not cross and each.shape[1] > 1 else each
+        return kept.mean(1) if rows is None else each[:, rows].mean(1)
+
+    even = (statistics.effective_keys.cpu() / visible)[:, visible > 2]
+    scores = {"first": share(places == 0), "diffuse": even.mean(1) if even.numel() else torch.zeros(len(places))}
+    if not cross:
+        near = (places - query).abs() <= NEAR
+        scores |= {name: share(places == query + by) for name, by in (("previous", -1), ("next", 1), ("self", 0))}
+        scores["local"] = share(near) if len(queries) > 4 * NEAR else scores["first"] * 0
+        scores |= _repeated(places, queries, share)
+    bounds = {"induction": REPEATED, "duplicate": REPEATED, "diffuse": EVEN, "local": 0.8}
+    found = []
+    for head in range(len(places)):
+        reached = (name for name in NAMES if name in scores and scores[name][head] >= bounds.get(name, MOSTLY))
+        found.append(next(reached, ""))
+    return found
+
+
+def _repeated(places: Tensor, ids: Sequence[int], share: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
+    """Induction and duplicates, where enough tokens occur again."""
+    text = torch.tensor(ids)
+    first = {one: at for at, one in reversed(list(enumerate(ids)))}
+    again = torch.tensor([first[one] < at for at, one in enumerate(ids)])
+    if int(again.sum()) < FEWEST:
+        return {}
+    earlier = (places >= 0) & (places < torch.arange(len(ids))[None, :, None])
+
+    def same(at: Tensor) -> Tensor:
+        return earlier & (text[at.clamp(min=0)] == text[:, None][None])
+
+    return {
+        "induction": share(same(places - 1) & (places > 0), again),
+        "duplicate": share(same(places), again),
+    }

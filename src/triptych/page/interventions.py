@@ -20,7 +20,7 @@ SAME = "The metric is the same for both prompts, so that no share of a differenc
 ESTIMATED = (
     "All cells are estimated by one backward pass, to first order; single cells may differ much from those of a run."
 )
-READ_OUT = (
+LENS = (
     "The logit lens: the final norm and the head applied to the vector after each block. The last row is the model's "
     "prediction. Choose a cell to see its candidates."
 )
@@ -46,11 +46,9 @@ def patch_sections(grid: PatchGrid, facts: Sequence[tuple[str, str]]) -> list[Se
     ]
     best = grid.best(12)
     measured = [
-        ("Metric", grid.metric),
-        ("Metric, clean", f"{grid.clean:.4g}"),
-        ("Metric, corrupt", f"{grid.corrupt:.4g}"),
-        *([("Margin of no difference", f"{grid.margin:.1g} of the largest number")] if grid.margin else []),
-    ]
+        ("Metric", grid.metric), ("Metric, clean", f"{grid.clean:.4g}"), ("Metric, corrupt", f"{grid.corrupt:.4g}")
+    ]  # fmt: skip
+    measured += [("Margin of no difference", f"{grid.margin:.1g} of the largest number")] if grid.margin else []
     chosen = (grid.rows.index(best[0][0]), list(grid.columns).index(best[0][1])) if best else None
     meaning = (RESTORED if grid.tells_apart else SAME) + (f" {ESTIMATED}" if grid.estimated else "")
     meaning += f" Note: {ROUGH}." if grid.rough else ""
@@ -66,26 +64,20 @@ def patch_sections(grid: PatchGrid, facts: Sequence[tuple[str, str]]) -> list[Se
 
 def lens_page(seen: Lens | None, parts: LogitAttribution | None, facts: Sequence[tuple[str, str]]) -> str:
     """A lens, a logit attribution or both as one offline HTML page."""
-    sections: list[Section] = []
-    if seen is not None:
-        sections.append(lens_matrix(seen, "Logit lens", READ_OUT))
-    if parts is not None:
-        sections += attribution_sections(parts)
-    title = "Logit lens" if seen is not None else "Logit attribution"
-    return render(title, [*sections, Facts("What was run", facts)])
+    lens = [] if seen is None else [lens_matrix(seen, "Logit lens", LENS)]
+    attribution = [] if parts is None else attribution_sections(parts)
+    title = "Logit lens" if lens else "Logit attribution"
+    return render(title, [*lens, *attribution, Facts("What was run", facts)])
 
 
 def lens_matrix(seen: Lens, title: str, note: str) -> MatrixSection:
     """The likeliest token of each layer and position, each cell with its candidates."""
     chances = seen.probabilities.tolist()
-    cells = [
-        [f"{names[0]} {p[0]:.0%}" for names, p in zip(row, of_row, strict=True)]
-        for row, of_row in zip(seen.names, chances, strict=True)
-    ]
     details = [
-        [list(zip(names, p, strict=True)) for names, p in zip(row, of_row, strict=True)]
-        for row, of_row in zip(seen.names, chances, strict=True)
+        [list(zip(*cell, strict=True)) for cell in zip(*both, strict=True)]
+        for both in zip(seen.names, chances, strict=True)
     ]
+    cells = [[f"{best[0][0]} {best[0][1]:.0%}" for best in row] for row in details]
     columns = [f"{at} {token}" for at, token in zip(seen.positions, seen.tokens, strict=True)]
     shade = [[p[0] for p in row] for row in chances]
     return MatrixSection(title, note, _short_names(seen.layers), columns, cells, shade, details, "Probabilities.")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from triptych.draw.details import equation_of, words_of
 from triptych.draw.graph import boxes_of
-from triptych.draw.words import equation_of, words_of
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page.live_export import check_size, export
-from triptych.page.live_section import LiveSection
 from triptych.page.render import render
-from triptych.page.sections import Facts
+from triptych.page.sections import Facts, LiveSection
 from triptych.page.tokenizer_data import tokenizer_data
 from triptych.program import Program
-from triptych.spec import FramesSpec
+from triptych.spec import FramesSpec, ModelSpec
 from triptych.spec.part import part_name
 
 TEXTS = {"decoder": "She sat by the river bank", "encoder-decoder": "I loue"}
@@ -37,7 +36,7 @@ def live_section(model: Model, text: str | None = None, note: str | None = None)
         raise InputError("a page needs the model's tokenizer, and this checkpoint has none; add its tokenizer.json")
     tokenizer, spec = tokenizer_data(model.tokenizer), model.spec
     exported = export(model)
-    first = _first_text(model) if text is None else text
+    first = _first_text(spec, model.tokenizer.specials.mask) if text is None else text
     stops = {*spec.ids.eos, *model.tokenizer.stop_ids}
     content: dict[str, Any] = {
         "layout": spec.layout, "head": None if spec.head is None else part_name(spec.head),
@@ -58,16 +57,13 @@ def live_page(model: Model, name: str, text: str | None = None) -> str:
     """
     section = live_section(model, text)
     parameters = sum(p.numel() for p in model.module.parameters())
-    facts = Facts(
-        "The model",
-        [
-            ("Model", f"{model.spec.family}, {model.spec.layout}"),
-            ("Parameters", f"{parameters:,}"),
-            ("Weights", "int8 matrices, a scale for every 32 columns; all else in fp32"),
-            ("Longest text", f"{section.content['limit']} tokens"),
-        ],
-    )
-    return render(name, [section, facts], subtitle="A model that runs in this page")
+    facts = [
+        ("Model", f"{model.spec.family}, {model.spec.layout}"),
+        ("Parameters", f"{parameters:,}"),
+        ("Weights", "int8 matrices, a scale for every 32 columns; all else in fp32"),
+        ("Longest text", f"{section.content['limit']} tokens"),
+    ]
+    return render(name, [section, Facts("The model", facts)], subtitle="A model that runs in this page")
 
 
 def _diagram(program: Program) -> dict[str, Any]:
@@ -90,10 +86,9 @@ def _diagram(program: Program) -> dict[str, Any]:
     return {"boxes": {name: boxes for name, boxes in stacks.items() if boxes}, "words": list(map(list, words))}
 
 
-def _first_text(model: Model) -> str:
-    mask = None if model.tokenizer is None else model.tokenizer.specials.mask
-    if model.spec.layout != "encoder" or mask is None:
-        return TEXTS.get(model.spec.layout, TEXTS["decoder"])
+def _first_text(spec: ModelSpec, mask: str | None) -> str:
+    if spec.layout != "encoder" or mask is None:
+        return TEXTS.get(spec.layout, TEXTS["decoder"])
     return f"The king is {mask} , long live the king !"
 
 

@@ -23,7 +23,7 @@ from triptych.attention.rope import attention_factor, inverse_frequencies
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn.weights import dense
-from triptych.page.live_section import defined
+from triptych.page.sections import defined
 from triptych.program import Entry, Instruction, Program, lower
 from triptych.program.changes import refusal
 from triptych.quantize import quantize
@@ -69,14 +69,19 @@ class LiveExport:
         `part` is "blocks.2.attn", "decoder.blocks.0.cross" or "blocks.2.mlp", `stack` "encoder", "decoder" or "cross",
         and `tower` the entry that runs it.
         """
-        return [
-            part
-            for tower in ("encode", "decode")
-            for entry in [self.lowered.entries.get(tower)]
-            if entry is not None
-            for step in entry.instructions
-            for part in _parts(step, tower, entry)
-        ]
+        parts = []
+        entries = [(name, self.lowered.entries[name]) for name in ("encode", "decode") if name in self.lowered.entries]
+        for tower, entry in entries:
+            for step in entry.instructions:
+                mlp = step.op == "site" and step.out[0].endswith(".mlp.out")
+                if not mlp and step.op != "attend":
+                    continue
+                part = (step.out[0] if mlp else step.attributes["ports"][0]).rpartition(".")[0]
+                stack = "encoder" if tower == "encode" else "cross" if part.endswith(".cross") else "decoder"
+                heads = 1 if mlp else entry.values[step.out[0]].shape[1]
+                layer = int(part.partition("blocks.")[2].partition(".")[0])
+                parts.append({"part": part, "stack": stack, "layer": layer, "mlp": mlp, "heads": heads, "tower": tower})
+        return parts
 
 
 def check_size(spec: ModelSpec) -> None:
@@ -107,7 +112,7 @@ def export(model: Model) -> LiveExport:
     prepared = _Prepared(limit, program.weights, [])
     entries = {name: prepared.entry(entry, name) for name, entry in program.entries.items()}
     parameters = {name: dense(value.detach()) for name, value in module.named_parameters(remove_duplicate=False)}
-    tensors, data, weights = _packed(_uses(program), parameters)
+    tensors, data, weights = _packed(program, parameters)
     return LiveExport({"entries": entries}, prepared.tables, tensors, data, weights, program, limit)
 
 
@@ -171,19 +176,6 @@ class _Prepared:
         return self.tables.index(table)
 
 
-def _parts(step: Instruction, tower: str, entry: Entry) -> list[Json]:
-    """The attention that a step computes, or the MLP whose result it names."""
-    mlp = step.op == "site" and step.out[0].endswith(".mlp.out")
-    if not mlp and step.op != "attend":
-        return []
-    part = (step.out[0] if mlp else step.attributes["ports"][0]).rpartition(".")[0]
-    stack = "encoder" if tower == "encode" else "cross" if part.endswith(".cross") else "decoder"
-    names = part.split(".")
-    heads = 1 if mlp else entry.values[step.out[0]].shape[1]
-    layer = int(names[names.index("blocks") + 1])
-    return [{"part": part, "stack": stack, "layer": layer, "mlp": mlp, "heads": heads, "tower": tower}]
-
-
 def _continues(entry: Entry) -> bool:
     """Whether a longer text leaves all that was computed for its first tokens as it was."""
     if "ids" not in entry.inputs or "row_ends" in entry.inputs:
@@ -212,41 +204,34 @@ def _rotation(spec: RopeSpec) -> Json:
     return rotation
 
 
-def _uses(program: Program) -> Iterator[tuple[str, bool]]:
-    """Every weight that is read, experts' own included, and whether as the matrix of a product or a lookup."""
-
-    def within(steps: Sequence[Instruction]) -> Iterator[tuple[str, bool]]:
-        for step in steps:
-            for key, name in step.weights.items():
-                yield name, key == "weight" and step.op in ("linear", "embedding")
-            if step.op == "experts":
-                own = list(within(step.attributes["expert"].instructions))
-                for number in range(step.attributes["count"]):
-                    yield from ((name.replace(".experts.0.", f".experts.{number}."), matrix) for name, matrix in own)
-
-    for entry in program.entries.values():
-        yield from within(entry.instructions)
-
-
-def _packed(
-    uses: Iterator[tuple[str, bool]], parameters: Mapping[str, Tensor]
-) -> tuple[dict[str, Json], bytes, dict[str, Tensor]]:
-    """The tensors' places, their bytes, and the numbers that these stand for."""
+def _packed(program: Program, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Json], bytes, dict[str, Tensor]]:
+    """The places of all tensors that are read, their bytes, and the numbers that these stand for."""
     matrices = dict[str, bool]()
-    for name, matrix in uses:
-        if matrices.setdefault(name, matrix) != matrix:
-            raise InputError(f"{name} is read as a matrix and otherwise, which a page cannot do")
+    for entry in program.entries.values():
+        for name, matrix in _uses(entry):
+            if matrices.setdefault(name, matrix) != matrix:
+                raise InputError(f"{name} is read as a matrix and otherwise, which a page cannot do")
     tensors, pieces, weights, offset = dict[str, Json](), list[bytes](), dict[str, Tensor](), 0
     for name, matrix in matrices.items():
         if not bool(parameters[name].isfinite().all()):
             raise InputError(f"{name}: it has numbers that are not finite, and a page does not carry those")
         piece, weights[name] = _int8(parameters[name]) if matrix else _fp32(parameters[name])
-        tensors[name] = {
-            "kind": "int8" if matrix else "fp32", "shape": list(parameters[name].shape), "offset": offset
-        }  # fmt: skip
+        kind, shape = "int8" if matrix else "fp32", list(parameters[name].shape)
+        tensors[name] = {"kind": kind, "shape": shape, "offset": offset}
         pieces.append(piece)
         offset += len(piece)
     return tensors, b"".join(pieces), weights
+
+
+def _uses(entry: Entry) -> Iterator[tuple[str, bool]]:
+    """Every weight that an entry reads, experts' own included, and whether as the matrix of a product or a lookup."""
+    for step in entry.instructions:
+        for key, name in step.weights.items():
+            yield name, key == "weight" and step.op in ("linear", "embedding")
+        if step.op == "experts":
+            own = list(_uses(step.attributes["expert"]))
+            for number in range(step.attributes["count"]):
+                yield from ((name.replace(".experts.0.", f".experts.{number}."), matrix) for name, matrix in own)
 
 
 def _int8(weight: Tensor) -> tuple[bytes, Tensor]:

@@ -1,22 +1,66 @@
-"""Attention patterns as sections of a page: all weights of a head, or the largest of each query of a long text."""
+"""Attention patterns as sections of a page: all weights of a head, or the largest of each query of a long text.
+
+A weight in [0, 1] becomes round(w * 65535), so its error is at most 1/131070.  In the packed text, two byte planes in
+deflate and base64, the high bytes come first and the low bytes after them: most weights are small, so the first plane
+is nearly all zeros, which deflate removes, and the masked half of a causal map costs almost nothing.
+"""
 
 from __future__ import annotations
 
+import base64
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from triptych.errors import InputError
 
-from .pack import MAX_BYTES, STEPS, pack, pack_top, packed_bytes
+from .sections import Json, Section
+
+STEPS = 65535  # weights are stored as whole multiples of 1/STEPS
+TOP_STEPS = 255  # the largest weights of a query are stored as (i / TOP_STEPS)², so that small ones keep their digits
+MAX_BYTES = 64 * 2**20  # of the attention weights in a page, counted unpacked: two each in the memory of the browser
+LEAST = 0.02  # weights of a long text that a page keeps, beside the largest of each query
+MOST_KEYS = 65535  # positions that two bytes hold, beside the sign for none
 
 Stack = Literal["encoder", "decoder", "cross"]
-Json = dict[str, object]
 Measures = Mapping[str, Sequence[float]]
+
+
+def packed_bytes(heads: int, queries: int, keys: int) -> int:
+    """Bytes that a [heads, queries, keys] pattern takes in the memory of the browser."""
+    return 2 * heads * queries * keys
+
+
+def pack(pattern: npt.NDArray[np.float32]) -> str:
+    """Base64 text of weights in [0, 1], any shape, which the page's script reads back."""
+    return _deflated(*_bytes(np.rint(pattern.astype(np.float64) * STEPS)))
+
+
+def pack_top(keys: npt.NDArray[np.integer], weights: npt.NDArray[np.float32]) -> str:
+    """Base64 text of the keys [H, T, K] (-1: none) and weights in [0, 1] of each query, best first.
+
+    Keys become differences from those of the query before, modulo 2^16, in two byte planes [H, K, T]: a head that reads
+    one token, or always the same distance, is a row of equal bytes.  The weights' bytes follow, to within 0.004.
+    """
+    steps = np.diff(keys.transpose(0, 2, 1), axis=-1, prepend=0).astype(np.int64) & 0xFFFF
+    roots = np.rint(np.sqrt(weights.astype(np.float64)) * TOP_STEPS).transpose(0, 2, 1)
+    return _deflated(*_bytes(steps), roots)
+
+
+def _bytes(numbers: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The high and the low bytes of numbers below 2^16."""
+    short = numbers.astype(np.uint16)
+    return short >> 8, short & 255
+
+
+def _deflated(*planes: npt.NDArray[Any]) -> str:
+    data = b"".join(plane.astype(np.uint8).tobytes() for plane in planes)
+    return base64.b64encode(zlib.compress(data, 9)).decode("ascii")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,16 +86,14 @@ class AttentionMap:
         where = f"attention map {self.stack} layer {self.layer}"
         if self.stack not in get_args(Stack):
             raise InputError(f"{where}: no such stack; use one of {', '.join(get_args(Stack))}")
-        weights = np.asarray(self.pattern, dtype=np.float32)
-        shape = (self.head_names, len(self.queries), len(self.keys)) if weights.ndim == 3 else None
-        if shape is None or weights.shape != (len(shape[0]), *shape[1:]) or not weights.size:
+        weights = self.weights
+        tokens = (len(self.queries), len(self.keys))
+        if weights.ndim != 3 or not weights.size or weights.shape != (len(self.head_names), *tokens):
             raise InputError(
                 f"{where}: the pattern is {list(weights.shape)}; it must be [H, T, S] with"
-                f" {len(self.queries)} queries, {len(self.keys)} keys and at least one head"
+                f" {tokens[0]} queries, {tokens[1]} keys and at least one head"
             )
-        if not (weights.min() >= 0 and weights.max() <= 1):  # NaN fails both
-            raise InputError(f"{where}: weights must lie in [0, 1]; pass the pattern after softmax, not the scores")
-        _check_heads(where, len(weights), self.roles, self.measures)
+        _check_heads(where, self, weights, "the pattern after softmax, not the scores")
         object.__setattr__(self, "pattern", weights)
 
     @property
@@ -60,7 +102,7 @@ class AttentionMap:
 
     @property
     def head_names(self) -> list[int]:
-        return list(range(len(np.asarray(self.pattern)))) if self.heads is None else list(self.heads)
+        return list(range(len(self.weights))) if self.heads is None else list(self.heads)
 
     @property
     def size(self) -> int:
@@ -100,9 +142,7 @@ class TopMap:
             )
         if keys.min() < -1 or keys.max() >= min(len(self.keys), MOST_KEYS):
             raise InputError(f"{where}: keys must be positions below {min(len(self.keys), MOST_KEYS)}, or -1")
-        if not (weights.min() >= 0 and weights.max() <= 1):
-            raise InputError(f"{where}: weights must lie in [0, 1]; pass those after softmax")
-        _check_heads(where, len(keys), self.roles, self.measures)
+        _check_heads(where, self, weights, "those after softmax")
 
     @property
     def head_names(self) -> list[int]:
@@ -123,21 +163,22 @@ class TopMap:
         return {"count": self.top_keys.shape[2], "top": pack_top(np.take_along_axis(keys, order, -1), weights)}
 
 
-LEAST = 0.02  # weights of a long text that a page keeps, beside the largest of each query
-MOST_KEYS = 65535  # positions that two bytes hold, beside the sign for none
 AnyMap = AttentionMap | TopMap
 
 
-def _check_heads(where: str, heads: int, roles: Sequence[str] | None, measures: Measures | None) -> None:
-    if roles is not None and len(roles) != heads:
-        raise InputError(f"{where}: {len(roles)} roles for {heads} heads; give one a head")
-    for name, values in (measures or {}).items():
+def _check_heads(where: str, one: AnyMap, weights: npt.NDArray[np.float32], passed: str) -> None:
+    heads = len(weights)
+    if not (weights.min() >= 0 and weights.max() <= 1):  # NaN fails both
+        raise InputError(f"{where}: weights must lie in [0, 1]; pass {passed}")
+    if one.roles is not None and len(one.roles) != heads:
+        raise InputError(f"{where}: {len(one.roles)} roles for {heads} heads; give one a head")
+    for name, values in (one.measures or {}).items():
         if len(values) != heads or not all(map(math.isfinite, values)):
             raise InputError(f"{where}: {name} must be one finite number for each of {heads} heads")
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionSection:
+class AttentionSection(Section):
     """Interactive attention maps of any number of layers; stacks appear in the order of `maps`.
 
     A layer may have a `TopMap` of all its heads and an `AttentionMap` of some of them, which then stands in its place.
@@ -145,10 +186,8 @@ class AttentionSection:
     `MAX_BYTES`.
     """
 
-    title: str
     note: str
     maps: Sequence[AnyMap]
-    kind: ClassVar[str] = "attention"
 
     def __post_init__(self) -> None:
         layers = [(item.stack, item.layer, type(item)) for item in self.maps]
@@ -169,39 +208,27 @@ class AttentionSection:
 
     def data(self) -> Json:
         index: dict[tuple[str, ...], int] = {}  # layers of one stack share their tokens: each list is stored once
-        maps = [
-            {
-                "stack": item.stack,
-                "layer": item.layer,
-                "heads": item.head_names,
-                "queries": index.setdefault(tuple(item.queries), len(index)),
-                "keys": index.setdefault(tuple(item.keys), len(index)),
-                **item.packed(),
-            }
-            | ({} if item.roles is None else {"roles": list(item.roles)})
-            | ({} if item.measures is None else {"measures": _rounded(item.measures)})
-            for item in self.maps
-        ]
+        maps = []
+        for one in self.maps:
+            queries, keys = (index.setdefault(tuple(tokens), len(index)) for tokens in (one.queries, one.keys))
+            where = {"stack": one.stack, "layer": one.layer, "heads": one.head_names, "queries": queries, "keys": keys}
+            measures = {name: [float(f"{x:.4g}") for x in values] for name, values in (one.measures or {}).items()}
+            roles = {} if one.roles is None else {"roles": list(one.roles)}
+            maps.append(where | one.packed() | roles | ({} if one.measures is None else {"measures": measures}))
         return {"note": self.note, "steps": STEPS, "tokens": [list(tokens) for tokens in index], "maps": maps}
 
 
-def _rounded(measures: Measures) -> Json:
-    return {name: [float(f"{x:.4g}") for x in values] for name, values in measures.items()}
-
-
 @dataclass(frozen=True, eq=False)
-class ComparisonSection:
+class ComparisonSection(Section):
     """The same heads on other texts, beside the first `AttentionSection` of the page.
 
     `texts` are that section's text and those of `others`, one section each.  Raises InputError for another number of
     texts.
     """
 
-    title: str
     note: str
     texts: Sequence[str]
     others: Sequence[AttentionSection]
-    kind: ClassVar[str] = "comparison"
 
     def __post_init__(self) -> None:
         if len(self.texts) != len(self.others) + 1 or not self.others:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from html import escape
 
 import torch
-from torch import Tensor
 
 from triptych.errors import TriptychError
 from triptych.model.inside import ModelInside
@@ -18,7 +17,6 @@ from triptych.page import (
     AttentionMap,
     AttentionSection,
     Facts,
-    MatrixSection,
     PlanePoints,
     PlaneSection,
     Section,
@@ -27,12 +25,10 @@ from triptych.page import (
     TopMap,
     render,
 )
-from triptych.page.heads import best_heads, role_effects
-from triptych.page.inside import ATTENTION, PLANE, planes, values_table
-from triptych.page.inspect import WHOLE_BYTES, values_of
+from triptych.page.inside import ATTENTION, PLANE, best_heads, heads_matrix, planes, role_effects, values_table
+from triptych.page.inspect import WHOLE_BYTES, layer_of, rows_read, stack_of, values_of
 from triptych.page.interventions import lens_page, patch_page
-from triptych.page.maps import Stack
-from triptych.page.pack import packed_bytes
+from triptych.page.maps import Stack, packed_bytes
 from triptych.probe import HeadTable, Lens, LogitAttribution, PatchGrid, Trace
 from triptych.probe.sites import sites
 
@@ -93,28 +89,12 @@ def _texts(trace: Trace) -> list[str]:
     return trace.texts[:1] or [" ".join(map(str, trace.tokens[0][:40])) if trace.tokens else ""]
 
 
-def _stack(site: str, causal: bool) -> Stack:
-    if ".cross." in site:
-        return "cross"
-    if site.startswith(("encoder.", "decoder.")):
-        return "encoder" if site.startswith("encoder.") else "decoder"
-    return "decoder" if causal else "encoder"
-
-
-def _names(trace: Trace, site: str, keys: bool) -> list[str]:
-    """The tokens of the first row that a pattern's keys or queries are."""
-    of_target = bool(trace.targets) and not site.startswith("encoder.") and not (keys and ".cross." in site)
-    rows = trace.targets if of_target else trace.tokens
-    ids = list(rows[0]) if rows else []
-    return [str(i) for i in ids] if trace.tokenizer is None else trace.tokenizer.tokens(ids)
-
-
 def _axes(trace: Trace, site: str, positions: Sequence[int], keys: int) -> tuple[list[str], list[str]]:
     """The queries at `positions` and the first `keys` keys; those behind the text, as generated ones, have numbers."""
-    queries, across = _names(trace, site, False), _names(trace, site, True)
-    return [queries[p] if p < len(queries) else str(p) for p in positions], [
-        across[s] if s < len(across) else str(s) for s in range(keys)
-    ]
+    read = (rows[0] if rows else [] for rows in rows_read(site, trace.tokens, trace.targets))
+    own, across = (list(map(str, ids)) if trace.tokenizer is None else trace.tokenizer.tokens(ids) for ids in read)
+    queries = [own[at] if at < len(own) else str(at) for at in positions]
+    return queries, [*across[:keys], *map(str, range(len(across), keys))]
 
 
 def _map(trace: Trace, site: str, *, whole: bool) -> AnyMap | None:
@@ -123,16 +103,12 @@ def _map(trace: Trace, site: str, *, whole: bool) -> AnyMap | None:
     if len(positions) != value.shape[1] or not value.numel():
         return None  # a mean over positions has no queries
     queries, keys = _axes(trace, site, positions, value.shape[2])
-    stack, layer = _stack(site, _causal(value, positions)), _layer(site)
+    later = torch.arange(value.shape[2])[None] > torch.tensor(positions)[:, None]
+    stack, layer = stack_of(site, causal=not bool(value[:, later].any())), layer_of(site)
     if whole:
         return AttentionMap(stack, layer, queries, keys, value.numpy())
     best = value.topk(min(LARGEST, value.shape[2]))
     return TopMap(stack, layer, queries, keys, best.indices.int().numpy(), best.values.numpy())
-
-
-def _causal(value: Tensor, positions: Sequence[int]) -> bool:
-    later = torch.arange(value.shape[2])[None] > torch.tensor(positions)[:, None]
-    return not bool(value[:, later].any())
 
 
 def _reduced(trace: Trace, site: str) -> TopMap | None:
@@ -143,13 +119,8 @@ def _reduced(trace: Trace, site: str) -> TopMap | None:
     causal = bool((found.top_keys <= torch.tensor(positions)[None, :, None]).all())
     measures = {"effective keys": found.effective_keys.mean(1).tolist(), "distance": found.distance.mean(1).tolist()}
     top = found.top_weights.float().clamp(0, 1).numpy()
-    return TopMap(
-        _stack(site, causal), _layer(site), queries, keys, found.top_keys.int().numpy(), top, measures=measures
-    )
-
-
-def _layer(site: str) -> int:
-    return int(site.partition("blocks.")[2].partition(".")[0])
+    stack, layer, kept = stack_of(site, causal), layer_of(site), found.top_keys.int().numpy()
+    return TopMap(stack, layer, queries, keys, kept, top, measures=measures)
 
 
 def _points(trace: Trace, plain: Sequence[str]) -> list[PlanePoints]:
@@ -157,7 +128,7 @@ def _points(trace: Trace, plain: Sequence[str]) -> list[PlanePoints]:
     found: dict[Stack, list[str]] = {}
     for site in plain:
         if site.endswith((".resid_post", ".resid_pre", "embed")) and trace[site][0].dim() == 2:
-            found.setdefault(_stack(site, causal=True), []).append(site)
+            found.setdefault(stack_of(site, causal=True), []).append(site)
     stacks = []
     for stack, names in found.items():
         places = trace.positions(names[0])[0]
@@ -176,15 +147,14 @@ def _grids(table: HeadTable) -> list[Section]:
     mains = table.main()
     sections: list[Section] = []
     for stack in dict.fromkeys(at[0] for at in mains):
-        layers = sorted({at[1] for at in mains if at[0] == stack})
-        heads = sorted({at[2] for at in mains if at[0] == stack})
-        grid = [[mains.get((stack, layer, head)) for head in heads] for layer in layers]
-        cells = [["–" if one is None else one.role for one in row] for row in grid]
-        shade = [[0.0 if one is None else one.score for one in row] for row in grid]
-        details = [[[(r.role, r.score) for r in table.of(stack, layer, head)] for head in heads] for layer in layers]
-        rows, columns = [f"layer {layer}" for layer in layers], [f"head {head}" for head in heads]
+        own = [at for at in mains if at[0] == stack]
+        cells = {
+            at[1:]: ("–" if one is None else one.role, 0.0 if one is None else one.score,
+                     [(row.role, row.score) for row in table.of(*at)])
+            for at, one in ((at, mains[at]) for at in own)
+        }  # fmt: skip
         about = "Scores from 0 to 1; the table of the best heads has their nulls and effects."
-        sections.append(MatrixSection(f"Heads of the {stack}", "", rows, columns, cells, shade, details, about, (0, 0)))
+        sections.append(heads_matrix(f"Heads of the {stack}", "", cells, about, absent="–"))
     return sections
 
 

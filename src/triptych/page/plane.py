@@ -11,14 +11,12 @@ import numpy as np
 from triptych.errors import InputError
 
 from .drawing import document, escaped, shortened
-from .plot import COLOURS, agg_figure
+from .plot import COLOURS, drawn
 from .render import check_place, check_replaced, render, write
 from .sections import Facts, TableSection
 from .views import PlanePoints, PlaneSection
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from triptych.tasks import SearchResult
 
 FORMATS = (".svg", ".png", ".html", ".htm")
@@ -74,6 +72,7 @@ def svg(result: SearchResult) -> str:
     """The plane as an SVG document, hits numbered and named, the query as a cross."""
     at, passages, share = result.plane()
     x, y = (at / max(np.abs(at).max(), 1e-12) * (SIDE / 2 - 30)).T
+    x, y = x + SIDE / 2, SIDE / 2 + 50 - y
     parts = []
     hits = len(result.hits)
     for i in range(len(passages), 0, -1):  # the best hit is drawn last
@@ -81,13 +80,13 @@ def svg(result: SearchResult) -> str:
         hit = i <= hits
         colour, radius = (COLOURS[1], 6) if hit else (GREY, 3)
         parts.append(
-            f'<circle cx="{x[i] + SIDE / 2:.1f}" cy="{SIDE / 2 + 50 - y[i]:.1f}" r="{radius}" fill="{colour}"'
+            f'<circle cx="{x[i]:.1f}" cy="{y[i]:.1f}" r="{radius}" fill="{colour}"'
             f' fill-opacity="{0.9 if hit else 0.5}"><title>{place}</title></circle>'
         )
     for i in range(1, hits + 1):
         name = escaped(f"{i} {shortened(result.places[passages[i - 1]])}")
-        parts.append(f'<text x="{x[i] + SIDE / 2 + 9:.1f}" y="{SIDE / 2 + 54 - y[i]:.1f}">{name}</text>')
-    left, top = x[0] + SIDE / 2, SIDE / 2 + 50 - y[0]
+        parts.append(f'<text x="{x[i] + 9:.1f}" y="{y[i] + 4:.1f}">{name}</text>')
+    left, top = x[0], y[0]
     parts.append(
         f'<path d="M{left - 8:.1f} {top:.1f}H{left + 8:.1f}M{left:.1f} {top - 8:.1f}V{top + 8:.1f}"'
         f' stroke="{COLOURS[0]}" stroke-width="3"><title>query</title></path>'
@@ -99,23 +98,20 @@ def svg(result: SearchResult) -> str:
 
 def png(path: str | os.PathLike[str], result: SearchResult) -> None:
     """The plane as a PNG file.  Raises InputError where matplotlib is not installed."""
-    figure = agg_figure(path)
-    _draw(figure.add_subplot(), result)
-    figure.savefig(path, format="png", metadata={"Software": "Triptych, matplotlib"})
-
-
-def _draw(axes: Axes, result: SearchResult) -> None:
     at, passages, share = result.plane()
     hits = len(result.hits)
     plain: dict[str, Any] = {"parse_math": False}
-    axes.scatter(at[1 + hits :][:, 0], at[1 + hits :][:, 1], s=8, color=GREY, alpha=0.5, label="other passages")
-    axes.scatter(at[1 : 1 + hits][:, 0], at[1 : 1 + hits][:, 1], s=36, color=COLOURS[1], label="hits")
-    axes.scatter(at[:1][:, 0], at[:1][:, 1], s=80, marker="+", color=COLOURS[0], label="query")
-    for i, passage in enumerate(passages[:hits].tolist()):
-        name = f"{i + 1} {shortened(result.places[passage])}"
-        axes.annotate(name, at[1 + i], (5, 3), textcoords="offset points", fontsize=7, **plain)
-    axes.set_title(f"Passages nearest to: {shortened(result.query, 60)}", fontsize=10, **plain)
-    axes.set_xlabel(f"the plane shows {share:.0%} of the variance")
-    axes.set_aspect("equal", "datalim")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
+    with drawn(path) as figure:
+        axes = figure.add_subplot()
+        x, y = at.T
+        axes.scatter(x[1 + hits :], y[1 + hits :], s=8, color=GREY, alpha=0.5, label="other passages")
+        axes.scatter(x[1 : 1 + hits], y[1 : 1 + hits], s=36, color=COLOURS[1], label="hits")
+        axes.scatter(x[:1], y[:1], s=80, marker="+", color=COLOURS[0], label="query")
+        for i, passage in enumerate(passages[:hits].tolist(), 1):
+            name = f"{i} {shortened(result.places[passage])}"
+            axes.annotate(name, at[i], (5, 3), textcoords="offset points", fontsize=7, **plain)
+        axes.set_title(f"Passages nearest to: {shortened(result.query, 60)}", fontsize=10, **plain)
+        axes.set_xlabel(f"the plane shows {share:.0%} of the variance")
+        axes.set_aspect("equal", "datalim")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from triptych.errors import InputError
@@ -38,16 +39,16 @@ def png(path: str | os.PathLike[str], section: Curve | AttentionSection) -> None
         raise InputError(
             f"drawing {os.fspath(path)} needs all weights of each head; save an .svg or .html file instead"
         )
-    figure = agg_figure(path)
-    if isinstance(section, Curve):
-        _draw_curve(figure.add_subplot(), section)
-    else:
-        _draw_maps(figure, section)
-    figure.savefig(path, format="png", metadata={"Software": "Triptych, matplotlib"})
+    with drawn(path) as figure:
+        if isinstance(section, Curve):
+            _draw_curve(figure.add_subplot(), section)
+        else:
+            _draw_maps(figure, section)
 
 
-def agg_figure(path: str | os.PathLike[str]) -> Figure:
-    """An empty figure for the file `path`.  Raises InputError where matplotlib is not installed."""
+@contextmanager
+def drawn(path: str | os.PathLike[str]) -> Iterator[Figure]:
+    """An empty figure, which is saved as a PNG.  Raises InputError where matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -58,7 +59,8 @@ def agg_figure(path: str | os.PathLike[str]) -> Figure:
     # Figure and canvas are made directly: pyplot would choose a backend for the whole process.
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure
+    yield figure
+    figure.savefig(path, format="png", metadata={"Software": "Triptych, matplotlib"})
 
 
 def _draw_curve(axes: Axes, curve: Curve) -> None:

@@ -57,24 +57,20 @@ OF_KIND = {
 }  # fmt: skip
 
 
-def render(title: str, sections: Sequence[Section | Chapter | Tab], *, subtitle: str = "") -> str:
+def render(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
     """The whole page, as one HTML document in UTF-8."""
-    kinds = {section.kind for section in _all(sections)}
+    every = _all(sections)
+    kinds = {section.kind for section in every}
     files = list(dict.fromkeys(file for kind, own in OF_KIND.items() if kind in kinds for file in own))
     style = "".join(map(_asset, ("page.css", *(file for file in files if file.endswith(".css")))))
-    own = [script for section in _all(sections) for script in getattr(section, "scripts", ())]
+    own = [script for section in every for script in getattr(section, "scripts", ())]
     script = _joined(("base.js", *(file for file in files if file.endswith(".js")), "start.js"), own)
     interpreter = _joined(INTERPRETER, own) if "live" in kinds else None
-    data = {
-        "title": title,
-        "subtitle": subtitle,
-        "sections": list(map(section_data, sections)),
-    }
+    shown = {"title": title, "subtitle": subtitle}
     return _template().render(
-        title=title,
-        subtitle=subtitle,
+        **shown,
         sections=sections,
-        data=data,
+        data=shown | {"sections": list(map(section_data, sections))},
         style=Markup(style),
         script=Markup(script),
         interpreter=None if interpreter is None else Markup(interpreter),
@@ -102,15 +98,15 @@ def write(path: str | os.PathLike[str], html: str) -> None:
 
 def check_place(path: Path) -> None:
     """Raise TriptychError where a page cannot be written to `path`, as far as that is known before it is made."""
-    problem = None
     if not path.parent.is_dir():
         problem = f"{path.parent}: No such directory"
     elif path.is_dir():
         problem = "it is a directory"
     elif not os.access(path.parent, os.W_OK):
         problem = f"{path.parent}: Permission denied"
-    if problem is not None:
-        raise TriptychError(f"cannot write the page {path}: {problem}; choose another place for it")
+    else:
+        return
+    raise TriptychError(f"cannot write the page {path}: {problem}; choose another place for it")
 
 
 def check_replaced(path: Path) -> None:
@@ -146,7 +142,7 @@ def _joined(names: Sequence[str], own: Sequence[str]) -> str:
     return "\n".join(_asset(one) for name in names for one in (name, *(o for o in OF_MODELS.get(name, ()) if o in own)))
 
 
-def _all(sections: Sequence[Section | Chapter | Tab]) -> list[Section | Chapter | Tab]:
+def _all(sections: Sequence[Section]) -> list[Section]:
     """All sections, those of chapters and tabs included."""
     inner = [one for section in sections if isinstance(section, Chapter | Tab) for one in _all(section.sections)]
     return [*sections, *inner]

@@ -1,23 +1,53 @@
 """The sections of a page, as plain data.  Nothing here depends on models: callers pass text and numbers.
 
-Each section is checked when it is constructed, so that `render` cannot fail on a bad one.  `data()` returns what goes
-into the page as JSON, for its scripts and for readers who save the numbers.
+Each section is checked when it is constructed, so that `render` cannot fail on a bad one.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, ClassVar, Literal
 
 from triptych.errors import InputError
 
-from .live_section import LiveSection
-from .maps import AttentionSection, ComparisonSection, Json
-from .pictures import PicturesSection
-from .views import MatrixSection, PlaneSection
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """A part of a page; `kind`, the name of its class without "Section", is that of its macro in `page.html`."""
+
+    title: str
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = cls.__name__.removesuffix("Section").lower()
+
+    def data(self) -> Json:
+        """What goes into the page as JSON, for its scripts and for readers who save the numbers."""
+        return {name: value for name, value in fields_of(self).items() if name != "title"}
+
+
+def section_data(section: Section) -> Json:
+    """A section as it stands in the data block of the page."""
+    return {"kind": section.kind, "title": section.title, **section.data()}
+
+
+def fields_of(value: Any) -> Json:
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, Section):
+        return section_data(value)
+    if is_dataclass(value):
+        return fields_of(value)
+    return value if value is None or isinstance(value, str | int | float | Mapping) else list(map(_plain, value))
 
 
 @dataclass(frozen=True)
@@ -30,23 +60,18 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Texts as cards, ordered by step; those without a step come last, in their own order."""
+class Samples(Section):
+    """Texts as cards, which are put in the order of their steps; those without a step come last, in their own order."""
 
-    title: str
     items: Sequence[Sample]
-    kind: ClassVar[str] = "samples"
 
-    @property
-    def ordered(self) -> list[Sample]:
-        return sorted(self.items, key=lambda item: math.inf if item.step is None else item.step)
-
-    def data(self) -> Json:
-        return {"items": [asdict(item) for item in self.ordered]}
+    def __post_init__(self) -> None:
+        ordered = sorted(self.items, key=lambda item: math.inf if item.step is None else item.step)
+        object.__setattr__(self, "items", ordered)
 
 
 @dataclass(frozen=True)
-class Curve:
+class Curve(Section):
     """Lines over a shared x axis.  `lines` are named horizontal reference lines, such as the score
     of guessing.
 
@@ -56,13 +81,11 @@ class Curve:
     Raises InputError for an x or a reference line that is not finite.
     """
 
-    title: str
     x_label: str
     y_label: str
     series: Mapping[str, Sequence[tuple[float, float]]]
     lines: Mapping[str, float]
     log: Literal["", "x", "y", "xy"] = ""
-    kind: ClassVar[str] = "curve"
 
     def __post_init__(self) -> None:
         for name, points in self.series.items():
@@ -83,31 +106,24 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(Section):
     """Names and their values, one a row."""
 
-    title: str
     rows: Sequence[tuple[str, str]]
-    kind: ClassVar[str] = "facts"
-
-    def data(self) -> Json:
-        return {"rows": list(self.rows)}
 
 
 NUMERIC = re.compile(r"[-+−]?[\d,.]+(e[-+]?\d+)?\s?(%|[a-zA-Z/]{1,7})?")
 
 
 @dataclass(frozen=True)
-class TableSection:
+class TableSection(Section):
     """Rows of text under a header; a column that holds only numbers is right-aligned.
 
     Raises InputError when a row is longer or shorter than the header.
     """
 
-    title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    kind: ClassVar[str] = "table"
 
     def __post_init__(self) -> None:
         for number, row in enumerate(self.rows):
@@ -123,17 +139,12 @@ class TableSection:
         columns = [{row[column] for row in self.rows} - {"–"} for column in range(len(self.header))]
         return [bool(cells) and all(map(NUMERIC.fullmatch, cells)) for cells in columns]
 
-    def data(self) -> Json:
-        return {"header": list(self.header), "rows": [list(row) for row in self.rows]}
-
 
 @dataclass(frozen=True)
-class Prose:
+class Prose(Section):
     """Paragraphs separated by blank lines; one whose lines all start with four spaces is preformatted (commands)."""
 
-    title: str
     text: str
-    kind: ClassVar[str] = "prose"
 
     @property
     def blocks(self) -> list[tuple[bool, str]]:
@@ -145,9 +156,6 @@ class Prose:
             text = "\n".join(line[4:] for line in lines) if preformatted else " ".join(block.split())
             blocks.append((preformatted, text))
         return [(preformatted, text) for preformatted, text in blocks if text]
-
-    def data(self) -> Json:
-        return {"text": self.text}
 
 
 @dataclass(frozen=True)
@@ -196,15 +204,10 @@ class Unfolding:
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(Section):
     """Steps in order; each shows its formula, and its numbers when it is opened."""
 
-    title: str
     items: Sequence[Unfolding]
-    kind: ClassVar[str] = "steps"
-
-    def data(self) -> Json:
-        return {"items": [asdict(item) for item in self.items]}
 
 
 @dataclass(frozen=True)
@@ -218,37 +221,23 @@ class Criterion:
 
 
 @dataclass(frozen=True)
-class VerdictSection:
+class VerdictSection(Section):
     """PASS or FAIL, its meaning in words, and the criteria that decided it."""
 
-    title: str
     passed: bool
     meaning: str
     criteria: Sequence[Criterion]
-    kind: ClassVar[str] = "verdict"
-
-    def data(self) -> Json:
-        return {
-            "passed": self.passed,
-            "meaning": self.meaning,
-            "criteria": [asdict(criterion) for criterion in self.criteria],
-        }
 
 
 @dataclass(frozen=True)
-class PlaygroundSection:
+class PlaygroundSection(Section):
     """Attention of matrices that the reader edits.
 
     Each of `examples` has its `name`, what it is `about`, the rows of `Q`, `K` and `V`, and whether its lecture divides
     the scores by √d (`scaled`).
     """
 
-    title: str
     examples: Sequence[Json]
-    kind: ClassVar[str] = "playground"
-
-    def data(self) -> Json:
-        return {"examples": list(self.examples)}
 
 
 @dataclass(frozen=True)
@@ -261,55 +250,98 @@ class QuestionItem:
 
 
 @dataclass(frozen=True)
-class QuestionsSection:
+class QuestionsSection(Section):
     """What an exercise is about and its questions.  Their answers are folded unless `open`, and then not printed."""
 
-    title: str
     given: str
     questions: Sequence[QuestionItem]
     open: bool = False
-    kind: ClassVar[str] = "questions"
 
     def data(self) -> Json:
-        return {"given": self.given, "questions": [asdict(one) for one in self.questions]}
-
-
-Section = (
-    Samples | Curve | Facts | AttentionSection | TableSection | Prose | VerdictSection | Steps | LiveSection
-    | PlaygroundSection | QuestionsSection | MatrixSection | PlaneSection | ComparisonSection | PicturesSection
-)  # fmt: skip
+        return {"given": self.given, "questions": list(map(fields_of, self.questions))}
 
 
 @dataclass(frozen=True, eq=False)
-class Chapter:
+class Chapter(Section):
     """Sections under one title with PASS or FAIL beside it, or SKIP where `passed` is None; `note` says what they are
     about.
 
     The table of contents of a page with chapters shows their notes and verdicts.
     """
 
-    title: str
     note: str
     passed: bool | None
     sections: Sequence[Section]
-    kind: ClassVar[str] = "chapter"
-
-    def data(self) -> Json:
-        return {"note": self.note, "passed": self.passed, "sections": list(map(section_data, self.sections))}
 
 
 @dataclass(frozen=True, eq=False)
-class Tab:
+class Tab(Section):
     """Sections that are shown together, behind one tab of the page; without scripts all tabs follow each other."""
 
-    title: str
     sections: Sequence[Section]
-    kind: ClassVar[str] = "tab"
+
+
+# ---------------------------------------------------------------- a model that runs in the page
+
+TOKENIZERS = {"BPE": "tokenizer_bpe.js", "Unigram": "tokenizer_unigram.js"}
+DECODERS = frozenset(("spaces", "Fuse", "ByteLevel"))  # of tokenizer.js
+WORDS = frozenset(("WordPiece", "WordLevel"))  # of tokenizer_words.js, which also decodes WordPiece
+BEHAVIORS = frozenset(("Isolated", "Removed"))  # of tokenizer_text.js
+
+IN_EVERY_PAGE = frozenset(("live_operations.js", "live_attention.js"))
+
+
+@cache
+def defined(function: str) -> dict[str, str]:
+    """What the page's interpreter defines by calls of `function`, "operation" or "mask": name -> script."""
+    scripts = sorted(
+        (one for one in files(__package__).iterdir() if one.name.startswith("live_")), key=lambda one: one.name
+    )
+    call = re.compile(rf'^{function}\("(\w+)"', re.MULTILINE)
+    return {name: one.name for one in scripts for name in call.findall(one.read_text(encoding="utf-8"))}
+
+
+@dataclass(frozen=True, eq=False)
+class LiveSection(Section):
+    """A model that runs in the page; `note` says what the reader can do with it.
+
+    `content` is what the page's interpreter reads: program, tables, tensors, weights in base64, tokenizer, special ids.
+    """
+
+    note: str
+    content: Mapping[str, Any]
+
+    @property
+    def scripts(self) -> tuple[str, ...]:
+        """The scripts that this model's page needs and others do not, by its tokenizer and its operations."""
+        tokenizer, steps = self.content["tokenizer"], list(_steps(self.content["program"]["entries"]))
+        attends = [step["attributes"] for step in steps if step["op"] == "attend"]
+        decodes = {step["step"] for step in tokenizer["decode"]}
+        needed = {
+            TOKENIZERS.get(tokenizer["model"]["type"]): True,
+            "tokenizer_words.js": {tokenizer["model"]["type"], *decodes} & WORDS,
+            "tokenizer_charsmap.js": any(step["step"] == "charsmap" for step in tokenizer["normalize"]),
+            "tokenizer_splits.js": any(
+                step["step"] == "metaspace" or step.get("behavior", "Isolated") not in BEHAVIORS
+                for step in tokenizer["split"]
+            ),
+            "tokenizer_decoders.js": decodes - DECODERS - WORDS,
+            "live_mechanisms.js": {how["mechanism"] for how in attends} - {"dot_product"},
+            "live_writing.js": self.content["layout"] != "encoder" and self.content["head"] == "LMHead",
+        }
+        named = {defined("operation")[step["op"]] for step in steps}
+        named |= {defined("mask")[how["mask"]["part"]] for how in attends}
+        named |= {name for name, is_needed in needed.items() if name and is_needed}
+        return tuple(sorted(named - IN_EVERY_PAGE))
 
     def data(self) -> Json:
-        return {"sections": list(map(section_data, self.sections))}
+        return dict(self.content)
 
 
-def section_data(section: Section | Chapter | Tab) -> Json:
-    """A section as it stands in the data block of the page."""
-    return {"kind": section.kind, "title": section.title, **section.data()}
+def _steps(entries: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """All steps of a program as JSON, those of its experts included."""
+    for entry in entries.values():
+        for step in entry["instructions"]:
+            yield step
+            if step["op"] == "experts":
+                yield from _steps(step["attributes"]["expert"])

@@ -7,7 +7,7 @@ of a set, Unicode forms, replacing by patterns, splitting by patterns, marking s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -15,14 +15,15 @@ from tokenizers import Tokenizer as Backend
 from triptych.errors import TextError
 from triptych.text import Tokenizer
 from triptych.text.detokenize import WITH_SPACE_BEFORE
-from triptych.text.tokenizer_limits import Step, steps
+from triptych.text.tokenizer_limits import Component, Step, steps
 
 from . import tokenizer_sets as sets
 from .tokenizer_regex import translate
 
 #: What the library's `ByteLevel` splits by (Radford et al. 2019).
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_Steps = Iterator[dict[str, Any]]
+_Steps = Iterable[dict[str, Any]]
+_Table = Mapping[str, Callable[["_Export", Step], _Steps]]
 
 
 def tokenizer_data(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -47,10 +48,9 @@ class _Export:
 
     def data(self) -> dict[str, Any]:
         before, after = self._around()
-        decoders = list(steps(self.backend.decoder))
-        kinds = {step["type"] for step in decoders}
-        normalize = [new for step in steps(self.backend.normalizer) for new in self._known(_NORMALIZERS, step)]
-        split = [new for step in steps(self.backend.pre_tokenizer) for new in self._known(_PRE_TOKENIZERS, step)]
+        kinds = {step["type"] for step in steps(self.backend.decoder)}
+        normalize = self._known(_NORMALIZERS, self.backend.normalizer)
+        split = self._known(_PRE_TOKENIZERS, self.backend.pre_tokenizer)
         _check_first(normalize, split)
         added = self._added()
         return {
@@ -61,15 +61,24 @@ class _Export:
             "before": before,
             "after": after,
             "bos": self.tokenizer.leading_bos,
-            "decode": [new for step in decoders for new in self._known(_DECODERS, step)] or [{"step": "spaces"}],
+            "decode": self._known(_DECODERS, self.backend.decoder) or [{"step": "spaces"}],
             "clean": [[text, text.strip()] for text in WITH_SPACE_BEFORE] if self.tokenizer.cleans_spaces else [],
             "names": {"bytes": "ByteLevel" in kinds, "marks": bool(kinds & {"Metaspace", "Replace"})},
             "sets": self.sets,
         }
 
-    def set(self, name: str, packed: sets.Packed) -> str:
-        self.sets[name] = packed
+    def set(self, name: str) -> str:
+        """The name, with the characters that it stands for among the sets of the page."""
+        self.sets[name] = sets.SETS[name]()
         return name
+
+    def each(self, name: str) -> list[str]:
+        """The pattern of one character of a set."""
+        return ["", self.set(name), ""]
+
+    def replaced(self, name: str, by: str = "") -> dict[str, Any]:
+        """The step that replaces the characters of a set."""
+        return {"step": "replace", "pattern": self.each(name), "content": by}
 
     def pattern(self, pattern: Mapping[str, str] | str) -> list[str]:
         """Texts and, at odd places, names of sets: a regular expression in JavaScript's `u` mode."""
@@ -79,15 +88,19 @@ class _Export:
             return ["".join(f"\\{c}" if c in "^$\\.*+?()[]{}|/" else c for c in pattern["String"])]
         parts = translate(pattern if isinstance(pattern, str) else pattern["Regex"])
         for source in parts[1::2]:
-            self.set(source, sets.of_regex(source))
+            self.sets[source] = sets.of_regex(source)
         return parts
 
-    def _known(self, table: Mapping[str, Callable[[_Export, Step], _Steps]], step: Step) -> _Steps:
-        if step["type"] not in table:
-            raise TextError(
-                f"the page's tokenizer does not know the step {step['type']}; it knows {', '.join(sorted(table))}"
-            )
-        return table[step["type"]](self, step)
+    def _known(self, table: _Table, part: Component | None) -> list[dict[str, Any]]:
+        """The steps of a part of the tokenizer as those of the scripts."""
+        known: list[dict[str, Any]] = []
+        for step in steps(part):
+            if step["type"] not in table:
+                raise TextError(
+                    f"the page's tokenizer does not know the step {step['type']}; it knows {', '.join(sorted(table))}"
+                )
+            known += table[step["type"]](self, step)
+        return known
 
     def _around(self) -> tuple[list[int], list[int]]:
         """The ids that the post-processors put before and after a text."""
@@ -125,9 +138,9 @@ class _Export:
                 {"id": token["id"], "text": text, "found": found, "late": late, "special": token["special"]} | flags
             )
         if any(entry["left"] or entry["right"] for entry in entries):
-            self.set("white space", sets.white_space())
+            self.set("white space")
         if any(entry["word"] for entry in entries):
-            self.set("word", sets.words_and_others()[0])
+            self.set("word")
         return entries
 
     def _model(self) -> dict[str, Any]:
@@ -178,76 +191,39 @@ def _check_first(normalize: list[dict[str, Any]], split: list[dict[str, Any]]) -
                 raise TextError("the page's tokenizer does not know Metaspace as 'first' after characters are removed")
 
 
-# Each function writes one step of the library as steps of the scripts.
+# What writes each step of the library as steps of the scripts.
 
 
 def _unicode(export: _Export, step: Step) -> _Steps:
-    yield _form(export, step["type"])
-
-
-def _form(export: _Export, form: str) -> dict[str, Any]:
-    return {"step": "unicode", "form": form, "set": export.set("unicode", sets.active_in_unicode_forms())}
+    yield {"step": "unicode", "form": step["type"], "set": export.set("unicode")}
 
 
 def _lower(export: _Export, step: Step) -> _Steps:
-    yield {"step": "lower", "set": export.set("lowered", sets.lowered())}
-
-
-def _cleaned(export: _Export, bert: bool) -> _Steps:
-    removed, spaces = sets.cleaned(bert)
-    yield {"step": "replace", "pattern": ["", export.set(f"removed {bert}", removed), ""], "content": ""}
-    yield {"step": "replace", "pattern": ["", export.set(f"spaces {bert}", spaces), ""], "content": " "}
+    yield {"step": "lower", "set": export.set("lowered")}
 
 
 def _bert(export: _Export, step: Step) -> _Steps:
     if step["clean_text"]:
-        yield from _cleaned(export, True)
+        yield export.replaced("removed True")
+        yield export.replaced("spaces True", " ")
     if step["handle_chinese_chars"]:
-        yield {"step": "around", "set": export.set("ideographs", sets.ideographs())}
+        yield {"step": "around", "set": export.set("ideographs")}
     if step["lowercase"] if step["strip_accents"] is None else step["strip_accents"]:
-        yield _form(export, "NFD")
-        yield {"step": "replace", "pattern": ["", export.set("accents True", sets.accents(True)), ""], "content": ""}
+        yield from _unicode(export, {"type": "NFD"})
+        yield export.replaced("accents True")
     if step["lowercase"]:
         yield from _lower(export, step)
 
 
-def _accents(export: _Export, step: Step) -> _Steps:
-    yield {"step": "replace", "pattern": ["", export.set("accents False", sets.accents(False)), ""], "content": ""}
-
-
-def _nmt(export: _Export, step: Step) -> _Steps:
-    yield from _cleaned(export, False)
-
-
-def _strip(export: _Export, step: Step) -> _Steps:
-    name = export.set("white space", sets.white_space())
-    yield {"step": "strip", "set": name, "left": step["strip_left"], "right": step["strip_right"]}
-
-
-def _replace(export: _Export, step: Step) -> _Steps:
-    yield {"step": "replace", "pattern": export.pattern(step["pattern"]), "content": step["content"]}
-
-
-def _prepend(export: _Export, step: Step) -> _Steps:
-    yield {"step": "prepend", "content": step["prepend"]}
-
-
 def _charsmap(export: _Export, step: Step) -> _Steps:
     if step["precompiled_charsmap"]:
-        classes = {kind: export.set(kind, packed) for kind, packed in sets.clusters().items()}
+        classes = sets.clusters()
+        export.sets |= classes
         yield {"step": "charsmap", "table": step["precompiled_charsmap"], "classes": list(classes)}
-
-
-def _bytes(export: _Export, step: Step) -> _Steps:
-    yield {"step": "bytes"}
 
 
 def _split_at(pattern: list[str], behavior: str, invert: bool = False) -> dict[str, Any]:
     return {"step": "split", "pattern": pattern, "behavior": behavior, "invert": invert}
-
-
-def _split(export: _Export, step: Step) -> _Steps:
-    yield _split_at(export.pattern(step["pattern"]), step["behavior"], step["invert"])
 
 
 def _byte_level(export: _Export, step: Step) -> _Steps:
@@ -256,35 +232,6 @@ def _byte_level(export: _Export, step: Step) -> _Steps:
     if step["use_regex"]:
         yield _split_at(export.pattern(_GPT2), "Isolated")
     yield {"step": "bytes"}
-
-
-def _whitespace(export: _Export, step: Step) -> _Steps:
-    words, others = sets.words_and_others()
-    pattern = ["", export.set("word", words), "+|", export.set("other", others), "+"]
-    yield _split_at(pattern, "Removed", invert=True)
-
-
-def _at_white_space(export: _Export, step: Step) -> _Steps:
-    yield _split_at(["", export.set("white space", sets.white_space()), ""], "Removed")
-
-
-def _bert_words(export: _Export, step: Step) -> _Steps:
-    yield from _at_white_space(export, step)
-    name = export.set("BertPreTokenizer", sets.set_apart("BertPreTokenizer"))
-    yield _split_at(["", name, ""], "Isolated")
-
-
-def _punctuation(export: _Export, step: Step) -> _Steps:
-    yield _split_at(["", export.set("Punctuation", sets.set_apart("Punctuation")), ""], step["behavior"])
-
-
-def _digits(export: _Export, step: Step) -> _Steps:
-    pattern = ["", export.set("Digits", sets.set_apart("Digits")), ""]
-    yield _split_at(pattern, "Isolated" if step["individual_digits"] else "Contiguous")
-
-
-def _delimiter(export: _Export, step: Step) -> _Steps:
-    yield _split_at(export.pattern({"String": step["delimiter"]}), "Removed")
 
 
 def _metaspace(export: _Export, step: Step) -> _Steps:
@@ -297,22 +244,40 @@ def _plain(export: _Export, step: Step) -> _Steps:
     yield {"step": step["type"]} | {key: value for key, value in step.items() if key != "type"}
 
 
-def _replace_tokens(export: _Export, step: Step) -> _Steps:
-    yield {"step": "Replace", "pattern": export.pattern(step["pattern"]), "content": step["content"]}
-
-
-_Table = Mapping[str, Callable[[_Export, Step], _Steps]]
 _NORMALIZERS: _Table = {
-    "NFC": _unicode, "NFD": _unicode, "NFKC": _unicode, "NFKD": _unicode, "Lowercase": _lower, "BertNormalizer": _bert,
-    "StripAccents": _accents, "Nmt": _nmt, "Strip": _strip, "Replace": _replace, "Prepend": _prepend,
-    "Precompiled": _charsmap, "ByteLevel": _bytes,
+    **dict.fromkeys(("NFC", "NFD", "NFKC", "NFKD"), _unicode), "Lowercase": _lower, "BertNormalizer": _bert,
+    "StripAccents": lambda export, step: [export.replaced("accents False")],
+    "Nmt": lambda export, step: [export.replaced("removed False"), export.replaced("spaces False", " ")],
+    "Strip": lambda export, step: [
+        {"step": "strip", "set": export.set("white space"), "left": step["strip_left"], "right": step["strip_right"]}
+    ],
+    "Replace": lambda export, step: [
+        {"step": "replace", "pattern": export.pattern(step["pattern"]), "content": step["content"]}
+    ],
+    "Prepend": lambda export, step: [{"step": "prepend", "content": step["prepend"]}],
+    "Precompiled": _charsmap,
+    "ByteLevel": lambda export, step: [{"step": "bytes"}],
 }  # fmt: skip
 _PRE_TOKENIZERS: _Table = {
-    "ByteLevel": _byte_level, "Split": _split, "Whitespace": _whitespace, "WhitespaceSplit": _at_white_space,
-    "Punctuation": _punctuation, "Digits": _digits, "Metaspace": _metaspace, "BertPreTokenizer": _bert_words,
-    "CharDelimiterSplit": _delimiter,
+    "ByteLevel": _byte_level,
+    "Split": lambda export, step: [_split_at(export.pattern(step["pattern"]), step["behavior"], step["invert"])],
+    "Whitespace": lambda export, step: [
+        _split_at(["", export.set("word"), "+|", export.set("other"), "+"], "Removed", invert=True)
+    ],
+    "WhitespaceSplit": lambda export, step: [_split_at(export.each("white space"), "Removed")],
+    "Punctuation": lambda export, step: [_split_at(export.each("Punctuation"), step["behavior"])],
+    "Digits": lambda export, step: [
+        _split_at(export.each("Digits"), "Isolated" if step["individual_digits"] else "Contiguous")
+    ],
+    "Metaspace": _metaspace,
+    "BertPreTokenizer": lambda export, step: [
+        _split_at(export.each("white space"), "Removed"), _split_at(export.each("BertPreTokenizer"), "Isolated")
+    ],
+    "CharDelimiterSplit": lambda export, step: [_split_at(export.pattern({"String": step["delimiter"]}), "Removed")],
 }  # fmt: skip
 _DECODERS: _Table = {
-    "ByteLevel": _plain, "WordPiece": _plain, "Metaspace": _plain, "ByteFallback": _plain, "Fuse": _plain,
-    "Strip": _plain, "Replace": _replace_tokens, "BPEDecoder": _plain,
+    **dict.fromkeys(("ByteLevel", "WordPiece", "Metaspace", "ByteFallback", "Fuse", "Strip", "BPEDecoder"), _plain),
+    "Replace": lambda export, step: [
+        {"step": "Replace", "pattern": export.pattern(step["pattern"]), "content": step["content"]}
+    ],
 }  # fmt: skip

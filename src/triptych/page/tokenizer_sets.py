@@ -8,8 +8,8 @@ written as a flat list of numbers, first how many code points to skip and then h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
@@ -76,23 +76,14 @@ def lowered() -> Packed:
 @cache
 def accents(bert: bool) -> Packed:
     """The marks that are removed: by BERT's normalizer, or by `StripAccents`."""
-    strip: normalizers.Normalizer = normalizers.StripAccents()
-    if bert:
-        strip = normalizers.BertNormalizer(
-            clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=False
-        )
+    strip = _bert(strip_accents=True) if bert else normalizers.StripAccents()
     return pack(char for char, result in _results(strip, "\n") if not result)
 
 
 @cache
 def cleaned(bert: bool) -> tuple[Packed, Packed]:
     """What BERT's normalizer, or `Nmt`, removes, and what it turns into spaces."""
-    clean: normalizers.Normalizer = normalizers.Nmt()
-    if bert:
-        clean = normalizers.BertNormalizer(
-            clean_text=True, handle_chinese_chars=False, strip_accents=False, lowercase=False
-        )
-    results = list(_results(clean, "a"))
+    results = list(_results(_bert(clean_text=True) if bert else normalizers.Nmt(), "a"))
     return (
         pack(char for char, result in results if not result),
         pack(char for char, result in results if result == " " != char),
@@ -102,10 +93,14 @@ def cleaned(bert: bool) -> tuple[Packed, Packed]:
 @cache
 def ideographs() -> Packed:
     """The characters around which BERT's normalizer puts spaces."""
-    apart = normalizers.BertNormalizer(
-        clean_text=False, handle_chinese_chars=True, strip_accents=False, lowercase=False
-    )
-    return pack(char for char, result in _results(apart, "a") if result == f" {char} ")
+    apart = _results(_bert(handle_chinese_chars=True), "a")
+    return pack(char for char, result in apart if result == f" {char} ")
+
+
+def _bert(**does: bool) -> normalizers.Normalizer:
+    """BERT's normalizer, which does this alone."""
+    off = {"clean_text": False, "handle_chinese_chars": False, "strip_accents": False, "lowercase": False}
+    return normalizers.BertNormalizer(**off | does)
 
 
 def _results(normalizer: normalizers.Normalizer, separator: str, before: str = "") -> Iterator[tuple[str, str]]:
@@ -183,3 +178,14 @@ def clusters() -> dict[str, Packed]:
         "linker": pack(joined("\u0915", "\u0937\u0301", 4) & extend),
         "conjunct": pack(joined(virama, "\u0937\u0301", 5) & extend),
     }
+
+
+SETS: dict[str, Callable[[], Packed]] = {
+    "unicode": active_in_unicode_forms, "lowered": lowered, "white space": white_space, "ideographs": ideographs,
+    "word": lambda: words_and_others()[0], "other": lambda: words_and_others()[1],
+    **{name: partial(set_apart, name) for name in ("Punctuation", "Digits", "BertPreTokenizer")},
+    **{f"accents {bert}": partial(accents, bert) for bert in (False, True)},
+    "removed False": lambda: cleaned(False)[0], "spaces False": lambda: cleaned(False)[1],
+    "removed True": lambda: cleaned(True)[0], "spaces True": lambda: cleaned(True)[1],
+}  # fmt: skip
+"""What the steps of a tokenizer name."""

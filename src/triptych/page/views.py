@@ -1,23 +1,25 @@
-"""Sections of what else is seen inside a model: matrices whose cells open, and vectors as points in a plane."""
+"""Sections of what else is seen inside a model: matrices whose cells open, points in a plane, weights over pictures."""
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from triptych.errors import InputError
 
-Json = dict[str, object]
+from .sections import Json, Section, fields_of
+
 Detail = Sequence[tuple[str, float]]
+DARKEST = 0.85  # how opaque the cover of a patch without weight is
 
 
 @dataclass(frozen=True, eq=False)
-class MatrixSection:
+class MatrixSection(Section):
     """Rows by columns of short texts; a chosen cell lists its `details`, names with numbers, where there are any.
 
     `cells` are [R][C]; `shade` [R][C] says how strong a cell's colour is, in [0, 1].  `about` describes what `details`
@@ -26,7 +28,6 @@ class MatrixSection:
     Raises InputError where these have other shapes, or a shade is not finite.
     """
 
-    title: str
     note: str
     rows: Sequence[str]
     columns: Sequence[str]
@@ -35,7 +36,6 @@ class MatrixSection:
     details: Sequence[Sequence[Detail]] | None = None
     about: str = ""
     chosen: tuple[int, int] | None = None
-    kind: ClassVar[str] = "matrix"
 
     def __post_init__(self) -> None:
         shape = (len(self.rows), len(self.columns))
@@ -82,17 +82,15 @@ class PlanePoints:
 
 
 @dataclass(frozen=True, eq=False)
-class PlaneSection:
+class PlaneSection(Section):
     """Tokens of one or several texts as points, by layer; each stack is drawn by itself.
 
     Raises InputError where the points do not fit the tokens and layers, or are not finite.
     """
 
-    title: str
     note: str
     texts: Sequence[str]
     stacks: Sequence[PlanePoints]
-    kind: ClassVar[str] = "plane"
 
     def __post_init__(self) -> None:
         for one in self.stacks:
@@ -108,10 +106,71 @@ class PlaneSection:
         for one in self.stacks:
             # Each layer fills the picture: its furthest point is 1000 steps from the centre.
             furthest = np.maximum(np.abs(one.at).max(axis=(1, 2), keepdims=True), 1e-12)
-            at = np.rint(one.at / furthest * 1000).astype(int)
-            stacks.append({
-                "stack": one.stack, "layers": list(one.layers), "tokens": list(one.tokens), "text": list(one.text),
-                "place": list(one.place), "at": [layer.ravel().tolist() for layer in at],
-                "share": [round(float(x), 3) for x in one.share], "named": list(one.named),
-            })  # fmt: skip
+            at = np.rint(one.at / furthest * 1000).astype(int).reshape(len(one.layers), -1)
+            stacks.append(fields_of(one) | {"at": at.tolist(), "share": [round(float(x), 3) for x in one.share]})
         return {"note": self.note, "texts": list(self.texts), "stacks": stacks}
+
+
+@dataclass(frozen=True, eq=False)
+class PatchWeights:
+    """A word, the weight of each patch for it, `[rows, columns]` in [0, 1], and a few words `about` them."""
+
+    word: str
+    weights: npt.NDArray[np.float64]
+    about: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """An image as a PNG file, and the patches of it that each of `words` attends to."""
+
+    name: str
+    png: bytes
+    words: Sequence[PatchWeights]
+
+
+@dataclass(frozen=True, eq=False)
+class PicturesSection(Section):
+    """Images, each once for every word, in which a patch is the darker the less weight it has.
+
+    Raises InputError for weights that are no matrix, or outside [0, 1].
+    """
+
+    note: str
+    pictures: Sequence[Picture]
+
+    def __post_init__(self) -> None:
+        for word in (word for picture in self.pictures for word in picture.words):
+            weights = np.asarray(word.weights)
+            if weights.ndim != 2 or not weights.size or not (weights.min() >= 0 and weights.max() <= 1):
+                raise InputError(
+                    f"picture {self.title!r}: the weights of {word.word!r} are {list(weights.shape)}; give a matrix of "
+                    "numbers in [0, 1]"
+                )
+
+    def shown(self, picture: Picture) -> str:
+        """The image as a `data:` URL."""
+        return "data:image/png;base64," + base64.b64encode(picture.png).decode("ascii")
+
+    def covers(self, word: PatchWeights) -> list[tuple[int, int, float]]:
+        """Column, row and opacity of what covers each patch; the patch with the most weight is not covered."""
+        most = max(float(word.weights.max()), 1e-12)
+        rows, columns = word.weights.shape
+        return [
+            (x, y, round(DARKEST * (1 - float(word.weights[y, x]) / most), 3))
+            for y in range(rows)
+            for x in range(columns)
+        ]
+
+    def data(self) -> Json:
+        pictures = [
+            {
+                "name": picture.name,
+                "words": [
+                    {"word": one.word, "about": one.about, "weights": np.round(one.weights, 4).tolist()}
+                    for one in picture.words
+                ],
+            }
+            for picture in self.pictures
+        ]
+        return {"note": self.note, "pictures": pictures}

@@ -297,7 +297,7 @@ def _show_section(section: page.Section) -> None:
         case page.Facts():
             screen.show(screen.facts([(name, screen.plain(value)) for name, value in section.rows]), section.title)
         case page.Samples():
-            rows = [(sample.label, screen.plain(sample.text)) for sample in section.ordered]
+            rows = [(sample.label, screen.plain(sample.text)) for sample in section.items]
             screen.show(screen.facts(rows), section.title)
         case page.Prose():
             screen.show(screen.facts([("", text) for _, text in section.blocks]), section.title)
