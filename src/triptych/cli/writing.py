@@ -1,0 +1,193 @@
+"""`triptych summarize`, `translate`, `answer` and `caption`: texts that a model writes from others, or from images."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from triptych.cli import options, screen
+from triptych.cli.loading import load_model, read_document, read_texts
+from triptych.cli.options import argument, flag, option
+from triptych.errors import InputError
+
+if TYPE_CHECKING:
+    from triptych.model import Model
+
+MOST_TOKENS = 64  # of a caption
+
+
+@options.opens
+def summarize(
+    checkpoint: options.Checkpoint,
+    file: Annotated[str, argument("The text file to summarize, or - for stdin.", "FILE")],
+    max_new_tokens: options.TaskLength = None,
+    beams: options.TaskBeams = None,
+    as_json: options.Json = False,
+) -> None:
+    """Summarize a text file, with the settings that the checkpoint has for it."""
+    from triptych.tasks import summary
+
+    text = read_document(file)
+    model = load_model(checkpoint)
+    task = summary(model.inputs, model.hf or {}, text)
+    screen.note_on_prompt(task.text)
+    with screen.waiting("summarizing"):
+        (generation,) = model.summarize([text], **options.chosen(max_new_tokens=max_new_tokens, beams=beams))
+    if as_json:
+        result = {"text": generation.text.strip(), "reason": generation.reason}
+        screen.result({"file": file, "prompt": task.text, **result, "tokens": len(generation.ids)})
+    else:
+        screen.write(generation.text.strip() + "\n")
+
+
+@options.opens
+def translate(
+    checkpoint: options.Checkpoint,
+    texts: options.Lines = None,
+    source: Annotated[str | None, option("The language of the text, as en or en_XX.", "LANGUAGE", "--from")] = None,
+    target: Annotated[str | None, option("The language to write, as de or de_DE.", "LANGUAGE", "--to")] = None,
+    max_new_tokens: options.TaskLength = None,
+    beams: options.TaskBeams = None,
+    as_json: options.Json = False,
+) -> None:
+    """Translate texts; for an unknown language, the error lists those that the model knows."""
+    from triptych.tasks import translation
+
+    inputs = read_texts(texts, lines=True)
+    model = load_model(checkpoint)
+    writing_tasks = [translation(model.inputs, model.hf or {}, text, source, target) for text in inputs]
+    settings = options.chosen(max_new_tokens=max_new_tokens, beams=beams)
+    with screen.waiting(f"translating {len(inputs):,} texts"):
+        generations = model.translate(inputs, source, target, **settings)
+    if as_json:
+        rows = [
+            {"text": text, "translation": one.text.strip(), "prompt": of.text, "reason": one.reason}
+            for text, one, of in zip(inputs, generations, writing_tasks, strict=True)
+        ]
+        screen.result({"from": source, "to": target, "results": rows})
+        return
+    screen.note_on_prompt(writing_tasks[0].text)
+    for one in generations:
+        screen.write(one.text.strip() + "\n")
+
+
+@options.opens
+def answer(
+    checkpoint: options.Checkpoint,
+    question: Annotated[str, argument("The question about the context.", "QUESTION")],
+    context: Annotated[str, option("Text with the answer: a file, a text, or - for stdin.", "FILE|TEXT")],
+    top: Annotated[int, option("How many spans of the text to show.", "N", min=1)] = 1,
+    longest: Annotated[int, option("Most tokens of a piece of the text.", "N", min=1)] = 15,
+    no_answer: Annotated[bool, flag("--no-answer", "Allow 'no answer' as a result, for models of SQuAD 2.0.")] = False,
+    window: options.Window = None,
+    overlap: options.Overlap = None,
+    max_new_tokens: options.TaskLength = None,
+    as_json: options.Json = False,
+) -> None:
+    """Answer a question from a text: with the likeliest span of it, or with generated text, as the model allows."""
+    from triptych.spec import SpanHeadSpec
+
+    if not question.strip():
+        raise typer.BadParameter("the question is empty; ask something about the context")
+    text = _context(context)
+    model = load_model(checkpoint)
+    if not isinstance(model.spec.head, SpanHeadSpec) and model.spec.layout != "encoder":
+        _answer_in_words(model, question, text, max_new_tokens, as_json)
+        return
+    with screen.waiting("reading the context"):
+        answers = model.answer(
+            question, text, longest=longest, top=top, no_answer=no_answer, window=window, overlap=overlap
+        )
+    empty = answers[0].no_answer
+    if as_json:
+        rows = [
+            {"text": one.text, "score": one.score, "probability": one.probability, "start": one.begin, "end": one.end}
+            for one in answers
+        ]
+        screen.result({"question": question, "results": rows, "no_answer": empty})
+        return
+    lines = [(one.text or "(no answer)", f"{one.score:.4f}", f"{one.begin:,}-{one.end:,}") for one in answers]
+    numbers = ["score", "characters"]
+    screen.show_rows(("answer", *numbers), lines, question, right=numbers)
+    if empty is not None and not no_answer:
+        screen.note(f"score of no answer: {empty:.4f}; --no-answer lets it win")
+
+
+def _context(argument: str) -> str:
+    """The context that was given: a file, stdin, or the text itself.  Raises InputError for a file that is missing."""
+    if argument == "-" or os.path.exists(argument):
+        return read_document(argument)
+    if not argument.strip():
+        raise typer.BadParameter("the context is empty; give a file or a text", param_hint="--context")
+    if not any(c.isspace() for c in argument) and (os.sep in argument or os.path.splitext(argument)[1]):
+        raise InputError(f"{argument}: there is no such file, and as a text it is one word; check --context")
+    return argument
+
+
+def _answer_in_words(model: Model, question: str, text: str, max_new_tokens: int | None, as_json: bool) -> None:
+    from triptych.tasks import written_answer
+
+    task = written_answer(model.inputs, model.hf or {}, question, text)
+    screen.note_on_prompt(task.text)
+    with screen.waiting("writing"):
+        generation = model.answer_in_words(question, text, **options.chosen(max_new_tokens=max_new_tokens))
+    if as_json:
+        results = [{"text": generation.text.strip(), "reason": generation.reason}]
+        screen.result({"question": question, "prompt": task.text, "results": results})
+    else:
+        screen.write(generation.text.strip() + "\n")
+
+
+@options.opens
+def caption(
+    checkpoint: options.Checkpoint,
+    images: Annotated[list[Path], argument("Image files, prepared as the checkpoint says.", "IMAGE...")],
+    max_new_tokens: Annotated[
+        int | None,
+        option(f"Stop after N tokens; by default {MOST_TOKENS}, or fewer with a shorter decoder.", "N", min=1),
+    ] = None,
+    beams: Annotated[int, option("Beam search with N beams; 0 is none.", "N", min=0)] = 0,
+    temperature: options.Temperature = 0.0,
+    seed: Annotated[int, option("Seed of sampling.", "N")] = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Write a text for each image, with an encoder of images and a decoder; token ids without a tokenizer."""
+    model = load_model(checkpoint)
+    _check_captions(model)
+    if max_new_tokens is None:
+        context = model.spec.context
+        max_new_tokens = MOST_TOKENS if context is None else min(MOST_TOKENS, context - 1)  # one is the start token's
+    generations = model.generate(
+        images, max_new_tokens=max_new_tokens, beams=beams, temperature=temperature, seed=None if beams else seed
+    )
+    if as_json:
+        rows = [
+            {"image": str(image), "text": one.text, "ids": one.ids, "reason": one.reason}
+            for image, one in zip(images, generations, strict=True)
+        ]
+        screen.result({"results": rows})
+        return
+    for image, one in zip(images, generations, strict=True):
+        name = f"{screen.plain(str(image))}: " if len(images) > 1 else ""
+        text = " ".join(map(str, one.ids)) if model.tokenizer is None else one.text.strip()
+        screen.write(f"{name}{text}\n")
+
+
+def _check_captions(model: Model) -> None:
+    """Raise InputError for a model that does not read images, or does not write."""
+    from triptych.spec import PatchesSpec
+
+    kind = f"of the type vision-encoder-decoder; this {model.spec.family} model"
+    if not isinstance(model.spec.reads.embed, PatchesSpec):
+        raise InputError(
+            f"caption needs a model that reads images and writes text, {kind} does not read images (of LLaVA, Gemma 3 "
+            "and Mistral 3 the text model is read; what is missing is an input slot that puts the vectors of an image "
+            "between tokens)"
+        )
+    if model.spec.layout != "encoder-decoder":
+        raise InputError(
+            f"caption needs a model with a decoder, {kind} has none: triptych classify gives the labels of an image"
+        )
