@@ -79,13 +79,13 @@ def classify(
 
 def _classify_tokens(model: Model, texts: list[str], as_json: bool) -> None:
     from triptych.spec import TokenHeadSpec
-    from triptych.tasks import entities
+    from triptych.tasks import joined
 
     named_labels = isinstance(
         model.spec.head, TokenHeadSpec
     )  # a discriminator tells replaced tokens from original ones
     tagged = zip(texts, model.tag(texts), strict=True)
-    results = [(text, tags, entities(tags, text) if named_labels else []) for text, tags in tagged]
+    results = [(text, tags, joined(tags, text) if named_labels else []) for text, tags in tagged]
     if as_json:
         rows = [
             {"text": text, "tokens": [asdict(tag) for tag in tags], "entities": [asdict(one) for one in named]}

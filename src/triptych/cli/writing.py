@@ -32,7 +32,7 @@ def summarize(
 
     text = read_document(file)
     model = load_model(checkpoint)
-    task = summary(model.inputs, model.hf or {}, text)
+    task = summary(model.inputs, text)
     screen.note_on_prompt(task.text)
     with screen.waiting("summarizing"):
         (generation,) = model.summarize([text], **options.chosen(max_new_tokens=max_new_tokens, beams=beams))
@@ -58,7 +58,7 @@ def translate(
 
     inputs = read_texts(texts, lines=True)
     model = load_model(checkpoint)
-    writing_tasks = [translation(model.inputs, model.hf or {}, text, source, target) for text in inputs]
+    writing_tasks = [translation(model.inputs, text, source, target) for text in inputs]
     settings = options.chosen(max_new_tokens=max_new_tokens, beams=beams)
     with screen.waiting(f"translating {len(inputs):,} texts"):
         generations = model.translate(inputs, source, target, **settings)
@@ -130,7 +130,7 @@ def _context(argument: str) -> str:
 def _answer_in_words(model: Model, question: str, text: str, max_new_tokens: int | None, as_json: bool) -> None:
     from triptych.tasks import written_answer
 
-    task = written_answer(model.inputs, model.hf or {}, question, text)
+    task = written_answer(model.inputs, question, text)
     screen.note_on_prompt(task.text)
     with screen.waiting("writing"):
         generation = model.answer_in_words(question, text, **options.chosen(max_new_tokens=max_new_tokens))

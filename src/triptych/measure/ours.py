@@ -94,7 +94,7 @@ class Ours(Side):
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         model = self._model()
-        return [len(row) for row in model.inputs.sentences(list(texts), model.hf or {})]
+        return [len(row) for row in model.inputs.sentences(list(texts))]
 
     @torch.inference_mode()
     def read(self, sources: Sources) -> None:
