@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from triptych.cli import options, screen
-from triptych.cli.options import option
 from triptych.cli.patch import MetricOption, answers_of
 
 if TYPE_CHECKING:
@@ -18,34 +17,41 @@ Part = Literal["heads", "attention", "mlp", "blocks", "neurons", "positions"]
 Kind = Literal["zero", "mean", "resample"]
 
 
-@options.opens
 def ablate(
     checkpoint: options.Checkpoint,
     texts: options.Texts = None,
-    part: Annotated[Part, option("What is ablated, one at a time.")] = "heads",
-    heads: Annotated[
-        str | None,
-        option("Only these heads, as in L4H2,L5H0; of two stacks encoder.L4H2, decoder.L4H2 or cross.L4H2.", "HEADS"),
-    ] = None,
-    kind: Annotated[
-        Kind, option("What replaces its values: zero, the mean over texts, or another text's values.")
-    ] = "zero",
-    within: Annotated[str, option("Only at these sites, as in blocks.3.*", "GLOB")] = "*",
-    unit: Annotated[list[int] | None, option("With --part neurons: only this one. Repeatable.", "N")] = None,
-    position: Annotated[list[int] | None, option("Only at this position. Repeatable.", "P")] = None,
-    reference: Annotated[
-        list[str] | None, option("Text whose values --kind mean or resample takes. Repeatable.", "TEXT")
-    ] = None,
-    answer: Annotated[str | None, option("The right next token.", "TOKEN")] = None,
-    other: Annotated[str | None, option("A token to compare it with.", "TOKEN")] = None,
-    metric: Annotated[MetricOption | None, option("What is measured; by default as with patch.")] = None,
+    *,
+    part: Part = "heads",
+    heads: str | None = None,
+    kind: Kind = "zero",
+    within: str = "*",
+    unit: list[int] | None = None,
+    position: list[int] | None = None,
+    reference: list[str] | None = None,
+    answer: str | None = None,
+    other: str | None = None,
+    metric: MetricOption | None = None,
     at: options.MeasuredAt = None,
     target: options.DecoderInput = None,
-    seed: Annotated[int, option("Seed of --kind resample.", "N", min=0, max=options.LAST_SEED)] = 0,
-    top: Annotated[int, option("Units listed, largest effect first.", "N", min=1)] = 24,
+    seed: options.Seed = 0,
+    top: options.Positive = 24,
     as_json: options.Json = False,
 ) -> None:
-    """Run texts without one head, layer, neuron or position at a time, and show what the output loses."""
+    """Run texts without one head, layer, neuron or position at a time, and show what the output loses.
+
+    --part: What is ablated, one at a time.
+    --heads HEADS: Only these heads, as in L4H2,L5H0; of two stacks encoder.L4H2, decoder.L4H2 or cross.L4H2.
+    --kind: What replaces its values: zero, the mean over texts, or another text's values.
+    --within GLOB: Only at these sites, as in blocks.3.*
+    --unit N: With --part neurons: only this one. Repeatable.
+    --position P: Only at this position. Repeatable.
+    --reference TEXT: Text whose values --kind mean or resample takes. Repeatable.
+    --answer TOKEN: The right next token.
+    --other TOKEN: A token to compare it with.
+    --metric: What is measured; by default as with patch.
+    --seed N: Seed of --kind resample.
+    --top N: Units listed, largest effect first.
+    """
     if heads is not None and part != "heads":
         raise typer.BadParameter(f"--heads is for --part heads, not {part}")
     if unit and part != "neurons":

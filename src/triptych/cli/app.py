@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from triptych import __version__
-from triptych.cli import failure
+from triptych.cli import failure, options
 from triptych.cli.ablate import ablate
 from triptych.cli.bench import bench
 from triptych.cli.chat import chat
@@ -67,7 +67,7 @@ GROUPS = {
 failure.application = app
 for _title, _commands in GROUPS.items():
     for _command in _commands:
-        app.command(rich_help_panel=_title)(_command)
+        app.command(rich_help_panel=_title)(options.command(_command))
 
 
 def _entry_command(entry: EntryPoint) -> Callable[..., object]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from triptych.cli import options, screen
-from triptych.cli.options import option
 from triptych.cli.screen import mib
 
 if TYPE_CHECKING:
@@ -26,44 +25,39 @@ class BenchPeer(StrEnum):
     ctranslate2 = "ctranslate2"
 
 
-@options.opens
 def bench(
     checkpoint: options.Checkpoint,
-    against: Annotated[
-        list[BenchPeer] | None, option("Library to measure on the same file, in turn. Repeatable.")
-    ] = None,
-    peer_dtype: Annotated[
-        Literal["fp32", "bf16", "int8"] | None, option("Dtype of the peers' weights; by default ours.")
-    ] = None,
-    executor: Annotated[
-        Literal["auto", "modules", "static", "compiled"],
-        option(
-            "What computes our steps: native code where possible (auto), the modules, steps of fixed shapes (CUDA "
-            "graphs on a GPU), or those compiled by torch."
-        ),
-    ] = "auto",
+    *,
+    against: list[BenchPeer] | None = None,
+    peer_dtype: Literal["fp32", "bf16", "int8"] | None = None,
+    executor: Literal["auto", "modules", "static", "compiled"] = "auto",
     matmul: options.Matmul = "auto",
     cache: options.Cache = "auto",
-    prompt_tokens: Annotated[
-        list[int] | None, option("Length of a prompt to read; by default 128 and 512. Repeatable.", "N")
-    ] = None,
-    context: Annotated[
-        list[int] | None, option("Tokens before decoding is timed; by default 8 and 512. Repeatable.", "N")
-    ] = None,
-    new_tokens: Annotated[
-        int | None,
-        option("Tokens to decode; by default 64, of an encoder-decoder 48 from texts and 128 from sound.", "N"),
-    ] = None,
-    requests: Annotated[int | None, option("Requests that run at once; by default 8.", "N")] = None,
-    texts: Annotated[int | None, option("Texts to encode; by default 512.", "N")] = None,
-    beams: Annotated[int | None, option("Width of an encoder-decoder's beam search; by default 4.", "N")] = None,
-    repeat: Annotated[int, option("Runs, of which the median is shown.", "N")] = 5,
-    threads: Annotated[
-        int | None, option("Threads; by default one for each usable core.", "N", min=1, max=1024)
-    ] = None,
+    prompt_tokens: list[int] | None = None,
+    context: list[int] | None = None,
+    new_tokens: int | None = None,
+    requests: int | None = None,
+    texts: int | None = None,
+    beams: int | None = None,
+    repeat: int = 5,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024)] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure the speed and memory of a model, the limit of this machine beside it, and other libraries."""
+    """Measure the speed and memory of a model, the limit of this machine beside it, and other libraries.
+
+    --against: Library to measure on the same file, in turn. Repeatable.
+    --peer-dtype: Dtype of the peers' weights; by default ours.
+    --executor: What computes our steps: native code where possible (auto), the modules, steps of fixed shapes (CUDA
+        graphs on a GPU), or those compiled by torch.
+    --prompt-tokens N: Length of a prompt to read; by default 128 and 512. Repeatable.
+    --context N: Tokens before decoding is timed; by default 8 and 512. Repeatable.
+    --new-tokens N: Tokens to decode; by default 64, of an encoder-decoder 48 from texts and 128 from sound.
+    --requests N: Requests that run at once; by default 8.
+    --texts N: Texts to encode; by default 512.
+    --beams N: Width of an encoder-decoder's beam search; by default 4.
+    --repeat N: Runs, of which the median is shown.
+    --threads N: Threads; by default one for each usable core.
+    """
     if checkpoint.adapter is not None:
         raise typer.BadParameter("bench measures whole models; write one with triptych convert MODEL OUT --adapter DIR")
     with screen.stages() as stage:

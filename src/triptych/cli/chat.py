@@ -6,12 +6,11 @@ import json
 import random
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from triptych.cli import options, screen
 from triptych.cli.failure import describe_error, print_error
 from triptych.cli.loading import check_generates, decode_stdin, load_draft, load_model
-from triptych.cli.options import flag, option
 from triptych.errors import InputError, TextError
 
 if TYPE_CHECKING:
@@ -26,27 +25,30 @@ COMMANDS = {
 }
 
 
-@options.opens
 def chat(
     checkpoint: options.Checkpoint,
-    system: Annotated[str, option("System message before the first turn.", "TEXT")] = "",
-    show_prompt: Annotated[bool, flag("--show-prompt", "Show the rendered prompt and its token ids.")] = False,
+    *,
+    system: str = "",
+    show_prompt: bool = False,
     max_new_tokens: options.MaxNewTokens = 512,
     temperature: options.Temperature = 0.7,
     top_k: options.TopK = 0,
     top_p: options.TopP = 0.9,
     min_p: options.MinP = 0.0,
     repetition_penalty: options.Penalty = 1.0,
-    seed: Annotated[
-        int | None, option("The same seed gives the same answers; random if omitted; the seed is printed.", "N")
-    ] = None,
+    seed: int | None = None,
     stop: options.Stop = None,
     draft: options.Draft = None,
     draft_tokens: options.DraftTokens = 4,
     cache: options.Cache = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Hold a conversation; /help lists its commands. Without a terminal, each line of stdin is a turn."""
+    """Hold a conversation; /help lists its commands. Without a terminal, each line of stdin is a turn.
+
+    --system TEXT: System message before the first turn.
+    --show-prompt: Show the rendered prompt and its token ids.
+    --seed N: The same seed gives the same answers; random if omitted; the seed is printed.
+    """
     model = load_model(checkpoint)
     check_generates(model, checkpoint.model)
     settings = {

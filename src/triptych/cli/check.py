@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from triptych.cli import options, screen
-from triptych.cli.options import fraction, option
 
 if TYPE_CHECKING:
     from triptych.check import Report
@@ -34,23 +33,25 @@ class CacheForm(StrEnum):
 
 def check(
     model: options.ModelPath,
-    against: Annotated[
-        Literal["transformers", "none"] | None,
-        option("Library to compare with; by default transformers, if installed."),
-    ] = None,
-    threshold: Annotated[float, fraction("Largest allowed difference of log-probabilities.", min=0)] = 1e-4,
-    quantize: Annotated[list[Form] | None, option("Also measure the quality of this packed form. Repeatable.")] = None,
-    cache: Annotated[
-        list[CacheForm] | None,
-        option("Also measure the quality with a cache of fp32, fp16, bf16 or int8. Repeatable.", "TYPE"),
-    ] = None,
-    data: Annotated[Path | None, option("Text of which to measure the perplexity.", "FILE")] = None,
+    *,
+    against: Literal["transformers", "none"] | None = None,
+    threshold: Annotated[float, typer.Option(min=0)] = 1e-4,
+    quantize: list[Form] | None = None,
+    cache: list[CacheForm] | None = None,
+    data: Path | None = None,
     adapter: options.Adapter = None,
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compare every fast path with the reference, and the model with transformers; exit 1 if they differ."""
+    """Compare every fast path with the reference, and the model with transformers; exit 1 if they differ.
+
+    --against: Library to compare with; by default transformers, if installed.
+    --threshold: Largest allowed difference of log-probabilities.
+    --quantize: Also measure the quality of this packed form. Repeatable.
+    --cache TYPE: Also measure the quality with a cache of fp32, fp16, bf16 or int8. Repeatable.
+    --data FILE: Text of which to measure the perplexity.
+    """
     with screen.stages() as stage:
         stage("loading torch")
         from triptych import machine

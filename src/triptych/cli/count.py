@@ -10,7 +10,7 @@ import typer
 
 from triptych.cli import options, screen
 from triptych.cli.loading import header_of
-from triptych.cli.options import argument, flag, fraction, option
+from triptych.cli.options import argument
 from triptych.cli.screen import mib
 from triptych.families.named import NAMED
 
@@ -30,30 +30,28 @@ def count(
             "MODEL",
         ),
     ],
-    context: Annotated[
-        int | None, option("Positions in the cache; by default the model's context.", "N", min=1)
-    ] = None,
-    batch: Annotated[int, option("Number of sequences that run together.", "N", min=1)] = 1,
-    dtype: Annotated[
-        str, option("Dtype of the weights: fp32, bf16, fp16, fp8, int8, q8_0, q4_k and other types.")
-    ] = "fp16",
-    cache_dtype: Annotated[
-        str | None, option("Dtype of the cache, int8 with its scales; that of weights in fp32 or bf16, else fp16.")
-    ] = None,
-    speed: Annotated[
-        bool, flag("--speed", "Measure this machine for a few seconds and print the speed it allows.")
-    ] = False,
-    read: Annotated[
-        float | None, fraction("Memory bandwidth of another machine, with --matmul.", "GB/S", min=1e-3)
-    ] = None,
-    matmul: Annotated[
-        float | None, fraction("Matmul rate of another machine, with --read.", "GFLOP/S", min=1e-3)
-    ] = None,
+    *,
+    context: options.Positive | None = None,
+    batch: options.Positive = 1,
+    dtype: str = "fp16",
+    cache_dtype: str | None = None,
+    speed: bool = False,
+    read: Annotated[float | None, typer.Option(min=1e-3)] = None,
+    matmul: Annotated[float | None, typer.Option(min=1e-3)] = None,
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
-    """Count parameters, bytes, FLOPs and memory for training, from the config or header alone."""
+    """Count parameters, bytes, FLOPs and memory for training, from the config or header alone.
+
+    --context N: Positions in the cache; by default the model's context.
+    --batch N: Number of sequences that run together.
+    --dtype: Dtype of the weights: fp32, bf16, fp16, fp8, int8, q8_0, q4_k and other types.
+    --cache-dtype: Dtype of the cache, int8 with its scales; that of weights in fp32 or bf16, else fp16.
+    --speed: Measure this machine for a few seconds and print the speed it allows.
+    --read GB/S: Memory bandwidth of another machine, with --matmul.
+    --matmul GFLOP/S: Matmul rate of another machine, with --read.
+    """
     from triptych.count import DTYPES, predict
     from triptych.count import count as count_model
 

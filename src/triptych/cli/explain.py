@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triptych.cli import options, screen
-from triptych.cli.options import argument, flag, option
+from triptych.cli.options import argument
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -23,25 +23,29 @@ BRIEF = 4  # numbers shown of a parameter
 def explain(
     model: Annotated[str | None, argument(options.MODEL, "[MODEL]")] = None,
     text: options.Text = None,
-    layer: Annotated[int, option("The block to explain.", "I")] = 0,
-    head: Annotated[int, option("The head to show.", "I")] = 0,
-    row: Annotated[
-        int | None, option("The token to follow; by default the one that determines the output.", "I")
-    ] = None,
-    cache: Annotated[
-        bool, flag("--cache", "Explain one decoding step with the KV cache: what is computed and what is reused.")
-    ] = False,
-    example: Annotated[str | None, option("A worked example of the lectures, for example L2.1.", "NAME")] = None,
-    save: Annotated[Path | None, option("Write the steps to an offline .html page.", "FILE")] = None,
-    playground: Annotated[
-        Path | None, option("Write an .html page where Q, K and V are edited by hand.", "FILE")
-    ] = None,
+    *,
+    layer: int = 0,
+    head: int = 0,
+    row: int | None = None,
+    cache: bool = False,
+    example: str | None = None,
+    save: Path | None = None,
+    playground: Path | None = None,
     device: options.Device = "cpu",
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
-    """Explain the forward pass of a text: the formula, shapes and numbers of each step, each recomputed."""
+    """Explain the forward pass of a text: the formula, shapes and numbers of each step, each recomputed.
+
+    --layer I: The block to explain.
+    --head I: The head to show.
+    --row I: The token to follow; by default the one that determines the output.
+    --cache: Explain one decoding step with the KV cache: what is computed and what is reused.
+    --example NAME: A worked example of the lectures, for example L2.1.
+    --save FILE: Write the steps to an offline .html page.
+    --playground FILE: Write an .html page where Q, K and V are edited by hand.
+    """
     if playground is not None:
         if model is not None or example is not None or cache or save is not None:
             raise typer.BadParameter("--playground is a page without a model; omit all but FILE")

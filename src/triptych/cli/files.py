@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from triptych.cli import options, screen
 from triptych.cli.loading import base_header, load_model
-from triptych.cli.options import argument, flag, option
 
 
 def convert(
     model: options.ModelPath,
-    out: Annotated[str, argument("Output directory, or .gguf file.", "OUT")],
-    to: Annotated[Literal["hf", "gguf"] | None, option("Output format; by default from the ending of OUT.")] = None,
-    dtype: Annotated[
-        Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1"] | None,
-        option("Type of the matrices; by default the stored dtype, f32 for quantized ones. q* needs gguf."),
-    ] = None,
+    out: str,
+    *,
+    to: Literal["hf", "gguf"] | None = None,
+    dtype: Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1"] | None = None,
     adapter: options.Adapter = None,
-    force: Annotated[bool, flag("--force", "Replace an existing OUT.")] = False,
+    force: bool = False,
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
-    """Convert a checkpoint to a Hugging Face directory, or to one GGUF file for llama.cpp."""
+    """Convert a checkpoint to a Hugging Face directory, or to one GGUF file for llama.cpp.
+
+    OUT: Output directory, or .gguf file.
+    --to: Output format; by default from the ending of OUT.
+    --dtype: Type of the matrices; by default the stored dtype, f32 for quantized ones. q* needs gguf.
+    --force: Replace an existing OUT.
+    """
     with screen.waiting(f"converting {model}"):
         from triptych import machine
         from triptych.checkpoints.convert import convert as run
@@ -43,14 +46,18 @@ def convert(
     screen.show(screen.facts([*rows, ("size", screen.mib(conversion.nbytes))]))
 
 
-@options.opens
 def page(
     checkpoint: options.Checkpoint,
-    out: Annotated[Path, option("Write the page to this .html file.", "FILE")],
-    text: Annotated[str | None, option("The text that the page begins with.", "TEXT")] = None,
+    *,
+    out: Path,
+    text: str | None = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write one offline HTML page that runs a small model: type, remove heads, generate."""
+    """Write one offline HTML page that runs a small model: type, remove heads, generate.
+
+    --out FILE: Write the page to this .html file.
+    --text TEXT: The text that the page begins with.
+    """
     screen.check_suffix(out, option="--out")
     from triptych.page.render import check_place
 

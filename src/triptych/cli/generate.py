@@ -6,13 +6,12 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from triptych.cli import options, screen
 from triptych.cli.loading import check_generates, load_draft, load_model, read_texts
-from triptych.cli.options import argument, option
 
 if TYPE_CHECKING:
     from triptych.generate import QueueProgress
@@ -20,39 +19,44 @@ if TYPE_CHECKING:
     from triptych.probe import Edit
 
 
-@options.opens
 def generate(
     checkpoint: options.Checkpoint,
-    prompts: Annotated[list[str] | None, argument("Prompts, or - to read one from stdin.", "[PROMPT]...")] = None,
+    prompts: list[str] | None = None,
+    *,
     max_new_tokens: options.MaxNewTokens = 128,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     repetition_penalty: options.Penalty = 1.0,
-    seed: Annotated[int | None, option("The same seed gives the same text; 0 if omitted.", "N")] = None,
+    seed: int | None = None,
     stop: options.Stop = None,
-    stop_id: Annotated[list[int] | None, option("Stop at this token id. Repeatable.", "ID")] = None,
-    beams: Annotated[int, option("Beam search with N beams; 0 is none.", "N", min=0)] = 0,
-    decoder_prefix: Annotated[str, option("Start of an encoder-decoder's output.", "TEXT")] = "",
-    chunk: Annotated[int | None, option("Process prompts N tokens at a time.", "N", min=1)] = None,
+    stop_id: list[int] | None = None,
+    beams: options.Natural = 0,
+    decoder_prefix: str = "",
+    chunk: options.Positive | None = None,
     draft: options.Draft = None,
     draft_tokens: options.DraftTokens = 4,
     matmul: options.Matmul = "auto",
     cache: options.Cache = "auto",
-    steer: Annotated[
-        str | None,
-        option(
-            "Add a vector to every token at a site, or at the output of block SITE: that of --toward minus that of "
-            "--away, or the one in a file (FILE@SITE).",
-            "SITE[:SCALE]",
-        ),
-    ] = None,
-    toward: Annotated[str | None, option("Text whose value --steer adds.", "TEXT")] = None,
-    away: Annotated[str | None, option("Text whose value --steer subtracts.", "TEXT")] = None,
+    steer: str | None = None,
+    toward: str | None = None,
+    away: str | None = None,
     as_json: options.Json = False,
 ) -> None:
-    """Continue prompts, or run an encoder-decoder on sources; a single prompt is streamed."""
+    """Continue prompts, or run an encoder-decoder on sources; a single prompt is streamed.
+
+    [PROMPT]...: Prompts, or - to read one from stdin.
+    --seed N: The same seed gives the same text; 0 if omitted.
+    --stop-id ID: Stop at this token id. Repeatable.
+    --beams N: Beam search with N beams; 0 is none.
+    --decoder-prefix TEXT: Start of an encoder-decoder's output.
+    --chunk N: Process prompts N tokens at a time.
+    --steer SITE[:SCALE]: Add a vector to every token at a site, or at the output of block SITE: that of --toward
+        minus that of --away, or the one in a file (FILE@SITE).
+    --toward TEXT: Text whose value --steer adds.
+    --away TEXT: Text whose value --steer subtracts.
+    """
     steered = _parse_steer(steer, toward, away)
     texts = read_texts(prompts, "prompt")
     model = load_model(checkpoint)

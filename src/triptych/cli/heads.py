@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from triptych.cli import options, screen
-from triptych.cli.options import option
 from triptych.cli.screen import plain
 from triptych.errors import counted
 
@@ -20,25 +19,25 @@ SHOWN = 5  # heads listed of each role
 RANKED = 12  # heads listed of a link
 
 
-@options.opens
 def heads(
     checkpoint: options.Checkpoint,
     texts: options.Texts = None,
-    link: Annotated[
-        str | None,
-        option(
-            "Rank every head by its weight from one word of --text to the other; bank@2 is the second.", "WORD:WORD"
-        ),
-    ] = None,
-    text: Annotated[str | None, option("The text of --link.", "TEXT")] = None,
-    target: Annotated[
-        str | None, option("With --link: the first word stands here, in an encoder-decoder's target.", "TEXT")
-    ] = None,
-    seed: Annotated[int, option("Seed of all random draws.", "N", min=0, max=options.LAST_SEED)] = 0,
-    save: Annotated[Path | None, option("Write all heads to an offline .html page.", "FILE")] = None,
+    *,
+    link: str | None = None,
+    text: str | None = None,
+    target: str | None = None,
+    seed: options.Seed = 0,
+    save: Path | None = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the role of each attention head, compared with chance and with its ablation; or rank heads for two words."""
+    """Find the role of each attention head, compared with chance and with its ablation; or rank heads for two words.
+
+    --link WORD:WORD: Rank every head by its weight from one word of --text to the other; bank@2 is the second.
+    --text TEXT: The text of --link.
+    --target TEXT: With --link: the first word stands here, in an encoder-decoder's target.
+    --seed N: Seed of all random draws.
+    --save FILE: Write all heads to an offline .html page.
+    """
     screen.check_suffix(save)
     words = _words(link, text, target, texts, save)
     from triptych.cli.loading import load_measured, read_texts

@@ -7,13 +7,12 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from triptych.cli import options, screen
 from triptych.cli.loading import base_header, base_of, check_file, header_of, load_measured
-from triptych.cli.options import flag, option
 from triptych.cli.screen import mib, plain, shape
 from triptych.errors import InputError
 
@@ -32,33 +31,31 @@ MOST_DRAWN = 64  # heads in a picture of matplotlib
 TOP_KEYS = 4  # keys listed for each query
 
 
-@options.opens
 def inspect(
     checkpoint: options.Checkpoint,
     text: options.Text = None,
-    site: Annotated[str | None, option("Probe sites to read, for example blocks.0.attn.pattern.", "GLOB")] = None,
-    layer: Annotated[int | None, option("Read only this layer.", "I", min=0)] = None,
-    head: Annotated[int | None, option("Read only this head.", "I", min=0)] = None,
-    target: Annotated[
-        str | None, option("Input of an encoder-decoder's decoder; by default generated.", "TEXT")
-    ] = None,
-    beside: Annotated[
-        list[str] | None, option("Another text, shown beside the first in a page. Repeatable.", "TEXT")
-    ] = None,
-    save: Annotated[
-        Path | None,
-        option(
-            "Write an offline .html page, an .svg or .png picture, or .json; with --draw the drawing, as .svg.", "FILE"
-        ),
-    ] = None,
-    program: Annotated[bool, flag("--program", "Show the forward as a list of operations with shapes.")] = False,
-    draw: Annotated[
-        bool,
-        flag("--draw", "Draw the model as SVG; MODEL may also be config.json or a name that count knows."),
-    ] = False,
+    *,
+    site: str | None = None,
+    layer: options.Natural | None = None,
+    head: options.Natural | None = None,
+    target: str | None = None,
+    beside: list[str] | None = None,
+    save: Path | None = None,
+    program: bool = False,
+    draw: bool = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show what a checkpoint contains, from its header; with TEXT, the attention and activations on it."""
+    """Show what a checkpoint contains, from its header; with TEXT, the attention and activations on it.
+
+    --site GLOB: Probe sites to read, for example blocks.0.attn.pattern.
+    --layer I: Read only this layer.
+    --head I: Read only this head.
+    --target TEXT: Input of an encoder-decoder's decoder; by default generated.
+    --beside TEXT: Another text, shown beside the first in a page. Repeatable.
+    --save FILE: Write an offline .html page, an .svg or .png picture, or .json; with --draw the drawing, as .svg.
+    --program: Show the forward as a list of operations with shapes.
+    --draw: Draw the model as SVG; MODEL may also be config.json or a name that count knows.
+    """
     selects = {
         "TEXT": text, "--site": site, "--layer": layer, "--head": head, "--target": target, "--beside": beside or None
     }  # fmt: skip

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from triptych.cli import options, screen
-from triptych.cli.options import argument, flag, option
 from triptych.cli.patch import answers_of
 
 if TYPE_CHECKING:
@@ -18,27 +17,31 @@ WIDEST = 10  # positions in a table; of more the last ones are shown
 LISTED = 20  # parts of a logit
 
 
-@options.opens
 def lens(
     checkpoint: options.Checkpoint,
-    text: Annotated[str, argument("Text to run the model on.", "TEXT")],
-    top: Annotated[int, option("Tokens for each layer and position.", "K", min=1)] = 5,
-    position: Annotated[list[int] | None, option("Show only this position. Repeatable.", "P")] = None,
-    attribution: Annotated[
-        bool, flag("--attribution", "Show what each head and MLP adds to the answer's logit instead.")
-    ] = False,
-    answer: Annotated[
-        str | None, option("The answer of --attribution; by default the likeliest token.", "TOKEN")
-    ] = None,
-    other: Annotated[str | None, option("Attribute the difference to this token's logit.", "TOKEN")] = None,
-    stack: Annotated[
-        Literal["encoder", "decoder"] | None, option("Stack of an encoder-decoder; by default the decoder.")
-    ] = None,
+    text: str,
+    *,
+    top: options.Positive = 5,
+    position: list[int] | None = None,
+    attribution: bool = False,
+    answer: str | None = None,
+    other: str | None = None,
+    stack: Literal["encoder", "decoder"] | None = None,
     target: options.DecoderInput = None,
-    save: Annotated[Path | None, option("Write the tables to an offline .html page.", "FILE")] = None,
+    save: Path | None = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show the likeliest tokens after each layer (the logit lens), or what each part adds to the answer's logit."""
+    """Show the likeliest tokens after each layer (the logit lens), or what each part adds to the answer's logit.
+
+    TEXT: Text to run the model on.
+    --top K: Tokens for each layer and position.
+    --position P: Show only this position. Repeatable.
+    --attribution: Show what each head and MLP adds to the answer's logit instead.
+    --answer TOKEN: The answer of --attribution; by default the likeliest token.
+    --other TOKEN: Attribute the difference to this token's logit.
+    --stack: Stack of an encoder-decoder; by default the decoder.
+    --save FILE: Write the tables to an offline .html page.
+    """
     screen.check_suffix(save)
     if not attribution and not (answer is None and other is None):
         raise typer.BadParameter("--answer and --other are for --attribution; add that option")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from triptych.cli import options, screen
-from triptych.cli.options import flag, option
 
 if TYPE_CHECKING:
     from triptych.probe import PatchGrid
@@ -24,50 +23,44 @@ WIDEST = 16  # columns of a table; a wider grid is listed by its largest cells
 MetricOption = Literal["logit-difference", "logit", "probability", "log-probability", "kl"]
 
 
-@options.opens
 def patch(
     checkpoint: options.Checkpoint,
-    clean: Annotated[str, option("Prompt with the right answer.", "TEXT")],
-    corrupt: Annotated[str, option("Prompt that is run with values of the clean one.", "TEXT")],
-    answer: Annotated[str | None, option("Answer of the clean prompt.", "TOKEN")] = None,
-    other: Annotated[str | None, option("Answer of the corrupt prompt.", "TOKEN")] = None,
-    metric: Annotated[
-        MetricOption | None,
-        option(
-            "What is measured; by default the difference of the logits of two answers, the log-probability of one "
-            "answer, and kl without an answer."
-        ),
-    ] = None,
-    site: Annotated[
-        list[str] | None, option("Sites to patch; by default the residual stream. Repeatable.", "GLOB")
-    ] = None,
-    heads: Annotated[
-        bool, flag("--heads", "Patch one head at a time, at all positions unless --position is given.")
-    ] = False,
-    position: Annotated[list[int] | None, option("Patch only this position. Repeatable.", "P")] = None,
+    *,
+    clean: str,
+    corrupt: str,
+    answer: str | None = None,
+    other: str | None = None,
+    metric: MetricOption | None = None,
+    site: list[str] | None = None,
+    heads: bool = False,
+    position: list[int] | None = None,
     at: options.MeasuredAt = None,
-    align: Annotated[
-        str | None, option("Positions that correspond, CLEAN:CORRUPT, as in 0:0,1:1,3:2.", "PAIRS")
-    ] = None,
+    align: str | None = None,
     target: options.DecoderInput = None,
-    gradient: Annotated[
-        bool, flag("--gradient", "Estimate all cells from one backward pass instead of running each.")
-    ] = False,
-    path: Annotated[
-        str | None,
-        option(
-            "Path patching: only what these heads give to later heads, as in L0H1,L0H2:L1H4.k, or to the output, "
-            "as in L0H1:logits.",
-            "HEADS:HEADS",
-        ),
-    ] = None,
-    freeze_mlps: Annotated[
-        bool, flag("--freeze-mlps", "With --path: MLPs between the heads keep their values.")
-    ] = False,
-    save: Annotated[Path | None, option("Write the grid to an offline .html page.", "FILE")] = None,
+    gradient: bool = False,
+    path: str | None = None,
+    freeze_mlps: bool = False,
+    save: Path | None = None,
     as_json: options.Json = False,
 ) -> None:
-    """Run a prompt with values of another prompt in place of its own: one site, position, head or path at a time."""
+    """Run a prompt with values of another prompt in place of its own: one site, position, head or path at a time.
+
+    --clean TEXT: Prompt with the right answer.
+    --corrupt TEXT: Prompt that is run with values of the clean one.
+    --answer TOKEN: Answer of the clean prompt.
+    --other TOKEN: Answer of the corrupt prompt.
+    --metric: What is measured; by default the difference of the logits of two answers, the log-probability of one
+        answer, and kl without an answer.
+    --site GLOB: Sites to patch; by default the residual stream. Repeatable.
+    --heads: Patch one head at a time, at all positions unless --position is given.
+    --position P: Patch only this position. Repeatable.
+    --align PAIRS: Positions that correspond, CLEAN:CORRUPT, as in 0:0,1:1,3:2.
+    --gradient: Estimate all cells from one backward pass instead of running each.
+    --path HEADS:HEADS: Path patching: only what these heads give to later heads, as in L0H1,L0H2:L1H4.k, or to the
+        output, as in L0H1:logits.
+    --freeze-mlps: With --path: MLPs between the heads keep their values.
+    --save FILE: Write the grid to an offline .html page.
+    """
     screen.check_suffix(save)
     answers = answers_of(answer, other)
     pairs = None if align is None else _pairs(align)

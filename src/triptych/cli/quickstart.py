@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
-from typer import BadParameter, Exit
+from typer import BadParameter, Exit, Option
 
 from triptych.cli import options, screen
 from triptych.cli.failure import ReportedExit
-from triptych.cli.options import flag, fraction, option
 
 
 def quickstart(
-    panel: Annotated[Literal["decoder", "encoder", "encoder-decoder"], option("The layout to train.")] = "decoder",
-    data: Annotated[
-        Path | None,
-        option("UTF-8 file or directory to train on instead of Shakespeare.", "FILE", parser=options.path),
-    ] = None,
-    seconds: Annotated[float, fraction("Training time.", "S", min=1)] = 90,
-    out: Annotated[
-        Path | None,
-        option("Output directory; by default runs/quickstart or runs/quickstart-PANEL.", "DIR", parser=options.path),
-    ] = None,
-    resume: Annotated[bool, flag("--resume", "Continue an interrupted run.")] = False,
-    force: Annotated[bool, flag("--force", "Delete the run that the output directory holds, and start over.")] = False,
+    *,
+    panel: Literal["decoder", "encoder", "encoder-decoder"] = "decoder",
+    data: options.NamedPath | None = None,
+    seconds: Annotated[float, Option(min=1)] = 90,
+    out: options.NamedPath | None = None,
+    resume: bool = False,
+    force: bool = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train a small transformer on real text in 90 seconds, sample from it, and write a page that runs it."""
+    """Train a small transformer on real text in 90 seconds, sample from it, and write a page that runs it.
+
+    --panel: The layout to train.
+    --data FILE: UTF-8 file or directory to train on instead of Shakespeare.
+    --seconds S: Training time.
+    --out DIR: Output directory; by default runs/quickstart or runs/quickstart-PANEL.
+    --resume: Continue an interrupted run.
+    --force: Delete the run that the output directory holds, and start over.
+    """
     from triptych.cli.training_progress import TrainingProgress
 
     if resume and force:

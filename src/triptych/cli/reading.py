@@ -12,7 +12,6 @@ import typer
 
 from triptych.cli import options, screen
 from triptych.cli.loading import load_model, read_texts
-from triptych.cli.options import option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,14 +23,17 @@ FEW = 12  # texts whose similarity matrix fits a terminal
 BAR = 24  # columns of a probability of 1
 
 
-@options.opens
 def fill(
     checkpoint: options.Checkpoint,
     texts: options.Texts = None,
-    top: Annotated[int, option("Candidates shown for each mask.", "N", min=1)] = 5,
+    *,
+    top: options.Positive = 5,
     as_json: options.Json = False,
 ) -> None:
-    """Predict the words at the mask tokens of texts."""
+    """Predict the words at the mask tokens of texts.
+
+    --top N: Candidates shown for each mask.
+    """
     inputs = read_texts(texts)
     masks_of_texts = load_model(checkpoint).fill(inputs, top=top)
     if as_json:
@@ -48,15 +50,19 @@ def fill(
             screen.show_rows(("token", "probability", ""), lines, text + number, right=["probability"])
 
 
-@options.opens
 def classify(
     checkpoint: options.Checkpoint,
     texts: options.Lines = None,
-    pair: Annotated[str | None, option("Second text of each pair, for models of pairs.", "TEXT")] = None,
-    top: Annotated[int, option("Labels shown for each text.", "N", min=1)] = 5,
+    *,
+    pair: str | None = None,
+    top: options.Positive = 5,
     as_json: options.Json = False,
 ) -> None:
-    """Classify each text or image file, or each token where the model labels tokens."""
+    """Classify each text or image file, or each token where the model labels tokens.
+
+    --pair TEXT: Second text of each pair, for models of pairs.
+    --top N: Labels shown for each text.
+    """
     from triptych.spec import ReplacedHeadSpec, TokenHeadSpec
 
     inputs = read_texts(texts, lines=True)
@@ -102,19 +108,19 @@ def _classify_tokens(model: Model, texts: list[str], as_json: bool) -> None:
             screen.show_rows(("entity", *columns), lines, right=["probability"])
 
 
-@options.opens
 def tag(
     checkpoint: options.Checkpoint,
     texts: options.Lines = None,
-    strategy: Annotated[
-        Literal["simple", "first", "average", "max"],
-        option("Group tokens (simple), or words by their first token, mean or surest token (max)."),
-    ] = "simple",
+    *,
+    strategy: Literal["simple", "first", "average", "max"] = "simple",
     window: options.Window = None,
     overlap: options.Overlap = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the entities in texts: names of people, places and whatever the checkpoint labels."""
+    """Find the entities in texts: names of people, places and whatever the checkpoint labels.
+
+    --strategy: Group tokens (simple), or words by their first token, mean or surest token (max).
+    """
     inputs = read_texts(texts, lines=True)
     model = load_model(checkpoint)
     with screen.waiting(f"tagging {len(inputs):,} texts"):
@@ -132,21 +138,23 @@ def tag(
         screen.show_rows(("entity", "label", *numbers), lines, text, right=numbers)
 
 
-@options.opens
 def encode(
     checkpoint: options.Checkpoint,
     texts: options.Lines = None,
-    pooling: Annotated[
-        str | None, option("mean, first (the [CLS] token) or dense; by default the checkpoint's.", "HOW")
-    ] = None,
+    *,
+    pooling: str | None = None,
     normalize: Annotated[
         bool | None, typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1.")
     ] = None,
     matmul: options.Matmul = "auto",
-    out: Annotated[Path | None, option("Write the vectors to a .npy or .safetensors file.", "FILE")] = None,
+    out: Path | None = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compute one embedding per text, and their similarities."""
+    """Compute one embedding per text, and their similarities.
+
+    --pooling HOW: mean, first (the [CLS] token) or dense; by default the checkpoint's.
+    --out FILE: Write the vectors to a .npy or .safetensors file.
+    """
     screen.check_suffix(out, (".npy", ".safetensors"), "--out")
     from triptych.tasks import note_on_products
 

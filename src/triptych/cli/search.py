@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from triptych.cli import options, screen
 from triptych.cli.loading import check_file, load_model
-from triptych.cli.options import argument, flag, option
 from triptych.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,18 +21,15 @@ LINES = 6  # of a passage on the terminal
 
 
 def search(
-    folder: Annotated[Path, argument("The folder whose text files are searched.", "FOLDER", parser=options.path)],
-    query: Annotated[str, argument("What to search for, in words or a sentence.", "QUERY")],
-    model: Annotated[str | None, option("The model of the vectors; all-MiniLM-L6-v2 if omitted.", "MODEL")] = None,
-    k: Annotated[int, option("How many passages to show.", "K", min=1)] = 5,
-    tokens: Annotated[
-        int | None, option("Most tokens of a passage; by default 128, or what the model reads.", "N", min=1)
-    ] = None,
-    overlap: Annotated[
-        int | None, option("Tokens that neighbours share; by default 32 or half a passage.", "N", min=0)
-    ] = None,
-    follow_links: Annotated[bool, flag("--follow-links", "Read what symbolic links lead to.")] = False,
-    picture: Annotated[Path | None, option("Draw passages and query in a plane: .svg, .png or .html.", "FILE")] = None,
+    folder: options.NamedPath,
+    query: str,
+    *,
+    model: str | None = None,
+    k: options.Positive = 5,
+    tokens: options.Positive | None = None,
+    overlap: options.Natural | None = None,
+    follow_links: bool = False,
+    picture: Path | None = None,
     dtype: options.Weights = None,
     quantize: options.Quantize = None,
     device: options.Device = "cpu",
@@ -41,7 +37,17 @@ def search(
     ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the passages of a folder's text files that are nearest in meaning to a query."""
+    """Find the passages of a folder's text files that are nearest in meaning to a query.
+
+    FOLDER: The folder whose text files are searched.
+    QUERY: What to search for, in words or a sentence.
+    --model MODEL: The model of the vectors; all-MiniLM-L6-v2 if omitted.
+    --k K: How many passages to show.
+    --tokens N: Most tokens of a passage; by default 128, or what the model reads.
+    --overlap N: Tokens that neighbours share; by default 32 or half a passage.
+    --follow-links: Read what symbolic links lead to.
+    --picture FILE: Draw passages and query in a plane: .svg, .png or .html.
+    """
     if not query.strip():
         raise typer.BadParameter("the query is empty; give the words to search for")
     if not folder.is_dir():  # before the model is loaded

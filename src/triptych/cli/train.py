@@ -8,11 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import BadParameter, Exit
+from typer import BadParameter, Exit, Option
 
 from triptych.cli import batch_view, options, screen
 from triptych.cli.failure import ReportedExit
-from triptych.cli.options import argument, flag, option
 from triptych.cli.training_progress import TrainingProgress, held_out
 from triptych.errors import ConfigError, counted, nearest
 
@@ -23,45 +22,41 @@ SAMPLE_TOKENS = 120
 
 
 def train(
-    recipe: Annotated[
-        Path | None,
-        argument("A .toml file, or the quickstart's recipe decoder, encoder or encoder-decoder.", "RECIPE"),
-    ] = None,
-    new: Annotated[Path | None, option("Write a short recipe that runs as it is, and stop.", "FILE")] = None,
-    keys: Annotated[bool, flag("--keys", "List every key of a recipe with its default, and stop.")] = False,
-    base: Annotated[
-        str | None, option("Existing model to train further, instead of the recipe's model.", "MODEL", "--from")
-    ] = None,
-    data: Annotated[
-        str | None, option("Texts, a folder of them or a file of records, in place of the recipe's.", "PATH")
-    ] = None,
-    adapter: Annotated[
-        bool, flag("--adapter", "With --new and --from: train an adapter (LoRA); the model stays as it is.")
-    ] = False,
-    objective: Annotated[
-        str | None,
-        option(
-            "With --new and --from: what is learned (labels, tags, chat, ...); else the fields of --data say so.",
-            "NAME",
-        ),
-    ] = None,
-    changes: Annotated[
-        list[str] | None, option("Change one value of the recipe. Repeatable.", "A.B=C", "--set")
-    ] = None,
-    resume: Annotated[bool, flag("--resume", "Continue from the newest checkpoint in the run directory.")] = False,
-    out: Annotated[
-        Path | None,
-        option("Run directory, for checkpoints; by default run.out of the recipe.", "DIR", parser=options.path),
-    ] = None,
-    force: Annotated[bool, flag("--force", "Delete the run that the run directory holds, and start over.")] = False,
-    show_batch: Annotated[bool, flag("--show-batch", "Show the batch of the first step, and stop.")] = False,
-    evaluate: Annotated[bool, flag("--evaluate", "Print the score before the first step, and stop.")] = False,
-    verify_resume: Annotated[
-        int | None, option("Check that N steps with an interruption give the same weights.", "N", min=2)
-    ] = None,
+    recipe: Path | None = None,
+    *,
+    new: Path | None = None,
+    keys: bool = False,
+    from_: str | None = None,
+    data: str | None = None,
+    adapter: bool = False,
+    objective: str | None = None,
+    set_: list[str] | None = None,
+    resume: bool = False,
+    out: options.NamedPath | None = None,
+    force: bool = False,
+    show_batch: bool = False,
+    evaluate: bool = False,
+    verify_resume: Annotated[int | None, Option(min=2)] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train a model from a recipe, or write one with --new."""
+    """Train a model from a recipe, or write one with --new.
+
+    RECIPE: A .toml file, or the quickstart's recipe decoder, encoder or encoder-decoder.
+    --new FILE: Write a short recipe that runs as it is, and stop.
+    --keys: List every key of a recipe with its default, and stop.
+    --from MODEL: Existing model to train further, instead of the recipe's model.
+    --data PATH: Texts, a folder of them or a file of records, in place of the recipe's.
+    --adapter: With --new and --from: train an adapter (LoRA); the model stays as it is.
+    --objective NAME: With --new and --from: what is learned (labels, tags, chat, ...); else the fields of --data
+        say so.
+    --set A.B=C: Change one value of the recipe. Repeatable.
+    --resume: Continue from the newest checkpoint in the run directory.
+    --out DIR: Run directory, for checkpoints; by default run.out of the recipe.
+    --force: Delete the run that the run directory holds, and start over.
+    --show-batch: Show the batch of the first step, and stop.
+    --evaluate: Print the score before the first step, and stop.
+    --verify-resume N: Check that N steps with an interruption give the same weights.
+    """
     if keys:
         if recipe is not None or new is not None:
             raise BadParameter("--keys lists the keys of a recipe and stops; leave out RECIPE and --new")
@@ -74,10 +69,10 @@ def train(
                 " leave out --resume, --force, --show-batch, --evaluate and --verify-resume"
             )
         for option_name, given in (("--adapter", adapter), ("--objective", objective is not None)):
-            if given and (base is None or recipe is not None):
+            if given and (from_ is None or recipe is not None):
                 of_model = f"--new FILE --from MODEL {option_name}"
                 raise BadParameter(f"{option_name} is for a new recipe of an existing model: {of_model}")
-        _new(new, recipe, base, data, out, changes or (), adapter=adapter, objective=objective, as_json=as_json)
+        _new(new, recipe, from_, data, out, set_ or (), adapter=adapter, objective=objective, as_json=as_json)
         return
     if objective is not None:
         raise BadParameter("--objective is for --new, which writes a recipe; in a recipe it is objective.name")
@@ -85,7 +80,7 @@ def train(
         raise BadParameter("--adapter is for --new, which writes a recipe; in a recipe it is the table [adapter]")
     if recipe is None:
         raise BadParameter("a run needs a RECIPE; --new my.toml writes one", param_hint="RECIPE")
-    if resume and (base is not None or data is not None):
+    if resume and (from_ is not None or data is not None):
         raise BadParameter("--resume continues with the model and the data of the run; leave out --from and --data")
     if resume and (show_batch or evaluate or verify_resume):
         raise BadParameter("--resume continues a run; --show-batch, --evaluate and --verify-resume start one")
@@ -99,7 +94,7 @@ def train(
     trains = not (show_batch or evaluate or verify_resume)
     if out is not None and trains:
         values["run.out"] = str(out)
-    chosen = read_recipe(recipe, changes or (), values, base)
+    chosen = read_recipe(recipe, set_ or (), values, from_)
     if show_batch:
         _show_batch(chosen, as_json=as_json)
     elif evaluate:
@@ -107,7 +102,7 @@ def train(
     elif verify_resume is not None:
         _verify_resume(chosen, verify_resume, as_json=as_json)
     else:
-        _train(chosen, recipe, changes or (), resume=resume, force=force, as_json=as_json)
+        _train(chosen, recipe, set_ or (), resume=resume, force=force, as_json=as_json)
 
 
 def _new(

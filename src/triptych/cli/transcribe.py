@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from triptych.cli import options, screen
 from triptych.cli.loading import load_model
-from triptych.cli.options import argument, flag, option
 
 if TYPE_CHECKING:
     from triptych.tasks import Segment
@@ -19,37 +18,40 @@ if TYPE_CHECKING:
 TranscriptFormat = Literal["times", "text", "srt", "vtt"]  # with times, without them, or subtitles
 
 
-@options.opens
 def transcribe(
     checkpoint: options.Checkpoint,
-    files: Annotated[list[Path], argument("WAV files, PCM or float, of any sample rate and length.", "FILE.wav...")],
-    language: Annotated[
-        str | None, option("en, de, ...; by default detected from the first 30 seconds.", "CODE")
-    ] = None,
-    task: Annotated[Literal["transcribe", "translate"], option("Transcribe, or translate to English.")] = "transcribe",
-    form: Annotated[TranscriptFormat, option("Format of the transcript.", None, "--format")] = "times",
-    seed: Annotated[int, option("Seed of sampling where greedy decoding fails.", "N")] = 0,
-    previous: Annotated[
-        bool,
-        flag("--previous", "Condition each 30 seconds on the previous text: more consistent, but errors spread."),
-    ] = False,
+    files: list[Path],
+    *,
+    language: str | None = None,
+    task: Literal["transcribe", "translate"] = "transcribe",
+    format_: TranscriptFormat = "times",
+    seed: int = 0,
+    previous: bool = False,
     cache: options.Cache = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Transcribe WAV files segment by segment, with times."""
+    """Transcribe WAV files segment by segment, with times.
+
+    FILE.wav...: WAV files, PCM or float, of any sample rate and length.
+    --language CODE: en, de, ...; by default detected from the first 30 seconds.
+    --task: Transcribe, or translate to English.
+    --format: Format of the transcript.
+    --seed N: Seed of sampling where greedy decoding fails.
+    --previous: Condition each 30 seconds on the previous text: more consistent, but errors spread.
+    """
     from triptych.media.audio import RATE, read_wav
 
-    if len(files) > 1 and form in ("srt", "vtt") and not as_json:
+    if len(files) > 1 and format_ in ("srt", "vtt") and not as_json:
         raise typer.BadParameter(
-            f"{form} describes one file; give one FILE.wav, or --format times", param_hint="--format"
+            f"{format_} describes one file; give one FILE.wav, or --format times", param_hint="--format"
         )
     model, results = None, []
     for file in files:
         sound = read_wav(file)  # fails before the model is loaded
         model = model or load_model(checkpoint)
         if not as_json:
-            screen.write("WEBVTT\n\n" if form == "vtt" else f"{file}:\n" if len(files) > 1 else "")
-        writer = _SegmentWriter(None if as_json else form)
+            screen.write("WEBVTT\n\n" if format_ == "vtt" else f"{file}:\n" if len(files) > 1 else "")
+        writer = _SegmentWriter(None if as_json else format_)
         transcript = model.transcribe(
             sound, language=language, task=task, seed=seed, previous=previous, cache=cache,
             on_segment=writer,

@@ -10,7 +10,7 @@ import typer
 
 from triptych.cli import options, screen
 from triptych.cli.loading import load_model, read_document, read_texts
-from triptych.cli.options import argument, flag, option
+from triptych.cli.options import option
 from triptych.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 MOST_TOKENS = 64  # of a caption
 
 
-@options.opens
 def summarize(
     checkpoint: options.Checkpoint,
-    file: Annotated[str, argument("The text file to summarize, or - for stdin.", "FILE")],
+    file: str,
+    *,
     max_new_tokens: options.TaskLength = None,
     beams: options.TaskBeams = None,
     as_json: options.Json = False,
 ) -> None:
-    """Summarize a text file, with the settings that the checkpoint has for it."""
+    """Summarize a text file, with the settings that the checkpoint has for it.
+
+    FILE: The text file to summarize, or - for stdin.
+    """
     from triptych.tasks import summary
 
     text = read_document(file)
@@ -43,51 +46,62 @@ def summarize(
         screen.write(generation.text.strip() + "\n")
 
 
-@options.opens
 def translate(
     checkpoint: options.Checkpoint,
     texts: options.Lines = None,
-    source: Annotated[str | None, option("The language of the text, as en or en_XX.", "LANGUAGE", "--from")] = None,
-    target: Annotated[str | None, option("The language to write, as de or de_DE.", "LANGUAGE", "--to")] = None,
+    *,
+    from_: str | None = None,
+    to: str | None = None,
     max_new_tokens: options.TaskLength = None,
     beams: options.TaskBeams = None,
     as_json: options.Json = False,
 ) -> None:
-    """Translate texts; for an unknown language, the error lists those that the model knows."""
+    """Translate texts; for an unknown language, the error lists those that the model knows.
+
+    --from LANGUAGE: The language of the text, as en or en_XX.
+    --to LANGUAGE: The language to write, as de or de_DE.
+    """
     from triptych.tasks import translation
 
     inputs = read_texts(texts, lines=True)
     model = load_model(checkpoint)
-    writing_tasks = [translation(model.inputs, text, source, target) for text in inputs]
+    writing_tasks = [translation(model.inputs, text, from_, to) for text in inputs]
     settings = options.chosen(max_new_tokens=max_new_tokens, beams=beams)
     with screen.waiting(f"translating {len(inputs):,} texts"):
-        generations = model.translate(inputs, source, target, **settings)
+        generations = model.translate(inputs, from_, to, **settings)
     if as_json:
         rows = [
             {"text": text, "translation": one.text.strip(), "prompt": of.text, "reason": one.reason}
             for text, one, of in zip(inputs, generations, writing_tasks, strict=True)
         ]
-        screen.result({"from": source, "to": target, "results": rows})
+        screen.result({"from": from_, "to": to, "results": rows})
         return
     screen.note_on_prompt(writing_tasks[0].text)
     for one in generations:
         screen.write(one.text.strip() + "\n")
 
 
-@options.opens
 def answer(
     checkpoint: options.Checkpoint,
-    question: Annotated[str, argument("The question about the context.", "QUESTION")],
-    context: Annotated[str, option("Text with the answer: a file, a text, or - for stdin.", "FILE|TEXT")],
-    top: Annotated[int, option("How many spans of the text to show.", "N", min=1)] = 1,
-    longest: Annotated[int, option("Most tokens of a piece of the text.", "N", min=1)] = 15,
-    no_answer: Annotated[bool, flag("--no-answer", "Allow 'no answer' as a result, for models of SQuAD 2.0.")] = False,
+    question: str,
+    *,
+    context: str,
+    top: options.Positive = 1,
+    longest: options.Positive = 15,
+    no_answer: bool = False,
     window: options.Window = None,
     overlap: options.Overlap = None,
     max_new_tokens: options.TaskLength = None,
     as_json: options.Json = False,
 ) -> None:
-    """Answer a question from a text: with the likeliest span of it, or with generated text, as the model allows."""
+    """Answer a question from a text: with the likeliest span of it, or with generated text, as the model allows.
+
+    QUESTION: The question about the context.
+    --context FILE|TEXT: Text with the answer: a file, a text, or - for stdin.
+    --top N: How many spans of the text to show.
+    --longest N: Most tokens of a piece of the text.
+    --no-answer: Allow 'no answer' as a result, for models of SQuAD 2.0.
+    """
     from triptych.spec import SpanHeadSpec
 
     if not question.strip():
@@ -141,20 +155,25 @@ def _answer_in_words(model: Model, question: str, text: str, max_new_tokens: int
         screen.write(generation.text.strip() + "\n")
 
 
-@options.opens
 def caption(
     checkpoint: options.Checkpoint,
-    images: Annotated[list[Path], argument("Image files, prepared as the checkpoint says.", "IMAGE...")],
+    images: list[Path],
+    *,
     max_new_tokens: Annotated[
         int | None,
         option(f"Stop after N tokens; by default {MOST_TOKENS}, or fewer with a shorter decoder.", "N", min=1),
     ] = None,
-    beams: Annotated[int, option("Beam search with N beams; 0 is none.", "N", min=0)] = 0,
+    beams: options.Natural = 0,
     temperature: options.Temperature = 0.0,
-    seed: Annotated[int, option("Seed of sampling.", "N")] = 0,
+    seed: int = 0,
     as_json: options.Json = False,
 ) -> None:
-    """Write a text for each image, with an encoder of images and a decoder; token ids without a tokenizer."""
+    """Write a text for each image, with an encoder of images and a decoder; token ids without a tokenizer.
+
+    IMAGE...: Image files, prepared as the checkpoint says.
+    --beams N: Beam search with N beams; 0 is none.
+    --seed N: Seed of sampling.
+    """
     model = load_model(checkpoint)
     _check_captions(model)
     if max_new_tokens is None:
