@@ -10,18 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 import cli_models
-from triptych.cli import main
+from cli_models import run
 from triptych.errors import InputError
 from triptych.model import load
 from triptych.probe.head_names import head_text, typed_head
 
 PROMPTS = ["--clean", "abc", "--corrupt", "axc"]
-
-
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    code = main(list(argv))
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 @pytest.fixture(scope="module")

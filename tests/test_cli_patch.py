@@ -9,17 +9,11 @@ from pathlib import Path
 import pytest
 
 import cli_models
-from triptych.cli import main
+from cli_models import run
 from triptych.model import load
 from triptych.page.interventions import lens_page, patch_page
 
 NASTY = "</script><img onerror=x>\x1b[31m"
-
-
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    code = main(list(argv))
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 @pytest.fixture(scope="module")

@@ -31,14 +31,6 @@ from triptych.page.render import check_replaced
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Commands set torch's threads; the next test shall not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def decoder() -> Model:
     return load(checkpoint("decoder"))
