@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import cli_models
-from triptych.cli import main
+from cli_models import run
 from triptych.errors import InputError
 from triptych.model import load
 from triptych.page.interventions import lens_page, patch_page
@@ -20,12 +20,6 @@ from triptych.probe.sites import typed_head
 PATCH = ["patch", "--clean", "abc", "--corrupt", "axc"]
 GENERATE = ["generate", "abc", "--max-new-tokens", "2"]
 NASTY = "</script><img onerror=x>\x1b[31m"
-
-
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    code = main(list(argv))
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 @pytest.fixture(scope="module")

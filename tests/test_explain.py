@@ -15,7 +15,7 @@ import torch
 
 import references
 import tiny
-from cli_models import CONTEXT, checkpoint
+from cli_models import CONTEXT, checkpoint, said
 from triptych import ops
 from triptych.attention import Rows
 from triptych.cli import main
@@ -38,14 +38,6 @@ FAMILIES = ["gpt2", "gpt2-layer-scale", "llama", "llama-mqa", "llama-biased", "l
             "electra", "modernbert-classes", "t5", "t5-gated", "t5-v1.1", "t5-encoder", "bart", "bart-classes",
             "marian", "deberta", "deberta-v2-conv",
             "deberta-v3", "gpt-neox", "phi", "gemma2", "granite", "mixtral", "qwen3-moe"]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Commands set torch's threads; the next test shall not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def reference(name: str) -> Model:
@@ -404,11 +396,8 @@ def test_half_precision_is_not_doubled_where_it_is_large() -> None:
 # ---------------------------------------------------------------- the command
 
 
-def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
-    got = main(argv)
-    out, err = capsys.readouterr()
-    assert got == code, err
-    return out if not code else err
+def printed(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+    return said(argv, capsys, code)[0 if not code else 1]
 
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
@@ -418,8 +407,8 @@ def test_on_the_screen(layout: str, cache: bool, capsys: pytest.CaptureFixture[s
         return
     path = str(checkpoint(layout))
     argv = ["explain", path, "the old mill", "--layer", "1", "--head", "2", *["--cache"] * cache]
-    out = said(argv, capsys)
-    told = json.loads(said([*argv, "--json"], capsys))
+    out = printed(argv, capsys)
+    told = json.loads(printed([*argv, "--json"], capsys))
     assert told["outcome"] in out
     assert re.search(r"lock +1, of blocks 0 to [12] *$", out, re.M)
     assert re.search(r"Head +2, of heads 0 to [25] *$", out, re.M)
@@ -459,7 +448,7 @@ def test_a_walk_that_does_not_follow_fails(capsys: pytest.CaptureFixture[str], m
     ],
 )
 def test_bad_input_is_one_line(layout: str, argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    err = said(["explain", str(checkpoint(layout)), *argv], capsys, 1)
+    err = printed(["explain", str(checkpoint(layout)), *argv], capsys, 1)
     assert says in err
     assert len(err.splitlines()) == 1
     assert "unexpected" not in err
@@ -476,7 +465,7 @@ def test_bad_input_is_one_line(layout: str, argv: list[str], says: str, capsys: 
     ],
 )
 def test_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(said(["explain", *argv], capsys, 2).splitlines()) == 1
+    assert len(printed(["explain", *argv], capsys, 2).splitlines()) == 1
 
 
 def test_models_a_walk_cannot_be_through() -> None:
@@ -495,7 +484,7 @@ def test_models_a_walk_cannot_be_through() -> None:
 
 def test_the_page_holds_every_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "walk.html"
-    said(["explain", str(checkpoint("encoder-decoder")), "the old mill", "--save", str(page)], capsys)
+    printed(["explain", str(checkpoint("encoder-decoder")), "the old mill", "--save", str(page)], capsys)
     html = page.read_text("utf-8")
     walk = explain(load(checkpoint("encoder-decoder")), "the old mill")
     assert html.count('<details class="step"') == len(walk.steps)

@@ -39,14 +39,6 @@ BERT = {
 T5 = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 52, "num_layers": 2, "num_heads": 4}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Commands set torch's threads; the next test shall not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def lines(records: Iterable[object]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 

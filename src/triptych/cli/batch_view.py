@@ -59,12 +59,10 @@ def _print_text(row: ShownRow, title: str) -> None:
 
 
 def _print_table(row: ShownRow, title: str) -> None:
-    table = screen.table("input", "target", "")
-    for token in row.tokens[:TOKENS]:
-        table.add_row(screen.plain(token.token), screen.plain(token.target), "trained" if token.trained else "")
     if row.source:
         screen.console().print(f"source: {screen.plain(' '.join(row.source))}", soft_wrap=True)
-    screen.show(table, title)
+    lines = [(one.token, one.target, "trained" if one.trained else "") for one in row.tokens[:TOKENS]]
+    screen.show_rows(("input", "target", ""), lines, title)
     _print_rest(len(row.tokens) - TOKENS)
 
 

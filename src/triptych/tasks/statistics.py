@@ -1,4 +1,4 @@
-"""The reads that ask for statistics of attention patterns, with the tokens that a user marks."""
+"""Statistics of attention patterns, with the tokens that a user marks."""
 
 from __future__ import annotations
 
@@ -9,40 +9,51 @@ from torch import Tensor
 from triptych.arguments import is_integers
 from triptych.errors import InputError, shown
 from triptych.nn import Row
-from triptych.probe import Read, Statistics, sites
+from triptych.probe import Edits, Read, Statistics, Trace, sites
 from triptych.probe.sites import Selection, Site, in_layers, match
-from triptych.tasks.model_inputs import ModelInputs
+from triptych.tasks.model_inputs import ModelInputs, TaskModel, Texts
 
 Marks = Sequence[str | int] | None
 
 
-def statistics_reads(
-    inputs: ModelInputs,
-    pattern: str,
-    layers: Selection,
-    rows: tuple[Sequence[Row], Sequence[Sequence[int]] | None],
+def statistics(
+    model: TaskModel,
+    rows: Texts,
+    target: Texts | None = None,
     *,
-    top: int,
-    delimiters: Marks,
-    documents: Sequence[Sequence[int]] | None,
-) -> list[Read]:
-    """One read of `Statistics` for each site that `pattern` names in `layers`.  `rows` are the source's and, beside it,
-    the decoder's, whose tokens `documents` label; cross-attention has none, and an encoder beside a decoder neither.
+    site: str = "*.pattern",
+    layers: Selection = None,
+    heads: Selection = None,
+    at: Selection = None,
+    items: Selection = None,
+    top: int = 4,
+    delimiters: Sequence[str | int] | None = None,
+    documents: Sequence[Sequence[int]] | None = None,
+    edit: Edits = (),
+    max_bytes: int | None = None,
+) -> Trace:
+    """Statistics of the attention weights of each head and query, without storing the weights: memory grows with
+    the length of a row and not with its square.
 
-    Raises ProbeError for a site that has no pattern, InputError for marks that do not fit the rows.
+    `.statistics(site)` of the result gives for each row the entropy, effective keys, mean distance, the weight on
+    the first and the previous token, the `top` keys, and the weight that each key received
+    (`triptych.attention.AttentionStatistics`).  `layers`, `heads`, `items` and `at` select as in `Read`.
+
+    `delimiters` are tokens, as ids or as text (spaces around it do not count), whose weight is summed.  `documents`
+    gives each token of each row a label, for the weight on tokens with the query's label; with an encoder-decoder
+    they label the rows of the decoder only.  Raises InputError for labels that do not fit, ProbeError as `trace`.
     """
-    known = sites(inputs.spec)
-    chosen = in_layers(match(pattern, inputs.spec, known), layers, pattern)
-    first, second = rows
-    own = first if second is None else second
+    chosen = in_layers(match(site, model.spec, sites(model.spec)), layers, site)
+    first = model.inputs.rows(rows)
+    own = first if target is None else model.inputs.ids(target, target=True)
     if documents is not None:
         _check_documents(documents, own)
     marked: dict[bool, Statistics] = {}
-    for of_source in {_reads_source(site) for site in chosen}:
-        keys = first if of_source else own
-        labels = None if delimiters is None else _marked(inputs, keys, delimiters)
+    for of_source in {_reads_source(one) for one in chosen}:
+        labels = None if delimiters is None else _marked(model.inputs, first if of_source else own, delimiters)
         marked[of_source] = Statistics(top=top, delimiters=labels, documents=None if of_source else documents)
-    return [Read(site.name, reduce=marked[_reads_source(site)]) for site in chosen]
+    reads = [Read(one.name, items=items, at=at, heads=heads, reduce=marked[_reads_source(one)]) for one in chosen]
+    return model.trace(rows, target, read=reads, edit=edit, max_bytes=max_bytes)
 
 
 def _reads_source(site: Site) -> bool:
