@@ -11,7 +11,7 @@ import torch
 
 import tiny
 from triptych.attention import FlatKeys, Heads, Rows, plan_rows
-from triptych.attention.row_batching import Parts
+from triptych.attention.rows import Parts
 from triptych.model import Model
 from triptych.probe import Plan, Read, Session, sites
 from triptych.probe import reads_and_edits as plans

@@ -16,8 +16,8 @@ from test_forward import ROWS, cached, logits, same
 from test_speculation import Oracle
 from triptych import nn
 from triptych.attention import DOT_PRODUCT, LINEAR, CacheType, Heads, Rows
+from triptych.attention.cache_steps import SumKeys, SumStep
 from triptych.attention.store import Store
-from triptych.attention.sum_cache import SumKeys, SumStep
 from triptych.count import count
 from triptych.errors import InputError, ProbeError
 from triptych.generate import DraftModel, Engine, PromptLookup, Request, Speculation

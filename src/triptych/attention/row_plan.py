@@ -20,10 +20,17 @@ from torch import Tensor
 
 from triptych.attention import mask_lowering
 from triptych.attention.mechanisms import DOT_PRODUCT, Mechanism
-from triptych.attention.placing import ContentBias, Heads, Placing, ScoreBias, consecutive_positions
-from triptych.attention.request import AttentionRequest, Runner, Tensors
-from triptych.attention.row_batching import Batching, KeyBatching, KeysIn, KeysOf, Parts, batched
-from triptych.attention.rows import Rows
+from triptych.attention.request import (
+    AttentionRequest,
+    ContentBias,
+    Heads,
+    Placing,
+    Runner,
+    ScoreBias,
+    Tensors,
+    consecutive_positions,
+)
+from triptych.attention.rows import Batching, KeyBatching, KeysIn, KeysOf, Parts, Rows, batched
 from triptych.errors import InputError
 from triptych.spec.masks import Keys, Mask
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from triptych.attention import mask_lowering, reference
 from triptych.attention.mechanisms import DOT_PRODUCT
-from triptych.attention.placing import ContentBias
+from triptych.attention.request import ContentBias
 from triptych.attention.row_plan import FlatKeys, RowPlan, keys_of
 from triptych.spec.masks import Causal, Points, Window
 

@@ -25,11 +25,11 @@ from triptych.attention import (
     KeyStep,
     RowPlan,
     Rows,
-    kernel_flash,
+    kernel_dense,
 )
 from triptych.attention.caches import FullStep
-from triptych.attention.row_batching import KeysIn
 from triptych.attention.row_plan import Piece
+from triptych.attention.rows import KeysIn
 from triptych.nn.attention import Attention, KindState
 from triptych.nn.part import Module
 from triptych.nn.positions import UNPOSITIONED, Position
@@ -89,7 +89,7 @@ def _continues(state: KindState) -> bool:
         return False
     request = plan.pieces[0].request
     plain = request.queries == 1 and not request.biased and request.visible is None and state.content is None
-    return plain and plan.mechanism is DOT_PRODUCT and not kernel_flash.cannot(request)
+    return plain and plan.mechanism is DOT_PRODUCT and not kernel_dense.flash_cannot(request)
 
 
 @runtime_checkable

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from triptych.attention import AdditiveOver, AttendPlan, ContentBias, Heads, Mechanism, Rows, ScoreBias
+from triptych.attention.cache_steps import Continued
 from triptych.attention.mask_lowering import window_of
 from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR
-from triptych.attention.null_cache import Continued
 from triptych.errors import ConfigError
 from triptych.nn import Stack, Taps, Transformer
 from triptych.ops import NotLowerable

@@ -1,8 +1,9 @@
-"""Torch's fused kernel, called so that it stays fused and sees as little of a mask as possible.
+"""Dense attention: by torch's fused kernels, called so that they stay fused and see as little of a mask as possible,
+and through an explicit pattern.
 
-What it must not be given (it silently falls back to a `[T, S]` product): on a CPU dropout, a mask that learns, a
-mask of three dimensions, values narrower or wider than keys; anywhere a last dimension that is not contiguous.
-`is_causal` there is top-left aligned, so it is right for T == S alone.
+What a fused kernel must not be given (it silently falls back to a `[T, S]` product): on a CPU dropout, a mask that
+learns, a mask of three dimensions, values narrower or wider than keys; anywhere a last dimension that is not
+contiguous.  `is_causal` there is top-left aligned, so it is right for T == S alone.
 
 On a CPU it gives 0 to a query whose scores are all NaN, where there are fewer keys than a register holds numbers and
 neither a mask nor a bias.  Such a call gets a mask that hides nothing more: the same bits otherwise, and NaN stays NaN.
@@ -16,13 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from triptych import ops
 from triptych.attention import mask_lowering
+from triptych.attention.reference import softmax
 from triptych.attention.request import AttentionRequest, Runner
+from triptych.attention.store import Store
 
 WIDEST_REGISTER = 64  # bytes, of any processor that torch is compiled for
 
 
-def cannot(request: AttentionRequest) -> list[str]:
+def flash_cannot(request: AttentionRequest) -> list[str]:
     reasons = []
     cpu = request.device.type == "cpu"
     if request.softcap is not None:
@@ -36,7 +40,7 @@ def cannot(request: AttentionRequest) -> list[str]:
     return reasons
 
 
-def plan(request: AttentionRequest) -> Runner:
+def plan_flash(request: AttentionRequest) -> Runner:
     """The cheapest call of the kernel that serves the request, everything about it decided."""
     if request.sinks:
         return partial(_with_sinks, request)
@@ -188,3 +192,78 @@ def _kernel(
         q, k, v, 0.0, causal, attn_mask=mask, scale=scale
     )
     return out, lse
+
+
+def plan_materialized(request: AttentionRequest) -> Runner:
+    """Through an explicit `[T, S]` pattern: for short rows two matrix products beat a fused kernel on a CPU, and what a
+    fused kernel cannot express still runs here."""
+    return partial(_materialized, request, request.hidden, _empty(request))
+
+
+def _materialized(
+    request: AttentionRequest,
+    hidden: Tensor | None,
+    empty: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """GQA: fold the heads of a group into the query axis, so that keys and values are never repeated."""
+    b, h, t, s = request.rows, request.heads, request.queries, request.keys
+    together = (b, request.groups, h // request.groups * t)
+    q = (q * request.scale).reshape(*together, -1)
+    scores = (q @ k.mT).view(b, h, t, s).to(request.precision)
+    if request.softcap is not None:
+        scores = torch.tanh(scores / request.softcap) * request.softcap
+    if bias is not None:
+        scores = scores + bias
+    if hidden is not None:
+        # Where the pattern is 0 so is its gradient: backward need not know of the mask.
+        scores.detach().masked_fill_(hidden, -torch.inf)
+    if bias is not None:
+        empty = scores.amax(-1, keepdim=True) == -torch.inf
+    if empty is not None:
+        scores = scores.masked_fill(empty, 0.0)
+    pattern = softmax(scores, sinks) if sinks is not None else scores.softmax(-1)
+    if empty is not None:
+        pattern = pattern.masked_fill(empty, 0.0)
+    if request.dropout:
+        pattern = ops.dropout(pattern, request.dropout, True, request.random)
+    out = pattern.to(v.dtype).view(*together, s) @ v
+    return out.view(b, h, t, -1)
+
+
+def _empty(request: AttentionRequest) -> Tensor | None:
+    """Queries that see nothing by the mask alone, `[., ., T, 1]`; None where there can be none.  A bias may hold -inf
+    too, which is looked for in its scores."""
+    sees_itself = request.aligned and request.queries <= request.keys and mask_lowering.reads_distances(request.mask)
+    if request.biased or request.visible is None or sees_itself:
+        return None
+    return ~request.visible.any(-1, keepdim=True)
+
+
+def slots_serve(store: Store, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernel reads queries of `dtype` and the numbers of a store: on a GPU in half precision, where keys
+    and values have one width."""
+    layer, half = store.layer, dtype in (torch.bfloat16, torch.float16)
+    fits = layer.width == layer.value_width and layer.width % 8 == 0 and layer.width <= 256
+    return device.type == "cuda" and half and fits and store.window is None and store.form.dtype is dtype
+
+
+def attend_slots(q: Tensor, store: Store, used: Tensor, longest: int, scale: float) -> Tensor:
+    """`[slots, H, Kv]` of q `[slots, H, K]` over the first `used[s]` keys of slot s, int32; none has over `longest`.
+
+    The kernel takes keys of all rows as one `[places, G, K]`, with the place where each row begins.  In the store,
+    `[slots, G, capacity, K]`, a head's keys lie together: place p of slot s is place `s G capacity + p` of a view whose
+    heads are `capacity K` numbers apart.
+    """
+    slots, groups, capacity, width = store.k.shape
+    shape = ((slots - 1) * groups * capacity + capacity, groups, width)
+    k, v = (x.as_strided(shape, (width, capacity * width, 1)) for x in (store.k, store.v))
+    rows = torch.arange(slots + 1, dtype=torch.int32, device=q.device)
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, rows, rows * (groups * capacity), 1, longest, 0.0, False, False, scale=scale, seqused_k=used
+    )[0]
+    return out
