@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triptych.attention.mechanisms import LINEAR, Mechanism, divided, features, running
-from triptych.attention.request import ContentBias, Heads, Placing, ScoreBias
+from triptych.attention.request import ContentBias, Heads, ScoreBias, placed_request
 from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
 from triptych.attention.rows import Rows, batched
 from triptych.attention.store import Snapshot, Store
@@ -228,7 +228,7 @@ class SumKeys:
         """Raises InputError for what linear attention has no form for, as without a cache."""
         if mechanism is not LINEAR:
             raise InputError("a cache of sums serves linear attention alone")
-        request, _ = Placing(rows, rows.longest, rows.longest).request(mask, heads, bias)
+        request, _ = placed_request(rows, rows.longest, mask, heads, bias)
         LINEAR.plan(request)  # raises where it cannot serve
         return SumPlan(rows)
 

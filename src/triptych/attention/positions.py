@@ -186,7 +186,10 @@ def t5_bucket(
     relative: Int[Tensor, ...], *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
 ) -> Int[Tensor, ...]:
     """The bucket of `k_pos - q_pos` (Raffel et al. 2020): half of them exact, the rest logarithmic up to
-    `max_distance` and shared beyond.  Bidirectional: the upper half for keys ahead; otherwise those share bucket 0."""
+    `max_distance` and shared beyond.  Bidirectional: the upper half for keys ahead; otherwise those share bucket 0.
+
+    Raises InputError for too few buckets, and for a distance for which the formula gives none.
+    """
     most = buckets
     if bidirectional:
         buckets //= 2
@@ -198,26 +201,15 @@ def t5_bucket(
     exact = buckets // 2
     if exact < 1:
         raise InputError(f"t5 buckets: {most} are too few; the nearest distance needs a bucket of its own")
-    if max_distance <= exact:
-        return _few_distances(ahead, distance, exact, buckets, max_distance)
-    growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
-    far = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
-    return ahead + torch.where(distance < exact, distance, far)
-
-
-def _few_distances(ahead: Tensor, distance: Tensor, exact: int, buckets: int, max_distance: int) -> Tensor:
-    """`t5_bucket` where even the largest distance has a bucket of its own.  The published formula then divides by a
-    logarithm of zero or less: it holds for shorter distances, and gives some longer ones a bucket, as in transformers.
-
-    Raises InputError for a distance for which it gives no bucket.
-    """
     if max_distance == exact:
         far = torch.full_like(distance, -(1 << 40))
     else:
         growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
         far = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
     bucket = ahead + torch.where(distance < exact, distance, far)
-    if bool((bucket < 0).any()):
+    # Where even the largest distance has a bucket of its own, the formula divides by a logarithm of zero or less: it
+    # holds for shorter distances, and gives some longer ones a bucket, as in transformers.
+    if max_distance <= exact and bool((bucket < 0).any()):
         furthest = int(distance[bucket < 0].min())
         problem = f"a distance of {furthest} has no bucket: {exact} have one each, and the largest is {max_distance}"
         raise InputError(f"t5 buckets: {problem}; shorten the text")

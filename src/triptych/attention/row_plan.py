@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import sub
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,11 +24,11 @@ from triptych.attention.request import (
     AttentionRequest,
     ContentBias,
     Heads,
-    Placing,
     Runner,
     ScoreBias,
     Tensors,
     consecutive_positions,
+    placed_request,
 )
 from triptych.attention.rows import Batching, KeyBatching, KeysIn, KeysOf, Parts, Rows, batched
 from triptych.errors import InputError
@@ -180,9 +180,8 @@ class RowPlan:
         """What one row asks for by itself, and its bias, the same in all layers of the plan; `keys` and `k_pos` follow
         from the layout of the keys."""
         if row not in self._requests:
-            placing = Placing(self.rows.take([row]), self.rows.lengths[row], keys, k_pos, self.documents(row))
-            mask = mask_lowering.for_rows(self.mask, [row])
-            self._requests[row] = placing.request(mask, self.heads, self.bias)
+            own, mask = self.rows.take([row]), mask_lowering.for_rows(self.mask, [row])
+            self._requests[row] = placed_request(own, keys, mask, self.heads, self.bias, k_pos, self.documents(row))
         return self._requests[row]
 
     @cached_property
@@ -230,11 +229,14 @@ class _Planner:
     bias: ScoreBias | None
     mechanism: Mechanism
 
-    def piece(self, mask: Mask, placing: Placing, queries: Batching, keys: KeyBatching) -> Piece:
-        request, placed = placing.request(mask, self.heads, self.bias)
-        if request.keys == 0 or request.queries == 0:
-            return Piece(request, _zeros, queries, keys, placed)
-        return Piece(request, self.mechanism.plan(request), queries, keys, placed)
+    def piece(
+        self, rows: Rows, mask: Mask, queries: Batching, keys: KeyBatching, count: int, k_pos: Tensor | None,
+        documents: Tensor | None = None,
+    ) -> Piece:  # fmt: skip
+        """Of `count` keys a row."""
+        request, placed = placed_request(rows, count, mask, self.heads, self.bias, k_pos, documents)
+        empty = request.keys == 0 or request.queries == 0
+        return Piece(request, _zeros if empty else self.mechanism.plan(request), queries, keys, placed)
 
     # ---------------------------------------------------------------- keys in a flat batch
 
@@ -277,8 +279,7 @@ class _Planner:
             documents = queries.batch(here[:, None, None] + 1)[:, 0, :, 0]  # 0 is padding's
         else:
             documents = None
-        placing = Placing(rows, rows.longest, theirs.longest, k_pos, documents)
-        return self.piece(mask, placing, queries, KeysOf(keys))
+        return self.piece(rows, mask, queries, KeysOf(keys), theirs.longest, k_pos, documents)
 
     # ---------------------------------------------------------------- keys in cache slots
 
@@ -302,11 +303,9 @@ class _Planner:
         if members is not None:
             rows, mask = rows.take(members), mask_lowering.for_rows(mask, members)
             slots, lengths = tuple(slots[i] for i in members), tuple(lengths[i] for i in members)
-        queries = batched(rows, device)
         end = max(lengths, default=0) if keys.positions is None else keys.positions.shape[1]
-        where = _slot_index(slots, device)
-        placing = Placing(rows, rows.longest, end, keys.positions)
-        return self.piece(mask, placing, queries, KeysIn(where, end))
+        held = KeysIn(_slot_index(slots, device), end)
+        return self.piece(rows, mask, batched(rows, device), held, end, keys.positions)
 
 
 def _zeros(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
@@ -363,24 +362,12 @@ def _grouped(shapes: Iterable[Hashable]) -> list[list[int]]:
 
 
 def attend_rows(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rows: Rows,
-    keys: KeyLayout,
-    *,
-    mask: Mask,
-    bias: ScoreBias | None = None,
-    content: ContentBias | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    hook: RowHook | None = None,
-    mechanism: Mechanism = DOT_PRODUCT,
-) -> Tensor:
-    """Plan and run in one: attention of every row of the flat batch, q [N, H, K], over its own keys; options as in
-    `attend`.  -> [N, H, Kv].
+    q: Tensor, k: Tensor, v: Tensor, rows: Rows, keys: KeyLayout, *, mask: Mask, bias: ScoreBias | None = None,
+    content: ContentBias | None = None, sinks: Tensor | None = None, hook: RowHook | None = None,
+    mechanism: Mechanism = DOT_PRODUCT, **options: Any,
+) -> Tensor:  # fmt: skip
+    """Plan and run in one: attention of every row of the flat batch, q [N, H, K], over its own keys -> [N, H, Kv];
+    `options` are scale, softcap and dropout, as in `attend`.
 
     hook        called row by row, through the definition; a key's column is its position (FlatKeys: its place).
     mechanism   how queries score keys: dot products unless given.
@@ -389,11 +376,9 @@ def attend_rows(
     """
     if q.shape[0] != rows.total:
         raise InputError(f"{q.shape[0]} queries, but the rows have {rows.total} tokens")
-    groups = k.shape[1]
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     heads = Heads(
-        heads=q.shape[1], groups=groups, width=q.shape[2], value_width=v.shape[-1], dtype=q.dtype, device=q.device,
-        scale=scale, softcap=softcap, sinks=sinks is not None, dropout=dropout, learns=learns,
+        heads=q.shape[1], groups=k.shape[1], width=q.shape[2], value_width=v.shape[-1], dtype=q.dtype, device=q.device,
+        sinks=sinks is not None, learns=torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)), **options,
     )  # fmt: skip
     plan = plan_rows(rows, keys, mask_lowering.adopt(mask, q.device), heads, bias=bias, mechanism=mechanism)
     return plan.run(q, k, v, sinks, content) if hook is None else plan.run_hooked(q, k, v, hook, sinks, content)

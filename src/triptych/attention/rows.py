@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import add
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 from jaxtyping import Int
@@ -115,21 +115,6 @@ class Rows:
         return labels[key]
 
 
-@runtime_checkable
-class Batching(Protocol):
-    """How some rows of the flat batch become `[B, H, T, K]` and back."""
-
-    def batch(self, x: Tensor) -> Tensor: ...
-    def flat(self, x: Tensor) -> Tensor: ...
-
-
-@runtime_checkable
-class KeyBatching(Protocol):
-    """How the keys and values of some rows become `[B, G, S, K]` and `[B, G, S, Kv]`."""
-
-    def batch(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Single:
     """One token a row."""
@@ -169,6 +154,10 @@ class Padded:
 
     def flat(self, x: Tensor) -> Tensor:
         return x.transpose(1, 2).flatten(0, 1).index_select(0, self.places)
+
+
+Batching = Single | Even | Padded
+"""How some rows of the flat batch become `[B, H, T, K]` and back."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +204,10 @@ class KeysIn:
 
     def batch(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return k[self.slots, :, : self.end], v[self.slots, :, : self.end]
+
+
+KeyBatching = KeysOf | KeysIn
+"""How the keys and values of some rows become `[B, G, S, K]` and `[B, G, S, Kv]`."""
 
 
 def batched(rows: Rows, device: torch.device) -> Batching:

@@ -27,7 +27,7 @@ from triptych.attention import (
     Rows,
     kernel_dense,
 )
-from triptych.attention.caches import FullStep
+from triptych.attention.cache_steps import FullStep
 from triptych.attention.row_plan import Piece
 from triptych.attention.rows import KeysIn
 from triptych.nn.attention import Attention, KindState
