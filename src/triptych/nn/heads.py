@@ -27,7 +27,7 @@ class Transform(Module[spec.TransformSpec], of=spec.TransformSpec):
 
 class LMHead(Module[spec.LMHeadSpec], of=spec.LMHeadSpec):
     """[N, D] -> next-token logits [N, V]: `softcap(proj(scale * transform(x)))`.  The weight of `proj` may be the
-    embedding's (`nn/tying.py`)."""
+    embedding's (`nn/part.py`)."""
 
     transform: Transform | None
     proj: Linear

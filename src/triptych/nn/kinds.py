@@ -31,9 +31,8 @@ from triptych.attention.cache_steps import FullStep
 from triptych.attention.row_plan import Piece
 from triptych.attention.rows import KeysIn
 from triptych.nn.attention import Attention, KindState
-from triptych.nn.part import Module
+from triptych.nn.part import Module, Taps
 from triptych.nn.positions import UNPOSITIONED, Position
-from triptych.nn.taps import Taps
 from triptych.spec import parts
 from triptych.spec.masks import Causal, Full
 from triptych.spec.part import Part

@@ -29,8 +29,7 @@ from triptych.nn.feedforward import GLU, MLP, MoE
 from triptych.nn.inputs import Conv, Embed, Frames, Patches
 from triptych.nn.kinds import Context, Kind, cross_state, shared_states, sharing_key
 from triptych.nn.linear import Linear, Norms
-from triptych.nn.part import Module
-from triptych.nn.taps import NO_TAPS, Taps
+from triptych.nn.part import NO_TAPS, Module, Taps
 from triptych.spec import parts
 
 
