@@ -37,19 +37,11 @@ class KeyStep(Protocol):
 
 
 @runtime_checkable
-class Continued(Protocol):
-    """What a stack decided for a step; kept with it, since the next step of the same rows changes little of it."""
-
-    def try_advance(self, rows: Rows, x: Tensor) -> bool:
-        """Adapt to the next token of each of the same rows; False where it must be decided anew."""
-
-
-@runtime_checkable
 class CacheStep(Protocol):
     """One forward's use of a cache.  `context` is what the stack decided in the step before, where that was one token
     of each of the same rows; None elsewhere."""
 
-    context: Continued | None
+    context: object | None
 
     def of(self, layer: int) -> KeyStep: ...
 
@@ -77,7 +69,7 @@ NULL_CACHE = NullCache()
 @dataclass(eq=False)
 class NullStep:
     layout: FlatKeys
-    context: Continued | None = None
+    context: object | None = None
 
     def of(self, layer: int) -> NullStep:
         return self

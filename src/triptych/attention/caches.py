@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from triptych.attention.cache_steps import Continued, FullStep, KeyStep, RingStep, SumStep, put_back, token_places
+from triptych.attention.cache_steps import FullStep, KeyStep, RingStep, SumStep, put_back, token_places
 from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
 from triptych.attention.rows import Rows
 from triptych.attention.store import CachedLayer, CacheType, Snapshot, Store, resize_together, stored_form
@@ -247,7 +247,7 @@ class _Step:
         self.cache: Cache = weakref.proxy(cache)
         self.rows, self.provenance = rows, provenance
         self.fresh = not any(rows.past)
-        self.context: Continued | None = None
+        self.context: object | None = None
         self.counted = False
         self.steps: dict[int | None, KeyStep] = {}  # by window
         self.sums: SumStep | None = None

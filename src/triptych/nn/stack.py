@@ -176,9 +176,9 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
         x = self.embed(inputs, rows, token_types, random)
         step = cache.begin(rows, taps.provenance)
         ctx = step.context if taps is NO_TAPS else None
-        if not isinstance(ctx, Context) or ctx.owner is not self or not ctx.try_advance(rows, x):
+        if not isinstance(ctx, Context) or ctx.stack is not self or not ctx.try_advance(rows, x):
             ctx = self.context(x, rows, step, cross, random)
-            step.context = ctx if ctx.continues else None  # a step of no cache is part of it: no cycle
+            step.context = ctx if ctx.moving else None  # a step of no cache is part of it: no cycle
         x = taps("embed", x, rows)
         for i, block in enumerate(self.blocks):
             run = block if not (self.recompute and self.training) else partial(_recomputed, block)
@@ -190,25 +190,21 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
         self, x: Tensor, rows: Rows, step: CacheStep, cross: CrossKeys | None, random: torch.Generator | None = None
     ) -> Context:
         """What the blocks of one forward share, decided for each kind of layer."""
-        own = shared_states(self.own_groups, partial(self._own_state, x, rows, step, random), len(self.blocks))
-        crossed: Sequence[KindState] = ()
-        if cross is not None:
-            state = partial(self._cross_state, x, rows, cross, random)
-            crossed = shared_states(self.cross_groups, state, len(self.blocks))
-        return Context(rows, own, crossed, random, x.dtype, self)
 
-    def _own_state(
-        self, x: Tensor, rows: Rows, step: CacheStep, random: torch.Generator | None, layer: int
-    ) -> KindState:
-        attn = self.blocks[layer].attn
-        return self.kinds[attn.spec.kind].state(attn, rows, x, step.of(layer), random)
+        def own_state(layer: int) -> KindState:
+            attn = self.blocks[layer].attn
+            return self.kinds[attn.spec.kind].state(attn, rows, x, step.of(layer), random)
 
-    def _cross_state(
-        self, x: Tensor, rows: Rows, source: CrossKeys, random: torch.Generator | None, layer: int
-    ) -> KindState:
-        attn = self.blocks[layer].cross
-        assert attn is not None
-        return cross_state(attn, rows, x, source, random)
+        def cross_state_of(layer: int) -> KindState:
+            attn = self.blocks[layer].cross
+            assert attn is not None
+            assert cross is not None
+            return cross_state(attn, rows, x, cross, random)
+
+        own = shared_states(self.own_groups, own_state)
+        crossed = [] if cross is None else shared_states(self.cross_groups, cross_state_of)
+        firsts = [self.blocks[layers[0]] for layers in self.own_groups.values()]
+        return Context(rows, own, crossed, random, x.dtype, self, firsts, [*self.kinds.values()])
 
     def finish(self, x: Tensor, rows: Rows, taps: Taps = NO_TAPS, random: torch.Generator | None = None) -> Tensor:
         """The residual stream [N, D] after the last block -> what the head, or the decoder beside an encoder, reads."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from triptych.attention import AdditiveOver, AttendPlan, ContentBias, Heads, Mechanism, Rows, ScoreBias
-from triptych.attention.cache_steps import Continued
 from triptych.attention.mask_lowering import window_of
 from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR
 from triptych.errors import ConfigError
@@ -205,7 +204,7 @@ class SymbolicCache:
     """One `decode` serves with a cache and without: `extend` is the identity on the null cache."""
 
     recorder: Recorder
-    context: Continued | None = None
+    context: object | None = None
 
     def begin(self, rows: Rows, provenance: str) -> SymbolicCache:
         return self
