@@ -18,7 +18,7 @@ from torch import Tensor
 from triptych.attention.mechanisms import LINEAR, Mechanism, divided, features, running
 from triptych.attention.request import ContentBias, Heads, ScoreBias, placed_request
 from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
-from triptych.attention.rows import Rows, batched
+from triptych.attention.rows import Rows, batched, neighbours
 from triptych.attention.store import Snapshot, Store
 from triptych.errors import InputError
 from triptych.spec.masks import Mask
@@ -91,15 +91,14 @@ class FullStep:
     def __init__(self, stores: Sequence[Store], like: Store, rows: Rows, *, fresh: bool) -> None:
         self.stores, self.rows, self.fresh = stores, rows, fresh
         slots = rows.slots
-        self.run = slice(slots[0], slots[0] + len(slots)) if slots and _consecutive(slots) else None
+        self.run = neighbours(slots) if slots and rows.even else None
         self.exact = like.form.exact
         self.layout: KeyLayout = FlatKeys(rows) if fresh else SlotKeys(rows.ends, slots)
         if not fresh and not self.exact:
             self.layout = SlotKeys(rows.ends, tuple(range(len(rows))))
-        if rows.even and self.run is not None:
+        if self.run is not None:
             self.at = slice(rows.past[0], rows.ends[0])
         else:
-            self.run = None
             self.slot_of, self.place = token_places(rows, like.k.device)
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,10 +199,6 @@ def token_places(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.tensor(rows.slots, device=device)[rows.row_of(device)], rows.positions(device)
 
 
-def _consecutive(slots: tuple[int, ...]) -> bool:
-    return slots == tuple(range(slots[0], slots[0] + len(slots)))
-
-
 @dataclass(frozen=True, eq=False)
 class SumKeys:
     """New keys and values of `rows` behind the sums of what came before: k `[N, G, K]` are features, v `[N + B * K, G,
@@ -257,7 +252,8 @@ class SumStep:
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         store, rows = self.stores[layer], self.rows
-        new_k, new_v = _terms(store, k, v)
+        k_terms, v_terms = k.detach().to(store.k.dtype), v.detach().to(store.k.dtype)
+        new_k, new_v = features(k_terms), F.pad(v_terms, (0, 1), value=1.0)  # in the store's precision
         batching = batched(rows, k.device)
         before = torch.cat((store.k[self.slots], store.v[self.slots]), -1)
         before[self.begin] = 0.0
@@ -275,6 +271,7 @@ class SumStep:
         for layer, after in self.after.items():
             store = self.stores[layer]
             store.k[self.slots], store.v[self.slots] = after[..., :-1], after[..., -1:]
+        self.after.clear()
 
 
 def put_back(store: Store, slot: int, snapshot: Snapshot, layer: int, count: int) -> None:
@@ -283,9 +280,3 @@ def put_back(store: Store, slot: int, snapshot: Snapshot, layer: int, count: int
     k, v = snapshot.sums[layer]
     after = torch.cat((k, v), -1) + new_k.mT @ new_v
     store.k[slot], store.v[slot] = after[..., :-1], after[..., -1:]
-
-
-def _terms(store: Store, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Features [N, G, K] of keys, and values with a 1 behind each [N, G, Kv + 1], in the store's precision."""
-    k, v = k.detach().to(store.k.dtype), v.detach().to(store.k.dtype)
-    return features(k), F.pad(v, (0, 1), value=1.0)

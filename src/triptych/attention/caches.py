@@ -24,7 +24,22 @@ from triptych.attention.store import CachedLayer, CacheType, Snapshot, Store, re
 from triptych.errors import InputError, ProbeError
 
 
-class Cache:
+class _Stores:
+    """One store per layer."""
+
+    stores: list[Store]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, used or not."""
+        return sum(store.nbytes for store in self.stores)
+
+    def slot_bytes(self, length: int) -> int:
+        """Bytes of one slot with room for `length` tokens, or for a source of so many positions."""
+        return sum(store.slot_bytes(length) for store in self.stores)
+
+
+class Cache(_Stores):
     """One store per layer, full or a ring, and how many tokens each slot holds.
 
     layers       what each layer stores.
@@ -60,22 +75,13 @@ class Cache:
         self.last: _Step | None = None  # to go on from, as long as nothing else changed the slots
         self.add(slots)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated, used or not."""
-        return sum(store.nbytes for store in self.stores)
-
-    def slot_bytes(self, length: int) -> int:
-        """Bytes of one slot with room for `length` tokens."""
-        return sum(store.slot_bytes(length) for store in self.stores)
-
     def add(self, count: int = 1) -> list[int]:
         """`count` empty slots, freed ones first."""
         self.last = None
         reused, self.free_slots = self.free_slots[:count], self.free_slots[count:]
         new = range(len(self.lengths), len(self.lengths) + count - len(reused))
-        for numbers in (self.lengths, self.high_water):
-            numbers.extend([0] * len(new))
+        self.lengths.extend([0] * len(new))
+        self.high_water.extend([0] * len(new))
         self.provenance.extend([""] * len(new))
         for fixed in (False, True):  # which do not grow together
             stores = [store for store in self.stores if (store.places is not None) is fixed]
@@ -100,15 +106,20 @@ class Cache:
 
         Raises InputError when they do not, ProbeError under other edits than before.
         """
-        last = self.last
-        if last is not None and last.counted and not last.fresh and last.rows.longest == 1 == rows.longest:
-            same = rows.slots == last.rows.slots and rows.past == last.rows.ends and provenance == last.provenance
-            if same and max(rows.ends) <= self.capacity:  # one more token of each of the same rows
-                last.rows, last.fresh, last.counted = rows, False, False
-                last.steps = {}  # prepared anew where the stack cannot go on from its last context
-                for slot, end in zip(rows.slots, rows.ends, strict=True):
-                    self.high_water[slot] = max(self.high_water[slot], end)
-                return last
+        step, same = self.last, False
+        if step is not None and step.counted and not step.fresh and step.rows.longest == 1 == rows.longest:
+            same = rows.slots == step.rows.slots and rows.past == step.rows.ends and provenance == step.provenance
+        if step is not None and same and max(rows.ends) <= self.capacity:  # one more token of each of the same rows
+            step.rows, step.fresh, step.counted = rows, False, False
+            step.steps = {}  # prepared anew where the stack cannot go on from its last context
+        else:
+            self._check_rows(rows, provenance)
+            step = self.last = _Step(self, rows, provenance)
+        for slot, end in zip(rows.slots, rows.ends, strict=True):  # before it: the places of a failed step count too
+            self.high_water[slot] = max(self.high_water[slot], end)
+        return step
+
+    def _check_rows(self, rows: Rows, provenance: str) -> None:
         for slot, past in zip(rows.slots, rows.past, strict=True):
             if not 0 <= slot < len(self.lengths):
                 raise InputError(f"a row lives in slot {slot}, but the cache has {len(self.lengths)} slots")
@@ -121,10 +132,6 @@ class Cache:
                 )
         if len(set(rows.slots)) != len(rows.slots):
             raise InputError(f"two rows live in one cache slot: {list(rows.slots)}")
-        self.last = _Step(self, rows, provenance)
-        for slot, end in zip(rows.slots, rows.ends, strict=True):  # before it: the places of a failed step count too
-            self.high_water[slot] = max(self.high_water[slot], end)
-        return self.last
 
     def ensure_capacity(self, end: int) -> None:
         """Make room for `end` tokens in every full layer."""
@@ -143,8 +150,7 @@ class Cache:
                 f"cannot trim slot {slot} from {self.lengths[slot]} to {length} tokens: a layer of linear attention "
                 "keeps only sums over all tokens; free the slot and start again"
             )
-        windows = [store.window for store in self.stores if store.window is not None]
-        for window in windows:
+        for window in [store.window for store in self.stores if store.window is not None]:
             if length and max(self.high_water[slot] - window, 0) > max(length - window + 1, 0):
                 raise InputError(
                     f"cannot trim slot {slot} from {self.high_water[slot]} to {length} tokens: a layer with a window "
@@ -249,28 +255,27 @@ class _Step:
         self.fresh = not any(rows.past)
         self.context: object | None = None
         self.counted = False
-        self.steps: dict[int | None, KeyStep] = {}  # by window
-        self.sums: SumStep | None = None
+        self.steps: dict[tuple[int | None, bool], KeyStep] = {}  # by window, and whether sums are kept
         cache.ensure_capacity(max(rows.ends, default=0))
 
     def of(self, layer: int) -> KeyStep:
         stores, rows, fresh = self.cache.stores, self.rows, self.fresh
         store, window = stores[layer], stores[layer].window
-        if store.layer.sums:
-            self.sums = self.sums or SumStep(stores, rows, self.cache.snapshots, fresh=fresh)
-            return self.sums
-        if window not in self.steps:
-            if window is None:
-                self.steps[window] = FullStep(stores, store, rows, fresh=fresh)
+        kind = window, store.layer.sums
+        if kind not in self.steps:
+            if store.layer.sums:
+                self.steps[kind] = SumStep(stores, rows, self.cache.snapshots, fresh=fresh)
+            elif window is None:
+                self.steps[kind] = FullStep(stores, store, rows, fresh=fresh)
             else:
-                self.steps[window] = RingStep(stores, store, window, rows, fresh=fresh)
-        return self.steps[window]
+                self.steps[kind] = RingStep(stores, store, window, rows, fresh=fresh)
+        return self.steps[kind]
 
     def finish(self) -> None:
         cache = self.cache
-        if self.sums is not None:
-            self.sums.finish()
-            self.sums = None
+        for step in self.steps.values():
+            if isinstance(step, SumStep):
+                step.finish()
         for slot, end in zip(self.rows.slots, self.rows.ends, strict=True):
             cache.lengths[slot] = end
             cache.provenance[slot] = self.provenance
@@ -305,7 +310,7 @@ class EncoderOutput:
         return project(self.memory, self.rows)
 
 
-class CrossCache:
+class CrossCache(_Stores):
     """The keys and values of encoder outputs, projected by each layer in the first forward after `fill` and read at
     every later one.  Slots are those of the decoder's rows.
 
@@ -325,14 +330,6 @@ class CrossCache:
         self.places: dict[int, int] = {}
         self.pending: EncoderOutput | None = None
         self.projected: set[int] = set()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(store.nbytes for store in self.stores)
-
-    def slot_bytes(self, length: int) -> int:
-        """Bytes of one slot with room for a source of `length` positions."""
-        return sum(store.slot_bytes(length) for store in self.stores)
 
     def fill(self, memory: Tensor, rows: Rows) -> None:
         """Take an encoder's output [M, D] in; each row goes to its slot, whatever that held before.

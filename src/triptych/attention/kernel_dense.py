@@ -42,27 +42,28 @@ def flash_cannot(request: AttentionRequest) -> list[str]:
 
 def plan_flash(request: AttentionRequest) -> Runner:
     """The cheapest call of the kernel that serves the request, everything about it decided."""
-    if request.sinks:
-        return partial(_with_sinks, request)
-    if _is_chunk(request):
-        return partial(_chunk, request)
+    if request.sinks or _is_chunk(request):
+        return partial(_by_parts, request)
     causal, visible = _lowered(request)
     even = request.width == request.value_width
     if even and request.queries == 1 and not request.biased and (visible is None or visible.shape[1] == 1):
         return partial(_one_query, request, visible)
-    return partial(_sdpa if even else _uneven, request, causal, visible)
+    return partial(_sdpa, request, causal, visible)
 
 
 def _sdpa(
     request: AttentionRequest, causal: bool, visible: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
     bias: Tensor | None, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
+    even = request.width == request.value_width
+    if not even:
+        q, k, v = _evened(request, q, k, v)
     if bias is not None:
         bias = bias.to(q.dtype)
         visible = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
     if visible is None and _swallows_nan(k):
         visible, causal = _all_visible(q, k, causal), False
-    return F.scaled_dot_product_attention(
+    out = F.scaled_dot_product_attention(
         q if q.stride(3) == 1 else q.contiguous(),
         k if k.stride(3) == 1 else k.contiguous(),
         v if v.stride(3) == 1 else v.contiguous(),
@@ -72,6 +73,7 @@ def _sdpa(
         dropout_p=request.dropout,
         enable_gqa=request.heads != request.groups,
     )
+    return out if even else out[..., : request.value_width]
 
 
 def _one_query(
@@ -104,16 +106,8 @@ def _all_visible(q: Tensor, k: Tensor, causal: bool = False) -> Tensor:
     return visible.tril() if causal else visible
 
 
-def _uneven(
-    request: AttentionRequest, causal: bool, visible: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
-    bias: Tensor | None, sinks: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """Keys and values of unlike widths: the narrower filled with zeros."""
-    q, k, v = _evened(request, q, k, v)
-    return _sdpa(request, causal, visible, q, k, v, bias, sinks)[..., : request.value_width]
-
-
 def _evened(request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values of unlike widths: the narrower filled with zeros."""
     lack = request.width - request.value_width
     return (q, k, F.pad(v, (0, lack))) if lack >= 0 else (F.pad(q, (0, -lack)), F.pad(k, (0, -lack)), v)
 
@@ -144,38 +138,26 @@ def _is_chunk(request: AttentionRequest) -> bool:
     )
 
 
-def _chunk(
+def _by_parts(
     request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, sinks: Tensor | None = None
 ) -> Tensor:
-    """Past keys without a mask, the chunk's own with `is_causal`, joined exactly by their log-sum-exps."""
-    q, k, v = _evened(request, q, k, v)
-    return _merged(request, q, k, v)[0].to(q.dtype)[..., : request.value_width]
-
-
-def _merged(request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    past = request.keys - request.queries
-    old, old_lse = _kernel(q, k[:, :, :past], v[:, :, :past], request.scale)
-    new, new_lse = _kernel(q, k[:, :, past:], v[:, :, past:], request.scale, causal=True)
-    lse = torch.logaddexp(old_lse, new_lse)
-    old_share, new_share = (old_lse - lse).exp()[..., None], (new_lse - lse).exp()[..., None]
-    return old * old_share + new * new_share, lse
-
-
-def _with_sinks(
-    request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None
-) -> Tensor:
-    """Softmax's share beside one more logit a head follows from the log-sum-exp."""
-    assert sinks is not None
+    """What the kernel's log-sum-exp joins exactly: in a chunk past keys, without a mask, and its own, with `is_causal`;
+    and softmax's share beside one more logit a head."""
     q, k, v = _evened(request, q, k, v)
     if _is_chunk(request):
-        out, lse = _merged(request, q, k, v)
+        past = request.keys - request.queries
+        old, old_lse = _kernel(q, k[:, :, :past], v[:, :, :past], request.scale)
+        new, new_lse = _kernel(q, k[:, :, past:], v[:, :, past:], request.scale, causal=True)
+        lse = torch.logaddexp(old_lse, new_lse)
+        out = old * (old_lse - lse).exp()[..., None] + new * (new_lse - lse).exp()[..., None]
     else:
         causal, mask = _lowered(request)
         if bias is not None:
             mask = bias.to(q.dtype) if mask is None else bias.to(q.dtype).masked_fill(~mask, -torch.inf)
         out, lse = _kernel(q, k, v, request.scale, causal=causal, mask=mask)
-    share = torch.sigmoid(lse - sinks.to(lse.dtype)[:, None])
-    return (out * share[..., None]).to(q.dtype)[..., : request.value_width]
+    if sinks is not None:
+        out = out * torch.sigmoid(lse - sinks.to(lse.dtype)[:, None])[..., None]
+    return out.to(q.dtype)[..., : request.value_width]
 
 
 def _kernel(
@@ -201,15 +183,9 @@ def plan_materialized(request: AttentionRequest) -> Runner:
 
 
 def _materialized(
-    request: AttentionRequest,
-    hidden: Tensor | None,
-    empty: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    sinks: Tensor | None,
-) -> Tensor:
+    request: AttentionRequest, hidden: Tensor | None, empty: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
+    bias: Tensor | None, sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
     """GQA: fold the heads of a group into the query axis, so that keys and values are never repeated."""
     b, h, t, s = request.rows, request.heads, request.queries, request.keys
     together = (b, request.groups, h // request.groups * t)

@@ -118,8 +118,13 @@ class AttentionRequest(Heads):
             q_pos = torch.arange(self.keys - self.queries, self.keys, device=self.device)
         k_pos = index if self.k_pos is None else self.k_pos
         return (
-            Points(as_column(q_pos), document=_document(self.q_doc, as_column), per_row=number),
-            Points(as_line(k_pos), index=as_line(index), document=_document(self.k_doc, as_line), per_row=number),
+            Points(as_column(q_pos), document=None if self.q_doc is None else as_column(self.q_doc), per_row=number),
+            Points(
+                as_line(k_pos),
+                index=as_line(index),
+                per_row=number,
+                document=None if self.k_doc is None else as_line(self.k_doc),
+            ),  # fmt: skip
         )
 
     @CachedValue
@@ -170,10 +175,6 @@ def as_column(x: Tensor) -> Tensor:
 def as_line(x: Tensor) -> Tensor:
     """`[S]` or `[B, S]` as `[., 1, 1, S]`."""
     return (x if x.dim() == 2 else x[None])[:, None, None, :]
-
-
-def _document(labels: Tensor | None, shaped: Callable[[Tensor], Tensor]) -> Tensor | None:
-    return None if labels is None else shaped(labels)
 
 
 @checked

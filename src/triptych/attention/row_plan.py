@@ -30,7 +30,7 @@ from triptych.attention.request import (
     consecutive_positions,
     placed_request,
 )
-from triptych.attention.rows import Batching, KeyBatching, KeysIn, KeysOf, Parts, Rows, batched
+from triptych.attention.rows import Batching, KeyBatching, KeysIn, KeysOf, Parts, Rows, batched, neighbours
 from triptych.errors import InputError
 from triptych.spec.masks import Keys, Mask
 
@@ -304,19 +304,14 @@ class _Planner:
             rows, mask = rows.take(members), mask_lowering.for_rows(mask, members)
             slots, lengths = tuple(slots[i] for i in members), tuple(lengths[i] for i in members)
         end = max(lengths, default=0) if keys.positions is None else keys.positions.shape[1]
-        held = KeysIn(_slot_index(slots, device), end)
+        where = neighbours(slots)
+        held = KeysIn(torch.tensor(slots, device=device) if where is None else where, end)
         return self.piece(rows, mask, batched(rows, device), held, end, keys.positions)
 
 
 def _zeros(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
     """Nothing to see, or nobody who looks."""
     return q.new_zeros(*q.shape[:3], v.shape[3])
-
-
-def _slot_index(slots: tuple[int, ...], device: torch.device) -> slice | Tensor:
-    if not slots or slots == tuple(range(slots[0], slots[0] + len(slots))):
-        return slice(slots[0] if slots else 0, slots[0] + len(slots) if slots else 0)
-    return torch.tensor(slots, device=device)
 
 
 def _padding_bucket(rows: Rows, mask: Mask) -> list[int]:

@@ -214,3 +214,9 @@ def batched(rows: Rows, device: torch.device) -> Batching:
     if not rows.equal:
         return Padded(len(rows), rows.longest, rows.padded_places(device))
     return Single() if rows.longest == 1 else Even(len(rows), rows.longest)
+
+
+def neighbours(slots: tuple[int, ...]) -> slice | None:
+    """These slots as a slice; None where they do not follow one another."""
+    first = slots[0] if slots else 0
+    return slice(first, first + len(slots)) if slots == tuple(range(first, first + len(slots))) else None

@@ -217,24 +217,10 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 # -- calls of torch that are recorded as an operation, where their arguments are not those of the operation's function
 
 
-@recorded_as(F.gelu)
-def _gelu(x: Tensor, approximate: str = "none") -> tuple[str, Arguments]:
-    return "gelu", {"x": x, "approximate": approximate}
-
-
-@recorded_as(F.relu)
-def _relu(x: Tensor, inplace: bool = False) -> tuple[str, Arguments]:
-    return "relu", {"x": x}
-
-
-@recorded_as(F.silu)
-def _silu(x: Tensor, inplace: bool = False) -> tuple[str, Arguments]:
-    return "silu", {"x": x}
-
-
-@recorded_as(F.embedding)
-def _embedding(ids: Tensor, weight: Tensor, *options: object, **named: object) -> tuple[str, Arguments]:
-    return "embedding", {"ids": ids, "weight": weight}
+recorded_as(F.gelu)(lambda x, approximate="none": ("gelu", {"x": x, "approximate": approximate}))
+recorded_as(F.relu)(lambda x, inplace=False: ("relu", {"x": x}))
+recorded_as(F.silu)(lambda x, inplace=False: ("silu", {"x": x}))
+recorded_as(F.embedding)(lambda ids, weight, *options, **named: ("embedding", {"ids": ids, "weight": weight}))
 
 
 @recorded_as(F.normalize)
