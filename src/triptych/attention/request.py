@@ -117,14 +117,11 @@ class AttentionRequest(Heads):
         if q_pos is None:
             q_pos = torch.arange(self.keys - self.queries, self.keys, device=self.device)
         k_pos = index if self.k_pos is None else self.k_pos
+        q_doc = None if self.q_doc is None else as_column(self.q_doc)
+        k_doc = None if self.k_doc is None else as_line(self.k_doc)
         return (
-            Points(as_column(q_pos), document=None if self.q_doc is None else as_column(self.q_doc), per_row=number),
-            Points(
-                as_line(k_pos),
-                index=as_line(index),
-                per_row=number,
-                document=None if self.k_doc is None else as_line(self.k_doc),
-            ),  # fmt: skip
+            Points(as_column(q_pos), document=q_doc, per_row=number),
+            Points(as_line(k_pos), index=as_line(index), document=k_doc, per_row=number),
         )
 
     @CachedValue
