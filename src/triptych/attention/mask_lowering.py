@@ -5,7 +5,7 @@
 
 Under a cache, masks compare absolute positions: T queries are by default the last T of S keys, and a key at a negative
 position is an empty slot (`AttentionRequest.points` in request.py).  A single query after a cache therefore sees
-everything; for rows of an engine, `_Planner.slots` (row_plan.py) drops causality where no key is in a query's future.
+everything; for rows of an engine, `RowPlan` (row_plan.py) drops causality where no key is in a query's future.
 """
 
 from __future__ import annotations
