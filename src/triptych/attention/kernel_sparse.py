@@ -63,16 +63,11 @@ def _run(
     request: AttentionRequest, pieces: list[tuple[int, Runner]], fold_queries: Fold, fold_keys: Fold, inside: slice,
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    folded = [_as_rows(fold_queries(q)), _as_rows(fold_keys(k)), _as_rows(fold_keys(v))]
-    q_parts, k_parts, v_parts = (x.split([rows for rows, _ in pieces]) for x in folded)
-    outs = [run(q_parts[i], k_parts[i], v_parts[i], None, sinks) for i, (_, run) in enumerate(pieces)]
+    folded = (fold_queries(q), fold_keys(k), fold_keys(v))  # [B, H, n, c, K], then [B * n, H, c, K]
+    parts = [x.transpose(1, 2).flatten(0, 1).split([rows for rows, _ in pieces]) for x in folded]
+    outs = [run(*part, None, sinks) for (_, run), *part in zip(pieces, *parts, strict=True)]
     out = (outs[0] if len(outs) == 1 else torch.cat(outs)).view(request.rows, -1, *outs[0].shape[1:])
     return out.transpose(1, 2).flatten(2, 3)[:, :, inside]
-
-
-def _as_rows(x: Tensor) -> Tensor:
-    """`[B, H, n, c, K]` as `[B * n, H, c, K]`."""
-    return x.transpose(1, 2).flatten(0, 1)
 
 
 def _visible(request: AttentionRequest, q_pos: Tensor, k_pos: Tensor) -> Tensor:
@@ -81,7 +76,7 @@ def _visible(request: AttentionRequest, q_pos: Tensor, k_pos: Tensor) -> Tensor:
     if mask_lowering.reads_distances(request.mask):  # a band: in every block at the same distances
         first: Tensor = request.mask.visible(Points(q_pos[:1, :, None]), Points(k_pos[:1, None, :]))
         return first & exists
-    number = mask_lowering.per_row(request.rows, request.device)
+    number = partial(mask_lowering.per_row, request.rows, request.device)
     q_doc = _documents(request.q_doc, q_pos - (request.keys - request.queries), -1)
     k_doc = _documents(request.k_doc, k_pos, -2)
     q = Points(q_pos[None, :, :, None], document=q_doc, per_row=number)
@@ -121,10 +116,7 @@ def window_cannot(request: AttentionRequest) -> list[str]:
 def window_saves(request: AttentionRequest) -> bool:
     """The bands together are less than half of all pairs."""
     band = mask_lowering.window_of(request.mask)
-    if band is None:
-        return False
-    block = _block(request.queries, *band)
-    return 2 * (sum(band) - 1 + block) <= request.keys
+    return band is not None and 2 * (sum(band) - 1 + _block(request.queries, *band)) <= request.keys
 
 
 def plan_window(request: AttentionRequest) -> Runner:
@@ -165,9 +157,7 @@ def block_cannot(request: AttentionRequest) -> list[str]:
 def block_saves(request: AttentionRequest) -> bool:
     """No query block reads more than half of the keys."""
     pattern = mask_lowering.blocks_of(request.mask)
-    if pattern is None:
-        return False
-    return 2 * _candidates(request, pattern).shape[1] * pattern.block <= request.keys
+    return pattern is not None and 2 * _candidates(request, pattern).shape[1] * pattern.block <= request.keys
 
 
 def plan_block(request: AttentionRequest) -> Runner:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import torch
@@ -111,7 +112,7 @@ class AttentionRequest(Heads):
     def points(self) -> tuple[Points, Points]:
         """The positions that masks compare: of queries `[., 1, T, 1]` and of keys `[., 1, 1, S]`.  Where none were
         given, the T queries are the last T of the S keys."""
-        number = mask_lowering.per_row(self.rows, self.device)
+        number = partial(mask_lowering.per_row, self.rows, self.device)
         index = torch.arange(self.keys, device=self.device)
         q_pos = self.q_pos
         if q_pos is None:

@@ -57,12 +57,10 @@ class LoraLinear(Linear):
     def __init__(self, base: Linear, down: Tensor, up: Tensor, alpha: float, dropout: float = 0.0) -> None:
         with torch.device("meta"):
             super().__init__(base.spec)
-        for name, parameter in base.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
+        _take_over(self, base)
         self.down, self.up = down, up
         self.alpha = alpha
         self.dropout = nn.Dropout(dropout) if dropout else None
-        self.takes_packed, self.dtype, self.device = base.takes_packed, base.dtype, base.device
         self.train(base.training)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,11 +99,15 @@ class LoraLinear(Linear):
         """The linear map without the factors; it holds the same parameters."""
         with torch.device("meta"):
             linear = Linear(self.spec)
-        for name in ("weight", "bias"):
-            if (parameter := self._parameters.get(name)) is not None:
-                linear.register_parameter(name, parameter)
-        linear.takes_packed, linear.dtype, linear.device = self.takes_packed, self.dtype, self.device
+        _take_over(linear, self)
         return linear.train(self.training)
+
+
+def _take_over(linear: Linear, other: Linear) -> None:
+    """Let a linear map hold the parameters of another of its spec, and stand where that does."""
+    for name in linear.spec.tensors():
+        linear.register_parameter(name, other._parameters[name])
+    linear.takes_packed, linear.dtype, linear.device = other.takes_packed, other.dtype, other.device
 
 
 def fresh_factors(

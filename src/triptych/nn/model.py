@@ -206,18 +206,13 @@ def finish_loading(module: Transformer) -> Transformer:
     tie(module, module.spec.ties)
     left = [name for name, p in module.named_parameters() if p.is_meta]
     assert not left, left
-    module.set_placement(*_placement(module))
-    return module.eval()
-
-
-def _placement(module: Transformer) -> tuple[torch.dtype, torch.device]:
-    """The dtype most numbers of the model have, and its device."""
     sizes: Counter[torch.dtype] = Counter()
     device = module.device
     for parameter in module.parameters():
         sizes[parameter.dtype] += parameter.numel()
         device = parameter.device
-    return max(sizes, key=lambda dtype: sizes[dtype]), device
+    module.set_placement(sizes.most_common(1)[0][0], device)  # the dtype that most numbers have
+    return module.eval()
 
 
 def new(model: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:

@@ -148,17 +148,18 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
 
     def cached_layers(self) -> list[CachedLayer]:
         """What a cache stores of each layer, as specs are now."""
-        return [self._cached(block.attn.spec) for block in self.blocks]
+        layers = []
+        for block in self.blocks:
+            attn = block.attn.spec
+            band = window_of(self.kinds[attn.kind].spec.mask)
+            window = None if band is None else band[0]
+            layers.append(replace(_every_token(attn), window=window, sums=self.spec.keeps_sums(attn)))
+        return layers
 
     def cross_cache(self, cache_type: CacheType = "auto") -> CrossCache:
         """An empty cache for the keys and values of encoder outputs; `cache_type` as in `cache`."""
         layers = [_every_token(block.cross.spec) for block in self.blocks if block.cross is not None]
         return CrossCache(layers, self.dtype, self.device, cache_type=cache_type)
-
-    def _cached(self, attn: parts.AttentionSpec) -> CachedLayer:
-        band = window_of(self.kinds[attn.kind].spec.mask)
-        window = None if band is None else band[0]
-        return replace(_every_token(attn), window=window, sums=self.spec.keeps_sums(attn))
 
     def forward(
         self,
