@@ -200,14 +200,12 @@ def token_places(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class SumKeys:
-    """New keys and values of `rows` behind the sums of what came before: k `[N, G, K]` are features, v `[N + B * K, G,
-    Kv + 1]` the values, with a 1 behind each, and then for each row its sums, one row of them for each feature."""
+class SumPlan:
+    """Linear attention of `rows` over their new keys and values behind the sums of what came before, which it plans by
+    itself: k `[N, G, K]` are features, v `[N + B * K, G, Kv + 1]` the values, with a 1 behind each, and then for each
+    row its sums, one row of them for each feature."""
 
     rows: Rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def plan(
         self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = LINEAR
@@ -215,16 +213,8 @@ class SumKeys:
         """Raises InputError for what linear attention has no form for, as without a cache."""
         if mechanism is not LINEAR:
             raise InputError("a cache of sums serves linear attention alone")
-        request, _ = placed_request(rows, rows.longest, mask, heads, bias)
-        LINEAR.plan(request)  # raises where it cannot serve
+        LINEAR.plan(placed_request(rows, rows.longest, mask, heads, bias)[0])  # raises where it cannot serve
         return SumPlan(rows)
-
-
-@dataclass(frozen=True, eq=False)
-class SumPlan:
-    """Linear attention of `rows` over keys as `SumKeys` lays them out."""
-
-    rows: Rows
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, content: ContentBias | None = None
@@ -245,7 +235,7 @@ class SumStep:
 
     def __init__(self, stores: Sequence[Store], rows: Rows, snapshots: dict[int, Snapshot], *, fresh: bool) -> None:
         self.stores, self.rows, self.snapshots, self.fresh = stores, rows, snapshots, fresh
-        self.layout = FlatKeys(rows) if fresh else SumKeys(rows)
+        self.layout = FlatKeys(rows) if fresh else SumPlan(rows)
         self.slots = list(rows.slots)
         self.begin = [row for row, past in enumerate(rows.past) if not past]  # what their slots still have is forgotten
         self.after: dict[int, Tensor] = {}  # of each layer, written by `finish`
@@ -271,7 +261,6 @@ class SumStep:
         for layer, after in self.after.items():
             store = self.stores[layer]
             store.k[self.slots], store.v[self.slots] = after[..., :-1], after[..., -1:]
-        self.after.clear()
 
 
 def put_back(store: Store, slot: int, snapshot: Snapshot, layer: int, count: int) -> None:

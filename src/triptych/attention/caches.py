@@ -111,7 +111,6 @@ class Cache(_Stores):
             same = rows.slots == step.rows.slots and rows.past == step.rows.ends and provenance == step.provenance
         if step is not None and same and max(rows.ends) <= self.capacity:  # one more token of each of the same rows
             step.rows, step.fresh, step.counted = rows, False, False
-            step.steps = {}  # prepared anew where the stack cannot go on from its last context
         else:
             self._check_rows(rows, provenance)
             step = self.last = _Step(self, rows, provenance)
@@ -276,6 +275,7 @@ class _Step:
         for step in self.steps.values():
             if isinstance(step, SumStep):
                 step.finish()
+        self.steps = {}  # prepared anew where the stack cannot go on from its last context
         for slot, end in zip(self.rows.slots, self.rows.ends, strict=True):
             cache.lengths[slot] = end
             cache.provenance[slot] = self.provenance

@@ -44,24 +44,6 @@ class ScorePiece:
         return slice(self.first, self.first + self.scores.shape[-1])
 
 
-@dataclass(frozen=True, eq=False)
-class ScoreProducts:
-    """The factors of scores that are products alone; a key's position is its place.
-
-    q       [h, t, K] in fp32, scaled, one after another.
-    k       [g, S, K] in fp32, of which head i reads `groups[i]`.
-    from_   [t] the first key that each query sees, and `to` [t] the one after the last.
-    q_pos   [t] absolute positions of the queries.
-    """
-
-    q: Float[Tensor, "h t K"]
-    k: Float[Tensor, "g S K"]
-    groups: Int[Tensor, " h"]
-    from_: Int[Tensor, " t"]
-    to: Int[Tensor, " t"]
-    q_pos: Int[Tensor, " t"]
-
-
 @dataclass(eq=False)
 class RowScores:
     """The scores of row `row` of a plan, for some of its heads and queries (indices; None is all of them).
@@ -111,9 +93,15 @@ class RowScores:
             for start in range(0, queries, count):
                 yield self._piece(block, slice(start, min(start + count, queries)), room)
 
-    def products(self) -> ScoreProducts | None:
+    def products(self) -> dict[str, Tensor] | None:
         """The factors of the scores, where these are dot products of which each query sees a range of keys; None where
-        something is added or capped, and where other keys are hidden."""
+        something is added or capped, and where other keys are hidden.  A key's position is its place.
+
+        q           [h, t, K] in fp32, scaled, one after another.
+        k           [g, S, K] in fp32, of which head i reads `group[i]`.
+        from_, to   [t] the first key that each query sees, and the one after the last.
+        q_pos       [t] absolute positions of the queries.
+        """
         plan = self.plan
         mask = self._mask
         band = mask_lowering.is_full(mask) or all(
@@ -129,8 +117,8 @@ class RowScores:
             from_, to = (place - window[0] + 1).clamp(0, keys), (place + window[1] + 1).clamp(0, keys)
         if mask_lowering.implies_causal(mask):
             to = to.minimum((place + 1).clamp(0, keys))
-        groups, q = torch.tensor(self._groups), (self._own * self._scale).contiguous()
-        return ScoreProducts(q, self._keys, groups, from_, to, self._q_pos)
+        q, group = (self._own * self._scale).contiguous(), torch.tensor(self._groups)
+        return {"q": q, "k": self._keys, "group": group, "from_": from_, "to": to, "q_pos": place}
 
     def weights(self, piece: ScorePiece) -> Float[Tensor, "h n s"]:
         """The softmax of a piece: rows sum to 1, to less beside a sink, to 0 where there is nothing to see."""

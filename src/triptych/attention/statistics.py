@@ -88,13 +88,13 @@ def attention_statistics(
     kernels = library() if native and scores.q.device.type == "cpu" and scores.q.dtype != torch.float64 else None
     products = scores.products() if kernels is not None and kernels.wide else None
     if kernels is not None and products is not None and min(scores.shape):
-        heads, queries, keys = scores.shape
+        _, queries, keys = scores.shape
         panels = -(-keys // STATISTICS_PANEL)
-        laid = pad(products.k, (0, 0, 0, panels * STATISTICS_PANEL - keys)).unflatten(1, (panels, STATISTICS_PANEL)).mT
+        laid = pad(products["k"], (0, 0, 0, panels * STATISTICS_PANEL - keys))
+        products["k"] = laid.unflatten(1, (panels, STATISTICS_PANEL)).mT
         _native(
-            kernels.functions, out, (heads, queries, keys), slice(0, queries), slice(0, keys), products.q_pos,
-            torch.arange(keys), scores.chosen_sinks, labels, products.from_, products.to, q=products.q, k=laid,
-            group=products.groups,
+            kernels.functions, out, scores.shape, slice(0, queries), slice(0, keys), scores.chosen_sinks, labels,
+            k_pos=torch.arange(keys), base=0, **products,
         )  # fmt: skip
         return AttentionStatistics(**out)
     for piece in scores.pieces():
@@ -105,8 +105,9 @@ def attention_statistics(
         elif piece.scores.shape[2]:
             heads, queries, keys = piece.scores.shape
             _native(
-                kernels.functions, part, (heads, queries, keys), piece.queries, piece.columns, piece.q_pos, piece.k_pos,
-                sinks, labels, torch.zeros(queries), torch.full((queries,), keys), base=piece.base, scores=piece.scores,
+                kernels.functions, part, (heads, queries, keys), piece.queries, piece.columns, sinks, labels,
+                q_pos=piece.q_pos, k_pos=piece.k_pos, from_=torch.zeros(queries), to=torch.full((queries,), keys),
+                base=piece.base, scores=piece.scores,
             )  # fmt: skip
     return AttentionStatistics(**out)
 
@@ -189,7 +190,7 @@ def _add(out: Mapping[str, Tensor], piece: ScorePiece, weights: Tensor, labels: 
 
 def _native(
     functions: ctypes.CDLL, out: Mapping[str, Tensor], shape: tuple[int, int, int], at: slice, columns: slice,
-    q_pos: Tensor, k_pos: Tensor, sinks: Tensor | None, labels: KeyLabels, from_: Tensor, to: Tensor, *, base: int = 0,
+    sinks: Tensor | None, labels: KeyLabels, *, q_pos: Tensor, k_pos: Tensor, from_: Tensor, to: Tensor, base: int,
     scores: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None, group: Tensor | None = None,
 ) -> None:  # fmt: skip
     """The same by one call of statistics.h, of `shape` heads, queries and keys, which are the queries `at` and the keys
