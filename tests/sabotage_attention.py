@@ -13,7 +13,7 @@ from torch import Tensor
 from sabotage import change, changed, fill, filled, of, parity, regroup
 from triptych import ops, spec
 from triptych.attention import EncoderOutput, FlatKeys, Heads, RowPlan, Rows, plan_rows
-from triptych.attention.null_cache import NullStep
+from triptych.attention.cache_steps import NullStep
 from triptych.model import Model
 from triptych.nn import Taps, attention, kinds, positions
 from triptych.spec.masks import Causal, Mask

@@ -19,7 +19,7 @@ from native_models import ANY, LLAMA, Run, decoders, llama, needs_native
 from test_native_levels import TABLE
 from triptych import nn
 from triptych.attention import Cache, CachedLayer, CacheType, Rows, StoredForm, stored_form
-from triptych.attention.caches import FullStep, RingStep
+from triptych.attention.cache_steps import FullStep, RingStep
 from triptych.check import check
 from triptych.check.quality import TEXT, quality
 from triptych.cli import main

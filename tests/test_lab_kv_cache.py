@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 import triptych
-from triptych.attention.caches import FullStep
+from triptych.attention.cache_steps import FullStep
 from triptych.attention.store import Store
 from triptych.generate import Engine
 from triptych.text import byte_tokenizer

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spoken_tones import spoken
 from triptych.attention import EncoderOutput
-from triptych.attention.cross_cache import Project
+from triptych.attention.caches import Project
 from triptych.errors import InputError
 from triptych.media.audio import HOP, RATE
 from triptych_lectures import labs

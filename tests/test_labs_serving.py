@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from triptych.attention import Cache
-from triptych.attention.sum_cache import SumStep
+from triptych.attention.cache_steps import SumStep
 from triptych.errors import InputError
 from triptych.generate import engine as engine_module
 from triptych.generate.prefixes import Prefixes

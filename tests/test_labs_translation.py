@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from triptych.attention import EncoderOutput, FlatKeys
-from triptych.attention.cross_cache import Project
+from triptych.attention.caches import Project
 from triptych.errors import InputError
 from triptych.spec import Mask, same_document
 from triptych.train.recipe import DataSettings, read_recipe

@@ -14,7 +14,7 @@ import torch
 
 import tiny
 from triptych.attention import FlatKeys, Heads, Rows, plan_rows
-from triptych.attention.row_batching import Parts
+from triptych.attention.rows import Parts
 from triptych.errors import ProbeError
 from triptych.model import Model
 from triptych.probe import Edit, Plan, Read, Session, Where, add, put, sites, zero
