@@ -7,9 +7,8 @@ import json
 import math
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -52,14 +51,12 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Notes:
     monkeypatch.chdir(tmp_path)
     notes = Notes()
 
-    @dataclass(frozen=True)
     class CountsLab(Lab):
         name = "counts"
         falsified_by = "If not. Or so."
         seeds = 5
-        full = MappingProxyType({"steps": 1000})
 
-        steps: int = size(100, "training steps")
+        steps: int = size(100, "training steps", full=1000)
         rates: tuple[float, ...] = size((0.1, 0.2), "learning rates")
 
         def run(self, setup: Setup) -> LabResult:

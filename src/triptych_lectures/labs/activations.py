@@ -30,7 +30,6 @@ KINDS = (NONE, RELU, GELU, SWIGLU)
 EQUAL = 0.05  # shares of the way from a guess to the best loss that are nearer than this count as equal
 
 
-@dataclass(frozen=True)
 class ActivationsLab(Lab):
     """Each kind of MLP on the same tables, and on copying the token before; then shuffled answers."""
 

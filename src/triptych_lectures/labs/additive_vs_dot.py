@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from triptych_lectures.labs.counting import peak_bytes, shortest_seconds
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 
 
-@dataclass(frozen=True)
 class AdditiveVsDotLab(Lab):
     """Both scores on the same tensors: memory and time over T, sharpness over the size of the input, parameters."""
 

@@ -25,7 +25,6 @@ LENDERS = ("She went to the money bank", "He borrowed cash from the bank", "They
 SHOWN = 8  # of the heads that are cut, in the table and as maps
 
 
-@dataclass(frozen=True)
 class BankLab(Lab):
     """Two sentences that end in one word: its vectors by layer, as they are and with attention cut off."""
 

@@ -22,7 +22,6 @@ from triptych_lectures.labs.small import growth, power
 WARMUP = 20  # training steps
 
 
-@dataclass(frozen=True)
 class BottleneckLab(Lab):
     """Copies of 1 to 16 symbols by two fixed vectors and by attention; the gradient through 16 to 512 steps."""
 

@@ -6,10 +6,10 @@ pairs of a colour and a shape that no scene in training had, so that no caption 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from triptych.train.caption_task import CaptionExample
 from triptych.train.data import HiddenWords
 from triptych.train.image_records import in_memory
 from triptych_lectures.data.scenes import COLOURS, RELATIONS, SHAPES, SIDE, Scene, scenes
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import Points, fit
 
 # The dark ground is 0, and positions begin as large as what is drawn: a relation is read from positions alone.
@@ -45,7 +45,6 @@ KINDS = {"colour": tuple(COLOURS), "shape": SHAPES, "relation": tuple(name.split
 Patterns = list[list[Tensor]]  # for each decoder layer, for each scene, [H, T, 1 + patches]
 
 
-@dataclass(frozen=True)
 class CaptionsLab(Lab):
     """Captions of pairs that were never seen, and where cross-attention is while each word is written."""
 
@@ -58,12 +57,11 @@ class CaptionsLab(Lab):
         " right."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"scenes": 16_000, "judged": 300, "steps": 1500, "control": 200}
 
-    scenes: int = size(6000, "scenes to train on")
-    judged: int = size(200, "scenes held out, and as many of known pairs to choose the layer on")
-    steps: int = size(400, "training steps")
-    control: int = size(100, "training steps of the control, on shuffled captions")
+    scenes: int = size(6000, "scenes to train on", full=16_000)
+    judged: int = size(200, "scenes held out, and as many of known pairs to choose the layer on", full=300)
+    steps: int = size(400, "training steps", full=1500)
+    control: int = size(100, "training steps of the control, on shuffled captions", full=200)
     rows: int = size(64, "scenes of a step")
     patch: int = size(12, f"pixels of a patch's side; {SIDE} is a multiple of it")
     width: int = size(64, f"numbers of a vector in both stacks, a multiple of {HEADS}", multiple=HEADS)

@@ -48,7 +48,6 @@ SMALL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
 class CorrectionsLab(Lab):
     """Each statement beside the numbers that decide it."""
 

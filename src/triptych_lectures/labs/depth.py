@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,13 +15,12 @@ from triptych.errors import InputError
 from triptych.page import Curve, Section, TableSection
 from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
 from triptych.train import Example, collate, loss
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import Points, block, decoder, growth, power
 
 VOCAB = 97
 
 
-@dataclass(frozen=True)
 class DepthLab(Lab):
     """Untrained stacks of 2 to 64 blocks: the gradient at the first and the last."""
 
@@ -34,12 +31,11 @@ class DepthLab(Lab):
         " with depth alike for both."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"draws": 4}
 
     depths: tuple[int, ...] = size(
         (2, 4, 8, 16, 32, 64), "blocks of the untrained stacks, ascending", values=2, ascending=True
     )
-    draws: int = size(2, "untrained models of which each gradient is a mean")
+    draws: int = size(2, "untrained models of which each gradient is a mean", full=4)
     width: int = size(64, "model width of the untrained stacks, a multiple of the heads")
     hidden: int = size(256, "MLP width of the untrained stacks")
     heads: int = size(4, "heads of each block")

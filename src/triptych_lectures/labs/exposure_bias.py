@@ -6,10 +6,8 @@ cue and the place; only the second still says it after a wrong token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,12 +19,11 @@ from triptych.page import Curve, TableSection
 from triptych.spec import LearnedSpec, RMSNormSpec
 from triptych.train import Example, collate
 from triptych.train.objectives import final
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, number, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, number, size
 from triptych_lectures.labs.small import Points, block, decoder
 from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, train
 
 
-@dataclass(frozen=True)
 class ExposureBiasLab(Lab):
     """One decoder trained on true prefixes and others on prefixes with wrong tokens; all write after their own."""
 
@@ -37,18 +34,19 @@ class ExposureBiasLab(Lab):
         " prefixes of training help is false if the model trained so does not come back to the text either."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"noises": (0.01, 0.05, 0.3), "steps": 600, "tested": 1000}
 
     texts: int = size(16, "texts to recite, two or more")
     length: int = size(16, "tokens of a text, 4 or more; no token occurs twice in all texts")
     replaced: float = size(0.1, "share of the tokens that are replaced when the model writes, below 1")
-    noises: tuple[float, ...] = size((0.3,), "shares that are replaced in the prefixes of training, ascending, below 1")
+    noises: tuple[float, ...] = size(
+        (0.3,), "shares that are replaced in the prefixes of training, ascending, below 1", full=(0.01, 0.05, 0.3)
+    )
     width: int = size(48, "width of the residual stream, a multiple of 4")
     layers: int = size(2, "blocks")
-    steps: int = size(300, "training steps")
+    steps: int = size(300, "training steps", full=600)
     rows: int = size(32, "rows of a step")
     rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
-    tested: int = size(200, "texts that each model writes in each test")
+    tested: int = size(200, "texts that each model writes in each test", full=1000)
 
     def __post_init__(self) -> None:
         if self.texts < 2 or self.length < 4:

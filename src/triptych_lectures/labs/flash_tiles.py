@@ -7,9 +7,8 @@ way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ import torch
 from triptych.attention import attend
 from triptych.page import Curve, MatrixSection, TableSection
 from triptych.spec import causal
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import power
 from triptych_lectures.scratch import numpy_flash
 from triptych_lectures.scratch.numpy_flash import LOWEST, Memory
@@ -28,7 +27,6 @@ DRAWN = 8  # tiles in each direction of the drawing
 EVERYTHING = slice(None)
 
 
-@dataclass(frozen=True)
 class FlashTilesLab(Lab):
     """Numbers moved over T and over the size of the fast memory, and the differences from `attend` and autograd."""
 
@@ -40,18 +38,21 @@ class FlashTilesLab(Lab):
         " the fast memory has only d² numbers."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {
-        "lengths": (256, 512, 1024, 2048, 4096),
-        "width": 64,
-        "memories": (4096, 8192, 16384, 32768, 65536),
-    }
 
     lengths: tuple[int, ...] = size(
-        (128, 256, 512, 1024), "tokens, queries and keys alike, ascending", values=2, ascending=True
+        (128, 256, 512, 1024),
+        "tokens, queries and keys alike, ascending",
+        values=2,
+        ascending=True,
+        full=(256, 512, 1024, 2048, 4096),
     )
-    width: int = size(32, "d, the width of the head")
+    width: int = size(32, "d, the width of the head", full=64)
     memories: tuple[int, ...] = size(
-        (1024, 2048, 4096, 8192, 16384), "numbers that the fast memory is for, ascending", values=2, ascending=True
+        (1024, 2048, 4096, 8192, 16384),
+        "numbers that the fast memory is for, ascending",
+        values=2,
+        ascending=True,
+        full=(4096, 8192, 16384, 32768, 65536),
     )
 
     def run(self, setup: Setup) -> LabResult:

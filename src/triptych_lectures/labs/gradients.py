@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ PARTS = ("embed", "attention", "SwiGLU", "RMSNorm", "head")
 Points = list[tuple[float, float]]
 
 
-@dataclass(frozen=True)
 class GradientsLab(Lab):
     """Every weight's gradient by hand, by autograd and by finite differences; then training by both."""
 

@@ -28,7 +28,6 @@ MARKS = {",", ";", "."}
 EVEN = "even weights"
 
 
-@dataclass(frozen=True)
 class HeadRolesLab(Lab):
     """Score every head for four roles, beside even weights and a model of random weights."""
 

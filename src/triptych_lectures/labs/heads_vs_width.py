@@ -5,7 +5,6 @@ al. 2017, 3.2.2).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,7 +27,6 @@ COLUMNS = ("parameters", "matmul FLOPs", "score elements")
 PLACES: dict[str, tuple[int, ...]] = {"one place": (3,), "four places": (1, 2, 3, 4)}
 
 
-@dataclass(frozen=True)
 class HeadsVsWidthLab(Lab):
     """One block of width D for H in HEADS, counted and measured; then one head and four trained to read places."""
 

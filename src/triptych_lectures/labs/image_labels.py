@@ -6,10 +6,6 @@ shape and a linear model of the pixels, which has the same pictures and finds no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +18,7 @@ from triptych.train.image_labels import labelled_images
 from triptych.train.image_records import in_memory
 from triptych.train.labelled import ClassLoss
 from triptych_lectures.data.scenes import SHAPES, SIDE, shapes
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import fit
 
 QUESTION = "Does a ViT learn a shape that a linear model of the pixels does not find?"
@@ -33,7 +29,6 @@ OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=1e-2, weight_decay=0
 RIGHT, ABOVE, OF_CONTROL = 0.9, 0.3, 0.3
 
 
-@dataclass(frozen=True)
 class ImageLabelsLab(Lab):
     """A ViT on drawn shapes beside two simpler guesses and a control."""
 
@@ -44,11 +39,10 @@ class ImageLabelsLab(Lab):
         " after training on shuffled labels, for then something else than the pictures would tell them."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"pictures": 10_000, "judged": 1000, "steps": 600}
 
-    pictures: int = size(4000, "pictures to train on")
-    judged: int = size(400, "pictures held out")
-    steps: int = size(300, "training steps")
+    pictures: int = size(4000, "pictures to train on", full=10_000)
+    judged: int = size(400, "pictures held out", full=1000)
+    steps: int = size(300, "training steps", full=600)
     rows: int = size(64, "pictures of a step")
     width: int = size(48, f"numbers of a vector, a multiple of {HEADS}", multiple=HEADS)
     layers: int = size(2, "layers")

@@ -6,9 +6,8 @@ weights do not change while it is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,12 +19,11 @@ from triptych.page import Curve, TableSection
 from triptych.spec import AlibiSpec, RMSNormSpec
 from triptych.train import Example, collate
 from triptych.train.objectives import final
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, number, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, number, size
 from triptych_lectures.labs.small import block, decoder
 from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, held_out_rows, train
 
 
-@dataclass(frozen=True)
 class InContextLab(Lab):
     """One decoder trained on ever new functions and others on few; all are tested on functions never trained."""
 
@@ -36,17 +34,18 @@ class InContextLab(Lab):
         " answers in the row are random, what is measured would not be the use of the examples."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"pools": (1, 16, 256), "steps": 800, "tested": 1000}
 
     symbols: int = size(8, "different inputs, and as many different answers, two or more")
     examples: int = size(16, "examples of a row, two or more")
-    pools: tuple[int, ...] = size((1,), "how many functions the other models are trained on; the first is 1")
+    pools: tuple[int, ...] = size(
+        (1,), "how many functions the other models are trained on; the first is 1", full=(1, 16, 256)
+    )
     width: int = size(48, "width of the residual stream, a multiple of the heads")
     heads: int = size(3, "heads of each of the two layers")
-    steps: int = size(500, "training steps")
+    steps: int = size(500, "training steps", full=800)
     rows: int = size(32, "rows of a step")
     rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
-    tested: int = size(300, "rows of each test")
+    tested: int = size(300, "rows of each test", full=1000)
 
     def __post_init__(self) -> None:
         if self.width % self.heads:

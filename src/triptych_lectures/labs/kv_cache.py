@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,11 +17,10 @@ from triptych.model import Model
 from triptych.nn import Batch, empty
 from triptych.page import Curve, Facts, TableSection
 from triptych_lectures.labs.counting import ProductCounts, products, shortest_seconds
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.pretrained import decoder
 
 
-@dataclass(frozen=True)
 class KvCacheLab(Lab):
     """The same tokens with a cache and by computing everything again; FLOPs, reads and bytes over the length."""
 
@@ -32,14 +30,17 @@ class KvCacheLab(Lab):
         " bytes than the formula says. It is false too if the FLOPs of one more token do not fall, and the more so the"
         " longer the text."
     )
-    full: ClassVar[Mapping[str, Size]] = {"written": 24, "lengths": (64, 128, 256, 512), "repeats": 3}
 
     prompt: str = size("Once upon a time, in a village by the sea, there lived", "text that is continued")
-    written: int = size(12, "tokens written both ways")
+    written: int = size(12, "tokens written both ways", full=24)
     lengths: tuple[int, ...] = size(
-        (64, 128, 512), "tokens before the one that is counted; powers of two from 64 on", values=2, ascending=True
+        (64, 128, 512),
+        "tokens before the one that is counted; powers of two from 64 on",
+        values=2,
+        ascending=True,
+        full=(64, 128, 256, 512),
     )
-    repeats: int = size(2, "times that each is timed; the shortest is shown")
+    repeats: int = size(2, "times that each is timed; the shortest is shown", full=3)
 
     def __post_init__(self) -> None:
         if any(n < 64 or n & (n - 1) for n in self.lengths):

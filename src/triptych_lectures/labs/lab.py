@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from triptych.errors import InputError, nearest
 from triptych.page import Section
@@ -57,18 +57,10 @@ class Limits:
                 raise InputError(f"size {name}: {number} must be a multiple of {self.multiple}")
 
 
-def size(
-    default: Any,
-    about: str,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    multiple: int | None = None,
-    values: int = 1,
-    ascending: bool = False,
-) -> Any:
-    """A field of a lab: its default, one line that says what it is, with its unit, and its `Limits`."""
-    return field(default=default, metadata={"about": about, "limits": Limits(least, most, multiple, values, ascending)})
+def size(default: Any, about: str, *, full: Size | None = None, **limits: Any) -> Any:
+    """A field of a lab: its default, one line that says what it is, with its unit, its value in a full run where that
+    is another, and its `Limits`."""
+    return field(default=default, metadata={"about": about, "full": full, "limits": Limits(**limits)})
 
 
 @dataclass(frozen=True)
@@ -196,9 +188,10 @@ class LabResult:
 LAB_CLASSES: dict[str, type[Lab]] = {}  # those that are imported, by their names
 
 
+@dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Lab:
-    """A lab: a frozen dataclass whose fields, made by `size`, are its sizes, and which runs with them.
+    """A lab: its subclasses are frozen dataclasses whose fields, made by `size`, are its sizes.
 
     name          as on the command line.
     falsified_by  what would have shown its claim false.
@@ -212,6 +205,9 @@ class Lab:
     full: ClassVar[Mapping[str, Size]] = {}
 
     def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+        sizes = {declared.name: declared.metadata["full"] for declared in dataclasses.fields(cls)}
+        cls.full = {name: value for name, value in sizes.items() if value is not None}
         if "name" in vars(cls):
             LAB_CLASSES[cls.name] = cls
 

@@ -6,9 +6,7 @@ layer, that of the second the keys and values of all tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,14 +18,13 @@ from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import LinearKernelSpec, ModelSpec, RopeSpec
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import block, decoder, power
 
 VOCAB, HEADS, LAYERS = 59, 4, 2
 LINEAR, SOFTMAX = "linear attention", "softmax attention"
 
 
-@dataclass(frozen=True)
 class LinearStateLab(Lab):
     """Bytes and differences of both caches over the length."""
 
@@ -38,13 +35,16 @@ class LinearStateLab(Lab):
         " nothing if the same measurement did not show the cache of softmax attention growing with the length."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"lengths": (64, 256, 1024, 4096), "width": 96, "new": 48}
 
     lengths: tuple[int, ...] = size(
-        (64, 128, 256, 512), "tokens of the text, prompt and new ones, ascending", values=2, ascending=True
+        (64, 128, 256, 512),
+        "tokens of the text, prompt and new ones, ascending",
+        values=2,
+        ascending=True,
+        full=(64, 256, 1024, 4096),
     )
-    width: int = size(48, f"width of the decoder, a multiple of {2 * HEADS}", multiple=2 * HEADS)
-    new: int = size(24, "tokens written at each length, fewer than the shortest has")
+    width: int = size(48, f"width of the decoder, a multiple of {2 * HEADS}", multiple=2 * HEADS, full=96)
+    new: int = size(24, "tokens written at each length, fewer than the shortest has", full=48)
 
     def __post_init__(self) -> None:
         if self.lengths[0] <= self.new:

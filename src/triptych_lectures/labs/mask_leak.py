@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -14,14 +12,13 @@ from triptych.page import Curve, Sample, Samples, Section, TableSection
 from triptych.spec import Mask, causal, full
 from triptych.spec import ModelSpec as Spec
 from triptych.train import Job, Recipe, check_recipe, evaluate, prepare
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import Points, fit
 
 OPENING = 40  # characters of the prompt, at most
 MASKS = {"with the mask": causal(), "without": full()}
 
 
-@dataclass(frozen=True)
 class MaskLeakLab(Lab):
     """A small character decoder, trained and used with and without its mask: all four."""
 
@@ -33,15 +30,14 @@ class MaskLeakLab(Lab):
         " frequencies."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"steps": 1000, "held_out": 16_384}
 
     width: int = size(64, "model width D, a multiple of 8", multiple=8)
     hidden: int = size(172, "MLP width")
     layers: int = size(2, "layers of each model")
-    steps: int = size(200, "training steps")
+    steps: int = size(200, "training steps", full=1000)
     rows: int = size(16, "rows of a training step")
     length: int = size(64, "characters of a row, at most 256", most=256)
-    held_out: int = size(4096, "characters of held-out text")
+    held_out: int = size(4096, "characters of held-out text", full=16_384)
     written: int = size(160, "characters that each model writes")
 
     def run(self, setup: Setup) -> LabResult:

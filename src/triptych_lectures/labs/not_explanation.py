@@ -8,15 +8,12 @@ next word of a pretrained decoder.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.other_patterns import Path, Replacement
 from triptych_lectures.labs.patterns_of_classifier import AskedKind, ClassifierResult, ClassifierSizes, of_classifier
 from triptych_lectures.labs.patterns_of_decoder import DecoderResult, DecoderSizes, of_decoder
@@ -25,7 +22,6 @@ from triptych_lectures.labs.pretrained import decoder
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"
 
 
-@dataclass(frozen=True)
 class NotExplanationLab(Lab):
     """The attention of all layers: replaced by an optimized alternative, shuffled, cut token by token."""
 
@@ -37,20 +33,19 @@ class NotExplanationLab(Lab):
         " changes the output most."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"layers": 3, "heads": 8, "searched": 48, "search_steps": 80}
 
     kinds: int = size(8, "kinds of which the classifier is asked for one")
     values: int = size(4, "values that a kind may have, two or more, which are the labels", least=2)
     length: int = size(16, "tokens of a row beside the first, at least as many as kinds")
     width: int = size(32, "width of the classifier's residual stream")
-    heads: int = size(4, "heads of each layer, which divide the width")
-    layers: int = size(2, "blocks of the classifier")
+    heads: int = size(4, "heads of each layer, which divide the width", full=8)
+    layers: int = size(2, "blocks of the classifier", full=3)
     trained: int = size(250, "training steps of the classifier")
     rows: int = size(32, "rows of a training step")
     learning_rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
     tested: int = size(200, "rows that the share of right answers is taken from")
-    searched: int = size(24, "rows whose patterns are searched")
-    search_steps: int = size(50, "steps of the search in the classifier")
+    searched: int = size(24, "rows whose patterns are searched", full=48)
+    search_steps: int = size(50, "steps of the search in the classifier", full=80)
     search_rate: float = size(0.5, "learning rate of that search")
     search_faithful: float = size(1.0, "weight of the output in the loss of that search")
     text: str = size(TEXT, "text whose next word the decoder predicts")

@@ -27,7 +27,6 @@ HEADS = 4
 MASKED, UNMASKED = "without padding", "with padding, unmasked"
 
 
-@dataclass(frozen=True)
 class PaddingLab(Lab):
     """Trained on rows alone and on rows padded in silence; both answer rows alone, padded, and padded with a mask."""
 

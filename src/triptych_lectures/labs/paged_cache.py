@@ -8,9 +8,7 @@ and copy a shared page before they write to it.  Read through the table, the key
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,13 +17,12 @@ from triptych.generate import Engine, LiveRow, Request
 from triptych.nn import Transformer, new
 from triptych.page import Curve, MatrixSection, TableSection
 from triptych.spec import RopeSpec
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import block, decoder
 
 VOCAB, WIDTH, HEADS = 53, 32, 4
 
 
-@dataclass(frozen=True)
 class PagedCacheLab(Lab):
     """The same requests without reuse, with it, with pages that are not copied, and with prompts that share nothing."""
 
@@ -36,12 +33,11 @@ class PagedCacheLab(Lab):
         " beyond the tokens that differ, or if sharing without a copy before writing gave the same keys."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"rows": 16, "shared": 203, "own": 21, "new": 96}
 
-    rows: int = size(6, f"requests that begin alike, 2 to {VOCAB // 2}", least=2, most=VOCAB // 2)
-    shared: int = size(43, "tokens of the common beginning; the engine reuses 8 or more")
-    own: int = size(9, "tokens that each prompt has of its own")
-    new: int = size(24, "tokens written by the longest; others write less")
+    rows: int = size(6, f"requests that begin alike, 2 to {VOCAB // 2}", least=2, most=VOCAB // 2, full=16)
+    shared: int = size(43, "tokens of the common beginning; the engine reuses 8 or more", full=203)
+    own: int = size(9, "tokens that each prompt has of its own", full=21)
+    new: int = size(24, "tokens written by the longest; others write less", full=96)
     page: int = size(16, "tokens of a page")
 
     def run(self, setup: Setup) -> LabResult:

@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
-
 from triptych.page import TableSection
-from triptych_lectures.labs.lab import Check, LabResult, Setup, Size
+from triptych_lectures.labs.lab import Check, LabResult, Setup
 from triptych_lectures.labs.translation import Comparison, TranslationSizes, compared
 from triptych_lectures.labs.translators import Builder, behind_prefix, behind_prompt, beside_encoder
 
@@ -19,7 +15,6 @@ BUILDERS: dict[str, Builder] = {
 }
 
 
-@dataclass(frozen=True)
 class PanelsLab(TranslationSizes):
     """Three layouts on the same sentences: what they get wrong, with how many parameters."""
 
@@ -31,15 +26,6 @@ class PanelsLab(TranslationSizes):
         " show nothing."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {
-        "steps": 800,
-        "nouns": 12,
-        "verbs": 8,
-        "adjectives": 6,
-        "clauses": 3,
-        "train": 20_000,
-        "held": 400,
-    }
 
     def run(self, setup: Setup) -> LabResult:
         comparison = compared(self, BUILDERS, setup)

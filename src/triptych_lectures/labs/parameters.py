@@ -6,7 +6,6 @@ The shapes are computed here from the numbers of a config alone, independently o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -37,7 +36,6 @@ KEYS = {  # what each key of the config is called here
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
 class ParametersLab(Lab):
     """Predict every tensor of Qwen3-4B and count it, then every tensor of a checkpoint and load it."""
 

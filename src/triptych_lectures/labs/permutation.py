@@ -6,8 +6,6 @@ It is not invariant, as is often stated, and under a causal mask it is neither.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from triptych import nn
@@ -23,7 +21,6 @@ NONE = "none"
 MASKS = {"bidirectional": full(), "causal": causal()}
 
 
-@dataclass(frozen=True)
 class PermutationLab(Lab):
     """Models of random weights in fp64: f(shuffled x) beside shuffled f(x), for every position part and both masks."""
 

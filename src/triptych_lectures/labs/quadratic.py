@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from triptych.model import Model
 from triptych.page import Curve, Facts, Section, TableSection
 from triptych.spec import Mask, block_sparse, causal, window
 from triptych_lectures.labs.counting import peak_bytes, products, shortest_seconds
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import block, decoder, power
 
 SAME = 512  # tokens at which results that should be equal are compared
@@ -32,7 +31,6 @@ LAYER_VOCAB = 64
 WHOLE, WEIGHTS, PAIRS = "all matrix products", "products with weights", "products of queries, keys and values"
 
 
-@dataclass(frozen=True)
 class QuadraticLab(Lab):
     """FLOPs and bytes of each mechanism over T, and the powers of T they grow as; then those of a whole layer."""
 
@@ -43,7 +41,6 @@ class QuadraticLab(Lab):
         " attention that should be exact differs from the definition."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"repeats": 2}
 
     lengths: tuple[int, ...] = size(
         (128, 256, 512, 1024, 2048, 4096, 8192), "tokens T, ascending; those of short and long too", ascending=True
@@ -56,7 +53,7 @@ class QuadraticLab(Lab):
     block: int = size(64, "tokens of a block of the block pattern")
     layer: int = size(512, "model width of the whole layer that is counted, a multiple of the head width")
     resident: int = size(8192, "tokens at which the memory of the process is measured")
-    repeats: int = size(1, "times that each is timed; the shortest is shown")
+    repeats: int = size(1, "times that each is timed; the shortest is shown", full=2)
 
     def __post_init__(self) -> None:
         for name, ends in (("short", self.short), ("long", self.long)):

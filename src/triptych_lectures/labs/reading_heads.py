@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -19,7 +18,7 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import AdditiveSpec, AttentionSpec, RMSNormSpec, attention
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.trained import (
     Places,
     Shuffled,
@@ -34,7 +33,6 @@ from triptych_lectures.labs.trained import (
 Heads = dict[tuple[str, int], TrainedHead]
 
 
-@dataclass(frozen=True)
 class ReadingLab(Lab):
     """One head for each of several cases learns to read the symbol some places back; one on shuffled answers.
 
@@ -93,7 +91,6 @@ def training_curve(title: str, unit: str, heads: Mapping[str, TrainedHead]) -> C
 SCALED, PLAIN, SMALLER = "1/√d", "no scale", "no scale, smaller weights"
 
 
-@dataclass(frozen=True)
 class TrainedScaleLab(ReadingLab):
     """One head for each d with and without the scale, and at the largest d with smaller weights; shuffled answers."""
 
@@ -173,7 +170,6 @@ DIVIDED, UNDIVIDED, ADDITIVE = "dot product, 1/√d", "dot product, no scale", "
 SCORES = (DIVIDED, UNDIVIDED, ADDITIVE)
 
 
-@dataclass(frozen=True)
 class TrainedScoresLab(ReadingLab):
     """One head for each score and each d; shuffled answers."""
 
@@ -184,11 +180,15 @@ class TrainedScoresLab(ReadingLab):
         " stayed behind the additive score, the division would not be what makes up for the difference."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"widths": (16, 512, 2048), "tested": 200}
 
     widths: tuple[int, ...] = size(
-        (16, 2048), "d, the widths of queries and keys, in ascending order", values=2, ascending=True
+        (16, 2048),
+        "d, the widths of queries and keys, in ascending order",
+        values=2,
+        ascending=True,
+        full=(16, 512, 2048),
     )
+    tested: int = size(64, "rows that the share of right answers is taken from", full=200)
 
     def run(self, setup: Setup) -> LabResult:
         heads: Heads = {}
@@ -271,7 +271,6 @@ class TrainedCosine(TrainedHead):
 CosineHeads = dict[tuple[str, str], TrainedCosine]
 
 
-@dataclass(frozen=True)
 class CosineScoresLab(ReadingLab):
     """A head with each score, from weights as they are drawn and from larger ones; shuffled answers."""
 

@@ -3,12 +3,8 @@ al. 2014; Bahdanau et al. 2015; lectures L0 and L1)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
-
 from triptych.page import Curve, TableSection
-from triptych_lectures.labs.lab import Check, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
 from triptych_lectures.labs.translation import (
     Comparison,
     Judgement,
@@ -23,7 +19,6 @@ FIXED, ATTENTION, TRANSFORMER = "GRU, fixed vector", "GRU, attention", "transfor
 BUILDERS: dict[str, Builder] = {FIXED: fixed_vector, ATTENTION: bahdanau, TRANSFORMER: beside_encoder}
 
 
-@dataclass(frozen=True)
 class RecurrenceLab(TranslationSizes):
     """Three models on the same sentences: what they get wrong by the length of the source, and how long they take."""
 
@@ -35,20 +30,11 @@ class RecurrenceLab(TranslationSizes):
         " nothing either way."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {
-        "steps": 800,
-        "nouns": 12,
-        "verbs": 8,
-        "adjectives": 6,
-        "clauses": 4,
-        "train": 20_000,
-        "held": 400,
-    }
 
-    steps: int = size(200, "training steps of each model")
+    steps: int = size(200, "training steps of each model", full=800)
     rows: int = size(64, "sentences of a training step")
     layers: int = size(1, "blocks of the transformer's encoder, and of its decoder")
-    clauses: int = size(2, "most clauses of a sentence", most=16)
+    clauses: int = size(2, "most clauses of a sentence", most=16, full=4)
 
     def run(self, setup: Setup) -> LabResult:
         comparison = compared(self, BUILDERS, setup)

@@ -18,7 +18,6 @@ from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import power
 
 
-@dataclass(frozen=True)
 class ScalingLab(Lab):
     """q and k of unit variance: the variance of q·k, the entropy of its softmax and the queries' gradient, over d."""
 

@@ -7,7 +7,6 @@ two, the answer has a gradient in the query, and so a network can learn the quer
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from triptych.page import Curve, TableSection
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 
 
-@dataclass(frozen=True)
 class SoftVsHardLab(Lab):
     """Noisy questions to a dictionary over β; then a question that is learned by gradient descent, soft and hard."""
 

@@ -7,10 +7,9 @@ fused kernel are called with, whatever a mask hides of them.  Processor time is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from triptych.page import Curve, MatrixSection, TableSection
 from triptych.spec import Mask, block_sparse, causal, dense
 from triptych.spec.masks import Points
 from triptych_lectures.labs.counting import products, shortest_seconds
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import power
 
 STRIDED, POWERS, ALL, ARRAY = "strided, O(T √T)", "powers of two, O(T log T)", "all pairs", "strided, as an array"
@@ -29,7 +28,6 @@ DRAWN = 32
 REPEATS = 3  # the smallest time counts
 
 
-@dataclass(frozen=True)
 class SparsePatternsLab(Lab):
     """Pairs computed and processor time of each pattern over T, and how many layers connect all positions."""
 
@@ -41,10 +39,15 @@ class SparsePatternsLab(Lab):
         " the definition."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"lengths": (256, 512, 1024, 2048, 4096, 8192), "width": 64}
 
-    lengths: tuple[int, ...] = size((512, 1024, 2048, 4096, 8192), "tokens, ascending", values=2, ascending=True)
-    width: int = size(16, "the width of the head")
+    lengths: tuple[int, ...] = size(
+        (512, 1024, 2048, 4096, 8192),
+        "tokens, ascending",
+        values=2,
+        ascending=True,
+        full=(256, 512, 1024, 2048, 4096, 8192),
+    )
+    width: int = size(16, "the width of the head", full=64)
     block: int = size(8, "positions of a block of the strided pattern")
     powers_block: int = size(16, "positions of a block of the pattern of powers of two")
     same: int = size(512, "tokens at which results are compared with the definition")

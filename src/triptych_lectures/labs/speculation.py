@@ -8,10 +8,9 @@ and of a source that is wrong always.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 
@@ -19,14 +18,13 @@ from triptych import nn
 from triptych.generate import DraftModel, Drafts, Engine, LiveRow, PromptLookup, Request, Sampling, Speculation
 from triptych.page import Curve, TableSection
 from triptych.spec import RopeSpec
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import block, decoder
 
 HEADS = 4
 NOTHING, WRONG, LOOKUP = "no guesses", "always wrong", "prompt lookup"
 
 
-@dataclass(frozen=True)
 class SpeculationLab(Lab):
     """Texts, forwards and guesses of each way to write."""
 
@@ -37,14 +35,17 @@ class SpeculationLab(Lab):
         " wrong guess were accepted."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"rows": 32, "new": 160, "noise": (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)}
 
-    rows: int = size(8, "texts written at once, half of them sampled")
-    new: int = size(48, "tokens of each, two or more", least=2)
+    rows: int = size(8, "texts written at once, half of them sampled", full=32)
+    new: int = size(48, "tokens of each, two or more", least=2, full=160)
     tokens: int = size(4, "guesses of a forward, at most")
     width: int = size(48, f"width of the decoder, a multiple of {2 * HEADS}", multiple=2 * HEADS)
     vocab: int = size(61, "ids that it knows, two or more", least=2)
-    noise: tuple[float, ...] = size((0.02, 0.1, 0.5), "noise in the draft's weights, over their own deviation")
+    noise: tuple[float, ...] = size(
+        (0.02, 0.1, 0.5),
+        "noise in the draft's weights, over their own deviation",
+        full=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+    )
 
     def run(self, setup: Setup) -> LabResult:
         setup.progress(f"{self.rows} texts of {self.new} tokens without guesses")

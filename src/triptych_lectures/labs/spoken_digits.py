@@ -10,10 +10,9 @@ or if a model trained on the same sounds with their transcripts shuffled does as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ from triptych.train.data import Use, random_numbers
 from triptych.train.metrics import word_error_rate
 from triptych.train.objectives import Ids
 from triptych_lectures.data.digit_recordings import DIGITS, HEARD, UNHEARD, Clips, DigitRecorder, Recording, SpokenWords
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import Points, fit
 
 RIGHT = 0.95  # of the words, by the claim
@@ -37,7 +36,6 @@ SPARE = 0.1  # three standard deviations of a share of 200 words, of which the b
 MARGIN = 0.04  # seconds before and behind a word that count as it: two positions of the encoder
 
 
-@dataclass(frozen=True)
 class SpokenDigitsLab(Lab):
     """Train on the voices of `HEARD`, transcribe those of `UNHEARD`; beside it the same with shuffled transcripts."""
 
@@ -48,35 +46,22 @@ class SpokenDigitsLab(Lab):
         " does as well."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {
-        "steps": 1000,
-        "control": 600,
-        "rows": 16,
-        "width": 96,
-        "mels": 40,
-        "seconds": 4.8,
-        "silence": 0.2,
-        "least": 3,
-        "most": 7,
-        "digits": 10,
-        "speakers": 160,
-        "unheard": 24,
-        "tested": 200,
-    }
 
-    steps: int = size(240, "training steps")
-    control: int = size(120, "training steps of the control, whose transcripts are shuffled")
-    rows: int = size(16, "recordings of a step")
-    width: int = size(64, "width of the model")
-    mels: int = size(32, "mel bands of a frame")
-    seconds: float = size(1.6, "seconds of sound that the model reads at once")
-    silence: float = size(1.6, "seconds of silence behind a sound, at most to the end of what is read at once")
-    least: int = size(1, "fewest words of a recording")
-    most: int = size(2, "most words of a recording")
-    digits: int = size(5, "different words, from zero on")
-    speakers: int = size(80, "voices at a speed and a pitch in training")
-    unheard: int = size(24, "voices at a speed and a pitch that are tested")
-    tested: int = size(150, "recordings that are tested")
+    steps: int = size(240, "training steps", full=1000)
+    control: int = size(120, "training steps of the control, whose transcripts are shuffled", full=600)
+    rows: int = size(16, "recordings of a step", full=16)
+    width: int = size(64, "width of the model", full=96)
+    mels: int = size(32, "mel bands of a frame", full=40)
+    seconds: float = size(1.6, "seconds of sound that the model reads at once", full=4.8)
+    silence: float = size(
+        1.6, "seconds of silence behind a sound, at most to the end of what is read at once", full=0.2
+    )
+    least: int = size(1, "fewest words of a recording", full=3)
+    most: int = size(2, "most words of a recording", full=7)
+    digits: int = size(5, "different words, from zero on", full=10)
+    speakers: int = size(80, "voices at a speed and a pitch in training", full=160)
+    unheard: int = size(24, "voices at a speed and a pitch that are tested", full=24)
+    tested: int = size(150, "recordings that are tested", full=200)
     noise: tuple[float, ...] = size((10.0, 30.0), "least and greatest signal-to-noise ratio, in dB")
     lr: float = size(3e-3, "learning rate of AdamW's share")
     muon: float = size(6e-3, "learning rate of Muon's share")

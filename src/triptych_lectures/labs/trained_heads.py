@@ -6,21 +6,17 @@ of attention is enough, or several at once, which one pattern can only give as a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
 from triptych import nn
 from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.spec import LearnedSpec, RMSNormSpec
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import block, decoder
 from triptych_lectures.labs.trained import GeneratedTask, Places, Shuffled, TrainedHead, TrainingBudget, trained_head
 
 
-@dataclass(frozen=True)
 class TrainedHeadsLab(Lab):
     """Each number of heads on each task; then shuffled answers."""
 
@@ -31,10 +27,13 @@ class TrainedHeadsLab(Lab):
         " mean that heads help or harm for another reason than the number of patterns."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"heads": (1, 2, 4, 8, 16)}
 
     heads: tuple[int, ...] = size(
-        (1, 4, 16), "heads, in ascending order, each a divisor of width", values=2, ascending=True
+        (1, 4, 16),
+        "heads, in ascending order, each a divisor of width",
+        values=2,
+        ascending=True,
+        full=(1, 2, 4, 8, 16),
     )
     width: int = size(32, "width of the residual stream, which the heads share")
     one: tuple[int, ...] = size((3,), "places back that the first task reads")

@@ -16,21 +16,20 @@ from triptych_lectures.labs.translators import END_ID, START_ID, Builder, Ids, T
 HEADS = 4  # of self-attention
 
 
-@dataclass(frozen=True)
 class TranslationSizes(Lab):
     """What a run of a lab about translation can change: the training, the models, the language and its sentences."""
 
-    steps: int = size(150, "training steps of each model")
+    steps: int = size(150, "training steps of each model", full=800)
     rows: int = size(48, "sentences of a training step")
     rate: float = size(6e-3, "highest learning rate")
     width: int = size(64, f"width of embeddings and blocks, a multiple of {HEADS}", multiple=HEADS)
     layers: int = size(1, "blocks of the encoder, and of the decoder beside it; a decoder alone has twice as many")
-    nouns: int = size(4, "nouns of the language", least=2, most=len(NOUNS))
-    verbs: int = size(3, "verbs of the language", least=2, most=len(VERBS))
-    adjectives: int = size(2, "adjectives of the language", least=2, most=len(ADJECTIVES))
-    clauses: int = size(1, "most clauses of a sentence", most=16)
-    train: int = size(3000, "sentences to train on")
-    held: int = size(120, "held-out sentences, four or more, judged in quarters by length", least=4)
+    nouns: int = size(4, "nouns of the language", least=2, most=len(NOUNS), full=12)
+    verbs: int = size(3, "verbs of the language", least=2, most=len(VERBS), full=8)
+    adjectives: int = size(2, "adjectives of the language", least=2, most=len(ADJECTIVES), full=6)
+    clauses: int = size(1, "most clauses of a sentence", most=16, full=3)
+    train: int = size(3000, "sentences to train on", full=20_000)
+    held: int = size(120, "held-out sentences, four or more, judged in quarters by length", least=4, full=400)
 
     def task(self, seed: int) -> TranslationTask:
         """The language that `seed` draws, and its sentences."""
