@@ -19,10 +19,10 @@ from triptych_lectures import labs
 from triptych_lectures.labs import (
     deep_stacks,
     depth,
+    heads_and_width,
     padding,
     reading_heads,
     trained,
-    trained_heads,
 )
 from triptych_lectures.labs.lab import LabResult, Setup
 from triptych_lectures.labs.trained import (
@@ -161,8 +161,8 @@ def test_trained_scale_fails_when_no_head_divides(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.heavy
 def test_trained_heads_fails_when_the_layer_is_not_cut_into_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    block = trained_heads.block
-    monkeypatch.setattr(trained_heads, "block", lambda width, heads, hidden: block(width, 1, hidden))
+    block = heads_and_width.block
+    monkeypatch.setattr(heads_and_width, "block", lambda width, heads, hidden: block(width, 1, hidden))
     assert "4 places read right by 4 heads, less by 1" in failed(small("trained-heads"))
 
 
