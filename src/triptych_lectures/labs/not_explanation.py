@@ -14,9 +14,15 @@ import torch
 from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.other_patterns import Path, Replacement
-from triptych_lectures.labs.patterns_of_classifier import AskedKind, ClassifierResult, ClassifierSizes, of_classifier
-from triptych_lectures.labs.patterns_of_decoder import DecoderResult, DecoderSizes, of_decoder
+from triptych_lectures.labs.other_patterns import (
+    AskedKind,
+    ClassifierResult,
+    DecoderResult,
+    Path,
+    Replacement,
+    of_classifier,
+    of_decoder,
+)
 from triptych_lectures.labs.pretrained import decoder
 
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"
@@ -61,23 +67,15 @@ class NotExplanationLab(Lab):
             raise InputError(f"sizes width {self.width} and heads {self.heads}: the width must be a multiple")
 
     @property
-    def classifier(self) -> ClassifierSizes:
-        return ClassifierSizes(
-            AskedKind(self.kinds, self.values, self.length), self.width, self.heads, self.layers, self.trained,
-            self.rows, self.learning_rate, self.tested, self.searched, self.search_steps, self.search_rate,
-            self.search_faithful,
-        )  # fmt: skip
-
-    @property
-    def decoder(self) -> DecoderSizes:
-        return DecoderSizes(self.text, self.steps, self.rate, self.faithful, self.sensitive)
+    def task(self) -> AskedKind:
+        return AskedKind(self.kinds, self.values, self.length)
 
     def run(self, setup: Setup) -> LabResult:
         last = None
         if setup.full or setup.model is not None:
-            last = of_decoder(decoder(setup), self.decoder, setup.seed, setup.progress)
+            last = of_decoder(decoder(setup), self, setup.seed, setup.progress)
         setup.progress(f"a classifier: {self.trained} steps, and as many with shuffled labels")
-        small = of_classifier(self.classifier, setup.seed)
+        small = of_classifier(self, setup.seed)
         checks, meaning, sections = _classifier_checks(small), self._meaning(small), _classifier_sections(small)
         if last is not None:
             checks, meaning = (*checks, *_decoder_checks(last)), f"{meaning} {_decoder_meaning(last)}"
@@ -91,9 +89,9 @@ class NotExplanationLab(Lab):
             f" attention can be exchanged at once for weights {result.other.attention:.2f} of 1 away, and its answers"
             f" stay: the largest change is {result.changed:.4f}. Weights shuffled by {result.mixed.attention:.2f}"
             f" change them by {result.mixed.output:.2f}. The token that decides is known here. Hiding tokens one by one"
-            f" names it in {named.ablation:.0%} of the rows (without it a guess is still right in 1 of {self.values}),"
-            f" the gradient in {named.gradient:.0%}, the most attention in {named.attention:.0%}, and the most"
-            f" attention of the alternative, which gives the same answers, in {named.alternative:.0%}."
+            f" names it in {named['hiding it']:.0%} of the rows (without it a guess is still right in 1 of {self.values}),"
+            f" the gradient in {named['gradient']:.0%}, the most attention in {named['attention']:.0%}, and the most"
+            f" attention of the alternative, which gives the same answers, in {named['attention of the alternative']:.0%}."
         )
 
 
@@ -113,17 +111,15 @@ def _classifier_checks(result: ClassifierResult) -> tuple[Check, ...]:
               result.mixed.attention / result.other.attention, most=1.05),
         Check("control: output change under the shuffled patterns in all layers", result.mixed.output, least=0.5),
         Check("output change when the deciding token is hidden", result.needed, least=0.5),
-        Check("rows in which the deciding token is named by hiding tokens one by one", named.ablation, least=0.5),
+        Check("rows in which the deciding token is named by hiding tokens one by one", named["hiding it"], least=0.5),
         Check("rows in which the deciding token is named by the most attention, less by that of the alternative",
-              named.attention - named.alternative, least=0.2),
+              named["attention"] - named["attention of the alternative"], least=0.2),
         Check("control: learned from shuffled labels", result.shuffled_labels.learned, most=0.1),
     )  # fmt: skip
 
 
 def _classifier_sections(result: ClassifierResult) -> tuple[Section, ...]:
-    named = result.named
-    by = (("hiding it", named.ablation), ("gradient", named.gradient), ("attention", named.attention),
-          ("attention of the alternative", named.alternative))  # fmt: skip
+    named = [[by, f"{share:.0%}"] for by, share in result.named.items()]
     layers = [
         [str(layer), f"{moved:.3f}", f"{apart:.2f}"]
         for layer, (moved, apart) in enumerate(zip(result.alone, result.apart, strict=True))
@@ -135,7 +131,7 @@ def _classifier_sections(result: ClassifierResult) -> tuple[Section, ...]:
             ("layer", "output change, this layer shuffled", "distance of the alternative"),
             layers,
         ),
-        TableSection("Rows in which the deciding token is named", ("by", "share"), [[n, f"{x:.0%}"] for n, x in by]),
+        TableSection("Rows in which the deciding token is named", ("by", "share"), named),
         _curve("The search for other patterns, classifier", result.path),
     )
 
@@ -167,7 +163,8 @@ def _decoder_checks(result: DecoderResult) -> tuple[Check, ...]:
 
 
 def _decoder_meaning(result: DecoderResult) -> str:
-    tokens, weights, read, needed = result.last.tokens, result.weights, result.most_read, result.most_needed
+    tokens, weights, read = result.last.tokens, result.weights, result.most_read
+    needed = result.hidden.index(result.drop)
     return (
         "In all layers and heads of the decoder at once the last token's attention can be exchanged for weights that"
         " look elsewhere, and the next word keeps its probability: the picture of the weights is one of many that give"
@@ -180,10 +177,19 @@ def _decoder_meaning(result: DecoderResult) -> str:
 
 
 def _decoder_sections(result: DecoderResult) -> tuple[Section, ...]:
+    by_layer = [
+        [str(layer), f"{result.alone[layer]:.3f}", f"{apart:.2f}"]
+        for layer, apart in zip(result.sensitive, result.apart, strict=True)
+    ]
+    header = ("layer", "output change, this layer shuffled", "distance of the alternative here")
+    tokens = zip(result.last.tokens, result.weights, result.hidden, strict=True)
+    by_token = [[token, f"{weight:.1%}", f"{change:.3f}"] for token, weight, change in tokens]
     return (
         _replacements("Decoder", result.other, result.mixed),
-        _by_layer(result),
-        _by_token(result),
+        TableSection("Decoder, layers where a shuffle moves the output most", header, by_layer),
+        TableSection(
+            "From the last token, all layers", ("token", "share of attention", "output change if hidden"), by_token
+        ),
         _curve("The search for other patterns, decoder", result.path),
         _maps(result),
     )
@@ -196,23 +202,6 @@ def _replacements(model: str, other: Replacement, mixed: Replacement) -> TableSe
     ]
     title = f"{model}, all layers replaced at once: total variation, 0 to 1"
     return TableSection(title, ("patterns", "attention", "output"), rows)
-
-
-def _by_layer(result: DecoderResult) -> TableSection:
-    rows = [
-        [str(layer), f"{result.alone[layer]:.3f}", f"{apart:.2f}"]
-        for layer, apart in zip(result.sensitive, result.apart, strict=True)
-    ]
-    header = ("layer", "output change, this layer shuffled", "distance of the alternative here")
-    return TableSection("Decoder, layers where a shuffle moves the output most", header, rows)
-
-
-def _by_token(result: DecoderResult) -> TableSection:
-    each = zip(result.last.tokens, result.weights, result.hidden, strict=True)
-    rows = [[token, f"{weight:.1%}", f"{change:.3f}"] for token, weight, change in each]
-    return TableSection(
-        "From the last token, all layers", ("token", "share of attention", "output change if hidden"), rows
-    )
 
 
 def _curve(title: str, path: Path) -> Curve:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,11 +31,13 @@ from triptych_lectures.labs.trained import (
     train,
 )
 
+if TYPE_CHECKING:
+    from triptych_lectures.labs.not_explanation import NotExplanationLab
+
 Path = list[tuple[float, float]]  # (distance of the patterns, distance of the output) after each step of the search
 
 
-@runtime_checkable
-class Answering(Protocol):
+class Answering:
     """A model's answers with its attention patterns replaced.
 
     `patterns` [..., T] are the original ones and `output` [R, V] the distributions of R answers with them.  `weights`
@@ -43,18 +45,13 @@ class Answering(Protocol):
     mean is 1.
     """
 
-    @property
-    def patterns(self) -> Tensor: ...
-
-    @property
-    def output(self) -> Tensor: ...
-
-    @property
-    def weights(self) -> Tensor: ...
+    patterns: Tensor
+    output: Tensor
+    weights = torch.ones(())
 
     def with_patterns(self, patterns: Tensor, *, grad: bool = False) -> Tensor:
         """The logits [R, V] with `patterns` in all layers, with gradients where `grad`."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -149,38 +146,11 @@ class AskedKind:
 
 
 @dataclass(frozen=True)
-class ClassifierSizes:
-    """Of the task, of the classifier and its training, and of the search."""
-
-    task: AskedKind
-    width: int
-    heads: int
-    layers: int
-    steps: int
-    rows: int
-    rate: float
-    tested: int
-    searched: int
-    search_steps: int
-    search_rate: float
-    faithful: float
-
-
-@dataclass(frozen=True)
-class Named:
-    """The share of rows in which the token with the largest score is the deciding one, by what gave the score."""
-
-    attention: float
-    alternative: float
-    gradient: float
-    ablation: float
-
-
-@dataclass(frozen=True)
 class ClassifierResult:
     """What was measured.  `alone` and `apart` are of each layer: the output's change when it alone is shuffled, and how
     far the alternative patterns of the first token are from the original ones there.  `changed` is the largest change
-    of an answer under the alternative, `needed` the mean one when the deciding token is hidden."""
+    of an answer under the alternative, `needed` the mean one when the deciding token is hidden; `named` is the share of
+    rows in which the token with the largest score is the deciding one, by what gave the score."""
 
     answers: ClassifierAnswers
     right: float
@@ -190,7 +160,7 @@ class ClassifierResult:
     alone: list[float]
     apart: list[float]
     changed: float
-    named: Named
+    named: dict[str, float]
     needed: float
     shuffled_labels: TrainedRun
 
@@ -200,7 +170,7 @@ class ClassifierResult:
         return self.alone.index(max(self.alone))
 
 
-class ClassifierAnswers:
+class ClassifierAnswers(Answering):
     """The labels of some rows: attention of all tokens in every layer `[R, L, H, T, T]`, and the distributions.
 
     A pattern counts where the label can depend on it: in the last layer that of the first token alone, which weighs as
@@ -224,10 +194,6 @@ class ClassifierAnswers:
         rows = self.model.trace(self.ids, read=read, edit=edits, allow_null=True)["logits"]
         return torch.stack([logits[0] for logits in rows])
 
-    def shares(self, patterns: Tensor) -> Tensor:
-        """[R, T]: the first token's attention to each token, the mean over layers and heads."""
-        return patterns[:, :, :, 0].mean((1, 2))
-
     def gradients(self) -> Tensor:
         """[R, T]: the length of the gradient of the label's logit by each token's embedding.
 
@@ -248,27 +214,21 @@ class ClassifierAnswers:
         return torch.stack([torch.zeros(len(self.ids)), *moved], 1)  # the question itself stays
 
     def _without(self, key: int) -> Tensor:
-        def hidden(scores: Tensor, where: Where) -> Tensor:
-            return scores.index_fill(-1, torch.tensor([key]), -torch.inf)
-
-        trace = self.model.trace(self.ids, read=[Read("logits", at=0)], edit=[Edit("blocks.*.attn.scores", hidden)])
+        hidden = Edit("blocks.*.attn.scores", _hidden(key))
+        trace = self.model.trace(self.ids, read=[Read("logits", at=0)], edit=[hidden])
         return distances(torch.stack([logits[0] for logits in trace["logits"]]).softmax(-1), self.output)
 
 
-def classifier(sizes: ClassifierSizes, seed: int) -> nn.Transformer:
+def _trained(sizes: NotExplanationLab, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
     """Blocks in which every token sees every other, without positions: the task does not need them."""
-    layer = block(sizes.width, sizes.heads, 2 * sizes.width)
+    blocks = [block(sizes.width, sizes.heads, 2 * sizes.width)] * sizes.layers
     final_norm = RMSNormSpec(width=sizes.width)
-    spec = decoder(sizes.task.blank + 1, [layer] * sizes.layers, final_norm=final_norm, mask=full())
-    return nn.new(spec, seed)
+    module = nn.new(decoder(sizes.task.blank + 1, blocks, final_norm=final_norm, mask=full()), seed)
+    budget = TrainingBudget(sizes.trained, sizes.rows, sizes.learning_rate, shape="linear")
+    return module, train(module, task, budget, seed)
 
 
-def _trained(sizes: ClassifierSizes, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
-    module = classifier(sizes, seed)
-    return module, train(module, task, TrainingBudget(sizes.steps, sizes.rows, sizes.rate, shape="linear"), seed)
-
-
-def of_classifier(sizes: ClassifierSizes, seed: int) -> ClassifierResult:
+def of_classifier(sizes: NotExplanationLab, seed: int) -> ClassifierResult:
     """Train the classifier, search for other patterns, shuffle them, and rank the tokens by four measures."""
     module, _ = _trained(sizes, sizes.task, seed)
     _, control = _trained(sizes, Shuffled(sizes.task), seed)
@@ -276,7 +236,7 @@ def of_classifier(sizes: ClassifierSizes, seed: int) -> ClassifierResult:
     share, rows = right(module, rows), rows[: sizes.searched]
     answers = ClassifierAnswers(module, rows)
     steps, rate = sizes.search_steps, sizes.search_rate
-    other, path = search(answers, random, steps=steps, rate=rate, faithful=sizes.faithful)
+    other, path = search(answers, random, steps=steps, rate=rate, faithful=sizes.search_faithful)
     mixed = shuffled(answers, other.attention, random)
     alone, apart = [], []
     for layer in range(sizes.layers):
@@ -286,22 +246,18 @@ def of_classifier(sizes: ClassifierSizes, seed: int) -> ClassifierResult:
         apart.append(distance(other.patterns[:, layer, :, 0], answers.patterns[:, layer, :, 0]))
     each = distances(answers.with_patterns(other.patterns).softmax(-1), answers.output)
     deciding = torch.tensor([sizes.task.deciding(row) for row in rows])
-    scores = answers.shares(answers.patterns), answers.shares(other.patterns), answers.gradients(), answers.ablations()
+    hidden = answers.ablations()
+    scores = {
+        "hiding it": hidden,
+        "gradient": answers.gradients(),
+        # [R, T]: the first token's attention to each token, the mean over layers and heads
+        "attention": answers.patterns[:, :, :, 0].mean((1, 2)),
+        "attention of the alternative": other.patterns[:, :, :, 0].mean((1, 2)),
+    }
     # The first token asks: it is read in every row, and is not among those that are ranked.
-    named = Named(*(float((of_row[:, 1:].argmax(-1) + 1 == deciding).double().mean()) for of_row in scores))
-    needed = float(scores[3].gather(1, deciding[:, None]).mean())
+    named = {by: float((rows[:, 1:].argmax(-1) + 1 == deciding).double().mean()) for by, rows in scores.items()}
+    needed = float(hidden.gather(1, deciding[:, None]).mean())
     return ClassifierResult(answers, share, other, mixed, path, alone, apart, float(each.max()), named, needed, control)
-
-
-@dataclass(frozen=True)
-class DecoderSizes:
-    """The text, the search, and how many layers are compared one by one."""
-
-    text: str
-    steps: int
-    rate: float
-    faithful: float
-    sensitive: int
 
 
 @dataclass(frozen=True)
@@ -325,15 +281,11 @@ class DecoderResult:
         return self.weights.index(max(self.weights))
 
     @property
-    def most_needed(self) -> int:
-        return self.hidden.index(self.drop)
-
-    @property
     def drop(self) -> float:
         return max(self.hidden)
 
 
-class LastToken:
+class LastToken(Answering):
     """The last token of a text in one model: its attention in every layer, and the next word's distribution."""
 
     def __init__(self, model: Model, text: str) -> None:
@@ -349,33 +301,23 @@ class LastToken:
     def at(self) -> int:
         return len(self.ids) - 1
 
-    def edit(self, site: str, fn: Callable[[Tensor, Where], Tensor]) -> Edit:
-        return Edit(site, fn, at=self.at)
-
     def put(self, layer: int, pattern: Tensor) -> Edit:
         """Use `pattern` [H, T] as the last token's attention in this layer."""
         return put(f"blocks.{layer}.attn.pattern", pattern[:, None], at=self.at)
-
-    def put_all(self, patterns: Tensor) -> list[Edit]:
-        return [self.put(layer, pattern) for layer, pattern in enumerate(patterns)]
 
     def logits(self, edits: Sequence[Edit], grad: bool = False) -> Tensor:
         """`[V]`, of the next word."""
         return self.model.trace([self.ids], read=[Read("logits", at=self.at, grad=grad)], edit=edits)["logits"][0][0]
 
-    @property
-    def weights(self) -> Tensor:
-        return torch.ones(())
-
     def with_patterns(self, patterns: Tensor, *, grad: bool = False) -> Tensor:
-        return self.logits(self.put_all(patterns), grad)[None]
+        return self.logits([self.put(layer, pattern) for layer, pattern in enumerate(patterns)], grad)[None]
 
     def moved(self, edits: Sequence[Edit]) -> float:
         """Total variation between the next word's distributions with and without the edits, 0 to 1."""
         return distance(self.logits(edits).softmax(-1), self.output[0])
 
 
-def of_decoder(model: Model, sizes: DecoderSizes, seed: int, progress: Callable[[str], None]) -> DecoderResult:
+def of_decoder(model: Model, sizes: NotExplanationLab, seed: int, progress: Callable[[str], None]) -> DecoderResult:
     """Search for other patterns of the last token, shuffle them, and hide one token after the other."""
     last, random = LastToken(model, sizes.text), torch.Generator().manual_seed(seed)
     progress(f"searching for other patterns in all {len(last.patterns)} layers of the decoder, {sizes.steps} steps")
@@ -386,10 +328,10 @@ def of_decoder(model: Model, sizes: DecoderSizes, seed: int, progress: Callable[
     sensitive = sorted(range(len(alone)), key=lambda layer: -alone[layer])[: sizes.sensitive]
     apart = [distance(other.patterns[layer], last.patterns[layer]) for layer in sensitive]
     progress("hiding one token of the decoder after the other")
-    hidden = [last.moved([last.edit("blocks.*.attn.scores", _without(key))]) for key in range(len(last.ids))]
+    hidden = [last.moved([Edit("blocks.*.attn.scores", _hidden(key), at=last.at)]) for key in range(len(last.ids))]
     weights = last.patterns.mean((0, 1)).tolist()
     return DecoderResult(last, other, mixed, path, alone, sensitive, apart, weights, hidden)
 
 
-def _without(key: int) -> Callable[[Tensor, Where], Tensor]:
+def _hidden(key: int) -> Callable[[Tensor, Where], Tensor]:
     return lambda scores, where: scores.index_fill(-1, torch.tensor([key]), -torch.inf)
