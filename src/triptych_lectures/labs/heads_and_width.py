@@ -19,11 +19,11 @@ from triptych.count import count
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import Curve, TableSection
-from triptych.spec import LearnedSpec, RMSNormSpec, full
+from triptych.spec import full
 from triptych.train import OptimizerSettings, Pairs
 from triptych_lectures.labs.counting import products, shortest_seconds
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, decoder, fit
+from triptych_lectures.labs.small import block, curve, decoder, fit
 from triptych_lectures.labs.trained import (
     GeneratedTask,
     Places,
@@ -32,6 +32,7 @@ from triptych_lectures.labs.trained import (
     TrainingBudget,
     right,
     trained_head,
+    with_positions,
 )
 
 VOCAB = 64
@@ -129,13 +130,7 @@ class HeadsVsWidthLab(Lab):
         """Share of held-out answers right of one layer of attention without an MLP, trained on the places task."""
         noise, task = np.random.default_rng(seed), Places(self.symbols, self.length, tuple(places))
         data = Pairs(tuple(task.rows(noise, self.steps * self.rows)))
-        spec = decoder(
-            task.classes,
-            [block(self.narrow, heads, hidden=None)],
-            embedded=LearnedSpec(length=self.length, width=self.narrow),
-            final_norm=RMSNormSpec(width=self.narrow),
-        )
-        module = nn.new(spec, seed)
+        module = with_positions([block(self.narrow, heads, hidden=None)], task.classes, self.length, seed)
         settings = OptimizerSettings(name="adamw", lr=1e-2, weight_decay=0.0)
         fit(module, data, rows=self.rows, length=self.length, steps=self.steps, seed=seed, optimizer=settings)
         return right(module, task.rows(noise, self.tested))
@@ -155,11 +150,9 @@ class HeadsVsWidthLab(Lab):
         return TableSection(title, ("the task reads", "one head", "four heads"), rows)
 
     def _curve(self, measured: Costs, seconds: dict[int, float]) -> Curve:
-        lines = {
-            name: [(float(h), measured[h][i] / measured[1][i]) for h in self.heads] for i, name in enumerate(COLUMNS)
-        }
-        lines[f"time for {self.long} tokens"] = [(float(h), seconds[h] / seconds[1]) for h in self.heads]
-        return Curve("Cost beside that of one head", "heads", "times one head", lines, {}, "xy")
+        lines = {name: [measured[h][i] / measured[1][i] for h in self.heads] for i, name in enumerate(COLUMNS)}
+        lines[f"time for {self.long} tokens"] = [seconds[h] / seconds[1] for h in self.heads]
+        return curve("Cost beside that of one head", "heads", "times one head", self.heads, lines, log="xy")
 
 
 Costs = dict[int, tuple[int, int, int]]  # by number of heads: parameters, matmul FLOPs, score elements
@@ -275,16 +268,11 @@ class TrainedHeadsLab(Lab):
             " the way from the loss of a guess, 0, to the best one, 1."
         )
 
-    def layer(self, heads: int, task: GeneratedTask, seed: int) -> nn.Transformer:
-        """One layer of attention with so many heads, without an MLP."""
-        positions = LearnedSpec(length=self.length, width=self.width)
-        final_norm = RMSNormSpec(width=self.width)
-        attention = block(self.width, heads, hidden=None)
-        return nn.new(decoder(task.classes, [attention], embedded=positions, final_norm=final_norm), seed)
-
     def _trained(self, heads: int, task: GeneratedTask, seed: int) -> TrainedHead:
+        """One layer of attention with so many heads, without an MLP, after training."""
+        module = with_positions([block(self.width, heads, hidden=None)], task.classes, self.length, seed)
         budget = TrainingBudget(self.steps, self.rows, self.rate, shape="linear")
-        return trained_head(self.layer(heads, task, seed), task, budget, self.tested, seed)
+        return trained_head(module, task, budget, self.tested, seed)
 
     def _table(self, layers: Layers) -> TableSection:
         rows = [

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from triptych import nn
@@ -18,10 +17,9 @@ from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.spec import AlibiSpec, RMSNormSpec
 from triptych.train import Example, collate
-from triptych.train.objectives import final
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, number, size
-from triptych_lectures.labs.small import block, decoder
-from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, held_out_rows, train
+from triptych_lectures.labs.small import block, curve, decoder
+from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, held_out_rows, logits, train
 
 
 class InContextLab(Lab):
@@ -131,9 +129,9 @@ class InContextLab(Lab):
     def _curve(self, on_new: dict[str, Answered], unrelated: Answered) -> Curve:
         lines = {f"trained on {name}": answers.errors for name, answers in on_new.items()}
         lines |= {"answers in the row random": unrelated.errors, "least possible": self.best_errors()}
-        points = {name: [(float(i + 1), float(x)) for i, x in enumerate(errors)] for name, errors in lines.items()}
-        chance = {"guess": 1 - 1 / self.symbols}
-        return Curve("Functions that were never trained", "example of the row", "share wrong", points, chance)
+        shares, chance = {name: errors.tolist() for name, errors in lines.items()}, {"guess": 1 - 1 / self.symbols}
+        title, places = "Functions that were never trained", range(1, self.examples + 1)
+        return curve(title, "example of the row", "share wrong", places, shares, chance)
 
     def _table(self, on_new: dict[str, Answered], runs: dict[str, TrainedRun]) -> TableSection:
         rows = [
@@ -223,13 +221,11 @@ def _share(answers: Answered, *, shown: bool) -> float:
     return float(answers.right[answers.shown == shown].mean())
 
 
-@torch.no_grad()
 def answered(module: nn.Transformer, task: Lookups, count: int, seed: int) -> Answered:
     """The answers of `module` to `count` rows that it was not trained on."""
     rows = held_out_rows(task, count, seed)
-    batch = collate(rows)
-    answers = module.unembed(final(module, batch), batch.rows).argmax(-1)
+    answers = logits(module, rows).argmax(-1)
     inputs = np.stack([row.ids[row.trained] for row in rows])
     earlier = np.tril(np.ones((task.examples, task.examples), dtype=bool), -1)
     shown = ((inputs[:, :, None] == inputs[:, None, :]) & earlier).any(-1)
-    return Answered((answers == batch.targets).numpy().reshape(inputs.shape), shown)
+    return Answered((answers == collate(rows).targets).numpy().reshape(inputs.shape), shown)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,10 +10,9 @@ from triptych import nn
 from triptych.model import Model
 from triptych.page import Curve, Sample, Samples, Section, TableSection
 from triptych.spec import Mask, causal, full
-from triptych.spec import ModelSpec as Spec
 from triptych.train import Job, Recipe, check_recipe, evaluate, prepare
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import Points, fit
+from triptych_lectures.labs.small import Points, fit, masked
 
 OPENING = 40  # characters of the prompt, at most
 MASKS = {"with the mask": causal(), "without": full()}
@@ -72,32 +71,31 @@ class MaskLeakLab(Lab):
         return LabResult(question, meaning, checks, self._sections(job, models, guess, setup.seed))
 
     def _recipe(self, setup: Setup) -> Recipe:
+        sizes = {"rows": self.rows, "length": self.length, "steps": self.steps}
         model = {"model_type": "llama", "hidden_size": self.width, "intermediate_size": self.hidden}
-        model |= {"num_hidden_layers": self.layers}
-        model |= {"num_attention_heads": 4, "max_position_embeddings": 256, "tie_word_embeddings": False}
+        model |= {
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 256,
+            "tie_word_embeddings": False,
+        }
         return check_recipe(
             {
                 "model": model,
                 "tokenizer": "characters",
                 "data": {"path": setup.data or "shakespeare", "held_out_limit": self.held_out},
                 "objective": {"name": "causal"},
-                "run": {
-                    "rows": self.rows,
-                    "length": self.length,
-                    "steps": self.steps,
-                    "seed": setup.seed,
-                    "precision": "fp32",
-                },
+                "run": sizes | {"seed": setup.seed, "precision": "fp32"},
             }
         )
 
     def _train(self, job: Job, mask: Mask, seed: int) -> Trained:
-        module = nn.new(_masked(job.trainer.module.spec, mask), seed)
+        module = nn.new(masked(job.trainer.module.spec, mask), seed)
         losses = fit(module, job.trainer.data, rows=self.rows, length=self.length, steps=self.steps, seed=seed)
         assert job.trainer.held is not None
         used = {}
         for name, other in MASKS.items():
-            same = nn.new(_masked(module.spec, other))
+            same = nn.new(masked(module.spec, other))
             same.load_state_dict(module.state_dict())
             used[name] = same, evaluate(same, job.trainer.held).nats_per_token
         return Trained(losses, used)
@@ -130,14 +128,6 @@ class Trained:
 
     losses: Points
     used: dict[str, tuple[nn.Transformer, float]]
-
-
-def _masked(model: Spec, mask: Mask) -> Spec:
-    """`model` with `mask` in place of its own; the mask is part of the spec and not of the weights."""
-    stack = model.decoder
-    assert stack is not None
-    kinds = {name: replace(kind, mask=mask) for name, kind in stack.kinds.items()}
-    return replace(model, decoder=replace(stack, kinds=kinds))
 
 
 def _frequencies(job: Job) -> float:
