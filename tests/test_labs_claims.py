@@ -16,14 +16,7 @@ from triptych.nn.feedforward import GLU
 from triptych.ops import ACTIVATIONS
 from triptych.train import Example
 from triptych_lectures import labs
-from triptych_lectures.labs import (
-    deep_stacks,
-    depth,
-    heads_and_width,
-    padding,
-    reading_heads,
-    trained,
-)
+from triptych_lectures.labs import deep_stacks, depth, heads_and_width, padding, reading_heads, trained
 from triptych_lectures.labs.lab import LabResult, Setup
 from triptych_lectures.labs.trained import (
     LookupTable,

@@ -17,13 +17,7 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn import attention
 from triptych.text import byte_tokenizer
-from triptych_lectures.labs import (
-    bank,
-    head_roles,
-    not_explanation,
-    other_patterns,
-    run,
-)
+from triptych_lectures.labs import bank, head_roles, not_explanation, other_patterns, run
 from triptych_lectures.labs.lab import LabResult, Setup, Size
 from triptych_lectures.labs.trained import Shuffled
 

@@ -14,12 +14,12 @@ from triptych.attention import Rows
 from triptych.train import Example, collate
 from triptych_lectures.data.second_language import SecondLanguage
 from triptych_lectures.labs import translators
-from triptych_lectures.labs.translators import RecurrentTranslator
 from triptych_lectures.labs.translation import TranslationTask, quarters, word_by_word, write, wrong_tokens
 from triptych_lectures.labs.translators import (
     BehindPrompt,
     Ids,
     PrefixExample,
+    RecurrentTranslator,
     TrainedTranslator,
     Training,
     bahdanau,

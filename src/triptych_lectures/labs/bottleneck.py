@@ -73,18 +73,10 @@ class BottleneckLab(Lab):
         checks = (
             Check(f"{narrow_one}: symbols right at length {first}", narrow[0], least=0.95),
             Check(f"{narrow_one}: symbols right at length {last}", narrow[-1], most=0.5),
-            Check(
-                f"{wide_one}: symbols right at length 4, less of {self.narrow}",
-                wide[middle] - narrow[middle],
-                0.15,
-            ),
+            Check(f"{wide_one}: symbols right at length 4, less of {self.narrow}", wide[middle] - narrow[middle], 0.15),
             Check(f"{wide_one}: symbols right at length {last}", wide[-1], most=0.8),
             Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),
-            Check(
-                f"parameters, attention over {wide_one}",
-                parameters["attention"] / parameters[wide_one],
-                most=1.0,
-            ),
+            Check(f"parameters, attention over {wide_one}", parameters["attention"] / parameters[wide_one], most=1.0),
             Check("GRU, untrained: what is left of the gradient after each further step", each, most=0.9),
             Check(f"attention, untrained: the gradient from T {far} on goes as T to the power", falls, -1.2, -0.8),
         )
