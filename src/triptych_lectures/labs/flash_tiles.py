@@ -17,7 +17,7 @@ from triptych.attention import attend
 from triptych.page import Curve, MatrixSection, TableSection
 from triptych.spec import causal
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import power
+from triptych_lectures.labs.small import curve, power
 from triptych_lectures.scratch import numpy_flash
 from triptych_lectures.scratch.numpy_flash import LOWEST, Memory
 from triptych_lectures.scratch.numpy_transformer import Array
@@ -88,7 +88,11 @@ class FlashTilesLab(Lab):
                 max(moved.fast / memory for memory, moved in by_memory.items()),
                 most=1.5,
             ),
-            Check(f"plain over tiles, numbers moved forward, fast memory {largest:,}", _saved(whole, tiled), least=2.0),
+            Check(
+                f"plain over tiles, numbers moved forward, fast memory {largest:,}",
+                whole[longest].forward / tiled[longest].forward,
+                least=2.0,
+            ),
             Check(
                 "plain over tiles, numbers moved forward, a fast memory of d² numbers",
                 whole[longest].forward / small.forward,
@@ -123,7 +127,7 @@ class FlashTilesLab(Lab):
         self, tiled: dict[int, Moved], whole: dict[int, Moved], by_memory: dict[int, Moved]
     ) -> tuple[Curve, Curve]:
         over_t = {
-            name: [(float(n), float(getattr(one, what))) for n, one in moved.items()]
+            name: [float(getattr(one, what)) for one in moved.values()]
             for name, moved, what in (
                 ("moved, plain", whole, "forward"),
                 ("moved, tiles", tiled, "forward"),
@@ -131,14 +135,20 @@ class FlashTilesLab(Lab):
                 ("slow memory beside, tiles", tiled, "extra"),
             )
         }
-        over_memory = {
-            way: [(float(m), float(getattr(one, way))) for m, one in by_memory.items()]
-            for way in ("forward", "backward")
-        }
+        ways = ("forward", "backward")
+        over_memory = {way: [float(getattr(one, way)) for one in by_memory.values()] for way in ways}
         lines = {"plain, forward": float(whole[self.lengths[-1]].forward)}
         return (
-            Curve("Numbers over the length", "T", "numbers", over_t, {}, "xy"),
-            Curve(f"Numbers moved at T {self.lengths[-1]:,}", "fast memory", "numbers", over_memory, lines, "xy"),
+            curve("Numbers over the length", "T", "numbers", self.lengths, over_t, log="xy"),
+            curve(
+                f"Numbers moved at T {self.lengths[-1]:,}",
+                "fast memory",
+                "numbers",
+                by_memory,
+                over_memory,
+                lines,
+                "xy",
+            ),
         )
 
 
@@ -222,11 +232,6 @@ def _arrays(random: np.random.Generator, queries: int, keys: int, width: int) ->
 
 def _grown(moved: dict[int, Moved], what: str) -> float:
     return power(list(moved), [getattr(one, what) for one in moved.values()])
-
-
-def _saved(whole: dict[int, Moved], tiled: dict[int, Moved]) -> float:
-    longest = max(tiled)
-    return whole[longest].forward / tiled[longest].forward
 
 
 def drawing() -> MatrixSection:

@@ -1,5 +1,6 @@
-"""What H heads of width D/H cost beside one head of width D, and what they are for (Vaswani et al. 2017, 3.2.2 and table
-3 A; lecture L4 and its exercise 7).
+"""What H heads of width D/H cost beside one head of width D, and what they are for.
+
+Vaswani et al. 2017, 3.2.2 and table 3 A; lecture L4 and its exercise 7.
 
 `heads-vs-width`: one block, counted and measured.  `trained-heads`: 1 to 16 heads trained at equal parameters.  In both
 one layer of attention without an MLP names the symbols that stand some places back: one place, for which one pattern of

@@ -18,7 +18,9 @@ from triptych.nn import Batch, empty
 from triptych.page import Curve, Facts, TableSection
 from triptych_lectures.labs.counting import ProductCounts, products, shortest_seconds
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.parameters import QWEN3_4B
 from triptych_lectures.labs.pretrained import decoder
+from triptych_lectures.labs.small import curve
 
 
 class KvCacheLab(Lab):
@@ -92,12 +94,7 @@ class KvCacheLab(Lab):
         )
 
 
-# As published; L0 2.9 asks for its cache at 4,096 positions in fp16, and gives 603,979,776 bytes.
-QWEN3_4B = {
-    "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-    "max_position_embeddings": 40960, "tie_word_embeddings": True,
-}  # fmt: skip
+# L0 2.9 asks for the cache of Qwen3-4B at 4,096 positions in fp16, and gives its bytes.
 LECTURE_POSITIONS, LECTURE_BYTES = 4096, 603_979_776
 
 
@@ -169,13 +166,12 @@ class NextToken:
 
 
 def _counted_bytes(model: Model, positions: int) -> int:
-    numbers = count(model.spec).cache_bytes(positions, dtype="fp32") // 4
-    return numbers * model.module.dtype.itemsize
+    return count(model.spec).cache_bytes(positions, dtype="fp32") // 4 * model.module.dtype.itemsize
 
 
 def _lecture_bytes() -> int:
     """Of a real cache filled with 4,096 tokens, on the device where tensors have sizes and no memory."""
-    module = empty(read_config(QWEN3_4B, where="Qwen3-4B")).half()
+    module = empty(read_config(dict(QWEN3_4B), where="Qwen3-4B")).half()
     assert module.decoder is not None
     cache = module.decoder.cache(1)
     step = cache.begin(Rows((LECTURE_POSITIONS,)), "")
@@ -200,14 +196,9 @@ def _sections(
     ]
     header = ["T", "FLOPs, all again", "with the cache", "times fewer", "read, all again", "read, with the cache"]
     header += ["time, all again", "time, with the cache", "times faster", "cache"]
-    flops = {
-        "all again": [(float(n), float(cost.again.total)) for n, cost in zip(lengths, costs, strict=True)],
-        "with the cache": [(float(n), float(cost.once.total)) for n, cost in zip(lengths, costs, strict=True)],
-    }
-    seconds = {
-        "all again": [(float(n), cost.again_seconds) for n, cost in zip(lengths, costs, strict=True)],
-        "with the cache": [(float(n), cost.once_seconds) for n, cost in zip(lengths, costs, strict=True)],
-    }
+    again, once = "all again", "with the cache"
+    seconds = {again: [cost.again_seconds for cost in costs], once: [cost.once_seconds for cost in costs]}
+    flops = {again: [float(cost.again.total) for cost in costs], once: [float(cost.once.total) for cost in costs]}
     lecture = f"{LECTURE_BYTES:,} bytes ({LECTURE_BYTES / 2**20:.0f} MiB)"
     facts = [
         ("a token of this model", f"{_counted_bytes(model, 1):,} bytes"),
@@ -215,7 +206,7 @@ def _sections(
     ]
     return (
         TableSection("The next token after T", header, cells),
-        Curve("Seconds for the next token", "T", "s", seconds, {}, "xy"),
-        Curve("FLOPs for the next token", "T", "FLOPs", flops, {}, "xy"),
+        curve("Seconds for the next token", "T", "s", lengths, seconds, log="xy"),
+        curve("FLOPs for the next token", "T", "FLOPs", lengths, flops, log="xy"),
         Facts("Size of the cache", facts),
     )

@@ -18,11 +18,11 @@ from triptych import nn
 from triptych.attention import attend
 from triptych.errors import InputError
 from triptych.model import Model
-from triptych.page import Curve, TableSection
+from triptych.page import TableSection
 from triptych.spec import AlibiSpec, LearnedSpec, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
 from triptych.spec.positions import Absolute, Position
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, decoder
+from triptych_lectures.labs.small import block, curve, decoder
 
 
 class SoftVsHardLab(Lab):
@@ -57,26 +57,17 @@ class SoftVsHardLab(Lab):
             ("β", "weight of the best key", "error against dict[key]", "bound", "|d answer / d question|"),
             [[f"{beta:g}", *(f"{x:.3g}" for x in row)] for beta, row in zip(self.sharpness, rows, strict=True)],
         )
-
-        def line(column: int, floor: float) -> list[tuple[float, float]]:
-            return [(beta, max(row[column], floor)) for beta, row in zip(self.sharpness, rows, strict=True)]
-
-        lookup = Curve(
-            "From the mean of all values to one of them",
-            "sharpness β",
-            "distance, size of gradient",
-            {"error against dict[key]": line(1, 1e-16), "gradient in the question": line(3, 1e-16)},
-            {},
-            "xy",
-        )
-        descent = Curve(
-            "Learning what to ask",
-            "step of gradient descent",
-            "squared distance from the wanted value",
-            {f"β = {beta:g}": [(float(i), loss) for i, loss in enumerate(losses)] for beta, losses in learned.items()},
-            {},
-            "y",
-        )
+        columns = {"error against dict[key]": 1, "gradient in the question": 3}
+        lines = {name: [max(row[column], 1e-16) for row in rows] for name, column in columns.items()}
+        losses, unit = {f"β = {beta:g}": of for beta, of in learned.items()}, "squared distance from the wanted value"
+        steps = range(len(learned[self.soft]))
+        curves = (
+            curve(
+                "From the mean of all values to one of them", "sharpness β", "distance, size of gradient",
+                self.sharpness, lines, log="xy",
+            ),
+            curve("Learning what to ask", "step of gradient descent", unit, steps, losses, log="y"),
+        )  # fmt: skip
         checks = (
             Check("at β 0, distance from the mean of all values", book.from_mean(), most=1e-12),
             Check(f"at β {self.hard:g}, distance from dict[key]", rows[-1][1], most=1e-9),
@@ -95,7 +86,7 @@ class SoftVsHardLab(Lab):
             ),
         )
         return LabResult(
-            "Is attention a dictionary lookup, and why a soft one?", MEANING_OF_LOOKUP, checks, (table, lookup, descent)
+            "Is attention a dictionary lookup, and why a soft one?", MEANING_OF_LOOKUP, checks, (table, *curves)
         )
 
 
@@ -218,16 +209,14 @@ class PermutationLab(Lab):
             ],
         )
         shown = [(NONE, "bidirectional"), (NONE, "causal"), ("sinusoidal", "bidirectional"), ("RoPE", "bidirectional")]
-        curve = Curve(
-            "Permutation error after each block",
-            "blocks passed",
-            "relative error of permutation",
-            # 1e-17 stands for an exact 0, which a logarithm cannot show
-            {f"{n}, {m}": [(float(i), max(e, 1e-17)) for i, e in enumerate(errors[n, m])] for n, m in shown},
-            {"fp64 rounding": torch.finfo(torch.float64).eps},
-            "y",
-        )
-        return LabResult("Does attention know the order of its input?", MEANING, _checks(errors, twins), (table, curve))
+        # 1e-17 stands for an exact 0, which a logarithm cannot show
+        lines = {f"{name}, {mask}": [max(error, 1e-17) for error in errors[name, mask]] for name, mask in shown}
+        rounding = {"fp64 rounding": torch.finfo(torch.float64).eps}
+        after = curve(
+            "Permutation error after each block", "blocks passed", "relative error of permutation",
+            range(len(self.sites)), lines, rounding, "y",
+        )  # fmt: skip
+        return LabResult("Does attention know the order of its input?", MEANING, _checks(errors, twins), (table, after))
 
     def _parts(self, *, causal: bool) -> dict[str, Absolute | Position | None]:
         return {

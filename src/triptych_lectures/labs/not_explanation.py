@@ -83,15 +83,15 @@ class NotExplanationLab(Lab):
         return LabResult("Does a pattern of attention explain the output?", meaning, checks, sections)
 
     def _meaning(self, result: ClassifierResult) -> str:
-        named = result.named
+        hiding, gradient, attention, alternative = result.named.values()
         return (
             f"A classifier of {self.layers} layers answers which value the kind that is asked for has. All its"
             f" attention can be exchanged at once for weights {result.other.attention:.2f} of 1 away, and its answers"
             f" stay: the largest change is {result.changed:.4f}. Weights shuffled by {result.mixed.attention:.2f}"
             f" change them by {result.mixed.output:.2f}. The token that decides is known here. Hiding tokens one by one"
-            f" names it in {named['hiding it']:.0%} of the rows (without it a guess is still right in 1 of {self.values}),"
-            f" the gradient in {named['gradient']:.0%}, the most attention in {named['attention']:.0%}, and the most"
-            f" attention of the alternative, which gives the same answers, in {named['attention of the alternative']:.0%}."
+            f" names it in {hiding:.0%} of the rows (without it a guess is still right in 1 of {self.values}), the"
+            f" gradient in {gradient:.0%}, the most attention in {attention:.0%}, and the most attention of the"
+            f" alternative, which gives the same answers, in {alternative:.0%}."
         )
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from triptych.generate import Engine, LiveRow, Request
 from triptych.nn import Transformer, new
-from triptych.page import Curve, MatrixSection, TableSection
+from triptych.page import MatrixSection, TableSection
 from triptych.spec import RopeSpec
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, decoder
+from triptych_lectures.labs.small import block, curve, decoder
 
 VOCAB, WIDTH, HEADS = 53, 32, 4
 
@@ -83,11 +83,15 @@ class PagedCacheLab(Lab):
             " waste is less than one page a row. The engine has no pages; the table here is laid over its numbers to"
             " show them."
         )
+        names = ("tokens held by rows", "tokens not shared", "places of slots", "places of pages")
+        lines = {name: [float(at[i]) for at in reused.history] for i, name in enumerate(names)}
+        steps = range(1, len(reused.history) + 1)
+        places = curve("Places of the cache, step by step", "step", "tokens", steps, lines)
         return LabResult(
             "What do pages of a cache save, and what does reuse of a prompt?",
             meaning,
             checks,
-            (_table(plain, reused, apart), _curve(reused), drawing(reused)),
+            (_table(plain, reused, apart), places, drawing(reused)),
         )
 
     def prompts_of(self, seed: int, *, alike: bool = True) -> list[list[int]]:
@@ -216,15 +220,6 @@ def _table(plain: Written, reused: Written, apart: Written) -> TableSection:
         rows.append([name, *(f"{n:,}" for n in numbers)])
     header = ("", "prompt tokens computed", "tokens held", "not shared", "places of slots", "of pages", "pages copied")
     return TableSection("At the step that holds most", header, rows)
-
-
-def _curve(reused: Written) -> Curve:
-    names = ("tokens held by rows", "tokens not shared", "places of slots", "places of pages")
-    lines = {
-        name: [(float(step), float(at[column])) for step, at in enumerate(reused.history, 1)]
-        for column, name in enumerate(names)
-    }
-    return Curve("Places of the cache, step by step", "step", "tokens", lines, {}, "")
 
 
 def drawing(reused: Written) -> MatrixSection:

@@ -1,12 +1,12 @@
 """Models that read drawn pictures.
 
 `captions`: does a decoder of text attend to the part of an image that it names?  (Xu et al. 2015; lecture L4)  A ViT
-reads drawn scenes of two objects, and a decoder writes "a red square left of a blue circle".  It is asked about pairs of
-a colour and a shape that no scene in training had, so that no caption can be remembered.
+reads drawn scenes of two objects, and a decoder writes "a red square left of a blue circle".  It is asked about pairs
+of a colour and a shape that no scene in training had, so that no caption can be remembered.
 
-`image-labels`: does a ViT learn what pixels alone do not tell?  (Dosovitskiy et al. 2021)  One object of any colour lies
-anywhere in a noisy image, and its shape is asked for.  Beside the ViT stand the commonest shape and a linear model of the
-pixels, which has the same pictures and finds no shape that moves about.
+`image-labels`: does a ViT learn what pixels alone do not tell?  (Dosovitskiy et al. 2021)  One object of any colour
+lies anywhere in a noisy image, and its shape is asked for.  Beside the ViT stand the commonest shape and a linear model
+of the pixels, which has the same pictures and finds no shape that moves about.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What scores are before training (lectures L0 4.1, L4 exercises 2, 3 and 11).
 
-`scaling`: why they are divided by √d (Vaswani et al. 2017, section 3.2.1).  The median gradient is used because the mean
-at the queries does not vanish: a few undecided rows carry all of it.  `additive-vs-dot`: why the dot product, q·k/√d and
-one matmul for all pairs, replaced the additive score w·tanh(W_q q + W_k k), a small network evaluated for every pair
-(Bahdanau et al. 2015).
+`scaling`: why they are divided by √d (Vaswani et al. 2017, section 3.2.1).  The median gradient is used because the
+mean at the queries does not vanish: a few undecided rows carry all of it.  `additive-vs-dot`: why the dot product,
+q·k/√d and one matmul for all pairs, replaced the additive score w·tanh(W_q q + W_k k), a small network evaluated for
+every pair (Bahdanau et al. 2015).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from triptych.page import Curve, Facts, TableSection
 from triptych.spec import AdditiveSpec, attention
 from triptych_lectures.labs.counting import peak_bytes, shortest_seconds
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import power
+from triptych_lectures.labs.small import curve, power
 
 
 class ScalingLab(Lab):
@@ -60,13 +59,14 @@ class ScalingLab(Lab):
             ],
         )
 
-        def curve(title: str, unit: str, name: str, axes: Literal["x", "xy"], **reference: float) -> Curve:
-            lines = {
-                label: [(float(d), max(getattr(measured[d][at], name), 1e-12)) for d in self.widths]
-                for label, at in (("no scale", 1), ("1/√d", 2))
+        lines = {
+            name: {
+                label: [max(getattr(of[at], name), 1e-12) for of in measured.values()]
+                for at, label in ((1, "no scale"), (2, "1/√d"))
             }
-            return Curve(title, "d", unit, lines, reference, axes)
-
+            for name in ("entropy", "gradient")
+        }
+        uniform = {"uniform": math.log(self.tokens)}
         (_, _, narrow), (_, plain, scaled) = measured[self.widths[0]], measured[self.widths[-1]]
         checks = (
             Check("variance of q·k grows as d to the power", power(self.widths, variances), 0.95, 1.05),
@@ -107,8 +107,8 @@ class ScalingLab(Lab):
             " the median does. Divided by √d, entropy and gradient keep their size at any width."
         )
         curves = (
-            curve("Entropy of a row of attention", "nats", "entropy", "x", uniform=math.log(self.tokens)),
-            curve("Gradient that reaches a query, median", "norm", "gradient", "xy"),
+            curve("Entropy of a row of attention", "d", "nats", self.widths, lines["entropy"], uniform, "x"),
+            curve("Gradient that reaches a query, median", "d", "norm", self.widths, lines["gradient"], log="xy"),
         )
         return LabResult("What does dividing by √d do?", meaning, checks, (table, *curves))
 
@@ -292,14 +292,12 @@ class AdditiveVsDotLab(Lab):
     def _curves(
         self, costs: list[dict[str, tuple[float, int]]], entropies: list[tuple[float, float]]
     ) -> tuple[Curve, Curve]:
-        times = {n: [(float(t), 1e3 * cost[n][0]) for t, cost in zip(self.lengths, costs, strict=True)] for n in NAMES}
-        sharpness = {
-            n: [(scale, x[i]) for scale, x in zip(self.scales, entropies, strict=True)] for i, n in enumerate(NAMES)
-        }
-        uniform = {"uniform": math.log(self.tokens)}
+        times = {name: [1e3 * cost[name][0] for cost in costs] for name in NAMES}
+        sharpness = dict(zip(NAMES, zip(*entropies, strict=True), strict=True))
+        title, uniform = "Entropy of a row of attention", {"uniform": math.log(self.tokens)}
         return (
-            Curve("Time of one call", "tokens", "ms", times, {}, "xy"),
-            Curve("Entropy of a row of attention", "size of queries and keys", "nats", sharpness, uniform, "x"),
+            curve("Time of one call", "tokens", "ms", self.lengths, times, log="xy"),
+            curve(title, "size of queries and keys", "nats", self.scales, sharpness, uniform, "x"),
         )
 
 

@@ -4,9 +4,9 @@
 without guesses: of a draft model that is the decoder itself with noise added to its weights, from none to so much that
 nothing is left; of prompt lookup; and of a source that is wrong always.
 
-`linear-state`: does linear attention write with a state of constant size?  (Katharopoulos et al. 2020)  The same decoder
-with linear attention and with softmax: the cache of the first holds two sums a layer, that of the second the keys and
-values of all tokens.
+`linear-state`: does linear attention write with a state of constant size?  (Katharopoulos et al. 2020)  The same
+decoder with linear attention and with softmax: the cache of the first holds two sums a layer, that of the second the
+keys and values of all tokens.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from triptych.count import count
 from triptych.errors import InputError
 from triptych.generate import DraftModel, Drafts, Engine, LiveRow, PromptLookup, Request, Sampling, Speculation
 from triptych.model import Model
-from triptych.page import Curve, TableSection
+from triptych.page import TableSection
 from triptych.spec import LinearKernelSpec, ModelSpec, RopeSpec
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, decoder, power
+from triptych_lectures.labs.small import block, curve, decoder, power
 
 HEADS = 4
 NOTHING, WRONG, LOOKUP = "no guesses", "always wrong", "prompt lookup"
@@ -103,8 +103,13 @@ class SpeculationLab(Lab):
             " the tokens through them. Whether that pays is a question of time, which the engine measures while it"
             " runs; here guesses are always made."
         )
+        lines = {
+            "guesses accepted": [one.rate for one in drafts[1:]],
+            "forwards, over those without guesses": [one.forwards / plain.forwards for one in drafts[1:]],
+        }
+        agreement = curve("The draft model's agreement", "noise in its weights", "share", self.noise, lines, log="x")
         question = "What do guessed tokens change, and what do they save?"
-        return LabResult(question, meaning, checks, (_table(runs, plain), self._curve(drafts[1:], plain)))
+        return LabResult(question, meaning, checks, (_table(runs, plain), agreement))
 
     def model(self, seed: int) -> nn.Transformer:
         """A decoder with random weights, large enough for its choices to differ from place to place."""
@@ -151,15 +156,6 @@ class SpeculationLab(Lab):
         through = sum(len(row.new) for row in rows) - len(rows) - accepted + drafted
         return SpeculativeRun([row.new for row in rows], steps, through, drafted, accepted)
 
-    def _curve(self, drafts: Sequence[SpeculativeRun], plain: SpeculativeRun) -> Curve:
-        points = {
-            "guesses accepted": [(x, one.rate) for x, one in zip(self.noise, drafts, strict=True)],
-            "forwards, over those without guesses": [
-                (x, one.forwards / plain.forwards) for x, one in zip(self.noise, drafts, strict=True)
-            ],
-        }
-        return Curve("The draft model's agreement", "noise in its weights", "share", points, {}, "x")
-
 
 @dataclass(frozen=True)
 class SpeculativeRun:
@@ -184,12 +180,10 @@ class AlwaysWrong:
         self.texts, self.vocab = texts, vocab
 
     def guess(self, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[list[int]]:
-        places = zip(rows, counts, strict=True)
-        return [[(token + 1) % self.vocab for token in self._coming(row, count)] for row, count in places]
-
-    def _coming(self, row: LiveRow, count: int) -> Sequence[int]:
-        begun = len(row.new)
-        return self.texts[row.request.number][begun : begun + count]
+        places = [
+            (self.texts[row.request.number], len(row.new), count) for row, count in zip(rows, counts, strict=True)
+        ]
+        return [[(token + 1) % self.vocab for token in text[at : at + count]] for text, at, count in places]
 
     def forget(self, rows: Sequence[LiveRow]) -> None:
         """Nothing is kept of rows."""
@@ -214,7 +208,7 @@ def _table(runs: dict[str, SpeculativeRun], plain: SpeculativeRun) -> TableSecti
     return TableSection("Guesses and forwards", header, rows)
 
 
-VOCAB, HEADS, LAYERS = 59, 4, 2
+VOCAB, LAYERS = 59, 2
 LINEAR, SOFTMAX = "linear attention", "softmax attention"
 
 
@@ -249,12 +243,23 @@ class LinearStateLab(Lab):
             setup.progress(f"{name}: {', '.join(f'{n:,}' for n in self.lengths)} tokens")
             model = Model(nn.new(spec, setup.seed))
             points[name] = {n: measure(model, n, self.new, setup.seed) for n in self.lengths}
+        every = [point for of_length in points.values() for point in of_length.values()]
         first, last = self.lengths[0], self.lengths[-1]
         linear, softmax = points[LINEAR], points[SOFTMAX]
         counted = count(self.specs()[LINEAR]).cache_bytes(last, dtype="fp32")
         checks = (
-            Check(f"{LINEAR}: bytes of a row at {last:,} tokens over those at {first:,}", _ratio(linear), 1.0, 1.0),
-            Check(f"{SOFTMAX}: bytes of a row grow as T to the power", _power(softmax), 0.95, 1.05),
+            Check(
+                f"{LINEAR}: bytes of a row at {last:,} tokens over those at {first:,}",
+                linear[last].nbytes / linear[first].nbytes,
+                1.0,
+                1.0,
+            ),
+            Check(
+                f"{SOFTMAX}: bytes of a row grow as T to the power",
+                power(self.lengths, [of.nbytes for of in softmax.values()]),
+                0.95,
+                1.05,
+            ),
             Check(f"{LINEAR}: bytes over those that `count` gives", linear[last].nbytes / counted, 1.0, 1.0),
             Check(
                 f"{LINEAR}: FLOPs of one more token by `count`, last over first",
@@ -262,8 +267,8 @@ class LinearStateLab(Lab):
                 1.0,
                 1.0,
             ),
-            Check("tokens that differ from those without a cache", sum(p.tokens for p in _all(points)), most=0),
-            Check("largest difference of a log-probability", max(p.difference for p in _all(points)), most=1e-4),
+            Check("tokens that differ from those without a cache", sum(one.tokens for one in every), most=0),
+            Check("largest difference of a log-probability", max(one.difference for one in every), most=1e-4),
         )
         meaning = (
             "A weight of linear attention is a product of features, so the sums over all tokens so far are all that the"
@@ -273,7 +278,17 @@ class LinearStateLab(Lab):
             " engine takes it back only whole, or by the guesses of one step. What is computed is another function than"
             " softmax attention."
         )
-        sections = (self._table(points), _curve(points))
+        rows = [
+            [f"{n:,}", name, f"{of[n].nbytes:,} bytes", f"{of[n].flops:,}", f"{of[n].difference:.1e}"]
+            for n in self.lengths
+            for name, of in points.items()
+        ]
+        header = ("T", "", "cache of a row", "FLOPs of one more token", "largest difference, nats")
+        lines = {name: [float(point.nbytes) for point in of.values()] for name, of in points.items()}
+        sections = (
+            TableSection("The cache over the length", header, rows),
+            curve("Bytes of a row in the cache", "T", "bytes", self.lengths, lines, log="xy"),
+        )
         return LabResult("Does linear attention write with a state of constant size?", meaning, checks, sections)
 
     def specs(self) -> dict[str, ModelSpec]:
@@ -283,15 +298,6 @@ class LinearStateLab(Lab):
         inside = RopeSpec(width=self.width // HEADS)
         blocks = {LINEAR: linear, SOFTMAX: plain}
         return {name: decoder(VOCAB, [kind] * LAYERS, inside=inside) for name, kind in blocks.items()}
-
-    def _table(self, points: dict[str, dict[int, MeasuredLength]]) -> TableSection:
-        rows = [
-            [f"{n:,}", name, f"{point.nbytes:,} bytes", f"{point.flops:,}", f"{point.difference:.1e}"]
-            for n in self.lengths
-            for name, point in ((name, of_length[n]) for name, of_length in points.items())
-        ]
-        header = ("T", "", "cache of a row", "FLOPs of one more token", "largest difference, nats")
-        return TableSection("The cache over the length", header, rows)
 
 
 @dataclass(frozen=True)
@@ -320,20 +326,3 @@ def measure(model: Model, length: int, new: int, seed: int) -> MeasuredLength:
     differing = int((whole.argmax(-1) != torch.tensor(row.new)).sum())
     flops = count(model.spec).decode_flops(length)
     return MeasuredLength(engine.cache.nbytes, flops, float((written - whole).abs().max()), differing)
-
-
-def _all(points: dict[str, dict[int, MeasuredLength]]) -> list[MeasuredLength]:
-    return [point for of_length in points.values() for point in of_length.values()]
-
-
-def _ratio(points: dict[int, MeasuredLength]) -> float:
-    return points[max(points)].nbytes / points[min(points)].nbytes
-
-
-def _power(points: dict[int, MeasuredLength]) -> float:
-    return power(list(points), [point.nbytes for point in points.values()])
-
-
-def _curve(points: dict[str, dict[int, MeasuredLength]]) -> Curve:
-    lines = {name: [(float(n), float(p.nbytes)) for n, p in of_length.items()] for name, of_length in points.items()}
-    return Curve("Bytes of a row in the cache", "T", "bytes", lines, {}, "xy")

@@ -1,9 +1,9 @@
 """The translation that models are compared on, and two comparisons on it.
 
 `recurrence`: a recurrent encoder-decoder with one fixed vector, one with attention, and a transformer (Cho et al. 2014;
-Bahdanau et al. 2015; lectures L0 and L1).  `panels`: one translation in three layouts, an encoder-decoder, a decoder with
-a prefix mask, and a decoder with a plain prompt (Vaswani et al. 2017; Raffel et al. 2020, section 3.2; Radford et al.
-2019; lectures L0, L1 and L4).
+Bahdanau et al. 2015; lectures L0 and L1).  `panels`: one translation in three layouts, an encoder-decoder, a decoder
+with a prefix mask, and a decoder with a plain prompt (Vaswani et al. 2017; Raffel et al. 2020, section 3.2; Radford et
+al. 2019; lectures L0, L1 and L4).
 """
 
 from __future__ import annotations
