@@ -13,14 +13,14 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.model import Model, create, load
-from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
+from triptych.page import AttentionMap, AttentionSection, Curve, Section
 from triptych.probe import Edit, Where
 from triptych.text import SEQ2SEQ, character_tokenizer
 from triptych.train import OptimizerSettings, Pairs
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import SHAKESPEARE, Pair, pairs
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import Points, fit
+from triptych_lectures.labs.small import Points, fit, share_table
 
 # Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
 LONGEST = 64  # letters of an old spelling
@@ -100,12 +100,10 @@ class AlignmentLab(Lab):
         )
         rows = [("mean of the heads", hits), *((f"head {i}", hit) for i, hit in enumerate(shares[layer][:-1]))]
         rows += [("the diagonal", diagonal), ("a letter at random", chance)]
-        visible = [("every letter", sees_all), ("not the partners", not_partners), ("not as many others", not_others)]
+        visible = {"every letter": sees_all, "not the partners": not_partners, "not as many others": not_others}
         sections: list[Section] = [
-            TableSection(
-                "Strongest attention on a true partner", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in rows]
-            ),
-            TableSection("Letters right", ("the decoder sees", "share"), [[name, f"{x:.1%}"] for name, x in visible]),
+            share_table("Strongest attention on a true partner", ("whose", "share"), dict(rows)),
+            share_table("Letters right", ("the decoder sees", "share"), visible),
             *subject.maps(layer, patterns[layer]),
         ]
         if losses:

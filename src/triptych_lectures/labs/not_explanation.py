@@ -24,6 +24,7 @@ from triptych_lectures.labs.other_patterns import (
     of_decoder,
 )
 from triptych_lectures.labs.pretrained import decoder
+from triptych_lectures.labs.small import curve, share_table
 
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"
 
@@ -119,7 +120,6 @@ def _classifier_checks(result: ClassifierResult) -> tuple[Check, ...]:
 
 
 def _classifier_sections(result: ClassifierResult) -> tuple[Section, ...]:
-    named = [[by, f"{share:.0%}"] for by, share in result.named.items()]
     layers = [
         [str(layer), f"{moved:.3f}", f"{apart:.2f}"]
         for layer, (moved, apart) in enumerate(zip(result.alone, result.apart, strict=True))
@@ -131,7 +131,7 @@ def _classifier_sections(result: ClassifierResult) -> tuple[Section, ...]:
             ("layer", "output change, this layer shuffled", "distance of the alternative"),
             layers,
         ),
-        TableSection("Rows in which the deciding token is named", ("by", "share"), named),
+        share_table("Rows in which the deciding token is named", ("by", "share"), result.named, ".0%"),
         _curve("The search for other patterns, classifier", result.path),
     )
 
@@ -205,11 +205,8 @@ def _replacements(model: str, other: Replacement, mixed: Replacement) -> TableSe
 
 
 def _curve(title: str, path: Path) -> Curve:
-    series = {
-        name: [(float(i), step[which]) for i, step in enumerate(path)]
-        for which, name in enumerate(("attention", "output"))
-    }
-    return Curve(title, "step", "distance from the original, 0 to 1", series, {})
+    lines = dict(zip(("attention", "output"), zip(*path, strict=True), strict=True))
+    return curve(title, "step", "distance from the original, 0 to 1", range(len(path)), lines)
 
 
 def _maps(result: DecoderResult) -> AttentionSection:

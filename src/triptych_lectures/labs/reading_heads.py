@@ -8,8 +8,9 @@ The labs `scaling` and `additive-vs-dot` have what is so before training.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -64,6 +65,15 @@ class ReadingLab(Lab):
         """`module` after training with these sizes."""
         return trained_head(module, Shuffled(self.task) if shuffled else self.task, self.budget, self.tested, seed)
 
+    def swept(self, setup: Setup, heads: Mapping[tuple[str, int], Callable[[], nn.Transformer]]) -> Heads:
+        """Each head after training, by its name and its d."""
+        trained: Heads = {}
+        for (name, d), head in heads.items():
+            setup.progress(f"d {d}, {name}: {self.steps} steps")
+            trained[name, d] = self.learned(head(), setup.seed)
+        setup.progress("shuffled answers")
+        return trained
+
     def control(self, shuffled: TrainedHead) -> Check:
         """A head that was trained on shuffled answers is right by chance."""
         claim = "control: answers right, trained on shuffled ones"
@@ -108,12 +118,8 @@ class TrainedScaleLab(ReadingLab):
     length: int = size(32, "symbols of a row, more than `back`", least=2)
 
     def run(self, setup: Setup) -> LabResult:
-        heads: Heads = {}
-        for d in self.widths:
-            for name in (SCALED, PLAIN, SMALLER)[: 3 if d == self.widths[-1] else 2]:
-                setup.progress(f"d {d}, {name}: {self.steps} steps")
-                heads[name, d] = self.learned(self.head(name, d, setup.seed), setup.seed)
-        setup.progress("shuffled answers")
+        cases = [(name, d) for d in self.widths for name in (SCALED, PLAIN)] + [(SMALLER, self.widths[-1])]
+        heads = self.swept(setup, {case: partial(self.head, *case, setup.seed) for case in cases})
         shuffled = self.learned(self.head(SCALED, self.widths[0], setup.seed), setup.seed, shuffled=True)
         at_most = {name: heads[name, self.widths[-1]] for name in (SCALED, PLAIN, SMALLER)}
         return LabResult(
@@ -191,12 +197,8 @@ class TrainedScoresLab(ReadingLab):
     tested: int = size(64, "rows that the share of right answers is taken from", full=200)
 
     def run(self, setup: Setup) -> LabResult:
-        heads: Heads = {}
-        for d in self.widths:
-            for name in SCORES:
-                setup.progress(f"d {d}, {name}: {self.steps} steps")
-                heads[name, d] = self.learned(self.head(name, d, setup.seed), setup.seed)
-        setup.progress("shuffled answers")
+        cases = [(name, d) for d in self.widths for name in SCORES]
+        heads = self.swept(setup, {case: partial(self.head, *case, setup.seed) for case in cases})
         shuffled = self.learned(self.head(ADDITIVE, self.widths[0], setup.seed), setup.seed, shuffled=True)
         at_most = {name: heads[name, self.widths[-1]] for name in SCORES}
         return LabResult(

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Literal
 
 from triptych import nn
-from triptych.page import Curve
+from triptych.page import Curve, TableSection
 from triptych.spec import (
     BlockSpec,
     EmbedSpec,
@@ -111,6 +111,11 @@ def curve(
     at = [float(place) for place in places]
     series = {name: list(zip(at, line, strict=True)) for name, line in lines.items()}
     return Curve(title, x, y, series, dict(guides or {}), log)
+
+
+def share_table(title: str, header: tuple[str, str], shares: Mapping[str, float], form: str = ".1%") -> TableSection:
+    """One number a row, percent by default."""
+    return TableSection(title, header, [[name, format(share, form)] for name, share in shares.items()])
 
 
 def growth(xs: Sequence[float], ys: Sequence[float]) -> float:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from triptych.media import audio
 from triptych.model import Model, create
-from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
+from triptych.page import AttentionMap, AttentionSection, Curve
 from triptych.text import SPEECH, WhisperTokens, with_whisper_tokens, word_tokenizer
 from triptych.train import Example, OptimizerSettings
 from triptych.train.audio_records import Speech
@@ -29,7 +29,7 @@ from triptych.train.metrics import word_error_rate
 from triptych.train.objectives import Ids
 from triptych_lectures.data.digit_recordings import DIGITS, HEARD, UNHEARD, Clips, DigitRecorder, Recording, SpokenWords
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import Points, fit
+from triptych_lectures.labs.small import Points, fit, share_table
 
 RIGHT = 0.95  # of the words, by the claim
 SPARE = 0.1  # three standard deviations of a share of 200 words, of which the best constant text has a third right
@@ -100,28 +100,26 @@ class SpokenDigitsLab(Lab):
             f" {_last(losses[: self.control]):.2f}. These are the voices of one synthesizer, and their words are joined"
             " with pauses: people speak less alike."
         )
-        rows = [
-            ("voices never heard", right),
-            ("voices of the training", known),
-            ("voices never heard, trained on shuffled transcripts", shuffled),
-            ("the constant text with the most words right", blind),
-        ]
-        sections: list[Section] = [
-            TableSection("Words right", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in rows]),
-            TableSection(
-                f"Strongest attention of decoder layer {aligned.layer}, which was chosen on voices of the training",
-                ("where it lies", "share"),
-                [
-                    ["the word that is written", f"{aligned.own:.1%}"],
-                    ["another word of the recording", f"{aligned.other:.1%}"],
-                    ["later than for the word before", f"{aligned.later:.1%}"],
-                ],
-            ),
+        shares = {
+            "voices never heard": right,
+            "voices of the training": known,
+            "voices never heard, trained on shuffled transcripts": shuffled,
+            "the constant text with the most words right": blind,
+        }
+        lies = {
+            "the word that is written": aligned.own,
+            "another word of the recording": aligned.other,
+            "later than for the word before": aligned.later,
+        }
+        where = f"Strongest attention of decoder layer {aligned.layer}, which was chosen on voices of the training"
+        sections = (
+            share_table("Words right", ("whose", "share"), shares),
+            share_table(where, ("where it lies", "share"), lies),
             trained.map(tested[0], aligned.layer),
             Curve("Training", "step", "nats a token", {"transcripts": losses, "shuffled": control_losses}, {}),
-        ]
+        )
         question = "Does a model trained on synthesized digits write those of voices that it never heard?"
-        return LabResult(question, meaning, checks, tuple(sections))
+        return LabResult(question, meaning, checks, sections)
 
     def _clips(self, seed: int, spoken: SpokenWords) -> tuple[tuple[Clips, ...], tuple[Clips, ...]]:
         """The words of each speaker: heard in training, and not."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from functools import partial
 
 import numpy as np
 import torch
@@ -74,23 +74,24 @@ class Training:
         return Schedule(shape="linear", warmup=0.1)
 
 
-@runtime_checkable
-class Translator(Protocol):
+class Translator:
     """A model that writes the translation of a source."""
+
+    module: torch.nn.Module
 
     @property
     def parameters(self) -> int:
         """How many numbers it learns."""
-        ...
+        return sum(p.numel() for p in self.module.parameters())
 
     def next_tokens(self, sources: Sequence[Ids], written: Sequence[Ids]) -> Tensor:
         """`[B]`, the likeliest token after each row of `written`, all of one length and each begun by `START_ID`."""
-        ...
+        raise NotImplementedError
 
     def sequential_steps(self, source: int, target: int) -> int:
         """The longest chain of cells or sublayers of one forward in training, each of which must wait for the one
         before it."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,17 +137,15 @@ def with_prefixes(lengths: Sequence[int], prefixes: Sequence[int]) -> Rows:
     return Rows(tuple(lengths), documents=torch.from_numpy(np.concatenate(documents)))
 
 
-class BesideEncoder:
+class BesideEncoder(Translator):
     """A decoder that reads the output of an encoder through cross-attention."""
+
+    module: nn.Transformer
 
     def __init__(self, module: nn.Transformer) -> None:
         self.module = module
         stacks = [stack for stack in (module.spec.encoder, module.spec.decoder) if stack is not None]
         self.sublayers = sum(2 + (block.cross is not None) for stack in stacks for block in stack.blocks)
-
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.module.parameters())
 
     def sequential_steps(self, source: int, target: int) -> int:
         return self.sublayers
@@ -182,18 +181,24 @@ def beside_encoder(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Train
     return _fit(BesideEncoder(module), Pairs.of(pairs, START_ID, _longest(pairs)), training)
 
 
-def behind_prefix(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
-    """A decoder that sees the whole source from everywhere, trained."""
-    module = nn.new(_alone(vocab, training, CAUSAL | same_document()), training.seed)
-    rows = EpochRows(tuple(_prompted(pair, PrefixExample) for pair in pairs))
-    return _fit(BehindPrompt(module, prefix=True), rows, training)
+def _behind(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training, *, prefix: bool) -> TrainedTranslator:
+    """A decoder of twice as many blocks as a stack of the encoder-decoder has, so that both have as many MLPs; trained
+    on rows of the source, the start token and the target, of which the target alone counts."""
+    blocks = [block(training.width, training.heads, 2 * training.width)] * (2 * training.layers)
+    mask = CAUSAL | same_document() if prefix else CAUSAL
+    spec = decoder(vocab, blocks, final_norm=RMSNormSpec(width=training.width), mask=mask)
+    assert spec.decoder is not None
+    spec = replace(spec, decoder=replace(spec.decoder, embed=_embed(vocab, training.width)))
+    examples, kind = list[Example](), PrefixExample if prefix else Example
+    for source, target in pairs:
+        row = np.array([*source, START_ID, *target], dtype=np.int32)
+        examples.append(kind(row[:-1], row[1:], np.arange(len(row) - 1) >= len(source)))
+    module = nn.new(spec, training.seed)
+    return _fit(BehindPrompt(module, prefix=prefix), EpochRows(tuple(examples)), training)
 
 
-def behind_prompt(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
-    """A decoder for which the source is a prompt like any other, trained."""
-    module = nn.new(_alone(vocab, training, CAUSAL), training.seed)
-    rows = EpochRows(tuple(_prompted(pair, Example) for pair in pairs))
-    return _fit(BehindPrompt(module, prefix=False), rows, training)
+behind_prefix = partial(_behind, prefix=True)  # it sees the whole source from everywhere
+behind_prompt = partial(_behind, prefix=False)  # the source is a prompt like any other
 
 
 def encoder_decoder(vocab: int, training: Training) -> ModelSpec:
@@ -218,24 +223,9 @@ def encoder_decoder(vocab: int, training: Training) -> ModelSpec:
     )  # fmt: skip
 
 
-def _alone(vocab: int, training: Training, mask: Mask) -> ModelSpec:
-    """A decoder of twice as many blocks as a stack of the encoder-decoder has, so that both have as many MLPs."""
-    blocks = [block(training.width, training.heads, 2 * training.width)] * (2 * training.layers)
-    spec = decoder(vocab, blocks, final_norm=RMSNormSpec(width=training.width), mask=mask)
-    assert spec.decoder is not None
-    return replace(spec, decoder=replace(spec.decoder, embed=_embed(vocab, training.width)))
-
-
 def _embed(vocab: int, width: int) -> EmbedSpec:
     """Embeddings as large as the sinusoids that are added to them (Vaswani et al. 2017, section 3.4)."""
     return EmbedSpec(vocab=vocab, width=width, position=SinusoidalSpec(width=width), scale=width**0.5)
-
-
-def _prompted(pair: tuple[Ids, Ids], kind: type[Example]) -> Example:
-    """A row of the source, the start token and the target, trained on the target alone."""
-    source, target = pair
-    row = np.array([*source, START_ID, *target], dtype=np.int32)
-    return kind(row[:-1], row[1:], np.arange(len(row) - 1) >= len(source))
 
 
 def _fit(model: BesideEncoder, data: Data, training: Training) -> TrainedTranslator:
@@ -251,15 +241,11 @@ def _fit(model: BesideEncoder, data: Data, training: Training) -> TrainedTransla
 # ---------------------------------------------------------------- recurrent
 
 
-class Recurrent:
+class Recurrent(Translator):
     """A recurrent encoder-decoder."""
 
     def __init__(self, module: RecurrentTranslator) -> None:
         self.module = module
-
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.module.parameters())
 
     def sequential_steps(self, source: int, target: int) -> int:
         return source + target
@@ -268,16 +254,6 @@ class Recurrent:
     def next_tokens(self, sources: Sequence[Ids], written: Sequence[Ids]) -> Tensor:
         logits: Tensor = self.module([torch.tensor(source) for source in sources], torch.tensor(written))
         return logits[:, -1].argmax(-1)
-
-
-def fixed_vector(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
-    """The source through one vector, trained."""
-    return _recurrent(pairs, vocab, training, attention=False)
-
-
-def bahdanau(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
-    """The source through attention, trained."""
-    return _recurrent(pairs, vocab, training, attention=True)
 
 
 def _recurrent(
@@ -301,6 +277,9 @@ def _recurrent(
         optimizer.step()
         losses.append(float(loss.detach()))
     return TrainedTranslator(Recurrent(module.eval()), losses, time.process_time() - began)
+
+
+fixed_vector, bahdanau = partial(_recurrent, attention=False), partial(_recurrent, attention=True)
 
 
 def _recurrent_loss(module: RecurrentTranslator, examples: Sequence[Example]) -> Tensor:

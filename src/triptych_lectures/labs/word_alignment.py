@@ -18,6 +18,7 @@ from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, Link
 from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.small import share_table
 from triptych_lectures.labs.translation import TranslationSizes, TranslationTask, as_ids, loss_points
 from triptych_lectures.labs.translators import START_ID, BesideEncoder, TrainedTranslator, beside_encoder
 
@@ -128,9 +129,9 @@ def _sections(
     held: dict[str, float],
     patterns: dict[HeadPlace, list[Tensor]],
 ) -> tuple[TableSection, TableSection, AttentionSection, AttentionSection, Curve]:
-    rates = TableSection("Held-out sentences", ("links of", "error rate"), [[n, f"{x:.3f}"] for n, x in held.items()])
-    rows = [[place.name, f"{rate:.3f}"] for place, rate in chosen.items()]
-    choice = TableSection("The sentences that layer and head are chosen on", ("links of", "error rate"), rows)
+    header, of_heads = ("links of", "error rate"), {place.name: rate for place, rate in chosen.items()}
+    rates = share_table("Held-out sentences", header, held, ".3f")
+    choice = share_table("The sentences that layer and head are chosen on", header, of_heads, ".3f")
     place = min(chosen, key=lambda candidate: chosen[candidate])
     i = min(range(len(task.held) // 2, len(task.held)), key=lambda i: abs(len(task.held[i].source) - 8))
     pair, weights = task.held[i], patterns[place][i]
@@ -138,11 +139,10 @@ def _sections(
     true = torch.zeros(weights.shape)
     for t, s in pair.sure:
         true[t, s] = 1.0
-    maps = [AttentionMap("cross", place.layer, target, source, x[None].numpy()) for x in (weights, true)]
     note = "Rows are the words to write, columns those to read."
     learned, sure = (
-        AttentionSection(f"A sentence: {place.name}", note, maps[:1]),
-        AttentionSection("Its sure links", note, maps[1:]),
+        AttentionSection(title, note, [AttentionMap("cross", place.layer, target, source, x[None].numpy())])
+        for title, x in ((f"A sentence: {place.name}", weights), ("Its sure links", true))
     )
     losses = Curve("Training", "step", "nats a token", {"loss": loss_points(trained)}, {})
     return rates, choice, learned, sure, losses
