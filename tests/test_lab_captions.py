@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from lab_results import failed
 from triptych.errors import InputError
 from triptych.media.image import png
 from triptych.nn.attention import Attention
@@ -18,14 +19,9 @@ from triptych.train.data import HiddenWords
 from triptych_lectures import labs
 from triptych_lectures.data import scenes
 from triptych_lectures.labs import pictures
-from triptych_lectures.labs.lab import LabResult, Setup
+from triptych_lectures.labs.lab import Setup
 
 TINY = {"scenes": 200, "judged": 20, "steps": 2, "control": 1, "rows": 8, "width": 16}
-
-
-def failed(result: LabResult) -> list[str]:
-    """The claim of each criterion that was not met."""
-    return [check.claim for check in result.checks if not check.passed]
 
 
 @pytest.mark.parametrize("full", [True, False])

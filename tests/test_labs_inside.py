@@ -12,13 +12,14 @@ from torch import Tensor
 
 import tiny
 import triptych
+from lab_results import failed
 from triptych.attention import reference
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn import attention
 from triptych.text import byte_tokenizer
 from triptych_lectures.labs import bank, head_roles, not_explanation, other_patterns, run
-from triptych_lectures.labs.lab import LabResult, Setup, Size
+from triptych_lectures.labs.lab import Setup, Size
 from triptych_lectures.labs.trained import Shuffled
 
 LABS = (bank, head_roles, not_explanation)
@@ -34,10 +35,6 @@ def loaded(smollm2: Model, monkeypatch: pytest.MonkeyPatch, unchecked: None) -> 
     """One copy for all."""
     for lab in LABS:
         monkeypatch.setattr(lab, "decoder", lambda setup: smollm2)
-
-
-def failed(result: LabResult) -> set[str]:
-    return {check.claim for check in result.checks if not check.passed}
 
 
 def ignore_edits(monkeypatch: pytest.MonkeyPatch) -> None:

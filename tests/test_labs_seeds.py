@@ -21,9 +21,8 @@ from triptych.page import TableSection as Table
 from triptych_lectures import labs
 from triptych_lectures.labs import LABS
 from triptych_lectures.labs.kept import KeptResults, SeedRun
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, own_sizes, size, size_rows
 from triptych_lectures.labs.seeds import combined
-from triptych_lectures.labs.sizes import own_sizes, size_rows
 
 
 class Notes:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab_results import failed
 from triptych.attention import EncoderOutput, FlatKeys
 from triptych.attention.cross_cache import Project
 from triptych.errors import InputError
@@ -22,11 +23,6 @@ from triptych_lectures.labs import modernize, translation, translators
 from triptych_lectures.labs.lab import LabResult, Setup, Size
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
-
-
-def failed(result: LabResult) -> list[str]:
-    """The claim of each criterion that was not met."""
-    return [check.claim for check in result.checks if not check.passed]
 
 
 @pytest.fixture

@@ -209,11 +209,13 @@ class ResidualScalingLab(StackLab):
                 runs[way, depth] = self._train(way, depth, task, setup.seed)
         setup.progress("shuffled answers")
         shuffled = self._train(ZERO, self.depths[0], Shuffled(task), setup.seed)
+        rows = [[str(depth), *(f"{growth[way][i]:.3g}" for way in growth)] for i, depth in enumerate(self.untrained)]
+        title = "Variance of the stream after the last block over before the first"
         return LabResult(
             "How should the weights that write to the residual stream begin?",
             self._meaning(runs, growth),
             self._checks(runs, growth, shuffled),
-            (self._growth_table(growth), self._table(runs), self._curve(runs)),
+            (TableSection(title, ("layers", *growth), rows), self._table(runs), self._curve(runs)),
         )
 
     def _checks(self, runs: ScalingRuns, growth: dict[str, list[float]], shuffled: TrainedRun) -> tuple[Check, ...]:
@@ -291,12 +293,6 @@ class ResidualScalingLab(StackLab):
         final(module, collate(held_out_rows(task, self.rows, seed)))
         first, last = streams
         return float(last.var() / first.var())
-
-    def _growth_table(self, growth: dict[str, list[float]]) -> TableSection:
-        rows = [[str(depth), *(f"{growth[way][i]:.3g}" for way in growth)] for i, depth in enumerate(self.untrained)]
-        return TableSection(
-            "Variance of the stream after the last block over before the first", ("layers", *growth), rows
-        )
 
     def _table(self, runs: ScalingRuns) -> TableSection:
         rows = [

@@ -16,6 +16,7 @@ from triptych.page import Curve, TableSection
 from triptych.train.metrics import distance
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, SecondLanguage, Vocabulary
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import curve
 from triptych_lectures.labs.translators import (
     END_ID,
     START_ID,
@@ -229,7 +230,17 @@ class RecurrenceLab(TranslationSizes):
     def run(self, setup: Setup) -> LabResult:
         comparison = compared(self, RECURRENCE, setup)
         question = "What does a recurrent translator lose with length, and what does attention give back?"
-        sections = (_quality(comparison), _cost(comparison), _by_length(comparison), comparison.losses)
+        lines = {**comparison.judged, "word by word": comparison.word_by_word}
+        header = ("model", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
+        sources = comparison.task.sources
+        lengths = [sum(len(sources[i]) - 1 for i in group) / len(group) for group in quarters(sources)]
+        shares = {name: judgement.by_length for name, judgement in lines.items()}
+        sections = (
+            TableSection("Wrong tokens, written freely", header, [[name, *of.cells] for name, of in lines.items()]),
+            _cost(comparison),
+            curve("Wrong tokens by length", "words of the source", "share", lengths, shares),
+            comparison.losses,
+        )
         return LabResult(question, MEANING_OF_RECURRENCE, _recurrence_checks(comparison), sections)
 
 
@@ -245,6 +256,9 @@ MEANING_OF_RECURRENCE = (
 
 def _recurrence_checks(comparison: Comparison) -> tuple[Check, ...]:
     fixed, attention = comparison.judged[FIXED], comparison.judged[ATTENTION]
+    # by how much the share of wrong tokens is larger in the longest quarter than in the shortest
+    lost, lost_by_attention = (judgement.by_length[-1] - judgement.by_length[0] for judgement in (fixed, attention))
+    longer = "increase of wrong tokens from the shortest quarter to the longest, fixed vector"
     return (
         Check(
             f"{ATTENTION}: wrong tokens, over those of word by word",
@@ -256,30 +270,9 @@ def _recurrence_checks(comparison: Comparison) -> tuple[Check, ...]:
             fixed.by_length[-1] / max(attention.by_length[-1], 1e-9),
             least=2.0,
         ),
-        Check(
-            "increase of wrong tokens from the shortest quarter to the longest, fixed vector", _lost(fixed), least=0.1
-        ),
-        Check(
-            "increase of wrong tokens from the shortest quarter to the longest, fixed vector less attention",
-            _lost(fixed) - _lost(attention),
-            least=0.1,
-        ),
+        Check(longer, lost, least=0.1),
+        Check(f"{longer} less attention", lost - lost_by_attention, least=0.1),
     )
-
-
-def _lost(judgement: Judgement) -> float:
-    """By how much the share of wrong tokens is larger in the longest quarter than in the shortest."""
-    return judgement.by_length[-1] - judgement.by_length[0]
-
-
-def _quality(comparison: Comparison) -> TableSection:
-    header = ("model", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
-    rows = [[name, *judgement.cells] for name, judgement in _lines(comparison).items()]
-    return TableSection("Wrong tokens, written freely", header, rows)
-
-
-def _lines(comparison: Comparison) -> dict[str, Judgement]:
-    return {**comparison.judged, "word by word": comparison.word_by_word}
 
 
 def _cost(comparison: Comparison) -> TableSection:
@@ -298,19 +291,6 @@ def _cost(comparison: Comparison) -> TableSection:
         ("model", "parameters", "chain of one step", "steps", "steps one after another", "processor time"),
         rows,
     )
-
-
-def _by_length(comparison: Comparison) -> Curve:
-    lengths = _mean_lengths(comparison.task)
-    lines = {
-        name: list(zip(lengths, judgement.by_length, strict=True)) for name, judgement in _lines(comparison).items()
-    }
-    return Curve("Wrong tokens by length", "words of the source", "share", lines, {})
-
-
-def _mean_lengths(task: TranslationTask) -> list[float]:
-    sources = task.sources
-    return [sum(len(sources[i]) - 1 for i in group) / len(group) for group in quarters(sources)]
 
 
 PANELS: dict[str, Builder] = {
@@ -334,8 +314,24 @@ class PanelsLab(TranslationSizes):
 
     def run(self, setup: Setup) -> LabResult:
         comparison = compared(self, PANELS, setup)
-        sections = (_table(comparison), comparison.losses)
-        return LabResult("Does a translation need an encoder?", MEANING_OF_PANELS, _panels_checks(comparison), sections)
+        reference = comparison.word_by_word.wrong
+        encoder_decoder, *alone = [translator.model.parameters for translator in comparison.trained.values()]
+        checks = (
+            Check("word by word: wrong tokens", reference, least=0.5),
+            *(
+                Check(f"{name}: wrong tokens, over those of word by word", judgement.wrong / reference, most=0.5)
+                for name, judgement in comparison.judged.items()
+            ),
+            Check("parameters of the larger decoder, over the encoder-decoder's", max(alone) / encoder_decoder, most=1),
+        )
+        header = ("layout", "parameters", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
+        rows = [
+            [name, f"{comparison.trained[name].model.parameters:,}", *judgement.cells]
+            for name, judgement in comparison.judged.items()
+        ]
+        rows.append(["word by word", "–", *comparison.word_by_word.cells])
+        sections = (TableSection("Wrong tokens, written freely", header, rows), comparison.losses)
+        return LabResult("Does a translation need an encoder?", MEANING_OF_PANELS, checks, sections)
 
 
 MEANING_OF_PANELS = (
@@ -345,26 +341,3 @@ MEANING_OF_PANELS = (
     " has to be put together when the target is written. Wrong tokens are those to insert, delete or replace, over"
     " the tokens of the right translation."
 )
-
-
-def _panels_checks(comparison: Comparison) -> tuple[Check, ...]:
-    reference = comparison.word_by_word.wrong
-    encoder_decoder, *alone = [translator.model.parameters for translator in comparison.trained.values()]
-    return (
-        Check("word by word: wrong tokens", reference, least=0.5),
-        *(
-            Check(f"{name}: wrong tokens, over those of word by word", judgement.wrong / reference, most=0.5)
-            for name, judgement in comparison.judged.items()
-        ),
-        Check("parameters of the larger decoder, over the encoder-decoder's", max(alone) / encoder_decoder, most=1),
-    )
-
-
-def _table(comparison: Comparison) -> TableSection:
-    header = ("layout", "parameters", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
-    rows = [
-        [name, f"{comparison.trained[name].model.parameters:,}", *judgement.cells]
-        for name, judgement in comparison.judged.items()
-    ]
-    rows.append(["word by word", "–", *comparison.word_by_word.cells])
-    return TableSection("Wrong tokens, written freely", header, rows)
