@@ -116,7 +116,7 @@ def test_exposure_bias_fails_when_the_model_does_not_read_what_it_wrote(monkeypa
         return errors(*given, share=share, forced=True)
 
     monkeypatch.setattr(exposure_bias.ExposureBiasLab, "errors", after_true_tokens)
-    assert failed(small("exposure-bias")) == ["true prefixes: wrong after its own text, over never coming back"]
+    assert failed(small("exposure-bias")) == {"true prefixes: wrong after its own text, over never coming back"}
 
 
 @pytest.mark.heavy
@@ -125,9 +125,9 @@ def test_exposure_bias_fails_when_no_prefix_of_training_is_replaced(monkeypatch:
     monkeypatch.setattr(
         exposure_bias.ExposureBiasLab, "_train", lambda sizes, task, seed: train(sizes, replace(task, noise=0.0), seed)
     )
-    assert failed(small("exposure-bias")) == [
+    assert failed(small("exposure-bias")) == {
         "30% of the prefixes replaced: wrong after its own text, over never coming back"
-    ]
+    }
 
 
 def test_no_token_is_in_two_texts_and_rows_begin_with_the_cue() -> None:
@@ -176,7 +176,7 @@ def test_trained_scores_fails_when_every_dot_product_is_divided(monkeypatch: pyt
 
     monkeypatch.setattr(reading_heads, "attention", divided)
     claim = "d 2048: answers right with the additive score, less with the dot product without scale"
-    assert failed(small("trained-scores")) == [claim]
+    assert failed(small("trained-scores")) == {claim}
 
 
 def test_the_scores_are_those_of_their_names() -> None:

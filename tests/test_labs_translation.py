@@ -93,7 +93,7 @@ def test_panels_fail_when_the_mask_hides_the_source(monkeypatch: pytest.MonkeyPa
         return plan(self, rows, same_document() if rows.documents is not None else mask, *rest)
 
     monkeypatch.setattr(FlatKeys, "plan", hidden)
-    assert failed(panels_in_small()) == ["decoder, prefix mask: wrong tokens, over those of word by word"]
+    assert failed(panels_in_small()) == {"decoder, prefix mask: wrong tokens, over those of word by word"}
 
 
 @pytest.mark.heavy
