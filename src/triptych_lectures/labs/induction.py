@@ -23,7 +23,6 @@ from triptych_lectures.labs.small import Points, block, decoder, fit
 OFFSETS = 8  # places back among which the one a head reads most is searched
 
 
-@dataclass(frozen=True)
 class InductionLab(Lab):
     """Random sequences, each repeated once: one layer and two layers of attention learn the repetition."""
 

@@ -1,7 +1,9 @@
-"""Why the dot product replaced the additive score (lecture L4; Bahdanau et al. 2015, Vaswani et al. 2017).
+"""What scores are before training (lectures L0 4.1, L4 exercises 2, 3 and 11).
 
-Additive: w·tanh(W_q q + W_k k), a small network evaluated for every pair.  Dot product: q·k/√d, one matmul for all
-pairs.
+`scaling`: why they are divided by √d (Vaswani et al. 2017, section 3.2.1).  The median gradient is used because the
+mean at the queries does not vanish: a few undecided rows carry all of it.  `additive-vs-dot`: why the dot product,
+q·k/√d and one matmul for all pairs, replaced the additive score w·tanh(W_q q + W_k k), a small network evaluated for
+every pair (Bahdanau et al. 2015).
 """
 
 from __future__ import annotations
@@ -20,9 +22,129 @@ from triptych.page import Curve, Facts, TableSection
 from triptych.spec import AdditiveSpec, attention
 from triptych_lectures.labs.counting import peak_bytes, shortest_seconds
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import curve, power
+
+
+class ScalingLab(Lab):
+    """q and k of unit variance: the variance of q·k, the entropy of its softmax and the queries' gradient, over d."""
+
+    name = "scaling"
+    falsified_by = (
+        "The claim is false if the variance of q·k does not grow as d. It is false too if the typical (median) query"
+        " keeps its gradient at large d without the division, or loses it with the division."
+    )
+    seeds = 5
+
+    widths: tuple[int, ...] = size(
+        (4, 8, 16, 32, 64, 128, 512, 2048), "widths d of queries and keys, in ascending order", values=2, ascending=True
+    )
+    tokens: int = size(64, "queries, and keys, of a row; two or more", least=2)
+    rows: int = size(8, "rows of each width")
+    small: float = size(0.01, "norm below which a gradient counts as none")
+
+    def run(self, setup: Setup) -> LabResult:
+        columns = {"entropy": "entropy", "median gradient": "gradient", f"gradient below {self.small:g}": "starved"}
+        measured = {width: self._measure(width, setup.seed) for width in self.widths}
+        variances = [variance for variance, _, _ in measured.values()]
+        table = TableSection(
+            f"{self.tokens} tokens, q and k with independent entries of variance 1",
+            ("d", "variance of q·k", *(f"{name}, {scale}" for name in columns for scale in ("no scale", "1/√d"))),
+            [
+                [
+                    str(d),
+                    f"{variance:.4g}",
+                    *(f"{getattr(one, name):.3g}" for name in columns.values() for one in scales),
+                ]
+                for d, (variance, *scales) in measured.items()
+            ],
+        )
+
+        lines = {
+            name: {
+                label: [max(getattr(of[at], name), 1e-12) for of in measured.values()]
+                for at, label in ((1, "no scale"), (2, "1/√d"))
+            }
+            for name in ("entropy", "gradient")
+        }
+        uniform = {"uniform": math.log(self.tokens)}
+        (_, _, narrow), (_, plain, scaled) = measured[self.widths[0]], measured[self.widths[-1]]
+        checks = (
+            Check("variance of q·k grows as d to the power", power(self.widths, variances), 0.95, 1.05),
+            Check(f"entropy at d {self.widths[-1]} without scale, nats", plain.entropy, most=0.4),
+            Check(
+                f"entropy at d {self.widths[-1]} with 1/√d over that at d {self.widths[0]}",
+                scaled.entropy / narrow.entropy,
+                0.95,
+                1.05,
+            ),
+            Check(
+                f"median gradient at a query, d {self.widths[-1]}, without scale over with 1/√d",
+                plain.gradient / scaled.gradient,
+                most=0.01,
+            ),
+            Check(
+                f"median gradient with 1/√d, d {self.widths[-1]} over d {self.widths[0]}",
+                scaled.gradient / narrow.gradient,
+                0.5,
+                2.0,
+            ),
+            Check(
+                f"share of queries with a gradient below {self.small:g} at d {self.widths[-1]}, without scale",
+                plain.starved,
+                least=0.5,
+            ),
+            Check(
+                f"share of queries with a gradient below {self.small:g} at d {self.widths[-1]}, with 1/√d",
+                scaled.starved,
+                most=0.01,
+            ),
+        )
+        meaning = (
+            "q·k is a sum of d products of unit variance, so its variance is d. Undivided, the largest score of a row"
+            " leads the second by ever more and softmax becomes a hard choice: its entropy falls towards zero, and"
+            f" {plain.starved:.0%} of the queries at d {self.widths[-1]} get a gradient below {self.small:g}. Not all:"
+            " a few rows in which two scores are close still get a large gradient, so the mean does not vanish where"
+            " the median does. Divided by √d, entropy and gradient keep their size at any width."
+        )
+        curves = (
+            curve("Entropy of a row of attention", "d", "nats", self.widths, lines["entropy"], uniform, "x"),
+            curve("Gradient that reaches a query, median", "d", "norm", self.widths, lines["gradient"], log="xy"),
+        )
+        return LabResult("What does dividing by √d do?", meaning, checks, (table, *curves))
+
+    def _measure(self, width: int, seed: int) -> tuple[float, Softmaxed, Softmaxed]:
+        """(variance of q·k, softmax without a scale, softmax with 1/√d)"""
+        noise = torch.Generator().manual_seed(seed)
+        q, k, v = (
+            torch.randn(self.rows, 1, self.tokens, width, generator=noise, dtype=torch.float64) for _ in range(3)
+        )
+        variance = (q @ k.mT).var().item()
+        return variance, _softmaxed(q, k, v, 1.0, self.small), _softmaxed(q, k, v, None, self.small)
 
 
 @dataclass(frozen=True)
+class Softmaxed:
+    """One scale at one width: mean entropy of a row of weights in nats, the median norm of the gradient at a query,
+    and the share of queries whose gradient is below `small`."""
+
+    entropy: float
+    gradient: float
+    starved: float
+
+
+def _softmaxed(q: Tensor, k: Tensor, v: Tensor, scale: float | None, small: float) -> Softmaxed:
+    """q, k, v `[rows, 1, tokens, d]`; `scale=None` is the 1/√d of `attend`."""
+    identity = torch.eye(q.shape[2], dtype=q.dtype).expand(
+        len(q), 1, -1, -1
+    )  # as values, they make the output the pattern
+    pattern = attend(q, k, identity, scale=scale)
+    entropy = -torch.special.xlogy(pattern, pattern).sum(-1).mean().item()
+    q = q.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(attend(q, k, v, scale=scale)[..., 0].sum(), q)  # of each output's first number
+    norms = gradient.norm(dim=-1).flatten()
+    return Softmaxed(entropy, norms.median().item(), float((norms < small).double().mean()))
+
+
 class AdditiveVsDotLab(Lab):
     """Both scores on the same tensors: memory and time over T, sharpness over the size of the input, parameters."""
 
@@ -170,14 +292,12 @@ class AdditiveVsDotLab(Lab):
     def _curves(
         self, costs: list[dict[str, tuple[float, int]]], entropies: list[tuple[float, float]]
     ) -> tuple[Curve, Curve]:
-        times = {n: [(float(t), 1e3 * cost[n][0]) for t, cost in zip(self.lengths, costs, strict=True)] for n in NAMES}
-        sharpness = {
-            n: [(scale, x[i]) for scale, x in zip(self.scales, entropies, strict=True)] for i, n in enumerate(NAMES)
-        }
-        uniform = {"uniform": math.log(self.tokens)}
+        times = {name: [1e3 * cost[name][0] for cost in costs] for name in NAMES}
+        sharpness = dict(zip(NAMES, zip(*entropies, strict=True), strict=True))
+        title, uniform = "Entropy of a row of attention", {"uniform": math.log(self.tokens)}
         return (
-            Curve("Time of one call", "tokens", "ms", times, {}, "xy"),
-            Curve("Entropy of a row of attention", "size of queries and keys", "nats", sharpness, uniform, "x"),
+            curve("Time of one call", "tokens", "ms", self.lengths, times, log="xy"),
+            curve(title, "size of queries and keys", "nats", self.scales, sharpness, uniform, "x"),
         )
 
 

@@ -1,15 +1,20 @@
-"""Does a decoder of text attend to the part of an image that it names?  (Xu et al. 2015; lecture L4, cross-attention)
+"""Models that read drawn pictures.
 
-A ViT reads drawn scenes of two objects, and a decoder writes "a red square left of a blue circle".  It is asked about
-pairs of a colour and a shape that no scene in training had, so that no caption can be remembered.
+`captions`: does a decoder of text attend to the part of an image that it names?  (Xu et al. 2015; lecture L4)  A ViT
+reads drawn scenes of two objects, and a decoder writes "a red square left of a blue circle".  It is asked about pairs
+of a colour and a shape that no scene in training had, so that no caption can be remembered.
+
+`image-labels`: does a ViT learn what pixels alone do not tell?  (Dosovitskiy et al. 2021)  One object of any colour
+lies anywhere in a noisy image, and its shape is asked for.  Beside the ViT stand the commonest shape and a linear model
+of the pixels, which has the same pictures and finds no shape that moves about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +27,13 @@ from triptych.model import Model, create
 from triptych.page import Curve, PatchWeights, Picture, PicturesSection, Section, TableSection
 from triptych.spec import PatchesSpec
 from triptych.text import SEQ2SEQ, Tokenizer, word_tokenizer
-from triptych.train import OptimizerSettings, seq2seq
-from triptych.train.data import HiddenWords
-from triptych.train.image_tasks import CaptionExample, in_memory
-from triptych_lectures.data.scenes import COLOURS, RELATIONS, SHAPES, SIDE, Scene, scenes
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
-from triptych_lectures.labs.small import Points, fit
+from triptych.train import OptimizerSettings, metrics, seq2seq
+from triptych.train.data import EpochRows, HiddenWords
+from triptych.train.image_tasks import CaptionExample, in_memory, labelled_images
+from triptych.train.labelled import ClassLoss
+from triptych_lectures.data.scenes import COLOURS, RELATIONS, SHAPES, SIDE, Scene, scenes, shapes
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import Points, fit, share_table
 
 # The dark ground is 0, and positions begin as large as what is drawn: a relation is read from positions alone.
 PREPARATION = Preparation(height=SIDE, width=SIDE, mean=(0.063,) * 3)
@@ -44,7 +50,6 @@ KINDS = {"colour": tuple(COLOURS), "shape": SHAPES, "relation": tuple(name.split
 Patterns = list[list[Tensor]]  # for each decoder layer, for each scene, [H, T, 1 + patches]
 
 
-@dataclass(frozen=True)
 class CaptionsLab(Lab):
     """Captions of pairs that were never seen, and where cross-attention is while each word is written."""
 
@@ -57,12 +62,11 @@ class CaptionsLab(Lab):
         " right."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"scenes": 16_000, "judged": 300, "steps": 1500, "control": 200}
 
-    scenes: int = size(6000, "scenes to train on")
-    judged: int = size(200, "scenes held out, and as many of known pairs to choose the layer on")
-    steps: int = size(400, "training steps")
-    control: int = size(100, "training steps of the control, on shuffled captions")
+    scenes: int = size(6000, "scenes to train on", full=16_000)
+    judged: int = size(200, "scenes held out, and as many of known pairs to choose the layer on", full=300)
+    steps: int = size(400, "training steps", full=1500)
+    control: int = size(100, "training steps of the control, on shuffled captions", full=200)
     rows: int = size(64, "scenes of a step")
     patch: int = size(12, f"pixels of a patch's side; {SIDE} is a multiple of it")
     width: int = size(64, f"numbers of a vector in both stacks, a multiple of {HEADS}", multiple=HEADS)
@@ -92,8 +96,14 @@ class CaptionsLab(Lab):
         setup.progress("writing captions")
         measured = Measured(untrained, Captioned(control, held), Captioned(model, held), Captioned(model, known))
         claim = WHOLE if setup.full else SMALLER
+        on_object = measured.new.on_objects()[measured.layer]
+        checks = (
+            Check("captions of pairs never seen that are right in every word", measured.new.exact(), least=claim.exact),
+            Check("weight on the patches of the named object, over chance", on_object, least=claim.on_object),
+            Check("captions right after training on shuffled ones", measured.control.exact(), most=OF_CONTROL),
+        )
         sections = (*measured.sections(), Curve("Training", "step", "nats a word", {"loss": losses}, {}))
-        return LabResult(QUESTION, _meaning(measured.layer, claim), _checks(measured, claim), sections)
+        return LabResult(QUESTION, _meaning(measured.layer, claim), checks, sections)
 
     def created(self, tokenizer: Tokenizer, seed: int) -> Model:
         """A ViT and a GPT-2 that reads it, untrained."""
@@ -134,8 +144,7 @@ class CaptionsLab(Lab):
         return fit(model.module, data, rows=self.rows, length=LONGEST, steps=steps, seed=seed, optimizer=OPTIMIZER)
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """What must be reached on pairs never seen: the share of captions right in every word, and the weight on the
     patches of the named object over that of equal weights."""
 
@@ -144,15 +153,6 @@ class Claim:
 
 
 WHOLE, SMALLER = Claim(exact=0.95, on_object=3.0), Claim(exact=0.5, on_object=2.0)
-
-
-def _checks(measured: Measured, claim: Claim) -> tuple[Check, ...]:
-    on_object = measured.new.on_objects()[measured.layer]
-    return (
-        Check("captions of pairs never seen that are right in every word", measured.new.exact(), least=claim.exact),
-        Check("weight on the patches of the named object, over chance", on_object, least=claim.on_object),
-        Check("captions right after training on shuffled ones", measured.control.exact(), most=OF_CONTROL),
-    )
 
 
 def _meaning(layer: int, claim: Claim) -> str:
@@ -283,3 +283,88 @@ class Measured:
             ),
             self.new.pictures(self.layer),
         )
+
+
+PATCH = 6  # pixels of a patch's side
+
+
+class ImageLabelsLab(Lab):
+    """A ViT on drawn shapes beside two simpler guesses and a control."""
+
+    name = "image-labels"
+    falsified_by = (
+        "The claim is false if the ViT names the shapes of new pictures no better than logistic regression on their"
+        " pixels, which cannot put two pixels together. That it reads the shape is false if it names new shapes as well"
+        " after training on shuffled labels, for then something else than the pictures would tell them."
+    )
+    seeds = 5
+
+    pictures: int = size(4000, "pictures to train on", full=10_000)
+    judged: int = size(400, "pictures held out", full=1000)
+    steps: int = size(300, "training steps", full=600)
+    rows: int = size(64, "pictures of a step")
+    width: int = size(48, f"numbers of a vector, a multiple of {HEADS}", multiple=HEADS)
+    layers: int = size(2, "layers")
+
+    def run(self, setup: Setup, *, shuffled: bool = False) -> LabResult:
+        """The lab; with `shuffled`, its control: every label is trained beside another picture."""
+        setup.progress(f"drawing {self.pictures:,} pictures")
+        train, held = shapes(self.pictures, setup.seed), shapes(self.judged, setup.seed + 1)
+        right, wanted = (np.array([SHAPES.index(shape) for _, shape in side]) for side in (train, held))
+        mixed = np.random.default_rng(setup.seed).permutation(right)
+        pixels = [np.stack([picture for picture, _ in side]).reshape(len(side), -1) for side in (train, held)]
+        setup.progress("fitting the linear model")
+        vectors = [side.astype(np.float32) for side in pixels]
+        guesses = metrics.linear(vectors[0], right, vectors[1], len(SHAPES))
+        setup.progress(f"training for {self.steps} steps, twice")
+        pictures = [picture for picture, _ in train]
+        model, losses = self.trained(pictures, mixed if shuffled else right, setup.seed)
+        control, _ = self.trained(pictures, mixed, setup.seed)
+        named = {
+            "commonest shape": metrics.majority(right, len(held)),
+            "linear model of the pixels": guesses,
+            "ViT trained on shuffled labels": predicted(control, held),
+            "ViT": predicted(model, held),
+        }
+        shares = {name: float((guess == wanted).mean()) for name, guess in named.items()}
+        best = max(shares["commonest shape"], shares["linear model of the pixels"])
+        checks = (
+            Check("shapes right", shares["ViT"], least=0.9),
+            Check("more than the better of the commonest shape and the linear model", shares["ViT"] - best, least=0.3),
+            Check("shapes right after training on shuffled labels", shares["ViT trained on shuffled labels"], most=0.3),
+        )
+        sections = (
+            share_table("Shapes right", ("who names them", "share"), shares),
+            Curve("Training", "step", "nats an image", {"loss": losses}, {}),
+        )
+        meaning = (
+            "Any pixel is as often inside a circle as inside a square, because the objects lie in any place: a sum of"
+            " pixel weights cannot tell them. Attention compares patches, and the first vector gathers what they have"
+            " in common. The control, trained on shuffled labels, shows what is right by chance."
+        )
+        return LabResult(
+            "Does a ViT learn a shape that a linear model of the pixels does not find?", meaning, checks, sections
+        )
+
+    def trained(
+        self, pictures: list[NDArray[np.uint8]], labels: NDArray[np.integer], seed: int
+    ) -> tuple[Model, list[tuple[float, float]]]:
+        """A ViT trained on pictures with these labels, and (step, loss in nats)."""
+        config = {
+            "model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": self.width,
+            "num_hidden_layers": self.layers, "num_attention_heads": HEADS, "intermediate_size": 2 * self.width,
+            "image_size": SIDE, "patch_size": PATCH, "initializer_range": 0.1, "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0, "id2label": {str(i): shape for i, shape in enumerate(SHAPES)},
+        }  # fmt: skip
+        model = create(config, seed=seed)
+        images = [in_memory(picture, PREPARATION) for picture in pictures]
+        data = EpochRows(tuple(labelled_images(model.module, images, labels[:, None], ClassLoss(SHAPES))))
+        steps, length = self.steps, (SIDE // PATCH) ** 2 + 1
+        losses = fit(model.module, data, rows=self.rows, length=length, steps=steps, seed=seed, optimizer=OPTIMIZER)
+        return model, losses
+
+
+def predicted(model: Model, side: Sequence[tuple[NDArray[np.uint8], str]]) -> NDArray[np.int64]:
+    """The most probable class of each picture."""
+    ranked = model.classify([in_memory(picture, PREPARATION).pixels() for picture, _ in side])
+    return np.array([SHAPES.index(labels[0][0]) for labels in ranked])

@@ -1,11 +1,16 @@
-"""What H heads of width D/H cost beside one head of width D, and what they are for (lecture L4 exercise 7; Vaswani et
-al. 2017, 3.2.2).
+"""What H heads of width D/H cost beside one head of width D, and what they are for.
+
+Vaswani et al. 2017, 3.2.2 and table 3 A; lecture L4 and its exercise 7.
+
+`heads-vs-width`: one block, counted and measured.  `trained-heads`: 1 to 16 heads trained at equal parameters.  In both
+one layer of attention without an MLP names the symbols that stand some places back: one place, for which one pattern of
+attention is enough, or several at once, which one pattern can only give as a sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,12 +20,21 @@ from triptych.count import count
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import Curve, TableSection
-from triptych.spec import LearnedSpec, RMSNormSpec, full
+from triptych.spec import full
 from triptych.train import OptimizerSettings, Pairs
 from triptych_lectures.labs.counting import products, shortest_seconds
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, decoder, fit
-from triptych_lectures.labs.trained import Places, right
+from triptych_lectures.labs.small import block, curve, decoder, fit
+from triptych_lectures.labs.trained import (
+    GeneratedTask,
+    Places,
+    Shuffled,
+    TrainedHead,
+    TrainingBudget,
+    right,
+    trained_head,
+    with_positions,
+)
 
 VOCAB = 64
 COLUMNS = ("parameters", "matmul FLOPs", "score elements")
@@ -28,7 +42,6 @@ COLUMNS = ("parameters", "matmul FLOPs", "score elements")
 PLACES: dict[str, tuple[int, ...]] = {"one place": (3,), "four places": (1, 2, 3, 4)}
 
 
-@dataclass(frozen=True)
 class HeadsVsWidthLab(Lab):
     """One block of width D for H in HEADS, counted and measured; then one head and four trained to read places."""
 
@@ -118,13 +131,7 @@ class HeadsVsWidthLab(Lab):
         """Share of held-out answers right of one layer of attention without an MLP, trained on the places task."""
         noise, task = np.random.default_rng(seed), Places(self.symbols, self.length, tuple(places))
         data = Pairs(tuple(task.rows(noise, self.steps * self.rows)))
-        spec = decoder(
-            task.classes,
-            [block(self.narrow, heads, hidden=None)],
-            embedded=LearnedSpec(length=self.length, width=self.narrow),
-            final_norm=RMSNormSpec(width=self.narrow),
-        )
-        module = nn.new(spec, seed)
+        module = with_positions([block(self.narrow, heads, hidden=None)], task.classes, self.length, seed)
         settings = OptimizerSettings(name="adamw", lr=1e-2, weight_decay=0.0)
         fit(module, data, rows=self.rows, length=self.length, steps=self.steps, seed=seed, optimizer=settings)
         return right(module, task.rows(noise, self.tested))
@@ -144,11 +151,9 @@ class HeadsVsWidthLab(Lab):
         return TableSection(title, ("the task reads", "one head", "four heads"), rows)
 
     def _curve(self, measured: Costs, seconds: dict[int, float]) -> Curve:
-        lines = {
-            name: [(float(h), measured[h][i] / measured[1][i]) for h in self.heads] for i, name in enumerate(COLUMNS)
-        }
-        lines[f"time for {self.long} tokens"] = [(float(h), seconds[h] / seconds[1]) for h in self.heads]
-        return Curve("Cost beside that of one head", "heads", "times one head", lines, {}, "xy")
+        lines = {name: [measured[h][i] / measured[1][i] for h in self.heads] for i, name in enumerate(COLUMNS)}
+        lines[f"time for {self.long} tokens"] = [seconds[h] / seconds[1] for h in self.heads]
+        return curve("Cost beside that of one head", "heads", "times one head", self.heads, lines, log="xy")
 
 
 Costs = dict[int, tuple[int, int, int]]  # by number of heads: parameters, matmul FLOPs, score elements
@@ -166,3 +171,130 @@ def _measured(model: Model, tokens: int) -> tuple[int, int, int]:
     flops = products(lambda: model.logits([ids])).total
     scores = model.trace([ids], read=["blocks.0.attn.scores"])["blocks.0.attn.scores"][0]
     return sum(p.numel() for p in model.module.parameters()), flops, scores.numel()
+
+
+class TrainedHeadsLab(Lab):
+    """Each number of heads on each task; then shuffled answers."""
+
+    name = "trained-heads"
+    falsified_by = (
+        "One head that reads several places as well as one head for each would have shown the claim false, and so would"
+        " more heads that read them worse than fewer do, up to the number of places. A difference at one place would"
+        " mean that heads help or harm for another reason than the number of patterns."
+    )
+    seeds = 5
+
+    heads: tuple[int, ...] = size(
+        (1, 4, 16),
+        "heads, in ascending order, each a divisor of width",
+        values=2,
+        ascending=True,
+        full=(1, 2, 4, 8, 16),
+    )
+    width: int = size(32, "width of the residual stream, which the heads share")
+    one: tuple[int, ...] = size((3,), "places back that the first task reads")
+    several: tuple[int, ...] = size((1, 2, 3, 4), "places back that the second task reads; as many heads are needed")
+    symbols: int = size(5, "different symbols, two or more", least=2)
+    length: int = size(12, "symbols of a row")
+    steps: int = size(400, "training steps")
+    rows: int = size(32, "rows of a step")
+    rate: float = size(1e-2, "learning rate of AdamW, which falls linearly to 0")
+    tested: int = size(64, "rows that the share of right answers is taken from")
+
+    def __post_init__(self) -> None:
+        if any(self.width % heads for heads in self.heads):
+            raise InputError(f"sizes width and heads: the width, {self.width}, must be a multiple of each number")
+        if len(self.one) != 1:
+            raise InputError("size one: the first task reads one place, which must be a single number")
+
+    def run(self, setup: Setup) -> LabResult:
+        tasks = {
+            ONE: Places(self.symbols, self.length, self.one),
+            SEVERAL: Places(self.symbols, self.length, self.several),
+        }
+        layers: Layers = {}
+        for name, task in tasks.items():
+            for heads in self.heads:
+                setup.progress(f"{name}, {heads} head{'s' * (heads > 1)}: {self.steps} steps")
+                layers[name, heads] = self._trained(heads, task, setup.seed)
+        setup.progress("shuffled answers")
+        shuffled = self._trained(self.heads[-1], Shuffled(tasks[ONE]), setup.seed)
+        return LabResult(
+            "How many heads does a layer need?",
+            self._meaning(layers),
+            self._checks(layers, shuffled),
+            (self._table(layers), self._curve(layers)),
+        )
+
+    def _checks(self, layers: Layers, shuffled: TrainedHead) -> tuple[Check, ...]:
+        places = len(self.several)
+        enough = min((heads for heads in self.heads if heads >= places), default=self.heads[-1])
+        learned = {heads: layers[SEVERAL, heads].run.learned for heads in self.heads}
+        rising = [learned[b] - learned[a] for a, b in pairwise(self.heads) if b <= enough]
+        beyond = [learned[heads] - learned[enough] for heads in self.heads if heads > enough]
+        at_one = [layers[ONE, heads].right for heads in self.heads]
+        few, many = layers[SEVERAL, self.heads[0]], layers[SEVERAL, enough]
+        counts = [layers[SEVERAL, heads].parameters for heads in self.heads]
+        return (
+            Check("parameters, most less fewest over the numbers of heads", max(counts) - min(counts), most=0.0),
+            Check(f"{places} places read right by {enough} heads", many.right, least=0.9),
+            Check(
+                f"{places} places read right by {enough} heads, less by {self.heads[0]}", many.right - few.right, 0.25
+            ),
+            Check(
+                f"learned more with each larger number up to {enough} heads, the least",
+                min(rising, default=0.0),
+                least=0.0,
+            ),
+            Check(f"learned more with more than {enough} heads, the most", max(beyond, default=0.0), most=0.1),
+            Check(
+                "control: one place read right, most less least over the numbers", max(at_one) - min(at_one), most=0.1
+            ),
+            Check("control: one place read right, the least", min(at_one), least=0.9),
+            Check(
+                "control: right of one place, trained on shuffled answers", shuffled.right, most=1 / self.symbols + 0.1
+            ),
+        )
+
+    def _meaning(self, layers: Layers) -> str:
+        shares = ", ".join(f"{layers[SEVERAL, heads].right:.0%} by {heads}" for heads in self.heads)
+        most = self.heads[-1]
+        return (
+            f"A head returns one weighted sum. To name {len(self.several)} symbols in their order from one sum, a head"
+            " has to weigh the places differently and the rest of the layer to take the sum apart again; with a head"
+            " for each place nothing is mixed. All layers have the same parameters, only cut into more heads, and the"
+            f" same steps: {shares}. More heads than places do not help, and may cost something: {most} heads of width"
+            f" {self.width // most} learned {layers[SEVERAL, most].run.learned:.0%}. With one place to read, one head"
+            " is as good as any number. What many heads are good for is many places at once. Learned is the share of"
+            " the way from the loss of a guess, 0, to the best one, 1."
+        )
+
+    def _trained(self, heads: int, task: GeneratedTask, seed: int) -> TrainedHead:
+        """One layer of attention with so many heads, without an MLP, after training."""
+        module = with_positions([block(self.width, heads, hidden=None)], task.classes, self.length, seed)
+        budget = TrainingBudget(self.steps, self.rows, self.rate, shape="linear")
+        return trained_head(module, task, budget, self.tested, seed)
+
+    def _table(self, layers: Layers) -> TableSection:
+        rows = [
+            [
+                str(heads),
+                str(self.width // heads),
+                f"{layers[SEVERAL, heads].parameters:,}",
+                *(f"{layers[name, heads].right:.0%}" for name in (ONE, SEVERAL)),
+                *(f"{layers[name, heads].run.end:.2f}" for name in (ONE, SEVERAL)),
+            ]
+            for heads in self.heads
+        ]
+        header = ("heads", "head width", "parameters", f"right, {ONE}", f"right, {SEVERAL}", f"nats, {ONE}")
+        title = f"After {self.steps} steps; {ONE}: {self.one[0]} back, {SEVERAL}: {', '.join(map(str, self.several))}"
+        return TableSection(title, (*header, f"nats, {SEVERAL}"), rows)
+
+    def _curve(self, layers: Layers) -> Curve:
+        lines = {f"{heads} head{'s' * (heads > 1)}": layers[SEVERAL, heads].run.losses for heads in self.heads}
+        guess = layers[SEVERAL, self.heads[0]].run.guess
+        return Curve(f"{len(self.several)} places in training", "step", "nats an answer", lines, {"guess": guess})
+
+
+Layers = dict[tuple[str, int], TrainedHead]
+ONE, SEVERAL = "one place", "several places"
