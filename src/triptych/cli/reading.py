@@ -113,8 +113,8 @@ def tag(
     texts: options.Lines = None,
     *,
     strategy: Literal["simple", "first", "average", "max"] = "simple",
-    window: options.Window = None,
-    overlap: options.Overlap = None,
+    window: options.Positive | None = None,
+    overlap: options.Natural | None = None,
     as_json: options.Json = False,
 ) -> None:
     """Find the entities in texts: names of people, places and whatever the checkpoint labels.
