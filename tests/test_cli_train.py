@@ -13,7 +13,7 @@ from rich.console import Console
 from cli_models import answered, checkpoint, said
 from test_page import Reader
 from triptych import quickstart
-from triptych.cli import batch_view, main, screen
+from triptych.cli import main, screen, training_progress
 from triptych.cli.training_progress import TrainingProgress, summary
 from triptych.errors import InputError, TextError
 from triptych.model import load
@@ -354,7 +354,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, rows: list[ShownRow]) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system="standard", width=80, highlight=False)
     monkeypatch.setattr(screen, "console", lambda **_: console)
-    batch_view.show(rows)
+    training_progress.show_batch(rows)
     return out.getvalue()
 
 

@@ -115,18 +115,13 @@ def _turns(interactive: bool) -> Iterator[str]:
 
     while True:
         try:
-            line = input("> ") if interactive else _line()
+            line = input("> ") if interactive else decode_stdin(sys.stdin.buffer.readline())
         except EOFError:
+            return
+        if not line and not interactive:  # the end of stdin: an empty line ends in a line break
             return
         if line.strip():
             yield line.strip()
-
-
-def _line() -> str:
-    raw = sys.stdin.buffer.readline()
-    if not raw:
-        raise EOFError
-    return decode_stdin(raw)
 
 
 def _reused(engine: Engine) -> int:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import BadParameter, Exit, Option
 
-from triptych.cli import batch_view, options, screen
+from triptych.cli import options, screen
 from triptych.cli.failure import ReportedExit
-from triptych.cli.training_progress import TrainingProgress, held_out
+from triptych.cli.training_progress import TrainingProgress, batch_row, held_out, show_batch
 from triptych.errors import ConfigError, counted, nearest
 
 if TYPE_CHECKING:
@@ -229,15 +229,16 @@ def _evaluate(recipe: Recipe, *, as_json: bool) -> None:
 
 def _show_batch(recipe: Recipe, *, as_json: bool) -> None:
     """Show the batch of the first step: the inputs, the targets, and which tokens are trained on."""
-    from triptych.train import prepare, show_batch
+    from triptych.train import prepare
+    from triptych.train import show_batch as rows_of
 
     job = prepare(recipe)
     examples = job.trainer.data.draw(recipe.run.seed, 0, recipe.run.rows)
-    rows = show_batch(examples, job.words, shifted=recipe.objective.name != "masked")
+    rows = rows_of(examples, job.words, shifted=recipe.objective.name != "masked")
     if as_json:
-        screen.result({"rows": [batch_view.to_dict(row) for row in rows]})
+        screen.result({"rows": [batch_row(row) for row in rows]})
     else:
-        batch_view.show(rows)
+        show_batch(rows)
 
 
 def _verify_resume(recipe: Recipe, steps: int, *, as_json: bool) -> None:
