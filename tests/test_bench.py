@@ -18,7 +18,7 @@ from triptych_peers.converted import OnnxRuntime
 from triptych_peers.llama import LlamaCpp
 
 import triptych
-from cli_models import CONTEXT, LLAMA, T5, checkpoint
+from cli_models import CONTEXT, LLAMA, T5, answered, checkpoint
 from triptych import measure, native
 from triptych.checkpoints.convert import convert
 from triptych.cli import main
@@ -438,8 +438,7 @@ def test_a_busy_machine_is_told(others: float | None, usable: int, threads: int,
 @pytest.mark.heavy
 def test_a_process_of_its_own_gives_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["bench", str(checkpoint("decoder")), "--new-tokens", "3", "--requests", "2", "--repeat", "1"]
-    assert main([*argv, "--threads", "1", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = answered([*argv, "--threads", "1"], capsys)
     assert [(figure["name"], figure["unit"]) for figure in report["figures"]] == FIGURES["decoder"]
     assert report["sides"][0]["memory"] > 0
     assert report["rates"]["read"] > 1e8
@@ -491,8 +490,7 @@ def test_the_command_shows_figures_limits_and_notes(
     assert asked["against"] == ["llama.cpp"]
     assert asked["settings"] == Settings(contexts=[8], repeat=3)
     assert (asked["quantize"], asked["dtype"]) == ("file", None)
-    assert main([*argv, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["figures"][0]["peers"]["llama.cpp"]["ratio"] == 2.5
+    assert answered([*argv], capsys)["figures"][0]["peers"]["llama.cpp"]["ratio"] == 2.5
     assert main(["bench", "m", "--against", "pytorch"]) == 2
 
 

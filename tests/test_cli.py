@@ -47,6 +47,11 @@ def test_commands_and_options_are_those_on_the_list() -> None:
     assert surface() == FROZEN
 
 
+def test_every_option_and_argument_has_a_help() -> None:
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert not [parameter.name for parameter in command.params if not parameter.help], name
+
+
 def test_the_page_of_the_command_line_names_what_there_is() -> None:
     """Every command is in its table, and no option is that no command has."""
     page = (Path(__file__).parents[1] / "docs" / "cli.md").read_text(encoding="utf-8")

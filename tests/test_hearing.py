@@ -6,7 +6,6 @@ it obeys the rules, and which window comes next, is not.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from tokenizers import Tokenizer as Backend
 
 import references
 import triptych
+from cli_models import answered
 from test_audio import tone, wav
 from triptych.errors import InputError, TextError
 from triptych.media.audio import log_mel
@@ -305,8 +305,7 @@ def test_transcribe_says_what_the_library_says(
         (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
     argv = ["transcribe", str(tmp_path / "model"), str(recording), "--language", "de"]
     expected = model.transcribe(recording, language="de")
-    assert main([*argv, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered([*argv], capsys)
     assert found["language"] == "de"
     assert found["seconds"] == 1.0
     assert [(s["start"], s["end"], s["text"]) for s in found["segments"]] == [
@@ -328,8 +327,7 @@ def test_transcribe_says_what_the_library_says(
     assert twice[0] == ""
     assert twice[1] == twice[2]
     assert twice[1].startswith(shown["times"])
-    assert main([*argv[:2], str(recording), str(recording), "--language", "de", "--json"]) == 0
-    several = json.loads(capsys.readouterr().out)["results"]
+    several = answered([*argv[:2], str(recording), str(recording), "--language", "de"], capsys)["results"]
     assert several == [{"file": str(recording), **found}] * 2
     assert main([*argv[:2], str(recording), str(recording), "--format", "srt"]) == 2
     assert "srt describes one file" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 
 import references
 import triptych
-from cli_models import BERT, WORDS
+from cli_models import BERT, WORDS, answered
 from triptych.cli import main
 from triptych.errors import InputError
 from triptych.model import Model, create, load
@@ -221,8 +220,7 @@ def test_what_a_head_cannot_do_is_said(made: Any) -> None:
 
 def test_the_command(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     model = made("BertForSequenceClassification")
-    assert main(["classify", str(model.path), *TEXTS, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["results"]
+    rows = answered(["classify", str(model.path), *TEXTS], capsys)["results"]
     assert [[(one["label"], one["score"]) for one in row["labels"]] for row in rows] == model.classify(TEXTS)
     assert main(["classify", str(model.path), TEXTS[0], "--top", "2", "--pair", "the mill"]) == 0
     out = capsys.readouterr().out
@@ -230,18 +228,18 @@ def test_the_command(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert best[0][0] in out
     assert best[2][0] not in out
     tagger = made("BertForTokenClassification")
-    assert main(["classify", str(tagger.path), TEXTS[1], "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["results"]
+    (row,) = answered(["classify", str(tagger.path), TEXTS[1]], capsys)["results"]
     assert [token["label"] for token in row["tokens"]] == [tag.label for tag in tagger.tag(TEXTS[1:2])[0]]
     (named,) = made("BertForTokenClassification", BIO).entities(TEXTS[1:2])
-    assert main(["classify", str(made("BertForTokenClassification", BIO).path), TEXTS[1], "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["results"]
+    (row,) = answered(["classify", str(made("BertForTokenClassification", BIO).path), TEXTS[1]], capsys)["results"]
     assert [(one["text"], one["label"]) for one in row["entities"]] == [(one.text, one.label) for one in named]
     assert main(["classify", str(made("BertForTokenClassification", BIO).path), TEXTS[1]]) == 0
     shown = capsys.readouterr().out.split("entity")[1]
     assert all(one.text in shown for one in named)
-    assert main(["classify", str(made("ElectraForPreTraining").path), TEXTS[1], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["results"][0]["entities"] == []
+    assert (
+        answered(["classify", str(made("ElectraForPreTraining").path), TEXTS[1]], capsys)["results"][0]["entities"]
+        == []
+    )
 
 
 # ---------------------------------------------------------------- fp16

@@ -15,7 +15,7 @@ import torch
 
 import triptych
 from browser import CHROMIUM, Browser
-from cli_models import BERT, WORDS, checkpoint
+from cli_models import BERT, WORDS, answered, checkpoint
 from triptych import tasks
 from triptych.cli import main
 from triptych.errors import CheckpointError, InputError
@@ -169,8 +169,12 @@ def test_bytes_of_names_are_data(
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "�[31mred�.txt" in out
-    assert main(["search", str(folder), "the evening", "--model", str(tmp_path / "bert"), "--k", "20", "--json"]) == 0
-    assert names == {hit["file"] for hit in json.loads(capsys.readouterr().out)["results"]}
+    assert names == {
+        hit["file"]
+        for hit in answered(
+            ["search", str(folder), "the evening", "--model", str(tmp_path / "bert"), "--k", "20"], capsys
+        )["results"]
+    }
 
 
 # ---------------------------------------------------------------- ranking

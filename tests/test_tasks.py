@@ -6,7 +6,6 @@ had it, the others are its `generate` with the settings that the pipelines take 
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 import torch
 
 import triptych
-from cli_models import BERT, T5, WORDS, checkpoint
+from cli_models import BERT, T5, WORDS, answered, checkpoint
 from triptych import tasks
 from triptych.cli import main
 from triptych.errors import ConfigError, InputError
@@ -396,8 +395,7 @@ def test_settings_that_are_none_are_refused(bad: object) -> None:
 
 
 def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
-    assert main([*argv, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    return answered([*argv], capsys)
 
 
 def test_answer_command(made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

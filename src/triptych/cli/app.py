@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
@@ -11,25 +12,6 @@ import typer
 
 from triptych import __version__
 from triptych.cli import failure, options
-from triptych.cli.ablate import ablate
-from triptych.cli.bench import bench
-from triptych.cli.chat import chat
-from triptych.cli.check import check
-from triptych.cli.count import count
-from triptych.cli.doctor import doctor
-from triptych.cli.explain import explain
-from triptych.cli.files import convert, page
-from triptych.cli.generate import generate
-from triptych.cli.heads import heads
-from triptych.cli.inspect import inspect
-from triptych.cli.lens import lens
-from triptych.cli.patch import patch
-from triptych.cli.quickstart import quickstart
-from triptych.cli.reading import classify, encode, fill, tag
-from triptych.cli.search import search
-from triptych.cli.train import train
-from triptych.cli.transcribe import transcribe
-from triptych.cli.writing import answer, caption, summarize, translate
 from triptych.errors import MissingProgramError
 
 app = typer.Typer(
@@ -57,17 +39,23 @@ def _root(
     """Options of `triptych` itself."""
 
 
+# Each command by its module and name, or by the name that both have.
 GROUPS = {
-    "Train": (quickstart, train),
-    "Run": (
-        generate, chat, fill, encode, search, classify, caption, tag, answer, summarize, translate, transcribe, convert,
-    ),
-    "Inspect": (explain, inspect, heads, lens, patch, ablate, page, check, count, bench, doctor),
+    "Train": ["train.quickstart", "train"],
+    "Run": [
+        "generate", "chat", "reading.fill", "reading.encode", "search", "reading.classify", "writing.caption",
+        "reading.tag", "writing.answer", "writing.summarize", "writing.translate", "transcribe", "files.convert",
+    ],
+    "Inspect": [
+        "explain", "inspect", "heads", "lens", "patch", "ablate", "files.page", "check", "count", "bench", "doctor",
+    ],
 }  # fmt: skip
 failure.application = app
-for _title, _commands in GROUPS.items():
-    for _command in _commands:
-        app.command(rich_help_panel=_title)(options.command(_command))
+for _title, _places in GROUPS.items():
+    for _place in _places:
+        _module, _, _name = _place.rpartition(".")
+        _function = getattr(import_module(f"triptych.cli.{_module or _name}"), _name)
+        app.command(rich_help_panel=_title)(options.command(_function))
 
 
 def _entry_command(entry: EntryPoint) -> Callable[..., object]:

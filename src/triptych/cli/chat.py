@@ -30,16 +30,16 @@ def chat(
     *,
     system: str = "",
     show_prompt: bool = False,
-    max_new_tokens: options.MaxNewTokens = 512,
+    max_new_tokens: options.Positive = 512,
     temperature: options.Temperature = 0.7,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 0.9,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.Penalty = 1.0,
+    top_k: options.Natural = 0,
+    top_p: options.Share = 0.9,
+    min_p: options.Share = 0.0,
+    repetition_penalty: float = 1.0,
     seed: int | None = None,
-    stop: options.Stop = None,
-    draft: options.Draft = None,
-    draft_tokens: options.DraftTokens = 4,
+    stop: list[str] | None = None,
+    draft: str | None = None,
+    draft_tokens: options.Positive = 4,
     cache: options.Cache = "auto",
     as_json: options.Json = False,
 ) -> None:
@@ -115,18 +115,13 @@ def _turns(interactive: bool) -> Iterator[str]:
 
     while True:
         try:
-            line = input("> ") if interactive else _line()
+            line = input("> ") if interactive else decode_stdin(sys.stdin.buffer.readline())
         except EOFError:
+            return
+        if not line and not interactive:  # the end of stdin: an empty line ends in a line break
             return
         if line.strip():
             yield line.strip()
-
-
-def _line() -> str:
-    raw = sys.stdin.buffer.readline()
-    if not raw:
-        raise EOFError
-    return decode_stdin(raw)
 
 
 def _reused(engine: Engine) -> int:

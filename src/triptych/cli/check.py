@@ -39,9 +39,9 @@ def check(
     quantize: list[Form] | None = None,
     cache: list[CacheForm] | None = None,
     data: Path | None = None,
-    adapter: options.Adapter = None,
-    offline: options.Offline = False,
-    ignore: options.Ignore = None,
+    adapter: options.NamedPath | None = None,
+    offline: bool = False,
+    ignore: list[str] | None = None,
     as_json: options.Json = False,
 ) -> None:
     """Compare every fast path with the reference, and the model with transformers; exit 1 if they differ.

@@ -38,8 +38,8 @@ def count(
     speed: bool = False,
     read: Annotated[float | None, typer.Option(min=1e-3)] = None,
     matmul: Annotated[float | None, typer.Option(min=1e-3)] = None,
-    offline: options.Offline = False,
-    ignore: options.Ignore = None,
+    offline: bool = False,
+    ignore: list[str] | None = None,
     as_json: options.Json = False,
 ) -> None:
     """Count parameters, bytes, FLOPs and memory for training, from the config or header alone.

@@ -31,9 +31,9 @@ def explain(
     example: str | None = None,
     save: Path | None = None,
     playground: Path | None = None,
-    device: options.Device = "cpu",
-    offline: options.Offline = False,
-    ignore: options.Ignore = None,
+    device: str = "cpu",
+    offline: bool = False,
+    ignore: list[str] | None = None,
     as_json: options.Json = False,
 ) -> None:
     """Explain the forward pass of a text: the formula, shapes and numbers of each step, each recomputed.

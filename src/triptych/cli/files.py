@@ -15,10 +15,10 @@ def convert(
     *,
     to: Literal["hf", "gguf"] | None = None,
     dtype: Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1"] | None = None,
-    adapter: options.Adapter = None,
+    adapter: options.NamedPath | None = None,
     force: bool = False,
-    offline: options.Offline = False,
-    ignore: options.Ignore = None,
+    offline: bool = False,
+    ignore: list[str] | None = None,
     as_json: options.Json = False,
 ) -> None:
     """Convert a checkpoint to a Hugging Face directory, or to one GGUF file for llama.cpp.

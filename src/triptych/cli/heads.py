@@ -98,8 +98,9 @@ def _show(table: HeadTable, name: str) -> None:
         lines = []
         for row in best[:SHOWN]:
             where = f"{row.name} at {row.offset:+d}" if row.offset else row.name
-            scores = (_number(row.score), _number(row.even), _number(row.threshold), _number(row.z, 1))
-            lines.append((where, *scores, _number(row.effect, 3), _number(row.random_effect, 3)))
+            scores = map(_number, (row.score, row.even, row.threshold))
+            effects = (_number(row.effect, 3), _number(row.random_effect, 3))
+            lines.append((where, *scores, _number(row.z, 1), *effects))
         more = f", {SHOWN} shown" if len(best) > SHOWN else ""
         title = f"{role}: {ROLES.get(role, 'pairs of words')} ({counted(len(best), 'head')}{more})"
         screen.show_rows(("head", *numbers), lines, title, right=numbers)

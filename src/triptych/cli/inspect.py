@@ -71,7 +71,7 @@ def inspect(
     elif text is None:
         if alone := named or ["--save"] * (save is not None):
             raise typer.BadParameter(f"{alone[0]} needs a TEXT to run the model on")
-        _show_header(checkpoint.model, ignore=checkpoint.ignore or (), offline=checkpoint.offline, as_json=as_json)
+        _show_header(checkpoint, as_json=as_json)
     else:
         _check_texts(text, beside or [], save)
         inspections = _inspected(checkpoint, [text, *(beside or [])], site, layer, head, target, save)
@@ -115,11 +115,12 @@ def _check_texts(text: str, beside: Sequence[str], save: Path | None) -> None:
         raise typer.BadParameter("--beside shows texts side by side in a page; add --save FILE.html")
 
 
-def _show_header(model: str, *, ignore: Sequence[str], offline: bool, as_json: bool) -> None:
+def _show_header(checkpoint: options.Checkpoint, *, as_json: bool) -> None:
     from triptych.checkpoints.describe import describe
     from triptych.checkpoints.source import by_reason
 
-    description = describe(base_of(model, shown=True), ignore=ignore, offline=offline)
+    model = base_of(checkpoint.model, shown=True)
+    description = describe(model, ignore=checkpoint.ignore or (), offline=checkpoint.offline)
     if as_json:
         screen.result(description.to_dict() | {"sites": _sites(description.spec)})
         return

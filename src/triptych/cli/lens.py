@@ -27,7 +27,7 @@ def lens(
     answer: str | None = None,
     other: str | None = None,
     stack: Literal["encoder", "decoder"] | None = None,
-    target: options.DecoderInput = None,
+    target: str | None = None,
     save: Path | None = None,
     as_json: options.Json = False,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import wraps
@@ -22,16 +22,6 @@ def argument(text: str, metavar: str) -> Any:
     return typer.Argument(metavar=metavar, help=text, show_default=False)
 
 
-def option(text: str, metavar: str | None = None, *names: str, **more: Any) -> Any:
-    """An option whose help is `text`, named as its parameter unless `names` has others."""
-    return typer.Option(*names, metavar=metavar, help=text, **more)
-
-
-def fraction(text: str, metavar: str, **limits: float) -> Any:
-    """An option that takes a number with a fraction."""
-    return option(text, metavar, callback=_finite, **limits)
-
-
 def _finite(value: float | None) -> float | None:
     """The callback of every option that takes a number with a fraction: NaN passes the limits that the parser checks,
     and infinity most of them."""
@@ -47,75 +37,58 @@ def path(typed: str | Path) -> Path:
     return Path(typed)
 
 
-# Types of options whose help is in the docstring of the command.
+# The help of options that several commands share, unless a command has its own (see `command`).
+SHARED = """
+--dtype: Dtype of the weights; by default the stored one.
+--quantize FORM: Packed matrices: int8 or int4 packs them anew, file keeps those of the file or fails, none unpacks
+    them; by default those of the file, where this machine can run them.
+--adapter DIR: Directory of an adapter for MODEL, of triptych train or PEFT.
+--device NAME: cpu, cuda or cuda:N.
+--offline: With hub:, use only files that were downloaded before.
+--ignore NAME: Config key or tensor pattern to ignore. Repeatable.
+--at P: Measure here; by default at the last token, or at the mask.
+--target TEXT: Input of an encoder-decoder's decoder, after its start token.
+--max-new-tokens N: Stop after N tokens.
+--temperature X: Sampling temperature; 0 always takes the most likely token.
+--top-k K: Sample from the K most likely tokens; 0 means all.
+--top-p P: Sample from the smallest set of tokens whose probabilities sum to P.
+--min-p P: Drop tokens less likely than P times the most likely one.
+--repetition-penalty X: Above 1 makes tokens that already occur less likely.
+--stop TEXT: Stop before this text. Repeatable.
+--matmul HOW: Products with weights: in bf16, as they are stored (stored), or the faster that is as exact (auto).
+--draft MODEL|ngram: Guess tokens with a smaller model, or from earlier in the text; in fp32 and with packed weights the
+    result stays the same.
+--draft-tokens N: Guess up to N tokens at once.
+--cache TYPE: Format of stored keys and values: fp32, fp16, bf16 or int8; auto is the dtype of the model.
+--window N: Tokens read at once of a long text; by default what the model reads.
+--overlap N: Tokens that two windows share.
+"""
+
 Positive = Annotated[int, typer.Option(min=1)]
 Natural = Annotated[int, typer.Option(min=0)]
 Seed = Annotated[int, typer.Option(min=0, max=LAST_SEED)]
+Share = Annotated[float, typer.Option(min=0, max=1)]
+Temperature = Annotated[float, typer.Option(min=0)]
 NamedPath = Annotated[Path, typer.Option(parser=path)]
+Weights = Literal["fp32", "fp16", "bf16"]
+Packing = Literal["int8", "int4", "file", "none"]
+Matmul = Literal["auto", "bf16", "stored"]
+Cache = Literal["auto", "fp32", "fp16", "bf16", "int8"]
 
 MODEL = "A model directory, a run directory, a .gguf file, or hub:org/name."
 ModelPath = Annotated[str, argument(MODEL, "MODEL")]
 Text = Annotated[str | None, argument("Text to run the model on.", "[TEXT]")]
 Texts = Annotated[list[str] | None, argument("Texts, or - to read one from stdin.", "[TEXT]...")]
 Lines = Annotated[list[str] | None, argument("Texts, or - to read one per line from stdin.", "[TEXT]...")]
-Json = Annotated[bool, option("Print the result as JSON on stdout.", None, "--json")]
-Offline = Annotated[bool, option("With hub:, use only files that were downloaded before.", None, "--offline")]
-Ignore = Annotated[list[str] | None, option("Config key or tensor pattern to ignore. Repeatable.", "NAME")]
-Weights = Annotated[Literal["fp32", "fp16", "bf16"] | None, option("Dtype of the weights; by default the stored one.")]
-Quantize = Annotated[
-    Literal["int8", "int4", "file", "none"] | None,
-    option(
-        "Packed matrices: int8 or int4 packs them anew, file keeps those of the file or fails, none unpacks "
-        "them; by default those of the file, where this machine can run them.",
-        "FORM",
-    ),
-]
-Adapter = Annotated[
-    Path | None, option("Directory of an adapter for MODEL, of triptych train or PEFT.", "DIR", parser=path)
-]
-Device = Annotated[str, option("cpu, cuda or cuda:N.", "NAME")]
-
-MeasuredAt = Annotated[int | None, option("Measure here; by default at the last token, or at the mask.", "P")]
-DecoderInput = Annotated[
-    str | None, option("Input of an encoder-decoder's decoder, after its start token.", "TEXT", "--target")
-]
-MaxNewTokens = Annotated[int, option("Stop after N tokens.", "N", min=1)]
-Temperature = Annotated[float, fraction("Sampling temperature; 0 always takes the most likely token.", "X", min=0)]
-TopK = Annotated[int, option("Sample from the K most likely tokens; 0 means all.", "K", min=0)]
-TopP = Annotated[
-    float,
-    fraction("Sample from the smallest set of tokens whose probabilities sum to P.", "P", min=0, max=1),
-]
-MinP = Annotated[float, fraction("Drop tokens less likely than P times the most likely one.", "P", min=0, max=1)]
-Penalty = Annotated[float, fraction("Above 1 makes tokens that already occur less likely.", "X")]
-Stop = Annotated[list[str] | None, option("Stop before this text. Repeatable.", "TEXT")]
-Matmul = Annotated[
-    Literal["auto", "bf16", "stored"],
-    option(
-        "Products with weights: in bf16, as they are stored (stored), or the faster that is as exact (auto).", "HOW"
-    ),
-]
-Draft = Annotated[
-    str | None,
-    option(
-        "Guess tokens with a smaller model, or from earlier in the text; in fp32 and with packed weights the "
-        "result stays the same.",
-        "MODEL|ngram",
-    ),
-]
-DraftTokens = Annotated[int, option("Guess up to N tokens at once.", "N", min=1)]
-Cache = Annotated[
-    Literal["auto", "fp32", "fp16", "bf16", "int8"],
-    option("Format of stored keys and values: fp32, fp16, bf16 or int8; auto is the dtype of the model.", "TYPE"),
-]
-Window = Annotated[
-    int | None, option("Tokens read at once of a long text; by default what the model reads.", "N", min=1)
-]
-Overlap = Annotated[int | None, option("Tokens that two windows share.", "N", min=0)]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 TaskLength = Annotated[
-    int | None, option("Stop after N tokens; by default as the checkpoint says, or 128.", "N", min=1)
+    int | None,
+    typer.Option(metavar="N", min=1, help="Stop after N tokens; by default as the checkpoint says, or 128."),
 ]
-TaskBeams = Annotated[int | None, option("Beam search with N beams; by default as the checkpoint says.", "N", min=0)]
+TaskBeams = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=0, help="Beam search with N beams; by default as the checkpoint says."),
+]
 
 
 def chosen(**settings: int | None) -> dict[str, int]:
@@ -128,12 +101,12 @@ class Checkpoint:
     """MODEL and the options for loading it, shared by all commands that run a model."""
 
     model: ModelPath
-    dtype: Weights = None
-    quantize: Quantize = None
-    adapter: Adapter = None
-    device: Device = "cpu"
-    offline: Offline = False
-    ignore: Ignore = None
+    dtype: Weights | None = None
+    quantize: Packing | None = None
+    adapter: NamedPath | None = None
+    device: str = "cpu"
+    offline: bool = False
+    ignore: list[str] | None = None
 
 
 # One entry of the help in a docstring: the option, what its value is called, and the text.
@@ -144,19 +117,14 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     """`function` with the signature that the parser reads: positional parameters are arguments, the others options.
 
     Its docstring has, below what the command does, the help of those that bring none: `VALUE: help` of the arguments in
-    their order, `--name VALUE: help` of the options.  For a `checkpoint` stand MODEL and, before --json, the options of
-    `Checkpoint`.
+    their order, `--name VALUE: help` of the options that are not in `SHARED`.  For a `checkpoint` stand MODEL and,
+    before --json, the options of `Checkpoint`.
     """
     about, _, told = (getdoc(function) or "").partition("\n\n")
-    helps, types = _HELP.findall(told), get_type_hints(function)
-    of_options = {name: entry for name, *entry in helps if name}
-    of_arguments = iter([entry for name, *entry in helps if not name])
-    own = list(signature(function, eval_str=True).parameters.values())
-    own = [_documented(one, types[one.name], of_options, of_arguments) for one in own]
-    assert not of_options, f"{function.__name__} has no parameters for {list(of_options)}"
+    own = _parameters(function, told)
     opens = own[0].name == "checkpoint"
     if opens:
-        model, *loading = signature(Checkpoint, eval_str=True).parameters.values()
+        model, *loading = _parameters(Checkpoint)
         own = [model, *own[1:-1], *loading, own[-1]]
 
     @wraps(function)
@@ -171,22 +139,30 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _documented(
-    parameter: Parameter, plain: Any, of_options: dict[str, list[str]], of_arguments: Iterator[list[str]]
-) -> Parameter:
-    """The parameter with its help, unless it brings one; `plain` is its type without limits."""
-    every = (parameter.annotation, *get_args(parameter.annotation))
-    found = [note for one in every for note in getattr(one, "__metadata__", ())]
-    if plain is Checkpoint or (found and found[0].help is not None):
-        return parameter
-    info = copy(found[0]) if found else typer.Option()
-    if parameter.kind is Parameter.KEYWORD_ONLY:
-        info.param_decls = [f"--{parameter.name.rstrip('_').replace('_', '-')}"]
-        metavar, text = of_options.pop(info.param_decls[0], ("", ""))
-    else:
-        info = typer.Argument(parser=info.parser, show_default=False)
-        metavar, text = next(of_arguments, ("", ""))
-    info.metavar, info.help = metavar or None, " ".join(text.split())
-    if float in (plain, *get_args(plain)):
-        info.callback = _finite
-    return parameter.replace(annotation=Annotated[plain, info])
+def _parameters(function: Callable[..., object], told: str = "") -> list[Parameter]:
+    """The parameters as options and arguments with their help."""
+    helps, types = _HELP.findall(told), get_type_hints(function)
+    of_options = {name: entry for name, *entry in [*_HELP.findall(SHARED), *helps] if name}
+    of_arguments = iter([entry for name, *entry in helps if not name])
+    options = {name: f"--{name.rstrip('_').replace('_', '-')}" for name in types}
+    assert {name for name, *_ in helps} <= {"", *options.values()}, f"{function.__name__} lacks an option of its help"
+    found = []
+    for one in signature(function, eval_str=True).parameters.values():
+        plain, option = types[one.name], options[one.name]
+        every = (one.annotation, *get_args(one.annotation))
+        infos = [note for part in every for note in getattr(part, "__metadata__", ())]
+        if plain is Checkpoint or (infos and infos[0].help is not None):
+            found.append(one)
+            continue
+        info = copy(infos[0]) if infos else typer.Option()
+        if one.kind is Parameter.KEYWORD_ONLY:
+            info.param_decls = [option]
+            metavar, text = of_options.get(option, ("", ""))
+        else:
+            info = typer.Argument(parser=info.parser, show_default=False)
+            metavar, text = next(of_arguments, ("", ""))
+        info.metavar, info.help = metavar or None, " ".join(text.split())
+        if float in (plain, *get_args(plain)):
+            info.callback = _finite
+        found.append(one.replace(annotation=Annotated[plain, info]))
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -34,9 +33,9 @@ def patch(
     site: list[str] | None = None,
     heads: bool = False,
     position: list[int] | None = None,
-    at: options.MeasuredAt = None,
+    at: int | None = None,
     align: str | None = None,
-    target: options.DecoderInput = None,
+    target: str | None = None,
     gradient: bool = False,
     path: str | None = None,
     freeze_mlps: bool = False,
@@ -64,8 +63,15 @@ def patch(
     screen.check_suffix(save)
     answers = answers_of(answer, other)
     pairs = None if align is None else _pairs(align)
-    _check_path(path, freeze_mlps, {"--site": site, "--heads": heads, "--position": position, "--align": align,
-                                    "--gradient": gradient})  # fmt: skip
+    of_grids = {
+        "--site": site, "--heads": heads, "--position": position, "--align": align, "--gradient": gradient
+    }  # fmt: skip
+    if path is None and freeze_mlps:
+        raise typer.BadParameter("--freeze-mlps is for --path")
+    if path is not None and (unfit := [name for name, value in of_grids.items() if value]):
+        raise typer.BadParameter(f"--path patches what heads tell other heads; leave out {unfit[0]}")
+    if path is not None and (path.count(":") != 1 or not all(path.split(":"))):
+        raise typer.BadParameter(f"--path {path} must be heads that give and heads that read, as in L0H1,L0H2:L1H4.k")
     from triptych.cli.loading import load_measured
 
     model = load_measured(checkpoint)
@@ -98,16 +104,6 @@ def answers_of(answer: str | None, other: str | None) -> list[str] | None:
     if other is not None and answer is None:
         raise typer.BadParameter("--other needs an --answer to compare with")
     return [one for one in (answer, other) if one is not None] or None
-
-
-def _check_path(path: str | None, freeze_mlps: bool, of_grids: Mapping[str, object]) -> None:
-    """Raise BadParameter for options that do not go together."""
-    if path is None and freeze_mlps:
-        raise typer.BadParameter("--freeze-mlps is for --path")
-    if path is not None and (other := [name for name, value in of_grids.items() if value]):
-        raise typer.BadParameter(f"--path patches what heads tell other heads; leave out {other[0]}")
-    if path is not None and (path.count(":") != 1 or not all(path.split(":"))):
-        raise typer.BadParameter(f"--path {path} must be heads that give and heads that read, as in L0H1,L0H2:L1H4.k")
 
 
 def _path(spec: ModelSpec, path: str) -> tuple[list[HeadName], list[HeadName] | Literal["logits"], Projection]:

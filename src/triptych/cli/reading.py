@@ -35,15 +35,15 @@ def fill(
     --top N: Candidates shown for each mask.
     """
     inputs = read_texts(texts)
-    masks_of_texts = load_model(checkpoint).fill(inputs, top=top)
+    filled = list(zip(inputs, load_model(checkpoint).fill(inputs, top=top), strict=True))
     if as_json:
         rows = [
             {"text": text, "masks": [[{"token": t, "probability": p} for t, p in mask] for mask in masks]}
-            for text, masks in zip(inputs, masks_of_texts, strict=True)
+            for text, masks in filled
         ]
         screen.result({"results": rows})
         return
-    for text, masks in zip(inputs, masks_of_texts, strict=True):
+    for text, masks in filled:
         for i, mask in enumerate(masks):
             number = f"  (mask {i + 1} of {len(masks)})" if len(masks) > 1 else ""
             lines = [(token, f"{p:.1%}", "━" * round(p * BAR)) for token, p in mask]
@@ -71,14 +71,14 @@ def classify(
         _classify_tokens(model, inputs, as_json)
         return
     scores = model.classify(inputs, second=None if pair is None else [pair] * len(inputs))
+    labelled = list(zip(inputs, scores, strict=True))
     if as_json:
         rows = [
-            {"text": text, "labels": [{"label": label, "score": p} for label, p in labels]}
-            for text, labels in zip(inputs, scores, strict=True)
+            {"text": text, "labels": [{"label": label, "score": p} for label, p in labels]} for text, labels in labelled
         ]
         screen.result({"results": rows})
         return
-    for text, labels in zip(inputs, scores, strict=True):
+    for text, labels in labelled:
         lines = [(label, f"{p:.4f}", "━" * round(min(1.0, max(0.0, p)) * BAR)) for label, p in labels[:top]]
         screen.show_rows(("label", "score", ""), lines, text, right=["score"])
 
@@ -113,8 +113,8 @@ def tag(
     texts: options.Lines = None,
     *,
     strategy: Literal["simple", "first", "average", "max"] = "simple",
-    window: options.Window = None,
-    overlap: options.Overlap = None,
+    window: options.Positive | None = None,
+    overlap: options.Natural | None = None,
     as_json: options.Json = False,
 ) -> None:
     """Find the entities in texts: names of people, places and whatever the checkpoint labels.
@@ -125,15 +125,13 @@ def tag(
     model = load_model(checkpoint)
     with screen.waiting(f"tagging {len(inputs):,} texts"):
         entities = model.entities(inputs, strategy=strategy, window=window, overlap=overlap)
+    tagged = list(zip(inputs, entities, strict=True))
     if as_json:
-        rows = [
-            {"text": text, "entities": [asdict(one) for one in named]}
-            for text, named in zip(inputs, entities, strict=True)
-        ]
+        rows = [{"text": text, "entities": [asdict(one) for one in named]} for text, named in tagged]
         screen.result({"strategy": strategy, "results": rows})
         return
     numbers = ["probability", "characters"]
-    for text, named in zip(inputs, entities, strict=True):
+    for text, named in tagged:
         lines = [(one.text, one.label, f"{one.probability:.1%}", f"{one.begin:,}-{one.end:,}") for one in named]
         screen.show_rows(("entity", "label", *numbers), lines, text, right=numbers)
 

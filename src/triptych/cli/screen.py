@@ -13,7 +13,7 @@ from typer import BadParameter
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, ProgressColumn
     from rich.table import Table
 
 PAGE = (".html", ".htm")  # endings of a page
@@ -115,23 +115,26 @@ def waiting(task: str) -> Iterator[None]:
 
 def counting() -> Progress:
     """A progress bar over a known number of tokens, with the time left."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-    notes = console(notes=True)
-    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal)
+    return _bar(MofNCompleteColumn(), TimeRemainingColumn())
 
 
 @contextmanager
 def stages() -> Iterator[Callable[[str], None]]:
     """As `waiting`, for a task of several stages; call the result with the name of each."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import TimeElapsedColumn
 
-    notes = console(notes=True)
-    columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())
-    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
+    with _bar(TimeElapsedColumn()) as bar:
         task = bar.add_task("", total=None)
         yield lambda stage: bar.update(task, description=stage)
+
+
+def _bar(*columns: ProgressColumn) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    notes, first = console(notes=True), (TextColumn("{task.description}"), BarColumn(24))
+    return Progress(*first, *columns, console=notes, transient=True, disable=not notes.is_terminal)
 
 
 def check_suffix(path: Path | None, suffixes: Sequence[str] = PAGE, option: str = "--save") -> None:

@@ -30,11 +30,11 @@ def search(
     overlap: options.Natural | None = None,
     follow_links: bool = False,
     picture: Path | None = None,
-    dtype: options.Weights = None,
-    quantize: options.Quantize = None,
-    device: options.Device = "cpu",
-    offline: options.Offline = False,
-    ignore: options.Ignore = None,
+    dtype: options.Weights | None = None,
+    quantize: options.Packing | None = None,
+    device: str = "cpu",
+    offline: bool = False,
+    ignore: list[str] | None = None,
     as_json: options.Json = False,
 ) -> None:
     """Find the passages of a folder's text files that are nearest in meaning to a query.

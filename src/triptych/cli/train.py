@@ -1,4 +1,5 @@
-"""`triptych train`: write a recipe, train from one, show its first batch, or verify that resuming changes nothing."""
+"""`triptych train`: write a recipe, train from one, show its first batch, or verify that resuming changes nothing; and
+`triptych quickstart`."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import BadParameter, Exit, Option
 
-from triptych.cli import batch_view, options, screen
+from triptych.cli import options, screen
 from triptych.cli.failure import ReportedExit
-from triptych.cli.training_progress import TrainingProgress, held_out
+from triptych.cli.training_progress import TrainingProgress, batch_row, held_out, show_batch
 from triptych.errors import ConfigError, counted, nearest
 
 if TYPE_CHECKING:
@@ -228,15 +229,16 @@ def _evaluate(recipe: Recipe, *, as_json: bool) -> None:
 
 def _show_batch(recipe: Recipe, *, as_json: bool) -> None:
     """Show the batch of the first step: the inputs, the targets, and which tokens are trained on."""
-    from triptych.train import prepare, show_batch
+    from triptych.train import prepare
+    from triptych.train import show_batch as rows_of
 
     job = prepare(recipe)
     examples = job.trainer.data.draw(recipe.run.seed, 0, recipe.run.rows)
-    rows = show_batch(examples, job.words, shifted=recipe.objective.name != "masked")
+    rows = rows_of(examples, job.words, shifted=recipe.objective.name != "masked")
     if as_json:
-        screen.result({"rows": [batch_view.to_dict(row) for row in rows]})
+        screen.result({"rows": [batch_row(row) for row in rows]})
     else:
-        batch_view.show(rows)
+        show_batch(rows)
 
 
 def _verify_resume(recipe: Recipe, steps: int, *, as_json: bool) -> None:
@@ -249,3 +251,44 @@ def _verify_resume(recipe: Recipe, steps: int, *, as_json: bool) -> None:
         screen.result({"steps": steps, "equal": True})
     else:
         screen.console().print(f"{steps:,} steps give the same weights with and without an interruption, bit for bit")
+
+
+def quickstart(
+    *,
+    panel: Literal["decoder", "encoder", "encoder-decoder"] = "decoder",
+    data: options.NamedPath | None = None,
+    seconds: Annotated[float, Option(min=1)] = 90,
+    out: options.NamedPath | None = None,
+    resume: bool = False,
+    force: bool = False,
+    as_json: options.Json = False,
+) -> None:
+    """Train a small transformer on real text in 90 seconds, sample from it, and write a page that runs it.
+
+    --panel: The layout to train.
+    --data FILE: UTF-8 file or directory to train on instead of Shakespeare.
+    --seconds S: Training time.
+    --out DIR: Output directory; by default runs/quickstart or runs/quickstart-PANEL.
+    --resume: Continue an interrupted run.
+    --force: Delete the run that the output directory holds, and start over.
+    """
+    if resume and force:
+        raise BadParameter("--resume continues the run that --force deletes; give one of the two")
+    with TrainingProgress() as bar:
+        bar.say("starting")
+        from triptych import machine
+        from triptych.quickstart import run
+        from triptych.train import Interrupted
+
+        machine.use_threads()
+        try:
+            result = run(panel=panel, data=data, seconds=seconds, out=out, resume=resume, force=force, watch=bar)
+        except Interrupted as stop:
+            screen.note(f"{stop}; continue with the same command and --resume")
+            raise Exit(ReportedExit(128 + stop.number)) from None
+    if as_json:
+        screen.result(result.to_dict())
+        return
+    title = f"{result.steps:,} steps in {result.seconds:,.0f} s. {result.held_out.sentence}"
+    page = f"{result.report}, open it in a browser: the model runs in it, offline"
+    screen.show(screen.facts([("model", str(result.model)), ("page", page)]), title)

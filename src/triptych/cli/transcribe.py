@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from html import escape
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -51,31 +53,23 @@ def transcribe(
         model = model or load_model(checkpoint)
         if not as_json:
             screen.write("WEBVTT\n\n" if format_ == "vtt" else f"{file}:\n" if len(files) > 1 else "")
-        writer = _SegmentWriter(None if as_json else format_)
+        numbers = count(1)
+
+        def show(segment: Segment, numbers: Iterator[int] = numbers) -> None:
+            screen.write(_formatted(segment, next(numbers), format_))
+
         transcript = model.transcribe(
             sound, language=language, task=task, seed=seed, previous=previous, cache=cache,
-            on_segment=writer,
+            on_segment=None if as_json else show,
         )  # fmt: skip
         rows = [{"start": s.start, "end": s.end, "text": s.text.strip()} for s in transcript.segments]
         seconds = round(len(sound) / RATE, 3)
         results.append({"language": transcript.language, "seconds": seconds, "text": transcript.text, "segments": rows})
         detected = "" if transcript.language is None else f", language {transcript.language}"
-        screen.note(f"{seconds:.1f} s of sound, {writer.count} segments{detected}")
+        screen.note(f"{seconds:.1f} s of sound, {len(rows)} segments{detected}")
     if as_json:
         several = [{"file": str(file), **result} for file, result in zip(files, results, strict=True)]
         screen.result(results[0] if len(files) == 1 else {"results": several})
-
-
-class _SegmentWriter:
-    """Writes each segment in the given format, or none of them without one, and counts them."""
-
-    def __init__(self, form: TranscriptFormat | None) -> None:
-        self.form, self.count = form, 0
-
-    def __call__(self, segment: Segment) -> None:
-        self.count += 1
-        if self.form is not None:
-            screen.write(_formatted(segment, self.count, self.form))
 
 
 def _formatted(segment: Segment, number: int, form: TranscriptFormat) -> str:

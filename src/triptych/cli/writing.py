@@ -10,7 +10,6 @@ import typer
 
 from triptych.cli import options, screen
 from triptych.cli.loading import load_model, read_document, read_texts
-from triptych.cli.options import option
 from triptych.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,8 +88,8 @@ def answer(
     top: options.Positive = 1,
     longest: options.Positive = 15,
     no_answer: bool = False,
-    window: options.Window = None,
-    overlap: options.Overlap = None,
+    window: options.Positive | None = None,
+    overlap: options.Natural | None = None,
     max_new_tokens: options.TaskLength = None,
     as_json: options.Json = False,
 ) -> None:
@@ -161,7 +160,11 @@ def caption(
     *,
     max_new_tokens: Annotated[
         int | None,
-        option(f"Stop after N tokens; by default {MOST_TOKENS}, or fewer with a shorter decoder.", "N", min=1),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help=f"Stop after N tokens; by default {MOST_TOKENS}, or fewer with a shorter decoder.",
+        ),
     ] = None,
     beams: options.Natural = 0,
     temperature: options.Temperature = 0.0,

@@ -128,19 +128,13 @@ def _decoder_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[Bench
     prompts = _fitting(settings.prompt_tokens, PROMPTS, limit - 2, 2, where)
     contexts = _fitting(settings.contexts, CONTEXTS, limit - new - 2, new + 2, where)
     short = min(SHORT, *contexts)
-    work = [_first("token", rows=[ids(spec.vocab, short)])]
-    work += [
-        BenchJob(kind="prefill", figures=((f"prefill of {n}", "tokens/s"),), rows=[ids(spec.vocab, n)]) for n in prompts
-    ]
-    work += [
-        BenchJob(kind="decode", figures=((f"decode at {n}", "tokens/s"),), rows=[ids(spec.vocab, n)], new=new)
-        for n in contexts
-    ]
     count = settings.requests or 8
     several = [ids(spec.vocab, short, seed) for seed in range(count)]
     return [
-        *work,
-        BenchJob(kind="together", figures=((f"{count} requests at once", "tokens/s"),), rows=several, new=new),
+        _first("token", rows=[ids(spec.vocab, short)]),
+        *(_tokens("prefill", f"prefill of {n}", [ids(spec.vocab, n)]) for n in prompts),
+        *(_tokens("decode", f"decode at {n}", [ids(spec.vocab, n)], new) for n in contexts),
+        _tokens("together", f"{count} requests at once", several, new),
     ]
 
 
@@ -172,14 +166,18 @@ def _writing_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[Bench
     return [
         _first("token", **one, new=1),
         BenchJob(kind="encoder", figures=(("encoder", "s"),), **read),
-        BenchJob(
-            kind="write", figures=((f"greedy, {new} tokens", "tokens/s"), ("greedy, seconds", "s")), **read, new=new
-        ),
-        BenchJob(
-            kind="write", figures=((f"beam {beams}, {new} tokens", "tokens/s"), (f"beam {beams}, seconds", "s")),
-            **read, new=new, beams=beams,
+        *(
+            BenchJob(
+                kind="write", figures=((f"{name}, {new} tokens", "tokens/s"), (f"{name}, seconds", "s")), **read,
+                new=new, beams=width,
+            )
+            for name, width in (("greedy", 1), (f"beam {beams}", beams))
         ),
     ]  # fmt: skip
+
+
+def _tokens(kind: Kind, name: str, rows: Sequence[Ids], new: int = 0) -> BenchJob:
+    return BenchJob(kind=kind, figures=((name, "tokens/s"),), rows=rows, new=new)
 
 
 def _first(result: str, **work: Any) -> BenchJob:

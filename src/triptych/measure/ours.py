@@ -27,7 +27,7 @@ from triptych.program.native_executor import prompts_in_bf16
 from triptych.quantize import BandFormat, kernel_matrix, packing_arguments
 from triptych.spec import FramesSpec
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class Ours(Side):
@@ -51,7 +51,7 @@ class Ours(Side):
     def dtype(self) -> str:
         model = self._model()
         packed = {p.format.layout.name for p in _packed(model) if isinstance(p.format, BandFormat)}
-        plain = next((name for name, dtype in DTYPES.items() if dtype == model.module.dtype), str(model.module.dtype))
+        plain = NAMES.get(model.module.dtype, str(model.module.dtype))
         form = "+".join([*sorted(packed), plain]) if packed else plain
         encoder = model.spec.layout == "encoder"
         return f"{form}, {'products' if encoder else 'those of prompts'} in bf16" if self._note() else form
@@ -60,7 +60,7 @@ class Ours(Side):
         options, self.model, self.engine, self.encoder = self.options, None, None, None
         form, plain = packing_arguments(options.quantize)
         self.model = load(
-            options.model, dtype=DTYPES.get(options.dtype or ""), device=self.device, ignore=options.ignore,
+            options.model, dtype=options.dtype, device=self.device, ignore=options.ignore,
             offline=options.offline, quantize=form, dequantize=plain,
         )  # fmt: skip
         self.model.executor = options.executor

@@ -138,7 +138,7 @@ class ModelInside(Displayed):
         plan, first, second = Plan.of(self.spec, (), edit), *self._both(rows, target, mask, target_mask)
         check_fires(plan, *self._lengths(first, second), allow_null=allow_null)
         session = Session(plan, allow_null=allow_null)
-        logits = self._forward(first, second, None, None, session.taps)
+        logits = self._forward(first, second, session.taps)
         session.close()
         return logits
 
@@ -173,7 +173,7 @@ class ModelInside(Displayed):
         session.trace.read_rows(rows, first, second)
         session.trace.tokenizer = self.tokenizer
         with torch.set_grad_enabled(plan.wants_grad):
-            session.trace.logits = self._forward(first, second, None, None, session.taps)
+            session.trace.logits = self._forward(first, second, session.taps)
         return session.close()
 
     def trace_size(
@@ -253,18 +253,20 @@ class ModelInside(Displayed):
         """
         return draw(self.spec)
 
-    def _forward(
-        self, rows: Texts, target: Texts | None, mask: Tensor | None, target_mask: Tensor | None, taps: nn.Taps
-    ) -> list[Tensor]:
+    def _check_target(self, target: object) -> None:
+        """Raise InputError where an encoder-decoder has no target, and where another model has one."""
         both = self.spec.layout == "encoder-decoder"
         if both != (target is not None):
             wants = "a source and a target" if both else "rows only"
             raise InputError(f"this {self.spec.layout} model takes {wants}")
-        inputs, where = self.module.flat(self.source(rows, mask))
+
+    def _forward(self, rows: Sequence[Row], target: list[list[int]] | None, taps: nn.Taps) -> list[Tensor]:
+        self._check_target(target)
+        inputs, where = self.module.flat(rows)
         if target is None:
             out = self.module.logits(nn.Batch(inputs=inputs, rows=where, taps=taps))
         else:
-            ids, where_target = nn.flat(self.ids(target, target_mask, target=True), self.device)
+            ids, where_target = nn.flat(target, self.device)
             out = self.module.logits(nn.Batch(inputs=ids, rows=where_target, source=(inputs, where), taps=taps))
             where = where_target
         return list(out) if isinstance(self.spec.head, ClassHeadSpec | PoolingSpec) else where.split(out)

@@ -52,9 +52,7 @@ class ModelTraining(ModelInside):
         """
         from triptych.train import row_loss
 
-        if (self.spec.layout == "encoder-decoder") != (target is not None):
-            wants = "a source and a target" if target is None else "rows only"
-            raise InputError(f"this {self.spec.layout} model takes {wants}")
+        self._check_target(target)
         if target is not None:
             if labels is not None:
                 raise InputError("an encoder-decoder is trained on all of its target; give no labels beside it")
