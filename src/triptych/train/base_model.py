@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -23,7 +23,7 @@ from triptych.errors import ConfigError, TextError
 from triptych.nn import Transformer, attach
 from triptych.quantize import packing_for
 from triptych.text import Tokenizer
-from triptych.train.settings import Positive, Rate, Section
+from triptych.train.settings import Config, Positive, Rate, Section
 
 
 class BaseSettings(Section):
@@ -43,7 +43,7 @@ class Base:
 
     module: Transformer
     tokenizer: Tokenizer | None
-    hf: dict[str, Any]
+    hf: Config
     files: Mapping[str, bytes]
 
 

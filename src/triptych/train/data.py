@@ -15,10 +15,9 @@ from itertools import pairwise
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from triptych.errors import InputError
-from triptych.train.objectives import Example, Ids, TokenMasking, causal, seq2seq
+from triptych.train.objectives import Example, Ids, Integers, TokenMasking, causal, seq2seq
 
 T = TypeVar("T")
 
@@ -67,7 +66,7 @@ class DocumentStream:
     """
 
     arrays: tuple[Ids, ...]
-    ends: NDArray[np.int64]  # [documents], cumulative
+    ends: Integers  # [documents], cumulative
 
     @staticmethod
     def of(documents: Sequence[tuple[Ids, ...]]) -> DocumentStream:
@@ -204,12 +203,12 @@ class HiddenWords(EpochRows):
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
         random = random_numbers(seed, Use.HIDING, step)
-        return [self._hidden(example, random) for example in super().draw(seed, step, rows)]
-
-    def _hidden(self, example: Example, random: np.random.Generator) -> Example:
-        hide = random.random(len(example.ids)) < self.rate
-        hide[0] = False
-        return replace(example, ids=np.where(hide, self.hidden, example.ids).astype(np.int32))
+        hidden = []
+        for example in super().draw(seed, step, rows):
+            hide = random.random(len(example.ids)) < self.rate
+            hide[0] = False
+            hidden.append(replace(example, ids=np.where(hide, self.hidden, example.ids).astype(np.int32)))
+        return hidden
 
 
 def with_hidden_words(data: EpochRows, rate: float, unknown: int | None) -> EpochRows:
@@ -255,7 +254,7 @@ def in_epochs(items: Sequence[T], seed: int, step: int, rows: int) -> list[T]:
 
 
 @lru_cache(maxsize=2)  # every step of an epoch needs it, and two epochs meet in one step
-def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
+def _order(seed: int, epoch: int, count: int) -> Integers:
     """The numbers of `count` items in the order of an epoch."""
     order = random_numbers(seed, Use.ORDER, epoch).permutation(count)
     order.flags.writeable = False

@@ -28,6 +28,7 @@ from triptych.nn import Transformer
 from triptych.text import Tokenizer
 
 Ids = NDArray[np.int32]
+Integers = NDArray[np.integer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,8 @@ class Example:
 class TrainingBatch:
     """Rows end to end: `ids` [N], of which M positions are trained.
 
-    `at` [M] are their indices and `targets` [M] their targets; `source` has the encoder's ids [S] and rows.
+    `at` [M] are their indices and `targets` [M] their targets; `source` has the encoder's ids [S] and rows.  The share
+    `smoothing` of each target is spread over the vocabulary.
     """
 
     ids: Tensor
@@ -61,6 +63,7 @@ class TrainingBatch:
     at: Tensor
     targets: Tensor
     source: tuple[Tensor, Rows] | None = None
+    smoothing: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -80,8 +83,8 @@ class TrainingBatch:
         """The sum of the losses []; see `loss`."""
         x = final(module, self, random)
         part = max(1, max_logits // module.spec.vocab)
-        if part >= self.trained:
-            return _nats(module, self.rows, x, self.targets)
+        if self.smoothing or part >= self.trained:
+            return _nats(module, self.rows, x, self.targets, self.smoothing)
         total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
         for vectors, targets in zip(torch.split(x, part), torch.split(self.targets, part), strict=True):
             total = total + checkpoint(_nats, module, self.rows, vectors, targets, use_reentrant=False)
@@ -169,7 +172,7 @@ def token_batch(examples: Sequence[Example], device: torch.device | str) -> Trai
     )
 
 
-def joined(arrays: Sequence[NDArray[np.integer]], device: torch.device | str) -> Tensor:
+def joined(arrays: Sequence[Integers], device: torch.device | str) -> Tensor:
     """The numbers of all arrays, end to end, as int64 on `device`."""
     return torch.from_numpy(np.concatenate(arrays).astype(np.int64)).to(device, non_blocking=True)
 
@@ -193,8 +196,9 @@ def loss(
     return batch.nats(module, max_logits, random), batch.trained
 
 
-def _nats(module: Transformer, rows: Rows, x: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(exact(module.unembed(x, rows)), targets, reduction="sum")
+def _nats(module: Transformer, rows: Rows, x: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    logits = exact(module.unembed(x, rows))
+    return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
 
 
 def exact(outputs: Tensor) -> Tensor:
