@@ -27,7 +27,7 @@ from triptych.text import Tokenizer, WhisperTokens, with_whisper_tokens
 from triptych.train import metrics
 from triptych.train.data import EpochRows
 from triptych.train.evaluate import HeldOut, Score
-from triptych.train.objectives import Example, Ids, TrainingBatch, token_batch
+from triptych.train.objectives import Device, Example, Ids, TrainingBatch, token_batch
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
 from triptych.train.settings import Config
@@ -50,7 +50,7 @@ class SpokenExample(Example):
     def frames(self) -> Tensor:
         return self.sound if isinstance(self.sound, Tensor) else self.speech.frames(audio.read_wav(self.sound))
 
-    def collated(self, examples: Sequence[Any], device: torch.device | str) -> SpokenBatch:
+    def collated(self, examples: Sequence[Any], device: Device) -> SpokenBatch:
         frames, batch = tuple(one.frames for one in examples), token_batch(examples, device)
         positions = Rows(tuple(len(one) // self.speech.slot.stride for one in frames))
         source = torch.cat(frames).to(device, non_blocking=True), positions

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from triptych.checkpoints import open_source
 from triptych.checkpoints.adapter_files import adapter_base, read_adapter
@@ -23,7 +21,7 @@ from triptych.errors import ConfigError, TextError
 from triptych.nn import Transformer, attach
 from triptych.quantize import packing_for
 from triptych.text import Tokenizer
-from triptych.train.settings import Config, Positive, Rate, Section
+from triptych.train.settings import BelowOne, Config, Positive, Rate, Section
 
 
 class BaseSettings(Section):
@@ -81,7 +79,7 @@ class AdapterRecipe(Section):
     """The product is multiplied by alpha / rank."""
     targets: Literal["all-linear"] | list[str] = "all-linear"
     """Names of linear maps, such as `["q", "v"]` or `["q_proj", "v_proj"]`, or `all-linear`, those of all blocks."""
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    dropout: BelowOne = 0.0
     """Dropout of the input of the product, in training."""
 
 

@@ -24,7 +24,7 @@ from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
 from triptych.train import metrics
 from triptych.train.evaluate import HeldOut, Score
-from triptych.train.objectives import Example, Ids, TrainingBatch, collate, exact, joined
+from triptych.train.objectives import Device, Example, Ids, TrainingBatch, collate, exact, joined
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
 from triptych.train.task import Fitter, HeadTask, Prepared, epoch_rows, read_split, trained_at
@@ -40,7 +40,7 @@ class TextPair(Example):
     scale: float
     number: int = 0
 
-    def collated(self, examples: Sequence[Any], device: torch.device | str) -> ContrastiveBatch:
+    def collated(self, examples: Sequence[Any], device: Device) -> ContrastiveBatch:
         ids, types = [one.ids for one in examples], [one.types for one in examples]
         for place in range(len(self.others)):  # all partners, then all hard negatives
             ids += [np.asarray(one.others[place].ids, dtype=np.int32) for one in examples]

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from triptych.errors import InputError
 from triptych.nn import Transformer
 from triptych.train.data import Data
-from triptych.train.objectives import Example, TrainingBatch, collate, exact, final
+from triptych.train.objectives import Device, Example, TrainingBatch, collate, exact, final
 
 FEWEST = 8  # batches of an evaluation
 
@@ -69,9 +69,7 @@ class HeldOut:
     bytes: int | None = None
 
     @staticmethod
-    def of(
-        held: Data, train: Data, tokens: int, *, text: str | None = None, device: torch.device | str = "cpu"
-    ) -> HeldOut:
+    def of(held: Data, train: Data, tokens: int, *, text: str | None = None, device: Device = "cpu") -> HeldOut:
         """All rows of `held` in batches of about `tokens` tokens; `text` is what they spell together.
 
         Raises InputError where no token of them is predicted.
@@ -149,7 +147,7 @@ def _spread(batches: Sequence[TrainingBatch]) -> list[TrainingBatch]:
     return [batches[i] for i in sorted(range(len(batches)), key=lambda i: i * golden % 1.0)]
 
 
-def batched(examples: Iterable[Example], tokens: int, device: torch.device | str) -> tuple[TrainingBatch, ...]:
+def batched(examples: Iterable[Example], tokens: int, device: Device) -> tuple[TrainingBatch, ...]:
     """Held-out rows in batches of about `tokens` tokens.  Raises InputError where nothing of them is predicted."""
     batches = tuple(collate(rows, device) for rows in _groups(examples, tokens))
     if not batches:

@@ -32,6 +32,7 @@ from triptych.train.evaluate import HeldOut, Score
 from triptych.train.label_tasks import LabelTask, judged_labels
 from triptych.train.labelled import HeadLoss, LabelledBatch, LabelledExample
 from triptych.train.objectives import (
+    Device,
     Example,
     Integers,
     TrainingBatch,
@@ -149,7 +150,7 @@ class LabelledImage(LabelledExample):
     image: RecordImage
     read: ReadImages
 
-    def collated(self, examples: Sequence[Any], device: torch.device | str) -> LabelledBatch:
+    def collated(self, examples: Sequence[Any], device: Device) -> LabelledBatch:
         patches, rows = self.read([one.image.pixels() for one in examples])
         first = joined([np.cumsum([0, *rows.lengths[:-1]])], device)
         goals = joined([one.goal for one in examples], device)
@@ -216,7 +217,7 @@ class CaptionExample(Example):
     read: ReadImages
     smoothing: float = 0.0
 
-    def collated(self, examples: Sequence[Any], device: torch.device | str) -> TrainingBatch:
+    def collated(self, examples: Sequence[Any], device: Device) -> TrainingBatch:
         patches, rows = self.read([one.image.pixels() for one in examples])
         return replace(token_batch(examples, device), source=(patches.to(device), rows), smoothing=self.smoothing)
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from triptych.attention import Rows
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
-from triptych.train.objectives import Example, Ids, Integers, TrainingBatch, exact, joined, token_batch
+from triptych.train.objectives import Device, Example, Ids, Integers, TrainingBatch, exact, joined, token_batch
 
 IGNORED = -100  # the goal of a token without a label, as in torch's cross-entropy
 
@@ -56,7 +56,7 @@ class LabelledExample(Example):
     number: int = 0
     offsets: NDArray[np.int32] | None = None
 
-    def collated(self, examples: Sequence[Any], device: torch.device | str) -> LabelledBatch:
+    def collated(self, examples: Sequence[Any], device: Device) -> LabelledBatch:
         batch, types = token_batch(examples, device), joined([one.types for one in examples], device)
         goals = joined([one.goal for one in examples], device)
         tokens = (batch.ids, batch.rows, batch.at, batch.targets)

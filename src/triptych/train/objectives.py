@@ -29,6 +29,8 @@ from triptych.text import Tokenizer
 
 Ids = NDArray[np.int32]
 Integers = NDArray[np.integer]
+TokenIds = Sequence[int] | Ids
+Device = torch.device | str
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +43,7 @@ class Example:
     trained: NDArray[np.bool_]
     source: Ids | None = None
 
-    def collated(self, examples: Sequence[Example], device: torch.device | str) -> TrainingBatch:
+    def collated(self, examples: Sequence[Example], device: Device) -> TrainingBatch:
         """The rows `examples`, all of this row's class, as one batch; other objectives have batches of their own."""
         return token_batch(examples, device)
 
@@ -91,7 +93,7 @@ class TrainingBatch:
         return total
 
 
-def causal(tokens: Sequence[int] | Ids) -> Example:
+def causal(tokens: TokenIds) -> Example:
     """Each token predicted from those before it: `tokens[:-1]` -> `tokens[1:]`.  Raises InputError for fewer than 2."""
     ids = np.asarray(tokens, dtype=np.int32)
     if len(ids) < 2:
@@ -99,7 +101,7 @@ def causal(tokens: Sequence[int] | Ids) -> Example:
     return Example(ids[:-1], ids[1:], np.ones(len(ids) - 1, dtype=bool))
 
 
-def seq2seq(source: Sequence[int] | Ids, target: Sequence[int] | Ids, start: int) -> Example:
+def seq2seq(source: TokenIds, target: TokenIds, start: int) -> Example:
     """`target` predicted from `source`, each token after the correct ones before it (teacher forcing).
 
     The decoder reads `[start] + target[:-1]` and is trained on all of `target`, its EOS included, as T5 is (Raffel et
@@ -133,7 +135,7 @@ class TokenMasking:
         """The ids that are not special, in order."""
         return np.setdiff1d(np.arange(self.vocab, dtype=np.int32), np.array(sorted(self.special), dtype=np.int32))
 
-    def __call__(self, tokens: Sequence[int] | Ids, random: np.random.Generator) -> Example:
+    def __call__(self, tokens: TokenIds, random: np.random.Generator) -> Example:
         """The row with some tokens hidden, chosen by `random`.  In a row of special tokens none is trained."""
         targets = np.asarray(tokens, dtype=np.int32)
         positions = np.flatnonzero(np.isin(targets, self.ordinary))
@@ -148,7 +150,7 @@ class TokenMasking:
         return Example(ids, targets, trained)
 
 
-def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> TrainingBatch:
+def collate(examples: Sequence[Example], device: Device = "cpu") -> TrainingBatch:
     """Rows as one flat batch.  Raises InputError when none of their tokens is trained."""
     trained = np.concatenate([e.trained for e in examples]) if examples else np.zeros(0, dtype=bool)
     if not trained.any():
@@ -159,7 +161,7 @@ def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> 
     return examples[0].collated(examples, device)
 
 
-def token_batch(examples: Sequence[Example], device: torch.device | str) -> TrainingBatch:
+def token_batch(examples: Sequence[Example], device: Device) -> TrainingBatch:
     """The tokens of the rows as one flat batch, and those of their sources."""
     trained = np.concatenate([e.trained for e in examples])
     sources = [e.source for e in examples if e.source is not None]
@@ -172,7 +174,7 @@ def token_batch(examples: Sequence[Example], device: torch.device | str) -> Trai
     )
 
 
-def joined(arrays: Sequence[Integers], device: torch.device | str) -> Tensor:
+def joined(arrays: Sequence[Integers], device: Device) -> Tensor:
     """The numbers of all arrays, end to end, as int64 on `device`."""
     return torch.from_numpy(np.concatenate(arrays).astype(np.int64)).to(device, non_blocking=True)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.optim import AdamW
 
@@ -17,7 +16,7 @@ from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.spec import model as spec
 from triptych.spec.parts import LinearSpec
-from triptych.train.settings import Rate, Section, Share
+from triptych.train.settings import BelowOne, NonNegative, Rate, Section, Share
 
 TOGETHER = 1 << 22  # numbers orthogonalized at a time, so that large matrices need no more memory than in torch
 
@@ -116,10 +115,10 @@ class OptimizerSettings(Section):
     """Of AdamW: added to the root mean square by which it divides."""
     momentum: Share = 0.95
     """Of Muon: the decay rate of the running mean of gradients."""
-    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.1
+    weight_decay: NonNegative = 0.1
     """Times the learning rate, the share of a matrix that each step takes away; embeddings, norms and biases keep
     theirs."""
-    clip: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
+    clip: NonNegative = 1.0
     """Gradients are scaled down to at most this global norm; 0 turns it off."""
 
 
@@ -211,7 +210,7 @@ class Schedule(Section):
 
     shape: Literal["cosine", "linear", "constant"] = "cosine"
     """After the warm-up it falls to `floor` along half a cosine (Loshchilov & Hutter 2017) or a line, or stays."""
-    warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.02
+    warmup: BelowOne = 0.02
     """Share of the run over which it rises linearly from 0 to the peak."""
     floor: Share = 0.0
     """The learning rate at the end, as a share of the peak."""

@@ -28,6 +28,7 @@ from triptych.train.data import (
     DocumentStream,
     MaskedText,
     Pairs,
+    Piece,
     Use,
     Windows,
     check,
@@ -237,7 +238,7 @@ class CorruptedText(Windows):
     use = Use.CORRUPTION
     shortest = 2
 
-    def row(self, piece: tuple[Ids, ...], random: np.random.Generator) -> Example:
+    def row(self, piece: Piece, random: np.random.Generator) -> Example:
         tokens = piece[0]
         spans = noise_spans(len(tokens), self.rate, self.span, random)
         return seq2seq(*corrupted(tokens, spans, self.sentinels, self.end), self.start)
@@ -309,7 +310,7 @@ class ReplacedText(Windows):
 
     use = Use.CORRUPTION
 
-    def row(self, piece: tuple[Ids, ...], random: np.random.Generator) -> LabelledExample:
+    def row(self, piece: Piece, random: np.random.Generator) -> LabelledExample:
         """A token is labelled replaced only where the sample differs from it, as in ELECTRA."""
         hidden = self.masking(np.concatenate([self.before, *piece, self.after]), random)
         places = np.flatnonzero(hidden.trained)
