@@ -220,10 +220,8 @@ def _check_directory(out: Path, force: bool) -> None:
     present = [name for name in (*FINISHED, CHECKPOINTS, SAMPLES) if (out / name).exists()]
     if not present or force:
         return
-    if PAGE in present:
-        state = "a finished run"
-    else:
-        state = "a run that was stopped" if CHECKPOINTS in present else f"{present[0]}, which a run would replace"
+    states = {PAGE: "a finished run", CHECKPOINTS: "a run that was stopped"}
+    state = next((states[name] for name in states if name in present), f"{present[0]}, which a run would replace")
     raise InputError(
         f"{out} holds {state}; continue it with --resume, delete it and start over with --force, or give another --out"
     )

@@ -13,7 +13,7 @@ from typing import Literal
 
 from triptych.checkpoints import open_source
 from triptych.checkpoints.adapter_files import adapter_base, read_adapter
-from triptych.checkpoints.adapters import AdapterSettings, add_adapter, check_base
+from triptych.checkpoints.adapters import check_base
 from triptych.checkpoints.convert import files_beside
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import read_weights, stores_packed
@@ -81,16 +81,6 @@ class AdapterRecipe(Section):
     """Names of linear maps, such as `["q", "v"]` or `["q_proj", "v_proj"]`, or `all-linear`, those of all blocks."""
     dropout: BelowOne = 0.0
     """Dropout of the input of the product, in training."""
-
-
-def with_new_adapter(base: BaseSettings, settings: AdapterRecipe, seed: int) -> Base:
-    """The model `base` with a new adapter.
-
-    Raises TextError for a model without a tokenizer, InputError for an adapter that cannot be added.
-    """
-    model = read_base(base, packed=True)
-    add_adapter(model.module, AdapterSettings(settings.rank, settings.alpha, settings.targets, settings.dropout, seed))
-    return model
 
 
 def with_saved_adapter(base: BaseSettings, settings: AdapterRecipe, checkpoint: Path) -> Base:

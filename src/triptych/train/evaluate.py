@@ -148,24 +148,18 @@ def _spread(batches: Sequence[TrainingBatch]) -> list[TrainingBatch]:
 
 
 def batched(examples: Iterable[Example], tokens: int, device: Device) -> tuple[TrainingBatch, ...]:
-    """Held-out rows in batches of about `tokens` tokens.  Raises InputError where nothing of them is predicted."""
-    batches = tuple(collate(rows, device) for rows in _groups(examples, tokens))
-    if not batches:
-        raise InputError("the held-out data has no token to predict, so nothing can be evaluated; hold out more of it")
-    return batches
+    """Held-out rows in order, in batches of about `tokens` tokens; rows without a trained token are left out.
 
-
-def _groups(examples: Iterable[Example], tokens: int) -> Iterator[Sequence[Example]]:
-    """Groups of consecutive rows of at most `tokens` tokens; rows without a trained token are left out."""
-    group: list[Example] = []
-    length = 0
+    Raises InputError where nothing of them is predicted.
+    """
+    groups, length = list[list[Example]](), 0
     for example in examples:
-        if not example.trained.any():
-            continue
-        length += len(example.ids)
-        if group and length > tokens:
-            yield group
-            group, length = [], len(example.ids)
-        group.append(example)
-    if group:
-        yield group
+        if example.trained.any():
+            length += len(example.ids)
+            if not groups or length > tokens:
+                groups.append([])
+                length = len(example.ids)
+            groups[-1].append(example)
+    if not groups:
+        raise InputError("the held-out data has no token to predict, so nothing can be evaluated; hold out more of it")
+    return tuple(collate(group, device) for group in groups)

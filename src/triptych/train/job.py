@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from triptych import machine, nn
+from triptych.checkpoints.adapters import AdapterSettings, add_adapter
 from triptych.checkpoints.header import read_header
 from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, counted, nearest
 from triptych.families import read_config
@@ -29,7 +30,7 @@ from triptych.text import (
     word_tokenizer,
 )
 from triptych.train.audio_records import TranscriptTask
-from triptych.train.base_model import Base, BaseSettings, read_base, with_new_adapter, with_saved_adapter
+from triptych.train.base_model import Base, BaseSettings, read_base, with_saved_adapter
 from triptych.train.chat_task import ChatTask
 from triptych.train.checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
 from triptych.train.contrastive import ContrastiveTask
@@ -229,7 +230,9 @@ def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask) -> Base:
             f"objective {recipe.objective.name} trains a head, which the file of an adapter does not hold; leave "
             "adapter out, or train the head first"
         )
-    return with_new_adapter(settings, recipe.adapter, recipe.run.seed)
+    base, lora = read_base(settings, packed=True), recipe.adapter
+    add_adapter(base.module, AdapterSettings(lora.rank, lora.alpha, lora.targets, lora.dropout, recipe.run.seed))
+    return base
 
 
 def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:

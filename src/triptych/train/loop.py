@@ -166,6 +166,8 @@ class Trainer:
     def _reserved(self) -> float:
         """The seconds that what follows the last step will take: evaluation, sample and checkpoint."""
         run = self.settings
+        if run.seconds is None:
+            return 0.0
         whole = 0.0 if self.held is None else self.budget.expected("evaluation") * len(self.held.batches) / FEWEST
         parts = (
             (run.evaluate_every, min(self.budget.limit() or 0.0, whole)),

@@ -201,7 +201,7 @@ def write_new_recipe(
         if not columns_of(data):
             corpus.read_documents(data)  # raises TextError where there is no text
     if base is not None and alone:
-        tables = fine_tuning_tables(base, data, objective, adapter=adapter)
+        tables = _fine_tuning_tables(base, data, objective, adapter=adapter)
     else:
         tables = read_tables(recipe or "decoder")
     values = {"run.out": out or f"runs/{path.stem}"} | ({} if data is None else {"data.path": data})
@@ -219,9 +219,7 @@ def write_new_recipe(
     return checked
 
 
-def fine_tuning_tables(
-    base: str, path: str | None = None, objective: Objective | None = None, *, adapter: bool = False
-) -> dict[str, Any]:
+def _fine_tuning_tables(base: str, path: str | None, objective: Objective | None, *, adapter: bool) -> dict[str, Any]:
     """The tables of a recipe that trains the model `base` further: its objective by the fields of the records in
     `path`, or by its layout and what it reads, rows within its context, packed weights unpacked unless an `adapter` is
     trained.
