@@ -20,8 +20,8 @@ from triptych.errors import CheckpointError, ConfigError, InputError, TextError
 from triptych.model import create, load
 from triptych.text import DECODER, byte_tokenizer
 from triptych.train import Job, check_recipe, prepare, read_recipe, resume, write_new_recipe
+from triptych.train.new_recipe import in_markdown, toml
 from triptych.train.recipe import sections
-from triptych.train.recipe_keys import described, in_markdown, toml
 from triptych.train.space import DiskSpace, size
 
 RUN = {"rows": 2, "length": 12, "steps": 3, "evaluate_every": 0.0, "sample_every": 0.0}
@@ -230,7 +230,7 @@ def test_a_disk_that_is_too_full_is_refused_before_the_run(
 
 
 def test_every_key_has_a_meaning() -> None:
-    missing = {name: kind for name, kind in sections().items() if not described(kind)}
+    missing = [name for name, kind in sections().items() if not all(f.description for f in kind.model_fields.values())]
     assert not missing, "describe each key by a text under it"
 
 

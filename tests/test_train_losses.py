@@ -20,11 +20,11 @@ from triptych.media.image import Preparation
 from triptych.text import Encoded
 from triptych.train import Example, Optimizer, OptimizerSettings, Schedule, collate, loss, seq2seq
 from triptych.train.contrastive import TextPair
-from triptych.train.corruption import corrupted, noise_spans
 from triptych.train.data import micro_batches
 from triptych.train.image_tasks import CaptionExample, RecordImage, labelled_images
 from triptych.train.labelled import IGNORED, ClassLoss, HeadLoss, ReplacedLoss, SeveralLoss, SpanLoss, labelled
 from triptych.train.new_head import head_config, with_head
+from triptych.train.text_tasks import corrupted, noise_spans
 
 LENGTHS = (7, 3, 11, 5)
 LABELS = tuple("abcde")

@@ -20,14 +20,13 @@ from triptych.text import DECODER, ChatTemplate, Tokenizer, byte_tokenizer, shak
 from triptych.train import check_recipe, evaluate, prepare, read_recipe, resume, show_batch
 from triptych.train.chat_task import assistant_spans, chat_example
 from triptych.train.contrastive import TextPair
-from triptych.train.corruption import ReplacedText, by_frequency, corrupted, noise_spans, window_length
 from triptych.train.data import DocumentStream, Use, random_numbers
-from triptych.train.label_tasks import first_tokens
+from triptych.train.label_tasks import Question, first_tokens, windows
 from triptych.train.labelled import LabelledExample, SpanLoss
 from triptych.train.objectives import TokenMasking
 from triptych.train.records import DataRecord
-from triptych.train.span_task import Question, windows
 from triptych.train.task import read_split
+from triptych.train.text_tasks import ReplacedText, by_frequency, corrupted, noise_spans, window_length
 
 GOOD, BAD = ("bright", "warm", "merry"), ("cold", "grim", "bleak")
 PLAIN = ("king", "sword", "river", "night", "horse", "castle", "crown")

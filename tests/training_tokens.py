@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from training_cases import Case, case_of, decoder, other
 from triptych.train import TokenMasking, causal, seq2seq
-from triptych.train.corruption import corrupted, noise_spans
 from triptych.train.labelled import IGNORED
+from triptych.train.text_tasks import corrupted, noise_spans
 
 Rows = list[list[int]]
 DECODERS = (

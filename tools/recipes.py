@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from triptych.train.recipe_keys import in_markdown
+from triptych.train.new_recipe import in_markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "concepts" / "recipes.md"
 BEGIN, END = "<!-- keys, written by tools/recipes.py -->\n", "<!-- end of keys -->\n"

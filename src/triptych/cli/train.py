@@ -130,8 +130,8 @@ def _new(
 
 def _list_keys(*, as_json: bool) -> None:
     """The keys of all tables of a recipe: their values, defaults and meaning."""
+    from triptych.train.new_recipe import keys, meaning, single_keys
     from triptych.train.recipe import sections
-    from triptych.train.recipe_keys import keys, meaning, single_keys
 
     tables = {"": single_keys()} | {name: keys(name) for name in sections()}
     if as_json:

@@ -38,15 +38,12 @@ class Watch(Protocol):
 
     def say(self, what: str) -> None:
         """A line about what happens now."""
-        ...
 
     def step(self, event: Event) -> None:
         """A finished training step."""
-        ...
 
     def sample(self, label: str, text: str) -> None:
         """What the model writes at present."""
-        ...
 
 
 class Silent:
@@ -74,20 +71,11 @@ class Result:
     held_out: HeldOutResult
     samples: list[Sample] = field(repr=False)
 
-    def facts(self) -> list[tuple[str, str]]:
-        """Name and value, to be read."""
-        trained = f"{self.steps:,} steps in {self.seconds:,.0f} s"
-        return [
-            ("result", self.held_out.sentence),
-            ("trained", trained),
-            ("model", str(self.model)),
-            ("page", str(self.report)),
-        ]
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         run = {"panel": self.panel, "model": str(self.model), "report": str(self.report)}
-        return run | {"steps": self.steps, "seconds": round(self.seconds, 1)} | self.held_out.to_dict()
+        measured = {name: value for name, value in vars(self.held_out).items() if name != "sentence"}
+        return run | {"steps": self.steps, "seconds": round(self.seconds, 1)} | measured
 
 
 def run(
@@ -232,10 +220,8 @@ def _check_directory(out: Path, force: bool) -> None:
     present = [name for name in (*FINISHED, CHECKPOINTS, SAMPLES) if (out / name).exists()]
     if not present or force:
         return
-    if PAGE in present:
-        state = "a finished run"
-    else:
-        state = "a run that was stopped" if CHECKPOINTS in present else f"{present[0]}, which a run would replace"
+    states = {PAGE: "a finished run", CHECKPOINTS: "a run that was stopped"}
+    state = next((states[name] for name in states if name in present), f"{present[0]}, which a run would replace")
     raise InputError(
         f"{out} holds {state}; continue it with --resume, delete it and start over with --force, or give another --out"
     )

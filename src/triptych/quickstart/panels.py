@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -27,15 +26,6 @@ class HeldOutResult:
     baseline: str
     baseline_value: float
     sentence: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return {
-            "measure": self.measure,
-            "value": self.value,
-            "baseline": self.baseline,
-            "baseline_value": self.baseline_value,
-        }
 
 
 @dataclass(frozen=True)

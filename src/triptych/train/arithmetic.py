@@ -89,10 +89,14 @@ def first_nonfinite(module: nn.Module, forward: Callable[[], object]) -> str:
     `forward` is finite, the last parameter (the first in the backward pass) whose gradient is not."""
     if stored := nonfinite_parameter(module):
         return f"parameter {stored} holds inf or NaN"
+    names = {part: name for name, part in module.named_modules() if name}
     nonfinite: list[str] = []
-    handles = [
-        part.register_forward_hook(_record_nonfinite(name, nonfinite)) for name, part in module.named_modules() if name
-    ]
+
+    def record(part: nn.Module, _: object, output: object) -> None:
+        if isinstance(output, Tensor) and not torch.isfinite(output).all():
+            nonfinite.append(names[part])
+
+    handles = [part.register_forward_hook(record) for part in names]
     try:
         forward()
     finally:
@@ -102,13 +106,3 @@ def first_nonfinite(module: nn.Module, forward: Callable[[], object]) -> str:
         return f"{nonfinite[0]} was the first to give inf or NaN"
     broken = [name for name, p in module.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
     return f"the forward pass is finite, the gradient of {broken[-1]} is not" if broken else "the logits overflowed"
-
-
-def _record_nonfinite(name: str, names: list[str]) -> Callable[[nn.Module, object, object], None]:
-    """A forward hook that appends `name` to `names` if the output is a tensor with inf or NaN."""
-
-    def hook(_: nn.Module, __: object, output: object) -> None:
-        if isinstance(output, Tensor) and not torch.isfinite(output).all():
-            names.append(name)
-
-    return hook

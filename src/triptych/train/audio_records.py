@@ -25,12 +25,13 @@ from triptych.nn import Transformer
 from triptych.spec import FramesSpec
 from triptych.text import Tokenizer, WhisperTokens, with_whisper_tokens
 from triptych.train import metrics
-from triptych.train.data import Data, EpochRows
+from triptych.train.data import EpochRows
 from triptych.train.evaluate import HeldOut, Score
-from triptych.train.objectives import Example, Ids, TrainingBatch, token_batch
+from triptych.train.objectives import Device, Example, Ids, TrainingBatch, token_batch
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
-from triptych.train.task import ObjectiveTask, read_split
+from triptych.train.settings import Config
+from triptych.train.task import ObjectiveTask, Prepared, read_split
 
 MEMORY = 1 << 30  # bytes of mel frames that stay in memory; the frames of further files are computed each time
 GENERATION = "generation_config.json"
@@ -49,13 +50,18 @@ class SpokenExample(Example):
     def frames(self) -> Tensor:
         return self.sound if isinstance(self.sound, Tensor) else self.speech.frames(audio.read_wav(self.sound))
 
-    def collated(self, examples: Sequence[Example], device: torch.device | str) -> SpokenBatch:
-        rows = [one for one in examples if isinstance(one, SpokenExample)]
-        frames, batch = tuple(one.frames for one in rows), token_batch(rows, device)
+    def collated(self, examples: Sequence[Any], device: Device) -> SpokenBatch:
+        frames, batch = tuple(one.frames for one in examples), token_batch(examples, device)
         positions = Rows(tuple(len(one) // self.speech.slot.stride for one in frames))
         source = torch.cat(frames).to(device, non_blocking=True), positions
         return SpokenBatch(
-            batch.ids, batch.rows, batch.at, batch.targets, source, frames=frames, texts=tuple(one.text for one in rows)
+            batch.ids,
+            batch.rows,
+            batch.at,
+            batch.targets,
+            source,
+            frames=frames,
+            texts=tuple(one.text for one in examples),
         )
 
 
@@ -174,7 +180,7 @@ class TranscriptTask(ObjectiveTask):
         self.tokens = WhisperTokens.of(tokenizer, {}, tokenizer.vocab_size)
         return tokenizer
 
-    def new(self, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
+    def new(self, hf: Config) -> tuple[Transformer, Config]:
         assert self.tokens is not None
         start, end = self.tokens.start, self.tokens.end
         return super().new(hf | {"decoder_start_token_id": start, "bos_token_id": end, "eos_token_id": end})
@@ -184,10 +190,10 @@ class TranscriptTask(ObjectiveTask):
         settings = json_object(files.get(GENERATION, b"{}"), Path(GENERATION))
         return {**files, GENERATION: json.dumps({**settings, "return_timestamps": False}, indent=2).encode()}
 
-    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
+    def data(self, module: Transformer, tokens: int) -> Prepared:
         try:
             known = WhisperTokens.of(self.tokenizer, {}, module.spec.vocab)
-            speech = Speech.of(module, known, self.recipe.objective.language)
+            speech = Speech.of(module, known, self.objective.language)
         except InputError as error:
             raise ConfigError(f"objective transcripts, objective.language: {error}") from None
         self.left = MEMORY

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from triptych.checkpoints import open_source
 from triptych.checkpoints.adapter_files import adapter_base, read_adapter
-from triptych.checkpoints.adapters import AdapterSettings, add_adapter, check_base
+from triptych.checkpoints.adapters import check_base
 from triptych.checkpoints.convert import files_beside
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import read_weights, stores_packed
@@ -23,7 +21,7 @@ from triptych.errors import ConfigError, TextError
 from triptych.nn import Transformer, attach
 from triptych.quantize import packing_for
 from triptych.text import Tokenizer
-from triptych.train.settings import Positive, Rate, Section
+from triptych.train.settings import BelowOne, Config, Positive, Rate, Section
 
 
 class BaseSettings(Section):
@@ -43,7 +41,7 @@ class Base:
 
     module: Transformer
     tokenizer: Tokenizer | None
-    hf: dict[str, Any]
+    hf: Config
     files: Mapping[str, bytes]
 
 
@@ -81,18 +79,8 @@ class AdapterRecipe(Section):
     """The product is multiplied by alpha / rank."""
     targets: Literal["all-linear"] | list[str] = "all-linear"
     """Names of linear maps, such as `["q", "v"]` or `["q_proj", "v_proj"]`, or `all-linear`, those of all blocks."""
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    dropout: BelowOne = 0.0
     """Dropout of the input of the product, in training."""
-
-
-def with_new_adapter(base: BaseSettings, settings: AdapterRecipe, seed: int) -> Base:
-    """The model `base` with a new adapter.
-
-    Raises TextError for a model without a tokenizer, InputError for an adapter that cannot be added.
-    """
-    model = read_base(base, packed=True)
-    add_adapter(model.module, AdapterSettings(settings.rank, settings.alpha, settings.targets, settings.dropout, seed))
-    return model
 
 
 def with_saved_adapter(base: BaseSettings, settings: AdapterRecipe, checkpoint: Path) -> Base:

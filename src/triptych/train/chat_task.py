@@ -9,12 +9,12 @@ import numpy as np
 from triptych.errors import InputError, TextError, shown
 from triptych.nn import Transformer
 from triptych.text import ChatTemplate, Tokenizer
-from triptych.train.data import Data, EpochRows
+from triptych.train.data import EpochRows
 from triptych.train.evaluate import HeldOut
 from triptych.train.objectives import Example
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
-from triptych.train.task import Fitter, ObjectiveTask, epoch_rows, read_split
+from triptych.train.task import Fitter, ObjectiveTask, Prepared, epoch_rows, read_split
 
 Message = Mapping[str, object]
 Span = tuple[int, int]
@@ -29,7 +29,7 @@ class ChatTask(ObjectiveTask):
         self.train, self.held = ([(record, _messages(record)) for record in side] for side in sides)
         self.texts = [str(message["content"]) for _, messages in self.train for message in messages]
 
-    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
+    def data(self, module: Transformer, tokens: int) -> Prepared:
         tokenizer, template = self.tokenizer, self.tokenizer.chat
         if template is None:
             raise TextError("objective chat needs a tokenizer with a chat template; give a chat model as model.path")

@@ -42,7 +42,7 @@ from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.nn import Transformer
 from triptych.text import Tokenizer, from_directory
 from triptych.train.loop import Progress, StepRecord, Trainer
-from triptych.train.settings import Section
+from triptych.train.settings import Config, Section
 
 S = TypeVar("S", bound=Section)
 NonNegative = Annotated[int, Field(ge=0)]
@@ -182,7 +182,9 @@ class Checkpoints:
             save_adapter(build, trainer.module, local_path(recipe["model"]["path"]), files)
         else:
             write_directory(build, *to_checkpoint(trainer.module, hf), {**beside, **files})
-        atomic_write(build / _MANIFEST, json.dumps(_manifest(build), indent=1).encode())
+        written = sorted(file for file in build.rglob("*") if file.is_file())
+        digests = {str(file.relative_to(build)): [file.stat().st_size, _digest(file)] for file in written}
+        atomic_write(build / _MANIFEST, json.dumps({"files": digests}, indent=1).encode())
         if path.exists():  # an invalid one
             path.rename(self.directory / f".{path.name}.broken")
         build.rename(path)
@@ -218,7 +220,7 @@ class SavedState(Section):
     elapsed: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
     tokens: NonNegative
     history: list[StepRecord]
-    recipe: dict[str, Any]
+    recipe: Config
 
 
 def why_invalid(path: Path) -> str | None:
@@ -266,7 +268,7 @@ def _validated(kind: type[S], file: Path, problem: str) -> S:
         raise CheckpointError(f"{file} {problem}: {shown(key)}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
 
 
-def read_progress(path: Path) -> tuple[Progress, dict[str, Any]]:
+def read_progress(path: Path) -> tuple[Progress, Config]:
     """How far the run was at the checkpoint `path`, and its recipe.
 
     Raises CheckpointError for a state that no run of this version writes.
@@ -280,7 +282,7 @@ def read_optimizer(path: Path) -> dict[str, Tensor]:
     return {name: source.read(name) for name in source.names}
 
 
-def read_model(path: Path) -> tuple[Transformer, Tokenizer | None, dict[str, Any]]:
+def read_model(path: Path) -> tuple[Transformer, Tokenizer | None, Config]:
     """Module, tokenizer and HF config of a directory, in the stored dtype; None for a model that reads no text.
 
     Raises TextError where any other has no tokenizer."""
@@ -300,11 +302,6 @@ def _link_or_copy(source: str, target: str) -> None:
 def read_files(path: Path) -> dict[str, bytes]:
     """The small files of a checkpoint that say how its model is used, beside its config and tokenizer."""
     return {name: (path / name).read_bytes() for name in BESIDE if (path / name).is_file()}
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    return {"files": {str(file.relative_to(path)): [file.stat().st_size, _digest(file)] for file in files}}
 
 
 def _digest(path: Path) -> str:

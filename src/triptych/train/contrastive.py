@@ -23,12 +23,11 @@ from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
 from triptych.train import metrics
-from triptych.train.data import Data
 from triptych.train.evaluate import HeldOut, Score
-from triptych.train.objectives import Example, Ids, TrainingBatch, collate, exact, joined
+from triptych.train.objectives import Device, Example, Ids, TrainingBatch, collate, exact, joined
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
-from triptych.train.task import Fitter, HeadTask, epoch_rows, read_split, trained_at
+from triptych.train.task import Fitter, HeadTask, Prepared, epoch_rows, read_split, trained_at
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -41,20 +40,19 @@ class TextPair(Example):
     scale: float
     number: int = 0
 
-    def collated(self, examples: Sequence[Example], device: torch.device | str) -> ContrastiveBatch:
-        pairs = tuple(one for one in examples if isinstance(one, TextPair))
-        ids, types = [one.ids for one in pairs], [one.types for one in pairs]
+    def collated(self, examples: Sequence[Any], device: Device) -> ContrastiveBatch:
+        ids, types = [one.ids for one in examples], [one.types for one in examples]
         for place in range(len(self.others)):  # all partners, then all hard negatives
-            ids += [np.asarray(one.others[place].ids, dtype=np.int32) for one in pairs]
-            types += [np.asarray(one.others[place].token_types, dtype=np.int32) for one in pairs]
+            ids += [np.asarray(one.others[place].ids, dtype=np.int32) for one in examples]
+            types += [np.asarray(one.others[place].token_types, dtype=np.int32) for one in examples]
         return ContrastiveBatch(
             ids=joined(ids, device),
             rows=Rows(tuple(map(len, ids))),
-            at=torch.arange(len(pairs), device=device),
-            targets=torch.arange(len(pairs), device=device),
+            at=torch.arange(len(examples), device=device),
+            targets=torch.arange(len(examples), device=device),
             types=joined(types, device),
             scale=self.scale,
-            numbers=tuple(one.number for one in pairs),
+            numbers=tuple(one.number for one in examples),
         )
 
     def target_names(self, tokenizer: Tokenizer) -> list[str]:
@@ -104,8 +102,8 @@ class ContrastiveTask(HeadTask):
                 raise record.error(f"there is no field {missing[0]}, which other records have")
         self.texts = [record.text(name) for record in self.train for name in self.fields]
 
-    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
-        fit, scale = Fitter(self.recipe, self.tokenizer), self.recipe.objective.scale
+    def data(self, module: Transformer, tokens: int) -> Prepared:
+        fit, scale = Fitter(self.recipe, self.tokenizer), self.objective.scale
 
         def pair(number: int, record: DataRecord) -> TextPair | None:
             sides = [fit(record, record.text(name)) for name in self.fields]

@@ -15,12 +15,12 @@ from itertools import pairwise
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from triptych.errors import InputError
-from triptych.train.objectives import Example, Ids, TokenMasking, causal, seq2seq
+from triptych.train.objectives import Example, Ids, Integers, TokenIds, TokenMasking, causal, seq2seq
 
 T = TypeVar("T")
+Piece = tuple[Ids, ...]  # parallel arrays, such as tokens and their targets
 
 
 class Use(IntEnum):
@@ -66,11 +66,11 @@ class DocumentStream:
     documents; a flat batch needs no padding for such rows.
     """
 
-    arrays: tuple[Ids, ...]
-    ends: NDArray[np.int64]  # [documents], cumulative
+    arrays: Piece
+    ends: Integers  # [documents], cumulative
 
     @staticmethod
-    def of(documents: Sequence[tuple[Ids, ...]]) -> DocumentStream:
+    def of(documents: Sequence[Piece]) -> DocumentStream:
         """From documents, each a tuple of equally many parallel arrays."""
         ends = np.cumsum([len(document[0]) for document in documents], dtype=np.int64)
         return DocumentStream(tuple(np.concatenate(column) for column in zip(*documents, strict=True)), ends)
@@ -78,20 +78,20 @@ class DocumentStream:
     def __len__(self) -> int:
         return len(self.arrays[0])
 
-    def cut(self, start: int, length: int) -> list[tuple[Ids, ...]]:
+    def cut(self, start: int, length: int) -> list[Piece]:
         """The pieces of `[start, start + length)`, cut where a document ends."""
         stop = min(start + length, len(self))
         first, last = np.searchsorted(self.ends, [start, stop - 1], side="right")
         edges = [start, *self.ends[first:last].tolist(), stop]
         return [tuple(a[i:j] for a in self.arrays) for i, j in pairwise(edges)]
 
-    def draw(self, seed: int, step: int, rows: int, length: int) -> list[tuple[Ids, ...]]:
+    def draw(self, seed: int, step: int, rows: int, length: int) -> list[Piece]:
         """The pieces of `rows` windows of `length` tokens (the whole stream, if it is shorter) at random offsets."""
         offsets = max(1, len(self) - length + 1)
         starts = random_numbers(seed, Use.OFFSETS, step).integers(offsets, size=rows)
         return [piece for start in starts for piece in self.cut(int(start), length)]
 
-    def windows(self, length: int) -> Iterator[tuple[Ids, ...]]:
+    def windows(self, length: int) -> Iterator[Piece]:
         """The whole stream once, in pieces of at most `length`."""
         for start in range(0, len(self), length):
             yield from self.cut(start, length)
@@ -114,10 +114,10 @@ class Windows:
     def held(self) -> Iterator[Example]:
         return self._rows(self.stream.windows(self.length), random_numbers(0, Use.HELD_OUT, 0))
 
-    def _rows(self, pieces: Iterable[tuple[Ids, ...]], random: np.random.Generator) -> Iterator[Example]:
+    def _rows(self, pieces: Iterable[Piece], random: np.random.Generator) -> Iterator[Example]:
         return (self.row(piece, random) for piece in pieces if len(piece[0]) >= self.shortest)
 
-    def row(self, piece: tuple[Ids, ...], random: np.random.Generator) -> Example:
+    def row(self, piece: Piece, random: np.random.Generator) -> Example:
         """The row of a piece of each array; `random` are the numbers of the step."""
         raise NotImplementedError
 
@@ -130,12 +130,12 @@ class CausalText(Windows):
     """Windows of documents, each token predicted from those before it in its window."""
 
     @staticmethod
-    def of(documents: Sequence[Sequence[int] | Ids], length: int) -> CausalText:
+    def of(documents: Sequence[TokenIds], length: int) -> CausalText:
         """From documents as token ids, begin and end tokens included."""
         examples = [causal(document) for document in documents if len(document) > 1] or [causal(documents[0])]
         return CausalText(DocumentStream.of([(e.ids, e.targets) for e in examples]), length)
 
-    def row(self, piece: tuple[Ids, ...], random: np.random.Generator) -> Example:
+    def row(self, piece: Piece, random: np.random.Generator) -> Example:
         ids, targets = piece
         return Example(ids, targets, np.ones(len(ids), dtype=bool))
 
@@ -153,7 +153,7 @@ class MaskedText(Windows):
 
     @staticmethod
     def of(
-        documents: Sequence[Sequence[int] | Ids],
+        documents: Sequence[TokenIds],
         length: int,
         masking: TokenMasking,
         before: Sequence[int],
@@ -167,7 +167,7 @@ class MaskedText(Windows):
     def held(self) -> Iterator[Example]:
         return super(MaskedText, replace(self, masking=self.masking.all_masked())).held()
 
-    def row(self, piece: tuple[Ids, ...], random: np.random.Generator) -> Example:
+    def row(self, piece: Piece, random: np.random.Generator) -> Example:
         return self.masking(np.concatenate([self.before, *piece, self.after]), random)
 
     def targets(self) -> Ids:
@@ -204,12 +204,12 @@ class HiddenWords(EpochRows):
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
         random = random_numbers(seed, Use.HIDING, step)
-        return [self._hidden(example, random) for example in super().draw(seed, step, rows)]
-
-    def _hidden(self, example: Example, random: np.random.Generator) -> Example:
-        hide = random.random(len(example.ids)) < self.rate
-        hide[0] = False
-        return replace(example, ids=np.where(hide, self.hidden, example.ids).astype(np.int32))
+        hidden = []
+        for example in super().draw(seed, step, rows):
+            hide = random.random(len(example.ids)) < self.rate
+            hide[0] = False
+            hidden.append(replace(example, ids=np.where(hide, self.hidden, example.ids).astype(np.int32)))
+        return hidden
 
 
 def with_hidden_words(data: EpochRows, rate: float, unknown: int | None) -> EpochRows:
@@ -230,7 +230,7 @@ class Pairs(EpochRows):
     """Source and target rows, every pair once an epoch, in a new order each epoch."""
 
     @staticmethod
-    def of(pairs: Sequence[tuple[Sequence[int] | Ids, Sequence[int] | Ids]], start: int, length: int) -> Pairs:
+    def of(pairs: Sequence[tuple[TokenIds, TokenIds]], start: int, length: int) -> Pairs:
         """From pairs as token ids, EOS included.  Raises InputError if a side is longer than `length`, for cutting it
         would remove its EOS."""
         longest = max((max(len(source), len(target)) for source, target in pairs), default=0)
@@ -255,7 +255,7 @@ def in_epochs(items: Sequence[T], seed: int, step: int, rows: int) -> list[T]:
 
 
 @lru_cache(maxsize=2)  # every step of an epoch needs it, and two epochs meet in one step
-def _order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
+def _order(seed: int, epoch: int, count: int) -> Integers:
     """The numbers of `count` items in the order of an epoch."""
     order = random_numbers(seed, Use.ORDER, epoch).permutation(count)
     order.flags.writeable = False

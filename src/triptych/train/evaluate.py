@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from triptych.errors import InputError
 from triptych.nn import Transformer
 from triptych.train.data import Data
-from triptych.train.objectives import Example, TrainingBatch, collate, exact, final
+from triptych.train.objectives import Device, Example, TrainingBatch, collate, exact, final
 
 FEWEST = 8  # batches of an evaluation
 
@@ -69,9 +69,7 @@ class HeldOut:
     bytes: int | None = None
 
     @staticmethod
-    def of(
-        held: Data, train: Data, tokens: int, *, text: str | None = None, device: torch.device | str = "cpu"
-    ) -> HeldOut:
+    def of(held: Data, train: Data, tokens: int, *, text: str | None = None, device: Device = "cpu") -> HeldOut:
         """All rows of `held` in batches of about `tokens` tokens; `text` is what they spell together.
 
         Raises InputError where no token of them is predicted.
@@ -149,25 +147,19 @@ def _spread(batches: Sequence[TrainingBatch]) -> list[TrainingBatch]:
     return [batches[i] for i in sorted(range(len(batches)), key=lambda i: i * golden % 1.0)]
 
 
-def batched(examples: Iterable[Example], tokens: int, device: torch.device | str) -> tuple[TrainingBatch, ...]:
-    """Held-out rows in batches of about `tokens` tokens.  Raises InputError where nothing of them is predicted."""
-    batches = tuple(collate(rows, device) for rows in _groups(examples, tokens))
-    if not batches:
-        raise InputError("the held-out data has no token to predict, so nothing can be evaluated; hold out more of it")
-    return batches
+def batched(examples: Iterable[Example], tokens: int, device: Device) -> tuple[TrainingBatch, ...]:
+    """Held-out rows in order, in batches of about `tokens` tokens; rows without a trained token are left out.
 
-
-def _groups(examples: Iterable[Example], tokens: int) -> Iterator[Sequence[Example]]:
-    """Groups of consecutive rows of at most `tokens` tokens; rows without a trained token are left out."""
-    group: list[Example] = []
-    length = 0
+    Raises InputError where nothing of them is predicted.
+    """
+    groups, length = list[list[Example]](), 0
     for example in examples:
-        if not example.trained.any():
-            continue
-        length += len(example.ids)
-        if group and length > tokens:
-            yield group
-            group, length = [], len(example.ids)
-        group.append(example)
-    if group:
-        yield group
+        if example.trained.any():
+            length += len(example.ids)
+            if not groups or length > tokens:
+                groups.append([])
+                length = len(example.ids)
+            groups[-1].append(example)
+    if not groups:
+        raise InputError("the held-out data has no token to predict, so nothing can be evaluated; hold out more of it")
+    return tuple(collate(group, device) for group in groups)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,26 @@ from triptych.media.image import Preparation, read_image
 from triptych.nn import Transformer
 from triptych.spec import PatchesSpec
 from triptych.train import metrics
-from triptych.train.data import Data, check, with_hidden_words
+from triptych.train.data import check, with_hidden_words
 from triptych.train.evaluate import HeldOut, Score
 from triptych.train.label_tasks import LabelTask, judged_labels
 from triptych.train.labelled import HeadLoss, LabelledBatch, LabelledExample
-from triptych.train.objectives import Example, TrainingBatch, collate, exact, final, joined, seq2seq, token_batch
+from triptych.train.objectives import (
+    Device,
+    Example,
+    Integers,
+    TrainingBatch,
+    collate,
+    exact,
+    final,
+    joined,
+    seq2seq,
+    token_batch,
+)
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
-from triptych.train.task import Fitter, JudgedRows, ObjectiveTask, epoch_rows, read_split, trained_at
+from triptych.train.settings import Config
+from triptych.train.task import Fitter, JudgedRows, ObjectiveTask, Prepared, epoch_rows, read_split, trained_at
 
 CAPTION_FAMILY = "vision-encoder-decoder"
 PREPROCESSOR = "preprocessor_config.json"
@@ -59,28 +71,24 @@ class RecordImage:
         return torch.from_numpy(read_image(self.path, self.preparation) if self.in_memory is None else self.in_memory)
 
 
-def read_images(records: Sequence[DataRecord], beside: Path, preparation: Preparation) -> list[RecordImage]:
-    """The image of the field `image` of each record; names that are not absolute are relative to the folder `beside`.
+def _images(task: LabelTask | CaptionTask, module: Transformer) -> list[list[RecordImage]]:
+    """The images of the field `image` of the records to train on and of those held out, as the model reads them.
 
     Raises InputError, with the record's file and line, for an image that cannot be read or does not fit.
     """
-    images, total = list[RecordImage](), 0
-    for record in records:
-        path = beside / record.text("image").strip()
-        try:
-            pixels = read_image(path, preparation)
-        except InputError as error:
-            raise InputError(f"{record.where}: {error}") from None
-        total += pixels.nbytes
-        images.append(RecordImage(path, preparation, _thumbnail(pixels), pixels if total <= MEMORY else None))
-    return images
-
-
-def _images(task: LabelTask | CaptionTask, module: Transformer) -> list[list[RecordImage]]:
-    """The images of the records to train on and of those held out, as the model reads them."""
-    how = preparation(module, task.files)
-    sides = zip((task.train, task.held), task.folders, strict=True)
-    return [read_images(records, folder, how) for records, folder in sides]
+    how, sides = preparation(module, task.files), list[list[RecordImage]]()
+    for records, folder in zip((task.train, task.held), task.folders, strict=True):
+        images, total = list[RecordImage](), 0
+        for record in records:
+            path = folder / record.text("image").strip()
+            try:
+                pixels = read_image(path, how)
+            except InputError as error:
+                raise InputError(f"{record.where}: {error}") from None
+            total += pixels.nbytes
+            images.append(RecordImage(path, how, _thumbnail(pixels), pixels if total <= MEMORY else None))
+        sides.append(images)
+    return sides
 
 
 def in_memory(pixels: NDArray[np.uint8], preparation: Preparation) -> RecordImage:
@@ -111,7 +119,7 @@ def preparation(module: Transformer, files: Mapping[str, bytes]) -> Preparation:
 def new_preprocessor(size: tuple[int, int]) -> dict[str, bytes]:
     """The file that says how images of any size become the height and width `size` of a new model: resized and
     normalized to [-1, 1], as ViT's are."""
-    config: dict[str, Any] = {
+    config: Config = {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
         "size": {"height": size[0], "width": size[1]},
@@ -142,17 +150,16 @@ class LabelledImage(LabelledExample):
     image: RecordImage
     read: ReadImages
 
-    def collated(self, examples: Sequence[Example], device: torch.device | str) -> LabelledBatch:
-        images = tuple(one for one in examples if isinstance(one, LabelledImage))
-        patches, rows = self.read([one.image.pixels() for one in images])
+    def collated(self, examples: Sequence[Any], device: Device) -> LabelledBatch:
+        patches, rows = self.read([one.image.pixels() for one in examples])
         first = joined([np.cumsum([0, *rows.lengths[:-1]])], device)
-        goals = joined([one.goal for one in images], device)
+        goals = joined([one.goal for one in examples], device)
         tokens = (patches.to(device), rows, first, torch.zeros_like(first))
-        return LabelledBatch(*tokens, types=None, goals=goals, examples=images, head=self.head)
+        return LabelledBatch(*tokens, types=None, goals=goals, examples=tuple(examples), head=self.head)
 
 
 def labelled_images(
-    module: Transformer, images: Sequence[RecordImage], goals: NDArray[np.integer], loss: HeadLoss
+    module: Transformer, images: Sequence[RecordImage], goals: Integers, loss: HeadLoss
 ) -> list[LabelledImage]:
     """The examples of images with their goals, `[images, 1]` or `[images, C]`, for a model that reads images."""
     positions = module.spec.source_context
@@ -173,14 +180,14 @@ class ImageLabelTask(LabelTask):
     reads = "image"
     also = ()
 
-    def new(self, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
+    def new(self, hf: Config) -> tuple[Transformer, Config]:
         module, config = super().new(hf)
         slot = module.spec.reads.embed
         assert isinstance(slot, PatchesSpec)
         self.files = new_preprocessor(slot.image)
         return module, config
 
-    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
+    def data(self, module: Transformer, tokens: int) -> Prepared:
         train, held = _images(self, module)
         goals, right, loss = self.goals()
         assert self.labels is not None
@@ -210,24 +217,9 @@ class CaptionExample(Example):
     read: ReadImages
     smoothing: float = 0.0
 
-    def collated(self, examples: Sequence[Example], device: torch.device | str) -> CaptionBatch:
-        images = [one.image.pixels() for one in examples if isinstance(one, CaptionExample)]
-        patches, rows = self.read(images)
-        words, source = token_batch(examples, device), (patches.to(device), rows)
-        return CaptionBatch(words.ids, words.rows, words.at, words.targets, source, smoothing=self.smoothing)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class CaptionBatch(TrainingBatch):
-    """Captions and the patches of their images, with the smoothing of the loss."""
-
-    smoothing: float
-
-    def nats(self, module: Transformer, max_logits: int, random: torch.Generator | None) -> Tensor:
-        if not self.smoothing:
-            return super().nats(module, max_logits, random)
-        logits = exact(module.unembed(final(module, self, random), self.rows))
-        return F.cross_entropy(logits, self.targets, reduction="sum", label_smoothing=self.smoothing)
+    def collated(self, examples: Sequence[Any], device: Device) -> TrainingBatch:
+        patches, rows = self.read([one.image.pixels() for one in examples])
+        return replace(token_batch(examples, device), source=(patches.to(device), rows), smoothing=self.smoothing)
 
 
 class CaptionTask(ObjectiveTask):
@@ -238,7 +230,7 @@ class CaptionTask(ObjectiveTask):
         self.train, self.held = read_split(recipe.data, ("image", "text"))
         self.texts = [record.text("text") for record in self.train]
 
-    def new(self, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
+    def new(self, hf: Config) -> tuple[Transformer, Config]:
         """A fresh model; the vocabulary is the decoder's, and the cross-attention need not be asked for."""
         if hf.get("model_type") != CAPTION_FAMILY or not isinstance(hf.get("decoder"), dict):
             wanted = f'model_type = "{CAPTION_FAMILY}" and the tables model.encoder and model.decoder'
@@ -251,14 +243,14 @@ class CaptionTask(ObjectiveTask):
         self.files = new_preprocessor(_patches(module).image)
         return module, config
 
-    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
+    def data(self, module: Transformer, tokens: int) -> Prepared:
         _patches(module)
         words, start = self.tokenizer, module.spec.ids.start
         ends = [one for one in (*module.spec.ids.eos, words.eos_id, words.sep_id) if one is not None]
         assert start is not None
         if not ends:
             raise InputError("neither the config nor the tokenizer has an end token, so no caption would end")
-        fit, smoothing = Fitter(self.recipe, words), self.recipe.objective.smoothing
+        fit, smoothing = Fitter(self.recipe, words), self.objective.smoothing
 
         def row(record: DataRecord, image: RecordImage) -> CaptionExample | None:
             ids = [*words.encode(record.text("text"), special=False), ends[0]]
@@ -277,7 +269,7 @@ class CaptionTask(ObjectiveTask):
         rows = self.recipe.run.rows
         groups = [held.examples[i : i + rows] for i in range(0, len(held.examples), rows)]
         batches = tuple(collate(group, self.device) for group in groups)
-        train = with_hidden_words(train, self.recipe.objective.hidden, words.unk_id)
+        train = with_hidden_words(train, self.objective.hidden, words.unk_id)
         return train, HeldOutCaptions(batches, int(np.bincount(train.targets()).argmax()), guess=guess)
 
 

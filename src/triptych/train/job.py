@@ -6,13 +6,12 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from triptych import machine, nn
+from triptych.checkpoints.adapters import AdapterSettings, add_adapter
 from triptych.checkpoints.header import read_header
 from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, counted, nearest
 from triptych.families import read_config
@@ -31,24 +30,23 @@ from triptych.text import (
     word_tokenizer,
 )
 from triptych.train.audio_records import TranscriptTask
-from triptych.train.base_model import Base, BaseSettings, read_base, with_new_adapter, with_saved_adapter
+from triptych.train.base_model import Base, BaseSettings, read_base, with_saved_adapter
 from triptych.train.chat_task import ChatTask
 from triptych.train.checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
 from triptych.train.contrastive import ContrastiveTask
-from triptych.train.corruption import CorruptionTask, ReplacedTask
 from triptych.train.data import Windows
 from triptych.train.image_tasks import CaptionTask, ImageLabelTask
-from triptych.train.label_tasks import LabelTask, TagTask
+from triptych.train.label_tasks import LabelTask, SpanTask, TagTask
 from triptych.train.loop import Event, Progress, Trainer
 from triptych.train.new_head import ENCODER_DECODERS, LAYOUTS, check_layout
 from triptych.train.optim import Optimizer
 from triptych.train.process import Interrupted, RunLock, on_signal
 from triptych.train.recipe import IMAGE_MODELS, Objective, ObjectiveSettings, Recipe, check_recipe
+from triptych.train.settings import Config
 from triptych.train.sources import FOLDED, SHAKESPEARE
 from triptych.train.space import DiskSpace, check_recipe_memory, check_step_memory
-from triptych.train.span_task import SpanTask
 from triptych.train.task import HeadTask, ObjectiveTask
-from triptych.train.text_tasks import CausalTask, MaskedTask, PairsTask
+from triptych.train.text_tasks import CausalTask, CorruptionTask, MaskedTask, PairsTask, ReplacedTask
 
 PROMPT_TOKENS = 16  # of a sample that an existing model writes
 _SPECIAL_TOKENS: dict[str, SpecialsLayout] = {"decoder": DECODER, "encoder": ENCODER, "encoder-decoder": SEQ2SEQ}
@@ -84,7 +82,7 @@ class Job:
     recipe: Recipe
     trainer: Trainer
     words: Tokenizer | None
-    hf: dict[str, Any]
+    hf: Config
     files: Mapping[str, bytes] = field(default_factory=dict)
     origin: Path | None = None
     skipped: tuple[str, ...] = ()
@@ -142,7 +140,13 @@ class Job:
         if out is None:
             trainer.run(until)
             return
-        self.lock = self.lock or RunLock(_created(Path(out)))
+        try:
+            Path(out).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot write {out}: {error.strerror or error}") from None
+        except ValueError:
+            raise CheckpointError(f"run.out = {out!r} is not a path; choose another") from None
+        self.lock = self.lock or RunLock(out)
         with self.lock:
             checkpoints = Checkpoints(out)
             self._check_directory(checkpoints, force)
@@ -150,14 +154,19 @@ class Job:
             def save(trainer: Trainer) -> None:
                 checkpoints.save(trainer, self.hf, self.words, self.recipe.model_dump(), self.files)
 
+            def stop() -> None:
+                trainer.stop()
+                with suppress(RuntimeError):  # the signal came while a line was written, and a file takes one at a time
+                    trainer.on_note("the run stops after this step and is saved; a second Ctrl-C stops it at once")
+
             trainer.on_save = save
-            with on_signal(partial(_stop, trainer)) as received:
+            with on_signal(stop) as received:
                 trainer.run(until)
                 finished = trainer.done >= 1.0 and checkpoints.exist()
-                if received.number is not None or (finished and not checkpoints.model.exists()):
+                if received or (finished and not checkpoints.model.exists()):
                     save(trainer)
-            if received.number is not None:
-                raise Interrupted(received.number, trainer.at.step, Path(out))
+            if received:
+                raise Interrupted(received[0], trainer.at.step, Path(out))
 
     def check_memory(self) -> None:
         """Raises InputError where the next step does not fit into the memory that is free."""
@@ -221,7 +230,9 @@ def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask) -> Base:
             f"objective {recipe.objective.name} trains a head, which the file of an adapter does not hold; leave "
             "adapter out, or train the head first"
         )
-    return with_new_adapter(settings, recipe.adapter, recipe.run.seed)
+    base, lora = read_base(settings, packed=True), recipe.adapter
+    add_adapter(base.module, AdapterSettings(lora.rank, lora.alpha, lora.targets, lora.dropout, recipe.run.seed))
+    return base
 
 
 def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
@@ -231,8 +242,7 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
     those left that it had not used.  Raises CheckpointError when no checkpoint is valid, ConfigError while another
     process uses `out`.
     """
-    lock = RunLock(out)
-    lock.acquire()
+    lock = RunLock(out).acquire()
     try:
         saved = Checkpoints(out).newest()
         progress, tables = read_progress(saved.path)
@@ -304,17 +314,6 @@ def _reads_images(recipe: Recipe) -> bool:
     return isinstance(read_header(base.path).spec.reads.embed, PatchesSpec)
 
 
-def _created(directory: Path) -> Path:
-    """The directory, created if it does not exist."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {directory}: {error.strerror or error}") from None
-    except ValueError:
-        raise CheckpointError(f"run.out = {str(directory)!r} is not a path; choose another") from None
-    return directory
-
-
 def _job(recipe: Recipe, task: ObjectiveTask, base: Base, at: Progress) -> Job:
     """The job that trains the model `base`."""
     _check_fit(recipe, base.module, base.tokenizer, task.head)
@@ -357,19 +356,13 @@ def _smallest(recipe: Recipe) -> ModelSpec:
     return read_config(_completed(recipe.model, tokenizer, _layout(recipe)), where="model")
 
 
-def _stop(trainer: Trainer) -> None:
-    trainer.stop()
-    with suppress(RuntimeError):  # the signal came while a line was written, and a file takes one at a time
-        trainer.on_note("the run stops after this step and is saved; a second Ctrl-C stops it at once")
-
-
 def _layout(recipe: Recipe) -> str:
     """The layout of a new model: that of its objective, but of labels also that of an encoder-decoder."""
     both = recipe.objective.name == "labels" and recipe.model.get("model_type") in ENCODER_DECODERS
     return "encoder-decoder" if both else LAYOUTS[recipe.objective.name]
 
 
-def _completed(model: dict[str, Any], tokenizer: Tokenizer, layout: str) -> dict[str, Any]:
+def _completed(model: Config, tokenizer: Tokenizer, layout: str) -> Config:
     """The config, with the vocabulary and the special tokens of the tokenizer where it does not set them."""
     ids = {
         "bos_token_id": tokenizer.bos_id,

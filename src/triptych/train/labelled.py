@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from triptych.attention import Rows
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
-from triptych.train.objectives import Example, Ids, TrainingBatch, exact, joined, token_batch
+from triptych.train.objectives import Device, Example, Ids, Integers, TrainingBatch, exact, joined, token_batch
 
 IGNORED = -100  # the goal of a token without a label, as in torch's cross-entropy
 
@@ -49,25 +50,24 @@ class LabelledExample(Example):
     and the last token of an answer.  `types` [T] are token types; `number` is that of the record it was made from;
     `offsets` [T, 2] are the characters of each token of an answer's context, -1 for other tokens."""
 
-    goal: NDArray[np.int64]
+    goal: Integers
     head: HeadLoss
     types: Ids
     number: int = 0
     offsets: NDArray[np.int32] | None = None
 
-    def collated(self, examples: Sequence[Example], device: torch.device | str) -> LabelledBatch:
-        rows = tuple(one for one in examples if isinstance(one, LabelledExample))
-        batch = token_batch(rows, device)
-        types, goals = joined([one.types for one in rows], device), joined([one.goal for one in rows], device)
+    def collated(self, examples: Sequence[Any], device: Device) -> LabelledBatch:
+        batch, types = token_batch(examples, device), joined([one.types for one in examples], device)
+        goals = joined([one.goal for one in examples], device)
         tokens = (batch.ids, batch.rows, batch.at, batch.targets)
-        return LabelledBatch(*tokens, types=types, goals=goals, examples=rows, head=self.head)
+        return LabelledBatch(*tokens, types=types, goals=goals, examples=tuple(examples), head=self.head)
 
     def target_names(self, tokenizer: Tokenizer) -> list[str]:
         return self.head.names(self)
 
 
 def labelled(
-    row: Encoded, goal: Sequence[int] | NDArray[np.integer], head: HeadLoss, number: int, trained: NDArray[np.bool_]
+    row: Encoded, goal: Sequence[int] | Integers, head: HeadLoss, number: int, trained: NDArray[np.bool_]
 ) -> LabelledExample:
     """The example of an encoded row; see `LabelledExample`."""
     ids = np.asarray(row.ids, dtype=np.int32)

@@ -166,6 +166,8 @@ class Trainer:
     def _reserved(self) -> float:
         """The seconds that what follows the last step will take: evaluation, sample and checkpoint."""
         run = self.settings
+        if run.seconds is None:
+            return 0.0
         whole = 0.0 if self.held is None else self.budget.expected("evaluation") * len(self.held.batches) / FEWEST
         parts = (
             (run.evaluate_every, min(self.budget.limit() or 0.0, whole)),
@@ -303,9 +305,7 @@ class Trainer:
         """Whether the last step crossed a multiple of `every` and there is time for `part`, or it ended the run."""
         if not every or self.done >= 1.0:
             return every > 0
-        # How many times `every` goes into both, which are rounded: 0.3 / 0.1 is a little below 3.
-        times = {math.floor(done / every + 1e-9) for done in (before, self.done)}
-        return len(times) > 1 and self.budget.allows(part)
+        return _multiples(before, every) != _multiples(self.done, every) and self.budget.allows(part)
 
     def _evaluate(self, before: float) -> Score | None:
         if self.held is None or not self._due(before, self.settings.evaluate_every, "evaluation"):
@@ -331,6 +331,11 @@ class Trainer:
         self.module.eval()
         hook(self)
         self.module.train()
+
+
+def _multiples(done: float, every: float) -> int:
+    """How many times `every` goes into `done`, which are rounded: 0.3 / 0.1 is a little below 3."""
+    return math.floor(done / every + 1e-9)
 
 
 @contextmanager

@@ -14,18 +14,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from triptych.errors import InputError
+from triptych.train.objectives import Integers
 
 Entity = tuple[str, int, int]
 POINTS = ("BLEU", "chrF")  # metrics from 0 to 100, as sacrebleu gives them; all others are shares
 
 
-def accuracy(predicted: NDArray[np.integer], right: NDArray[np.integer]) -> float:
+def accuracy(predicted: Integers, right: Integers) -> float:
     """The share of equal classes, both `[N]`; of several labels a row, `[N, C]`, the share of rows right in all."""
     equal = predicted == right
     return float((equal if equal.ndim == 1 else equal.all(-1)).mean())
 
 
-def macro_f1(predicted: NDArray[np.integer], right: NDArray[np.integer]) -> float:
+def macro_f1(predicted: Integers, right: Integers) -> float:
     """The mean F1 of the classes that occur in `predicted` or `right`, `[N]` each; each class counts the same.
 
     Of several labels a row, `[N, C]` of 0 and 1, it is the mean over all C columns; one that never occurs has F1 0.
@@ -60,11 +61,9 @@ def entities(tags: Sequence[str]) -> set[Entity]:
 
 def entity_f1(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> float:
     """Micro F1 of the entities of all rows: one counts where its type, its first and its last word are right."""
-    proposed, true, both = 0, 0, 0
-    for ours, gold in zip(predicted, right, strict=True):
-        a, b = entities(ours), entities(gold)
-        proposed, true, both = proposed + len(a), true + len(b), both + len(a & b)
-    return 2 * both / (proposed + true) if proposed + true else 0.0
+    sides = [{(row, *one) for row, tags in enumerate(side) for one in entities(tags)} for side in (predicted, right)]
+    total = sum(map(len, sides))
+    return 2 * len(sides[0] & sides[1]) / total if total else 0.0
 
 
 def normalized_answer(text: str) -> str:
@@ -150,7 +149,7 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
-def majority(right: NDArray[np.integer], rows: int) -> NDArray[np.int64]:
+def majority(right: Integers, rows: int) -> Integers:
     """The commonest class of the training labels `right` [N], for each of `rows` rows.  Of several labels a row,
     `[N, C]` of 0 and 1, each column has its own."""
     if right.ndim == 2:
@@ -158,9 +157,7 @@ def majority(right: NDArray[np.integer], rows: int) -> NDArray[np.int64]:
     return np.full(rows, np.bincount(right).argmax(), dtype=np.int64)
 
 
-def bag_of_words(
-    train: Sequence[str], right: NDArray[np.integer], texts: Sequence[str], classes: int
-) -> NDArray[np.int64]:
+def bag_of_words(train: Sequence[str], right: Integers, texts: Sequence[str], classes: int) -> Integers:
     """The classes `[len(texts)]` that logistic regression on word counts predicts; `[len(texts), C]` of 0 and 1 where
     `right` is such a matrix.
 
@@ -172,9 +169,7 @@ def bag_of_words(
     return _logistic(_counts(train, index), right, _counts(texts, index), classes)
 
 
-def linear(
-    train: NDArray[np.float32], right: NDArray[np.integer], rows: NDArray[np.float32], classes: int
-) -> NDArray[np.int64]:
+def linear(train: NDArray[np.float32], right: Integers, rows: NDArray[np.float32], classes: int) -> Integers:
     """The classes that the same logistic regression predicts from vectors, `[N, F]` each; each of the F numbers is
     brought to mean 0 and standard deviation 1 over `train` first."""
     mean, deviation = train.mean(0), np.maximum(train.std(0), 1e-6)
@@ -182,7 +177,7 @@ def linear(
     return _logistic(known, right, new, classes)
 
 
-def _logistic(known: Tensor, right: NDArray[np.integer], new: Tensor, classes: int) -> NDArray[np.int64]:
+def _logistic(known: Tensor, right: Integers, new: Tensor, classes: int) -> Integers:
     """The classes of `new` [M, F] by a model fitted to `known` [N, F], both sparse or both dense."""
     weights = torch.zeros(known.shape[1] + 1, classes, requires_grad=True)  # the last row is the bias
     goal = torch.from_numpy(right.astype(np.int64))
@@ -207,8 +202,8 @@ def _logistic(known: Tensor, right: NDArray[np.integer], new: Tensor, classes: i
 
 
 def commonest_tags(
-    rows: Sequence[Sequence[str]], tags: Sequence[NDArray[np.integer]], held: Sequence[Sequence[str]]
-) -> list[NDArray[np.int64]]:
+    rows: Sequence[Sequence[str]], tags: Sequence[Integers], held: Sequence[Sequence[str]]
+) -> list[Integers]:
     """For each word of `held` the tag it had most often in training; the commonest tag for a word never seen."""
     counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
     for row, of in zip(rows, tags, strict=True):

@@ -16,6 +16,7 @@ from triptych.families import read_config
 from triptych.nn import Transformer
 from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, ReplacedHeadSpec, SpanHeadSpec, TokenHeadSpec
 from triptych.train.recipe import Objective
+from triptych.train.settings import Config
 
 HeadKind = Literal["labels", "tags", "spans", "contrastive", "replaced"]
 HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
@@ -52,7 +53,7 @@ def label_names(spec: ModelSpec, hf: Mapping[str, Any]) -> list[str] | None:
 
 def head_config(
     hf: Mapping[str, Any], kind: HeadKind, labels: Sequence[str] | None = None, *, several: bool = False
-) -> dict[str, Any]:
+) -> Config:
     """The HF config `hf` with the class that has the head `kind`, and the names of its labels.
 
     Raises ConfigError for a model that has no such class.

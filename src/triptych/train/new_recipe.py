@@ -1,10 +1,19 @@
-"""Writes a short recipe, for a new model or for one that is trained further."""
+"""The keys of a recipe with values, defaults and meaning, read from the settings that check them, and short recipes.
+
+A new recipe is written with them, for a new model or for one that is trained further; and so is the documentation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
 
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
@@ -13,12 +22,125 @@ from triptych.files import exists
 from triptych.spec import FramesSpec, LMHeadSpec, MaskedLMHeadSpec, PatchesSpec
 from triptych.text import corpus
 from triptych.train.new_head import HEAD_KINDS, check_layout, head_config
-from triptych.train.recipe import Objective, Recipe, check_recipe, read_tables, sections
-from triptych.train.recipe_keys import Key, keys, single_keys, toml
+from triptych.train.recipe import FINE_TUNING, Objective, Recipe, check_recipe, read_tables, sections
 from triptych.train.records import columns_of
-from triptych.train.settings import Section
 from triptych.train.sources import FOLDED, SHAKESPEARE
 from triptych.train.task import known_by_name
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a recipe: which values it takes, its default as TOML ("" for none, None where it must be set), what an
+    existing model has instead, and its meaning."""
+
+    name: str
+    values: str
+    default: str | None
+    fine_tuning: str | None
+    meaning: str
+
+    @property
+    def defaults(self) -> str:
+        """The defaults in words."""
+        if self.default is None:
+            return "must be set"
+        if self.fine_tuning is None:
+            return self.default or "not set"
+        return f"{self.default}; {self.fine_tuning} with model.path"
+
+
+def keys(name: str) -> list[Key]:
+    """The keys of the table `name`; those of `model` are for an existing model."""
+    return [_key(field, info, FINE_TUNING.get(name, {})) for field, info in sections()[name].model_fields.items()]
+
+
+def single_keys() -> list[Key]:
+    """The keys outside any table."""
+    return [_key(name, info, {}) for name, info in Recipe.model_fields.items() if name not in sections()]
+
+
+def meaning(name: str) -> str:
+    """What the table `name` is for."""
+    described = Recipe.model_fields[name].description or sections()[name].__doc__ or ""
+    return _one_line(described.partition("\n\n")[0])
+
+
+def in_markdown() -> str:
+    """All keys as tables in Markdown."""
+    parts = ["\n".join(_rows(single_keys()))]
+    for name in sections():
+        details = _one_line((sections()[name].__doc__ or "").partition("\n\n")[2])
+        about = [text for text in (meaning(name), details) if text]
+        parts += [f"## `[{name}]`", *about, "\n".join(_rows(keys(name)))]
+    return "\n\n".join(parts) + "\n"
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it.  Raises TypeError for one that TOML has not."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case list() | tuple():
+            return f"[{', '.join(map(toml, value))}]"
+        case Mapping():
+            bare = [key.isascii() and key.replace("_", "").replace("-", "").isalnum() for key in value]
+            keys = [key if is_bare else json.dumps(key) for key, is_bare in zip(value, bare, strict=True)]
+            pairs = zip(keys, value.values(), strict=True)
+            return f"{{{', '.join(f'{key} = {toml(inner)}' for key, inner in pairs)}}}"
+    raise TypeError(f"TOML has no {type(value).__name__}")
+
+
+def _rows(shown: Sequence[Key]) -> Iterator[str]:
+    yield "| key | values | default | meaning |"
+    yield "| --- | --- | --- | --- |"
+    for key in shown:
+        yield f"| `{key.name}` | {key.values} | {key.defaults} | {key.meaning} |"
+
+
+def _key(name: str, info: FieldInfo, fine_tuning: Mapping[str, object]) -> Key:
+    value = None if info.is_required() else info.get_default(call_default_factory=True)
+    default = None if info.is_required() else "" if value is None else toml(value)
+    instead = toml(fine_tuning[name]) if name in fine_tuning else None
+    return Key(name, _values(info.annotation, info.metadata), default, instead, _one_line(info.description or ""))
+
+
+def _values(annotation: Any, metadata: Sequence[object]) -> str:
+    """Which values an annotation allows, in words."""
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(_values(one, metadata) for one in get_args(annotation) if one is not NoneType)
+    if hasattr(annotation, "__metadata__"):  # typing.Annotated
+        annotation, *metadata = get_args(annotation)
+    limits = [limit for one in metadata for limit in (one.metadata if isinstance(one, FieldInfo) else [one])]
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{one}`" for one in get_args(annotation))
+    if get_origin(annotation) is list:
+        return "a list of names"
+    if get_origin(annotation) is tuple:
+        return f"{len(get_args(annotation))} numbers in [0, 1]"
+    kinds = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+    return " ".join([kinds.get(annotation, "table"), *_bounds(limits)])
+
+
+def _bounds(limits: Sequence[object]) -> Iterator[str]:
+    for limit in limits:
+        match limit:
+            case Gt(bound):
+                yield f"above {bound:g}"
+            case Ge(bound):
+                yield f"from {bound:g}"
+            case Lt(bound) if bound < 2**32:
+                yield f"below {bound:g}"
+            case Le(bound):
+                yield f"to {bound:g}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
 
 LONGEST_COMMENT = 95  # characters beside a key
 LENGTH, ROWS, SECONDS = 256, 8, 600  # of a run that trains an existing model further
@@ -79,7 +201,7 @@ def write_new_recipe(
         if not columns_of(data):
             corpus.read_documents(data)  # raises TextError where there is no text
     if base is not None and alone:
-        tables = fine_tuning_tables(base, data, objective, adapter=adapter)
+        tables = _fine_tuning_tables(base, data, objective, adapter=adapter)
     else:
         tables = read_tables(recipe or "decoder")
     values = {"run.out": out or f"runs/{path.stem}"} | ({} if data is None else {"data.path": data})
@@ -97,9 +219,7 @@ def write_new_recipe(
     return checked
 
 
-def fine_tuning_tables(
-    base: str, path: str | None = None, objective: Objective | None = None, *, adapter: bool = False
-) -> dict[str, Any]:
+def _fine_tuning_tables(base: str, path: str | None, objective: Objective | None, *, adapter: bool) -> dict[str, Any]:
     """The tables of a recipe that trains the model `base` further: its objective by the fields of the records in
     `path`, or by its layout and what it reads, rows within its context, packed weights unpacked unless an `adapter` is
     trained.
@@ -135,8 +255,9 @@ def fine_tuning_tables(
             "needs; take a checkpoint that has one (ForCausalLM, ForMaskedLM or ForConditionalGeneration), or records "
             f"of an objective that has a head of its own: {', '.join(HEAD_KINDS)}"
         )
-    unpacked = not adapter and stores_packed(header.source)
-    model: dict[str, Any] = {"path": base} | ({"dequantize": True} if unpacked else {})
+    model: dict[str, Any] = {"path": base}
+    if not adapter and stores_packed(header.source):
+        model["dequantize"] = True
     added = {"adapter": ADAPTER, "optimizer": {"lr": ADAPTER_RATE}} if adapter else {}
     return added | {
         "model": model,
@@ -174,21 +295,17 @@ def recipe_text(recipe: Recipe, path: Path) -> str:
         if name == "model" and table is None:
             entries = [f"{key} = {toml(value)}" for key, value in recipe.model.items()]
         else:
-            entries = [] if table is None else list(_changed(name, table, further=recipe.base is not None))
+            entries = []
+            for key in keys(name) if table is not None else ():
+                value = getattr(table, key.name)
+                further = recipe.base is not None and key.fine_tuning is not None
+                if value is not None and toml(value) != (key.fine_tuning if further else key.default):
+                    entries.append(_line(key, value))
         if entries:
             lines += ["", f"[{name}]", *entries]
         elif name == "adapter" and table is not None:
             lines += ["", "[adapter]  # with the default rank, scale and targets"]
     return "\n".join(lines) + "\n"
-
-
-def _changed(name: str, table: Section, *, further: bool) -> Iterator[str]:
-    """The keys of `table` that have no default, or another value; `further` of a model that is trained further."""
-    for key in keys(name):
-        value = getattr(table, key.name)
-        default = key.fine_tuning if further and key.fine_tuning is not None else key.default
-        if value is not None and toml(value) != default:
-            yield _line(key, value)
 
 
 def _line(key: Key, value: Any) -> str:

@@ -28,6 +28,9 @@ from triptych.nn import Transformer
 from triptych.text import Tokenizer
 
 Ids = NDArray[np.int32]
+Integers = NDArray[np.integer]
+TokenIds = Sequence[int] | Ids
+Device = torch.device | str
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +43,7 @@ class Example:
     trained: NDArray[np.bool_]
     source: Ids | None = None
 
-    def collated(self, examples: Sequence[Example], device: torch.device | str) -> TrainingBatch:
+    def collated(self, examples: Sequence[Example], device: Device) -> TrainingBatch:
         """The rows `examples`, all of this row's class, as one batch; other objectives have batches of their own."""
         return token_batch(examples, device)
 
@@ -53,7 +56,8 @@ class Example:
 class TrainingBatch:
     """Rows end to end: `ids` [N], of which M positions are trained.
 
-    `at` [M] are their indices and `targets` [M] their targets; `source` has the encoder's ids [S] and rows.
+    `at` [M] are their indices and `targets` [M] their targets; `source` has the encoder's ids [S] and rows.  The share
+    `smoothing` of each target is spread over the vocabulary.
     """
 
     ids: Tensor
@@ -61,6 +65,7 @@ class TrainingBatch:
     at: Tensor
     targets: Tensor
     source: tuple[Tensor, Rows] | None = None
+    smoothing: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -80,15 +85,15 @@ class TrainingBatch:
         """The sum of the losses []; see `loss`."""
         x = final(module, self, random)
         part = max(1, max_logits // module.spec.vocab)
-        if part >= self.trained:
-            return _nats(module, self.rows, x, self.targets)
+        if self.smoothing or part >= self.trained:
+            return _nats(module, self.rows, x, self.targets, self.smoothing)
         total = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
         for vectors, targets in zip(torch.split(x, part), torch.split(self.targets, part), strict=True):
             total = total + checkpoint(_nats, module, self.rows, vectors, targets, use_reentrant=False)
         return total
 
 
-def causal(tokens: Sequence[int] | Ids) -> Example:
+def causal(tokens: TokenIds) -> Example:
     """Each token predicted from those before it: `tokens[:-1]` -> `tokens[1:]`.  Raises InputError for fewer than 2."""
     ids = np.asarray(tokens, dtype=np.int32)
     if len(ids) < 2:
@@ -96,7 +101,7 @@ def causal(tokens: Sequence[int] | Ids) -> Example:
     return Example(ids[:-1], ids[1:], np.ones(len(ids) - 1, dtype=bool))
 
 
-def seq2seq(source: Sequence[int] | Ids, target: Sequence[int] | Ids, start: int) -> Example:
+def seq2seq(source: TokenIds, target: TokenIds, start: int) -> Example:
     """`target` predicted from `source`, each token after the correct ones before it (teacher forcing).
 
     The decoder reads `[start] + target[:-1]` and is trained on all of `target`, its EOS included, as T5 is (Raffel et
@@ -130,7 +135,7 @@ class TokenMasking:
         """The ids that are not special, in order."""
         return np.setdiff1d(np.arange(self.vocab, dtype=np.int32), np.array(sorted(self.special), dtype=np.int32))
 
-    def __call__(self, tokens: Sequence[int] | Ids, random: np.random.Generator) -> Example:
+    def __call__(self, tokens: TokenIds, random: np.random.Generator) -> Example:
         """The row with some tokens hidden, chosen by `random`.  In a row of special tokens none is trained."""
         targets = np.asarray(tokens, dtype=np.int32)
         positions = np.flatnonzero(np.isin(targets, self.ordinary))
@@ -145,7 +150,7 @@ class TokenMasking:
         return Example(ids, targets, trained)
 
 
-def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> TrainingBatch:
+def collate(examples: Sequence[Example], device: Device = "cpu") -> TrainingBatch:
     """Rows as one flat batch.  Raises InputError when none of their tokens is trained."""
     trained = np.concatenate([e.trained for e in examples]) if examples else np.zeros(0, dtype=bool)
     if not trained.any():
@@ -156,7 +161,7 @@ def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> 
     return examples[0].collated(examples, device)
 
 
-def token_batch(examples: Sequence[Example], device: torch.device | str) -> TrainingBatch:
+def token_batch(examples: Sequence[Example], device: Device) -> TrainingBatch:
     """The tokens of the rows as one flat batch, and those of their sources."""
     trained = np.concatenate([e.trained for e in examples])
     sources = [e.source for e in examples if e.source is not None]
@@ -169,7 +174,7 @@ def token_batch(examples: Sequence[Example], device: torch.device | str) -> Trai
     )
 
 
-def joined(arrays: Sequence[NDArray[np.integer]], device: torch.device | str) -> Tensor:
+def joined(arrays: Sequence[Integers], device: Device) -> Tensor:
     """The numbers of all arrays, end to end, as int64 on `device`."""
     return torch.from_numpy(np.concatenate(arrays).astype(np.int64)).to(device, non_blocking=True)
 
@@ -193,8 +198,9 @@ def loss(
     return batch.nats(module, max_logits, random), batch.trained
 
 
-def _nats(module: Transformer, rows: Rows, x: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(exact(module.unembed(x, rows)), targets, reduction="sum")
+def _nats(module: Transformer, rows: Rows, x: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    logits = exact(module.unembed(x, rows))
+    return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
 
 
 def exact(outputs: Tensor) -> Tensor:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.optim import AdamW
 
@@ -17,7 +16,7 @@ from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.spec import model as spec
 from triptych.spec.parts import LinearSpec
-from triptych.train.settings import Rate, Section, Share
+from triptych.train.settings import BelowOne, NonNegative, Rate, Section, Share
 
 TOGETHER = 1 << 22  # numbers orthogonalized at a time, so that large matrices need no more memory than in torch
 
@@ -44,25 +43,19 @@ class Muon(torch.optim.Muon):
 
     def _update(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> None:
         """Update matrices of one shape [rows, columns]."""
-        directions = orthogonal(
-            torch.stack([self._direction(group, parameter) for parameter in parameters]),
-            group["ns_coefficients"],
-            group["ns_steps"],
-            group["eps"],
-        )
+        mixed = []  # gradients with their running means, which take them in first (Nesterov)
+        for parameter in parameters:
+            state, gradient = self.state[parameter], parameter.grad
+            assert gradient is not None
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(gradient)
+            mean: Tensor = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+            mixed.append(gradient.lerp(mean, group["momentum"]) if group["nesterov"] else mean)
+        directions = orthogonal(torch.stack(mixed), group["ns_coefficients"], group["ns_steps"], group["eps"])
         factor = 0.2 * max(parameters[0].shape) ** 0.5  # as large as an update of AdamW: Liu et al. 2025
         for parameter, direction in zip(parameters, directions, strict=True):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.add_(direction, alpha=-group["lr"] * factor)
-
-    def _direction(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
-        """The gradient mixed with its running mean, which takes it in first (Nesterov)."""
-        state, gradient = self.state[parameter], parameter.grad
-        assert gradient is not None
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        mean: Tensor = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-        return gradient.lerp(mean, group["momentum"]) if group["nesterov"] else mean
 
 
 def orthogonal(x: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
@@ -122,10 +115,10 @@ class OptimizerSettings(Section):
     """Of AdamW: added to the root mean square by which it divides."""
     momentum: Share = 0.95
     """Of Muon: the decay rate of the running mean of gradients."""
-    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.1
+    weight_decay: NonNegative = 0.1
     """Times the learning rate, the share of a matrix that each step takes away; embeddings, norms and biases keep
     theirs."""
-    clip: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
+    clip: NonNegative = 1.0
     """Gradients are scaled down to at most this global norm; 0 turns it off."""
 
 
@@ -139,7 +132,6 @@ class Optimizer:
         self.weight_bytes = sum(p.nbytes for p in stored)  # of a checkpoint
         by_role = roles(module.spec)
         check_trainable(module)
-        decayed = {"matrix", "head"}
         adam: dict[float, list[Tensor]] = {settings.weight_decay: [], 0.0: []}
         matrices = []
         for name, parameter in self.parameters.items():
@@ -147,21 +139,15 @@ class Optimizer:
             if settings.name == "muon" and role == "matrix":
                 matrices.append(parameter)
             else:
-                adam[settings.weight_decay if role in decayed else 0.0].append(parameter)
+                adam[0.0 if role == "other" else settings.weight_decay].append(parameter)
         groups = [{"params": ps, "weight_decay": decay} for decay, ps in adam.items() if ps]
         self.parts: list[torch.optim.Optimizer] = []
         if groups:
             self.parts.append(AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True))
         if matrices:
-            self.parts.append(
-                Muon(
-                    matrices,
-                    lr=settings.muon_lr,
-                    weight_decay=settings.weight_decay,
-                    momentum=settings.momentum,
-                    adjust_lr_fn="match_rms_adamw",
-                )
-            )
+            decay, momentum = settings.weight_decay, settings.momentum
+            alike = "match_rms_adamw"
+            self.parts.append(Muon(matrices, settings.muon_lr, decay, momentum, adjust_lr_fn=alike))
         for group in self._groups():
             group["peak"] = group["lr"]
 
@@ -185,9 +171,7 @@ class Optimizer:
     @property
     def state_bytes(self) -> int:
         """What the state takes once a step was made: two numbers for each that AdamW trains, one for Muon's."""
-        numbers = (1 if isinstance(part, Muon) else 2 for part in self.parts)
-        sizes = [sum(p.nbytes for group in part.param_groups for p in group["params"]) for part in self.parts]
-        return sum(count * size for count, size in zip(numbers, sizes, strict=True))
+        return sum((1 if isinstance(part, Muon) else 2) * p.nbytes for part in self.parts for p in _parameters(part))
 
     def state(self) -> dict[str, Tensor]:
         """All optimizer state by `PARAMETER/KEY`, for example `decoder.blocks.0.attn.q.weight/momentum_buffer`."""
@@ -201,12 +185,12 @@ class Optimizer:
     def restore(self, state: dict[str, Tensor]) -> None:
         """Set the state to the tensors `state` returned.  Raises CheckpointError if they belong to other parameters or
         to another optimizer."""
-        owners = {id(p): part for part in self.parts for group in part.param_groups for p in group["params"]}
+        owners = {id(p): part for part in self.parts for p in _parameters(part)}
         for name, value in state.items():
-            parameter = self.parameters.get(name.rpartition("/")[0])
+            of, _, key = name.rpartition("/")
+            parameter = self.parameters.get(of)
             if parameter is None or (value.dim() and value.shape != parameter.shape):
                 raise CheckpointError(f"optimizer state {name} {list(value.shape)} fits no parameter of this model")
-            key = name.rpartition("/")[2]
             owners[id(parameter)].state[parameter][key] = value.to(parameter.device, copy=True)
         missing = [name for name, p in self.parameters.items() if state and p not in owners[id(p)].state]
         if missing:
@@ -217,12 +201,16 @@ class Optimizer:
             yield from part.param_groups
 
 
+def _parameters(part: torch.optim.Optimizer) -> Iterator[Tensor]:
+    return (p for group in part.param_groups for p in group["params"])
+
+
 class Schedule(Section):
     """The learning rate as a share of its peak, from the progress of the run in [0, 1]."""
 
     shape: Literal["cosine", "linear", "constant"] = "cosine"
     """After the warm-up it falls to `floor` along half a cosine (Loshchilov & Hutter 2017) or a line, or stays."""
-    warmup: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.02
+    warmup: BelowOne = 0.02
     """Share of the run over which it rises linearly from 0 to the peak."""
     floor: Share = 0.0
     """The learning rate at the end, as a share of the peak."""

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 from triptych.errors import CheckpointError, ConfigError
 
@@ -51,11 +51,11 @@ class RunLock:
         self.path = Path(directory) / ".lock"
         self._close: weakref.finalize[[int], RunLock] | None = None
 
-    def acquire(self) -> None:
+    def acquire(self) -> RunLock:
         """Raises ConfigError, naming the process, if another run holds the lock, and CheckpointError if the directory
         does not exist, cannot be written or is on a file system without locks."""
         if self._close is not None and self._close.alive:
-            return
+            return self
         try:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         except FileNotFoundError:
@@ -69,8 +69,11 @@ class RunLock:
             os.lseek(file, 0, os.SEEK_SET)
             os.write(file, str(os.getpid()).encode())
         except (BlockingIOError, PermissionError):
-            owner = _owner(file)
+            os.lseek(file, 0, os.SEEK_SET)
+            owner = os.read(file, 20).decode("ascii", "replace")  # the process that holds the lock wrote itself into it
             close()
+            owner = f"process {owner}" if owner.isdecimal() else "another process"
+            owner = "another run of this process" if owner == f"process {os.getpid()}" else owner
             raise ConfigError(
                 f"{self.path.parent} is in use by {owner}; wait until that run ends, or give another directory"
             ) from None
@@ -81,40 +84,23 @@ class RunLock:
             ) from None
         self._close = close
         _HELD.add(self)
+        return self
 
-    def release(self) -> None:
+    def release(self, *_: object) -> None:
         if self._close is not None:
             self._close()
 
-    def forget(self) -> None:
-        """In a forked child: close the file and leave the lock to the parent."""
-        if self._close is not None and (held := self._close.detach()) is not None:
-            os.close(*held[2])
-
-    def __enter__(self) -> RunLock:
-        self.acquire()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.release()
+    __enter__, __exit__ = acquire, release
 
 
 _HELD: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
-def _owner(file: int) -> str:
-    """The process that holds the lock, as it wrote itself into the file."""
-    os.lseek(file, 0, os.SEEK_SET)
-    text = os.read(file, 20).decode("ascii", "replace")
-    if text == str(os.getpid()):
-        return "another run of this process"
-    return f"process {text}" if text.isdecimal() else "another process"
-
-
 def _close_in_child() -> None:
     """A child shares the open file, so that the lock would outlive the parent for as long as the child lives."""
     for lock in list(_HELD):
-        lock.forget()
+        if lock._close is not None and (held := lock._close.detach()) is not None:
+            os.close(*held[2])
 
 
 if sys.platform != "win32":
@@ -132,19 +118,13 @@ class Interrupted(KeyboardInterrupt):
         self.number, self.step, self.out = number, step, out
 
 
-class Received:
-    """The signal that arrived, if any."""
-
-    number: int | None = None
-
-
 @contextmanager
-def on_signal(stop: Callable[[], None]) -> Iterator[Received]:
-    """Inside, the first SIGINT or SIGTERM calls `stop`; a second one has its usual effect.
+def on_signal(stop: Callable[[], None]) -> Iterator[list[int]]:
+    """Inside, the first SIGINT or SIGTERM calls `stop` and is appended to the list; a second one has its usual effect.
 
     Python runs signal handlers in the main thread only; in another thread this changes nothing.
     """
-    received = Received()
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
@@ -155,7 +135,7 @@ def on_signal(stop: Callable[[], None]) -> Iterator[Received]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def handle(number: int, _: FrameType | None) -> None:
-        received.number = number
+        received.append(number)
         restore()
         stop()
 

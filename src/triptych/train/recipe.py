@@ -19,7 +19,7 @@ from triptych.errors import ConfigError, nearest
 from triptych.families.named import NAMED
 from triptych.train.base_model import AdapterRecipe, BaseSettings
 from triptych.train.optim import OptimizerSettings, Schedule
-from triptych.train.settings import Positive, Rate, RunSettings, Section, meant
+from triptych.train.settings import BelowOne, Fraction, Positive, Rate, RunSettings, Section, meant
 
 Objective = Literal[
     "causal", "masked", "seq2seq", "labels", "tags", "spans", "contrastive", "chat", "corruption", "replaced",
@@ -59,7 +59,7 @@ class DataSettings(Section):
     """A file with the held-out records; without it they are drawn at random from those of `path`."""
     cut_longer: bool = False
     """Cut the ends of a record's texts that have more than `run.length` tokens, which are an error otherwise."""
-    held_out: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+    held_out: Fraction = 0.05
     """Share of the data that is evaluated on and never trained on: the end of a text, the last files of a folder (of so
     few that one would be too much, the end of the longest), records at random.  Of `shakespeare` whole plays are held
     out instead."""
@@ -91,16 +91,16 @@ class ObjectiveSettings(Section):
     vectors, and `replaced` which tokens were replaced by samples (encoders).  `chat` predicts the assistant's turns
     (decoders), `corruption` what spans of the text were removed (encoder-decoders), `captions` the text of an image (an
     encoder of images with a decoder), and `transcripts` what is said in a sound."""
-    rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    rate: Fraction = 0.15
     """For masked, corruption and replaced: the share of the tokens of a row that is hidden, removed or replaced."""
     commonest: Positive | None = None
     """For masked: hide only the N commonest tokens of the training text."""
     several: bool = False
     """For labels: a text may have several."""
-    smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    smoothing: BelowOne = 0.0
     """For labels and tags: the share of each target that is spread over all labels (label smoothing); for captions,
     over all tokens."""
-    hidden: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    hidden: BelowOne = 0.0
     """For captions and seq2seq: the share of the previous tokens that the decoder reads as the unknown token in
     training (Bowman et al. 2016), so that it relies on the image or the source more than on the words before."""
     class_weights: Literal["balanced"] | dict[str, Rate] | None = None

@@ -23,8 +23,8 @@ from triptych.train.data import Use, random_numbers
 
 SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")  # endings of images in a folder
-_SEPARATOR_NAMES = {",": "a comma", "\t": "a tab"}
-_SEPARATORS = {",", "\t", ";"}
+_SEPARATORS = {",": "a comma", "\t": "a tab", ";": "a semicolon"}
+Located = Iterator[tuple[str, dict[str, Any]]]  # rows and where each stands
 T = TypeVar("T")
 _INTEGER = re.compile(r"-?\d{1,18}")
 
@@ -89,9 +89,9 @@ def read_records(
     files in its subfolders, each labelled by the name of the subfolder.
     """
     path, columns = Path(path), columns or {}
+    known = (*needed, *optional)
     for field in columns:
-        if field not in (*needed, *optional):
-            known = (*needed, *optional)
+        if field not in known:
             raise ConfigError(
                 f"data.columns: {field} is no field of this objective{nearest(field, known)}; "
                 f"its fields are {', '.join(known)}"
@@ -99,19 +99,17 @@ def read_records(
     reader = _image_folder if path.is_dir() and {"image", "label"} <= set(needed) else _READERS.get(path.suffix.lower())
     if reader is None:
         raise TextError(f"{path} is not one of {', '.join(SUFFIXES)}; records are read from these")
-    names = {field: columns.get(field, field) for field in (*needed, *optional)}
-    # A column that the recipe names must be there, also for a field that the objective could do without.
-    fields = {field: name for field, name in names.items() if field in needed or field in columns}
+    names = {field: columns.get(field, field) for field in known}
     records = []
     for where, row in reader(path):
-        absent = next((name for name in fields.values() if name not in row), None)
-        if absent is not None:
-            there = ", ".join(map(str, row)) or "none"
-            field = next(field for field, name in fields.items() if name == absent)
-            raise TextError(
-                f"{where}: there is no field {absent!r}{nearest(absent, map(str, row))}; it has {there}; "
-                f'data.columns = {{{field} = "..."}} in the recipe names the one to read'
-            )
+        for field, name in names.items():
+            # A column that the recipe names must be there, also for a field that the objective could do without.
+            if name not in row and (field in needed or field in columns):
+                there = ", ".join(map(str, row)) or "none"
+                raise TextError(
+                    f"{where}: there is no field {name!r}{nearest(name, map(str, row))}; it has {there}; "
+                    f'data.columns = {{{field} = "..."}} in the recipe names the one to read'
+                )
         records.append(DataRecord({field: row[name] for field, name in names.items() if name in row}, where))
     if not records:
         raise TextError(f"{path} holds no record")
@@ -130,7 +128,7 @@ def split(items: Sequence[T], share: float, where: str) -> tuple[list[T], list[T
     return [one for i, one in enumerate(items) if i not in held], [items[i] for i in sorted(held)]
 
 
-def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _json_lines(path: Path) -> Located:
     """The object of each line of the file `path`, and where it stands; empty lines are skipped.
 
     Raises TextError for a line that is no JSON object, has a field twice, or spells half of a character.
@@ -146,8 +144,12 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not isinstance(row, dict):
             kind = "a list" if isinstance(row, list) else shown(row)
             raise TextError(f'{where} is {kind}, not an object like {{"text": "..."}}; write one object a line')
-        if "\\u" in line and not _is_unicode(row):
-            raise TextError(f"{where} spells half of a surrogate pair (\\ud800 to \\udfff), no character; remove it")
+        if "\\u" in line:
+            try:
+                json.dumps(row, ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                problem = f"{where} spells half of a surrogate pair (\\ud800 to \\udfff), no character"
+                raise TextError(f"{problem}; remove it") from None
         yield where, row
 
 
@@ -164,16 +166,7 @@ def _repeated(names: Sequence[str]) -> str | None:
     return min(name for name, count in Counter(names).items() if count > 1)
 
 
-def _is_unicode(value: object) -> bool:
-    """Whether every text in a JSON value has UTF-8."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _separated(path: Path, separator: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _separated(path: Path, separator: str) -> Located:
     """CSV as RFC 4180 has it: quoted fields may hold the separator and line breaks; the first row names the columns."""
     lines = csv.reader(io.StringIO(_text(path), newline=""), delimiter=separator, strict=True)
     header: list[str] | None = None
@@ -194,10 +187,10 @@ def _separated(path: Path, separator: str) -> Iterator[tuple[str, dict[str, Any]
             header = [name.strip() for name in row]
             if (twice := _repeated(header)) is not None:
                 raise TextError(f"{where} names the column {shown(twice)} twice")
-            if len(header) == 1 and any(other in header[0] for other in _SEPARATORS - {separator}):
+            if len(header) == 1 and any(other in header[0] for other in _SEPARATORS.keys() - {separator}):
                 raise TextError(
                     f"{where} is one column, {shown(header[0])}; in a {path.suffix} file there is "
-                    f"{_SEPARATOR_NAMES[separator]} between columns"
+                    f"{_SEPARATORS[separator]} between columns"
                 )
         elif len(row) != len(header):
             fields = counted(len(row), "field")
@@ -206,7 +199,7 @@ def _separated(path: Path, separator: str) -> Iterator[tuple[str, dict[str, Any]
             yield where, dict(zip(header, row, strict=True))
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parquet(path: Path) -> Located:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
@@ -240,7 +233,7 @@ def columns_of(path: Path | str) -> list[str]:
     return list(map(str, first[1]))
 
 
-def _image_folder(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _image_folder(path: Path) -> Located:
     """The files in the subfolders of `path`, each labelled with the name of its subfolder; hidden ones are left out."""
     for file in sorted(path.rglob("*")):
         parts = file.relative_to(path).parts
@@ -257,7 +250,7 @@ def _text(path: Path) -> str:
     return corpus.documents(path)[0]
 
 
-_READERS: dict[str, Callable[[Path], Iterator[tuple[str, dict[str, Any]]]]] = {
+_READERS: dict[str, Callable[[Path], Located]] = {
     ".jsonl": _json_lines,
     ".csv": lambda path: _separated(path, ","),
     ".tsv": lambda path: _separated(path, "\t"),

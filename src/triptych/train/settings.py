@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from triptych.errors import nearest
 from triptych.train.arithmetic import Precision
 
+Config = dict[str, Any]  # of a model, as Hugging Face has it, or of a recipe
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
+Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 

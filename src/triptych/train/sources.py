@@ -33,11 +33,17 @@ def texts(data: DataSettings) -> Texts:
     Of Shakespeare whole plays are held out; of several documents the last ones; of a single document, and of so few
     that one is more than twice the share, the end of the longest, from the beginning of a line.
     """
+    notes: list[str] = []
     if data.path == SHAKESPEARE:
         train, held = ([text] for text in shakespeare.split())
-        notes: list[str] = []
     else:
-        documents, notes = _documents(data)
+        if Path(data.path).suffix.lower() in SUFFIXES:
+            records = read_records(data.path, ("text",), columns=data.columns)
+            documents = [record.text("text") for record in records]
+        else:
+            contents = corpus.read_documents(data.path)
+            documents = [file.text for file in contents.files]
+            notes = [f"{data.path}: skipped {contents.skipped_in_words}"] if contents.skipped else []
         if len(documents) > 1 and round(data.held_out * len(documents)):
             train, held = _last(documents, data)
             notes.append(f"held out for evaluation: the last {len(held):,} of {counted(len(documents), 'document')}")
@@ -48,17 +54,6 @@ def texts(data: DataSettings) -> Texts:
     if data.held_out_limit is not None:
         held = _cut(held, data.held_out_limit)
     return Texts(train, held, notes)
-
-
-def _documents(data: DataSettings) -> tuple[list[str], list[str]]:
-    """Those of `data.path`, and what was skipped.  Raises TextError for what cannot be read, and for a record without a
-    text."""
-    if Path(data.path).suffix.lower() in SUFFIXES:
-        records = read_records(data.path, ("text",), columns=data.columns)
-        return [record.text("text") for record in records], []
-    contents = corpus.read_documents(data.path)
-    skipped = [f"{data.path}: skipped {contents.skipped_in_words}"] if contents.skipped else []
-    return [file.text for file in contents.files], skipped
 
 
 def pairs(data: DataSettings) -> tuple[list[Pair], list[Pair]]:

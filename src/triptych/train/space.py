@@ -27,7 +27,6 @@ from triptych.errors import CheckpointError, InputError, TriptychError
 from triptych.nn.weights import PackedWeight
 from triptych.spec import LinearSpec, ModelSpec
 from triptych.train.arithmetic import chosen
-from triptych.train.base_model import AdapterRecipe
 from triptych.train.loop import Trainer
 from triptych.train.objectives import TrainingBatch
 from triptych.train.recipe import Recipe
@@ -171,23 +170,17 @@ def recipe_memory(recipe: Recipe, spec: ModelSpec, packed: int | None, parts: in
     weights, gradients, state = whole.weights, whole.gradients, whole.optimizer_state
     adapted = None
     if recipe.adapter is not None and recipe.base is not None:
-        number, adapted = _adapter(recipe.adapter, spec)
-        gradients, state = 4 * number, 8 * number
+        maps = {name: part for name, part in spec.walk() if isinstance(part, LinearSpec)}
+        groups = slot_groups(spec, recipe.adapter.targets)
+        adapted = frozenset(slot for group in groups for slot in group)
+        number = sum(maps[group[0]].inputs + sum(maps[slot].outputs for slot in group) for group in groups)
+        gradients, state = 4 * recipe.adapter.rank * number, 8 * recipe.adapter.rank * number
         weights = whole.weights if packed is None or recipe.base.dequantize else packed
-    device = machine.device(run.device)
     width = max(stack.width for stack in spec.stacks.values())
-    bf16 = chosen(run.precision, device, width) == "bf16"
+    bf16 = chosen(run.precision, machine.device(run.device), width) == "bf16"
     activations, logits = _activations(spec, rows, adapted, recompute=run.recompute, bf16=bf16)
     logits = logits if recipe.objective.name == "causal" else 0  # of others the data or another head decide
     return TrainingMemory(weights, gradients, state, activations, logits, accumulated=parts > 1)
-
-
-def _adapter(settings: AdapterRecipe, spec: ModelSpec) -> tuple[int, frozenset[str]]:
-    """How many numbers an adapter trains, and the linear maps that it changes."""
-    maps = {name: part for name, part in spec.walk() if isinstance(part, LinearSpec)}
-    groups = slot_groups(spec, settings.targets)
-    numbers = sum(maps[group[0]].inputs + sum(maps[slot].outputs for slot in group) for group in groups)
-    return settings.rank * numbers, frozenset(slot for group in groups for slot in group)
 
 
 def _refusal(memory: TrainingMemory, needed: int, free: int, run: RunSettings, parts: int | None) -> InputError:

@@ -24,12 +24,16 @@ from triptych.train.new_head import HEADS, HeadKind, head_config, label_names, w
 from triptych.train.objectives import Example, TrainingBatch, exact
 from triptych.train.recipe import DataSettings, Recipe
 from triptych.train.records import DataRecord, read_records, split
+from triptych.train.settings import Config
 
 SHAKESPEARE: dict[str, shakespeare_labels.Kind] = {
     "shakespeare:genres": "genres",
     "shakespeare:speakers": "speakers",
 }
 TURNS = "shakespeare:turns:"  # and the name of a person: conversations
+
+
+Prepared = tuple[Data, HeldOut]  # rows to train on, and those held out
 
 
 class ObjectiveTask:
@@ -41,7 +45,8 @@ class ObjectiveTask:
     head: type = LMHeadSpec
 
     def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.length, self.device = recipe, recipe.run.length, recipe.run.device
+        self.recipe, self.objective = recipe, recipe.objective
+        self.length, self.device = recipe.run.length, recipe.run.device
         self.texts: list[str] = []
         self.notes: list[str] = []
         self.files: Mapping[str, bytes] = {}
@@ -51,8 +56,7 @@ class ObjectiveTask:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the model.  Raises TextError where it has none."""
         if self.words is None:
-            name = self.recipe.objective.name
-            raise TextError(f"objective {name} needs a model with a tokenizer; add its tokenizer.json")
+            raise TextError(f"objective {self.objective.name} needs a model with a tokenizer; add its tokenizer.json")
         return self.words
 
     @property
@@ -61,7 +65,7 @@ class ObjectiveTask:
         data = self.recipe.data
         return Path(data.path).parent, Path(data.held_out_path or data.path).parent
 
-    def new(self, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
+    def new(self, hf: Config) -> tuple[Transformer, Config]:
         """A fresh model of the config `hf`, and the config to save with it."""
         return nn.new(read_config(hf, where="model"), self.recipe.run.seed), hf
 
@@ -69,7 +73,7 @@ class ObjectiveTask:
         """A new tokenizer with the tokens that the objective needs."""
         return tokenizer
 
-    def adapted(self, module: Transformer, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
+    def adapted(self, module: Transformer, hf: Config) -> tuple[Transformer, Config]:
         """A saved model with the head that the objective needs, and its config."""
         return module, hf
 
@@ -80,7 +84,7 @@ class ObjectiveTask:
     def check_labels(self, module: Transformer, hf: Mapping[str, Any]) -> None:
         """Raises ConfigError where a run to be resumed has other labels than its data."""
 
-    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
+    def data(self, module: Transformer, tokens: int) -> Prepared:
         """Rows to train on, and those held out in batches of about `tokens` tokens."""
         raise NotImplementedError
 
@@ -96,13 +100,13 @@ class HeadTask(ObjectiveTask):
         self.labels: list[str] | None = None
         self.several = False
 
-    def new(self, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
+    def new(self, hf: Config) -> tuple[Transformer, Config]:
         config = self._config(hf)
         # Without stored tensors a bare encoder has no pooler, which no objective here would train.
         spec = read_config(config, stored=() if self.kind == "contrastive" else None, where="model")
         return nn.new(spec, self.recipe.run.seed), config
 
-    def adapted(self, module: Transformer, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
+    def adapted(self, module: Transformer, hf: Config) -> tuple[Transformer, Config]:
         known = label_names(module.spec, hf) if isinstance(module.spec.head, self.head) else None
         if known is not None and self.labels is not None and set(self.labels) <= set(known):
             self.labels = known  # the head is trained on, also where the data lack one of its labels
@@ -118,7 +122,7 @@ class HeadTask(ObjectiveTask):
             raise ConfigError(f"{problem}; resume with the data that the run began with")
         self.labels = known
 
-    def _config(self, hf: Mapping[str, Any]) -> dict[str, Any]:
+    def _config(self, hf: Mapping[str, Any]) -> Config:
         return head_config(hf, self.kind, self.labels, several=self.several)
 
 
