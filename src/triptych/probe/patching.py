@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, ProbeError
-from triptych.probe.display import Displayed, Result
+from triptych.probe.display import Displayed, JsonResult
 from triptych.probe.metric import Answer, Metric, MetricFunction, MetricName, metric_of
 from triptych.probe.patch_places import Alignment, Cells, Pairs, cells_of, patched_sites
 from triptych.probe.prompts import (
@@ -42,7 +42,7 @@ ROUGH = "the two metrics differ by little more than rounding, and so do the shar
 
 
 @dataclass(frozen=True, eq=False)
-class PatchGrid(Result, Displayed):
+class PatchGrid(JsonResult, Displayed):
     """The metric of the corrupt prompt with the clean prompt's values at one place, for each place.
 
     values      [R, C], row by row the sites (or heads), column by column the positions (or heads); NaN where a site
