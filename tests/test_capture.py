@@ -262,10 +262,7 @@ def test_over_the_limit_it_is_refused_before_anything_runs(model: Model, monkeyp
     [
         ({"read": partial(Read, STREAM, dtype="int8")}, "dtype int8 is not one of|dtype 'int8' is not one of"),
         ({"read": partial(Read, STREAM, reduce="median")}, "reduce='median' is not one of mean, norm"),
-        (
-            {"read": partial(Read, STREAM, reduce=Statistics())},
-            "Statistics are of a pattern",
-        ),
+        ({"read": partial(Read, STREAM, reduce=Statistics())}, "Statistics are of a pattern"),
         ({"read": partial(Read, "blocks.0.attn.scores", reduce="mean")}, "scores hold -inf"),
         ({"read": partial(Read, PATTERN, reduce="norm")}, "a norm is of a vector"),
         ({"read": partial(Read, STREAM, reduce="mean_heads")}, "has no heads"),

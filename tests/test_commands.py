@@ -57,7 +57,7 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych classify runs/shapes/": "needs the model trained before; tests/test_train_images.py runs such commands",
     'python -c "from triptych.media': "tests/test_train_images.py calls it",
     "triptych convert model-awq/": "needs a checkpoint packed with AWQ; tests/test_packed.py converts one",
-    "triptych patch $SMOLLM2": "its answers are single tokens of SmolLM2's; tests/test_patching_real.py patches these",
+    "triptych patch $SMOLLM2": "its answers are single tokens of SmolLM2's; tests/test_path_patching.py patches these",
     "triptych generate runs/adapter": "needs a run that trained an adapter; tests/test_train_adapters.py runs them",
     'triptych generate MODEL.gguf "Once upon a time" --adapter': "needs that run too",
     "triptych convert MODEL.gguf merged.gguf --adapter": "needs that run too",

@@ -274,18 +274,14 @@ def check_that_one_number_is_reported(model: Model, number: int, change: float) 
     assert paths(model, pair).fired.any()
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_pairs_in_which_nothing_can_change_report_nothing(name: str, rounding: str) -> None:
-    model = reader(name)
-    for number in range(3):
-        check_that_nothing_is_reported(model, number)
+NUMBERS = [range(3), pytest.param(range(3, PAIRS), marks=pytest.mark.heavy)]
 
 
-@pytest.mark.heavy
+@pytest.mark.parametrize("numbers", NUMBERS, ids=["few", "many"])
 @pytest.mark.parametrize("name", READERS)
-def test_many_pairs_in_which_nothing_can_change_report_nothing(name: str, rounding: str) -> None:
+def test_pairs_in_which_nothing_can_change_report_nothing(name: str, numbers: range, rounding: str) -> None:
     model = reader(name)
-    for number in range(3, PAIRS):
+    for number in numbers:
         check_that_nothing_is_reported(model, number)
 
 
@@ -293,18 +289,11 @@ def test_many_pairs_in_which_nothing_can_change_report_nothing(name: str, roundi
 LEAST = dict.fromkeys(READERS, 1e-5) | {"mixture": 1e-3}
 
 
+@pytest.mark.parametrize("numbers", NUMBERS, ids=["few", "many"])
 @pytest.mark.parametrize("name", READERS)
-def test_pairs_in_which_one_number_changes_report_it(name: str, rounding: str) -> None:
+def test_pairs_in_which_one_number_changes_report_it(name: str, numbers: range, rounding: str) -> None:
     model = reader(name, LEAST[name])
-    for number in range(3):
-        check_that_one_number_is_reported(model, number, LEAST[name])
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("name", READERS)
-def test_many_pairs_in_which_one_number_changes_report_it(name: str, rounding: str) -> None:
-    model = reader(name, LEAST[name])
-    for number in range(3, PAIRS):
+    for number in numbers:
         check_that_one_number_is_reported(model, number, LEAST[name])
 
 

@@ -165,7 +165,7 @@ def _parse_steer(steer: str | None, toward: str | None, away: str | None) -> tup
 
 def _steering_edit(model: Model, parsed: tuple[Path | None, str, float], toward: str | None, away: str | None) -> Edit:
     """The edit that --steer asks for."""
-    from triptych.probe.steering import read_vector
+    from triptych.probe.patching import read_vector
 
     file, site, scale = parsed
     if site.isdecimal():

@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     from triptych.probe.links import LinkScore, LinkTable, link
     from triptych.probe.logit_attribution import LogitAttribution, attribute_logit
     from triptych.probe.metric import Metric
-    from triptych.probe.patching import PatchGrid, patch
+    from triptych.probe.patching import PatchGrid, patch, steer
     from triptych.probe.path_patching import path_patch
     from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
     from triptych.probe.records import Statistics
     from triptych.probe.roles import ROLES, HeadRole, HeadTable, RoleEffect, heads
     from triptych.probe.session import Session
     from triptych.probe.size import TraceSize
-    from triptych.probe.steering import steer
     from triptych.probe.trace import Trace
 
 __all__ = [
@@ -49,12 +48,11 @@ def __getattr__(name: str) -> object:
         roles,
         session,
         size,
-        steering,
         trace,
     )
 
     homes = (ablation, lenses, links, logit_attribution, metric, patching, path_patching, reads_and_edits,
-             roles, session, size, steering, trace)  # fmt: skip
+             roles, session, size, trace)  # fmt: skip
     value = next(vars(home)[name] for home in homes if name in vars(home))
     globals()[name] = value  # the next use does not come here
     return value

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, ProbeError, shown
-from triptych.probe.display import Result, largest
+from triptych.probe.display import JsonResult, largest
 from triptych.probe.metric import Answer, MetricFunction, MetricName, metric_of
 from triptych.probe.prompts import (
     BATCH_TOKENS,
@@ -60,7 +60,7 @@ class AblatedUnit:
 
 
 @dataclass(frozen=True, eq=False)
-class Ablations(Result):
+class Ablations(JsonResult):
     """The metric of each text with each unit ablated; made by `Model.ablate`.
 
     values   [U, B] of U units and B texts; NaN where a text does not have the position.

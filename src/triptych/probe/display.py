@@ -18,7 +18,7 @@ class Displayed:
         return hooks.html_of(self)
 
 
-class Result:
+class JsonResult:
     """The result of an analysis, of which the attributes in `in_json` are written as JSON."""
 
     in_json: ClassVar[tuple[str, ...]]

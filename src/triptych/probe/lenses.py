@@ -24,7 +24,7 @@ from triptych.attention import Rows
 from triptych.errors import InputError, ProbeError, shown
 from triptych.nn.attention import Attention
 from triptych.nn.stack import Stack
-from triptych.probe.display import Displayed, Result
+from triptych.probe.display import Displayed, JsonResult
 from triptych.probe.prompts import (
     ProbedModel,
     PromptInput,
@@ -46,7 +46,7 @@ UNEMBEDDED = 512  # rows of one product with the unembedding
 
 
 @dataclass(frozen=True, eq=False)
-class Lens(Result, Displayed):
+class Lens(JsonResult, Displayed):
     """The likeliest tokens after each layer at each position.
 
     layers         L names: the embedding, then each block.

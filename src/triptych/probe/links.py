@@ -126,7 +126,7 @@ def link(
     both = model.spec.layout == "encoder-decoder"
     if target is not None and not both:
         raise InputError(f"a target is for encoder-decoders; this is a {model.spec.layout}")
-    sample, places, of_query = _located(model, text, query, key, target)
+    sample, places = _located(model, text, query, key, target)
     stack: Stack = "cross" if target is not None else "encoder" if model.spec.layout != "decoder" else "decoder"
     layers = [one for one in attentions(model.spec) if one.stack == stack]
     every: list[Head] = [(one, head) for one in layers for head in range(one.heads)]
@@ -135,7 +135,7 @@ def link(
     with torch.no_grad():
         whole = _weights(model, layers, [sample], places)
         null = []
-        for at, in_target in ((places[1], False), (places[0], of_query)):
+        for at, in_target in ((places[1], False), (places[0], target is not None)):
             others = _others(model, sample, at, in_target, noise)
             null.append(_weights(model, layers, others, places))
         progress("cutting the link")
@@ -148,7 +148,7 @@ def link(
     for i, one in zip(best, single, strict=False):
         rows[i] = replace(rows[i], effect=one.lost, random_effect=one.random_mean)
     rows.sort(key=lambda row: (not row.above, -row.z))
-    names = name_tokens(model, _row(sample, of_query))
+    names = name_tokens(model, _row(sample, target is not None))
     return LinkTable(
         str(query), str(key), tuple(names), (tuple(places[0]), tuple(places[1])), tuple(rows),
         together.lost, together.random, unit(model.spec), DRAWS,
@@ -157,8 +157,8 @@ def link(
 
 def _located(
     model: ProbedModel, text: str | Sequence[int], query: Word, key: Word, target: str | Sequence[int] | None
-) -> tuple[HeadSample, tuple[list[int], list[int]], bool]:
-    """The row, the token places of both words, and whether the word that reads stands in the target."""
+) -> tuple[HeadSample, tuple[list[int], list[int]]]:
+    """The row, and the token places of both words; the one that reads stands in the target where there is one."""
     ids, words = words_of(text, model.tokenizer)
     model.ids([ids])  # checks them
     start = [model.spec.ids.start or 0]
@@ -180,7 +180,7 @@ def _located(
         ids = ids[: max(places[0]) + 1]  # what follows is not seen by either
     if max(len(ids), len(output or ())) > LONGEST:
         raise InputError(f"the text has {len(ids)} tokens and a link is measured in at most {LONGEST}; give a sentence")
-    return HeadSample(ids, output, "text"), places, target is not None
+    return HeadSample(ids, output, "text"), places
 
 
 def _row(sample: HeadSample, in_target: bool) -> list[int]:
@@ -225,17 +225,12 @@ def _weights(
         trace = model.trace([sample.ids for sample in some], targets, read=read)
         columns = []
         for one in read:
-            rows = [mean_weight(pattern, _reads(pattern, places[1])) for pattern in trace[one.site]]
-            columns.append(torch.stack(rows).float().cpu())
+            patterns = trace[one.site]  # all of one shape
+            reads = torch.zeros(patterns[0].shape[1:], dtype=torch.bool, device=patterns[0].device)
+            reads[:, places[1]] = True
+            columns.append(torch.stack([mean_weight(pattern, reads) for pattern in patterns]).float().cpu())
         every.append(torch.cat(columns, 1))
     return torch.cat(every)
-
-
-def _reads(pattern: Tensor, keys: list[int]) -> Tensor:
-    """`[T, S]`: all queries of a pattern `[H, T, S]` read these keys."""
-    reads = torch.zeros(pattern.shape[1:], dtype=torch.bool, device=pattern.device)
-    reads[:, keys] = True
-    return reads
 
 
 def _scored(heads: list[Head], weight: Tensor, null: list[Tensor]) -> tuple[list[LinkScore], list[int]]:

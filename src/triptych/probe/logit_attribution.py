@@ -26,7 +26,7 @@ from triptych.nn import heads as nn_heads
 from triptych.nn.attention import Attention
 from triptych.nn.linear import LayerNorm, RMSNorm, Scale
 from triptych.nn.stack import Block, ParallelBlock, Stack
-from triptych.probe.display import Displayed, Result, largest
+from triptych.probe.display import Displayed, JsonResult, largest
 from triptych.probe.lenses import per_head, vocabulary
 from triptych.probe.metric import Answer, answers_of, token_id
 from triptych.probe.prompts import ProbedModel, PromptInput, measured_at, name_tokens, prompt_of, values_at
@@ -36,7 +36,7 @@ PARTS = ("embed", ".attn.z", ".cross.z", ".mlp.out", ".branch.out", "final")  # 
 
 
 @dataclass(frozen=True, eq=False)
-class LogitAttribution(Result, Displayed):
+class LogitAttribution(JsonResult, Displayed):
     """What each part adds to a logit (or to the difference of two) at one position.
 
     parts     C names: heads, MLPs, the embedding and biases, in the order of the forward.

@@ -3,6 +3,10 @@ is run with values of a clean prompt in their place, one site, position and head
 
 `gradient=True` estimates all of these from one backward pass (Nanda 2023, "attribution patching"): to first order,
 putting `clean` in place of `corrupt` changes the metric by `sum((clean - corrupt) * d metric / d corrupt)`.
+
+Steering (Turner et al. 2023) adds the difference of two prompts to the residual stream at every position that is
+computed.  The result is an edit: `model.generate(prompts, edit=model.steer(...))` adds it in the prompt and in every
+token that is generated, cached or not.  Blocks that are edited run as modules, not in the native step.
 """
 
 from __future__ import annotations
@@ -11,13 +15,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from triptych.errors import InputError, ProbeError
-from triptych.probe.display import Displayed, Result
+from triptych.arguments import readable
+from triptych.checkpoints.safetensors import open_file
+from triptych.errors import InputError, ProbeError, shown
+from triptych.probe.display import Displayed, JsonResult
 from triptych.probe.metric import Answer, Metric, MetricFunction, MetricName, metric_of
 from triptych.probe.patch_places import Alignment, Cells, Pairs, cells_of, patched_sites
 from triptych.probe.prompts import (
@@ -29,20 +36,24 @@ from triptych.probe.prompts import (
     differ,
     forward,
     measured_at,
+    prompt_of,
     resized,
+    same_prompts,
     two_prompts,
+    values_at,
 )
-from triptych.probe.reads_and_edits import Read
-from triptych.probe.sites import matrix
+from triptych.probe.reads_and_edits import Edit, Plan, Read, add
+from triptych.probe.sites import Selection, match, matrix, sites
 from triptych.probe.twins import TwinRuns, margin_of, margin_text
 
+Over = Literal["last", "mean"]
 SHOWN_WIDTH = 9  # letters of a column's name in a printed grid
 ROUNDING = 64  # units in the last place: of smaller differences of two metrics a good part is rounding
 ROUGH = "the two metrics differ by little more than rounding, and so do the shares"
 
 
 @dataclass(frozen=True, eq=False)
-class PatchGrid(Result, Displayed):
+class PatchGrid(JsonResult, Displayed):
     """The metric of the corrupt prompt with the clean prompt's values at one place, for each place.
 
     values      [R, C], row by row the sites (or heads), column by column the positions (or heads); NaN where a site
@@ -210,19 +221,19 @@ def _estimated(
     model: ProbedModel, clean: EditedRun, corrupt: EditedRun, measure: Metric, cells: Cells, pairs: Alignment
 ) -> PatchGrid:
     """As `_patched`, to first order: one forward of each prompt, and one backward pass."""
-    sites = {site.name: site for site, _ in cells.places.values()}
-    reads = [Read(name, grad=True) for name in sites]  # of both, so that both compute alike
+    patched = {site.name: site for site, _ in cells.places.values()}
+    reads = [Read(name, grad=True) for name in patched]  # of both, so that both compute alike
     intact, broken = (forward(model, [run], reads) for run in (clean, corrupt))
     measure, before, after = check_metric(measure, intact.logits.detach(), broken.logits)
     value = measure(broken.logits)
-    old = {name: broken.trace[name][0] for name in sites}
+    old = {name: broken.trace[name][0] for name in patched}
     if not value.requires_grad:
         raise ProbeError("the metric has no gradient; load the model with dequantize=True, or patch without gradient=")
     gradients = torch.autograd.grad(value.sum(), list(old.values()), allow_unused=True)
     margin = margin_of(model, corrupt, broken.logits.detach(), ())
     change = {}
     for (name, was), gradient in zip(old.items(), gradients, strict=True):
-        new = pairs.moved(intact.trace[name][0].detach(), sites[name])
+        new = pairs.moved(intact.trace[name][0].detach(), patched[name])
         was = was.detach() if matrix(name) else was.detach()[: len(new)]
         step = (new - was).where(differ(new, was, margin), torch.zeros_like(new))
         step = step.where(step.isfinite(), torch.zeros_like(step))  # -inf at keys that the mask hides in both prompts
@@ -233,3 +244,71 @@ def _estimated(
         values[r, c] = after + float(effect.sum())
         fired[r, c] = bool((step != 0).any())
     return PatchGrid(str(measure), cells.rows, cells.columns, values, fired, before, after, True, margin)
+
+
+def steer(
+    model: ProbedModel,
+    positive: PromptInput | None = None,
+    negative: PromptInput | None = None,
+    *,
+    site: str,
+    vector: Tensor | None = None,
+    scale: float = 1.0,
+    over: Over = "last",
+    at: Selection = None,
+    target: PromptInput = None,
+) -> Edit:
+    """Activation steering (Turner et al. 2023): the edit that adds `scale` times a vector at `site`, for example
+    "blocks.10.resid_post".
+
+    The vector is `vector` [D], or the difference of the values of two prompts there, `positive` minus `negative`: at
+    their last token, or the mean over their tokens with `over="mean"`.  `at` are the absolute positions where it is
+    added, by default all: those of the prompt and every one that is generated.
+
+    Raises InputError for prompts that give no difference, or a vector beside prompts; ProbeError for a site that is not
+    there, is several, or has heads or keys, and for a vector of another width.
+    """
+    if not isinstance(site, str) or not (vector is None or isinstance(vector, Tensor)):
+        raise InputError("site is the name of one site, and vector a tensor [D]")
+    known = match(site, model.spec, sites(model.spec))
+    if len(known) > 1:
+        raise ProbeError(f"{site} names {len(known)} sites; a steering vector is added at one")
+    (place,) = known
+    if place.heads is not None or place.name == "logits":
+        raise ProbeError(f"{place.name} does not hold one vector of the residual stream a token; choose resid_post")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale) or scale == 0:
+        raise InputError(f"scale={shown(scale)} must be a finite number other than 0")
+    if over not in get_args(Over):
+        raise InputError(f"over={shown(over)} must be 'last' or 'mean'")
+    if vector is not None:
+        readable(vector, "vector")
+    prompts = [text for text in (positive, negative) if text is not None]
+    if (vector is None) != (len(prompts) == 2) or (vector is not None and prompts):
+        raise InputError("give two prompts, positive and negative, or a vector")
+    if vector is None:
+        pair = [prompt_of(model, text, target) for text in prompts]
+        if same_prompts(*pair):
+            raise InputError("the two prompts are the same; there is no direction to steer in")
+        rows = values_at(model, pair, [place.name], 1 << 30)[place.name]
+        first, second = (row[-1] if over == "last" else row.float().mean(0) for row in rows)
+        vector = first - second
+    usable = vector.shape == (place.width,) and vector.is_floating_point() and bool(torch.isfinite(vector).all())
+    if not usable:
+        raise ProbeError(f"the vector is {list(vector.shape)}; at {place.name} it must be {place.width} finite numbers")
+    edit = add(place.name, scale * vector, at=at)
+    Plan.of(model.spec, edit=edit)  # refuses positions that are none
+    return edit
+
+
+def read_vector(path: str | Path) -> Tensor:
+    """The vector of a safetensors file that holds one tensor [D].
+
+    Raises CheckpointError for a file that cannot be read, InputError for one that holds anything else.
+    """
+    source = open_file(Path(path))
+    if len(source.names) != 1:
+        raise InputError(f"{path} holds {len(source.names)} tensors; a steering vector is the only one of its file")
+    vector = source.read(source.names[0])
+    if vector.dim() != 1:
+        raise InputError(f"{path} holds a tensor {list(vector.shape)}; a steering vector has one dimension")
+    return vector

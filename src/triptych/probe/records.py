@@ -246,7 +246,9 @@ class Computations:
 
     def add(self, value: Tensor, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
         """`value` is `function(*inputs)`.  Not remembered unless all of these are kept, or computed from kept ones."""
-        if value.is_inference() or _casts(value) or any(x is value for x in inputs):
+        device = value.device.type
+        casts = device != "meta" and torch.is_autocast_enabled(device)  # to another dtype than where it is looked at
+        if value.is_inference() or casts or any(x is value for x in inputs):
             return
         sources = [self._made(x) or (x if x in self.kept else None) for x in inputs]
         known = [x for x in sources if x is not None]
@@ -274,12 +276,6 @@ def _version(one: Tensor | Computation) -> int:
     return 0 if one.value is None else one.value._version - one.version
 
 
-def _casts(value: Tensor) -> bool:
-    """Whether functions give another dtype here than they will where somebody looks at the trace."""
-    device = value.device.type
-    return device != "meta" and torch.is_autocast_enabled(device)
-
-
 @dataclass(frozen=True, eq=False)
 class Statistics:
     """The `reduce` of a `Read` of a pattern that keeps its statistics (`triptych.attention.AttentionStatistics`); the
@@ -303,7 +299,7 @@ class Statistics:
     def labels(self, item: int, queries: Sequence[int], keys: int, device: torch.device) -> KeyLabels:
         """Those of one row for queries at these positions.  Tokens behind the end of what was given, such as
         generated ones, are no delimiters, and belong to no document.  Raises ProbeError for a row that has none."""
-        marked, documents = (_of_row(x, item, what) for x, what in self._given)
+        marked, documents = _of_row(self.delimiters, item, "delimiters"), _of_row(self.documents, item, "documents")
         q_document = k_document = delimiters = None
         if marked is not None:
             delimiters = torch.tensor([bool(x) for x in _padded(marked, keys, 0)], device=device)
@@ -313,13 +309,9 @@ class Statistics:
             k_document = torch.tensor(_padded(documents, keys, -2), device=device)
         return KeyLabels(delimiters=delimiters, q_document=q_document, k_document=k_document)
 
-    @property
-    def _given(self) -> tuple[tuple[Labels, str], ...]:
-        return (self.delimiters, "delimiters"), (self.documents, "documents")
-
     def nbytes(self, heads: int, positions: int, keys: int) -> int:
         """The bytes of one row at one site."""
-        numbers = 4 + sum(x is not None for x, _ in self._given) + 2 * self.top
+        numbers = 4 + (self.delimiters is not None) + (self.documents is not None) + 2 * self.top
         return 4 * heads * (positions * numbers + keys)
 
 

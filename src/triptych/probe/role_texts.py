@@ -98,7 +98,10 @@ def random_samples(spec: ModelSpec, tokenizer: Tokenizer | None, seed: int) -> l
     """`REPEATS` rows of random tokens repeated, each followed by one with the same beginning that is not; none where
     the vocabulary or the context is too small."""
     noise = np.random.default_rng([seed, 0])
-    before = [] if tokenizer is None else _before(tokenizer)
+    before: list[int] = []  # the special tokens that stand before every text
+    if tokenizer is not None:
+        (row,) = tokenizer.encode_with_offsets("a")
+        before = row.ids[: next((at for at, sequence in enumerate(row.sequence_ids) if sequence is not None), 0)]
     ids = ordinary_ids(spec, tokenizer)
     room = (min(spec.context or LONGEST * 4, LONGEST * 2 + len(before)) - len(before)) // 2
     longest = min(LONGEST, len(ids) // 2, room)
@@ -111,10 +114,10 @@ def random_samples(spec: ModelSpec, tokenizer: Tokenizer | None, seed: int) -> l
         drawn = noise.choice(ids, 2 * half, replace=False).tolist()
         once = drawn[:half]
         rows: list[tuple[Kind, list[int]]] = [("repeated", once + once), ("control", drawn)]
-        for kind, row in rows + ([("bare", drawn)] if before else []):
+        for kind, ids_of_row in rows + ([("bare", drawn)] if before else []):
             start = 0 if kind == "bare" else len(before)
-            target = [spec.ids.start or 0, *row] if both else None
-            samples.append(HeadSample([*before[:start], *row], target, kind, half, (start, 1)))
+            target = [spec.ids.start or 0, *ids_of_row] if both else None
+            samples.append(HeadSample([*before[:start], *ids_of_row], target, kind, half, (start, 1)))
     return samples
 
 
@@ -207,13 +210,6 @@ def punctuation(tokenizer: Tokenizer | None, ids: Sequence[int]) -> tuple[set[in
             marks.add(token)
             stops.add(token)
     return marks, stops
-
-
-def _before(tokenizer: Tokenizer) -> list[int]:
-    """The special tokens that stand before every text."""
-    (row,) = tokenizer.encode_with_offsets("a")
-    first = next((at for at, sequence in enumerate(row.sequence_ids) if sequence is not None), 0)
-    return row.ids[:first]
 
 
 def ordinary_ids(spec: ModelSpec, tokenizer: Tokenizer | None) -> list[int]:

@@ -1,0 +1,65 @@
+"""What the file of a trace says of its tensors, as JSON in the metadata; apart, since pydantic takes long to import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from triptych.checkpoints.source import fault
+from triptych.errors import first_line
+from triptych.probe.records import How
+
+KEY = "triptych.trace"
+Number = Annotated[int, Field(ge=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Row(_Strict):
+    """One row at one site of a file: the name of its tensor, and its positions, `[first, end]` of neighbouring ones."""
+
+    item: Number
+    tensor: str
+    positions: list[tuple[Number, Number]]
+    how: How
+
+
+class Contents(_Strict):
+    """What a file says of its tensors; one that several sites passed on is written once."""
+
+    version: Literal[1]
+    texts: list[str]
+    tokens: list[list[int]]
+    targets: list[list[int]]
+    fired: dict[str, int]
+    logits: list[str]
+    sites: dict[str, list[Row]]
+
+
+def contents_of(text: str | None, path: Path) -> Contents:
+    if text is None:
+        raise fault(path, "holds tensors and no trace; give a file that Trace.save wrote")
+    try:
+        return Contents.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise fault(
+            path, f"its trace is damaged: {first_line(ValueError(first['msg']))} at {where or 'its beginning'}"
+        ) from None
+    except RecursionError:
+        raise fault(path, "its trace is damaged: nested too deeply") from None
+
+
+def ranges(positions: tuple[int, ...]) -> list[tuple[int, int]]:
+    ranges: list[tuple[int, int]] = []
+    for position in positions:
+        if ranges and ranges[-1][1] == position:
+            ranges[-1] = (ranges[-1][0], position + 1)
+        else:
+            ranges.append((position, position + 1))
+    return ranges
