@@ -26,6 +26,7 @@ import torch
 import checked
 import processors
 import short_run
+from browser import Browser
 
 gc.disable()  # until the tests are collected: what modules define stays as long as the process
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # commands read the number of threads from it
@@ -52,6 +53,20 @@ def seeded() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Commands set torch's threads; the next test shall not notice."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
 
 
 @pytest.fixture

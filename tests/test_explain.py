@@ -39,13 +39,7 @@ FAMILIES = ["gpt2", "gpt2-layer-scale", "llama", "llama-mqa", "llama-biased", "l
             "marian", "deberta", "deberta-v2-conv",
             "deberta-v3", "gpt-neox", "phi", "gemma2", "granite", "mixtral", "qwen3-moe"]  # fmt: skip
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Commands set torch's threads; the next test shall not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def reference(name: str) -> Model:

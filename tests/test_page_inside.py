@@ -23,21 +23,14 @@ from triptych.model import Model, load
 from triptych.page import AttentionMap, AttentionSection, MatrixSection, PlanePoints, PlaneSection, TopMap, render
 from triptych.page import inspect as inspection_module
 from triptych.page.drawing import svg
-from triptych.page.inspect import inspect_text, names
 from triptych.page.inside import inside_page, planes
+from triptych.page.inspect import inspect_text, names
 from triptych.page.maps import TOP_STEPS, pack_top
 from triptych.page.notebook import display, page_of
 from triptych.page.render import check_replaced
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Commands set torch's threads; the next test shall not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
