@@ -28,7 +28,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,9 @@ def decode(smollm2: str, dtype: str, steps: int) -> dict[str, Call]:
     import torch
     from frames import stepper
 
-    model = loaded(smollm2, dtype=getattr(torch, dtype))
+    import triptych
+
+    model = triptych.load(smollm2, dequantize=True, dtype=getattr(torch, dtype))
     step = stepper(model, PROMPT, steps)
     step()  # the prompt
     calls = linear_calls(step)
@@ -60,14 +61,6 @@ def decode(smollm2: str, dtype: str, steps: int) -> dict[str, Call]:
                 torch.nn.functional.linear(*arguments)
 
     return {f"{dtype} step": step, f"{dtype} linears": linears}
-
-
-def loaded(path: str, **options: Any) -> Any:
-    """The model with plain weights: older code has no others, and no argument that asks for them."""
-    import triptych
-
-    exact = {"dequantize": True} if "dequantize" in signature(triptych.load).parameters else {}
-    return triptych.load(path, **options, **exact)
 
 
 def linear_calls(step: Call) -> list[tuple[Any, ...]]:
@@ -100,7 +93,9 @@ def training(data: str) -> dict[str, Call]:
 
 def traces(smollm2: str) -> dict[str, Call]:
     """A plain forward and two traces of the same row."""
-    model = loaded(smollm2)
+    import triptych
+
+    model = triptych.load(smollm2, dequantize=True)
     row = [[1 + (i * 7919) % (model.spec.vocab - 1) for i in range(TRACED)]]
     return {
         "plain forward": lambda: model.logits(row),
@@ -111,8 +106,9 @@ def traces(smollm2: str) -> dict[str, Call]:
 
 def packed(smollm2: str, steps: int) -> dict[str, Call]:
     """A step, and a prompt of `PREFILLED` tokens with its first token, of the packed weights."""
-    import triptych
     from frames import stepper
+
+    import triptych
 
     model = triptych.load(smollm2)
     row = [1 + (i * 7919) % (model.spec.vocab - 1) for i in range(PREFILLED)]
@@ -125,7 +121,8 @@ def encoding(encoder: str) -> dict[str, Call]:
     """64 texts of several lengths, embedded by the encoder as stored and in int8."""
     import triptych
 
-    words = "a river bank where people talk about the price of bread and the weather of the last week".split()
+    sentence = "a river bank where people talk about the price of bread and the weather of the last week"
+    words = sentence.split()
     texts = [" ".join(words[(i * 5 + j) % len(words)] for j in range(5 + i * 37 % 56)) for i in range(64)]
     models = {"encode": triptych.load(encoder), "encode int8": triptych.load(encoder, quantize="int8")}
     return {name: partial(model.encode, texts) for name, model in models.items()}
@@ -249,7 +246,9 @@ def main() -> None:
         return
     if arguments.old is None:
         options.error("--old is needed: a worktree of the older commit")
-    passed = [f"--{name}={getattr(arguments, name)}" for name in ("smollm2", "encoder", "data", "pairs", "steps", "threads")]
+    passed = [
+        f"--{name}={getattr(arguments, name)}" for name in ("smollm2", "encoder", "data", "pairs", "steps", "threads")
+    ]
     checkouts = [Checkout(root.resolve(), passed) for root in (arguments.old, HERE.parent)]
     for name, checkout in zip(("old", "new"), checkouts, strict=True):
         print(f"{name}: {checkout.facts['package']}, torch {checkout.facts['torch']}")

@@ -10,8 +10,7 @@ entered outside the layers.  The steps counted are
   ("native");
 - a training step on five rows of different lengths, forward and backward, without the optimizer.
 
-At commit 133d396, Python 3.11: 130 a layer and 61 outside for decoding (58 of them in `State.advance`, which leaves out
-the choice of the token), 182 a layer and 35 outside for training.  The limits are in `LIMITS`.
+The limits are in `LIMITS`.
 
 This counts calls and measures no time, so the numbers are the same on every machine; they differ between versions of
 Python, because 3.12 runs comprehensions inside the frame around them.
@@ -34,6 +33,7 @@ import torch
 import triptych
 from triptych import generate
 from triptych.model import Model
+from triptych.native import library
 from triptych.train import causal, collate, loss
 
 PACKAGE = str(Path(triptych.__file__).parent)
@@ -80,35 +80,17 @@ def stepper(
 
     This is the one place that knows how the engine is driven; `bench/decode.py` times the same step.
     """
-    if not hasattr(generate, "Engine"):
-        return older_stepper(model, prompt, tokens)
     engine = generate.Engine(model.module, executor="modules") if modules else generate.Engine(model.module)
     engine.add(generate.Request(prompt=list(prompt), max_new_tokens=tokens))
     return engine.step
 
 
-def older_stepper(model: Model, prompt: Sequence[int], tokens: int) -> Callable[[], object]:
-    """The same with the functions of commit 133d396, before there was `Engine`."""
-    state = generate.start(model.module, [prompt])  # type: ignore[attr-defined]
-    steps = generate.stream(state, max_new_tokens=tokens, sampling=generate.Sampling())  # type: ignore[attr-defined]
-    return lambda: next(steps)
-
-
 def decode_frames(layers: int, *, modules: bool) -> int:
     """The frames of one greedy step after the prompt and a few tokens."""
-    step = stepper(llama(layers), modules=modules and hasattr(generate, "Executor"))
+    step = stepper(llama(layers), modules=modules)
     for _ in range(WARM_UP):
         step()
     return frames(step)
-
-
-def native_kernels() -> bool:
-    """Whether the checkout has native kernels, and they are built."""
-    try:
-        from triptych.native import library
-    except ImportError:
-        return False
-    return library() is not None
 
 
 def training_frames(layers: int) -> int:
@@ -141,7 +123,7 @@ def counts() -> dict[str, int]:
     """Every number that `main` prints."""
     decode, outside = per_layer_and_outside(partial(decode_frames, modules=True))
     native = {}
-    if native_kernels():
+    if library() is not None:
         layer, rest = per_layer_and_outside(partial(decode_frames, modules=False))
         native = {"native per layer": layer, "native outside": rest}
     training, around = per_layer_and_outside(training_frames)

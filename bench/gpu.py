@@ -32,7 +32,7 @@ from triptych.checkpoints.load_weights import to_checkpoint
 from triptych.families import read_config
 from triptych.generate import Engine, Executor, Request
 from triptych.measure.jobs import ids
-from triptych.measure.limits import costs, measure_rates
+from triptych.measure.limits import Costs, measure_rates, step_bytes
 from triptych.model import Model
 
 CONTEXT, VOCAB = 8192, 49152
@@ -213,7 +213,7 @@ def decoding(name: str, model: Model, peer: Any, options: argparse.Namespace, re
         made["transformers"] = Theirs(peer)
         if options.compile:
             made["transformers compiled"] = TheirsCompiled(peer, length)
-        bound = costs(model.module, 2)
+        bound = Costs(step_bytes(model.module), 2)
         keys = sum(store.place_bytes for store in made["modules"].engine.cache.stores)
         limit = rows * read / (bound.step + rows * keys * (context + new / 2))
         label = f"{name}, decode at {context}" if rows == 1 else f"{name}, {rows} requests at once"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from triptych.cli import main
 from triptych.model import create
 from triptych.text import DECODER, SEQ2SEQ, ChatTemplate, Tokenizer, byte_tokenizer, word_tokenizer
 
@@ -50,3 +54,22 @@ def _encoder() -> tuple[Tokenizer, dict[str, Any]]:
 def _both() -> tuple[Tokenizer, dict[str, Any]]:
     tokenizer = byte_tokenizer(SEQ2SEQ)
     return tokenizer, T5 | {"decoder_start_token_id": tokenizer.pad_id}
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    """The code, stdout and stderr of a command."""
+    code = main(list(argv))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
+    """stdout and stderr of a command that ends with this code."""
+    got, out, err = run(capsys, *argv)
+    assert got == code, err
+    return out, err
+
+
+def answered(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> Any:
+    """What a command says with --json."""
+    return json.loads(said([*argv, "--json"], capsys, code)[0])

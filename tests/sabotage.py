@@ -69,6 +69,25 @@ def change(model: Model, patch: pytest.MonkeyPatch, kind: type[Part], **fields: 
         patch.setattr(module, "spec", replace(module.spec, **fields))
 
 
+def changed(name: str, kind: type[Part], slot: str, *variants: str, **fields: Any) -> None:
+    """A sabotage of `slot`, measured on these variants: other values in the spec that every such module computes by."""
+    _listed_each(name, slot, variants, lambda model, patch: change(model, patch, kind, **fields))
+
+
+def filled(name: str, kind: type[Part], slot: str, *variants: str, **children: Any) -> None:
+    """The same with something else, or None, in the slots of every such module."""
+
+    def breaks(model: Model, patch: pytest.MonkeyPatch) -> None:
+        for child, value in children.items():
+            put(model, patch, kind, child, value)
+
+    _listed_each(name, slot, variants, breaks)
+
+
+def _listed_each(name: str, slot: str, variants: tuple[str, ...], breaks: Break) -> None:
+    PARITY.extend(Sabotage(name, variant, (slot,), breaks) for variant in variants)
+
+
 def put(model: Model, patch: pytest.MonkeyPatch, kind: type[Part], slot: str, value: Any) -> None:
     """Something else, or None, in a slot of every such module."""
     for module in of(model, kind):

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sabotage import change, fill, of, parity, put, regroup
+from sabotage import change, changed, fill, filled, of, parity, regroup
 from triptych import ops, spec
 from triptych.attention import EncoderOutput, FlatKeys, Heads, RowPlan, Rows, plan_rows
-from triptych.attention.null_cache import NullStep
+from triptych.attention.cache_steps import NullStep
 from triptych.model import Model
 from triptych.nn import Taps, attention, kinds, positions
 from triptych.spec.masks import Causal, Mask
@@ -21,30 +21,11 @@ from triptych.spec.masks import Causal, Mask
 # ---------------------------------------------------------------- positions
 
 
-@parity("llama", "Rope.pairing:half")
-def flipped_rope_pairing(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.RopeSpec, pairing="interleaved")
-
-
-@parity("gptj", "Rope.pairing:interleaved")
-def rope_pairs_the_halves(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.RopeSpec, pairing="half")
-
-
-@parity("llama", "Rope.theta")
-def rope_with_another_base(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.RopeSpec, theta=20_000.0)
-
-
-@parity("llama", "Rope.width")
-def rope_turns_a_part_of_the_head(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.RopeSpec, width=8)
-
-
-@parity("gpt-neox", "Rope.width")
-@parity("phi", "Rope.width")
-def rope_turns_the_whole_head(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.RopeSpec, width=6)
+changed("flipped_rope_pairing", spec.RopeSpec, "Rope.pairing:half", "llama", pairing="interleaved")
+changed("rope_pairs_the_halves", spec.RopeSpec, "Rope.pairing:interleaved", "gptj", pairing="half")
+changed("rope_with_another_base", spec.RopeSpec, "Rope.theta", "llama", theta=20_000.0)
+changed("rope_turns_a_part_of_the_head", spec.RopeSpec, "Rope.width", "llama", width=8)
+changed("rope_turns_the_whole_head", spec.RopeSpec, "Rope.width", "phi", "gpt-neox", width=6)
 
 
 @parity("gpt-neox", "Rope.width")
@@ -63,9 +44,7 @@ def rope_turns_backwards(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ops, "rotate", backwards)
 
 
-@parity("llama", "Kind.position")
-def position_forgotten(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.KindSpec, "position", None)
+filled("position_forgotten", spec.KindSpec, "Kind.position", "llama", position=None)
 
 
 def rope_scaling_forgotten(model: Model, patch: pytest.MonkeyPatch) -> None:
@@ -90,10 +69,7 @@ def short_factors_in_long_rows(model: Model, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(rope, "spec", replace(rope.spec, scaling=replace(scaling, long=scaling.short)))
 
 
-@parity("gpt2", "Learned")
-@parity("bert", "Learned")
-def learned_position_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.LearnedSpec, offset=1)
+changed("learned_position_off_by_one", spec.LearnedSpec, "Learned", "bert", "gpt2", offset=1)
 
 
 @parity("gpt2", "Embed.position")
@@ -108,9 +84,13 @@ def buckets_look_the_other_way(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(positions, "t5_bias", lambda weight, q_pos, k_pos, **how: bias(weight, -q_pos, -k_pos, **how))
 
 
-@parity("t5-encoder", "T5Buckets.bidirectional")
-def buckets_of_an_encoder_look_back_only(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.T5BucketsSpec, bidirectional=False)
+changed(
+    "buckets_of_an_encoder_look_back_only",
+    spec.T5BucketsSpec,
+    "T5Buckets.bidirectional",
+    "t5-encoder",
+    bidirectional=False,
+)
 
 
 @parity("t5-encoder", "T5Buckets.max_distance")
@@ -127,14 +107,8 @@ def causal_mask_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Causal, "visible", lambda self, q, k: k.position <= q.position + 1)
 
 
-@parity("llama", "Kind.mask:Causal")
-def causal_mask_missing(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.KindSpec, mask=spec.full())
-
-
-@parity("bert", "Kind.mask:Full")
-def an_encoder_looks_back_only(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.KindSpec, mask=spec.causal())
+changed("causal_mask_missing", spec.KindSpec, "Kind.mask:Causal", "llama", mask=spec.full())
+changed("an_encoder_looks_back_only", spec.KindSpec, "Kind.mask:Full", "bert", mask=spec.causal())
 
 
 @parity("modernbert", "Kind.mask:Window")
@@ -145,24 +119,10 @@ def local_layers_see_one_token_less_ahead(model: Model, patch: pytest.MonkeyPatc
             patch.setattr(kind, "spec", replace(kind.spec, mask=narrow))
 
 
-@parity("modernbert", "Kind.mask:Window")
-def local_layers_see_everything(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.KindSpec, mask=spec.full())
-
-
-@parity("modernbert", "Rope.theta")
-def one_base_for_both_kinds(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.RopeSpec, theta=10_000.0)
-
-
-@parity("mistral", "Kind.mask:Window")
-def window_one_too_wide(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.KindSpec, mask=spec.causal() & spec.window(5))
-
-
-@parity("mistral", "Kind.mask:Window")
-def window_one_too_narrow(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.KindSpec, mask=spec.causal() & spec.window(3))
+changed("local_layers_see_everything", spec.KindSpec, "Kind.mask:Window", "modernbert", mask=spec.full())
+changed("one_base_for_both_kinds", spec.RopeSpec, "Rope.theta", "modernbert", theta=10_000.0)
+changed("window_one_too_wide", spec.KindSpec, "Kind.mask:Window", "mistral", mask=spec.causal() & spec.window(5))
+changed("window_one_too_narrow", spec.KindSpec, "Kind.mask:Window", "mistral", mask=spec.causal() & spec.window(3))
 
 
 @parity("qwen2-window", "Attention.kind")
@@ -200,18 +160,16 @@ def wrong_head_grouping(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RowPlan, "run", interleaved)
 
 
-@parity("llama", "Attention.scale")
-@parity("gpt2", "Attention.scale")
-@parity("bert", "Attention.scale")
-def missing_score_scale(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.AttentionSpec, scale=1.0)
-
-
-@parity("t5", "Attention.scale")
-@parity("gpt2-unscaled", "Attention.scale")
-@parity("gpt2-layer-scale", "Attention.scale")
-def scores_scaled_like_everyone_s(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.AttentionSpec, scale=None)
+changed("missing_score_scale", spec.AttentionSpec, "Attention.scale", "bert", "gpt2", "llama", scale=1.0)
+changed(
+    "scores_scaled_like_everyone_s",
+    spec.AttentionSpec,
+    "Attention.scale",
+    "gpt2-layer-scale",
+    "gpt2-unscaled",
+    "t5",
+    scale=None,
+)
 
 
 @parity("llama-mha", "Attention.scale")
@@ -219,14 +177,8 @@ def scale_by_the_model_s_width(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.AttentionSpec, scale=model.spec.decoder.width**-0.5)
 
 
-@parity("gemma2", "Attention.softcap")
-def missing_cap_of_the_scores(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.AttentionSpec, softcap=None)
-
-
-@parity("gemma2", "Attention.scale")
-def scores_scaled_by_the_head_width(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.AttentionSpec, scale=None)
+changed("missing_cap_of_the_scores", spec.AttentionSpec, "Attention.softcap", "gemma2", softcap=None)
+changed("scores_scaled_by_the_head_width", spec.AttentionSpec, "Attention.scale", "gemma2", scale=None)
 
 
 @parity("gemma3", "Kind.position")
@@ -243,16 +195,8 @@ def bases_of_the_two_kinds_swapped(model: Model, patch: pytest.MonkeyPatch) -> N
     fill(window, patch, "position", first)
 
 
-@parity("qwen3", "Attention.q_norm")
-@parity("phi-normed", "Attention.q_norm")
-def missing_query_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.AttentionSpec, "q_norm", None)
-
-
-@parity("qwen3", "Attention.k_norm")
-@parity("phi-normed", "Attention.k_norm")
-def missing_key_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.AttentionSpec, "k_norm", None)
+filled("missing_query_norm", spec.AttentionSpec, "Attention.q_norm", "phi-normed", "qwen3", q_norm=None)
+filled("missing_key_norm", spec.AttentionSpec, "Attention.k_norm", "phi-normed", "qwen3", k_norm=None)
 
 
 @parity("qwen3", "Attention.q_norm")

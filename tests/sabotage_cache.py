@@ -12,8 +12,7 @@ from torch import Tensor
 from sabotage import cached
 from triptych import ops
 from triptych.attention import Cache, CachedLayer, CrossCache, Rows, SlotKeys
-from triptych.attention.caches import FullStep, RingStep, ring_positions
-from triptych.attention.null_cache import NullStep
+from triptych.attention.cache_steps import FullStep, NullStep, RingStep, ring_positions
 from triptych.attention.store import Store
 from triptych.model import Model
 from triptych.nn import positions, stack

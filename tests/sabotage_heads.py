@@ -10,22 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from sabotage import change, fill, of, parity, put
+from sabotage import change, changed, fill, filled, of, parity, put
 from triptych import spec
 from triptych.attention import Rows
 from triptych.model import Model
 from triptych.nn import heads as head_parts
 from triptych.nn import inputs, positions
 
-
-@parity("bert", "Embed.token_types")
-def token_types_dropped(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.EmbedSpec, token_types=0)
-
-
-@parity("bert", "Embed.norm")
-def missing_embedding_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.EmbedSpec, "norm", None)
+changed("token_types_dropped", spec.EmbedSpec, "Embed.token_types", "bert", token_types=0)
+filled("missing_embedding_norm", spec.EmbedSpec, "Embed.norm", "bert", norm=None)
 
 
 @parity("llama", "Embed")
@@ -35,12 +28,7 @@ def embedding_scaled_by_the_root_of_the_width(model: Model, patch: pytest.Monkey
         patch.setattr(embed, "spec", replace(embed.spec, scale=embed.spec.width**0.5))
 
 
-@parity("gemma", "Embed.scale")
-@parity("gemma3", "Embed.scale")
-@parity("mbart", "Embed.scale")
-@parity("marian", "Embed.scale")
-def missing_embedding_scale(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.EmbedSpec, scale=None)
+changed("missing_embedding_scale", spec.EmbedSpec, "Embed.scale", "marian", "mbart", "gemma3", "gemma", scale=None)
 
 
 @parity("marian", "Sinusoidal")
@@ -49,25 +37,10 @@ def scale_on_the_positions_too(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(positions.Sinusoidal, "embed", lambda self, at: embed(self, at) * self.spec.width**0.5)
 
 
-@parity("marian", "Sinusoidal.layout:halves")
-def sines_and_cosines_in_turn(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.SinusoidalSpec, layout="interleaved")
-
-
-@parity("marian", "Sinusoidal.theta")
-def sinusoids_of_another_base(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.SinusoidalSpec, theta=9_000.0)
-
-
-@parity("bart", "Learned.offset")
-def bart_positions_without_their_offset(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.LearnedSpec, offset=0)
-
-
-@parity("gemma2", "LMHead.softcap")
-@parity("gemma3-linear", "LMHead.softcap")
-def missing_cap_of_the_logits(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.LMHeadSpec, softcap=None)
+changed("sines_and_cosines_in_turn", spec.SinusoidalSpec, "Sinusoidal.layout:halves", "marian", layout="interleaved")
+changed("sinusoids_of_another_base", spec.SinusoidalSpec, "Sinusoidal.theta", "marian", theta=9_000.0)
+changed("bart_positions_without_their_offset", spec.LearnedSpec, "Learned.offset", "bart", offset=0)
+changed("missing_cap_of_the_logits", spec.LMHeadSpec, "LMHead.softcap", "gemma3-linear", "gemma2", softcap=None)
 
 
 @parity("gpt2", "Table")
@@ -75,9 +48,7 @@ def tokens_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(inputs.Table, "forward", lambda self, ids: self.weight[ids - 1])
 
 
-@parity("t5", "LMHead.scale")
-def missing_tied_head_scale(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.LMHeadSpec, scale=None)
+changed("missing_tied_head_scale", spec.LMHeadSpec, "LMHead.scale", "t5", scale=None)
 
 
 @parity("t5-v1.1", "LMHead")
@@ -117,34 +88,33 @@ def missing_bias_of_the_projection(model: Model, patch: pytest.MonkeyPatch) -> N
         fill(embed.project, patch, "bias", None)
 
 
-@parity("bert", "Transform.act:gelu")
-@parity("roberta-untied", "Transform.act:gelu")
-@parity("electra-classes", "Transform.act:gelu")
-def relu_in_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.TransformSpec, act="relu")
-
-
-@parity("distilbert-classes", "Transform.act:relu")
-@parity("bert-untied", "Transform.act:relu")
-def gelu_for_relu_in_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.TransformSpec, act="gelu")
-
-
-@parity("bert-classes", "Transform.act:tanh")
-@parity("roberta-classes", "Transform.act:tanh")
-def gelu_for_tanh_in_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.TransformSpec, act="gelu")
-
-
-@parity("bert", "Transform.norm")
-@parity("electra-generator", "Transform.norm")
-def missing_norm_of_the_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.TransformSpec, "norm", None)
-
-
-@parity("vision-bert", "LMHead.transform")
-def language_model_head_without_its_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.LMHeadSpec, "transform", None)
+changed(
+    "relu_in_the_transform",
+    spec.TransformSpec,
+    "Transform.act:gelu",
+    "electra-classes",
+    "roberta-untied",
+    "bert",
+    act="relu",
+)
+changed(
+    "gelu_for_relu_in_the_transform",
+    spec.TransformSpec,
+    "Transform.act:relu",
+    "bert-untied",
+    "distilbert-classes",
+    act="gelu",
+)
+changed(
+    "gelu_for_tanh_in_the_transform",
+    spec.TransformSpec,
+    "Transform.act:tanh",
+    "roberta-classes",
+    "bert-classes",
+    act="gelu",
+)
+filled("missing_norm_of_the_transform", spec.TransformSpec, "Transform.norm", "electra-generator", "bert", norm=None)
+filled("language_model_head_without_its_transform", spec.LMHeadSpec, "LMHead.transform", "vision-bert", transform=None)
 
 
 @parity("vision-gpt2", "Stack.project")
@@ -165,21 +135,16 @@ def missing_masked_head_bias(model: Model, patch: pytest.MonkeyPatch) -> None:
     fill(model.module.head.proj, patch, "bias", None)
 
 
-@parity("roberta", "Learned.offset")
-@parity("roberta-untied", "Learned.offset")
-def positions_without_their_offset(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.LearnedSpec, offset=0)
-
-
-@parity("bert-classes", "ClassHead.transform")
-@parity("roberta-classes", "ClassHead.transform")
-def class_head_without_its_transform(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.ClassHeadSpec, "transform", None)
-
-
-@parity("bert-classes", "ClassHead.pool:first")
-def class_head_reads_the_last_token(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.ClassHeadSpec, pool="last")
+changed("positions_without_their_offset", spec.LearnedSpec, "Learned.offset", "roberta-untied", "roberta", offset=0)
+filled(
+    "class_head_without_its_transform",
+    spec.ClassHeadSpec,
+    "ClassHead.transform",
+    "roberta-classes",
+    "bert-classes",
+    transform=None,
+)
+changed("class_head_reads_the_last_token", spec.ClassHeadSpec, "ClassHead.pool:first", "bert-classes", pool="last")
 
 
 @parity("bart-classes", "ClassHead.pool:last")

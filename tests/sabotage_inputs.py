@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sabotage import change, fill, of, parity
+from sabotage import changed, fill, of, parity
 from triptych import spec
 from triptych.attention import Rows
 from triptych.model import Model
@@ -74,6 +74,4 @@ def channels_in_another_order(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(inputs.Patches, "flat", lambda self, rows: flat(self, [row.flip(0) for row in rows]))
 
 
-@parity("vit-unbiased", "MLP.act:gelu_tanh")
-def exact_gelu_in_a_vit(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MLPSpec, act="relu")
+changed("exact_gelu_in_a_vit", spec.MLPSpec, "MLP.act:gelu_tanh", "vit-unbiased", act="relu")

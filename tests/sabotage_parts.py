@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Identity, ModuleList, Parameter
 
 import triptych
-from sabotage import Break, change, fill, of, parity, put, regroup
+from sabotage import Break, change, changed, fill, filled, of, parity, put, regroup
 from triptych import families, spec
 from triptych.mapping.tensor_ops import ByHead, RopePermute
 from triptych.mapping.tensor_plan import TensorLoad
@@ -28,10 +28,7 @@ def norm_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.RMSNormSpec, offset=1.0)
 
 
-@parity("gemma", "RMSNorm.offset")
-@parity("gemma2", "RMSNorm.offset")
-def norm_by_the_weight_alone(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.RMSNormSpec, offset=0.0)
+changed("norm_by_the_weight_alone", spec.RMSNormSpec, "RMSNorm.offset", "gemma2", "gemma", offset=0.0)
 
 
 @parity("llama", "RMSNorm")
@@ -71,20 +68,9 @@ def rms_norm_eps_outside_the_root(model: Model, patch: pytest.MonkeyPatch) -> No
     patch.setattr(linear.RMSNorm, "forward", outside)
 
 
-@parity("gpt2-untied", "LayerNorm.eps")
-def layer_norm_with_another_eps(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.LayerNormSpec, eps=1e-5)
-
-
-@parity("llama-mha", "RMSNorm.eps")
-def rms_norm_with_another_eps(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.RMSNormSpec, eps=1e-6)
-
-
-@parity("gpt2", "LayerNorm.bias")
-@parity("bert", "LayerNorm.bias")
-def missing_norm_bias(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.LayerNormSpec, "bias", None)
+changed("layer_norm_with_another_eps", spec.LayerNormSpec, "LayerNorm.eps", "gpt2-untied", eps=1e-5)
+changed("rms_norm_with_another_eps", spec.RMSNormSpec, "RMSNorm.eps", "llama-mha", eps=1e-6)
+filled("missing_norm_bias", spec.LayerNormSpec, "LayerNorm.bias", "bert", "gpt2", bias=None)
 
 
 class Around(torch.nn.Module):
@@ -156,10 +142,7 @@ def missing_cross_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
         fill(block, patch, "cross_norm", Around())
 
 
-@parity("llama", "Stack.final_norm")
-@parity("t5", "Stack.final_norm")
-def missing_final_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.StackSpec, "final_norm", None)
+filled("missing_final_norm", spec.StackSpec, "Stack.final_norm", "t5", "llama", final_norm=None)
 
 
 def _rms(x: Tensor, eps: float) -> Tensor:
@@ -178,14 +161,8 @@ def swapped_gate_and_up(model: Model, patch: pytest.MonkeyPatch) -> None:
         fill(mlp, patch, "up", gate)
 
 
-@parity("llama", "GLU.act:silu")
-def gelu_for_silu(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.GLUSpec, act="gelu")
-
-
-@parity("modernbert", "GLU.act:gelu")
-def silu_for_gelu_in_a_gate(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.GLUSpec, act="silu")
+changed("gelu_for_silu", spec.GLUSpec, "GLU.act:silu", "llama", act="gelu")
+changed("silu_for_gelu_in_a_gate", spec.GLUSpec, "GLU.act:gelu", "modernbert", act="silu")
 
 
 @parity("modernbert", "Norms.pre")
@@ -194,29 +171,11 @@ def first_layer_normed_twice(model: Model, patch: pytest.MonkeyPatch) -> None:
     fill(first, patch, "attn_norm", second.attn_norm)
 
 
-@parity("t5-gated", "GLU.act:gelu_tanh")
-def exact_gelu_for_the_tanh_one_in_a_gate(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.GLUSpec, act="gelu")
-
-
-@parity("gpt2-unscaled", "MLP.act:gelu_tanh")
-def exact_gelu_for_the_tanh_one(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MLPSpec, act="gelu")
-
-
-@parity("bert", "MLP.act:gelu")
-def tanh_gelu_for_the_exact_one(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MLPSpec, act="gelu_tanh")
-
-
-@parity("marian", "MLP.act:silu")
-def gelu_for_silu_without_a_gate(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MLPSpec, act="gelu")
-
-
-@parity("t5", "MLP.act:relu")
-def gelu_for_relu(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MLPSpec, act="gelu")
+changed("exact_gelu_for_the_tanh_one_in_a_gate", spec.GLUSpec, "GLU.act:gelu_tanh", "t5-gated", act="gelu")
+changed("exact_gelu_for_the_tanh_one", spec.MLPSpec, "MLP.act:gelu_tanh", "gpt2-unscaled", act="gelu")
+changed("tanh_gelu_for_the_exact_one", spec.MLPSpec, "MLP.act:gelu", "bert", act="gelu_tanh")
+changed("gelu_for_silu_without_a_gate", spec.MLPSpec, "MLP.act:silu", "marian", act="gelu")
+changed("gelu_for_relu", spec.MLPSpec, "MLP.act:relu", "t5", act="gelu")
 
 
 @parity("mixtral", "MoE.top_k")
@@ -226,15 +185,10 @@ def one_expert_too_few(model: Model, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(mixture, "spec", replace(mixture.spec, top_k=mixture.spec.top_k - 1))
 
 
-@parity("mixtral", "MoE.normalize")
-@parity("qwen3-moe-normed", "MoE.normalize")
-def weights_of_experts_not_normalized(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MoESpec, normalize=False)
-
-
-@parity("qwen3-moe", "MoE")
-def weights_of_experts_normalized(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.MoESpec, normalize=True)
+changed(
+    "weights_of_experts_not_normalized", spec.MoESpec, "MoE.normalize", "qwen3-moe-normed", "mixtral", normalize=False
+)
+changed("weights_of_experts_normalized", spec.MoESpec, "MoE", "qwen3-moe", normalize=True)
 
 
 @parity("mixtral", "MoE.experts")

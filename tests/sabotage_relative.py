@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 from torch.nn import Identity, Module, Parameter
 
-from sabotage import change, fill, of, parity, put
+from sabotage import change, changed, fill, filled, of, parity
 from triptych import spec
 from triptych.attention import Rows, disentangled_bias
 from triptych.model import Model
@@ -70,17 +70,16 @@ def distances_not_scaled(model: Model, patch: pytest.MonkeyPatch) -> None:
     scored(patch, lambda q, k, row, placed: disentangled_bias(q, k, row, **placed) / scale)
 
 
-@parity("deberta-v2", "Disentangled")
-@parity("deberta-v3", "Disentangled")
-def one_term_of_two(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.DisentangledSpec, terms=("c2p",))
-
-
-@parity("deberta", "Attention.scale")
-@parity("deberta-v3", "Attention.scale")
-@parity("deberta-c2p", "Attention.scale")
-def scale_that_does_not_count_the_terms(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.AttentionSpec, scale=None)
+changed("one_term_of_two", spec.DisentangledSpec, "Disentangled", "deberta-v3", "deberta-v2", terms=("c2p",))
+changed(
+    "scale_that_does_not_count_the_terms",
+    spec.AttentionSpec,
+    "Attention.scale",
+    "deberta-c2p",
+    "deberta-v3",
+    "deberta",
+    scale=None,
+)
 
 
 @parity("deberta", "Disentangled.span")
@@ -93,32 +92,20 @@ def distance_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
     scored(patch, next_row)
 
 
-@parity("deberta-v3", "Disentangled.max_distance")
-@parity("deberta-v2-p2c", "Disentangled.max_distance")
-def far_distances_are_one(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.DisentangledSpec, max_distance=None)
-
-
-@parity("deberta-v3", "Disentangled.max_distance")
-def distances_shared_twice_as_far(model: Model, patch: pytest.MonkeyPatch) -> None:
-    change(model, patch, spec.DisentangledSpec, max_distance=24)
-
-
-@parity("deberta-v3", "Disentangled.norm")
-def missing_norm_of_the_distances(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.DisentangledSpec, "norm", None)
-
-
-@parity("deberta-base", "Attention.pos_q")
-@parity("deberta-v2", "Attention.pos_q")
-def distances_asked_like_words(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.AttentionSpec, "pos_q", None)
-
-
-@parity("deberta-c2p", "Attention.pos_k")
-@parity("deberta-v2", "Attention.pos_k")
-def distances_offered_like_words(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.AttentionSpec, "pos_k", None)
+changed(
+    "far_distances_are_one",
+    spec.DisentangledSpec,
+    "Disentangled.max_distance",
+    "deberta-v2-p2c",
+    "deberta-v3",
+    max_distance=None,
+)
+changed(
+    "distances_shared_twice_as_far", spec.DisentangledSpec, "Disentangled.max_distance", "deberta-v3", max_distance=24
+)
+filled("missing_norm_of_the_distances", spec.DisentangledSpec, "Disentangled.norm", "deberta-v3", norm=None)
+filled("distances_asked_like_words", spec.AttentionSpec, "Attention.pos_q", "deberta-v2", "deberta-base", pos_q=None)
+filled("distances_offered_like_words", spec.AttentionSpec, "Attention.pos_k", "deberta-v2", "deberta-c2p", pos_k=None)
 
 
 @parity("deberta-v3", "Attention.pos_q", "Attention.pos_k")
@@ -174,9 +161,7 @@ def branch_sees_the_next_row(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(stack.Branch, "forward", joined)
 
 
-@parity("deberta-v2-conv", "Branch")
-def branch_without_its_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
-    put(model, patch, spec.BranchSpec, "norm", Identity())
+filled("branch_without_its_norm", spec.BranchSpec, "Branch", "deberta-v2-conv", norm=Identity())
 
 
 @parity("deberta-v2-conv", "Branch.act:gelu")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from triptych.attention import attend, attend_reference, attention_pattern, dispatch, kernel_flash
+from triptych.attention import attend, attend_reference, attention_pattern, dispatch, kernel_dense
 from triptych.errors import InputError
 from triptych.spec.masks import block_sparse, causal, window
 
@@ -76,7 +76,7 @@ def test_the_mask_that_keeps_nan_changes_no_bit(monkeypatch: pytest.MonkeyPatch)
             for options in ({}, {"mask": causal()}, {"mask": causal(), "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}):
                 kept = attend(q, k, v, path="flash", **options)
                 with monkeypatch.context() as patch:
-                    patch.setattr(kernel_flash, "WIDEST_REGISTER", 0)
+                    patch.setattr(kernel_dense, "WIDEST_REGISTER", 0)
                     assert torch.equal(attend(q, k, v, path="flash", **options), kept)
                     swallowed += not agree(spoiled, k, v, "flash", **options)
     assert swallowed

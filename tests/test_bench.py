@@ -182,7 +182,9 @@ def test_the_limit_of_decoding_is_bandwidth_over_bytes(monkeypatch: pytest.Monke
     assert figure.reached == pytest.approx(figure.value / figure.limit.value)
     monkeypatch.setattr(limits, "nbytes", lambda weight: weight.nbytes // 2)  # a control: a wrong count is seen
     job = next(job for job in jobs(model.spec, QUICK) if job.name == "decode at 8")
-    wrong = limits.limits(job, count(model.spec), limits.costs(model.module, 4), report.rates, 1e15, "fp32 matmuls")[0]
+    wrong = limits.limits(
+        job, count(model.spec), limits.Costs(limits.step_bytes(model.module), 4), report.rates, 1e15, "fp32 matmuls"
+    )[0]
     assert wrong is not None
     assert wrong.value > 1.5 * decode_limit(report, model)
 

@@ -18,8 +18,8 @@ from triptych.generate import MAX_ROWS
 from triptych.model import Model
 from triptych.nn import Transformer
 from triptych.probe import Read, Statistics, Trace, put, sites, zero
-from triptych.probe.computed import Computations
-from triptych.probe.score_reads import Attended
+from triptych.probe.recording import Attended
+from triptych.probe.records import Computations
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8, 2, 8, 1, 8]]
 SOURCES = [[5, 6, 7], [9], [10, 11, 12, 13]]

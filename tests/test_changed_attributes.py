@@ -279,6 +279,7 @@ def test_changes_of_a_class_or_of_an_attribute_that_comes_or_goes_are_seen() -> 
     module = create(LLAMA).module
     assert module.decoder is not None
     norm, fingerprint = module.decoder.blocks[0].attn_norm.pre, ModuleFingerprint(module)
+    last = [part._parameters for part in module.modules() if part._parameters][-1]
     assert fingerprint.same()
     changes: list[Callable[[], object]] = [
         lambda: setattr(norm, "extra", 1),
@@ -286,6 +287,8 @@ def test_changes_of_a_class_or_of_an_attribute_that_comes_or_goes_are_seen() -> 
         lambda: (delattr(norm, "dtype"), setattr(norm, "other", 1)),
         lambda: norm.register_parameter("table", torch.nn.Parameter(torch.zeros(1))),
         lambda: norm.add_module("part", torch.nn.Identity()),
+        lambda: last.update(more=torch.nn.Parameter(torch.zeros(1))),
+        lambda: last.pop("more"),
         lambda: module.register_forward_hook(lambda *arguments: None),
         lambda: setattr(type(norm), "helper", 1),
     ]

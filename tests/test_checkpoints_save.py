@@ -25,7 +25,7 @@ from triptych.checkpoints import (
 )
 from triptych.checkpoints import recover as recover_path
 from triptych.checkpoints import save as save_module
-from triptych.checkpoints.load_report import LoadedTensor
+from triptych.checkpoints.source import LoadedTensor
 from triptych.errors import CheckpointError
 
 CONFIG = {"model_type": "llama", "hidden_size": 6, "name": "é"}

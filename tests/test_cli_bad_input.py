@@ -20,14 +20,6 @@ from triptych.cli import main
 from triptych.model import load
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Commands set torch's threads; the next test shall not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line of a command that fails."""
     code = main(argv)

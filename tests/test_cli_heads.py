@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 import planted_heads as planted
 from browser import CHROMIUM, Browser
-from cli_models import checkpoint
-from triptych.cli import main
+from cli_models import checkpoint, said
 from triptych.model import load
 from triptych.page import AttentionMap, AttentionSection, render
 
 BANK = ["--text", "She sat by the river bank"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Commands set torch's threads; the next test shall not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def run(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
-    got = main(["heads", str(checkpoint("decoder")), *argv])
-    out, err = capsys.readouterr()
-    assert got == code, err
-    return out, err
+    return said(["heads", str(checkpoint("decoder")), *argv], capsys, code)
 
 
 @pytest.mark.heavy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 import triptych
-from cli_models import checkpoint
+from cli_models import answered, checkpoint, said
 from triptych.check import paths
 from triptych.checkpoints.describe import describe
 from triptych.cli import main
@@ -26,25 +25,6 @@ from triptych.spec.masks import mask_text
 
 ROOT = Path(__file__).parents[1]
 QWEN3_4B = ROOT / "docs" / "examples" / "qwen3-4b"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Commands set torch's threads; the next test shall not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
-    got = main(argv)
-    out, err = capsys.readouterr()
-    assert got == code, err
-    return out
-
-
-def answered(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> Any:
-    return json.loads(said([*argv, "--json"], capsys, code))
 
 
 # ---------------------------------------------------------------- a header
@@ -75,7 +55,7 @@ def test_inspect_reads_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_inspect_shows_a_calm_table(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(["inspect", str(checkpoint("decoder"))], capsys)
+    out = said(["inspect", str(checkpoint("decoder"))], capsys)[0]
     assert re.search(r"blocks\.0-2\s+Block", out)
     assert re.search(r"model\.layers\.0-2\.mlp\.up_proj\.weight\s+decoder\.blocks\.0-2\.mlp\.up\.weight\s+37 × 24", out)
     assert "eos <|endoftext|> = 256" in out
@@ -137,7 +117,7 @@ def test_inspect_a_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_inspect_shows_where_a_token_draws_from(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(["inspect", str(checkpoint("decoder")), "Mill", "--layer", "0", "--head", "0"], capsys)
+    out = said(["inspect", str(checkpoint("decoder")), "Mill", "--layer", "0", "--head", "0"], capsys)[0]
     assert "decoder layer 0, head 0" in out
     assert re.search(r"M\s+M 100%", out)
 
@@ -164,7 +144,7 @@ def test_inspect_an_encoder_decoder_in_all_three_places(capsys: pytest.CaptureFi
 
 def test_inspect_saves_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "attention.html"
-    assert not said(["inspect", str(checkpoint("encoder")), "the <b> mill", "--save", str(page)], capsys)
+    assert not said(["inspect", str(checkpoint("encoder")), "the <b> mill", "--save", str(page)], capsys)[0]
     html = page.read_text(encoding="utf-8")
     assert "the &lt;b&gt; mill" in html
     assert "<b> mill" not in html
@@ -207,11 +187,11 @@ def test_a_block_that_is_not_there_is_no_spelling_mistake(site: str, capsys: pyt
 
 def test_check_passes_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["check", str(checkpoint("encoder")), "--against", "none"]
-    assert said(argv, capsys).splitlines()[-1] == "passed"
+    assert said(argv, capsys)[0].splitlines()[-1] == "passed"
     monkeypatch.setattr(paths, "max_abs_diff", lambda *_: 0.5)
-    assert said(argv, capsys, code=1).splitlines()[-1] == "FAILED: over 0.0001"
+    assert said(argv, capsys, code=1)[0].splitlines()[-1] == "FAILED: over 0.0001"
     assert answered(argv, capsys, code=1)["passed"] is False
-    assert said([*argv, "--threshold", "0.6"], capsys, code=1).count("FAILED") == 3  # bit-equal stays bit-equal
+    assert said([*argv, "--threshold", "0.6"], capsys, code=1)[0].count("FAILED") == 3  # bit-equal stays bit-equal
 
 
 def test_count_the_lectures_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,13 +201,13 @@ def test_count_the_lectures_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert answered(["count", str(QWEN3_4B), "--context", "4096", "--batch", "3"], capsys)["chosen"]["cache_bytes"] == (
         3 * 603_979_776
     )
-    out = said(["count", str(QWEN3_4B), "--context", "4096"], capsys)
+    out = said(["count", str(QWEN3_4B), "--context", "4096"], capsys)[0]
     assert "4,022,468,096" in out
     assert re.search(r"cache, fp16, 1 × 4,096 positions\s+603,979,776\s+576\.0 MiB", out)
 
 
 def test_count_an_encoder_has_no_cache(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cache" not in said(["count", str(checkpoint("encoder"))], capsys)
+    assert "cache" not in said(["count", str(checkpoint("encoder"))], capsys)[0]
 
 
 @pytest.mark.parametrize("argv", [["count", "--help"], ["train", "--help"]], ids=["count-help", "train-help"])
@@ -244,7 +224,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["torch"]["version"] == torch.__version__
     assert 1 <= found["cores"]["usable"] <= found["cores"]["online"]
     assert found["extras"]["transformers"]
-    out = said(["doctor"], capsys)
+    out = said(["doctor"], capsys)[0]
     assert f"{found['cores']['usable']} usable of {found['cores']['online']}" in out
     assert "GPU" in out
     assert found["kernels"] in " ".join(out.split())

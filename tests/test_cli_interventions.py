@@ -1,8 +1,9 @@
-"""`triptych ablate`, `patch --path` and `generate --steer`: what the library gives, and what they refuse."""
+"""`triptych ablate`, `patch`, `lens` and `generate --steer`: what the library gives, and what they refuse."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,15 @@ import torch
 from safetensors.torch import save_file
 
 import cli_models
-from triptych.cli import main
+from cli_models import run
 from triptych.errors import InputError
 from triptych.model import load
-from triptych.probe.head_names import head_text, typed_head
+from triptych.page.interventions import lens_page, patch_page
+from triptych.probe.sites import typed_head
 
-PROMPTS = ["--clean", "abc", "--corrupt", "axc"]
-
-
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    code = main(list(argv))
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
+PATCH = ["patch", "--clean", "abc", "--corrupt", "axc"]
+GENERATE = ["generate", "abc", "--max-new-tokens", "2"]
+NASTY = "</script><img onerror=x>\x1b[31m"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +38,6 @@ def test_a_head_as_it_is_typed(decoder: str, both: str) -> None:
         assert typed_head(one, text) == ("blocks.2.attn", 5)
     assert typed_head(two, "cross.L2H1") == ("decoder.blocks.2.cross", 1)
     assert typed_head(two, "encoder 1.0") == ("encoder.blocks.1.attn", 0)
-    assert head_text(("blocks.2.attn", 5)) == "blocks.2.attn head 5"
     for spec, text, line in (
         (one, "L3H0", "there are layers 0..2 and heads 0..5; the nearest is L2H0"),
         (one, "L0H9", "the nearest is L0H5"),
@@ -93,33 +90,6 @@ def test_an_encoder_decoder_and_few_lines(both: str, capsys: pytest.CaptureFixtu
     assert "decoder.blocks.2.cross.z head 3" in out
 
 
-@pytest.mark.parametrize(
-    ("options", "line", "code"),
-    [
-        (["abc", "--heads", "L9H1"], "the nearest is L2H1", 1),
-        (["abc", "--heads", "L1H6"], "the nearest is L1H5", 1),
-        (["abc", "--heads", "L1H1,,"], "is not a head", 1),
-        (["abc", "--heads", "L1H1", "--part", "mlp"], "--heads is for --part heads", 2),
-        (["abc", "--heads", "L1H1", "--within", "blocks.0.*"], "leaves out blocks.1.attn", 1),
-        (["abc", "--unit", "3"], "--unit is for --part neurons", 2),
-        (["abc", "--part", "neurons", "--unit", "37"], "has neurons 0..36, not 37", 1),
-        (["abc", "--reference", "x"], "--reference is for --kind", 2),
-        (["abc", "--kind", "meen"], "meen", 2),
-        (["abc", "--position", "9"], "9", 1),
-        (["abc", "--other", "d"], "--other needs an --answer", 2),
-        (["a", "--kind", "mean", "--heads", "L0H1"], "no ablation changed a value", 1),
-        (["abc", "--kind", "resample"], "nothing to resample from", 1),
-        ([], "no text given", 2),
-    ],
-)
-def test_what_is_not_ablated(
-    options: list[str], line: str, code: int, decoder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failed, out, err = run(capsys, "ablate", decoder, *options)
-    assert (failed, out, err.count("\n")) == (code, "", 1)
-    assert line in err
-
-
 # ---------------------------------------------------------------- patch --path
 
 
@@ -135,7 +105,7 @@ def test_paths(
     path: str, senders: list[tuple[int, int]], receivers: object, into: str, decoder: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    code, out, err = run(capsys, "patch", decoder, *PROMPTS, "--answer", "d", "--path", path, "--json")
+    code, out, err = run(capsys, "patch", decoder, *PATCH[1:], "--answer", "d", "--path", path, "--json")
     assert code == 0, err
     printed, model = json.loads(out), load(decoder)
     expected = model.path_patch("abc", "axc", senders, receivers, into=into, answer="d")  # type: ignore[arg-type]
@@ -144,33 +114,10 @@ def test_paths(
     values = [value for row in printed["values"] for value in row]
     assert values == pytest.approx(expected.values.flatten().tolist(), abs=1e-4)
     code, frozen, _ = run(
-        capsys, "patch", decoder, *PROMPTS, "--answer", "d", "--path", path, "--freeze-mlps", "--json"
+        capsys, "patch", decoder, *PATCH[1:], "--answer", "d", "--path", path, "--freeze-mlps", "--json"
     )
     assert code == 0
     assert json.loads(frozen)["values"] != printed["values"]
-
-
-@pytest.mark.parametrize(
-    ("options", "line", "code"),
-    [
-        (["--path", "L0H1"], "must be heads that give and heads that read", 2),
-        (["--path", "L0H1:"], "must be heads that give and heads that read", 2),
-        (["--path", "L0H1:L1H4"], "end in .q, .k or .v", 2),
-        (["--path", "L0H1:L1H4.k,L1H5.v"], "all in the same", 2),
-        (["--path", "L0H1:L1H4.z"], "end in .q, .k or .v", 2),
-        (["--path", "L0H7:logits"], "the nearest is L0H5", 1),
-        (["--path", "L1H1:L0H4.k"], "no path leads from", 1),
-        (["--path", "L0H1:logits", "--heads"], "leave out --heads", 2),
-        (["--path", "L0H1:logits", "--gradient"], "leave out --gradient", 2),
-        (["--freeze-mlps"], "--freeze-mlps is for --path", 2),
-    ],
-)
-def test_what_is_no_path(
-    options: list[str], line: str, code: int, decoder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failed, out, err = run(capsys, "patch", decoder, *PROMPTS, *options)
-    assert (failed, out, err.count("\n")) == (code, "", 1)
-    assert line in err
 
 
 # ---------------------------------------------------------------- generate --steer
@@ -216,31 +163,6 @@ def test_both_stacks_are_steered(site: str, both: str, tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("options", "line", "code"),
-    [
-        (["--steer", "1:nan", "--toward", "a", "--away", "b"], "a scale other than 0", 2),
-        (["--steer", "1:0", "--toward", "a", "--away", "b"], "a scale other than 0", 2),
-        (["--steer", "1:x", "--toward", "a", "--away", "b"], "a scale other than 0", 2),
-        (["--steer", ":2", "--toward", "a", "--away", "b"], "must be a site", 2),
-        (["--steer", "1"], "needs --toward TEXT and --away TEXT", 2),
-        (["--steer", "1", "--toward", "a"], "needs --toward TEXT and --away TEXT", 2),
-        (["--toward", "a"], "--toward and --away are for --steer", 2),
-        (["--steer", "f@1", "--toward", "a", "--away", "b"], "not from both", 2),
-        (["--steer", "1", "--toward", "a", "--away", "a"], "the two prompts are the same", 1),
-        (["--steer", "7", "--toward", "a", "--away", "b"], "blocks.7.resid_post", 1),
-        (["--steer", "blocks.1.attn.z", "--toward", "a", "--away", "b"], "choose resid_post", 1),
-        (["--steer", "none.safetensors@1"], "none.safetensors", 1),
-    ],
-)
-def test_what_is_not_steered(
-    options: list[str], line: str, code: int, decoder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failed, out, err = run(capsys, "generate", decoder, "abc", "--max-new-tokens", "2", *options)
-    assert (failed, out, err.count("\n")) == (code, "", 1)
-    assert line in err
-
-
-@pytest.mark.parametrize(
     ("tensors", "line"),
     [
         ({"a": torch.zeros(24), "b": torch.zeros(24)}, "holds 2 tensors"),
@@ -255,3 +177,180 @@ def test_files_that_hold_no_vector(
     save_file(tensors, tmp_path / "v.safetensors")
     code, _, err = run(capsys, "generate", decoder, "abc", "--steer", f"{tmp_path / 'v.safetensors'}@1")
     assert (code, line in err, err.count("\n")) == (1, True, 1)
+
+
+# ---------------------------------------------------------------- grids and lenses
+
+
+def test_a_grid_in_json_is_that_of_the_library(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(
+        capsys, "patch", decoder, "--clean", "abc", "--corrupt", "axc", "--answer", "d", "--other", "e", "--json"
+    )
+    assert code == 0
+    printed = json.loads(out)
+    grid = load(decoder).patch("abc", "axc", answer=("d", "e"))
+    assert printed["rows"] == list(grid.rows)
+    assert printed["clean"] == pytest.approx(grid.clean, abs=1e-4)
+    for row, expected in zip(printed["restored"], grid.restored.tolist(), strict=True):
+        assert row == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "columns"),
+    [
+        (["--heads"], "head 5"),
+        (["--heads", "--position", "1", "--site", "*.z"], "1 x"),
+        (["--gradient", "--metric", "kl"], "0 a"),
+        (["--position", "1", "--at", "2", "--answer", "d"], "1 x"),
+        (["--align", "0:0,1:1"], "1 x"),
+    ],
+)
+def test_tables(options: list[str], columns: str, decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "patch", decoder, "--clean", "abc", "--corrupt", "axc", *options)
+    assert (code, err) == (0, "")
+    assert "share restored" in out
+    assert columns in out
+
+
+def test_an_encoder_decoder_and_a_masked_encoder(capsys: pytest.CaptureFixture[str]) -> None:
+    both, encoder = (str(cli_models.checkpoint(layout)) for layout in ("encoder-decoder", "encoder"))
+    code, out, _ = run(capsys, "patch", both, "--clean", "abc", "--corrupt", "axc", "--target", "de")
+    assert code == 0
+    assert "target 1 d" in out
+    texts = ("the old [MASK] stands", "the new [MASK] stands")
+    code, out, err = run(capsys, "patch", encoder, "--clean", texts[0], "--corrupt", texts[1], "--answer", "mill")
+    assert (code, err) == (0, "")
+    code, out, err = run(capsys, "lens", encoder, texts[0], "--attribution")
+    assert (code, "sum to" in err) == (0, True)
+    code, out, err = run(capsys, "lens", both, "abc", "--stack", "encoder", "--top", "2", "--position", "1")
+    assert (code, "encoder.blocks.1.resid_post" in out) == (0, True)
+
+
+def test_lenses(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "lens", decoder, "abc")
+    assert (code, err) == (0, "")
+    assert "blocks.2.resid_post" in out
+    code, out, _ = run(capsys, "lens", decoder, "abc", "--json", "--top", "2", "--position", "1", "--position", "2")
+    printed = json.loads(out)
+    assert printed["positions"] == [1, 2]
+    assert len(printed["names"][0][0]) == 2
+    code, out, _ = run(capsys, "lens", decoder, "abc", "--attribution", "--answer", "d", "--other", "e", "--json")
+    parts = json.loads(out)
+    assert sum(parts["values"]) == pytest.approx(parts["logit"], abs=1e-4)
+    code, out, err = run(capsys, "lens", decoder, "a long text of letters")
+    assert "the last 10 of" in err
+
+
+def test_control_characters_do_not_reach_the_terminal(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["lens", decoder, NASTY], ["patch", decoder, "--clean", NASTY, "--corrupt", f"{NASTY} "]):
+        _, out, err = run(capsys, *argv)
+        assert "\x1b" not in out + err
+    _, out, _ = run(capsys, "patch", decoder, "--clean", "a\x1bb", "--corrupt", "c\x1bb")
+    assert "\x1b" not in out
+
+
+def test_pages_hold_any_text_as_text(decoder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    code, out, err = run(
+        capsys, "patch", decoder, "--clean", NASTY + "a", "--corrupt", NASTY + "b", "--heads", "--save", str(page)
+    )
+    assert (code, out) == (0, "")
+    assert "open it in a browser" in err
+    for argv in (["lens", decoder, NASTY], ["lens", decoder, NASTY, "--attribution"]):
+        assert "<img" not in page.read_text("utf-8")
+        assert len(re.findall("<script", page.read_text("utf-8"))) == 2
+        page.unlink()
+        assert run(capsys, *argv, "--save", str(page))[0] == 0
+
+
+def test_a_page_shows_the_numbers_of_the_result(decoder: str) -> None:
+    model = load(decoder)
+    grid = model.patch("abc", "axc", answer=("d", "e"))
+    html = patch_page(grid, [])
+    assert f"{float(grid.restored[1, 1]):.2f}" in html
+    assert "block 1" in html
+    seen, parts = model.lens("abc", top=2), model.attribute_logit("abc")
+    html = lens_page(seen, parts, [("Model", "m")])
+    assert f"{float(seen.probabilities[-1, -1, 0]):.0%}" in html
+    assert f"{parts.logit:.4f}" in html
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (["patch", "--clean", "a", "--corrupt", "a"], 1, "are the same"),
+        (["patch", "--clean", "ab", "--corrupt", "abc"], 1, "align"),
+        (["patch", "--clean", "ab", "--corrupt", "cb", "--answer", "no"], 1, "is 2 tokens"),
+        (["patch", "--clean", "ab", "--corrupt", "cb", "--other", "x"], 2, "--other needs an --answer"),
+        (["patch", "--clean", "ab", "--corrupt", "cb", "--align", "0-1"], 2, "CLEAN:CORRUPT"),
+        (["patch", "--clean", "ab", "--corrupt", "cb", "--site", "blocks.1.rest"], 1, "did you mean"),
+        (["patch", "--clean", "ab", "--corrupt", "cb", "--position", "7"], 1, "positions 0 to 1"),
+        (["patch", "--clean", "ab", "--corrupt", "cb", "--save", "x.png"], 2, "must end in .html"),
+        (["patch", "--clean", "ab", "--corrupt", "cb", "--metric", "loss"], 2, "'loss'"),
+        (["patch", "--clean", "ab"], 2, "--corrupt"),
+        (["lens", "ab", "--position", "9"], 1, "positions 0 to 1"),
+        (["lens", "ab", "--top", "0"], 2, "--top"),
+        (["lens", "ab", "--stack", "encoder"], 1, "this decoder model has decoder"),
+        (["lens", "ab", "--answer", "x"], 2, "are for --attribution"),
+        (["lens", "ab", "--attribution", "--other", "x"], 2, "--other needs an --answer"),
+        (["lens", "ab", "--attribution", "--stack", "decoder"], 2, "leave out --stack"),
+        (["lens", ""], 1, "token"),
+    ],
+)
+def test_what_is_refused_is_one_line(
+    argv: list[str], code: int, says: str, decoder: str, unchecked: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, out, err = run(capsys, argv[0], decoder, *argv[1:])
+    assert (result, out) == (code, "")
+    assert err.startswith("error: ")
+    assert says in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "line", "code"),
+    [
+        (["ablate", "abc", "--heads", "L9H1"], "the nearest is L2H1", 1),
+        (["ablate", "abc", "--heads", "L1H6"], "the nearest is L1H5", 1),
+        (["ablate", "abc", "--heads", "L1H1,,"], "is not a head", 1),
+        (["ablate", "abc", "--heads", "L1H1", "--part", "mlp"], "--heads is for --part heads", 2),
+        (["ablate", "abc", "--heads", "L1H1", "--within", "blocks.0.*"], "leaves out blocks.1.attn", 1),
+        (["ablate", "abc", "--unit", "3"], "--unit is for --part neurons", 2),
+        (["ablate", "abc", "--part", "neurons", "--unit", "37"], "has neurons 0..36, not 37", 1),
+        (["ablate", "abc", "--reference", "x"], "--reference is for --kind", 2),
+        (["ablate", "abc", "--kind", "meen"], "meen", 2),
+        (["ablate", "abc", "--position", "9"], "9", 1),
+        (["ablate", "abc", "--other", "d"], "--other needs an --answer", 2),
+        (["ablate", "a", "--kind", "mean", "--heads", "L0H1"], "no ablation changed a value", 1),
+        (["ablate", "abc", "--kind", "resample"], "nothing to resample from", 1),
+        (["ablate"], "no text given", 2),
+        ([*PATCH, "--path", "L0H1"], "must be heads that give and heads that read", 2),
+        ([*PATCH, "--path", "L0H1:"], "must be heads that give and heads that read", 2),
+        ([*PATCH, "--path", "L0H1:L1H4"], "end in .q, .k or .v", 2),
+        ([*PATCH, "--path", "L0H1:L1H4.k,L1H5.v"], "all in the same", 2),
+        ([*PATCH, "--path", "L0H1:L1H4.z"], "end in .q, .k or .v", 2),
+        ([*PATCH, "--path", "L0H7:logits"], "the nearest is L0H5", 1),
+        ([*PATCH, "--path", "L1H1:L0H4.k"], "no path leads from", 1),
+        ([*PATCH, "--path", "L0H1:logits", "--heads"], "leave out --heads", 2),
+        ([*PATCH, "--path", "L0H1:logits", "--gradient"], "leave out --gradient", 2),
+        ([*PATCH, "--freeze-mlps"], "--freeze-mlps is for --path", 2),
+        ([*GENERATE, "--steer", "1:nan", "--toward", "a", "--away", "b"], "a scale other than 0", 2),
+        ([*GENERATE, "--steer", "1:0", "--toward", "a", "--away", "b"], "a scale other than 0", 2),
+        ([*GENERATE, "--steer", "1:x", "--toward", "a", "--away", "b"], "a scale other than 0", 2),
+        ([*GENERATE, "--steer", ":2", "--toward", "a", "--away", "b"], "must be a site", 2),
+        ([*GENERATE, "--steer", "1"], "needs --toward TEXT and --away TEXT", 2),
+        ([*GENERATE, "--steer", "1", "--toward", "a"], "needs --toward TEXT and --away TEXT", 2),
+        ([*GENERATE, "--toward", "a"], "--toward and --away are for --steer", 2),
+        ([*GENERATE, "--steer", "f@1", "--toward", "a", "--away", "b"], "not from both", 2),
+        ([*GENERATE, "--steer", "1", "--toward", "a", "--away", "a"], "the two prompts are the same", 1),
+        ([*GENERATE, "--steer", "7", "--toward", "a", "--away", "b"], "blocks.7.resid_post", 1),
+        ([*GENERATE, "--steer", "blocks.1.attn.z", "--toward", "a", "--away", "b"], "choose resid_post", 1),
+        ([*GENERATE, "--steer", "none.safetensors@1"], "none.safetensors", 1),
+    ],
+)
+def test_what_is_not_ablated_no_path_and_not_steered(
+    argv: list[str], line: str, code: int, decoder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed, out, err = run(capsys, argv[0], decoder, *argv[1:])
+    assert (failed, out, err.count("\n")) == (code, "", 1)
+    assert line in err

@@ -6,37 +6,15 @@ import io
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
 
-from cli_models import checkpoint
+from cli_models import answered, checkpoint, said
 from triptych.cli import main
 from triptych.model import load
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Commands set torch's threads; the next test shall not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def said(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """stdout and stderr of a command that works."""
-    code = main(argv)
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    return out, err
-
-
-def answered(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
-    """What a command that works says with --json."""
-    return json.loads(said([*argv, "--json"], capsys)[0])
 
 
 def stdin(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from cli_models import checkpoint
+from cli_models import answered, checkpoint, said
 from test_page import Reader
 from triptych import quickstart
-from triptych.cli import main
 from triptych.cli.training_progress import TrainingProgress, summary
 from triptych.errors import InputError, TextError
 from triptych.model import load
 from triptych.page import Sample
+from triptych.quickstart import write_page
 from triptych.quickstart.panels import PANELS, HeldOutResult
-from triptych.quickstart.run_page import write_page
 from triptych.train import Checkpoints, Event, read_recipe
 from triptych.train.recipe import DataSettings
 
@@ -44,14 +41,6 @@ length = 20
 """
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Commands set torch's threads; the next test shall not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def recipe(tmp_path: Path) -> str:
     text = tmp_path / "text.txt"
@@ -59,17 +48,6 @@ def recipe(tmp_path: Path) -> str:
     path = tmp_path / "tiny.toml"
     path.write_text(RECIPE.format(text=text), encoding="utf-8")
     return str(path)
-
-
-def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
-    got = main(argv)
-    out, err = capsys.readouterr()
-    assert got == code, err
-    return out, err
-
-
-def answered(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
-    return json.loads(said([*argv, "--json"], capsys)[0])
 
 
 def test_a_run_its_checkpoint_and_its_resumption(

@@ -25,7 +25,7 @@ from triptych.errors import ConfigError
 from triptych.model import Model
 from triptych.nn import flat
 from triptych.spec import ClassHeadSpec, LMHeadSpec, MaskedLMHeadSpec, PoolingSpec, ReplacedHeadSpec
-from triptych.tasks.batching import head_outputs
+from triptych.tasks.labels import head_outputs
 from triptych.text import Encoded
 
 WITHIN = 1e-4

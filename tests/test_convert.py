@@ -545,7 +545,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_spec_equality_is_not_vacuous() -> None:
     """`difference` reports a number changed anywhere but in the fields that only training reads."""
     spec = read_header(references.saved("llama")[1]).spec
-    from triptych.mapping.write_gguf_metadata import difference
+    from triptych.mapping.gguf_metadata import difference
 
     assert difference(spec, spec) is None
     assert difference(spec, replace(spec, init_std=0.5)) is None

@@ -16,7 +16,7 @@ import triptych
 from cli_models import checkpoint
 from triptych import families, nn
 from triptych.attention import Rows
-from triptych.attention.cache_types import StoredForm
+from triptych.attention.store import StoredForm
 from triptych.cli import main
 from triptych.count import (
     MAX_LOGITS,

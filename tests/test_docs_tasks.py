@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import triptych
-from triptych.checkpoints.hub_names import parse_name
+from triptych.checkpoints.locate import parse_name
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")

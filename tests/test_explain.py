@@ -15,7 +15,7 @@ import torch
 
 import references
 import tiny
-from cli_models import CONTEXT, checkpoint
+from cli_models import CONTEXT, checkpoint, said
 from triptych import ops
 from triptych.attention import Rows
 from triptych.cli import main
@@ -38,8 +38,6 @@ FAMILIES = ["gpt2", "gpt2-layer-scale", "llama", "llama-mqa", "llama-biased", "l
             "electra", "modernbert-classes", "t5", "t5-gated", "t5-v1.1", "t5-encoder", "bart", "bart-classes",
             "marian", "deberta", "deberta-v2-conv",
             "deberta-v3", "gpt-neox", "phi", "gemma2", "granite", "mixtral", "qwen3-moe"]  # fmt: skip
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def reference(name: str) -> Model:
@@ -378,11 +376,8 @@ def test_relative_difference() -> None:
 # ---------------------------------------------------------------- the command
 
 
-def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
-    got = main(argv)
-    out, err = capsys.readouterr()
-    assert got == code, err
-    return out if not code else err
+def printed(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+    return said(argv, capsys, code)[0 if not code else 1]
 
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
@@ -392,8 +387,8 @@ def test_on_the_screen(layout: str, cache: bool, capsys: pytest.CaptureFixture[s
         return
     path = str(checkpoint(layout))
     argv = ["explain", path, "the old mill", "--layer", "1", "--head", "2", *["--cache"] * cache]
-    out = said(argv, capsys)
-    told = json.loads(said([*argv, "--json"], capsys))
+    out = printed(argv, capsys)
+    told = json.loads(printed([*argv, "--json"], capsys))
     assert told["outcome"] in out
     assert re.search(r"lock +1, of blocks 0 to [12] *$", out, re.M)
     assert re.search(r"Head +2, of heads 0 to [25] *$", out, re.M)
@@ -433,7 +428,7 @@ def test_a_walk_that_does_not_follow_fails(capsys: pytest.CaptureFixture[str], m
     ],
 )
 def test_bad_input_is_one_line(layout: str, argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    err = said(["explain", str(checkpoint(layout)), *argv], capsys, 1)
+    err = printed(["explain", str(checkpoint(layout)), *argv], capsys, 1)
     assert says in err
     assert len(err.splitlines()) == 1
     assert "unexpected" not in err
@@ -441,7 +436,7 @@ def test_bad_input_is_one_line(layout: str, argv: list[str], says: str, capsys: 
 
 @pytest.mark.parametrize("line", ["", "model", "model text --example L2.1", "m t --cache --row 1", "m t --head x"])
 def test_usage(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(said(["explain", *line.split()], capsys, 2).splitlines()) == 1
+    assert len(printed(["explain", *line.split()], capsys, 2).splitlines()) == 1
 
 
 def test_models_a_walk_cannot_be_through() -> None:
@@ -460,7 +455,7 @@ def test_models_a_walk_cannot_be_through() -> None:
 
 def test_the_page_holds_every_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "walk.html"
-    said(["explain", str(checkpoint("encoder-decoder")), "the old mill", "--save", str(page)], capsys)
+    printed(["explain", str(checkpoint("encoder-decoder")), "the old mill", "--save", str(page)], capsys)
     html = page.read_text("utf-8")
     walk = explain(load(checkpoint("encoder-decoder")), "the old mill")
     assert html.count('<details class="step"') == len(walk.steps)

@@ -26,7 +26,7 @@ from native_models import decoders, llama
 from test_cache_types import LIMITS, LOSSY
 from test_static_step import MODELS, STEPS, StaticRun, StaticSide
 from triptych import nn
-from triptych.attention import CacheType, Rows, kernel_slots
+from triptych.attention import CacheType, Rows, kernel_dense
 from triptych.cli import main
 from triptych.errors import InputError
 from triptych.generate import Engine, Executor, PromptLookup, Request, Sampling, Speculation
@@ -236,13 +236,13 @@ def test_the_kernel_for_unlike_lengths_gives_what_the_modules_give(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    counted = kernel_slots.run
+    counted = kernel_dense.attend_slots
 
     def noted(*arguments: Any) -> torch.Tensor:
         calls.append(arguments)
         return counted(*arguments)
 
-    monkeypatch.setattr(kernel_slots, "run", noted)
+    monkeypatch.setattr(kernel_dense, "attend_slots", noted)
     module = llama(**HALF).cuda().to(dtype)
     many = ((300, 1, 40), *((1, 1, 1),) * 5, (1, 0, 1), *((1, 1, 1),) * 3)
     assert StaticRun(module).gap(many) <= (0.1 if dtype == torch.bfloat16 else 0.02)

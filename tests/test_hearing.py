@@ -25,8 +25,7 @@ from triptych.errors import InputError, TextError
 from triptych.media.audio import log_mel
 from triptych.model import Model
 from triptych.tasks import WhisperDecoder, WhisperTokens
-from triptych.tasks.transcribe import transcribe_frames
-from triptych.tasks.whisper_tokens import rules, segments
+from triptych.tasks.transcribe import rules, segments, transcribe_frames
 from triptych.text import Tokenizer
 
 LETTERS = 30

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import tiny
 from triptych.attention import EncoderOutput
-from triptych.attention.cross_cache import Project
+from triptych.attention.caches import Project
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.text import character_tokenizer

@@ -19,8 +19,8 @@ from triptych.ops import OPERATIONS
 from triptych.page import Curve, TableSection
 from triptych.spec.masks import Mask, causal, full
 from triptych_lectures import labs
-from triptych_lectures.labs import additive_vs_dot, small
-from triptych_lectures.labs.heads_vs_width import HeadsVsWidthLab
+from triptych_lectures.labs import scores, small
+from triptych_lectures.labs.heads_and_width import HeadsVsWidthLab
 from triptych_lectures.labs.lab import LabResult, Setup, Size
 
 NAMES = ("scaling", "permutation", "soft-vs-hard", "heads-vs-width", "additive-vs-dot")
@@ -188,7 +188,7 @@ def test_additive_vs_dot_with_one_score_for_both(monkeypatch: pytest.MonkeyPatch
     def dot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **weights: torch.Tensor) -> torch.Tensor:
         return attention.attend(q @ weights["w_q"].mT, k @ weights["w_k"].mT, v)
 
-    monkeypatch.setattr(additive_vs_dot, "additive", dot)
+    monkeypatch.setattr(scores, "additive", dot)
     claims = failed("additive-vs-dot")
     assert "memory at 256 tokens, additive over dot product" in claims
     assert "additive, nats" in claims

@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 
+from lab_results import failed
 from triptych import attention
 from triptych.attention import dispatch
 from triptych.nn import linear
 from triptych_lectures import labs
 from triptych_lectures.labs import corrections
-from triptych_lectures.labs.lab import LabResult, Setup
+from triptych_lectures.labs.lab import Setup
 
 pytestmark = pytest.mark.usefixtures("unchecked")
-
-
-def failed(result: LabResult) -> set[str]:
-    return {check.claim for check in result.checks if not check.passed}
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -8,12 +8,13 @@ import pytest
 from torch import Tensor
 
 import triptych
-from triptych.attention.caches import FullStep
+from lab_results import failed
+from triptych.attention.cache_steps import FullStep
 from triptych.attention.store import Store
 from triptych.generate import Engine
 from triptych.text import byte_tokenizer
 from triptych_lectures.labs import kv_cache, run
-from triptych_lectures.labs.lab import LabResult, Setup
+from triptych_lectures.labs.lab import Setup
 
 SHAPE = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 70, "num_hidden_layers": 2, "vocab_size": 260,
@@ -29,10 +30,6 @@ SMALL = Setup(sizes={"lengths": (64, 128)})
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     model = triptych.create(SHAPE, byte_tokenizer())
     monkeypatch.setattr(kv_cache, "decoder", lambda setup: model)
-
-
-def failed(result: LabResult) -> set[str]:
-    return {check.claim for check in result.checks if not check.passed}
 
 
 def test_passes(small: None) -> None:

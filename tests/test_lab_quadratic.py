@@ -44,7 +44,7 @@ def test_fails_when_a_sparse_path_is_not_taken(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_fails_when_the_fused_kernel_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch.kernel_flash, "cannot", lambda request: ["broken"])
+    monkeypatch.setattr(dispatch.kernel_dense, "flash_cannot", lambda request: ["broken"])
     claims = failed()
     if Path("/proc/self/clear_refs").exists():
         assert "fused: memory of the process at 4,096 tokens, over one score matrix" in claims

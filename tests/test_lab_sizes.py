@@ -19,10 +19,9 @@ from triptych_lectures import labs
 from triptych_lectures.labs import LABS
 from triptych_lectures.labs.alignment import HeldOutPairs
 from triptych_lectures.labs.depth import _geometric_mean
-from triptych_lectures.labs.lab import Limits, Setup
-from triptych_lectures.labs.sizes import SizeRow, size_rows, size_values
+from triptych_lectures.labs.lab import Limits, Setup, SizeRow, size_rows, size_values
 from triptych_lectures.labs.trained import Places
-from triptych_lectures.labs.translators import END_ID, SMOOTHED, Ids, TrainedTranslator
+from triptych_lectures.labs.translators import END_ID, SMOOTHED, Ids, TrainedTranslator, Translator
 
 Value = int | float | str
 
@@ -147,10 +146,8 @@ def test_places_must_lie_in_the_row_and_have_answers() -> None:
         Places(17, 5, (1, 2, 3, 4))
 
 
-class Silent:
+class Silent(Translator):
     """A translator that ends at once."""
-
-    parameters = 0
 
     def next_tokens(self, sources: Sequence[Ids], written: Sequence[Ids]) -> Tensor:
         return torch.full((len(sources),), END_ID)

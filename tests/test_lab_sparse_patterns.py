@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from triptych.attention import dispatch, kernel_block
+from triptych.attention import dispatch, kernel_sparse
 from triptych.errors import InputError
 from triptych.spec import causal, window
 from triptych.spec.masks import BlockSparse
@@ -49,8 +49,8 @@ def test_fails_when_the_kernel_reads_all_blocks(monkeypatch: pytest.MonkeyPatch)
         blocks = -(-request.keys // pattern.block)
         return torch.arange(blocks).expand(blocks, -1)
 
-    monkeypatch.setattr(kernel_block, "_candidates", every)
-    monkeypatch.setattr(kernel_block, "saves", lambda request: "block" in repr(request.mask))
+    monkeypatch.setattr(kernel_sparse, "_candidates", every)
+    monkeypatch.setattr(kernel_sparse, "block_saves", lambda request: "block" in repr(request.mask))
     claims = failed()
     assert f"{POWERS}: largest over smallest of pairs / (T log T)" in claims
     assert "largest difference from the definition" not in claims

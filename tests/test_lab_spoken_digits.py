@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from lab_results import failed
 from spoken_tones import spoken
 from triptych.attention import EncoderOutput
-from triptych.attention.cross_cache import Project
+from triptych.attention.caches import Project
 from triptych.errors import InputError
 from triptych.media.audio import HOP, RATE
 from triptych_lectures import labs
@@ -37,10 +38,6 @@ def made_of_tones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(seed: int = 0) -> LabResult:
     return labs.run("spoken-digits", Setup(seed=seed, sizes=SIZES))
-
-
-def failed(result: LabResult) -> set[str]:
-    return {check.claim for check in result.checks if not check.passed}
 
 
 @pytest.mark.heavy

@@ -122,10 +122,10 @@ def test_entities_are_the_pipeline_s(labels: tuple[str, ...], made: Any) -> None
     ],
 )
 def test_what_neighbours_name(labels: str, named: list[str]) -> None:
-    from triptych.tasks import Tag, entities
+    from triptych.tasks import Tag, joined
 
     tags = [Tag("abcd"[i], label, 0.5 + i / 10, 2 * i, 2 * i + 1) for i, label in enumerate(labels.split())]
-    found = entities(tags, "a b c d")
+    found = joined(tags, "a b c d")
     assert [f"{one.text} {one.label}" for one in found] == named
     if named[:1] == ["a b PER"]:
         assert found[0].probability == pytest.approx(0.55)

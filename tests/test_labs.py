@@ -9,9 +9,8 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -295,11 +294,8 @@ def test_a_folder_that_cannot_be_made_ends_it_before_the_work(
     assert "taken" in capsys.readouterr().err
 
 
-@dataclass(frozen=True)
 class StepsLab(Lab):
-    full = MappingProxyType({"steps": 1000})
-
-    steps: int = size(100, "training steps")
+    steps: int = size(100, "training steps", full=1000)
     rate: float = size(0.1, "learning rate")
     depths: tuple[int, ...] = size((4, 16), "layers of each model")
 

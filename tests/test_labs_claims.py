@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from lab_results import Known, failed, shuffle_rows
 from triptych import nn, spec
 from triptych.attention import Rows
 from triptych.nn.feedforward import GLU
 from triptych.ops import ACTIVATIONS
-from triptych.train import Example
 from triptych_lectures import labs
-from triptych_lectures.labs import (
-    deep_stacks,
-    depth,
-    padding,
-    reading_heads,
-    trained,
-    trained_heads,
-)
+from triptych_lectures.labs import deep_stacks, depth, heads_and_width, padding, reading_heads, trained
 from triptych_lectures.labs.lab import LabResult, Setup
 from triptych_lectures.labs.trained import (
     LookupTable,
@@ -59,22 +52,6 @@ def small(name: str, seed: int = 1) -> LabResult:
     return labs.run(name, Setup(seed=seed, sizes=SMALL[name]))
 
 
-def failed(result: LabResult) -> list[str]:
-    """The claim of each criterion that was not met."""
-    return [check.claim for check in result.checks if not check.passed]
-
-
-@dataclass(frozen=True)
-class Known:
-    """A task with one set of rows."""
-
-    known: list[Example]
-    classes: int = 3
-
-    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
-        return self.known
-
-
 # ---------------------------------------------------------------- all of them
 
 
@@ -88,13 +65,7 @@ def test_it_passes(name: str) -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", SMALL)
 def test_it_fails_on_shuffled_data(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind: Any = TASKS[name]
-    rows = kind.rows
-
-    def shuffled(self: Any, noise: np.random.Generator, count: int) -> list[Example]:
-        return Shuffled(Known(rows(self, noise, count))).rows(noise, count)
-
-    monkeypatch.setattr(kind, "rows", shuffled)
+    shuffle_rows(monkeypatch, TASKS[name])
     assert not small(name).passed
 
 
@@ -161,8 +132,8 @@ def test_trained_scale_fails_when_no_head_divides(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.heavy
 def test_trained_heads_fails_when_the_layer_is_not_cut_into_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    block = trained_heads.block
-    monkeypatch.setattr(trained_heads, "block", lambda width, heads, hidden: block(width, 1, hidden))
+    block = heads_and_width.block
+    monkeypatch.setattr(heads_and_width, "block", lambda width, heads, hidden: block(width, 1, hidden))
     assert "4 places read right by 4 heads, less by 1" in failed(small("trained-heads"))
 
 

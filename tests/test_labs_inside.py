@@ -12,21 +12,14 @@ from torch import Tensor
 
 import tiny
 import triptych
+from lab_results import failed
 from triptych.attention import reference
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn import attention
 from triptych.text import byte_tokenizer
-from triptych_lectures.labs import (
-    bank,
-    head_roles,
-    not_explanation,
-    other_patterns,
-    patterns_of_classifier,
-    patterns_of_decoder,
-    run,
-)
-from triptych_lectures.labs.lab import LabResult, Setup, Size
+from triptych_lectures.labs import bank, head_roles, not_explanation, other_patterns, run
+from triptych_lectures.labs.lab import Setup, Size
 from triptych_lectures.labs.trained import Shuffled
 
 LABS = (bank, head_roles, not_explanation)
@@ -42,10 +35,6 @@ def loaded(smollm2: Model, monkeypatch: pytest.MonkeyPatch, unchecked: None) -> 
     """One copy for all."""
     for lab in LABS:
         monkeypatch.setattr(lab, "decoder", lambda setup: smollm2)
-
-
-def failed(result: LabResult) -> set[str]:
-    return {check.claim for check in result.checks if not check.passed}
 
 
 def ignore_edits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +124,7 @@ def test_not_explanation_passes_on_smollm2(loaded: None) -> None:
 
 def test_not_explanation_fails_when_edits_are_ignored(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(  # a search without edits finds no gradient
-        patterns_of_decoder,
+        other_patterns,
         "search",
         lambda last, *rest, **sizes: (other_patterns.Replacement(last.patterns, 0.7, 0.0), []),
     )
@@ -146,7 +135,7 @@ def test_not_explanation_fails_when_edits_are_ignored(loaded: None, monkeypatch:
 
 def test_not_explanation_fails_when_the_alternative_is_a_shuffle(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Patterns that are as far away, and were not searched, change the output."""
-    monkeypatch.setattr(patterns_of_decoder, "search", unsearched)
+    monkeypatch.setattr(other_patterns, "search", unsearched)
     assert next_word() == {ALTERNATIVE}
 
 
@@ -157,14 +146,14 @@ def unsearched(answers: Any, random: torch.Generator, **sizes: Any) -> Any:
 TASK: dict[str, Size] = {"kinds": 4, "length": 8, "trained": 150, "searched": 12, "tested": 60, "search_steps": 30}
 
 
-def classified() -> patterns_of_classifier.ClassifierResult:
+def classified() -> other_patterns.ClassifierResult:
     if not FOUND:
-        sizes = not_explanation.NotExplanationLab.sized(Setup(sizes=TASK)).classifier
-        FOUND.append(patterns_of_classifier.of_classifier(sizes, 0))
+        sizes = not_explanation.NotExplanationLab.sized(Setup(sizes=TASK))
+        FOUND.append(other_patterns.of_classifier(sizes, 0))
     return FOUND[0]
 
 
-FOUND: list[patterns_of_classifier.ClassifierResult] = []
+FOUND: list[other_patterns.ClassifierResult] = []
 
 
 @pytest.mark.heavy
@@ -176,7 +165,7 @@ def test_not_explanation_passes_on_a_classifier() -> None:
 @pytest.mark.heavy
 def test_not_explanation_fails_on_a_classifier_whose_edits_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     found = lambda answers, *rest, **sizes: (other_patterns.Replacement(answers.patterns, 0.7, 0.0), [])  # noqa: E731
-    monkeypatch.setattr(patterns_of_classifier, "search", found)
+    monkeypatch.setattr(other_patterns, "search", found)
     ignore_edits(monkeypatch)
     claims = failed(run("not-explanation", Setup(sizes=TASK)))
     assert "control: output change under the shuffled patterns in all layers" in claims
@@ -185,7 +174,7 @@ def test_not_explanation_fails_on_a_classifier_whose_edits_are_ignored(monkeypat
 
 @pytest.mark.heavy
 def test_not_explanation_fails_on_a_classifier_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns_of_classifier, "search", unsearched)
+    monkeypatch.setattr(other_patterns, "search", unsearched)
     claims = failed(run("not-explanation", Setup(sizes=TASK)))
     assert "output change under the alternative in all layers (0 to 1)" in claims
 
@@ -193,9 +182,9 @@ def test_not_explanation_fails_on_a_classifier_without_a_search(monkeypatch: pyt
 @pytest.mark.heavy
 def test_not_explanation_fails_on_shuffled_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A classifier that learned nothing does not need the token, and any pattern gives its output."""
-    trained = patterns_of_classifier._trained
+    trained = other_patterns._trained
     monkeypatch.setattr(
-        patterns_of_classifier, "_trained", lambda sizes, task, seed: trained(sizes, Shuffled(sizes.task), seed)
+        other_patterns, "_trained", lambda sizes, task, seed: trained(sizes, Shuffled(sizes.task), seed)
     )
     claims = failed(run("not-explanation", Setup(sizes=TASK)))
     assert {"classifier: right on new rows", "output change when the deciding token is hidden"} <= claims

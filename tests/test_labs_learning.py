@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lab_results import failed, shuffle_rows
 from triptych.errors import InputError
 from triptych.spec import AdditiveSpec, window
-from triptych.train import Example
 from triptych_lectures import labs
 from triptych_lectures.labs import exposure_bias, in_context, reading_heads
 from triptych_lectures.labs.exposure_bias import RecitedTexts
 from triptych_lectures.labs.in_context import Lookups
 from triptych_lectures.labs.lab import LabResult, Setup
-from triptych_lectures.labs.trained import Places, Shuffled, held_out_rows
+from triptych_lectures.labs.trained import Places, held_out_rows
 
 SMALL: dict[str, dict[str, Any]] = {
     "in-context": {"tested": 100},
@@ -29,22 +29,6 @@ TASKS = {"in-context": Lookups, "exposure-bias": RecitedTexts, "trained-scores":
 
 def small(name: str, seed: int = 1) -> LabResult:
     return labs.run(name, Setup(seed=seed, sizes=SMALL[name]))
-
-
-def failed(result: LabResult) -> list[str]:
-    """The claim of each criterion that was not met."""
-    return [check.claim for check in result.checks if not check.passed]
-
-
-@dataclass(frozen=True)
-class Known:
-    """A task with one set of rows."""
-
-    known: list[Example]
-    classes: int = 3
-
-    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
-        return self.known
 
 
 # ---------------------------------------------------------------- all of them
@@ -60,13 +44,7 @@ def test_it_passes(name: str) -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", SMALL)
 def test_it_fails_on_shuffled_data(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind: Any = TASKS[name]
-    rows = kind.rows
-
-    def shuffled(self: Any, noise: np.random.Generator, count: int) -> list[Example]:
-        return Shuffled(Known(rows(self, noise, count))).rows(noise, count)
-
-    monkeypatch.setattr(kind, "rows", shuffled)
+    shuffle_rows(monkeypatch, TASKS[name])
     assert not small(name).passed
 
 
@@ -138,7 +116,7 @@ def test_exposure_bias_fails_when_the_model_does_not_read_what_it_wrote(monkeypa
         return errors(*given, share=share, forced=True)
 
     monkeypatch.setattr(exposure_bias.ExposureBiasLab, "errors", after_true_tokens)
-    assert failed(small("exposure-bias")) == ["true prefixes: wrong after its own text, over never coming back"]
+    assert failed(small("exposure-bias")) == {"true prefixes: wrong after its own text, over never coming back"}
 
 
 @pytest.mark.heavy
@@ -147,9 +125,9 @@ def test_exposure_bias_fails_when_no_prefix_of_training_is_replaced(monkeypatch:
     monkeypatch.setattr(
         exposure_bias.ExposureBiasLab, "_train", lambda sizes, task, seed: train(sizes, replace(task, noise=0.0), seed)
     )
-    assert failed(small("exposure-bias")) == [
+    assert failed(small("exposure-bias")) == {
         "30% of the prefixes replaced: wrong after its own text, over never coming back"
-    ]
+    }
 
 
 def test_no_token_is_in_two_texts_and_rows_begin_with_the_cue() -> None:
@@ -198,7 +176,7 @@ def test_trained_scores_fails_when_every_dot_product_is_divided(monkeypatch: pyt
 
     monkeypatch.setattr(reading_heads, "attention", divided)
     claim = "d 2048: answers right with the additive score, less with the dot product without scale"
-    assert failed(small("trained-scores")) == [claim]
+    assert failed(small("trained-scores")) == {claim}
 
 
 def test_the_scores_are_those_of_their_names() -> None:

@@ -7,9 +7,8 @@ import json
 import math
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -22,9 +21,8 @@ from triptych.page import TableSection as Table
 from triptych_lectures import labs
 from triptych_lectures.labs import LABS
 from triptych_lectures.labs.kept import KeptResults, SeedRun
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, own_sizes, size, size_rows
 from triptych_lectures.labs.seeds import combined
-from triptych_lectures.labs.sizes import own_sizes, size_rows
 
 
 class Notes:
@@ -52,14 +50,12 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Notes:
     monkeypatch.chdir(tmp_path)
     notes = Notes()
 
-    @dataclass(frozen=True)
     class CountsLab(Lab):
         name = "counts"
         falsified_by = "If not. Or so."
         seeds = 5
-        full = MappingProxyType({"steps": 1000})
 
-        steps: int = size(100, "training steps")
+        steps: int = size(100, "training steps", full=1000)
         rates: tuple[float, ...] = size((0.1, 0.2), "learning rates")
 
         def run(self, setup: Setup) -> LabResult:

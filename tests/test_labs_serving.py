@@ -10,13 +10,13 @@ import pytest
 from torch import Tensor
 
 from triptych.attention import Cache
-from triptych.attention.sum_cache import SumStep
+from triptych.attention.cache_steps import SumStep
 from triptych.errors import InputError
 from triptych.generate import engine as engine_module
 from triptych.generate.prefixes import Prefixes
 from triptych.generate.speculation import Speculation
 from triptych.spec import StackSpec
-from triptych_lectures.labs import paged_cache, run, speculation
+from triptych_lectures.labs import paged_cache, run, serving
 from triptych_lectures.labs.lab import Setup
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -114,13 +114,13 @@ def test_speculation_fails_when_wrong_guesses_stay_in_the_cache(monkeypatch: pyt
 
 def test_speculation_fails_when_the_draft_has_nothing_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control with shuffled data: the guesses of each row go to another."""
-    guess = speculation.DraftModel.guess
+    guess = serving.DraftModel.guess
 
     def shuffled(self: Any, rows: Sequence[Any], counts: Sequence[int]) -> list[list[int]]:
         guesses = guess(self, rows, counts)
         return [one[:count] for one, count in zip([*guesses[1:], *guesses[:1]], counts, strict=True)]
 
-    monkeypatch.setattr(speculation.DraftModel, "guess", shuffled)
+    monkeypatch.setattr(serving.DraftModel, "guess", shuffled)
     claims = failed("speculation")
     assert "share of guesses accepted, draft: itself" in claims
     assert "tokens that differ from those without guesses" not in claims

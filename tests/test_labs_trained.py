@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from lab_results import failed
 from triptych import nn
 from triptych.attention import FlatKeys
 from triptych.nn.positions import UNPOSITIONED, Alibi, Rope, T5Buckets
@@ -19,11 +20,6 @@ from triptych.spec import Mask, full
 from triptych_lectures import labs
 from triptych_lectures.labs import bottleneck, depth, induction, mask_leak
 from triptych_lectures.labs.lab import LabResult, Setup, Size
-
-
-def failed(result: LabResult) -> list[str]:
-    """The claim of each criterion that was not met."""
-    return [check.claim for check in result.checks if not check.passed]
 
 
 def every_mask(patch: pytest.MonkeyPatch, mask: Mask) -> None:
@@ -200,7 +196,7 @@ def test_sources_are_distinct_symbols() -> None:
 
 def test_the_copier_sees_the_source_through_its_code_alone() -> None:
     """Without attention a change of the source that leaves the code as it was changes no logit of the first symbol."""
-    model = bottleneck.Copier(bottleneck.ArchitectureKind(3, attention=False), 20, 64)
+    model = bottleneck.Copier(3, False, 20, 64)
     torch.nn.init.zeros_(model.code.weight)
     a, b = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5, 6]])
     assert torch.equal(model(a)[:, 0], model(b)[:, 0])

@@ -10,23 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab_results import failed
 from triptych.attention import EncoderOutput, FlatKeys
-from triptych.attention.cross_cache import Project
+from triptych.attention.caches import Project
 from triptych.errors import InputError
 from triptych.spec import Mask, same_document
 from triptych.train.recipe import DataSettings, read_recipe
 from triptych.train.sources import FOLDED, Pair
 from triptych_lectures import labs
 from triptych_lectures.data.second_language import AlignedPair, Link, SecondLanguage
-from triptych_lectures.labs import modernize, panels, recurrence, recurrent
+from triptych_lectures.labs import modernize, translation, translators
 from triptych_lectures.labs.lab import LabResult, Setup, Size
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
-
-
-def failed(result: LabResult) -> list[str]:
-    """The claim of each criterion that was not met."""
-    return [check.claim for check in result.checks if not check.passed]
 
 
 @pytest.fixture
@@ -60,13 +56,13 @@ def test_recurrence_passes() -> None:
     result = recurrence_in_small()
     assert result.passed, result.verdict
     quality = next(section for section in result.sections if section.kind == "table")
-    assert [row[0] for row in quality.rows] == [*recurrence.BUILDERS, "word by word"]
+    assert [row[0] for row in quality.rows] == [*translation.RECURRENCE, "word by word"]
 
 
 @pytest.mark.heavy
 def test_recurrence_fails_when_attention_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent, "additive", lambda q, k, v, **_: torch.zeros_like(q))
-    monkeypatch.setitem(recurrence.BUILDERS, recurrence.TRANSFORMER, recurrence.BUILDERS[recurrence.FIXED])
+    monkeypatch.setattr(translators, "additive", lambda q, k, v, **_: torch.zeros_like(q))
+    monkeypatch.setitem(translation.RECURRENCE, translation.TRANSFORMER, translation.RECURRENCE[translation.FIXED])
     assert "longest quarter: wrong tokens of the fixed vector, over those of attention" in failed(recurrence_in_small())
 
 
@@ -97,12 +93,12 @@ def test_panels_fail_when_the_mask_hides_the_source(monkeypatch: pytest.MonkeyPa
         return plan(self, rows, same_document() if rows.documents is not None else mask, *rest)
 
     monkeypatch.setattr(FlatKeys, "plan", hidden)
-    assert failed(panels_in_small()) == ["decoder, prefix mask: wrong tokens, over those of word by word"]
+    assert failed(panels_in_small()) == {"decoder, prefix mask: wrong tokens, over those of word by word"}
 
 
 @pytest.mark.heavy
 def test_panels_fail_on_shuffled_pairs(shuffled: None) -> None:
-    assert {f"{name}: wrong tokens, over those of word by word" for name in panels.BUILDERS} <= {
+    assert {f"{name}: wrong tokens, over those of word by word" for name in translation.PANELS} <= {
         *failed(panels_in_small(steps=60))
     }
 

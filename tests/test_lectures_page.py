@@ -25,7 +25,7 @@ from triptych.cli.app import app
 from triptych.explain import EXAMPLES
 from triptych_lectures.labs import LABS
 from triptych_lectures.labs.lab import Check, LabResult, Setup
-from triptych_lectures.labs.soft_vs_hard import SoftVsHardLab
+from triptych_lectures.labs.lookup_and_order import SoftVsHardLab
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "src" / "triptych" / "page"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -113,7 +114,7 @@ def test_expressions_lower_to_their_meaning(tree):
 def test_simplifying_changes_nothing(tree, queries, aligned):
     mask = build(tree)
     simple = mask_lowering.simplify(mask, queries, S, aligned=aligned)
-    number = mask_lowering.per_row(B, torch.device("cpu"))
+    number = functools.partial(mask_lowering.per_row, B, torch.device("cpu"))
     q = Points(torch.arange(S - queries, S).view(1, 1, -1, 1), per_row=number)
     k = Points(torch.arange(S).view(1, 1, 1, -1), per_row=number)
     shape = (B, 1, queries, S)

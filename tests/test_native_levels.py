@@ -24,7 +24,7 @@ from triptych.native.loader import LEVELS, VARIABLE
 from triptych.program import native_calls
 from triptych.program.native_executor import NativeStep
 from triptych.program.native_values import NotNative
-from triptych.quantize.products import floats_of
+from triptych.quantize.layouts import floats_of
 
 LIBRARY = native.library()
 # Functions of the table that the loops of each level define, in its order (kernels.h).

@@ -22,15 +22,15 @@ from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.checkpoints.gguf_writer import write_gguf
 from triptych.checkpoints.save import recover
 from triptych.cli.loading import read_texts
-from triptych.cli.transcribe import TranscriptFormat, _formatted
+from triptych.cli.transcribe import _formatted
 from triptych.errors import CheckpointError, InputError, TextError
 from triptych.media import audio
 from triptych.tasks import Segment
 from triptych.text import added_tokens as added
 from triptych.text import bpe_tokenizer, byte_tokenizer, character_tokenizer, from_gguf, word_tokenizer
 from triptych.text.chat import ChatTemplate
+from triptych.text.detokenize import BYTE_OF
 from triptych.text.specials import Specials
-from triptych.text.token_names import BYTE_OF
 
 # ---------------------------------------------------------------- text
 
@@ -255,6 +255,6 @@ def test_lines_of_stdin_end_at_line_breaks_alone(monkeypatch: pytest.MonkeyPatch
 
 def test_subtitles_hold_any_text() -> None:
     segment = Segment(0.0, 1.5, " a < b & c --> d\n\ne ")
-    assert _formatted(segment, 1, TranscriptFormat.vtt).splitlines()[1:] == ["a &lt; b &amp; c --&gt; d  e", ""]
-    assert _formatted(segment, 1, TranscriptFormat.srt).splitlines()[2:] == ["a < b & c -> d  e", ""]
-    assert _formatted(segment, 1, TranscriptFormat.text) == "a < b & c --> d  e\n"
+    assert _formatted(segment, 1, "vtt").splitlines()[1:] == ["a &lt; b &amp; c --&gt; d  e", ""]
+    assert _formatted(segment, 1, "srt").splitlines()[2:] == ["a < b & c -> d  e", ""]
+    assert _formatted(segment, 1, "text") == "a < b & c --> d  e\n"

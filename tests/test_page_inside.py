@@ -30,7 +30,6 @@ from triptych.page.notebook import display, page_of
 from triptych.page.render import check_replaced
 
 SVG = "{http://www.w3.org/2000/svg}"
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

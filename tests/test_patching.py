@@ -359,88 +359,78 @@ def words() -> Model:
     return load(cli_models.checkpoint("decoder"))
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"answer": (" longer", 3)}, InputError, r"is 7 tokens .*an answer is one"),
-        ({"answer": (3, 3)}, InputError, "same token"),
-        ({"answer": (3, 4, 5)}, InputError, "takes two answers"),
-        ({"answer": (3, 100000)}, InputError, "not a token id from 0 to"),
-        ({"answer": None, "metric": "logit"}, InputError, "takes one answer; 0 were given"),
-        ({"metric": "accuracy"}, InputError, "metric 'accuracy' is not one of"),
-        ({"corrupt": "abc"}, InputError, "are the same"),
-        ({"corrupt": "abcd"}, InputError, "tokens; state which positions correspond"),
-        ({"corrupt": ""}, InputError, "at least one token"),
-        ({"at": 99}, InputError, "the row has positions 0 to"),
-        ({"at": -1}, InputError, "the row has positions 0 to"),
-        ({"positions": [99]}, InputError, "the row has positions 0 to"),
-        ({"positions": []}, InputError, "must be a list of at least one"),
-        ({"positions": "some"}, InputError, "must be 'all'"),
-        ({"align": [(0, 99)]}, InputError, "corrupt position"),
-        ({"align": [(0,)]}, InputError, "not a pair"),
-        ({"align": [(0, 0), (1, 0)]}, InputError, "given twice"),
-        ({"align": []}, InputError, "align=.* at least one"),
-        ({"site": "blocks.1.attn.zz"}, ProbeError, "did you mean 'blocks.1.attn.z'"),
-        ({"site": "blocks.9.attn.z"}, ProbeError, "its blocks are 0 to 2"),
-        ({"site": "logits"}, ProbeError, "logits are what is measured"),
-        ({"site": "blocks.*.attn.scores", "align": [(0, 0)]}, ProbeError, "over keys too"),
-        ({"site": "*.mlp.out", "heads": True}, ProbeError, "has no heads"),
-        ({"heads": [6]}, ProbeError, r"has heads 0\.\.5, not 6"),
-        ({"heads": 3}, InputError, "heads=3 must be True or False or a list"),
-        ({"heads": ["a"]}, InputError, "must be True or False or a list of integers"),
-        ({"site": []}, InputError, "site=.* at least one"),
-        ({"site": 3}, InputError, "site=3 must be a string or a list of strings"),
-        ({"answer": 1.5}, InputError, "the answer 1.5 is not a token id"),
-        ({"positions": 2}, InputError, "positions=2 must be a list"),
-        ({"positions": [1.5]}, InputError, "the row has positions"),
-        ({"align": "0:0"}, InputError, "must be a list"),
-        ({"heads": []}, InputError, "heads=.* at least one"),
-        ({"positions": [0], "site": "embed"}, ProbeError, "nothing was changed"),
-        ({"max_bytes": 10}, ProbeError, "over max_bytes=10"),
-        ({"metric": lambda logits: logits[:, 0] * math.nan, "answer": None}, InputError, "is NaN for the prompts"),
-        ({"batch_tokens": 0}, InputError, "at least 1"),
-        ({"target": "x"}, InputError, "a target is for encoder-decoders"),
-    ],
-)
-def test_what_cannot_be_patched_is_one_line(
-    words: Model, unchecked: None, change: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    options: dict[str, Any] = {"clean": "abc", "corrupt": "axc", "answer": ("a", "b")} | change
-    with pytest.raises(error, match=message) as raised:
-        words.patch(options.pop("clean"), options.pop("corrupt"), **options)
-    assert "\n" not in str(raised.value)
+PATCH: dict[str, Any] = {"clean": "abc", "corrupt": "axc", "answer": ("a", "b")}
+ABLATE: dict[str, Any] = {"texts": ["abc"], "part": "heads"}
+NAN: dict[str, Any] = {"metric": lambda logits: logits[:, 0] * math.nan, "answer": None}
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("options", "change", "error", "message"),
     [
-        ({"texts": "abc"}, InputError, "list of at least one"),
-        ({"texts": []}, InputError, "list of at least one"),
-        ({"reference": []}, InputError, "reference=.* list of at least one"),
-        ({"within": 3}, InputError, "within=3 must be a string"),
-        ({"at": 3}, InputError, "the row has positions 0 to 2"),
-        ({"part": "layers"}, InputError, "parts are heads, attention"),
-        ({"how": "noise"}, InputError, "replacements zero, mean, resample"),
-        ({"how": "resample"}, InputError, "nothing to resample from"),
-        ({"within": "blocks.7.*"}, ProbeError, "its blocks are 0 to 2"),
-        ({"within": "blocks.1.mlp.*"}, ProbeError, "leaves no heads"),
-        ({"heads": [6]}, ProbeError, r"has heads 0\.\.5, not 6"),
-        ({"heads": []}, InputError, "at least one"),
-        ({"units": [1]}, InputError, "is for the ablation of neurons"),
-        ({"part": "neurons", "units": [37]}, ProbeError, r"has neurons 0\.\.36, not 37"),
-        ({"part": "neurons", "max_runs": 5}, InputError, "111 units and 1 texts are 111 runs, over max_runs=5"),
-        ({"positions": [3]}, InputError, "the row has positions 0 to 2"),
-        ({"part": "positions", "positions": []}, InputError, "at least one"),
-        ({"part": "positions", "positions": [3]}, InputError, "the row has positions 0 to 2"),
-        ({"answer": "ab"}, InputError, "an answer is one"),
+        (PATCH, {"answer": (" longer", 3)}, InputError, r"is 7 tokens .*an answer is one"),
+        (PATCH, {"answer": (3, 3)}, InputError, "same token"),
+        (PATCH, {"answer": (3, 4, 5)}, InputError, "takes two answers"),
+        (PATCH, {"answer": (3, 100000)}, InputError, "not a token id from 0 to"),
+        (PATCH, {"answer": None, "metric": "logit"}, InputError, "takes one answer; 0 were given"),
+        (PATCH, {"metric": "accuracy"}, InputError, "metric 'accuracy' is not one of"),
+        (PATCH, {"corrupt": "abc"}, InputError, "are the same"),
+        (PATCH, {"corrupt": "abcd"}, InputError, "tokens; state which positions correspond"),
+        (PATCH, {"corrupt": ""}, InputError, "at least one token"),
+        (PATCH, {"at": 99}, InputError, "the row has positions 0 to"),
+        (PATCH, {"at": -1}, InputError, "the row has positions 0 to"),
+        (PATCH, {"positions": [99]}, InputError, "the row has positions 0 to"),
+        (PATCH, {"positions": []}, InputError, "must be a list of at least one"),
+        (PATCH, {"positions": "some"}, InputError, "must be 'all'"),
+        (PATCH, {"align": [(0, 99)]}, InputError, "corrupt position"),
+        (PATCH, {"align": [(0,)]}, InputError, "not a pair"),
+        (PATCH, {"align": [(0, 0), (1, 0)]}, InputError, "given twice"),
+        (PATCH, {"align": []}, InputError, "align=.* at least one"),
+        (PATCH, {"site": "blocks.1.attn.zz"}, ProbeError, "did you mean 'blocks.1.attn.z'"),
+        (PATCH, {"site": "blocks.9.attn.z"}, ProbeError, "its blocks are 0 to 2"),
+        (PATCH, {"site": "logits"}, ProbeError, "logits are what is measured"),
+        (PATCH, {"site": "blocks.*.attn.scores", "align": [(0, 0)]}, ProbeError, "over keys too"),
+        (PATCH, {"site": "*.mlp.out", "heads": True}, ProbeError, "has no heads"),
+        (PATCH, {"heads": [6]}, ProbeError, r"has heads 0\.\.5, not 6"),
+        (PATCH, {"heads": 3}, InputError, "heads=3 must be True or False or a list"),
+        (PATCH, {"heads": ["a"]}, InputError, "must be True or False or a list of integers"),
+        (PATCH, {"site": []}, InputError, "site=.* at least one"),
+        (PATCH, {"site": 3}, InputError, "site=3 must be a string or a list of strings"),
+        (PATCH, {"answer": 1.5}, InputError, "the answer 1.5 is not a token id"),
+        (PATCH, {"positions": 2}, InputError, "positions=2 must be a list"),
+        (PATCH, {"positions": [1.5]}, InputError, "the row has positions"),
+        (PATCH, {"align": "0:0"}, InputError, "must be a list"),
+        (PATCH, {"heads": []}, InputError, "heads=.* at least one"),
+        (PATCH, {"positions": [0], "site": "embed"}, ProbeError, "nothing was changed"),
+        (PATCH, {"max_bytes": 10}, ProbeError, "over max_bytes=10"),
+        (PATCH, NAN, InputError, "is NaN for the prompts"),
+        (PATCH, {"batch_tokens": 0}, InputError, "at least 1"),
+        (PATCH, {"target": "x"}, InputError, "a target is for encoder-decoders"),
+        (ABLATE, {"texts": "abc"}, InputError, "list of at least one"),
+        (ABLATE, {"texts": []}, InputError, "list of at least one"),
+        (ABLATE, {"reference": []}, InputError, "reference=.* list of at least one"),
+        (ABLATE, {"within": 3}, InputError, "within=3 must be a string"),
+        (ABLATE, {"at": 3}, InputError, "the row has positions 0 to 2"),
+        (ABLATE, {"part": "layers"}, InputError, "parts are heads, attention"),
+        (ABLATE, {"how": "noise"}, InputError, "replacements zero, mean, resample"),
+        (ABLATE, {"how": "resample"}, InputError, "nothing to resample from"),
+        (ABLATE, {"within": "blocks.7.*"}, ProbeError, "its blocks are 0 to 2"),
+        (ABLATE, {"within": "blocks.1.mlp.*"}, ProbeError, "leaves no heads"),
+        (ABLATE, {"heads": [6]}, ProbeError, r"has heads 0\.\.5, not 6"),
+        (ABLATE, {"heads": []}, InputError, "at least one"),
+        (ABLATE, {"units": [1]}, InputError, "is for the ablation of neurons"),
+        (ABLATE, {"part": "neurons", "units": [37]}, ProbeError, r"has neurons 0\.\.36, not 37"),
+        (ABLATE, {"part": "neurons", "max_runs": 5}, InputError, "111 units and 1 texts are 111 runs, over max_runs=5"),
+        (ABLATE, {"positions": [3]}, InputError, "the row has positions 0 to 2"),
+        (ABLATE, {"part": "positions", "positions": []}, InputError, "at least one"),
+        (ABLATE, {"part": "positions", "positions": [3]}, InputError, "the row has positions 0 to 2"),
+        (ABLATE, {"answer": "ab"}, InputError, "an answer is one"),
     ],
 )
-def test_what_cannot_be_ablated_is_one_line(
-    words: Model, unchecked: None, change: dict[str, Any], error: type[Exception], message: str
+def test_what_cannot_be_patched_or_ablated_is_one_line(
+    words: Model, unchecked: None, options: dict[str, Any], change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    options: dict[str, Any] = {"texts": ["abc"], "part": "heads"} | change
     with pytest.raises(error, match=message) as raised:
-        words.ablate(options.pop("texts"), options.pop("part"), **options)
+        (words.patch if options is PATCH else words.ablate)(**options | change)
     assert "\n" not in str(raised.value)
 
 

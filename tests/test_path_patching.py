@@ -126,36 +126,6 @@ def test_the_encoder_reaches_the_decoder_through_keys_and_values_of_cross_attent
         model.path_patch([3, 4], [3, 9], [("decoder.blocks.0.attn", 1)], [cross], into="v", **how)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"receivers": [(0, 1)]}, ProbeError, "it is not after it"),
-        ({"senders": [(7, 1)]}, ProbeError, "no attention 'blocks.7.attn'"),
-        ({"senders": [(0, 9)]}, ProbeError, r"heads 0\.\.5, not 9"),
-        ({"senders": []}, InputError, "at least one"),
-        ({"senders": [3]}, InputError, "3 is not a head"),
-        ({"senders": [(0, -1)]}, ProbeError, r"heads 0\.\.5, not -1"),
-        ({"senders": [(0, True)]}, ProbeError, r"heads 0\.\.5, not True"),
-        ({"senders": [(-1, 0)]}, ProbeError, "no attention 'blocks.-1.attn'"),
-        ({"receivers": [(1, 6)]}, ProbeError, r"heads 0\.\.5, not 6"),
-        ({"receivers": []}, InputError, "at least one"),
-        ({"receivers": "final"}, InputError, "must be a list of heads"),
-        ({"into": "o"}, InputError, "into is q, k or v"),
-        ({"mlps": "some"}, InputError, "mlps recomputed or frozen"),
-        ({"corrupt": [3, 4]}, InputError, "are the same"),
-        ({"corrupt": [3, 4, 5]}, InputError, "has 2 tokens and the corrupt one 3"),
-        ({"answer": (7, 7)}, InputError, "same token"),
-    ],
-)
-def test_paths_that_cannot_be_patched_are_one_line(
-    unchecked: None, change: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    options: dict[str, Any] = {"senders": [(0, 1)], "receivers": [(1, 1)], "corrupt": [3, 9], "answer": (7, 8)} | change
-    with pytest.raises(error, match=message) as raised:
-        Model(tiny.decoder()).path_patch([3, 4], options.pop("corrupt"), **options)
-    assert "\n" not in str(raised.value)
-
-
 def test_heads_of_two_stacks_are_named() -> None:
     with pytest.raises(InputError, match="in which stack"):
         Model(tiny.encoder_decoder()).path_patch([3, 4], [3, 9], [(0, 1)], "logits", answer=(7, 8))
@@ -215,29 +185,50 @@ def test_a_steered_generation_runs_the_modules(words: Model) -> None:
     assert engine.why_modules == "an edit is made at blocks.1.resid_post"
 
 
+PATH = {"clean": [3, 4], "senders": [(0, 1)], "receivers": [(1, 1)], "corrupt": [3, 9], "answer": (7, 8)}
+ALONE = {"positive": None, "negative": None}
+STEER = {"positive": "good", "negative": "evil", "site": "blocks.1.resid_post"}
+
+
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("options", "change", "error", "message"),
     [
-        ({"site": "blocks.1.resid"}, ProbeError, "did you mean"),
-        ({"site": "blocks.*.resid_post"}, ProbeError, "names 3 sites"),
-        ({"site": "blocks.1.attn.z"}, ProbeError, "choose resid_post"),
-        ({"site": "logits"}, ProbeError, "choose resid_post"),
-        ({"scale": float("nan")}, InputError, "finite number other than 0"),
-        ({"site": 3}, InputError, "site=3 must be a string"),
-        ({"positive": None, "negative": None, "vector": [1.0]}, InputError, "vector a tensor"),
-        ({"scale": 0}, InputError, "finite number other than 0"),
-        ({"negative": None}, InputError, "give two prompts"),
-        ({"vector": torch.ones(24)}, InputError, "give two prompts"),
-        ({"positive": None, "negative": None, "vector": torch.ones(5)}, ProbeError, r"is \[5\]; at .* 24 finite"),
-        ({"positive": None, "negative": None, "vector": torch.full((24,), float("nan"))}, ProbeError, "24 finite"),
-        ({"negative": "good"}, InputError, "prompts are the same"),
-        ({"over": "first"}, InputError, "'last' or 'mean'"),
+        (PATH, {"receivers": [(0, 1)]}, ProbeError, "it is not after it"),
+        (PATH, {"senders": [(7, 1)]}, ProbeError, "no attention 'blocks.7.attn'"),
+        (PATH, {"senders": [(0, 9)]}, ProbeError, r"heads 0\.\.5, not 9"),
+        (PATH, {"senders": []}, InputError, "at least one"),
+        (PATH, {"senders": [3]}, InputError, "3 is not a head"),
+        (PATH, {"senders": [(0, -1)]}, ProbeError, r"heads 0\.\.5, not -1"),
+        (PATH, {"senders": [(0, True)]}, ProbeError, r"heads 0\.\.5, not True"),
+        (PATH, {"senders": [(-1, 0)]}, ProbeError, "no attention 'blocks.-1.attn'"),
+        (PATH, {"receivers": [(1, 6)]}, ProbeError, r"heads 0\.\.5, not 6"),
+        (PATH, {"receivers": []}, InputError, "at least one"),
+        (PATH, {"receivers": "final"}, InputError, "must be a list of heads"),
+        (PATH, {"into": "o"}, InputError, "into is q, k or v"),
+        (PATH, {"mlps": "some"}, InputError, "mlps recomputed or frozen"),
+        (PATH, {"corrupt": [3, 4]}, InputError, "are the same"),
+        (PATH, {"corrupt": [3, 4, 5]}, InputError, "has 2 tokens and the corrupt one 3"),
+        (PATH, {"answer": (7, 7)}, InputError, "same token"),
+        (STEER, {"site": "blocks.1.resid"}, ProbeError, "did you mean"),
+        (STEER, {"site": "blocks.*.resid_post"}, ProbeError, "names 3 sites"),
+        (STEER, {"site": "blocks.1.attn.z"}, ProbeError, "choose resid_post"),
+        (STEER, {"site": "logits"}, ProbeError, "choose resid_post"),
+        (STEER, {"scale": float("nan")}, InputError, "finite number other than 0"),
+        (STEER, {"site": 3}, InputError, "site=3 must be a string"),
+        (STEER, {**ALONE, "vector": [1.0]}, InputError, "vector a tensor"),
+        (STEER, {"scale": 0}, InputError, "finite number other than 0"),
+        (STEER, {"negative": None}, InputError, "give two prompts"),
+        (STEER, {"vector": torch.ones(24)}, InputError, "give two prompts"),
+        (STEER, {**ALONE, "vector": torch.ones(5)}, ProbeError, r"is \[5\]; at .* 24 finite"),
+        (STEER, {**ALONE, "vector": torch.full((24,), float("nan"))}, ProbeError, "24 finite"),
+        (STEER, {"negative": "good"}, InputError, "prompts are the same"),
+        (STEER, {"over": "first"}, InputError, "'last' or 'mean'"),
     ],
 )
-def test_what_cannot_steer_is_one_line(
-    words: Model, unchecked: None, change: dict[str, Any], error: type[Exception], message: str
+def test_what_cannot_be_patched_or_steered_is_one_line(
+    words: Model, unchecked: None, options: dict[str, Any], change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    options: dict[str, Any] = {"positive": "good", "negative": "evil", "site": "blocks.1.resid_post"} | change
+    call = words.steer if options is STEER else Model(tiny.decoder()).path_patch
     with pytest.raises(error, match=message) as raised:
-        words.steer(options.pop("positive"), options.pop("negative"), **options)
+        call(**options | change)
     assert "\n" not in str(raised.value)

@@ -22,7 +22,7 @@ from triptych.errors import CheckpointError, InputError
 from triptych.files import exists
 from triptych.model import Model, create
 from triptych.page import plane
-from triptych.tasks import passages, search_index
+from triptych.tasks import passages
 from triptych.tasks.passages import cut
 from triptych.text import DECODER, Tokenizer, byte_tokenizer, word_tokenizer
 from triptych.text.folder import read_folder
@@ -223,7 +223,7 @@ def test_bad_arguments_are_said_before_any_work(
     counted = Counted(model)
     values = {"folder": folder, "query": "the mill"} | arguments
     with pytest.raises(InputError, match=says):
-        tasks.search(values.pop("folder"), values.pop("query"), counted.embedder, **values)
+        tasks.search_with(counted.embedder, values.pop("folder"), values.pop("query"), **values)
     assert counted.texts == []
 
 
@@ -240,7 +240,7 @@ def test_vectors_that_are_not_finite_are_refused(folder: Path, model: Model, tmp
     assert model.tokenizer is not None
     broken = tasks.Embedder(lambda texts: torch.full((len(texts), 4), torch.nan), model.tokenizer, "broken", None)
     with pytest.raises(InputError, match="not finite"):
-        tasks.search(folder, "the mill", broken, index=tmp_path / "index.safetensors")
+        tasks.search_with(broken, folder, "the mill", index=tmp_path / "index.safetensors")
 
 
 # ---------------------------------------------------------------- index
@@ -248,27 +248,27 @@ def test_vectors_that_are_not_finite_are_refused(folder: Path, model: Model, tmp
 
 def test_only_new_content_is_embedded(folder: Path, model: Model, own_cache: Path) -> None:
     counted = Counted(model)
-    first = tasks.search(folder, "the mill", counted.embedder)
+    first = tasks.search_with(counted.embedder, folder, "the mill")
     assert (first.embedded, first.files) == (3, 3)
     assert len(counted.texts) == 1 + first.passages
     (file,) = own_cache.glob("*.safetensors")
     assert file == first.index
     counted.texts.clear()
-    again = tasks.search(folder, "the mill", counted.embedder)
+    again = tasks.search_with(counted.embedder, folder, "the mill")
     assert (again.embedded, counted.texts) == (0, ["the mill"])
     assert again.hits == first.hits
     (folder / "mill.txt").rename(folder / "moved.txt")  # the same content under another name
     (folder / "sea" / "both.txt").write_text("the old river")
     (folder / "copy.txt").write_text("the old river")
     counted.texts.clear()
-    changed = tasks.search(folder, "the mill", counted.embedder)
+    changed = tasks.search_with(counted.embedder, folder, "the mill")
     assert changed.embedded == 1
     assert counted.texts == ["the mill", "the old river"]
     assert {"moved.txt:1", "copy.txt:1", "sea/both.txt:1"} <= set(changed.places)
-    assert len(search_index.read_index(file, 24)) == 3  # what is gone is forgotten
+    assert len(passages.read_index(file, 24)) == 3  # what is gone is forgotten
     other = Counted(model, identity="two")
-    assert tasks.search(folder, "the mill", other.embedder).embedded == 3
-    assert tasks.search(folder, "the mill", counted.embedder, tokens=9).embedded == 3
+    assert tasks.search_with(other.embedder, folder, "the mill").embedded == 3
+    assert tasks.search_with(counted.embedder, folder, "the mill", tokens=9).embedded == 3
 
 
 def test_the_identity_follows_weights_tokenizer_and_settings(model: Model) -> None:
@@ -290,11 +290,11 @@ def test_the_identity_follows_weights_tokenizer_and_settings(model: Model) -> No
 
 def test_a_damaged_index_is_made_anew(folder: Path, model: Model) -> None:
     counted = Counted(model)
-    first = tasks.search(folder, "the mill", counted.embedder)
+    first = tasks.search_with(counted.embedder, folder, "the mill")
     whole = first.index.read_bytes()
     header = int.from_bytes(whole[:8], "little")
     metadata = whole[8 : 8 + header]
-    digest = next(iter(search_index.read_index(first.index, 24)))
+    digest = next(iter(passages.read_index(first.index, 24)))
     damages = {
         "cut": whole[:-3],
         "empty": b"",
@@ -302,7 +302,7 @@ def test_a_damaged_index_is_made_anew(folder: Path, model: Model) -> None:
         "not json": whole[:8] + b"x" * header + whole[8 + header :],
         "other format": whole.replace(b"index 2", b"index 0"),
         "digest": whole.replace(digest.encode(), b"z" * 64),
-        "digest twice": whole.replace(list(search_index.read_index(first.index, 24))[1].encode(), digest.encode()),
+        "digest twice": whole.replace(list(passages.read_index(first.index, 24))[1].encode(), digest.encode()),
         "not finite": whole[:-4] + b"\xff\xff\xff\x7f",
         "another dtype": whole[:8] + metadata.replace(b'"F32"', b'"I32"') + whole[8 + header :],
     }
@@ -310,32 +310,32 @@ def test_a_damaged_index_is_made_anew(folder: Path, model: Model) -> None:
         assert damaged != whole, name
         first.index.write_bytes(damaged)
         with pytest.raises(CheckpointError):
-            search_index.read_index(first.index, 24)
-        again = tasks.search(folder, "the mill", counted.embedder)
+            passages.read_index(first.index, 24)
+        again = tasks.search_with(counted.embedder, folder, "the mill")
         assert again.embedded == 3, name
         assert len(again.notes) == 1
         assert "damaged and was made anew" in again.notes[0]
         assert again.hits == first.hits
-        assert tasks.search(folder, "the mill", counted.embedder).notes == ()  # it was replaced
+        assert tasks.search_with(counted.embedder, folder, "the mill").notes == ()  # it was replaced
     first.index.write_bytes(whole)
     with pytest.raises(CheckpointError, match="vectors"):
-        search_index.read_index(first.index, 25)
+        passages.read_index(first.index, 25)
 
 
 def test_spans_of_an_index_must_fit(folder: Path, model: Model) -> None:
-    result = tasks.search(folder, "the mill", Counted(model).embedder)
-    known = search_index.read_index(result.index, 24)
+    result = tasks.search_with(Counted(model).embedder, folder, "the mill")
+    known = passages.read_index(result.index, 24)
     name, part = next(iter(known.items()))
     for bad in ((5, 2, 1, 1), (-1, 2, 1, 1), (0, 2, 0, 1), (0, 2, 3, 1)):
         spans = (passages.Span(*bad), *part.spans[1:])
-        search_index.write_index(result.index, {name: search_index.Embedded(spans, part.vectors)}, 24)
+        passages.write_index(result.index, {name: passages.Embedded(spans, part.vectors)}, 24)
         with pytest.raises(CheckpointError, match="fit together"):
-            search_index.read_index(result.index, 24)
+            passages.read_index(result.index, 24)
 
 
 def test_an_index_that_cannot_be_kept_is_a_note(folder: Path, model: Model, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    result = tasks.search(folder, "the mill", Counted(model).embedder, index=tmp_path / "file" / "index")
+    result = tasks.search_with(Counted(model).embedder, folder, "the mill", index=tmp_path / "file" / "index")
     assert result.hits
     assert "was not kept" in " ".join(result.notes)
 
@@ -350,8 +350,8 @@ def test_an_interrupted_search_keeps_what_is_done(folder: Path, model: Model, mo
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tasks.search(folder, "the mill", counted.embedder, on_embedded=stop)
-    assert tasks.search(folder, "the mill", counted.embedder).embedded == 1
+        tasks.search_with(counted.embedder, folder, "the mill", on_embedded=stop)
+    assert tasks.search_with(counted.embedder, folder, "the mill").embedded == 1
 
 
 @pytest.mark.heavy

@@ -16,8 +16,8 @@ from test_forward import ROWS, cached, logits, same
 from test_speculation import Oracle
 from triptych import nn
 from triptych.attention import DOT_PRODUCT, LINEAR, CacheType, Heads, Rows
+from triptych.attention.cache_steps import SumPlan, SumStep
 from triptych.attention.store import Store
-from triptych.attention.sum_cache import SumKeys, SumStep
 from triptych.count import count
 from triptych.errors import InputError, ProbeError
 from triptych.generate import DraftModel, Engine, PromptLookup, Request, Speculation
@@ -235,9 +235,9 @@ def test_what_a_sum_cannot_give_is_refused() -> None:
         heads=H, groups=G, width=K, value_width=KV, dtype=torch.float32, device=torch.device("cpu")
     )  # fmt: skip
     with pytest.raises(InputError, match="a cache of sums serves linear attention alone"):
-        SumKeys(rows).plan(rows, causal(), heads, mechanism=DOT_PRODUCT)
+        SumPlan(rows).plan(rows, causal(), heads, mechanism=DOT_PRODUCT)
     with pytest.raises(InputError, match="softcap: it acts on scores"):
-        SumKeys(rows).plan(rows, causal(), replace(heads, softcap=2.0), mechanism=LINEAR)
+        SumPlan(rows).plan(rows, causal(), replace(heads, softcap=2.0), mechanism=LINEAR)
 
 
 def test_a_step_that_fails_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

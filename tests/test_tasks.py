@@ -7,6 +7,7 @@ had it, the others are its `generate` with the settings that the pipelines take 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def test_entities_of_a_long_text_are_the_pipeline_s(
     (ours,) = model.entities([text], strategy=strategy, window=window, overlap=overlap)
     same_entities(ours, theirs)
     assert ours != model.entities([text], strategy=strategy)[0]
-    assert len(tasks.entities_of(model.module, model.inputs, [text * 4], model.labels)[0]) > len(ours)
+    assert len(model.entities([text * 4])[0]) > len(ours)
 
 
 def test_entities_of_little_and_of_wrong_arguments(made: Any) -> None:
@@ -370,17 +371,17 @@ def test_rules() -> None:
 
 def test_prompts_of_decoders() -> None:
     chat = load(checkpoint("decoder"))
-    asked = tasks.summary(chat.inputs, chat.hf or {}, CONTEXT)
+    asked = tasks.summary(chat.inputs, CONTEXT)
     assert asked.text == f"<user>{writing.SUMMARIZE}\n\n{CONTEXT}\n<assistant>"
     plain = Model(chat.module, Tokenizer(chat.inputs.words.backend, chat.inputs.words.specials), chat.hf)
-    assert tasks.summary(plain.inputs, {}, CONTEXT).text == f"{CONTEXT}\n\nTL;DR:"
-    answer = tasks.written_answer(plain.inputs, {}, QUESTION, CONTEXT).text
+    assert tasks.summary(plain.inputs, CONTEXT).text == f"{CONTEXT}\n\nTL;DR:"
+    answer = tasks.written_answer(plain.inputs, QUESTION, CONTEXT).text
     assert answer == f"Text: {CONTEXT}\n\nQuestion: {QUESTION}\nAnswer:"
     (ours,) = plain.summarize(["the ship"], max_new_tokens=6)
     assert ours.ids == plain.generate(["the ship\n\nTL;DR:"], max_new_tokens=6)[0].ids
     t5 = load(checkpoint("encoder-decoder"))
-    assert tasks.written_answer(t5.inputs, {}, "who ?", "me").text == "question: who ?  context: me"
-    assert tasks.summary(t5.inputs, {}, "me").text == "summarize: me"
+    assert tasks.written_answer(t5.inputs, "who ?", "me").text == "question: who ?  context: me"
+    assert tasks.summary(t5.inputs, "me").text == "summarize: me"
 
 
 @pytest.mark.parametrize("bad", [3, {"summarization": 3}, {"summarization": {"prefix": 3}},
@@ -388,7 +389,7 @@ def test_prompts_of_decoders() -> None:
 def test_settings_that_are_none_are_refused(bad: object) -> None:
     t5 = load(checkpoint("encoder-decoder"))
     with pytest.raises(ConfigError):
-        tasks.summary(t5.inputs, {"task_specific_params": bad}, CONTEXT)
+        tasks.summary(replace(t5.inputs, hf={"task_specific_params": bad}), CONTEXT)
 
 
 # ---------------------------------------------------------------- commands

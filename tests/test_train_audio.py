@@ -22,7 +22,7 @@ from triptych.errors import ConfigError, InputError, TextError
 from triptych.media.audio import RATE, log_mel, padded, read_wav, write_wav
 from triptych.text import SPEECH, WhisperTokens, with_whisper_tokens, word_tokenizer
 from triptych.train import Job, check_recipe, collate, evaluate, loss, prepare, resume, show_batch
-from triptych.train.audio_records import HeldSpeech, SpokenBatch, SpokenRows
+from triptych.train.audio_records import HeldSpeech, SpokenBatch, SpokenExample, SpokenRows
 from triptych.train.metrics import distance, word_error_rate
 from triptych_lectures.data.digit_recordings import DigitRecorder, write_recordings
 
@@ -95,7 +95,7 @@ def test_frames_that_are_not_kept_are_computed_again(files: tuple[Path, Path], m
     monkeypatch.setattr("triptych.train.audio_records.MEMORY", 4 * 90 * MELS * 4)  # of four sounds
     data = job(*files).trainer.data
     assert isinstance(data, SpokenRows)
-    assert sum(record.in_memory is not None for record in data.records) == 4
+    assert sum(isinstance(one, SpokenExample) and isinstance(one.sound, torch.Tensor) for one in data.examples) == 4
     assert all(torch.equal(a, b.frames) for a, b in zip(kept, data.draw(0, 0, 8), strict=True))  # type: ignore[attr-defined]
 
 

@@ -17,9 +17,9 @@ from triptych.errors import ConfigError, InputError, TextError, TriptychError
 from triptych.media.image import png
 from triptych.train import check_recipe, prepare, resume, show_batch, verify_resume, write_new_recipe
 from triptych.train.data import HiddenWords
-from triptych.train.image_records import PREPROCESSOR
+from triptych.train.image_tasks import PREPROCESSOR
 from triptych_lectures.data import scenes
-from triptych_lectures.labs import captions as lab
+from triptych_lectures.labs import pictures as lab
 
 VIT: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,

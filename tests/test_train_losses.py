@@ -19,12 +19,10 @@ from triptych.checkpoints.load_weights import to_checkpoint
 from triptych.media.image import Preparation
 from triptych.text import Encoded
 from triptych.train import Example, Optimizer, OptimizerSettings, Schedule, collate, loss, seq2seq
-from triptych.train.caption_task import CaptionExample
 from triptych.train.contrastive import TextPair
 from triptych.train.corruption import corrupted, noise_spans
 from triptych.train.data import micro_batches
-from triptych.train.image_labels import labelled_images
-from triptych.train.image_records import RecordImage
+from triptych.train.image_tasks import CaptionExample, RecordImage, labelled_images
 from triptych.train.labelled import IGNORED, ClassLoss, HeadLoss, ReplacedLoss, SeveralLoss, SpanLoss, labelled
 from triptych.train.new_head import head_config, with_head
 

@@ -25,7 +25,7 @@ from triptych.count import OF_A_LOGIT, TrainingRow, activation_bytes, block_matr
 from triptych.errors import ConfigError, InputError
 from triptych.nn.weights import PackedWeight
 from triptych.train import causal, check_recipe, check_start, data, job, prepare, resume
-from triptych.train.step_memory import check_step_memory, next_step_memory, recipe_memory
+from triptych.train.space import check_step_memory, next_step_memory, recipe_memory
 
 TEXT = "the old mill stands where the river bends, and its wheel has not turned since the war\n"
 MODEL = {
@@ -37,14 +37,6 @@ BERT = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512,
 }  # fmt: skip
 T5 = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 52, "num_layers": 2, "num_heads": 4}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """Commands set torch's threads; the next test shall not notice."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def lines(records: Iterable[object]) -> str:

@@ -16,7 +16,7 @@ from triptych.media.image import png
 from triptych.model import create
 from triptych.text import DECODER, byte_tokenizer
 from triptych.train import OBJECTIVES, check_recipe, prepare, read_recipe, write_new_recipe
-from triptych.train.layouts import LAYOUTS
+from triptych.train.new_head import LAYOUTS
 from triptych.train.new_recipe import FIELDS, objective_of
 from triptych.train.recipe import sections
 from triptych.train.records import read_records

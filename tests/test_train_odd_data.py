@@ -14,13 +14,13 @@ from triptych.text import Encoded
 from triptych.train import Job, check_recipe, loop, prepare, read_recipe, resume, write_new_recipe
 from triptych.train.data import in_epochs
 from triptych.train.evaluate import batched
-from triptych.train.label_tasks import first_tokens
+from triptych.train.label_tasks import first_tokens, ordered_labels
 from triptych.train.labelled import ClassLoss, SpanLoss, labelled
 from triptych.train.metrics import recall_at
 from triptych.train.records import DataRecord, read_records
 from triptych.train.sources import texts
 from triptych.train.span_task import _question, best_span, windows
-from triptych.train.task import ordered_labels, trained_at
+from triptych.train.task import trained_at
 
 SIZES = {"hidden_size": 16, "intermediate_size": 28, "num_hidden_layers": 1, "num_attention_heads": 2}
 DECODER = {"tokenizer": "byte", "model": {"model_type": "llama", "max_position_embeddings": 24, **SIZES}}

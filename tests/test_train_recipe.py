@@ -12,10 +12,9 @@ import pytest
 from triptych import machine
 from triptych.errors import ConfigError, InputError, TextError
 from triptych.train import check_recipe, prepare, read_recipe
-from triptych.train.corruption import refuse_records
+from triptych.train.job import read_task
 from triptych.train.recipe import RECIPES, SHIPPED
-from triptych.train.sources import limited, pairs, pieces, texts
-from triptych.train.tasks import read_task
+from triptych.train.sources import limited, pairs, pieces, refuse_records, texts
 
 GOOD: dict[str, Any] = {
     "tokenizer": "byte",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from triptych.errors import ConfigError, InputError, TextError
-from triptych.train import baselines, metrics
+from triptych.train import metrics
 from triptych.train.records import DataRecord, read_records, split
 
 ROWS = [{"text": 'He said, "go"\nand went', "label": "1"}, {"text": "une café ", "label": "a;b"}]
@@ -238,7 +238,7 @@ def test_the_bag_of_words_is_logistic_regression(several: bool) -> None:
     right = np.digitize([text.count("W1") for text in texts], [3, 5])
     counts = text.CountVectorizer(token_pattern=r"\w+").fit(texts[:120])
     goal = np.stack([right > 0, right > 1], axis=1).astype(np.int64) if several else right
-    ours = baselines.bag_of_words(texts[:120], goal[:120], texts[120:], 2 if several else 3)
+    ours = metrics.bag_of_words(texts[:120], goal[:120], texts[120:], 2 if several else 3)
     columns = goal.T if several else [goal]
     theirs = []
     for column in columns:
@@ -246,20 +246,20 @@ def test_the_bag_of_words_is_logistic_regression(several: bool) -> None:
         theirs.append(model.predict(counts.transform(texts[120:])))
     assert np.array_equal(ours, np.stack(theirs, axis=1) if several else theirs[0])
     assert metrics.accuracy(ours, goal[120:]) > 0.5
-    majority = baselines.majority(goal[:120], 40)
+    majority = metrics.majority(goal[:120], 40)
     assert majority.shape == ours.shape
-    shuffled = baselines.bag_of_words(texts[:120], goal[:120][::-1].copy(), texts[120:], 2 if several else 3)
+    shuffled = metrics.bag_of_words(texts[:120], goal[:120][::-1].copy(), texts[120:], 2 if several else 3)
     assert metrics.accuracy(shuffled, goal[120:]) < metrics.accuracy(ours, goal[120:])
 
 
 def test_each_word_has_its_commonest_tag() -> None:
-    tags = baselines.commonest_tags(
+    tags = metrics.commonest_tags(
         [["a", "b", "a"], ["a", "c", "c"]], [np.array([1, 0, 1]), np.array([2, 0, 0])], [["a", "c", "x"]]
     )
     assert tags[0].tolist() == [1, 0, 0]
 
 
 def test_texts_are_near_by_the_words_they_share() -> None:
-    scores = baselines.word_overlap(["the red cat", "the blue dog"], ["a red cat", "a blue dog"])
+    scores = metrics.word_overlap(["the red cat", "the blue dog"], ["a red cat", "a blue dog"])
     assert metrics.recall_at(scores, 1) == 1.0
     assert metrics.recall_at(scores[::-1].copy(), 1) == 0.0

@@ -23,7 +23,7 @@ from triptych import quickstart
 from triptych.cli import main
 from triptych.errors import CheckpointError, ConfigError
 from triptych.train import Checkpoints, Event, Interrupted, Recipe, check_recipe, prepare, read_recipe, resume
-from triptych.train.run_lock import RunLock
+from triptych.train.process import RunLock
 
 TABLES: dict[str, Any] = {
     "tokenizer": "byte",

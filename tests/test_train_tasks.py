@@ -20,7 +20,7 @@ from triptych.text import DECODER, ChatTemplate, Tokenizer, byte_tokenizer, shak
 from triptych.train import check_recipe, evaluate, prepare, read_recipe, resume, show_batch
 from triptych.train.chat_task import assistant_spans, chat_example
 from triptych.train.contrastive import TextPair
-from triptych.train.corruption import ByFrequency, ReplacedText, corrupted, noise_spans, window_length
+from triptych.train.corruption import ReplacedText, by_frequency, corrupted, noise_spans, window_length
 from triptych.train.data import DocumentStream, Use, random_numbers
 from triptych.train.label_tasks import first_tokens
 from triptych.train.labelled import LabelledExample, SpanLoss
@@ -279,9 +279,9 @@ def test_a_sample_that_is_the_same_token_is_original() -> None:
     shares = np.zeros(10)
     shares[7] = 1.0
     tokens = np.array([7, 8] * 10, dtype=np.int32)
-    text = ReplacedText(DocumentStream.of([(tokens,)]), 20, masking, ByFrequency(shares),
+    text = ReplacedText(DocumentStream.of([(tokens,)]), 20, masking, by_frequency(shares),
                         np.array([1], np.int32), np.array([2], np.int32))  # fmt: skip
-    row = text.row(tokens, random_numbers(0, Use.CORRUPTION, 0))
+    row = text.row((tokens,), random_numbers(0, Use.CORRUPTION, 0))
     wanted = (np.concatenate([[1], tokens, [2]]) != row.ids).astype(int)
     assert row.goal.tolist() == wanted.tolist()
     assert 0 < row.goal.sum() < 10

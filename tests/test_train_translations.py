@@ -21,7 +21,7 @@ from triptych.errors import ConfigError, InputError
 from triptych.generate import Generation, generate
 from triptych.train import Job, check_recipe, evaluate, prepare
 from triptych.train.data import with_hidden_words
-from triptych.train.translations import translated
+from triptych.train.text_tasks import translated
 
 WORDS = ("ash", "bay", "elm", "fir", "oak", "yew")
 
@@ -103,7 +103,7 @@ def test_a_model_that_is_right_scores_100_and_so_does_copying_where_it_is_right(
     score = evaluate(run.trainer.module, held)
     assert score.baselines["copying the source"] == 100.0
     assert score.metrics["BLEU"] < 100.0  # nothing is trained
-    monkeypatch.setattr("triptych.train.translations.translated", lambda module, tokenizer, sources, length: sources)
+    monkeypatch.setattr("triptych.train.text_tasks.translated", lambda module, tokenizer, sources, length: sources)
     assert evaluate(run.trainer.module, held).metrics["BLEU"] == 100.0
 
 
@@ -153,6 +153,6 @@ def test_a_translation_ends_where_the_model_ends_it(
         return generations
 
     run.trainer.module.head.register_forward_hook(ends_at_once)
-    monkeypatch.setattr("triptych.train.translations.generate", kept)
+    monkeypatch.setattr("triptych.train.text_tasks.generate", kept)
     assert translated(run.trainer.module.eval(), run.tokenizer, ["ash bay", "bay ash"], 6) == ["", ""]
     assert [one.reason for one in generations] == ["end", "end"]

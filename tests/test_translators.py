@@ -14,12 +14,12 @@ from triptych.attention import Rows
 from triptych.train import Example, collate
 from triptych_lectures.data.second_language import SecondLanguage
 from triptych_lectures.labs import translators
-from triptych_lectures.labs.recurrent import RecurrentTranslator
 from triptych_lectures.labs.translation import TranslationTask, quarters, word_by_word, write, wrong_tokens
 from triptych_lectures.labs.translators import (
     BehindPrompt,
     Ids,
     PrefixExample,
+    RecurrentTranslator,
     TrainedTranslator,
     Training,
     bahdanau,
@@ -61,12 +61,12 @@ def test_all_models_train_on_the_same_sentences_in_the_same_order(
     task: TranslationTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The targets of each step are the same, however a model reads the source."""
-    seen: dict[str, list[list[int]]] = {}
+    seen: dict[int, list[list[int]]] = {}
     in_epochs = translators.EpochRows.draw
 
     def draw(self: translators.EpochRows, seed: int, step: int, rows: int) -> list[Example]:
         examples = in_epochs(self, seed, step, rows)
-        seen.setdefault(build.__name__, []).append([int(i) for e in examples for i in e.targets[e.trained]])
+        seen.setdefault(BUILDERS.index(build), []).append([int(i) for e in examples for i in e.targets[e.trained]])
         return examples
 
     monkeypatch.setattr(translators.EpochRows, "draw", draw)

@@ -310,7 +310,7 @@ def test_many_pairs_in_which_one_number_changes_report_it(name: str, rounding: s
 
 def alone(run: twins.TwinRuns, parts: Any) -> list[twins.TwinRuns]:
     """For each run one forward of a single row."""
-    return [twins.TwinRuns(run.model, run.prompt, run.at, [[*part]], 4096, run.shared) for part in parts]
+    return [twins.TwinRuns(run.model, run.run, [[*part]], 4096) for part in parts]
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
@@ -319,8 +319,10 @@ def test_values_of_a_batch_of_another_size_are_noticed(name: str, monkeypatch: p
     monkeypatch.setattr(ops, "linear", rounded_by_place)
     model, observe = reader(name), twins.TwinRuns.observe
 
-    def observe_alone(self: twins.TwinRuns, prompt: Any, at: int | None, parts: Any) -> Any:
-        every = [observe(one, prompt, at, [part]) for one, part in zip(alone(self, parts), parts, strict=True)]
+    def observe_alone(self: twins.TwinRuns, run: Any, parts: Any, *wrap: Any) -> Any:
+        if wrap:  # for the twin
+            return observe(self, run, parts, *wrap)
+        every = [observe(one, run, [part]) for one, part in zip(alone(self, parts), parts, strict=True)]
         return [taken[0] for taken, _ in every], every[0][1]
 
     monkeypatch.setattr(twins.TwinRuns, "observe", observe_alone)

@@ -16,10 +16,8 @@ from training_labels import drawn_loss, has_classes, weighted_loss
 from training_tokens import padded_rows, ragged
 from triptych.media.image import Preparation
 from triptych.train import seq2seq
-from triptych.train.audio_records import SpokenExample
-from triptych.train.caption_task import CaptionExample
-from triptych.train.image_labels import labelled_images
-from triptych.train.image_records import RecordImage
+from triptych.train.audio_records import Speech, SpokenExample
+from triptych.train.image_tasks import CaptionExample, RecordImage, labelled_images
 from triptych.train.labelled import IGNORED, SeveralLoss
 
 
@@ -91,7 +89,9 @@ def speech(seed: int) -> Case:
     for row, one, skip in zip(rows, frames, skipped, strict=True):
         plain = seq2seq([0], row, config.decoder_start_token_id)
         trained = np.arange(len(row)) >= skip
-        examples.append(SpokenExample(plain.ids, plain.targets, trained, frames=one, stride=slot.stride, text=""))
+        examples.append(
+            SpokenExample(plain.ids, plain.targets, trained, sound=one, speech=Speech(slot, (), 0), text="")
+        )
     goals = [[IGNORED] * skip + row[skip:] for row, skip in zip(rows, skipped, strict=True)]
 
     def theirs(model: Any) -> Tensor:

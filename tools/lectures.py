@@ -127,9 +127,8 @@ def run_lab(
     with its `quick` ones and one seed.  With `model`, a directory, the lab judges this model and one seed."""
     from triptych_lectures import labs
     from triptych_lectures.labs.kept import KeptResults
-    from triptych_lectures.labs.lab import Setup, number
+    from triptych_lectures.labs.lab import Setup, number, shown_size, size_values
     from triptych_lectures.labs.seeds import SeedsResult, over_seeds
-    from triptych_lectures.labs.sizes import shown_size, size_values
 
     lab = labs.lab_class(name)
     setup = Setup(full=not quick, model=model, progress=lambda text: print(f"{name}: {text}", flush=True))

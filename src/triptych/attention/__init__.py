@@ -1,23 +1,25 @@
 """Attention and what it stands on: pure functions of tensors, no modules."""
 
-from triptych.attention.cache_types import CacheType, StoredForm, check_cache_type, stored_form
-from triptych.attention.caches import Cache
-from triptych.attention.cross_cache import CrossCache, CrossKeys, EncoderOutput
+from triptych.attention.cache_steps import NULL_CACHE, CacheStep, KeyStep, KVCache, NullCache, SumPlan
+from triptych.attention.caches import Cache, CrossCache, CrossKeys, EncoderOutput
 from triptych.attention.dispatch import KERNELS, attend, why
 from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR, AdditiveOver, Mechanism, additive, linear
-from triptych.attention.null_cache import NULL_CACHE, CacheStep, KeyStep, KVCache, NullCache
-from triptych.attention.placing import ContentBias, Heads, ScoreBias
-from triptych.attention.position_biases import (
+from triptych.attention.positions import (
     alibi_bias,
     alibi_slopes,
+    attention_factor,
     disentangled_bias,
     distance_row,
+    inverse_frequencies,
+    rope_angles,
+    rotate,
+    rotation_of,
+    sinusoidal,
     t5_bias,
     t5_bucket,
 )
 from triptych.attention.reference import Hook, attend_reference, attention_pattern, attention_scores
-from triptych.attention.request import AttentionRequest, prepare
-from triptych.attention.rope import attention_factor, inverse_frequencies, rope_angles, rotate, rotation_of, sinusoidal
+from triptych.attention.request import AttentionRequest, ContentBias, Heads, ScoreBias, prepare
 from triptych.attention.row_plan import (
     AttendPlan,
     FlatKeys,
@@ -31,67 +33,15 @@ from triptych.attention.row_plan import (
 from triptych.attention.row_scores import RowScores
 from triptych.attention.rows import Rows
 from triptych.attention.statistics import AttentionStatistics, KeyLabels, attention_statistics, pattern_statistics
-from triptych.attention.store import CachedLayer
-from triptych.attention.sum_cache import SumPlan
+from triptych.attention.store import CachedLayer, CacheType, StoredForm, check_cache_type, stored_form
 
 __all__ = [
-    "DOT_PRODUCT",
-    "KERNELS",
-    "LINEAR",
-    "NULL_CACHE",
-    "AdditiveOver",
-    "AttendPlan",
-    "AttentionRequest",
-    "AttentionStatistics",
-    "Cache",
-    "CacheStep",
-    "CacheType",
-    "CachedLayer",
-    "ContentBias",
-    "CrossCache",
-    "CrossKeys",
-    "EncoderOutput",
-    "FlatKeys",
-    "Heads",
-    "Hook",
-    "KVCache",
-    "KeyLabels",
-    "KeyLayout",
-    "KeyStep",
-    "Mechanism",
-    "NullCache",
-    "RowHook",
-    "RowPlan",
-    "RowScores",
-    "Rows",
-    "ScoreBias",
-    "SlotKeys",
-    "StoredForm",
-    "SumPlan",
-    "additive",
-    "alibi_bias",
-    "alibi_slopes",
-    "attend",
-    "attend_reference",
-    "attend_rows",
-    "attention_factor",
-    "attention_pattern",
-    "attention_scores",
-    "attention_statistics",
-    "check_cache_type",
-    "disentangled_bias",
-    "distance_row",
-    "inverse_frequencies",
-    "linear",
-    "pattern_statistics",
-    "plan_rows",
-    "prepare",
-    "rope_angles",
-    "rotate",
-    "rotation_of",
-    "sinusoidal",
-    "stored_form",
-    "t5_bias",
-    "t5_bucket",
-    "why",
+    "DOT_PRODUCT", "KERNELS", "LINEAR", "NULL_CACHE", "AdditiveOver", "AttendPlan", "AttentionRequest",
+    "AttentionStatistics", "Cache", "CacheStep", "CacheType", "CachedLayer", "ContentBias", "CrossCache", "CrossKeys",
+    "EncoderOutput", "FlatKeys", "Heads", "Hook", "KVCache", "KeyLabels", "KeyLayout", "KeyStep", "Mechanism",
+    "NullCache", "RowHook", "RowPlan", "RowScores", "Rows", "ScoreBias", "SlotKeys", "StoredForm", "SumPlan",
+    "additive", "alibi_bias", "alibi_slopes", "attend", "attend_reference", "attend_rows", "attention_factor",
+    "attention_pattern", "attention_scores", "attention_statistics", "check_cache_type", "disentangled_bias",
+    "distance_row", "inverse_frequencies", "linear", "pattern_statistics", "plan_rows", "prepare", "rope_angles",
+    "rotate", "rotation_of", "sinusoidal", "stored_form", "t5_bias", "t5_bucket", "why",
 ]  # fmt: skip

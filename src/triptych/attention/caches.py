@@ -9,135 +9,37 @@ them in any order.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from triptych.attention.cache_types import CacheType, stored_form
-from triptych.attention.null_cache import Continued, KeyStep
-from triptych.attention.row_plan import FlatKeys, KeyLayout, SlotKeys
+from triptych.attention.cache_steps import FullStep, KeyStep, RingStep, SumStep, put_back, token_places
+from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
 from triptych.attention.rows import Rows
-from triptych.attention.store import CachedLayer, Snapshot, Store, resize_together
-from triptych.attention.sum_cache import SumStep, put_back
+from triptych.attention.store import CachedLayer, CacheType, Snapshot, Store, resize_together, stored_form
 from triptych.errors import InputError, ProbeError
 
 
-class FullStep:
-    """Layers that keep every token: a key's place is its position.  A first prefill gives the new keys
-    and values back as they are, which keeps their gradient; causality still applies.
+class _Stores:
+    """One store per layer."""
 
-    Where the store keeps numbers in another form than they are computed in, every query gets what is kept, in a first
-    prefill too, so that a prompt is the same in any pieces.  The rows' keys are then decoded in each step."""
+    stores: list[Store]
 
-    def __init__(self, stores: Sequence[Store], like: Store, rows: Rows, *, fresh: bool) -> None:
-        self.stores, self.rows, self.fresh = stores, rows, fresh
-        slots = rows.slots
-        self.run = slice(slots[0], slots[0] + len(slots)) if slots and _consecutive(slots) else None
-        self.exact = like.form.exact
-        self.layout: KeyLayout = FlatKeys(rows) if fresh else SlotKeys(rows.ends, slots)
-        if not fresh and not self.exact:
-            self.layout = SlotKeys(rows.ends, tuple(range(len(rows))))
-        if rows.even and self.run is not None:
-            self.at = slice(rows.past[0], rows.ends[0])
-        else:
-            self.run = None
-            self.slot_of, self.place = token_places(rows, like.k.device)
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, used or not."""
+        return sum(store.nbytes for store in self.stores)
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        store, rows = self.stores[layer], self.rows
-        keys, values = store.k, store.v
-        new_k, new_v = store.encode(k, v)
-        if self.run is None:
-            keys[self.slot_of, :, self.place] = new_k
-            values[self.slot_of, :, self.place] = new_v
-        elif rows.longest == 1:
-            keys[self.run, :, self.at] = new_k.unsqueeze(2)
-            values[self.run, :, self.at] = new_v.unsqueeze(2)
-        else:
-            keys[self.run, :, self.at] = new_k.view(len(rows.lengths), rows.longest, *new_k.shape[1:]).transpose(1, 2)
-            values[self.run, :, self.at] = new_v.view(len(rows.lengths), rows.longest, *new_v.shape[1:]).transpose(1, 2)
-        if self.exact:
-            return (k, v) if self.fresh else (keys, values)
-        if self.fresh:
-            return store.decode(new_k, new_v)
-        slots = list(rows.slots) if self.run is None else self.run
-        end = max(rows.ends, default=0)
-        return store.decode(keys[slots, :, :end], values[slots, :, :end])
+    def slot_bytes(self, length: int) -> int:
+        """Bytes of one slot with room for `length` tokens, or for a source of so many positions."""
+        return sum(store.slot_bytes(length) for store in self.stores)
 
 
-class RingStep:
-    """Layers that look back less than `window` positions keep that many in a ring: position p stands at place
-    `p % window`.  A chunk of several tokens reads the old ring beside its own keys, since writing them overwrites what
-    its first queries see.  What queries get is in every case what the store keeps (`FullStep`)."""
-
-    def __init__(self, stores: Sequence[Store], like: Store, window: int, rows: Rows, *, fresh: bool) -> None:
-        self.stores, self.rows, self.fresh, self.window = stores, rows, fresh, window
-        device = like.k.device
-        slot, position = token_places(rows, device)
-        self.last: Tensor | None = None
-        if rows.longest > window:  # the last of the new tokens, so that no place is written twice
-            end = torch.tensor(rows.ends, device=device)[rows.row_of(device)]
-            self.last = (position >= end - window).nonzero()[:, 0]
-            slot, position = slot[self.last], position[self.last]
-        self.slot_of, self.place = slot, position % window
-        self.layout: KeyLayout
-        if fresh:
-            self.layout = FlatKeys(rows)
-        elif rows.longest <= 1:
-            slots = rows.slots if like.form.exact else tuple(range(len(rows)))
-            self.layout = SlotKeys(rows.ends, slots, ring_positions(rows.ends, window, device))
-        else:
-            self.slots = torch.tensor(rows.slots, device=device)
-            self.row, self.step_place = rows.row_of(device), token_places(Rows(rows.lengths), device)[1]
-            self.layout = self._beside(device)
-
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        store = self.stores[layer]
-        new_k, new_v = store.encode(k, v)
-        if not store.form.exact:
-            k, v = store.decode(new_k, new_v)
-        visible = (k, v) if self.fresh else None
-        if visible is None and self.rows.longest > 1:
-            old_k, old_v = store.decode(store.k[self.slots], store.v[self.slots])
-            visible = self._joined(old_k, k), self._joined(old_v, v)
-        if self.last is not None:
-            new_k, new_v = new_k[self.last], new_v[self.last]
-        store.k[self.slot_of, :, self.place] = new_k
-        store.v[self.slot_of, :, self.place] = new_v
-        if visible is not None:
-            return visible
-        if store.form.exact:
-            return store.k, store.v
-        slots = list(self.rows.slots)
-        return store.decode(store.k[slots], store.v[slots])
-
-    def _joined(self, ring: Tensor, new: Tensor) -> Tensor:
-        """The rows' rings and their new tokens, `[B, G, window + longest, K]`."""
-        room = new.new_zeros(len(self.rows), self.rows.longest, *new.shape[1:])
-        room = room.index_put((self.row, self.step_place), new)
-        return torch.cat((ring.to(new.dtype), room.transpose(1, 2)), 2)
-
-    def _beside(self, device: torch.device) -> SlotKeys:
-        rows = self.rows
-        place = torch.arange(rows.longest, device=device)
-        past, length = (torch.tensor(x, device=device)[:, None] for x in (rows.past, rows.lengths))
-        positions = (past + place).masked_fill(place >= length, -1)
-        positions = torch.cat((ring_positions(rows.past, self.window, device), positions), 1)
-        return SlotKeys((positions.shape[1],) * len(rows), tuple(range(len(rows))), positions)
-
-
-def ring_positions(lengths: Sequence[int], window: int, device: torch.device) -> Tensor:
-    """`[B, window]`: the last position below each length that belongs at each place of its ring, -1 for none.
-
-    After a trim a place may hold a forgotten token instead; `Cache.trim` refuses where a window would still see it.
-    """
-    length = torch.tensor(list(lengths), device=device)[:, None]
-    place = torch.arange(window, device=device)
-    return (length - 1 - (length - 1 - place) % window).clamp(min=-1)
-
-
-class Cache:
+class Cache(_Stores):
     """One store per layer, full or a ring, and how many tokens each slot holds.
 
     layers       what each layer stores.
@@ -173,22 +75,13 @@ class Cache:
         self.last: _Step | None = None  # to go on from, as long as nothing else changed the slots
         self.add(slots)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated, used or not."""
-        return sum(store.nbytes for store in self.stores)
-
-    def slot_bytes(self, length: int) -> int:
-        """Bytes of one slot with room for `length` tokens."""
-        return sum(store.slot_bytes(length) for store in self.stores)
-
     def add(self, count: int = 1) -> list[int]:
         """`count` empty slots, freed ones first."""
         self.last = None
         reused, self.free_slots = self.free_slots[:count], self.free_slots[count:]
         new = range(len(self.lengths), len(self.lengths) + count - len(reused))
-        for numbers in (self.lengths, self.high_water):
-            numbers.extend([0] * len(new))
+        self.lengths.extend([0] * len(new))
+        self.high_water.extend([0] * len(new))
         self.provenance.extend([""] * len(new))
         for fixed in (False, True):  # which do not grow together
             stores = [store for store in self.stores if (store.places is not None) is fixed]
@@ -213,15 +106,19 @@ class Cache:
 
         Raises InputError when they do not, ProbeError under other edits than before.
         """
-        last = self.last
-        if last is not None and last.counted and not last.fresh and last.rows.longest == 1 == rows.longest:
-            same = rows.slots == last.rows.slots and rows.past == last.rows.ends and provenance == last.provenance
-            if same and max(rows.ends) <= self.capacity:  # one more token of each of the same rows
-                last.rows, last.fresh, last.counted = rows, False, False
-                last.steps = {}  # prepared anew where the stack cannot go on from its last context
-                for slot, end in zip(rows.slots, rows.ends, strict=True):
-                    self.high_water[slot] = max(self.high_water[slot], end)
-                return last
+        step, same = self.last, False
+        if step is not None and step.counted and not step.fresh and step.rows.longest == 1 == rows.longest:
+            same = rows.slots == step.rows.slots and rows.past == step.rows.ends and provenance == step.provenance
+        if step is not None and same and max(rows.ends) <= self.capacity:  # one more token of each of the same rows
+            step.rows, step.fresh, step.counted = rows, False, False
+        else:
+            self._check_rows(rows, provenance)
+            step = self.last = _Step(self, rows, provenance)
+        for slot, end in zip(rows.slots, rows.ends, strict=True):  # before it: the places of a failed step count too
+            self.high_water[slot] = max(self.high_water[slot], end)
+        return step
+
+    def _check_rows(self, rows: Rows, provenance: str) -> None:
         for slot, past in zip(rows.slots, rows.past, strict=True):
             if not 0 <= slot < len(self.lengths):
                 raise InputError(f"a row lives in slot {slot}, but the cache has {len(self.lengths)} slots")
@@ -234,10 +131,6 @@ class Cache:
                 )
         if len(set(rows.slots)) != len(rows.slots):
             raise InputError(f"two rows live in one cache slot: {list(rows.slots)}")
-        self.last = _Step(self, rows, provenance)
-        for slot, end in zip(rows.slots, rows.ends, strict=True):  # before it: the places of a failed step count too
-            self.high_water[slot] = max(self.high_water[slot], end)
-        return self.last
 
     def ensure_capacity(self, end: int) -> None:
         """Make room for `end` tokens in every full layer."""
@@ -256,8 +149,7 @@ class Cache:
                 f"cannot trim slot {slot} from {self.lengths[slot]} to {length} tokens: a layer of linear attention "
                 "keeps only sums over all tokens; free the slot and start again"
             )
-        windows = [store.window for store in self.stores if store.window is not None]
-        for window in windows:
+        for window in [store.window for store in self.stores if store.window is not None]:
             if length and max(self.high_water[slot] - window, 0) > max(length - window + 1, 0):
                 raise InputError(
                     f"cannot trim slot {slot} from {self.high_water[slot]} to {length} tokens: a layer with a window "
@@ -360,40 +252,140 @@ class _Step:
         self.cache: Cache = weakref.proxy(cache)
         self.rows, self.provenance = rows, provenance
         self.fresh = not any(rows.past)
-        self.context: Continued | None = None
+        self.context: object | None = None
         self.counted = False
-        self.steps: dict[int | None, KeyStep] = {}  # by window
-        self.sums: SumStep | None = None
+        self.steps: dict[tuple[int | None, bool], KeyStep] = {}  # by window, and whether sums are kept
         cache.ensure_capacity(max(rows.ends, default=0))
 
     def of(self, layer: int) -> KeyStep:
         stores, rows, fresh = self.cache.stores, self.rows, self.fresh
         store, window = stores[layer], stores[layer].window
-        if store.layer.sums:
-            self.sums = self.sums or SumStep(stores, rows, self.cache.snapshots, fresh=fresh)
-            return self.sums
-        if window not in self.steps:
-            if window is None:
-                self.steps[window] = FullStep(stores, store, rows, fresh=fresh)
+        kind = window, store.layer.sums
+        if kind not in self.steps:
+            if store.layer.sums:
+                self.steps[kind] = SumStep(stores, rows, self.cache.snapshots, fresh=fresh)
+            elif window is None:
+                self.steps[kind] = FullStep(stores, store, rows, fresh=fresh)
             else:
-                self.steps[window] = RingStep(stores, store, window, rows, fresh=fresh)
-        return self.steps[window]
+                self.steps[kind] = RingStep(stores, store, window, rows, fresh=fresh)
+        return self.steps[kind]
 
     def finish(self) -> None:
         cache = self.cache
-        if self.sums is not None:
-            self.sums.finish()
-            self.sums = None
+        for step in self.steps.values():
+            if isinstance(step, SumStep):
+                step.finish()
+        self.steps = {}  # prepared anew where the stack cannot go on from its last context
         for slot, end in zip(self.rows.slots, self.rows.ends, strict=True):
             cache.lengths[slot] = end
             cache.provenance[slot] = self.provenance
         self.counted = True
 
 
-def token_places(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The slot and the absolute position of each token."""
-    return torch.tensor(rows.slots, device=device)[rows.row_of(device)], rows.positions(device)
+Project = Callable[[Tensor, Rows], tuple[Tensor, Tensor]]
+"""A layer's cross-attention keys [M, G, K] and values [M, G, Kv] of an encoder's output [M, D]."""
 
 
-def _consecutive(slots: tuple[int, ...]) -> bool:
-    return slots == tuple(range(slots[0], slots[0] + len(slots)))
+@runtime_checkable
+class CrossKeys(Protocol):
+    """An encoder's output as a decoder's cross-attention layers read it."""
+
+    def layout(self, rows: Rows) -> PlansRows:
+        """Where the keys of the sources of `rows` lie."""
+
+    def keys(self, layer: int, project: Project) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderOutput:
+    """An encoder's output [M, D] for one uncached forward: each layer projects it once."""
+
+    memory: Tensor
+    rows: Rows
+
+    def layout(self, rows: Rows) -> KeyLayout:
+        return FlatKeys(self.rows)
+
+    def keys(self, layer: int, project: Project) -> tuple[Tensor, Tensor]:
+        return project(self.memory, self.rows)
+
+
+class CrossCache(_Stores):
+    """The keys and values of encoder outputs, projected by each layer in the first forward after `fill` and read at
+    every later one.  Slots are those of the decoder's rows.
+
+    dtype        what the model computes in.
+    cache_type   the type of what is kept, as in `Cache`.
+    lengths      positions of the source of each slot.
+    places       where the source of each slot lies in the stores; rows of one source, such as beams, share its place.
+    """
+
+    def __init__(
+        self, layers: Sequence[CachedLayer], dtype: torch.dtype, device: torch.device | str, *,
+        cache_type: CacheType = "auto",
+    ) -> None:  # fmt: skip
+        form = stored_form(cache_type, dtype)
+        self.stores = [Store(replace(layer, window=None, sums=False), 0, form, device) for layer in layers]
+        self.lengths: dict[int, int] = {}
+        self.places: dict[int, int] = {}
+        self.pending: EncoderOutput | None = None
+        self.projected: set[int] = set()
+
+    def fill(self, memory: Tensor, rows: Rows) -> None:
+        """Take an encoder's output [M, D] in; each row goes to its slot, whatever that held before.
+
+        Raises InputError while some layer has not read the output that was taken in before."""
+        self.pending, self.projected = EncoderOutput(memory, self.make_room(rows)), set()
+
+    def make_room(self, rows: Rows) -> Rows:
+        """Give the sources `rows` places of their own in the stores: the same rows, with these as their slots.
+
+        Raises InputError as `fill`.
+        """
+        if self.pending is not None:
+            raise InputError("a source waits for the forward that reads it; run the decoder before the next source")
+        self.free(rows.slots)
+        taken = set(self.places.values())
+        places = tuple(islice((place for place in count() if place not in taken), len(rows)))
+        self.places.update(zip(rows.slots, places, strict=True))
+        self.lengths.update(zip(rows.slots, rows.lengths, strict=True))
+        for store in self.stores:
+            store.resize(max(places, default=-1) + 1, rows.longest)
+        return Rows(rows.lengths, slots=places)
+
+    def layout(self, rows: Rows) -> KeyLayout:
+        """Raises InputError for a row without a source."""
+        missing = [slot for slot in rows.slots if slot not in self.lengths]
+        if missing:
+            raise InputError(f"cache slots {missing} have no source; encode one for each row first")
+        return SlotKeys(*self.of(rows.slots))
+
+    def of(self, slots: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The lengths of the sources of these slots, and their places."""
+        return tuple([self.lengths[slot] for slot in slots]), tuple([self.places[slot] for slot in slots])
+
+    def keys(self, layer: int, project: Project) -> tuple[Tensor, Tensor]:
+        store = self.stores[layer]
+        if self.pending is not None and layer not in self.projected:
+            rows = self.pending.rows
+            k, v = project(self.pending.memory, rows)
+            slot, place = token_places(rows, k.device)
+            store.k[slot, :, place], store.v[slot, :, place] = store.encode(k, v)
+            self.projected.add(layer)
+            if len(self.projected) == len(self.stores):
+                self.pending = None
+        return (store.k, store.v) if store.form.exact else store.decode(store.k, store.v)
+
+    def free(self, slots: Sequence[int]) -> None:
+        """Forget the sources of these slots."""
+        for slot in slots:
+            self.lengths.pop(slot, None)
+            self.places.pop(slot, None)
+
+    def share(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Let slots `targets` read the sources of slots `sources` too (beams).  Raises InputError before they were
+        projected."""
+        if self.pending is not None:
+            raise InputError("a source cannot be shared before the first forward that reads it")
+        for known in (self.lengths, self.places):
+            known.update(zip(targets, [known[slot] for slot in sources], strict=True))

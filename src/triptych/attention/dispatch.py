@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from triptych.arguments import checked
-from triptych.attention import kernel_block, kernel_flash, kernel_materialized, kernel_window, reference
+from triptych.attention import kernel_dense, kernel_sparse, reference
 from triptych.attention.request import AttentionRequest, Runner, Tensors, prepare
 from triptych.errors import InputError, nearest
 from triptych.spec.masks import Full, Mask
@@ -31,14 +31,19 @@ class Kernel:
     plan: Callable[[AttentionRequest], Runner]
 
 
+def _serves_all(request: AttentionRequest) -> list[str]:
+    """Nothing speaks against it."""
+    return []
+
+
 KERNELS = {
     kernel.name: kernel
     for kernel in (
-        Kernel("window", kernel_window.cannot, kernel_window.plan),
-        Kernel("block", kernel_block.cannot, kernel_block.plan),
-        Kernel("flash", kernel_flash.cannot, kernel_flash.plan),
-        Kernel("materialized", kernel_materialized.cannot, kernel_materialized.plan),
-        Kernel("reference", reference.cannot, reference.plan),
+        Kernel("window", kernel_sparse.window_cannot, kernel_sparse.plan_window),
+        Kernel("block", kernel_sparse.block_cannot, kernel_sparse.plan_block),
+        Kernel("flash", kernel_dense.flash_cannot, kernel_dense.plan_flash),
+        Kernel("materialized", _serves_all, kernel_dense.plan_materialized),
+        Kernel("reference", _serves_all, lambda request: partial(reference.run, request)),
     )
 }
 
@@ -108,10 +113,13 @@ def choose(request: AttentionRequest) -> Kernel:
     short rows on a CPU (not for one query, which the fused kernel serves in one call), the fused kernel where it can,
     and an explicit pattern otherwise."""
     if not isinstance(request.mask, Full):
-        for sparse, saves in ((KERNELS["window"], kernel_window.saves), (KERNELS["block"], kernel_block.saves)):
+        for sparse, saves in (
+            (KERNELS["window"], kernel_sparse.window_saves),
+            (KERNELS["block"], kernel_sparse.block_saves),
+        ):
             if not sparse.cannot(request) and saves(request):
                 return sparse
-    reasons = kernel_flash.cannot(request)
+    reasons = kernel_dense.flash_cannot(request)
     short = SHORT_HALF if request.dtype.itemsize == 2 and request.learns else SHORT
     if request.device.type == "cpu" and request.queries * request.keys <= short and (request.queries > 1 or reasons):
         return KERNELS["materialized"]

@@ -5,7 +5,7 @@
 
 Under a cache, masks compare absolute positions: T queries are by default the last T of S keys, and a key at a negative
 position is an empty slot (`AttentionRequest.points` in request.py).  A single query after a cache therefore sees
-everything; for rows of an engine, `_Planner.slots` (row_plan.py) drops causality where no key is in a query's future.
+everything; for rows of an engine, `RowPlan` (row_plan.py) drops causality where no key is in a query's future.
 """
 
 from __future__ import annotations
@@ -196,12 +196,8 @@ def blocks_of(mask: Mask) -> BlockSparse | None:
     return next((part for part in conjuncts(mask) if isinstance(part, BlockSparse)), None)
 
 
-def per_row(rows: int, device: torch.device) -> Callable[[Sequence[int]], Tensor]:
-    """How a mask asks for one number a row: as `[B, 1, 1, 1]`."""
-    return partial(_per_row, rows, device)
-
-
-def _per_row(rows: int, device: torch.device, values: Sequence[int]) -> Tensor:
+def per_row(rows: int, device: torch.device, values: Sequence[int]) -> Tensor:
+    """What a mask asks for as one number a row: `[B, 1, 1, 1]`."""
     if len(values) not in (1, rows):
         raise InputError(f"mask: {len(values)} lengths for {rows} rows; give one, or one a row")
     return torch.tensor(list(values), device=device).view(-1, 1, 1, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,27 +16,6 @@ from triptych.attention.reference import Hook
 from triptych.attention.request import AttentionRequest, Runner, Tensors, prepare
 from triptych.errors import InputError
 from triptych.spec.masks import Causal, Points
-
-
-@runtime_checkable
-class Mechanism(Protocol):
-    """How queries score keys: prepares a runner for a request, and runs it under a hook that is shown its scores and
-    pattern.
-
-    raw_scores        `[h, n, s]` of queries [h, n, K] and keys [g, s, K], scaled, before softcap, bias and mask; head i
-                      reads group i · g // h.  They may lie in `room`, which has at least so many numbers.
-    width_of_scores   numbers that one raw score takes while it is computed.
-    """
-
-    @property
-    def width_of_scores(self) -> int: ...
-
-    def raw_scores(self, q: Tensor, k: Tensor, scale: float, room: Tensor) -> Tensor: ...
-
-    def plan(self, request: AttentionRequest) -> Runner: ...
-
-    def hooked(self, request: AttentionRequest, tensors: Tensors, hook: Hook) -> Tensor: ...
-
 
 CHUNK = 64  # tokens whose pairs linear attention forms at once
 
@@ -99,7 +78,13 @@ class LinearKernelized:
         raise InputError("linear attention: it has no scores and no pattern to read or edit")
 
     def plan(self, request: AttentionRequest) -> Runner:
-        reasons = linear_cannot(request)
+        acting = {"softcap": request.softcap is not None, "bias": request.biased, "sinks": request.sinks}
+        reasons = [f"{name}: it acts on scores, and there are none" for name, present in acting.items() if present]
+        if request.dropout:
+            reasons.append("dropout: it acts on a pattern, and there is none")
+        for part in mask_lowering.conjuncts(request.mask):
+            if not isinstance(part, Causal) and not mask_lowering.only_keys(part):
+                reasons.append(f"mask {part}: a query's keys must be all of them, those before it, or the same for all")
         if reasons:
             raise InputError(f"linear attention: {'; '.join(reasons)}")
         return partial(_linear, request, _present(request))
@@ -109,6 +94,15 @@ class LinearKernelized:
 
 
 DOT_PRODUCT, LINEAR = DotProduct(), LinearKernelized()
+
+Mechanism = DotProduct | AdditiveOver | LinearKernelized
+"""How queries score keys: prepares a runner for a request (`plan`), and runs it under a hook that is shown its scores
+and pattern (`hooked`).
+
+raw_scores        `[h, n, s]` of queries [h, n, K] and keys [g, s, K], scaled, before softcap, bias and mask; head i
+                  reads group i · g // h.  They may lie in `room`, which has at least so many numbers.
+width_of_scores   numbers that one raw score takes while it is computed.
+"""
 
 
 def additive(
@@ -125,10 +119,7 @@ def additive(
     """Bahdanau et al. 2015: the score is `w_v · tanh(w_q q + w_k k)`.  Options and order as in `attend`, with a scale
     of 1.  Queries and keys may differ in width.  Builds `[B, H, T, S, A]`."""
     request, tensors, restore = prepare(q @ w_q.mT, k @ w_k.mT, v, **{"scale": 1.0, **options})
-    mechanism = AdditiveOver(w_v)
-    if hook is not None:
-        return restore(mechanism.hooked(request, tensors, hook))
-    return restore(mechanism.plan(request)(*tensors))
+    return restore(AdditiveOver(w_v)._run(request, hook, *tensors))
 
 
 def linear(
@@ -148,23 +139,19 @@ def linear(
 
 
 def _linear(
-    request: AttentionRequest,
-    present: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
+    request: AttentionRequest, present: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
     sinks: Tensor | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     b, h, t = request.rows, request.heads, request.queries
     grouped = q.to(request.precision).reshape(b, request.groups, h // request.groups, t, -1)
     q, k = features(grouped), features(k.to(request.precision))
     k = k * present
     v = v.to(request.precision)
     v = torch.cat((v, torch.ones_like(v[..., :1])), -1)  # the last column sums the weights
-    if _causal(request) and request.aligned:
+    causal = mask_lowering.CAUSAL in mask_lowering.conjuncts(request.mask)
+    if causal and request.aligned:
         total = running(q, k[:, :, None], v[:, :, None])
-    elif _causal(request):  # rows of a cache that stand at different places: pair by pair, [T, S] of a short T
+    elif causal:  # rows of a cache that stand at different places: pair by pair, [T, S] of a short T
         pairs = q @ k[:, :, None].mT
         total = (pairs if request.visible is None else pairs * request.visible[:, :, None]) @ v[:, :, None]
     else:
@@ -181,23 +168,6 @@ def divided(total: Tensor) -> Tensor:
     """Sums of weighted values [..., Kv + 1], the last of which is the sum of the weights -> their means [..., Kv]."""
     weight = total[..., -1:]
     return total[..., :-1] / weight.masked_fill(weight == 0, 1.0)  # no visible key: 0 / 1
-
-
-def linear_cannot(request: AttentionRequest) -> list[str]:
-    reasons = []
-    acting = {"softcap": request.softcap is not None, "bias": request.biased, "sinks": request.sinks}
-    reasons += [f"{name}: it acts on scores, and there are none" for name, present in acting.items() if present]
-    if request.dropout:
-        reasons.append("dropout: it acts on a pattern, and there is none")
-    rest = [part for part in mask_lowering.conjuncts(request.mask) if not isinstance(part, Causal)]
-    for part in rest:
-        if not mask_lowering.only_keys(part):
-            reasons.append(f"mask {part}: a query's keys must be all of them, those before it, or the same for all")
-    return reasons
-
-
-def _causal(request: AttentionRequest) -> bool:
-    return mask_lowering.CAUSAL in mask_lowering.conjuncts(request.mask)
 
 
 def _present(request: AttentionRequest) -> Tensor:

@@ -6,7 +6,6 @@ The order is: scale, softcap, bias, mask, sinks, softmax in fp32 (fp64 for fp64 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from triptych import ops
-from triptych.attention.request import AttentionRequest, Runner, prepare
+from triptych.attention.request import AttentionRequest, prepare
 
 Hook = Callable[[str, Tensor], Tensor]
 """Called with ("scores", [B, H, T, S]) - exactly what enters softmax, hidden entries -inf, no sink column - and with
@@ -58,15 +57,6 @@ def attention_pattern(
     there is nothing to see."""
     request, (q4, k4, _, bias, sinks), restore = prepare(q, k, k, **options)
     return restore(pattern_of(scores_of(request, q4, k4, bias), sinks))
-
-
-def cannot(request: AttentionRequest) -> list[str]:
-    """Nothing: it is the definition."""
-    return []
-
-
-def plan(request: AttentionRequest) -> Runner:
-    return partial(run, request)
 
 
 def run(

@@ -1,10 +1,12 @@
-"""What one attention call asks for, apart from the values of q, k and v: decided once, read by every kernel."""
+"""What one attention call asks for, apart from the values of q, k and v, and where its queries and keys stand: decided
+once, read by every kernel."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from triptych.arguments import checked
 from triptych.attention import mask_lowering
+from triptych.attention.rows import Rows
 from triptych.errors import InputError
 from triptych.spec.masks import Mask, Points
 
@@ -40,43 +43,61 @@ class CachedValue(Generic[Value]):
         return value
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class AttentionRequest:
-    """Attention of q `[B, H, T, K]` over k `[B, G, S, K]` and v `[B, G, S, Kv]`; head h reads group `h * G // H`.
+ScoreBias = Callable[[Tensor, Tensor], Tensor]
+"""`bias(q_pos, k_pos)`, of positions `[T]`, `[S]` or `[B, T]`, `[B, S]`, gives what broadcasts to `[B, H, T, S]`."""
 
-    rows, heads, groups, queries, keys, width, value_width   B, H, G, T, S, K, Kv.
-    mask       simplified for these sizes (`mask_lowering.simplify`).
-    biased     a bias `[B or 1, H or 1, T or 1, S or 1]` is added to the scores; `bias_learns`: it needs a gradient.
-    sinks      one logit a head takes its share of the softmax.
-    q_pos      absolute positions, `[T]` or `[B, T]` (keys `[S]`, `[B, S]`); None is the default, keys at 0..S-1 and
-               queries at the last T of them.  A key at a negative position is an empty slot.
-    q_doc      document of each query and key, in the same shapes, where the mask asks for them.
-    learns     a gradient will be asked for.
-    random     where dropout draws from; torch's global generator when None.
+ContentBias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""`bias(q, k, placed)`, of q `[B, H, T, K]`, k `[B, G, S, K]` and what a `ScoreBias` gave for their positions, gives
+what is added to the scores `[B, H, T, S]`."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Heads:
+    """The numbers of an attention part that its plan depends on.
+
+    scale    of the dot products; 1/sqrt(width) when None.
+    sinks    one logit a head takes its share of the softmax.
+    learns   a gradient will be asked for.
+    random   where dropout draws from; torch's global generator when None.
     """
 
-    rows: int
     heads: int
     groups: int
-    queries: int
-    keys: int
     width: int
     value_width: int
     dtype: torch.dtype
     device: torch.device
-    scale: float
-    mask: Mask = mask_lowering.FULL
+    scale: float | None = None
     softcap: float | None = None
-    biased: bool = False
-    bias_learns: bool = False
     sinks: bool = False
     dropout: float = 0.0
+    learns: bool = False
+    random: torch.Generator | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AttentionRequest(Heads):
+    """Attention of q `[B, H, T, K]` over k `[B, G, S, K]` and v `[B, G, S, Kv]`; head h reads group `h * G // H`.
+
+    rows, queries, keys   B, T and S; H, G, K and Kv are those of `Heads`.
+    mask       simplified for these sizes (`mask_lowering.simplify`).
+    biased     a bias `[B or 1, H or 1, T or 1, S or 1]` is added to the scores; `bias_learns`: it needs a gradient.
+    q_pos      absolute positions, `[T]` or `[B, T]` (keys `[S]`, `[B, S]`); None is the default, keys at 0..S-1 and
+               queries at the last T of them.  A key at a negative position is an empty slot.
+    q_doc      document of each query and key, in the same shapes, where the mask asks for them.
+    """
+
+    rows: int
+    queries: int
+    keys: int
+    scale: float
+    mask: Mask = mask_lowering.FULL
+    biased: bool = False
+    bias_learns: bool = False
     q_pos: Tensor | None = None
     k_pos: Tensor | None = None
     q_doc: Tensor | None = None
     k_doc: Tensor | None = None
-    learns: bool = False
-    random: torch.Generator | None = None
 
     @property
     def aligned(self) -> bool:
@@ -91,15 +112,17 @@ class AttentionRequest:
     def points(self) -> tuple[Points, Points]:
         """The positions that masks compare: of queries `[., 1, T, 1]` and of keys `[., 1, 1, S]`.  Where none were
         given, the T queries are the last T of the S keys."""
-        number = mask_lowering.per_row(self.rows, self.device)
+        number = partial(mask_lowering.per_row, self.rows, self.device)
         index = torch.arange(self.keys, device=self.device)
         q_pos = self.q_pos
         if q_pos is None:
             q_pos = torch.arange(self.keys - self.queries, self.keys, device=self.device)
         k_pos = index if self.k_pos is None else self.k_pos
+        q_doc = None if self.q_doc is None else as_column(self.q_doc)
+        k_doc = None if self.k_doc is None else as_line(self.k_doc)
         return (
-            Points(as_column(q_pos), document=_document(self.q_doc, as_column), per_row=number),
-            Points(as_line(k_pos), index=as_line(index), document=_document(self.k_doc, as_line), per_row=number),
+            Points(as_column(q_pos), document=q_doc, per_row=number),
+            Points(as_line(k_pos), index=as_line(index), document=k_doc, per_row=number),
         )
 
     @CachedValue
@@ -150,10 +173,6 @@ def as_column(x: Tensor) -> Tensor:
 def as_line(x: Tensor) -> Tensor:
     """`[S]` or `[B, S]` as `[., 1, 1, S]`."""
     return (x if x.dim() == 2 else x[None])[:, None, None, :]
-
-
-def _document(labels: Tensor | None, shaped: Callable[[Tensor], Tensor]) -> Tensor | None:
-    return None if labels is None else shaped(labels)
 
 
 @checked
@@ -271,3 +290,38 @@ def _check_labels(q: Tensor, k: Tensor, **labels: Tensor | None) -> None:
     k_pos = labels["k_pos"]
     if k_pos is not None and k_pos.numel() and bool((k_pos < 0).all()):
         raise InputError("all of k_pos is negative, which are empty slots, so that no query sees anything")
+
+
+def placed_request(
+    rows: Rows, keys: int, mask: Mask, heads: Heads, bias: ScoreBias | None, k_pos: Tensor | None = None,
+    documents: Tensor | None = None,
+) -> tuple[AttentionRequest, Tensor | None]:  # fmt: skip
+    """What `rows`, padded to the longest, ask of so many keys each, at positions k_pos `[b, S]`; and its bias.
+    Positions stay implicit where they are the default ones or nothing reads them."""
+    past, device, queries = rows.past, heads.device, rows.longest
+    explicit = k_pos is not None  # the default: keys at 0..S-1 and queries at the last T of them
+    if not explicit and mask_lowering.reads_positions(mask):
+        explicit = set(past) != {keys - queries}
+    q_pos = consecutive_positions(past, queries, device) if explicit or bias is not None else None
+    placed = None
+    if bias is not None and q_pos is not None:
+        at = torch.arange(keys, device=device) if k_pos is None else k_pos
+        same = q_pos.dim() == at.dim()
+        placed = bias(q_pos, at) if same else bias(q_pos.expand(len(past), -1), at.expand(len(past), -1))
+    shared = vars(heads) | {"scale": 1.0 / math.sqrt(heads.width) if heads.scale is None else heads.scale}
+    request = AttentionRequest(
+        **shared, rows=len(rows), queries=queries, keys=keys,
+        mask=mask_lowering.simplify(mask, queries, keys, aligned=not explicit), biased=bias is not None,
+        bias_learns=placed is not None and placed.requires_grad, q_pos=q_pos if explicit else None, k_pos=k_pos,
+        q_doc=documents, k_doc=documents,
+    )  # fmt: skip
+    return request, placed
+
+
+def consecutive_positions(first: Sequence[int], length: int, device: torch.device) -> Tensor:
+    """Positions `[length]` from a common first one, `[b, length]` where the first ones differ."""
+    with torch.inference_mode(False):  # so that training may use what a sampling step computed
+        line = torch.arange(length, device=device)
+        if len(set(first)) == 1:
+            return line + first[0]
+        return line + torch.tensor(tuple(first), device=device)[:, None]

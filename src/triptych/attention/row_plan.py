@@ -10,20 +10,27 @@ run grouped by shape.  A row's output does not depend on the rows beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import sub
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from triptych.attention import mask_lowering
 from triptych.attention.mechanisms import DOT_PRODUCT, Mechanism
-from triptych.attention.placing import ContentBias, Heads, Placing, ScoreBias, consecutive_positions
-from triptych.attention.request import AttentionRequest, Runner, Tensors
-from triptych.attention.row_batching import Batching, KeyBatching, KeysIn, KeysOf, Parts, batched
-from triptych.attention.rows import Rows
+from triptych.attention.request import (
+    AttentionRequest,
+    ContentBias,
+    Heads,
+    Runner,
+    ScoreBias,
+    Tensors,
+    consecutive_positions,
+    placed_request,
+)
+from triptych.attention.rows import Batching, KeyBatching, KeysIn, KeysOf, Parts, Rows, batched, neighbours
 from triptych.errors import InputError
 from triptych.spec.masks import Keys, Mask
 
@@ -134,9 +141,82 @@ class RowPlan:
     heads: Heads
     bias: ScoreBias | None
     mechanism: Mechanism
-    pieces: tuple[Piece | _Nothing, ...]
-    queries: Parts | None = None
-    flat_keys: Parts | None = None
+    pieces: tuple[Piece | _Nothing, ...] = field(init=False)
+    queries: Parts | None = field(init=False)
+    flat_keys: Parts | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows, keys, mask, device = self.rows, self.keys, self.mask, self.heads.device
+        pieces: tuple[Piece | _Nothing, ...] = (_Nothing(),)
+        queries = theirs = None
+        if rows.total:
+            if isinstance(keys, FlatKeys):
+                groups = self._flat_groups(keys.rows)
+            else:
+                mask, groups = self._slot_groups(keys)
+            if len(groups) > 1:
+                pieces = tuple(self._piece(mask, group) for group in groups)
+                queries = Parts.of(rows, groups, device)
+                if isinstance(keys, FlatKeys):
+                    same = keys.rows.lengths == rows.lengths  # as in self-attention
+                    theirs = queries if same else Parts.of(keys.rows, groups, device)
+            else:
+                pieces = (self._piece(mask, None),)
+        self.__dict__.update(pieces=pieces, queries=queries, flat_keys=theirs)
+
+    def _flat_groups(self, keys: Rows) -> list[list[int]]:
+        """The rows that run as one call, over keys in a flat batch."""
+        rows, mask = self.rows, self.mask
+        if rows.equal and keys.equal:
+            return []
+        if rows.lengths == keys.lengths and not any(rows.past + keys.past):
+            return _grouped(_padding_bucket(rows, mask))
+        if mask_lowering.only_keys(mask) and self.bias is None:  # no position matters: both sides may be padded
+            return _grouped(zip(_padding_bucket(rows, mask), _padding_bucket(keys, mask), strict=True))
+        return _grouped(zip(rows.lengths, keys.lengths, strict=True))
+
+    def _slot_groups(self, keys: SlotKeys) -> tuple[Mask, list[list[int]]]:
+        """The same over keys in cache slots, and the mask that is left there."""
+        rows, mask, ragged = self.rows, self.mask, len(set(keys.lengths)) > 1
+        if keys.positions is not None:
+            return mask, []
+        if ragged:
+            mask = mask & Keys(keys.lengths)
+        if max(map(sub, keys.lengths, rows.past), default=0) <= 1:  # no key is in any query's future
+            mask = mask_lowering.without_causal(mask)
+        elements = len(rows) * rows.longest * max(keys.lengths, default=0)
+        if (rows.even and not ragged) or mask_lowering.only_keys(mask) or elements <= PADDED:
+            return mask, []
+        return mask, _grouped(zip(rows.lengths, keys.lengths, rows.past, strict=True))
+
+    def _piece(self, mask: Mask, members: Sequence[int] | None) -> Piece:
+        """Some of the rows, or all, as one call."""
+        rows, device, k_pos, documents = self.rows, self.heads.device, None, None
+        if members is not None:
+            rows, mask = rows.take(members), mask_lowering.for_rows(mask, members)
+        queries = batched(rows, device)
+        keys: KeyBatching
+        if isinstance(self.keys, SlotKeys):
+            slots, lengths, k_pos = self.keys.slots, self.keys.lengths, self.keys.positions
+            if members is not None:
+                slots, lengths = tuple(slots[i] for i in members), tuple(lengths[i] for i in members)
+            count, where = max(lengths, default=0) if k_pos is None else k_pos.shape[1], neighbours(slots)
+            keys = KeysIn(torch.tensor(slots, device=device) if where is None else where, count)
+        else:
+            theirs = self.keys.rows if members is None else self.keys.rows.take(members)
+            count = theirs.longest
+            keys = KeysOf(queries if theirs.lengths == rows.lengths else batched(theirs, device))
+            if not theirs.equal and not mask_lowering.implies_causal(mask):
+                mask = mask & Keys(theirs.lengths)
+            if any(theirs.past):
+                k_pos = consecutive_positions(theirs.past, count, device).expand(len(rows), -1)
+            if self.rows.documents is not None and mask_lowering.needs_documents(mask):
+                documents = self.rows.documents
+                here = documents if members is None else documents[self.rows.tokens(members, device)]
+                documents = queries.batch(here[:, None, None] + 1)[:, 0, :, 0]  # 0 is padding's
+        request, placed = placed_request(rows, count, mask, self.heads, self.bias, k_pos, documents)
+        empty = request.keys == 0 or request.queries == 0
+        return Piece(request, _zeros if empty else self.mechanism.plan(request), queries, keys, placed)
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, content: ContentBias | None = None
@@ -173,9 +253,8 @@ class RowPlan:
         """What one row asks for by itself, and its bias, the same in all layers of the plan; `keys` and `k_pos` follow
         from the layout of the keys."""
         if row not in self._requests:
-            placing = Placing(self.rows.take([row]), self.rows.lengths[row], keys, k_pos, self.documents(row))
-            mask = mask_lowering.for_rows(self.mask, [row])
-            self._requests[row] = placing.request(mask, self.heads, self.bias)
+            own, mask = self.rows.take([row]), mask_lowering.for_rows(self.mask, [row])
+            self._requests[row] = placed_request(own, keys, mask, self.heads, self.bias, k_pos, self.documents(row))
         return self._requests[row]
 
     @cached_property
@@ -206,111 +285,12 @@ def plan_rows(
         raise InputError("the mask has same_document() and the batch has no documents; give Rows(..., documents=...)")
     if compares and not (isinstance(keys, FlatKeys) and keys.rows is rows):
         raise InputError("same_document() compares tokens of one batch; documents are not kept in a cache")
-    if rows.total == 0:
-        return RowPlan(rows, keys, mask, heads, bias, mechanism, (_Nothing(),))
-    planner = _Planner(rows, keys, heads, bias, mechanism)
-    pieces, queries, theirs = planner.flat(mask) if isinstance(keys, FlatKeys) else planner.slots(mask, keys)
-    return RowPlan(rows, keys, mask, heads, bias, mechanism, pieces, queries, theirs)
-
-
-@dataclass(frozen=True, eq=False)
-class _Planner:
-    """What all pieces of one plan share."""
-
-    rows: Rows
-    keys: KeyLayout
-    heads: Heads
-    bias: ScoreBias | None
-    mechanism: Mechanism
-
-    def piece(self, mask: Mask, placing: Placing, queries: Batching, keys: KeyBatching) -> Piece:
-        request, placed = placing.request(mask, self.heads, self.bias)
-        if request.keys == 0 or request.queries == 0:
-            return Piece(request, _zeros, queries, keys, placed)
-        return Piece(request, self.mechanism.plan(request), queries, keys, placed)
-
-    # ---------------------------------------------------------------- keys in a flat batch
-
-    def flat(self, mask: Mask) -> tuple[tuple[Piece, ...], Parts | None, Parts | None]:
-        rows, keys = self.rows, self.keys
-        assert isinstance(keys, FlatKeys)
-        if rows.equal and keys.rows.equal:
-            return (self._flat_piece(mask, range(len(rows)), whole=True),), None, None
-        groups = _grouped(self._shapes(rows, keys.rows, mask))
-        if len(groups) == 1:
-            return (self._flat_piece(mask, groups[0], whole=True),), None, None
-        queries = Parts.of(rows, groups, self.heads.device)
-        same = keys.rows.lengths == rows.lengths  # as in self-attention
-        theirs = queries if same else Parts.of(keys.rows, groups, self.heads.device)
-        return tuple(self._flat_piece(mask, group, whole=False) for group in groups), queries, theirs
-
-    def _shapes(self, rows: Rows, keys: Rows, mask: Mask) -> Iterable[Hashable]:
-        """Equal values for rows that run as one call."""
-        if rows.lengths == keys.lengths and not any(rows.past + keys.past):
-            return _padding_bucket(rows, mask)
-        if mask_lowering.only_keys(mask) and self.bias is None:  # no position matters: both sides may be padded
-            return zip(_padding_bucket(rows, mask), _padding_bucket(keys, mask), strict=True)
-        return zip(rows.lengths, keys.lengths, strict=True)
-
-    def _flat_piece(self, mask: Mask, members: Sequence[int], *, whole: bool) -> Piece:
-        assert isinstance(self.keys, FlatKeys)
-        device, documents = self.heads.device, self.rows.documents
-        rows, theirs = self.rows, self.keys.rows
-        if not whole:
-            rows, theirs, mask = rows.take(members), theirs.take(members), mask_lowering.for_rows(mask, members)
-        queries = batched(rows, device)
-        keys = queries if theirs.lengths == rows.lengths else batched(theirs, device)
-        if not theirs.equal and not mask_lowering.implies_causal(mask):
-            mask = mask & Keys(theirs.lengths)
-        k_pos = None
-        if any(theirs.past):
-            k_pos = consecutive_positions(theirs.past, theirs.longest, device).expand(len(rows), -1)
-        if documents is not None and mask_lowering.needs_documents(mask):
-            here = documents if whole else documents[self.rows.tokens(members, device)]
-            documents = queries.batch(here[:, None, None] + 1)[:, 0, :, 0]  # 0 is padding's
-        else:
-            documents = None
-        placing = Placing(rows, rows.longest, theirs.longest, k_pos, documents)
-        return self.piece(mask, placing, queries, KeysOf(keys))
-
-    # ---------------------------------------------------------------- keys in cache slots
-
-    def slots(self, mask: Mask, keys: SlotKeys) -> tuple[tuple[Piece, ...], Parts | None, Parts | None]:
-        rows, longest = self.rows, max(keys.lengths, default=0)
-        ragged = len(set(keys.lengths)) > 1
-        if keys.positions is None:
-            if ragged:
-                mask = mask & Keys(keys.lengths)
-            if max(map(sub, keys.lengths, rows.past), default=0) <= 1:  # no key is in any query's future
-                mask = mask_lowering.without_causal(mask)
-            even = rows.even and not ragged
-            if not even and not mask_lowering.only_keys(mask) and len(rows) * rows.longest * longest > PADDED:
-                groups = _grouped(zip(rows.lengths, keys.lengths, rows.past, strict=True))
-                pieces = tuple(self._slot_piece(mask, keys, group) for group in groups)
-                return pieces, Parts.of(rows, groups, self.heads.device), None
-        return (self._slot_piece(mask, keys, None),), None, None
-
-    def _slot_piece(self, mask: Mask, keys: SlotKeys, members: Sequence[int] | None) -> Piece:
-        device, rows, slots, lengths = self.heads.device, self.rows, keys.slots, keys.lengths
-        if members is not None:
-            rows, mask = rows.take(members), mask_lowering.for_rows(mask, members)
-            slots, lengths = tuple(slots[i] for i in members), tuple(lengths[i] for i in members)
-        queries = batched(rows, device)
-        end = max(lengths, default=0) if keys.positions is None else keys.positions.shape[1]
-        where = _slot_index(slots, device)
-        placing = Placing(rows, rows.longest, end, keys.positions)
-        return self.piece(mask, placing, queries, KeysIn(where, end))
+    return RowPlan(rows, keys, mask, heads, bias, mechanism)
 
 
 def _zeros(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
     """Nothing to see, or nobody who looks."""
     return q.new_zeros(*q.shape[:3], v.shape[3])
-
-
-def _slot_index(slots: tuple[int, ...], device: torch.device) -> slice | Tensor:
-    if not slots or slots == tuple(range(slots[0], slots[0] + len(slots))):
-        return slice(slots[0] if slots else 0, slots[0] + len(slots) if slots else 0)
-    return torch.tensor(slots, device=device)
 
 
 def _padding_bucket(rows: Rows, mask: Mask) -> list[int]:
@@ -356,24 +336,12 @@ def _grouped(shapes: Iterable[Hashable]) -> list[list[int]]:
 
 
 def attend_rows(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rows: Rows,
-    keys: KeyLayout,
-    *,
-    mask: Mask,
-    bias: ScoreBias | None = None,
-    content: ContentBias | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    hook: RowHook | None = None,
-    mechanism: Mechanism = DOT_PRODUCT,
-) -> Tensor:
-    """Plan and run in one: attention of every row of the flat batch, q [N, H, K], over its own keys; options as in
-    `attend`.  -> [N, H, Kv].
+    q: Tensor, k: Tensor, v: Tensor, rows: Rows, keys: KeyLayout, *, mask: Mask, bias: ScoreBias | None = None,
+    content: ContentBias | None = None, sinks: Tensor | None = None, hook: RowHook | None = None,
+    mechanism: Mechanism = DOT_PRODUCT, **options: Any,
+) -> Tensor:  # fmt: skip
+    """Plan and run in one: attention of every row of the flat batch, q [N, H, K], over its own keys -> [N, H, Kv];
+    `options` are scale, softcap and dropout, as in `attend`.
 
     hook        called row by row, through the definition; a key's column is its position (FlatKeys: its place).
     mechanism   how queries score keys: dot products unless given.
@@ -382,11 +350,9 @@ def attend_rows(
     """
     if q.shape[0] != rows.total:
         raise InputError(f"{q.shape[0]} queries, but the rows have {rows.total} tokens")
-    groups = k.shape[1]
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     heads = Heads(
-        heads=q.shape[1], groups=groups, width=q.shape[2], value_width=v.shape[-1], dtype=q.dtype, device=q.device,
-        scale=scale, softcap=softcap, sinks=sinks is not None, dropout=dropout, learns=learns,
+        heads=q.shape[1], groups=k.shape[1], width=q.shape[2], value_width=v.shape[-1], dtype=q.dtype, device=q.device,
+        sinks=sinks is not None, learns=torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)), **options,
     )  # fmt: skip
     plan = plan_rows(rows, keys, mask_lowering.adopt(mask, q.device), heads, bias=bias, mechanism=mechanism)
     return plan.run(q, k, v, sinks, content) if hook is None else plan.run_hooked(q, k, v, hook, sinks, content)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from triptych.attention import mask_lowering, reference
 from triptych.attention.mechanisms import DOT_PRODUCT
-from triptych.attention.placing import ContentBias
+from triptych.attention.request import ContentBias
 from triptych.attention.row_plan import FlatKeys, RowPlan, keys_of
 from triptych.spec.masks import Causal, Points, Window
 
@@ -44,25 +44,7 @@ class ScorePiece:
         return slice(self.first, self.first + self.scores.shape[-1])
 
 
-@dataclass(frozen=True, eq=False)
-class ScoreProducts:
-    """The factors of scores that are products alone; a key's position is its place.
-
-    q       [h, t, K] in fp32, scaled, one after another.
-    k       [g, S, K] in fp32, of which head i reads `groups[i]`.
-    from_   [t] the first key that each query sees, and `to` [t] the one after the last.
-    q_pos   [t] absolute positions of the queries.
-    """
-
-    q: Float[Tensor, "h t K"]
-    k: Float[Tensor, "g S K"]
-    groups: Int[Tensor, " h"]
-    from_: Int[Tensor, " t"]
-    to: Int[Tensor, " t"]
-    q_pos: Int[Tensor, " t"]
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RowScores:
     """The scores of row `row` of a plan, for some of its heads and queries (indices; None is all of them).
 
@@ -78,15 +60,23 @@ class RowScores:
     heads: Sequence[int] | None = None
     queries: Sequence[int] | None = None
 
+    def __post_init__(self) -> None:
+        plan, row, device = self.plan, self.row, self.q.device
+        self._heads = range(self.q.shape[1]) if self.heads is None else self.heads
+        self._queries = range(plan.rows.lengths[row]) if self.queries is None else self.queries
+        self._places = torch.tensor(self._queries, device=device, dtype=torch.long)  # [t] in their row
+        self._q_pos = self._places + plan.rows.past[row]
+        self._mask = mask_lowering.for_rows(plan.mask, [row])
+        # The position of a key minus its column: keys of a flat batch lie one after another, others by position.
+        self._base = plan.keys.rows.past[row] if isinstance(plan.keys, FlatKeys) else 0
+        self._scale = float(plan.heads.width**-0.5) if plan.heads.scale is None else plan.heads.scale
+        self.precision = torch.float64 if self.q.dtype == torch.float64 else torch.float32
+        self.chosen_sinks = None if self.sinks is None else self.sinks[list(self._heads)]  # [h]
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """`[h, t, S]` of everything chosen; a key's column is its position (in a flat batch, its place)."""
         return len(self._heads), len(self._queries), self._keys.shape[1]
-
-    @cached_property
-    def chosen_sinks(self) -> Tensor | None:
-        """[h]"""
-        return None if self.sinks is None else self.sinks[self._heads]
 
     def pieces(self) -> Iterator[ScorePiece]:
         """Every chosen head and query once.  A piece's scores may be overwritten; the next one takes their place.
@@ -103,11 +93,17 @@ class RowScores:
             for start in range(0, queries, count):
                 yield self._piece(block, slice(start, min(start + count, queries)), room)
 
-    def products(self) -> ScoreProducts | None:
+    def products(self) -> dict[str, Tensor] | None:
         """The factors of the scores, where these are dot products of which each query sees a range of keys; None where
-        something is added or capped, and where other keys are hidden."""
+        something is added or capped, and where other keys are hidden.  A key's position is its place.
+
+        q           [h, t, K] in fp32, scaled, one after another.
+        k           [g, S, K] in fp32, of which head i reads `group[i]`.
+        from_, to   [t] the first key that each query sees, and the one after the last.
+        q_pos       [t] absolute positions of the queries.
+        """
         plan = self.plan
-        mask = mask_lowering.for_rows(plan.mask, [self.row])
+        mask = self._mask
         band = mask_lowering.is_full(mask) or all(
             isinstance(part, Causal | Window) for part in mask_lowering.conjuncts(mask)
         )
@@ -121,8 +117,8 @@ class RowScores:
             from_, to = (place - window[0] + 1).clamp(0, keys), (place + window[1] + 1).clamp(0, keys)
         if mask_lowering.implies_causal(mask):
             to = to.minimum((place + 1).clamp(0, keys))
-        groups, q = torch.tensor(self._groups), (self._own * self._scale).contiguous()
-        return ScoreProducts(q, self._keys, groups, from_, to, self._q_pos)
+        q, group = (self._own * self._scale).contiguous(), torch.tensor(self._groups)
+        return {"q": q, "k": self._keys, "group": group, "from_": from_, "to": to, "q_pos": place}
 
     def weights(self, piece: ScorePiece) -> Float[Tensor, "h n s"]:
         """The softmax of a piece: rows sum to 1, to less beside a sink, to 0 where there is nothing to see."""
@@ -141,37 +137,10 @@ class RowScores:
         bias = self._bias(heads, at, q_pos, columns, k_pos)
         if bias is not None:
             scores = scores + bias
-        for part, hidden in self._hidden(at, q_pos, lowest, columns, k_pos):
-            scores[..., part].masked_fill_(hidden, -torch.inf)
+        self._hide(scores, at, q_pos, lowest, columns, k_pos)
         return ScorePiece(heads, queries, columns.start, self._base + columns.start, q_pos, k_pos, scores)
 
     # ---------------------------------------------------------------- queries and keys
-
-    @cached_property
-    def _heads(self) -> list[int]:
-        return list(range(self.q.shape[1])) if self.heads is None else list(self.heads)
-
-    @cached_property
-    def _queries(self) -> Sequence[int]:
-        return range(self.plan.rows.lengths[self.row]) if self.queries is None else self.queries
-
-    @cached_property
-    def _places(self) -> Tensor:
-        """[t] of the chosen queries in their row."""
-        return torch.tensor(list(self._queries), device=self.q.device, dtype=torch.long)
-
-    @cached_property
-    def _q_pos(self) -> Tensor:
-        return self._places + self.plan.rows.past[self.row]
-
-    @cached_property
-    def _base(self) -> int:
-        """The position of a key minus its column: keys of a flat batch lie one after another, others by position."""
-        return self.plan.keys.rows.past[self.row] if isinstance(self.plan.keys, FlatKeys) else 0
-
-    @cached_property
-    def precision(self) -> torch.dtype:
-        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
 
     @cached_property
     def _row(self) -> Tensor:
@@ -183,7 +152,7 @@ class RowScores:
     def _own(self) -> Tensor:
         """[h, t, K] of the chosen heads and queries."""
         row = self._row if self.queries is None else self._row[self._places]
-        row = row if self.heads is None else row[:, self._heads]
+        row = row if self.heads is None else row[:, list(self.heads)]
         return row.transpose(0, 1).to(self.precision)
 
     @cached_property
@@ -219,11 +188,6 @@ class RowScores:
             return self._keys[groups[0] : groups[0] + 1]
         return self._keys if self.heads is None else self._keys[groups]
 
-    @cached_property
-    def _scale(self) -> float:
-        heads = self.plan.heads
-        return float(heads.width**-0.5) if heads.scale is None else heads.scale
-
     # ---------------------------------------------------------------- masks and biases
 
     def _columns(self, lowest: int, highest: int) -> slice:
@@ -238,15 +202,13 @@ class RowScores:
             first, end = max(0, lowest - band[0] + 1), min(end, highest + band[1] + 1)
         return slice(min(first, end), end)
 
-    def _hidden(
-        self, at: Tensor, q_pos: Tensor, lowest: int, columns: slice, k_pos: Tensor
-    ) -> list[tuple[slice, Tensor]]:
-        """Where among the columns keys may be hidden, and which are, `[n, part]`, true where a key cannot be seen."""
-        mask = mask_lowering.for_rows(self.plan.mask, [self.row])
-        if mask_lowering.is_full(mask) and self._laid[1] is None:
-            return []
+    def _hide(self, scores: Tensor, at: Tensor, q_pos: Tensor, lowest: int, columns: slice, k_pos: Tensor) -> None:
+        """Make the scores `[h, n, s]` of keys that cannot be seen -inf."""
+        mask, placed = self._mask, self._laid[1] is not None
+        if mask_lowering.is_full(mask) and not placed:
+            return
         part = slice(0, len(k_pos))
-        if mask_lowering.is_causal(mask) and self._laid[1] is None:
+        if mask_lowering.is_causal(mask) and not placed:
             part = slice(min(lowest + 1 - columns.start, len(k_pos)), len(k_pos))  # keys after the first query alone
         documents = self.plan.documents(self.row) if mask_lowering.needs_documents(mask) else None
         q_doc = None if documents is None else documents[0][at][:, None]
@@ -255,9 +217,9 @@ class RowScores:
         q = Points(q_pos[:, None], document=q_doc)
         k = Points(k_pos[None, part], index=index, document=k_doc)
         visible: Tensor = torch.as_tensor(mask.visible(q, k), device=k_pos.device)
-        if self._laid[1] is not None:
+        if placed:
             visible = visible & (k_pos >= 0)
-        return [(part, ~visible)]
+        scores[..., part].masked_fill_(~visible, -torch.inf)
 
     def _bias(self, heads: slice, at: Tensor, q_pos: Tensor, columns: slice, k_pos: Tensor) -> Tensor | None:
         """What is added to the scores, `[h or 1, n, s]`."""
@@ -267,4 +229,4 @@ class RowScores:
         if self.content is not None:
             bias = self.content(self._row[at].transpose(0, 1)[None], self._laid[0][:, :, columns], bias)
         bias = bias.reshape(bias.shape[-3:])
-        return bias if len(bias) == 1 else bias[self._heads[heads]]
+        return bias if len(bias) == 1 else bias[list(self._heads[heads])]

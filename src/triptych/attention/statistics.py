@@ -25,7 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from triptych.attention.row_scores import RowScores, ScorePiece, ScoreProducts
+from triptych.attention.row_scores import RowScores, ScorePiece
 from triptych.native import ScoreTile, library, usable_threads
 from triptych.native.step import STATISTICS_PANEL, STATISTICS_TOP
 
@@ -88,15 +88,27 @@ def attention_statistics(
     kernels = library() if native and scores.q.device.type == "cpu" and scores.q.dtype != torch.float64 else None
     products = scores.products() if kernels is not None and kernels.wide else None
     if kernels is not None and products is not None and min(scores.shape):
-        _computed(kernels.functions, out, products, scores.chosen_sinks, labels)
+        _, queries, keys = scores.shape
+        panels = -(-keys // STATISTICS_PANEL)
+        laid = pad(products["k"], (0, 0, 0, panels * STATISTICS_PANEL - keys))
+        products["k"] = laid.unflatten(1, (panels, STATISTICS_PANEL)).mT
+        _native(
+            kernels.functions, out, scores.shape, slice(0, queries), slice(0, keys), scores.chosen_sinks, labels,
+            k_pos=torch.arange(keys), base=0, **products,
+        )  # fmt: skip
         return AttentionStatistics(**out)
     for piece in scores.pieces():
         part = {name: value[piece.heads] for name, value in out.items()}
         sinks = None if scores.chosen_sinks is None else scores.chosen_sinks[piece.heads]
         if kernels is None:
             _add(part, piece, _weighed(part, piece, sinks), labels)
-        else:
-            _natively(kernels.functions, part, piece, sinks, labels)
+        elif piece.scores.shape[2]:
+            heads, queries, keys = piece.scores.shape
+            _native(
+                kernels.functions, part, (heads, queries, keys), piece.queries, piece.columns, sinks, labels,
+                q_pos=piece.q_pos, k_pos=piece.k_pos, from_=torch.zeros(queries), to=torch.full((queries,), keys),
+                base=piece.base, scores=piece.scores,
+            )  # fmt: skip
     return AttentionStatistics(**out)
 
 
@@ -176,74 +188,42 @@ def _add(out: Mapping[str, Tensor], piece: ScorePiece, weights: Tensor, labels: 
     out["top_keys"][:, at, :count] = k_pos[index].masked_fill(largest == 0, -1).int()
 
 
-def _computed(
-    functions: ctypes.CDLL, out: Mapping[str, Tensor], products: ScoreProducts, sinks: Tensor | None, labels: KeyLabels
-) -> None:
-    """The same of all heads and queries by one call of statistics.h, which computes the scores too."""
-    tile = _Tile(out)
-    (heads, queries, width), keys = products.q.shape, products.k.shape[1]
-    panels = -(-keys // STATISTICS_PANEL)
-    laid = pad(products.k, (0, 0, 0, panels * STATISTICS_PANEL - keys)).unflatten(1, (panels, STATISTICS_PANEL)).mT
-    tile.run(
-        functions, (heads, queries, keys), slice(0, queries), slice(0, keys), products.q_pos, torch.arange(keys), sinks,
-        labels, products.from_, products.to, q=tile.read(products.q), k=tile.read(laid),
-        group=tile.read(products.groups, torch.int32), width=width,
-    )  # fmt: skip
+def _native(
+    functions: ctypes.CDLL, out: Mapping[str, Tensor], shape: tuple[int, int, int], at: slice, columns: slice,
+    sinks: Tensor | None, labels: KeyLabels, *, q_pos: Tensor, k_pos: Tensor, from_: Tensor, to: Tensor, base: int,
+    scores: Tensor | None = None, q: Tensor | None = None, k: Tensor | None = None, group: Tensor | None = None,
+) -> None:  # fmt: skip
+    """The same by one call of statistics.h, of `shape` heads, queries and keys, which are the queries `at` and the keys
+    `columns` of the results: of their scores, or of the queries and the keys in panels from which it computes them."""
+    (heads, queries, keys), start = shape, at.start
+    held: list[Tensor] = []  # what the call reads, alive until it is done
 
-
-def _natively(
-    functions: ctypes.CDLL, out: Mapping[str, Tensor], piece: ScorePiece, sinks: Tensor | None, labels: KeyLabels
-) -> None:
-    """The same of a piece by one call of statistics.h."""
-    heads, queries, keys = piece.scores.shape
-    if not keys:
-        return
-    tile = _Tile(out)
-    tile.run(
-        functions, (heads, queries, keys), piece.queries, piece.columns, piece.q_pos, piece.k_pos, sinks, labels,
-        torch.zeros(queries), torch.full((queries,), keys), base=piece.base, scores=tile.read(piece.scores),
-    )  # fmt: skip
-
-
-class _Tile:
-    """One call of statistics.h, with the memory of the sizes that it says."""
-
-    def __init__(self, out: Mapping[str, Tensor]) -> None:
-        self.out, self.held = out, list[Tensor]()  # what the call reads, alive until it is done
-
-    def read(self, x: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
+    def read(x: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
         if x is None:
             return None
-        self.held.append(x.to(dtype).contiguous())
-        return self.held[-1].data_ptr()
+        held.append(x.to(dtype).contiguous())
+        return held[-1].data_ptr()
 
-    def _write(self, name: str, first: int, width: int = 1) -> int | None:
-        return self.out[name].data_ptr() + 4 * width * first if name in self.out else None
+    def write(name: str, first: int = start, width: int = 1) -> int | None:
+        return out[name].data_ptr() + 4 * width * first if name in out else None
 
-    def run(
-        self, functions: ctypes.CDLL, shape: tuple[int, int, int], at: slice, columns: slice, q_pos: Tensor,
-        k_pos: Tensor, sinks: Tensor | None, labels: KeyLabels, from_: Tensor, to: Tensor, **others: int | None,
-    ) -> None:  # fmt: skip
-        """Of `shape` heads, queries and keys, which are the queries `at` and the keys `columns` of the results."""
-        out, (heads, queries, keys), start = self.out, shape, at.start
-        q_doc, k_doc, marked, top = labels.q_document, labels.k_document, labels.delimiters, out["top_keys"].shape[-1]
-        panels, threads = -(-keys // STATISTICS_PANEL), usable_threads(torch.get_num_threads())
-        by_key = (k_pos, None if marked is None else marked[columns], None if k_doc is None else k_doc[columns])
-        positions, delimiters, documents = (
-            None if x is None else pad(x, (0, panels * STATISTICS_PANEL - keys)) for x in by_key
-        )
-        record = ScoreTile(
-            heads=heads, queries=queries, keys=keys, top=top, stride=out["entropy"].shape[1],
-            row=out["received"].shape[1], sinks=self.read(sinks), q_pos=self.read(q_pos),
-            k_pos=self.read(positions), delimiters=self.read(delimiters), k_doc=self.read(documents, torch.int32),
-            q_doc=self.read(None if q_doc is None else q_doc[at], torch.int32),
-            from_=self.read(from_, torch.int32), to=self.read(to, torch.int32), panels=panels,
-            entropy=self._write("entropy", start), distance=self._write("distance", start),
-            first=self._write("first", start), previous=self._write("previous", start),
-            on_delimiters=self._write("delimiters", start), on_document=self._write("own_document", start),
-            top_keys=self._write("top_keys", start, top), top_weights=self._write("top_weights", start, top),
-            received=self._write("received", columns.start), **others,
-        )  # fmt: skip
-        record.scratch = self.read(torch.empty(threads * functions.scratch_floats(ctypes.byref(record))))
-        assert top <= STATISTICS_TOP
-        functions.score_statistics(ctypes.byref(record), threads)
+    q_doc, k_doc, marked, top = labels.q_document, labels.k_document, labels.delimiters, out["top_keys"].shape[-1]
+    panels, threads = -(-keys // STATISTICS_PANEL), usable_threads(torch.get_num_threads())
+    by_key = (k_pos, None if marked is None else marked[columns], None if k_doc is None else k_doc[columns])
+    positions, delimiters, documents = (
+        None if x is None else pad(x, (0, panels * STATISTICS_PANEL - keys)) for x in by_key
+    )
+    record = ScoreTile(
+        heads=heads, queries=queries, keys=keys, top=top, stride=out["entropy"].shape[1], row=out["received"].shape[1],
+        base=base, scores=read(scores), q=read(q), k=read(k), group=read(group, torch.int32),
+        width=0 if q is None else q.shape[2], sinks=read(sinks), q_pos=read(q_pos), k_pos=read(positions),
+        delimiters=read(delimiters), k_doc=read(documents, torch.int32),
+        q_doc=read(None if q_doc is None else q_doc[at], torch.int32), from_=read(from_, torch.int32),
+        to=read(to, torch.int32), panels=panels, entropy=write("entropy"), distance=write("distance"),
+        first=write("first"), previous=write("previous"), on_delimiters=write("delimiters"),
+        on_document=write("own_document"), top_keys=write("top_keys", width=top),
+        top_weights=write("top_weights", width=top), received=write("received", columns.start),
+    )  # fmt: skip
+    record.scratch = read(torch.empty(threads * functions.scratch_floats(ctypes.byref(record))))
+    assert top <= STATISTICS_TOP
+    functions.score_statistics(ctypes.byref(record), threads)

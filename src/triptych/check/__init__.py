@@ -18,9 +18,8 @@ from triptych import nn
 from triptych.arguments import number
 from triptych.attention import CacheType, check_cache_type
 from triptych.check import paths, peer
-from triptych.check.case import Case, case_of, max_abs_diff
+from triptych.check.case import Case, Finding, Layer, Quality, Report, case_of, max_abs_diff
 from triptych.check.quality import TEXT, quality, why_not
-from triptych.check.report import Finding, Layer, Quality, Report
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.errors import InputError

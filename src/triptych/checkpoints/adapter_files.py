@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from triptych.checkpoints.adapter_targets import is_never_read, module_names, stored_modules
-from triptych.checkpoints.hub_names import PREFIX, parse_name
-from triptych.checkpoints.locate import ADAPTER_CONFIG, base_of_adapter, open_source
+from triptych.checkpoints.locate import ADAPTER_CONFIG, PREFIX, base_of_adapter, open_source, parse_name
 from triptych.checkpoints.save import write_directory
 from triptych.checkpoints.source import Source, json_object, read_json
 from triptych.errors import CheckpointError, nearest, shown

@@ -16,9 +16,8 @@ from triptych.arguments import integer, number
 from triptych.checkpoints.adapter_files import adapter_base, base_digest, write_adapter
 from triptych.checkpoints.adapter_targets import ALL_LINEAR, slot_groups
 from triptych.checkpoints.hub import local_path
-from triptych.checkpoints.hub_names import PREFIX, HubName
 from triptych.checkpoints.load_weights import StoredParameters
-from triptych.checkpoints.locate import is_adapter, model_in_run, open_source
+from triptych.checkpoints.locate import PREFIX, HubName, is_adapter, model_in_run, open_source
 from triptych.checkpoints.source import Source
 from triptych.errors import CheckpointError, FetchError, InputError, shown
 from triptych.nn import Adapter, LoraFactors, Transformer, attach, factors_of, fresh_factors

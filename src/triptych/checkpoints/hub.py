@@ -1,6 +1,6 @@
 """`hub:org/name`: the only model names that use the network, through huggingface-hub and its cache.
 
-`hub_names.py` says how a name is written.  Only weights without code in them (safetensors, or the one
+`locate.py` says how a name is written.  Only weights without code in them (safetensors, or the one
 named GGUF) and the small text files beside them are ever downloaded.  huggingface-hub compares the size of each file
 with what the server announced; nothing else is verified here.
 """
@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from triptych.checkpoints.hub_names import PREFIX, HubName, is_safe, parse_name
-from triptych.checkpoints.locate import PICKLES, model_in_run
+from triptych.checkpoints.locate import PICKLES, PREFIX, HubName, is_safe, model_in_run, parse_name
 from triptych.errors import FetchError, InputError, nearest, shown
 
 _TIMEOUT = 10.0  # seconds without an answer

@@ -1,5 +1,5 @@
-"""The commands, in the order of the help.  Each command NAME is in cli/NAME.py, or in a package that declares an entry
-point `NAME` of the group `triptych.commands`, as the lectures do."""
+"""The commands, in the order of the help.  Other packages add commands by entry points of the group
+`triptych.commands`, as the lectures do."""
 
 from __future__ import annotations
 
@@ -10,33 +10,26 @@ from typing import Annotated
 import typer
 
 from triptych import __version__
-from triptych.cli import failure
+from triptych.cli import failure, options
 from triptych.cli.ablate import ablate
-from triptych.cli.answer import answer
 from triptych.cli.bench import bench
-from triptych.cli.caption import caption
 from triptych.cli.chat import chat
 from triptych.cli.check import check
-from triptych.cli.classify import classify
-from triptych.cli.convert import convert
 from triptych.cli.count import count
 from triptych.cli.doctor import doctor
-from triptych.cli.encode import encode
 from triptych.cli.explain import explain
-from triptych.cli.fill import fill
+from triptych.cli.files import convert, page
 from triptych.cli.generate import generate
 from triptych.cli.heads import heads
 from triptych.cli.inspect import inspect
 from triptych.cli.lens import lens
-from triptych.cli.page import page
 from triptych.cli.patch import patch
 from triptych.cli.quickstart import quickstart
+from triptych.cli.reading import classify, encode, fill, tag
 from triptych.cli.search import search
-from triptych.cli.summarize import summarize
-from triptych.cli.tag import tag
 from triptych.cli.train import train
 from triptych.cli.transcribe import transcribe
-from triptych.cli.translate import translate
+from triptych.cli.writing import answer, caption, summarize, translate
 from triptych.errors import MissingProgramError
 
 app = typer.Typer(
@@ -74,7 +67,7 @@ GROUPS = {
 failure.application = app
 for _title, _commands in GROUPS.items():
     for _command in _commands:
-        app.command(rich_help_panel=_title)(_command)
+        app.command(rich_help_panel=_title)(options.command(_command))
 
 
 def _entry_command(entry: EntryPoint) -> Callable[..., object]:

@@ -12,7 +12,7 @@ from triptych.errors import counted
 
 if TYPE_CHECKING:
     from triptych.train import ShownRow
-    from triptych.train.show import State
+    from triptych.train.objectives import State
 
 ROWS, TOKENS, LINE_TOKENS = 3, 24, 200  # shown of a batch, of a row in a table, of a row as text
 #: The states differ in more than colour, for terminals and eyes without it.
@@ -59,12 +59,10 @@ def _print_text(row: ShownRow, title: str) -> None:
 
 
 def _print_table(row: ShownRow, title: str) -> None:
-    table = screen.table("input", "target", "")
-    for token in row.tokens[:TOKENS]:
-        table.add_row(screen.plain(token.token), screen.plain(token.target), "trained" if token.trained else "")
     if row.source:
         screen.console().print(f"source: {screen.plain(' '.join(row.source))}", soft_wrap=True)
-    screen.show(table, title)
+    lines = [(one.token, one.target, "trained" if one.trained else "") for one in row.tokens[:TOKENS]]
+    screen.show_rows(("input", "target", ""), lines, title)
     _print_rest(len(row.tokens) - TOKENS)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,97 +25,39 @@ class BenchPeer(StrEnum):
     ctranslate2 = "ctranslate2"
 
 
-class PeerDType(StrEnum):
-    """Forms of the weights that peers can be asked for."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-    int8 = "int8"
-
-
-class ExecutorChoice(StrEnum):
-    """What computes the steps of a generation."""
-
-    auto = "auto"
-    modules = "modules"
-    static = "static"
-    compiled = "compiled"
-
-
-Against = Annotated[
-    list[BenchPeer] | None,
-    typer.Option("--against", help="Library to measure on the same file, in turn. Repeatable.", show_default=False),
-]
-PeerWeights = Annotated[
-    PeerDType | None,
-    typer.Option("--peer-dtype", help="Dtype of the peers' weights; by default ours.", show_default=False),
-]
-OurExecutor = Annotated[
-    ExecutorChoice,
-    typer.Option(
-        "--executor",
-        help="What computes our steps: native code where possible (auto), the modules, steps of fixed shapes (CUDA "
-        "graphs on a GPU), or those compiled by torch.",
-    ),
-]
-PromptTokens = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--prompt-tokens", metavar="N", help="Length of a prompt to read; by default 128 and 512. Repeatable."
-    ),
-]
-Contexts = Annotated[
-    list[int] | None,
-    typer.Option("--context", metavar="N", help="Tokens before decoding is timed; by default 8 and 512. Repeatable."),
-]
-NewTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--new-tokens",
-        metavar="N",
-        help="Tokens to decode; by default 64, of an encoder-decoder 48 from texts and 128 from sound.",
-    ),
-]
-Requests = Annotated[
-    int | None, typer.Option("--requests", metavar="N", help="Requests that run at once; by default 8.")
-]
-TextCount = Annotated[int | None, typer.Option("--texts", metavar="N", help="Texts to encode; by default 512.")]
-SearchWidth = Annotated[
-    int | None, typer.Option("--beams", metavar="N", help="Width of an encoder-decoder's beam search; by default 4.")
-]
-Repeat = Annotated[int, typer.Option("--repeat", metavar="N", help="Runs, of which the median is shown.")]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        metavar="N",
-        min=1,
-        max=1024,
-        help="Threads; by default one for each usable core.",
-        show_default=False,
-    ),
-]
-
-
-@options.opens
 def bench(
     checkpoint: options.Checkpoint,
-    against: Against = None,
-    peer_dtype: PeerWeights = None,
-    executor: OurExecutor = ExecutorChoice.auto,
-    matmul: options.Matmul = options.Products.AUTO,
-    cache: options.Cache = options.CacheForm.auto,
-    prompt_tokens: PromptTokens = None,
-    context: Contexts = None,
-    new_tokens: NewTokens = None,
-    requests: Requests = None,
-    texts: TextCount = None,
-    beams: SearchWidth = None,
-    repeat: Repeat = 5,
-    threads: Threads = None,
+    *,
+    against: list[BenchPeer] | None = None,
+    peer_dtype: Literal["fp32", "bf16", "int8"] | None = None,
+    executor: Literal["auto", "modules", "static", "compiled"] = "auto",
+    matmul: options.Matmul = "auto",
+    cache: options.Cache = "auto",
+    prompt_tokens: list[int] | None = None,
+    context: list[int] | None = None,
+    new_tokens: int | None = None,
+    requests: int | None = None,
+    texts: int | None = None,
+    beams: int | None = None,
+    repeat: int = 5,
+    threads: Annotated[int | None, typer.Option(min=1, max=1024)] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure the speed and memory of a model, the limit of this machine beside it, and other libraries."""
+    """Measure the speed and memory of a model, the limit of this machine beside it, and other libraries.
+
+    --against: Library to measure on the same file, in turn. Repeatable.
+    --peer-dtype: Dtype of the peers' weights; by default ours.
+    --executor: What computes our steps: native code where possible (auto), the modules, steps of fixed shapes (CUDA
+        graphs on a GPU), or those compiled by torch.
+    --prompt-tokens N: Length of a prompt to read; by default 128 and 512. Repeatable.
+    --context N: Tokens before decoding is timed; by default 8 and 512. Repeatable.
+    --new-tokens N: Tokens to decode; by default 64, of an encoder-decoder 48 from texts and 128 from sound.
+    --requests N: Requests that run at once; by default 8.
+    --texts N: Texts to encode; by default 512.
+    --beams N: Width of an encoder-decoder's beam search; by default 4.
+    --repeat N: Runs, of which the median is shown.
+    --threads N: Threads; by default one for each usable core.
+    """
     if checkpoint.adapter is not None:
         raise typer.BadParameter("bench measures whole models; write one with triptych convert MODEL OUT --adapter DIR")
     with screen.stages() as stage:
@@ -129,10 +71,9 @@ def bench(
         )  # fmt: skip
         report = measure(
             checkpoint.model, against=[peer.value for peer in dict.fromkeys(against or ())], settings=settings,
-            threads=threads, dtype=checkpoint.dtype and checkpoint.dtype.value,
-            peer_dtype=peer_dtype and peer_dtype.value, quantize=checkpoint.quantize and checkpoint.quantize.value,
-            executor=executor.value, matmul=matmul.value, cache=cache.value, device=checkpoint.device,
-            offline=checkpoint.offline, ignore=checkpoint.ignore or (), progress=stage,
+            threads=threads, dtype=checkpoint.dtype, peer_dtype=peer_dtype, quantize=checkpoint.quantize,
+            executor=executor, matmul=matmul, cache=cache, device=checkpoint.device, offline=checkpoint.offline,
+            ignore=checkpoint.ignore or (), progress=stage,
         )  # fmt: skip
     if as_json:
         screen.result(report.to_dict())

@@ -6,9 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from triptych.cli import options, screen
 from triptych.cli.failure import describe_error, print_error
@@ -27,45 +25,43 @@ COMMANDS = {
 }
 
 
-@options.opens
 def chat(
     checkpoint: options.Checkpoint,
-    system: Annotated[str, typer.Option("--system", metavar="TEXT", help="System message before the first turn.")] = "",
-    show_prompt: Annotated[
-        bool, typer.Option("--show-prompt", help="Show the rendered prompt and its token ids.")
-    ] = False,
+    *,
+    system: str = "",
+    show_prompt: bool = False,
     max_new_tokens: options.MaxNewTokens = 512,
     temperature: options.Temperature = 0.7,
     top_k: options.TopK = 0,
     top_p: options.TopP = 0.9,
     min_p: options.MinP = 0.0,
     repetition_penalty: options.Penalty = 1.0,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            "--seed", metavar="N", help="The same seed gives the same answers; random if omitted; the seed is printed."
-        ),
-    ] = None,
+    seed: int | None = None,
     stop: options.Stop = None,
     draft: options.Draft = None,
     draft_tokens: options.DraftTokens = 4,
-    cache: options.Cache = options.CacheForm.auto,
+    cache: options.Cache = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Hold a conversation; /help lists its commands. Without a terminal, each line of stdin is a turn."""
+    """Hold a conversation; /help lists its commands. Without a terminal, each line of stdin is a turn.
+
+    --system TEXT: System message before the first turn.
+    --show-prompt: Show the rendered prompt and its token ids.
+    --seed N: The same seed gives the same answers; random if omitted; the seed is printed.
+    """
     model = load_model(checkpoint)
     check_generates(model, checkpoint.model)
-    settings = options.SamplingSettings(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, seed=random.randrange(1 << 31) if seed is None else seed,
-        stop=tuple(stop or ()),
-    )  # fmt: skip
-    engine = model.engine(draft=load_draft(checkpoint, draft), draft_tokens=draft_tokens, cache=cache.value)
+    settings = {
+        "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "seed": random.randrange(1 << 31) if seed is None else seed,
+        "stop": stop or (),
+    }  # fmt: skip
+    engine = model.engine(draft=load_draft(checkpoint, draft), draft_tokens=draft_tokens, cache=cache)
     _converse(model, engine, settings, system=system, show_prompt=show_prompt, as_json=as_json)
 
 
 def _converse(
-    model: Model, engine: Engine, settings: options.SamplingSettings, *, system: str, show_prompt: bool, as_json: bool
+    model: Model, engine: Engine, settings: dict[str, Any], *, system: str, show_prompt: bool, as_json: bool
 ) -> None:
     """Answer turns until stdin ends; `engine` keeps the conversation so far, so that a turn computes what is new.
 
@@ -137,9 +133,7 @@ def _reused(engine: Engine) -> int:
     return 0 if engine.prefixes is None else engine.prefixes.reused
 
 
-def _answer(
-    model: Model, engine: Engine, messages: list[Message], settings: options.SamplingSettings, as_json: bool
-) -> str:
+def _answer(model: Model, engine: Engine, messages: list[Message], settings: dict[str, Any], as_json: bool) -> str:
     pieces = []
     for piece in model.chat(messages, engine=engine, **settings):
         pieces.append(piece)

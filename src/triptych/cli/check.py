@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from triptych.check import Report
 
 
-class CheckPeer(StrEnum):
-    """The library to compare with."""
-
-    transformers = "transformers"
-    none = "none"
-
-
 class Form(StrEnum):
     """Packed forms to round to."""
 
@@ -28,45 +21,37 @@ class Form(StrEnum):
     int4 = "int4"
 
 
+class CacheForm(StrEnum):
+    """Number formats of the keys and values that a generation stores."""
+
+    auto = "auto"
+    fp32 = "fp32"
+    fp16 = "fp16"
+    bf16 = "bf16"
+    int8 = "int8"
+
+
 def check(
     model: options.ModelPath,
-    against: Annotated[
-        CheckPeer | None,
-        typer.Option(
-            "--against", help="Library to compare with; by default transformers, if installed.", show_default=False
-        ),
-    ] = None,
-    threshold: Annotated[
-        float,
-        typer.Option(
-            "--threshold", min=0, callback=options.finite, help="Largest allowed difference of log-probabilities."
-        ),
-    ] = 1e-4,
-    quantize: Annotated[
-        list[Form] | None,
-        typer.Option(
-            "--quantize", help="Also measure the quality of this packed form. Repeatable.", show_default=False
-        ),
-    ] = None,
-    cache: Annotated[
-        list[options.CacheForm] | None,
-        typer.Option(
-            "--cache",
-            metavar="TYPE",
-            help="Also measure the quality with a cache of fp32, fp16, bf16 or int8. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="FILE", help="Text of which to measure the perplexity.", show_default=False),
-    ] = None,
+    *,
+    against: Literal["transformers", "none"] | None = None,
+    threshold: Annotated[float, typer.Option(min=0)] = 1e-4,
+    quantize: list[Form] | None = None,
+    cache: list[CacheForm] | None = None,
+    data: Path | None = None,
     adapter: options.Adapter = None,
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compare every fast path with the reference, and the model with transformers; exit 1 if they differ."""
+    """Compare every fast path with the reference, and the model with transformers; exit 1 if they differ.
+
+    --against: Library to compare with; by default transformers, if installed.
+    --threshold: Largest allowed difference of log-probabilities.
+    --quantize: Also measure the quality of this packed form. Repeatable.
+    --cache TYPE: Also measure the quality with a cache of fp32, fp16, bf16 or int8. Repeatable.
+    --data FILE: Text of which to measure the perplexity.
+    """
     with screen.stages() as stage:
         stage("loading torch")
         from triptych import machine
@@ -77,8 +62,8 @@ def check(
         text = None if data is None else read_text(data)
         report = run(
             model, against=against, threshold=threshold, offline=offline, ignore=ignore or (),
-            quantize=tuple(form.value for form in quantize or ()), cache=[one.value for one in cache or ()], text=text,
-            progress=stage, adapter=adapter,
+            quantize=quantize or (), cache=[one.value for one in cache or ()], text=text, progress=stage,
+            adapter=adapter,
         )  # fmt: skip
     _show(report, as_json=as_json)
     if not report.passed:
@@ -99,13 +84,12 @@ def _show(report: Report, *, as_json: bool) -> None:
         )
     screen.show(table, report.model)
     if report.quality:
-        quality = screen.table(
-            "form", "perplexity", "KL to fp32", "tokens", right=["perplexity", "KL to fp32", "tokens"]
-        )
-        for form in report.quality:
-            kl = "" if form.kl is None else f"{form.kl:.5f}"
-            quality.add_row(form.form, f"{form.perplexity:.3f}", kl, f"{form.tokens:,}")
-        screen.show(quality, "quality")
+        columns = ["form", "perplexity", "KL to fp32", "tokens"]
+        lines = [
+            (one.form, f"{one.perplexity:.3f}", "" if one.kl is None else f"{one.kl:.5f}", f"{one.tokens:,}")
+            for one in report.quality
+        ]
+        screen.show_rows(columns, lines, "quality", right=columns[1:])
     for line in report.skipped:
         out.print(f"skipped: {line}", style="dim")
     if (layer := report.first_layer) is not None:

@@ -10,6 +10,7 @@ import typer
 
 from triptych.cli import options, screen
 from triptych.cli.loading import header_of
+from triptych.cli.options import argument
 from triptych.cli.screen import mib
 from triptych.families.named import NAMED
 
@@ -20,77 +21,43 @@ if TYPE_CHECKING:
 DEFAULT_POSITIONS = 4096  # for models without a context limit
 Row = tuple[str, str, str]
 
-ModelOrName = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A model directory, a config.json, a .gguf file, hub:org/name, or a known model: "
-        + ", ".join(NAMED)
-        + ".",
-        show_default=False,
-    ),
-]
-Context = Annotated[
-    int | None,
-    typer.Option("--context", metavar="N", min=1, help="Positions in the cache; by default the model's context."),
-]
-BatchSize = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Number of sequences that run together.")]
-DTypeName = Annotated[
-    str,
-    typer.Option("--dtype", help="Dtype of the weights: fp32, bf16, fp16, fp8, int8, q8_0, q4_k and other types."),
-]
-CacheDTypeName = Annotated[
-    str | None,
-    typer.Option(
-        "--cache-dtype",
-        help="Dtype of the cache, int8 with its scales; that of weights in fp32 or bf16, else fp16.",
-    ),
-]
-Speed = Annotated[
-    bool, typer.Option("--speed", help="Measure this machine for a few seconds and print the speed it allows.")
-]
-ReadRate = Annotated[
-    float | None,
-    typer.Option(
-        "--read",
-        metavar="GB/S",
-        min=1e-3,
-        callback=options.finite,
-        help="Memory bandwidth of another machine, with --matmul.",
-    ),
-]
-MatmulRate = Annotated[
-    float | None,
-    typer.Option(
-        "--matmul",
-        metavar="GFLOP/S",
-        min=1e-3,
-        callback=options.finite,
-        help="Matmul rate of another machine, with --read.",
-    ),
-]
-
 
 def count(
-    model: ModelOrName,
-    context: Context = None,
-    batch: BatchSize = 1,
-    dtype: DTypeName = "fp16",
-    cache_dtype: CacheDTypeName = None,
-    speed: Speed = False,
-    read: ReadRate = None,
-    matmul: MatmulRate = None,
+    model: Annotated[
+        str,
+        argument(
+            "A model directory, a config.json, a .gguf file, hub:org/name, or a known model: " + ", ".join(NAMED) + ".",
+            "MODEL",
+        ),
+    ],
+    *,
+    context: options.Positive | None = None,
+    batch: options.Positive = 1,
+    dtype: str = "fp16",
+    cache_dtype: str | None = None,
+    speed: bool = False,
+    read: Annotated[float | None, typer.Option(min=1e-3)] = None,
+    matmul: Annotated[float | None, typer.Option(min=1e-3)] = None,
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
-    """Count parameters, bytes, FLOPs and memory for training, from the config or header alone."""
+    """Count parameters, bytes, FLOPs and memory for training, from the config or header alone.
+
+    --context N: Positions in the cache; by default the model's context.
+    --batch N: Number of sequences that run together.
+    --dtype: Dtype of the weights: fp32, bf16, fp16, fp8, int8, q8_0, q4_k and other types.
+    --cache-dtype: Dtype of the cache, int8 with its scales; that of weights in fp32 or bf16, else fp16.
+    --speed: Measure this machine for a few seconds and print the speed it allows.
+    --read GB/S: Memory bandwidth of another machine, with --matmul.
+    --matmul GFLOP/S: Matmul rate of another machine, with --read.
+    """
     from triptych.count import DTYPES, predict
     from triptych.count import count as count_model
 
-    for option, name in (("--dtype", dtype), ("--cache-dtype", cache_dtype)):
+    for typed, name in (("--dtype", dtype), ("--cache-dtype", cache_dtype)):
         if name is not None and name not in DTYPES:
-            raise typer.BadParameter(f"{option} {name!r} is not one of {', '.join(DTYPES)}")
+            raise typer.BadParameter(f"{typed} {name!r} is not one of {', '.join(DTYPES)}")
     if (read is None) != (matmul is None):
         raise typer.BadParameter("--read and --matmul go together: the speed follows from both")
     header = header_of(model, ignore or (), offline=offline)
@@ -107,11 +74,9 @@ def count(
     if as_json:
         cache = counts.cache_bytes(positions, batch=batch, dtype=cache_dtype, source=source)
         chosen = {
-            "dtype": dtype,
-            "cache_dtype": cache_dtype,
-            "weight_bytes": counts.weight_bytes(dtype),
+            "dtype": dtype, "cache_dtype": cache_dtype, "weight_bytes": counts.weight_bytes(dtype),
             "cache_bytes": cache,
-        }
+        }  # fmt: skip
         more = {"chosen": chosen, "stored_bytes": stored, "predicted": predicted and predicted.to_dict()}
         screen.result(counts.to_dict(positions, batch=batch, source=source) | more)
         return
@@ -201,7 +166,4 @@ def _bytes(name: str, number: int) -> Row:
 
 
 def _show(title: str, rows: Sequence[Row]) -> None:
-    table = screen.table(title, "number", "size", right=["number", "size"])
-    for row in rows:
-        table.add_row(*row)
-    screen.show(table)
+    screen.show_rows((title, "number", "size"), rows, right=["number", "size"])

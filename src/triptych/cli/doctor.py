@@ -15,7 +15,7 @@ EXTRAS = {
 }
 
 
-def doctor(as_json: options.Json = False) -> None:
+def doctor(*, as_json: options.Json = False) -> None:
     """Report what Triptych detects: cores, instruction sets, memory, torch, GPU, installed packages."""
     from importlib.metadata import PackageNotFoundError, version
 

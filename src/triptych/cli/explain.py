@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triptych.cli import options, screen
+from triptych.cli.options import argument
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -16,64 +17,44 @@ if TYPE_CHECKING:
     from triptych.explain import Shown, Step, Walk
 
 INDENT, CELL, LABEL = 4, 10, 14  # columns on the screen
-PAGE = (".html", ".htm")
 BRIEF = 4  # numbers shown of a parameter
-
-OptionalModel = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[MODEL]",
-        help="A model directory, a run directory, a .gguf file, or hub:org/name.",
-        show_default=False,
-    ),
-]
-ExplainedText = Annotated[
-    str | None, typer.Argument(metavar="[TEXT]", help="Text to run the model on.", show_default=False)
-]
-Layer = Annotated[int, typer.Option("--layer", metavar="I", help="The block to explain.")]
-Head = Annotated[int, typer.Option("--head", metavar="I", help="The head to show.")]
-Row = Annotated[
-    int | None,
-    typer.Option("--row", metavar="I", help="The token to follow; by default the one that determines the output."),
-]
-WithCache = Annotated[
-    bool,
-    typer.Option("--cache", help="Explain one decoding step with the KV cache: what is computed and what is reused."),
-]
-Example = Annotated[
-    str | None,
-    typer.Option("--example", metavar="NAME", help="A worked example of the lectures, for example L2.1."),
-]
-Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the steps to an offline .html page.")]
-Playground = Annotated[
-    Path | None,
-    typer.Option("--playground", metavar="FILE", help="Write an .html page where Q, K and V are edited by hand."),
-]
 
 
 def explain(
-    model: OptionalModel = None,
-    text: ExplainedText = None,
-    layer: Layer = 0,
-    head: Head = 0,
-    row: Row = None,
-    cache: WithCache = False,
-    example: Example = None,
-    save: Save = None,
-    playground: Playground = None,
+    model: Annotated[str | None, argument(options.MODEL, "[MODEL]")] = None,
+    text: options.Text = None,
+    *,
+    layer: int = 0,
+    head: int = 0,
+    row: int | None = None,
+    cache: bool = False,
+    example: str | None = None,
+    save: Path | None = None,
+    playground: Path | None = None,
     device: options.Device = "cpu",
     offline: options.Offline = False,
     ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
-    """Explain the forward pass of a text: the formula, shapes and numbers of each step, each recomputed."""
+    """Explain the forward pass of a text: the formula, shapes and numbers of each step, each recomputed.
+
+    --layer I: The block to explain.
+    --head I: The head to show.
+    --row I: The token to follow; by default the one that determines the output.
+    --cache: Explain one decoding step with the KV cache: what is computed and what is reused.
+    --example NAME: A worked example of the lectures, for example L2.1.
+    --save FILE: Write the steps to an offline .html page.
+    --playground FILE: Write an .html page where Q, K and V are edited by hand.
+    """
     if playground is not None:
         if model is not None or example is not None or cache or save is not None:
             raise typer.BadParameter("--playground is a page without a model; omit all but FILE")
-        _write_playground(playground)
+        from triptych.explain.page import playground as page
+
+        screen.check_suffix(playground, option="--playground")
+        screen.write_page(playground, page())
         return
-    if save is not None:
-        screen.check_suffix(save, PAGE, "--save")
+    screen.check_suffix(save)
     if example is not None and (model is not None or cache):
         raise typer.BadParameter("--example has its own numbers; omit MODEL, TEXT and --cache")
     if cache and row is not None:
@@ -84,43 +65,28 @@ def explain(
         walk = worked(example)
     elif model is None or text is None:
         raise typer.BadParameter("give MODEL and TEXT, --example NAME, or --playground FILE")
-    else:  # in half precision, or with activations rounded to 8 bits, the recomputation could not agree to 1e-5
-        checkpoint = options.Checkpoint(
-            model=model, dtype=options.DType.fp32, quantize=options.PackedForm.none, device=device, offline=offline,
-            ignore=ignore,
-        )  # fmt: skip
-        walk = _walk(checkpoint, text, layer=layer, head=head, row=row, cache=cache)
+    else:
+        from triptych import explain as walks
+        from triptych.cli.loading import load_measured
+
+        # In half precision, or with activations rounded to 8 bits, the recomputation could not agree to 1e-5.
+        opened = load_measured(options.Checkpoint(
+            model=model, dtype="fp32", quantize="none", device=device, offline=offline, ignore=ignore
+        ))  # fmt: skip
+        if cache:
+            walk = walks.explain_cache(opened, text, layer=layer, head=head)
+        else:
+            walk = walks.explain(opened, text, layer=layer, head=head, row=row)
     _show(walk, save=save, as_json=as_json)
-
-
-def _write_playground(file: Path) -> None:
-    from triptych.explain.page import playground
-    from triptych.page import write
-
-    screen.check_suffix(file, PAGE, "--playground")
-    write(file, playground())
-    screen.note(f"wrote {file}; open it in a browser")
-
-
-def _walk(checkpoint: options.Checkpoint, text: str, *, layer: int, head: int, row: int | None, cache: bool) -> Walk:
-    """The steps of a forward, or with `cache` of one decoding step."""
-    from triptych import explain as walk
-    from triptych.cli.loading import load_measured
-
-    model = load_measured(checkpoint)
-    if cache:
-        return walk.explain_cache(model, text, layer=layer, head=head)
-    return walk.explain(model, text, layer=layer, head=head, row=row)
 
 
 def _show(walk: Walk, *, save: Path | None, as_json: bool) -> None:
     """Show the steps on the screen, as JSON or as a page; exit 1 if the recomputation of a step disagrees."""
     if save is not None:
         from triptych.explain.page import sections
-        from triptych.page import render, write
+        from triptych.page import render
 
-        write(save, render(walk.title, sections(walk), subtitle=dict(walk.facts).get("Text", "")))
-        screen.note(f"wrote {save}; open it in a browser")
+        screen.write_page(save, render(walk.title, sections(walk), subtitle=dict(walk.facts).get("Text", "")))
     if as_json:
         screen.result(walk.to_dict())
     elif save is None:
@@ -131,7 +97,7 @@ def _show(walk: Walk, *, save: Path | None, as_json: bool) -> None:
 
 def _print_steps(walk: Walk) -> None:
     out, part = screen.console(), ""
-    screen.show(screen.facts([(name, screen.plain(value)) for name, value in walk.facts]), walk.title)
+    screen.show(screen.facts(walk.facts), walk.title)
     for number, (step, error) in enumerate(zip(walk.steps, walk.errors, strict=True), 1):
         if step.part != part:
             part = step.part
@@ -156,14 +122,10 @@ def _print_step(out: Console, number: int, step: Step, error: float) -> None:
         body += _matrix(out, one) if one.labels else [_brief(one)]
     for one in step.makes:
         body += _matrix(out, one)
+    if not error <= TOLERANCE:
+        body.append(Text(f"the recomputation differs by {error:.1e}", style="bold red"))
     for item in body:
         out.print(Padding(item, (0, 0, 0, INDENT), expand=False))
-    if not error <= TOLERANCE:
-        out.print(
-            Padding(
-                Text(f"the recomputation differs by {error:.1e}", style="bold red"), (0, 0, 0, INDENT), expand=False
-            )
-        )
 
 
 def _brief(one: Shown) -> Text:

@@ -22,7 +22,10 @@ application: Typer | None = None
 FAILED, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141  # the last two: 128 + the number of the signal
 DEBUG = "TRIPTYCH_DEBUG"
 # Of a command, arguments of the library that have another name than the option.
-_OTHER_NAMES = {"lens": {"at": "--position"}, "bench": {"max_new_tokens": "--new-tokens"}}
+_OTHER_NAMES = {
+    "lens": {"at": "--position"}, "bench": {"max_new_tokens": "--new-tokens"},
+    "translate": {"source": "--from", "target": "--to"}, "train": {"base": "--from", "changes": "--set"},
+}  # fmt: skip
 
 
 class ReportedExit(int):

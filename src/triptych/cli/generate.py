@@ -2,98 +2,78 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from triptych.cli import options, screen
 from triptych.cli.loading import check_generates, load_draft, load_model, read_texts
-from triptych.cli.steering import Away, Steer, Toward, parse_steer, steering_edit
 
 if TYPE_CHECKING:
-    from triptych.attention import CacheType
     from triptych.generate import QueueProgress
     from triptych.model import Model
     from triptych.probe import Edit
 
 
-class GenerateSettings(options.SamplingSettings):
-    """Those of `chat`, and what only `generate` takes."""
-
-    decoder_prefix: str
-    stop_ids: tuple[int, ...]
-    edit: tuple[Edit, ...]
-
-
-class DraftSettings(TypedDict):
-    """What guesses tokens, how prompts are read, and what the cache keeps."""
-
-    chunk: int | None
-    draft: Model | str | None
-    draft_tokens: int
-    matmul: Literal["auto", "bf16", "stored"]
-    cache: CacheType
-
-
-Prompts = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[PROMPT]...", help="Prompts, or - to read one from stdin."),
-]
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", metavar="N", help="The same seed gives the same text; 0 if omitted.", show_default=False),
-]
-StopId = Annotated[list[int] | None, typer.Option("--stop-id", metavar="ID", help="Stop at this token id. Repeatable.")]
-Beams = Annotated[int, typer.Option("--beams", metavar="N", min=0, help="Beam search with N beams; 0 is none.")]
-DecoderPrefix = Annotated[
-    str, typer.Option("--decoder-prefix", metavar="TEXT", help="Start of an encoder-decoder's output.")
-]
-
-
-@options.opens
 def generate(
     checkpoint: options.Checkpoint,
-    prompts: Prompts = None,
+    prompts: list[str] | None = None,
+    *,
     max_new_tokens: options.MaxNewTokens = 128,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
     min_p: options.MinP = 0.0,
     repetition_penalty: options.Penalty = 1.0,
-    seed: Seed = None,
+    seed: int | None = None,
     stop: options.Stop = None,
-    stop_id: StopId = None,
-    beams: Beams = 0,
-    decoder_prefix: DecoderPrefix = "",
-    chunk: options.Chunk = None,
+    stop_id: list[int] | None = None,
+    beams: options.Natural = 0,
+    decoder_prefix: str = "",
+    chunk: options.Positive | None = None,
     draft: options.Draft = None,
     draft_tokens: options.DraftTokens = 4,
-    matmul: options.Matmul = options.Products.AUTO,
-    cache: options.Cache = options.CacheForm.auto,
-    steer: Steer = None,
-    toward: Toward = None,
-    away: Away = None,
+    matmul: options.Matmul = "auto",
+    cache: options.Cache = "auto",
+    steer: str | None = None,
+    toward: str | None = None,
+    away: str | None = None,
     as_json: options.Json = False,
 ) -> None:
-    """Continue prompts, or run an encoder-decoder on sources; a single prompt is streamed."""
-    steered = parse_steer(steer, toward, away)
+    """Continue prompts, or run an encoder-decoder on sources; a single prompt is streamed.
+
+    [PROMPT]...: Prompts, or - to read one from stdin.
+    --seed N: The same seed gives the same text; 0 if omitted.
+    --stop-id ID: Stop at this token id. Repeatable.
+    --beams N: Beam search with N beams; 0 is none.
+    --decoder-prefix TEXT: Start of an encoder-decoder's output.
+    --chunk N: Process prompts N tokens at a time.
+    --steer SITE[:SCALE]: Add a vector to every token at a site, or at the output of block SITE: that of --toward
+        minus that of --away, or the one in a file (FILE@SITE).
+    --toward TEXT: Text whose value --steer adds.
+    --away TEXT: Text whose value --steer subtracts.
+    """
+    steered = _parse_steer(steer, toward, away)
     texts = read_texts(prompts, "prompt")
     model = load_model(checkpoint)
     check_generates(model, checkpoint.model)
-    settings = GenerateSettings(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, seed=seed, stop=tuple(stop or ()), decoder_prefix=decoder_prefix,
-        stop_ids=tuple(stop_id or ()), edit=() if steered is None else (steering_edit(model, steered, toward, away),),
-    )  # fmt: skip
-    drafts = DraftSettings(
-        chunk=chunk, draft=load_draft(checkpoint, draft), draft_tokens=draft_tokens, matmul=matmul.value,
-        cache=cache.value,
-    )  # fmt: skip
+    edits = () if steered is None else (_steering_edit(model, steered, toward, away),)
+    settings = {
+        "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "seed": seed, "stop": stop or (), "decoder_prefix": decoder_prefix,
+        "stop_ids": stop_id or (), "edit": edits,
+    }  # fmt: skip
+    drafts = {
+        "chunk": chunk, "draft": load_draft(checkpoint, draft), "draft_tokens": draft_tokens, "matmul": matmul,
+        "cache": cache,
+    }  # fmt: skip
     from triptych.tasks import note_on_prompts
 
-    if model.executor == "auto" and (note := note_on_prompts(model.module, matmul.value)):
+    if model.executor == "auto" and (note := note_on_prompts(model.module, matmul)):
         screen.note(note)
     if len(texts) == 1 and not beams and not as_json:
         _stream(model, texts[0], settings, drafts)
@@ -101,7 +81,7 @@ def generate(
         _generate_batch(model, texts, settings, drafts, beams=beams, as_json=as_json)
 
 
-def _stream(model: Model, prompt: str, settings: GenerateSettings, drafts: DraftSettings) -> None:
+def _stream(model: Model, prompt: str, settings: dict[str, Any], drafts: dict[str, Any]) -> None:
     ids: list[int] = []
     engine = model.engine(**drafts)
     start = time.perf_counter()
@@ -118,7 +98,7 @@ def _stream(model: Model, prompt: str, settings: GenerateSettings, drafts: Draft
 
 
 def _generate_batch(
-    model: Model, prompts: list[str], settings: GenerateSettings, drafts: DraftSettings, *, beams: int, as_json: bool
+    model: Model, prompts: list[str], settings: dict[str, Any], drafts: dict[str, Any], *, beams: int, as_json: bool
 ) -> None:
     start = time.perf_counter()
     with screen.counting() as bar:
@@ -157,3 +137,37 @@ def note_guesses(drafted: int, accepted: int) -> None:
 
 def _speed(tokens: int, seconds: float) -> str:
     return f"{tokens:,} tokens in {seconds:.1f} s, {tokens / max(seconds, 1e-9):,.1f} tokens/s"
+
+
+def _parse_steer(steer: str | None, toward: str | None, away: str | None) -> tuple[Path | None, str, float] | None:
+    """The file, site and scale of --steer; None without it.  Raises BadParameter for what does not go together."""
+    if steer is None:
+        if toward is not None or away is not None:
+            raise typer.BadParameter("--toward and --away are for --steer SITE")
+        return None
+    file, at, place = steer.rpartition("@")
+    site, colon, number = place.partition(":")
+    try:
+        scale = float(number) if colon else 1.0
+    except ValueError:
+        scale = math.nan
+    if not site or not math.isfinite(scale) or scale == 0 or (at and not file):
+        raise typer.BadParameter(
+            f"--steer {steer} must be a site or the number of a block and a scale other than 0, as in 10:4 or "
+            "vector.safetensors@10:4"
+        )
+    if file and (toward is not None or away is not None):
+        raise typer.BadParameter("--steer takes its vector from the file or from --toward and --away, not from both")
+    if not file and (toward is None or away is None):
+        raise typer.BadParameter("--steer needs --toward TEXT and --away TEXT, or a vector: FILE@SITE:SCALE")
+    return (Path(file) if file else None), site, scale
+
+
+def _steering_edit(model: Model, parsed: tuple[Path | None, str, float], toward: str | None, away: str | None) -> Edit:
+    """The edit that --steer asks for."""
+    from triptych.probe.steering import read_vector
+
+    file, site, scale = parsed
+    if site.isdecimal():
+        site = f"{'decoder.' if len(model.spec.stacks) > 1 else ''}blocks.{int(site)}.resid_post"
+    return model.steer(toward, away, site=site, scale=scale, vector=None if file is None else read_vector(file))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,49 +13,32 @@ from triptych.cli.screen import plain
 from triptych.errors import counted
 
 if TYPE_CHECKING:
-    from triptych.model import Model
     from triptych.probe import HeadTable, LinkTable
 
-PAGE = (".html", ".htm")
 SHOWN = 5  # heads listed of each role
 RANKED = 12  # heads listed of a link
 
-LinkWords = Annotated[
-    str | None,
-    typer.Option(
-        "--link",
-        metavar="WORD:WORD",
-        help="Rank every head by its weight from one word of --text to the other; bank@2 is the second.",
-        show_default=False,
-    ),
-]
-LinkText = Annotated[str | None, typer.Option("--text", metavar="TEXT", help="The text of --link.", show_default=False)]
-LinkTarget = Annotated[
-    str | None,
-    typer.Option(
-        "--target", metavar="TEXT", help="With --link: the first word stands here, in an encoder-decoder's target."
-    ),
-]
-Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", min=0, max=options.LAST_SEED, help="Seed of all random draws.")
-]
-Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write all heads to an offline .html page.")]
 
-
-@options.opens
 def heads(
     checkpoint: options.Checkpoint,
     texts: options.Texts = None,
-    link: LinkWords = None,
-    text: LinkText = None,
-    target: LinkTarget = None,
-    seed: Seed = 0,
-    save: Save = None,
+    *,
+    link: str | None = None,
+    text: str | None = None,
+    target: str | None = None,
+    seed: options.Seed = 0,
+    save: Path | None = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the role of each attention head, compared with chance and with its ablation; or rank heads for two words."""
-    if save is not None:
-        screen.check_suffix(save, PAGE, "--save")
+    """Find the role of each attention head, compared with chance and with its ablation; or rank heads for two words.
+
+    --link WORD:WORD: Rank every head by its weight from one word of --text to the other; bank@2 is the second.
+    --text TEXT: The text of --link.
+    --target TEXT: With --link: the first word stands here, in an encoder-decoder's target.
+    --seed N: Seed of all random draws.
+    --save FILE: Write all heads to an offline .html page.
+    """
+    screen.check_suffix(save)
     words = _words(link, text, target, texts, save)
     from triptych.cli.loading import load_measured, read_texts
 
@@ -70,7 +53,12 @@ def heads(
     with screen.stages() as stage:
         table = model.heads(rows, seed=seed, on_progress=stage)
     if save is not None:
-        _save(model, table, None if rows is None else rows[0], checkpoint.model, save)
+        from triptych.page.inside import inside_page, sample_text
+        from triptych.page.inspect import inspect_text
+
+        inspection = inspect_text(model, rows[0] if rows else sample_text(model))
+        page = inside_page(model, [inspection], checkpoint.model, table=table, title="Attention heads")
+        screen.write_page(save, page)
     if as_json:
         screen.result(table.to_dict())
     else:
@@ -107,15 +95,14 @@ def _show(table: HeadTable, name: str) -> None:
     together = {one.role: one for one in table.together}
     numbers = ["score", "even", "threshold", "z", "without it", "without a random head"]
     for role, best in table.roles.items():
-        lines = screen.table("head", *numbers, right=numbers)
+        lines = []
         for row in best[:SHOWN]:
             where = f"{row.name} at {row.offset:+d}" if row.offset else row.name
-            effects = (_number(row.effect, 3), _number(row.random_effect, 3))
-            lines.add_row(
-                where, _number(row.score), _number(row.even), _number(row.threshold), _number(row.z, 1), *effects
-            )
+            scores = (_number(row.score), _number(row.even), _number(row.threshold), _number(row.z, 1))
+            lines.append((where, *scores, _number(row.effect, 3), _number(row.random_effect, 3)))
         more = f", {SHOWN} shown" if len(best) > SHOWN else ""
-        screen.show(lines, f"{role}: {ROLES.get(role, 'pairs of words')} ({counted(len(best), 'head')}{more})")
+        title = f"{role}: {ROLES.get(role, 'pairs of words')} ({counted(len(best), 'head')}{more})"
+        screen.show_rows(("head", *numbers), lines, title, right=numbers)
         if (one := together.get(role)) is not None:
             screen.console().print(
                 f"without the best {len(one.heads)}: {one.effect:.3f} {table.unit}; {_beside(one.random)}\n"
@@ -137,22 +124,12 @@ def _beside(random: Sequence[float]) -> str:
 
 def _show_link(table: LinkTable) -> None:
     numbers = ["weight", "other words", "threshold", "z", "p", "without it", "in a random head"]
-    lines = screen.table("head", *numbers, "", right=numbers)
+    lines = []
     for row in table.rows[:RANKED]:
-        cells = (_number(row.weight), _number(row.null), _number(row.threshold), _number(row.z, 1), _number(row.p, 3))
-        mark = "linked" if row.above else ""
-        lines.add_row(row.name, *cells, _number(row.effect, 3), _number(row.random_effect, 3), mark)
-    title = f"from {plain(table.query)} to {plain(table.key)}: {len(table.above)} of {len(table.rows)} heads"
-    screen.show(lines, title)
+        scores = (_number(row.weight), _number(row.null), _number(row.threshold), _number(row.z, 1), _number(row.p, 3))
+        effects = (_number(row.effect, 3), _number(row.random_effect, 3))
+        lines.append((row.name, *scores, *effects, "linked" if row.above else ""))
+    title = f"from {table.query} to {table.key}: {len(table.above)} of {len(table.rows)} heads"
+    screen.show_rows(("head", *numbers, ""), lines, title, right=numbers)
     best = "in the best of them" if table.above else "in the first four"
     screen.console().print(f"without the link {best}: {table.effect:.3f} {table.unit}; {_beside(table.random)}")
-
-
-def _save(model: Model, table: HeadTable, text: str | None, name: str, path: Path) -> None:
-    from triptych.page import write
-    from triptych.page.inside import inside_page, sample_text
-    from triptych.page.inspect import inspect_text
-
-    inspection = inspect_text(model, sample_text(model) if text is None else text)
-    write(path, inside_page(model, [inspection], name, table=table, title="Attention heads"))
-    screen.note(f"wrote {path}; open it in a browser")

@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from triptych.cli import options, screen
+from triptych.cli.loading import base_header, base_of, check_file, header_of, load_measured
 from triptych.cli.screen import mib, plain, shape
 from triptych.errors import InputError
 
@@ -25,61 +26,36 @@ if TYPE_CHECKING:
     from triptych.page.inspect import Inspection
     from triptych.spec import ModelSpec
 
-PAGE = (".html", ".htm")
-SAVED = (*PAGE, ".svg", ".png", ".json")
+SAVED = (*screen.PAGE, ".svg", ".png", ".json")
 MOST_DRAWN = 64  # heads in a picture of matplotlib
 TOP_KEYS = 4  # keys listed for each query
 
-TextArgument = Annotated[
-    str | None, typer.Argument(metavar="[TEXT]", help="Text to run the model on.", show_default=False)
-]
-Sites = Annotated[
-    str | None, typer.Option("--site", metavar="GLOB", help="Probe sites to read, for example blocks.0.attn.pattern.")
-]
-Layer = Annotated[
-    int | None, typer.Option("--layer", metavar="I", min=0, help="Read only this layer.", show_default=False)
-]
-Head = Annotated[
-    int | None, typer.Option("--head", metavar="I", min=0, help="Read only this head.", show_default=False)
-]
-Target = Annotated[
-    str | None,
-    typer.Option("--target", metavar="TEXT", help="Input of an encoder-decoder's decoder; by default generated."),
-]
-Beside = Annotated[
-    list[str] | None,
-    typer.Option("--beside", metavar="TEXT", help="Another text, shown beside the first in a page. Repeatable."),
-]
-Save = Annotated[
-    Path | None,
-    typer.Option(
-        "--save",
-        metavar="FILE",
-        help="Write an offline .html page, an .svg or .png picture, or .json; with --draw the drawing, as .svg.",
-    ),
-]
-ShowsProgram = Annotated[bool, typer.Option("--program", help="Show the forward as a list of operations with shapes.")]
-Draws = Annotated[
-    bool,
-    typer.Option("--draw", help="Draw the model as SVG; MODEL may also be config.json or a name that count knows."),
-]
 
-
-@options.opens
 def inspect(
     checkpoint: options.Checkpoint,
-    text: TextArgument = None,
-    site: Sites = None,
-    layer: Layer = None,
-    head: Head = None,
-    target: Target = None,
-    beside: Beside = None,
-    save: Save = None,
-    program: ShowsProgram = False,
-    draw: Draws = False,
+    text: options.Text = None,
+    *,
+    site: str | None = None,
+    layer: options.Natural | None = None,
+    head: options.Natural | None = None,
+    target: str | None = None,
+    beside: list[str] | None = None,
+    save: Path | None = None,
+    program: bool = False,
+    draw: bool = False,
     as_json: options.Json = False,
 ) -> None:
-    """Show what a checkpoint contains, from its header; with TEXT, the attention and activations on it."""
+    """Show what a checkpoint contains, from its header; with TEXT, the attention and activations on it.
+
+    --site GLOB: Probe sites to read, for example blocks.0.attn.pattern.
+    --layer I: Read only this layer.
+    --head I: Read only this head.
+    --target TEXT: Input of an encoder-decoder's decoder; by default generated.
+    --beside TEXT: Another text, shown beside the first in a page. Repeatable.
+    --save FILE: Write an offline .html page, an .svg or .png picture, or .json; with --draw the drawing, as .svg.
+    --program: Show the forward as a list of operations with shapes.
+    --draw: Draw the model as SVG; MODEL may also be config.json or a name that count knows.
+    """
     selects = {
         "TEXT": text, "--site": site, "--layer": layer, "--head": head, "--target": target, "--beside": beside or None
     }  # fmt: skip
@@ -111,14 +87,12 @@ def _inspected(
 ) -> list[Inspection]:  # fmt: skip
     """What the model does on each text, written to the file where one is named."""
     if save is not None:
-        _check_file(save)
-    from triptych.checkpoints.header import read_header
-    from triptych.cli.loading import base_of, load_measured
+        check_file(save, SAVED, "--save")
     from triptych.page.inspect import check_selection, inspect_text
 
     # The header alone says whether the site, layer and head are there: nothing is loaded for a misspelt one.
-    header = read_header(base_of(checkpoint.model), ignore=checkpoint.ignore or (), offline=checkpoint.offline)
-    check_selection(header.spec, site, layer, head, maps=save is not None and save.suffix.lower() != ".json")
+    spec = base_header(checkpoint).spec
+    check_selection(spec, site, layer, head, maps=save is not None and save.suffix.lower() != ".json")
     model = load_measured(checkpoint)
     with screen.stages() as stage:
         inspections = []
@@ -128,7 +102,7 @@ def _inspected(
         if save is not None:
             _save(model, inspections, checkpoint.model, save, stage)
     if save is not None:
-        screen.note(f"wrote {save}" + ("; open it in a browser" if save.suffix.lower() in PAGE else ""))
+        screen.note(f"wrote {save}" + ("; open it in a browser" if save.suffix.lower() in screen.PAGE else ""))
     return inspections
 
 
@@ -137,30 +111,20 @@ def _check_texts(text: str, beside: Sequence[str], save: Path | None) -> None:
     for name, one in (("TEXT", text), *(("--beside", one) for one in beside)):
         if not one.strip():
             raise typer.BadParameter(f"{name} is empty; write a text to run the model on")
-    if beside and (save is None or save.suffix.lower() not in PAGE):
+    if beside and (save is None or save.suffix.lower() not in screen.PAGE):
         raise typer.BadParameter("--beside shows texts side by side in a page; add --save FILE.html")
-
-
-def _check_file(path: Path) -> None:
-    """Refuse a file that cannot be written, or that Triptych did not write, before anything is read or run."""
-    from triptych.page.render import check_place, check_replaced
-
-    screen.check_suffix(path, SAVED, "--save")
-    check_place(path)
-    check_replaced(path)
 
 
 def _show_header(model: str, *, ignore: Sequence[str], offline: bool, as_json: bool) -> None:
     from triptych.checkpoints.describe import describe
-    from triptych.checkpoints.load_report import by_reason
-    from triptych.cli.loading import base_of
+    from triptych.checkpoints.source import by_reason
 
     description = describe(base_of(model, shown=True), ignore=ignore, offline=offline)
     if as_json:
         screen.result(description.to_dict() | {"sites": _sites(description.spec)})
         return
     out = screen.console()
-    screen.show(screen.facts(_summary(description)), plain(description.path))
+    screen.show(screen.facts(_summary(description)), description.path)
     out.print()
     out.print(_tree(description.tree))
     out.print()
@@ -175,15 +139,10 @@ def _show_header(model: str, *, ignore: Sequence[str], offline: bool, as_json: b
 
 def _show_program(checkpoint: options.Checkpoint, *, as_json: bool) -> None:
     """The model's forward, lowered from its header alone: no weights are read."""
-    from triptych.checkpoints.header import read_header
-    from triptych.cli.loading import base_of
     from triptych.nn import empty
     from triptych.program import lower
 
-    header = read_header(
-        base_of(checkpoint.model, shown=True), ignore=checkpoint.ignore or (), offline=checkpoint.offline
-    )
-    program = lower(empty(header.spec))
+    program = lower(empty(base_header(checkpoint, shown=True).spec))
     if as_json:
         screen.result(program.to_json())
         return
@@ -198,11 +157,9 @@ def _show_program(checkpoint: options.Checkpoint, *, as_json: bool) -> None:
 
 def _draw(checkpoint: options.Checkpoint, *, save: Path | None, as_json: bool) -> None:
     """The model as SVG, from its header alone: into a file, or on stdout."""
-    from triptych.cli.loading import header_of
     from triptych.draw import draw
 
-    if save is not None:
-        screen.check_suffix(save, (".svg",), "--save")
+    screen.check_suffix(save, (".svg",))
     drawing = draw(header_of(checkpoint.model, checkpoint.ignore or (), offline=checkpoint.offline).spec)
     if save is not None:
         drawing.save(save)
@@ -231,7 +188,7 @@ def _summary(description: Description) -> list[tuple[str, str]]:
     if description.tokenizer is None:
         return [*rows, ("tokenizer", "none")]
     specials = ", ".join(
-        f"{name} {plain(one['text'])} = {one['id']}" for name, one in description.tokenizer["specials"].items()
+        f"{name} {one['text']} = {one['id']}" for name, one in description.tokenizer["specials"].items()
     )
     chat = "has a chat template" if description.tokenizer["chat_template"] else "no chat template"
     stops = " ".join(map(str, description.tokenizer["stop_ids"])) or "none"
@@ -367,28 +324,28 @@ def _save(model: Model, inspections: Sequence[Inspection], name: str, path: Path
 def _map(one: AttentionMap) -> None:
     """For each query the keys with the largest weights, averaged over the heads."""
     heads = f"head {one.head_names[0]}" if len(one.head_names) == 1 else f"mean of {len(one.head_names)} heads"
-    table = screen.table("query", "keys with the largest weights")
+    lines = []
     for query, row in zip(one.queries, one.weights.mean(axis=0), strict=True):
         best = sorted(range(len(row)), key=lambda s: -row[s])[:TOP_KEYS]
-        keys = "   ".join(f"{plain(one.keys[s])} {row[s]:.0%}" for s in best if row[s] >= 0.005)
-        table.add_row(plain(query), keys)
-    screen.show(table, f"{one.stack} layer {one.layer}, {heads}")
+        lines.append((query, "   ".join(f"{one.keys[s]} {row[s]:.0%}" for s in best if row[s] >= 0.005)))
+    screen.show_rows(("query", "keys with the largest weights"), lines, f"{one.stack} layer {one.layer}, {heads}")
 
 
 def _numbers(one: TopMap) -> None:
     """Of a long text: each head with the means over its queries."""
     measures = one.measures or {}
-    table = screen.table("head", "name", *measures, right=list(measures))
-    for i, head in enumerate(one.head_names):
-        name = (one.roles[i] if one.roles else "") or "–"
-        table.add_row(str(head), name, *(f"{values[i]:,.3g}" for values in measures.values()))
-    screen.show(table, f"{one.stack} layer {one.layer}, means over {len(one.queries):,} queries")
+    lines = [
+        (str(head), (one.roles[i] if one.roles else "") or "–", *(f"{values[i]:,.3g}" for values in measures.values()))
+        for i, head in enumerate(one.head_names)
+    ]
+    title = f"{one.stack} layer {one.layer}, means over {len(one.queries):,} queries"
+    screen.show_rows(("head", "name", *measures), lines, title, right=list(measures))
 
 
 def _values(inspection: Inspection) -> None:
     numbers = ["mean", "std", "min", "max", "norm"]
-    table = screen.table("site", "shape", *numbers, right=["shape", *numbers])
+    lines = []
     for one in inspection.values:
         cells = ("" if x != x else f"{x:,.3f}" for x in (one.mean, one.std, one.least, one.most, one.norm))
-        table.add_row(one.site, shape(one.shape), *cells)
-    screen.show(table)
+        lines.append((one.site, shape(one.shape), *cells))
+    screen.show_rows(("site", "shape", *numbers), lines, right=["shape", *numbers])

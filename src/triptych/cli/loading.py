@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING
 
 from typer import BadParameter
 
-from triptych.cli.options import Checkpoint, DType, path
-from triptych.cli.screen import note, waiting
+from triptych.cli.options import Checkpoint
+from triptych.cli.options import path as path_of
+from triptych.cli.screen import check_suffix, note, waiting
 from triptych.errors import InputError
 from triptych.files import read_regular
 
 if TYPE_CHECKING:
-    import torch
-
     from triptych.checkpoints.header import Header
     from triptych.model import Model
 
 MOST_BYTES = 16 << 20  # of a document that is read whole
-_TORCH = {DType.fp32: "float32", DType.fp16: "float16", DType.bf16: "bfloat16"}
 
 
 def load_model(checkpoint: Checkpoint) -> Model:
@@ -33,12 +31,10 @@ def load_model(checkpoint: Checkpoint) -> Model:
         from triptych.quantize import packing_arguments
 
         machine.use_threads()
-        device, dtype = machine.device(checkpoint.device), torch_dtype(checkpoint.dtype)
-        ignore, offline = checkpoint.ignore or (), checkpoint.offline
-        form, plain = packing_arguments(checkpoint.quantize and checkpoint.quantize.value)
+        device, (form, plain) = machine.device(checkpoint.device), packing_arguments(checkpoint.quantize)
         model = load(
-            checkpoint.model, dtype=dtype, device=device, ignore=ignore, offline=offline, quantize=form,
-            dequantize=plain, adapter=checkpoint.adapter,
+            checkpoint.model, dtype=checkpoint.dtype, device=device, ignore=checkpoint.ignore or (),
+            offline=checkpoint.offline, quantize=form, dequantize=plain, adapter=checkpoint.adapter,
         )  # fmt: skip
     if model.report is not None:
         asked = [model.report.packed] if checkpoint.quantize is not None and model.report.packed else []
@@ -73,6 +69,14 @@ def base_of(model: str, *, shown: bool = False) -> str:
     return base
 
 
+def base_header(checkpoint: Checkpoint, *, shown: bool = False) -> Header:
+    """The header of `base_of`."""
+    from triptych.checkpoints.header import read_header
+
+    model = base_of(checkpoint.model, shown=shown)
+    return read_header(model, checkpoint.ignore or (), offline=checkpoint.offline)
+
+
 def header_of(model: str, ignore: Sequence[str], *, offline: bool) -> Header:
     """What a model is, without its weights; MODEL may be a `config.json` or the name of a known model besides.
 
@@ -100,16 +104,19 @@ def load_draft(checkpoint: Checkpoint, draft: str | None) -> Model | str | None:
     return draft if draft in (None, "ngram") else load_model(replace(checkpoint, model=draft, adapter=None))
 
 
+def check_file(path: Path, suffixes: Sequence[str], option: str) -> None:
+    """Refuse a file that cannot be written, or that Triptych did not write, before anything is read or run."""
+    from triptych.page.render import check_place, check_replaced
+
+    check_suffix(path, suffixes, option)
+    check_place(path)
+    check_replaced(path)
+
+
 def check_generates(model: Model, path: str) -> None:
     """Raises InputError for an encoder, with the commands that take one."""
     if model.spec.layout == "encoder":
         raise InputError(f"{path} is an encoder, which does not generate; use triptych fill, classify or encode")
-
-
-def torch_dtype(dtype: DType | None) -> torch.dtype | None:
-    import torch
-
-    return None if dtype is None else getattr(torch, _TORCH[dtype])
 
 
 def read_texts(arguments: Sequence[str] | None, kind: str = "text", *, lines: bool = False) -> list[str]:
@@ -142,7 +149,7 @@ def read_document(argument: str) -> str:
     if argument == "-":
         text = _read_stdin()
     else:
-        data = read_regular(path(argument), MOST_BYTES, InputError)
+        data = read_regular(path_of(argument), MOST_BYTES, InputError)
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:

@@ -4,111 +4,64 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from triptych.cli import options, screen
-from triptych.cli.screen import plain
 
 if TYPE_CHECKING:
     from triptych.probe import PatchGrid
-    from triptych.probe.head_names import HeadName
-    from triptych.probe.metric import MetricName
     from triptych.probe.path_patching import Projection
+    from triptych.probe.sites import HeadName
     from triptych.spec import ModelSpec
 
-PAGE = (".html", ".htm")
 WIDEST = 16  # columns of a table; a wider grid is listed by its largest cells
 
 
-class MetricOption(StrEnum):
-    """The metrics by name."""
-
-    difference = "logit-difference"
-    logit = "logit"
-    probability = "probability"
-    log_probability = "log-probability"
-    kl = "kl"
+MetricOption = Literal["logit-difference", "logit", "probability", "log-probability", "kl"]
 
 
-Clean = Annotated[str, typer.Option("--clean", metavar="TEXT", help="Prompt with the right answer.")]
-Corrupt = Annotated[
-    str, typer.Option("--corrupt", metavar="TEXT", help="Prompt that is run with values of the clean one.")
-]
-CleanAnswer = Annotated[
-    str | None, typer.Option("--answer", metavar="TOKEN", help="Answer of the clean prompt.", show_default=False)
-]
-CorruptAnswer = Annotated[
-    str | None, typer.Option("--other", metavar="TOKEN", help="Answer of the corrupt prompt.", show_default=False)
-]
-Metric = Annotated[
-    MetricOption | None,
-    typer.Option(
-        "--metric",
-        help="What is measured; by default the difference of the logits of two answers, the log-probability of one "
-        "answer, and kl without an answer.",
-        show_default=False,
-    ),
-]
-Sites = Annotated[
-    list[str] | None,
-    typer.Option("--site", metavar="GLOB", help="Sites to patch; by default the residual stream. Repeatable."),
-]
-ByHead = Annotated[
-    bool, typer.Option("--heads", help="Patch one head at a time, at all positions unless --position is given.")
-]
-Positions = Annotated[
-    list[int] | None,
-    typer.Option("--position", metavar="P", help="Patch only this position. Repeatable.", show_default=False),
-]
-Pairs = Annotated[
-    str | None,
-    typer.Option("--align", metavar="PAIRS", help="Positions that correspond, CLEAN:CORRUPT, as in 0:0,1:1,3:2."),
-]
-Gradient = Annotated[
-    bool, typer.Option("--gradient", help="Estimate all cells from one backward pass instead of running each.")
-]
-Paths = Annotated[
-    str | None,
-    typer.Option(
-        "--path",
-        metavar="HEADS:HEADS",
-        help="Path patching: only what these heads give to later heads, as in L0H1,L0H2:L1H4.k, or to the output, "
-        "as in L0H1:logits.",
-    ),
-]
-FreezeMlps = Annotated[
-    bool, typer.Option("--freeze-mlps", help="With --path: MLPs between the heads keep their values.")
-]
-Save = Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the grid to an offline .html page.")]
-
-
-@options.opens
 def patch(
     checkpoint: options.Checkpoint,
-    clean: Clean,
-    corrupt: Corrupt,
-    answer: CleanAnswer = None,
-    other: CorruptAnswer = None,
-    metric: Metric = None,
-    site: Sites = None,
-    heads: ByHead = False,
-    position: Positions = None,
+    *,
+    clean: str,
+    corrupt: str,
+    answer: str | None = None,
+    other: str | None = None,
+    metric: MetricOption | None = None,
+    site: list[str] | None = None,
+    heads: bool = False,
+    position: list[int] | None = None,
     at: options.MeasuredAt = None,
-    align: Pairs = None,
+    align: str | None = None,
     target: options.DecoderInput = None,
-    gradient: Gradient = False,
-    path: Paths = None,
-    freeze_mlps: FreezeMlps = False,
-    save: Save = None,
+    gradient: bool = False,
+    path: str | None = None,
+    freeze_mlps: bool = False,
+    save: Path | None = None,
     as_json: options.Json = False,
 ) -> None:
-    """Run a prompt with values of another prompt in place of its own: one site, position, head or path at a time."""
-    if save is not None:
-        screen.check_suffix(save, PAGE, "--save")
+    """Run a prompt with values of another prompt in place of its own: one site, position, head or path at a time.
+
+    --clean TEXT: Prompt with the right answer.
+    --corrupt TEXT: Prompt that is run with values of the clean one.
+    --answer TOKEN: Answer of the clean prompt.
+    --other TOKEN: Answer of the corrupt prompt.
+    --metric: What is measured; by default the difference of the logits of two answers, the log-probability of one
+        answer, and kl without an answer.
+    --site GLOB: Sites to patch; by default the residual stream. Repeatable.
+    --heads: Patch one head at a time, at all positions unless --position is given.
+    --position P: Patch only this position. Repeatable.
+    --align PAIRS: Positions that correspond, CLEAN:CORRUPT, as in 0:0,1:1,3:2.
+    --gradient: Estimate all cells from one backward pass instead of running each.
+    --path HEADS:HEADS: Path patching: only what these heads give to later heads, as in L0H1,L0H2:L1H4.k, or to the
+        output, as in L0H1:logits.
+    --freeze-mlps: With --path: MLPs between the heads keep their values.
+    --save FILE: Write the grid to an offline .html page.
+    """
+    screen.check_suffix(save)
     answers = answers_of(answer, other)
     pairs = None if align is None else _pairs(align)
     _check_path(path, freeze_mlps, {"--site": site, "--heads": heads, "--position": position, "--align": align,
@@ -117,28 +70,25 @@ def patch(
 
     model = load_measured(checkpoint)
     model.check_words("patch")
-    name: MetricName | None = None if metric is None else metric.value
     with screen.waiting("patching"):
         if path is not None:
             senders, receivers, into = _path(model.spec, path)
             grid = model.path_patch(
-                clean, corrupt, senders, receivers, into=into, answer=answers, metric=name, at=at,
+                clean, corrupt, senders, receivers, into=into, answer=answers, metric=metric, at=at,
                 target=target, mlps="frozen" if freeze_mlps else "recomputed",
             )  # fmt: skip
         else:
             grid = model.patch(
-                clean, corrupt, answer=answers, metric=name, site=site or None, heads=heads,
+                clean, corrupt, answer=answers, metric=metric, site=site or None, heads=heads,
                 positions=position or (None if heads else "all"), at=at, align=pairs, target=target, gradient=gradient,
             )  # fmt: skip
     facts = [("Model", checkpoint.model), ("Clean", clean), ("Corrupt", corrupt)]
     if save is not None:
-        from triptych.page import write
         from triptych.page.interventions import patch_page
 
-        write(save, patch_page(grid, facts))
-        screen.note(f"wrote {save}; open it in a browser")
+        screen.write_page(save, patch_page(grid, facts))
     if as_json:
-        screen.result({key.lower(): value for key, value in facts[:1]} | grid.to_dict())
+        screen.result({"model": checkpoint.model} | grid.to_dict())
     elif save is None:
         _show(grid)
 
@@ -162,7 +112,7 @@ def _check_path(path: str | None, freeze_mlps: bool, of_grids: Mapping[str, obje
 
 def _path(spec: ModelSpec, path: str) -> tuple[list[HeadName], list[HeadName] | Literal["logits"], Projection]:
     """Senders, receivers and the receivers' input of --path.  Raises BadParameter for receivers of several inputs."""
-    from triptych.probe.head_names import typed_head
+    from triptych.probe.sites import typed_head
 
     first, second = path.split(":")
     senders = [typed_head(spec, text) for text in first.split(",")]
@@ -199,14 +149,10 @@ def _show(grid: PatchGrid) -> None:
     if grid.rough:
         screen.note(ROUGH)
     if len(grid.columns) > WIDEST:
-        table = screen.table("site", "at", "metric", right=["metric"])
-        for row, column, value in grid.best(24):
-            table.add_row(row, plain(column), f"{value:.4f}")
-        screen.show(table, plain(title))
+        best = [(row, column, f"{value:.4f}") for row, column, value in grid.best(24)]
+        screen.show_rows(("site", "at", "metric"), best, title, right=["metric"])
         screen.note(f"the grid has {len(grid.columns)} columns; --save FILE.html or --json shows all of it")
         return
-    columns = [plain(name) for name in grid.columns]
-    table = screen.table("site", *columns, right=columns)
-    for name, values in zip(grid.rows, grid.restored.tolist(), strict=True):
-        table.add_row(name, *("" if math.isnan(x) else f"{x:.3f}" for x in values))
-    screen.show(table, plain(title))
+    cells = [["" if math.isnan(x) else f"{x:.3f}" for x in values] for values in grid.restored.tolist()]
+    lines = [(name, *row) for name, row in zip(grid.rows, cells, strict=True)]
+    screen.show_rows(("site", *grid.columns), lines, title, right=grid.columns)

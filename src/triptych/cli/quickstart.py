@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import BadParameter, Exit, Option
 
@@ -12,46 +10,25 @@ from triptych.cli import options, screen
 from triptych.cli.failure import ReportedExit
 
 
-class PanelName(StrEnum):
-    """The three panels of Triptych: the layouts of a transformer."""
-
-    decoder = "decoder"
-    encoder = "encoder"
-    encoder_decoder = "encoder-decoder"
-
-
 def quickstart(
-    panel: Annotated[PanelName, Option("--panel", help="The layout to train.")] = PanelName.decoder,
-    data: Annotated[
-        Path | None,
-        Option(
-            "--data",
-            metavar="FILE",
-            parser=options.path,
-            help="UTF-8 file or directory to train on instead of Shakespeare.",
-            show_default=False,
-        ),
-    ] = None,
-    seconds: Annotated[
-        float, Option("--seconds", metavar="S", min=1, callback=options.finite, help="Training time.")
-    ] = 90,
-    out: Annotated[
-        Path | None,
-        Option(
-            "--out",
-            metavar="DIR",
-            parser=options.path,
-            help="Output directory; by default runs/quickstart or runs/quickstart-PANEL.",
-            show_default=False,
-        ),
-    ] = None,
-    resume: Annotated[bool, Option("--resume", help="Continue an interrupted run.")] = False,
-    force: Annotated[
-        bool, Option("--force", help="Delete the run that the output directory holds, and start over.")
-    ] = False,
+    *,
+    panel: Literal["decoder", "encoder", "encoder-decoder"] = "decoder",
+    data: options.NamedPath | None = None,
+    seconds: Annotated[float, Option(min=1)] = 90,
+    out: options.NamedPath | None = None,
+    resume: bool = False,
+    force: bool = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train a small transformer on real text in 90 seconds, sample from it, and write a page that runs it."""
+    """Train a small transformer on real text in 90 seconds, sample from it, and write a page that runs it.
+
+    --panel: The layout to train.
+    --data FILE: UTF-8 file or directory to train on instead of Shakespeare.
+    --seconds S: Training time.
+    --out DIR: Output directory; by default runs/quickstart or runs/quickstart-PANEL.
+    --resume: Continue an interrupted run.
+    --force: Delete the run that the output directory holds, and start over.
+    """
     from triptych.cli.training_progress import TrainingProgress
 
     if resume and force:
@@ -64,7 +41,7 @@ def quickstart(
 
         machine.use_threads()
         try:
-            result = run(panel=panel.value, data=data, seconds=seconds, out=out, resume=resume, force=force, watch=bar)
+            result = run(panel=panel, data=data, seconds=seconds, out=out, resume=resume, force=force, watch=bar)
         except Interrupted as stop:
             screen.note(f"{stop}; continue with the same command and --resume")
             raise Exit(ReportedExit(128 + stop.number)) from None

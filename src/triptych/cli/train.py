@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, BadParameter, Exit, Option
+from typer import BadParameter, Exit, Option
 
 from triptych.cli import batch_view, options, screen
 from triptych.cli.failure import ReportedExit
@@ -20,81 +20,43 @@ if TYPE_CHECKING:
 
 SAMPLE_TOKENS = 120
 
-RecipeFile = Annotated[
-    Path | None,
-    Argument(
-        metavar="RECIPE",
-        help="A .toml file, or the quickstart's recipe decoder, encoder or encoder-decoder.",
-        show_default=False,
-    ),
-]
-NewRecipe = Annotated[
-    Path | None,
-    Option("--new", metavar="FILE", help="Write a short recipe that runs as it is, and stop."),
-]
-ListKeys = Annotated[bool, Option("--keys", help="List every key of a recipe with its default, and stop.")]
-ModelToTrain = Annotated[
-    str | None,
-    Option("--from", metavar="MODEL", help="Existing model to train further, instead of the recipe's model."),
-]
-DataPath = Annotated[
-    str | None,
-    Option("--data", metavar="PATH", help="Texts, a folder of them or a file of records, in place of the recipe's."),
-]
-WithAdapter = Annotated[
-    bool, Option("--adapter", help="With --new and --from: train an adapter (LoRA); the model stays as it is.")
-]
-ObjectiveName = Annotated[
-    str | None,
-    Option(
-        "--objective",
-        metavar="NAME",
-        help="With --new and --from: what is learned (labels, tags, chat, ...); else the fields of --data say so.",
-    ),
-]
-Changes = Annotated[
-    list[str] | None, Option("--set", metavar="A.B=C", help="Change one value of the recipe. Repeatable.")
-]
-Resume = Annotated[bool, Option("--resume", help="Continue from the newest checkpoint in the run directory.")]
-RunDirectory = Annotated[
-    Path | None,
-    Option(
-        "--out",
-        metavar="DIR",
-        parser=options.path,
-        show_default=False,
-        help="Run directory, for checkpoints; by default run.out of the recipe.",
-    ),
-]
-Force = Annotated[bool, Option("--force", help="Delete the run that the run directory holds, and start over.")]
-ShowBatch = Annotated[bool, Option("--show-batch", help="Show the batch of the first step, and stop.")]
-Evaluate = Annotated[bool, Option("--evaluate", help="Print the score before the first step, and stop.")]
-VerifyResume = Annotated[
-    int | None,
-    Option(
-        "--verify-resume", metavar="N", min=2, help="Check that N steps with an interruption give the same weights."
-    ),
-]
-
 
 def train(
-    recipe: RecipeFile = None,
-    new: NewRecipe = None,
-    keys: ListKeys = False,
-    base: ModelToTrain = None,
-    data: DataPath = None,
-    adapter: WithAdapter = False,
-    objective: ObjectiveName = None,
-    changes: Changes = None,
-    resume: Resume = False,
-    out: RunDirectory = None,
-    force: Force = False,
-    show_batch: ShowBatch = False,
-    evaluate: Evaluate = False,
-    verify_resume: VerifyResume = None,
+    recipe: Path | None = None,
+    *,
+    new: Path | None = None,
+    keys: bool = False,
+    from_: str | None = None,
+    data: str | None = None,
+    adapter: bool = False,
+    objective: str | None = None,
+    set_: list[str] | None = None,
+    resume: bool = False,
+    out: options.NamedPath | None = None,
+    force: bool = False,
+    show_batch: bool = False,
+    evaluate: bool = False,
+    verify_resume: Annotated[int | None, Option(min=2)] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train a model from a recipe, or write one with --new."""
+    """Train a model from a recipe, or write one with --new.
+
+    RECIPE: A .toml file, or the quickstart's recipe decoder, encoder or encoder-decoder.
+    --new FILE: Write a short recipe that runs as it is, and stop.
+    --keys: List every key of a recipe with its default, and stop.
+    --from MODEL: Existing model to train further, instead of the recipe's model.
+    --data PATH: Texts, a folder of them or a file of records, in place of the recipe's.
+    --adapter: With --new and --from: train an adapter (LoRA); the model stays as it is.
+    --objective NAME: With --new and --from: what is learned (labels, tags, chat, ...); else the fields of --data
+        say so.
+    --set A.B=C: Change one value of the recipe. Repeatable.
+    --resume: Continue from the newest checkpoint in the run directory.
+    --out DIR: Run directory, for checkpoints; by default run.out of the recipe.
+    --force: Delete the run that the run directory holds, and start over.
+    --show-batch: Show the batch of the first step, and stop.
+    --evaluate: Print the score before the first step, and stop.
+    --verify-resume N: Check that N steps with an interruption give the same weights.
+    """
     if keys:
         if recipe is not None or new is not None:
             raise BadParameter("--keys lists the keys of a recipe and stops; leave out RECIPE and --new")
@@ -106,13 +68,11 @@ def train(
                 "--new writes a recipe and stops;"
                 " leave out --resume, --force, --show-batch, --evaluate and --verify-resume"
             )
-        if adapter and (base is None or recipe is not None):
-            raise BadParameter("--adapter is for a new recipe of an existing model: --new FILE --from MODEL --adapter")
-        if objective is not None and (base is None or recipe is not None):
-            raise BadParameter(
-                "--objective is for a new recipe of an existing model: --new FILE --from MODEL --objective"
-            )
-        _new(new, recipe, base, data, out, changes or (), adapter=adapter, objective=objective, as_json=as_json)
+        for option_name, given in (("--adapter", adapter), ("--objective", objective is not None)):
+            if given and (from_ is None or recipe is not None):
+                of_model = f"--new FILE --from MODEL {option_name}"
+                raise BadParameter(f"{option_name} is for a new recipe of an existing model: {of_model}")
+        _new(new, recipe, from_, data, out, set_ or (), adapter=adapter, objective=objective, as_json=as_json)
         return
     if objective is not None:
         raise BadParameter("--objective is for --new, which writes a recipe; in a recipe it is objective.name")
@@ -120,38 +80,29 @@ def train(
         raise BadParameter("--adapter is for --new, which writes a recipe; in a recipe it is the table [adapter]")
     if recipe is None:
         raise BadParameter("a run needs a RECIPE; --new my.toml writes one", param_hint="RECIPE")
-    if resume and (base is not None or data is not None):
+    if resume and (from_ is not None or data is not None):
         raise BadParameter("--resume continues with the model and the data of the run; leave out --from and --data")
-    start = _Start(recipe, changes or (), base, {} if data is None else {"data.path": data})
     if resume and (show_batch or evaluate or verify_resume):
         raise BadParameter("--resume continues a run; --show-batch, --evaluate and --verify-resume start one")
     if resume and force:
         raise BadParameter("--resume continues the run that --force deletes; give one of the two")
+    from triptych import machine
+    from triptych.train import read_recipe
+
+    machine.use_threads()
+    values: dict[str, object] = {} if data is None else {"data.path": data}
+    trains = not (show_batch or evaluate or verify_resume)
+    if out is not None and trains:
+        values["run.out"] = str(out)
+    chosen = read_recipe(recipe, set_ or (), values, from_)
     if show_batch:
-        _show_batch(start, as_json=as_json)
+        _show_batch(chosen, as_json=as_json)
     elif evaluate:
-        _evaluate(start, as_json=as_json)
+        _evaluate(chosen, as_json=as_json)
     elif verify_resume is not None:
-        _verify_resume(start, verify_resume, as_json=as_json)
+        _verify_resume(chosen, verify_resume, as_json=as_json)
     else:
-        if out is not None:
-            start.values["run.out"] = str(out)
-        _train(start, resume=resume, force=force, as_json=as_json)
-
-
-@dataclass(frozen=True)
-class _Start:
-    """What a run starts from: the recipe and what the command line changes of it."""
-
-    path: Path
-    changes: Sequence[str]
-    base: str | None
-    values: dict[str, object]
-
-    def recipe(self) -> Recipe:
-        from triptych.train import read_recipe
-
-        return read_recipe(self.path, self.changes, self.values, self.base)
+        _train(chosen, recipe, set_ or (), resume=resume, force=force, as_json=as_json)
 
 
 def _new(
@@ -165,10 +116,10 @@ def _new(
     if objective is not None and name is None:
         raise BadParameter(f"{objective}{nearest(objective, OBJECTIVES)}: the objectives are {', '.join(OBJECTIVES)}")
 
-    where = None if out is None else str(out)
     written = write_new_recipe(
-        path, recipe, base=base, data=data, out=where, changes=changes, adapter=adapter, objective=name
-    )
+        path, recipe, base=base, data=data, out=None if out is None else str(out), changes=changes, adapter=adapter,
+        objective=name,
+    )  # fmt: skip
     if as_json:
         screen.result({"recipe": str(path), "out": written.run.out, "objective": written.objective.name})
         return
@@ -186,26 +137,24 @@ def _list_keys(*, as_json: bool) -> None:
         screen.result({name: {key.name: asdict(key) for key in of_table} for name, of_table in tables.items()})
         return
     for name, of_table in tables.items():
-        table = screen.table("key", "values", "default", "meaning")
-        for key in of_table:
-            table.add_row(*map(screen.plain, (key.name, key.values, key.defaults, key.meaning)))
-        screen.show(table, screen.plain(f"[{name}]  {meaning(name)}") if name else "outside any table")
+        rows = [(key.name, key.values, key.defaults, key.meaning) for key in of_table]
+        title = f"[{name}]  {meaning(name)}" if name else "outside any table"
+        screen.show_rows(("key", "values", "default", "meaning"), rows, title)
 
 
-def _train(start: _Start, *, resume: bool, force: bool, as_json: bool) -> None:
+def _train(recipe: Recipe, file: Path, changes: Sequence[str], *, resume: bool, force: bool, as_json: bool) -> None:
     """Run the recipe to its end, or resume the run under its `run.out`."""
-    from triptych import machine
-    from triptych.train import Interrupted, check_start, prepare
+    from triptych import train
 
-    machine.use_threads()
-    recipe = start.recipe()
     if not resume:
-        check_start(recipe, force=force)
+        train.check_start(recipe, force=force)
     if recipe.run.out is None:
         screen.note("the model will not be saved; --out DIR saves it")
     with TrainingProgress() as bar:
         bar.say("reading the data")
-        job = _resumed(recipe, start.changes) if resume else prepare(recipe)
+        if resume and recipe.run.out is None:
+            raise ConfigError("--resume needs to know which run: give --out DIR, or run.out in the recipe")
+        job = train.resume(recipe.run.out or "", changes) if resume else train.prepare(recipe)
         for line in job.skipped:
             screen.note(f"skipped {line}")
         bar.say(f"computing in {job.trainer.precision}")
@@ -217,29 +166,19 @@ def _train(start: _Start, *, resume: bool, force: bool, as_json: bool) -> None:
 
         try:
             job.run(step, lambda trainer: _sample(job, trainer, bar), on_note=bar.say, force=force)
-        except Interrupted as stop:
-            command = ["triptych", "train", str(start.path), "--out", str(recipe.run.out), "--resume"]
+        except train.Interrupted as stop:
+            command = ["triptych", "train", str(file), "--out", str(recipe.run.out), "--resume"]
             screen.note(f"{stop}; continue with: {shlex.join(command)}")
             raise Exit(ReportedExit(128 + stop.number)) from None
     _done(job, last, as_json=as_json)
-
-
-def _resumed(recipe: Recipe, changes: Sequence[str]) -> Job:
-    from triptych.train import resume
-
-    if recipe.run.out is None:
-        raise ConfigError("--resume needs to know which run: give --out DIR, or run.out in the recipe")
-    return resume(recipe.run.out, changes)
 
 
 def _sample(job: Job, trainer: Trainer, bar: TrainingProgress) -> None:
     """Generate a sample with a decoder; the other layouts need an input and are judged by their scores."""
     from triptych.model import Model
 
-    if trainer.module.spec.layout != "decoder":
-        return
     prompt = job.sample_prompt
-    if not prompt:
+    if trainer.module.spec.layout != "decoder" or not prompt:
         return
     most_tokens = (trainer.module.spec.context or SAMPLE_TOKENS + len(prompt)) - len(prompt)
     model = Model(trainer.module, job.tokenizer, job.hf)
@@ -253,18 +192,11 @@ def _done(job: Job, last: Sequence[Event], *, as_json: bool) -> None:
     at, out = job.trainer.at, job.recipe.run.out
     score = last[-1].score if last else None
     if as_json:
-        loss = last[-1].loss if last else None
-        screen.result(
-            {
-                "steps": at.step,
-                "seconds": round(at.elapsed, 1),
-                "tokens": at.tokens,
-                "loss": loss,
-                "held_out": None if score is None else _score_values(score),
-                "out": out,
-                "model": None if job.model is None else str(job.model),
-            }
-        )
+        screen.result({
+            "steps": at.step, "seconds": round(at.elapsed, 1), "tokens": at.tokens,
+            "loss": last[-1].loss if last else None, "held_out": None if score is None else _score_values(score),
+            "out": out, "model": None if job.model is None else str(job.model),
+        })  # fmt: skip
         return
     saved = f"; the model is {job.model}" if job.model is not None and job.model.exists() else ""
     screen.note(f"{counted(at.step, 'step')}, {counted(at.tokens, 'token')}, {at.elapsed:,.0f} s{saved}")
@@ -279,14 +211,12 @@ def _score_values(score: Score) -> dict[str, object]:
     return values
 
 
-def _evaluate(start: _Start, *, as_json: bool) -> None:
+def _evaluate(recipe: Recipe, *, as_json: bool) -> None:
     """The held-out score of the model that the recipe begins with.  Raises ConfigError without held-out data."""
-    from triptych import machine
     from triptych.train import prepare
 
-    machine.use_threads()
     with screen.waiting("evaluating on the held-out data"):
-        trainer = prepare(start.recipe()).trainer
+        trainer = prepare(recipe).trainer
         if trainer.held is None:
             raise ConfigError("the recipe holds no data out, so there is nothing to evaluate on")
         score = trainer.last_score()
@@ -296,11 +226,10 @@ def _evaluate(start: _Start, *, as_json: bool) -> None:
         screen.console().print(f"held out: {held_out(score)}")
 
 
-def _show_batch(start: _Start, *, as_json: bool) -> None:
+def _show_batch(recipe: Recipe, *, as_json: bool) -> None:
     """Show the batch of the first step: the inputs, the targets, and which tokens are trained on."""
     from triptych.train import prepare, show_batch
 
-    recipe = start.recipe()
     job = prepare(recipe)
     examples = job.trainer.data.draw(recipe.run.seed, 0, recipe.run.rows)
     rows = show_batch(examples, job.words, shifted=recipe.objective.name != "masked")
@@ -310,14 +239,12 @@ def _show_batch(start: _Start, *, as_json: bool) -> None:
         batch_view.show(rows)
 
 
-def _verify_resume(start: _Start, steps: int, *, as_json: bool) -> None:
+def _verify_resume(recipe: Recipe, steps: int, *, as_json: bool) -> None:
     """Raises TriptychError naming the first weight that differs after resuming."""
-    from triptych import machine
     from triptych.train import verify_resume
 
-    machine.use_threads()
     with screen.waiting(f"{steps:,} steps, twice"):
-        verify_resume(start.recipe(), steps)
+        verify_resume(recipe, steps)
     if as_json:
         screen.result({"steps": steps, "equal": True})
     else:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -16,63 +15,45 @@ if TYPE_CHECKING:
     from triptych.tasks import Segment
 
 
-class Task(StrEnum):
-    """Write the spoken words, or their English translation."""
-
-    transcript = "transcribe"
-    english = "translate"
+TranscriptFormat = Literal["times", "text", "srt", "vtt"]  # with times, without them, or subtitles
 
 
-class TranscriptFormat(StrEnum):
-    """Text with times, without times, or as subtitles."""
-
-    times = "times"
-    text = "text"
-    srt = "srt"
-    vtt = "vtt"
-
-
-@options.opens
 def transcribe(
     checkpoint: options.Checkpoint,
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE.wav...", help="WAV files, PCM or float, of any sample rate and length."),
-    ],
-    language: Annotated[
-        str | None,
-        typer.Option("--language", metavar="CODE", help="en, de, ...; by default detected from the first 30 seconds."),
-    ] = None,
-    task: Annotated[Task, typer.Option("--task", help="Transcribe, or translate to English.")] = (Task.transcript),
-    form: Annotated[
-        TranscriptFormat, typer.Option("--format", help="Format of the transcript.")
-    ] = TranscriptFormat.times,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of sampling where greedy decoding fails.")] = 0,
-    previous: Annotated[
-        bool,
-        typer.Option(
-            "--previous", help="Condition each 30 seconds on the previous text: more consistent, but errors spread."
-        ),
-    ] = False,
-    cache: options.Cache = options.CacheForm.auto,
+    files: list[Path],
+    *,
+    language: str | None = None,
+    task: Literal["transcribe", "translate"] = "transcribe",
+    format_: TranscriptFormat = "times",
+    seed: int = 0,
+    previous: bool = False,
+    cache: options.Cache = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Transcribe WAV files segment by segment, with times."""
+    """Transcribe WAV files segment by segment, with times.
+
+    FILE.wav...: WAV files, PCM or float, of any sample rate and length.
+    --language CODE: en, de, ...; by default detected from the first 30 seconds.
+    --task: Transcribe, or translate to English.
+    --format: Format of the transcript.
+    --seed N: Seed of sampling where greedy decoding fails.
+    --previous: Condition each 30 seconds on the previous text: more consistent, but errors spread.
+    """
     from triptych.media.audio import RATE, read_wav
 
-    if len(files) > 1 and form in (TranscriptFormat.srt, TranscriptFormat.vtt) and not as_json:
+    if len(files) > 1 and format_ in ("srt", "vtt") and not as_json:
         raise typer.BadParameter(
-            f"{form.value} describes one file; give one FILE.wav, or --format times", param_hint="--format"
+            f"{format_} describes one file; give one FILE.wav, or --format times", param_hint="--format"
         )
     model, results = None, []
     for file in files:
         sound = read_wav(file)  # fails before the model is loaded
         model = model or load_model(checkpoint)
         if not as_json:
-            screen.write("WEBVTT\n\n" if form is TranscriptFormat.vtt else f"{file}:\n" if len(files) > 1 else "")
-        writer = _SegmentWriter(None if as_json else form)
+            screen.write("WEBVTT\n\n" if format_ == "vtt" else f"{file}:\n" if len(files) > 1 else "")
+        writer = _SegmentWriter(None if as_json else format_)
         transcript = model.transcribe(
-            sound, language=language, task=task.value, seed=seed, previous=previous, cache=cache.value,
+            sound, language=language, task=task, seed=seed, previous=previous, cache=cache,
             on_segment=writer,
         )  # fmt: skip
         rows = [{"start": s.start, "end": s.end, "text": s.text.strip()} for s in transcript.segments]
@@ -100,11 +81,11 @@ class _SegmentWriter:
 def _formatted(segment: Segment, number: int, form: TranscriptFormat) -> str:
     text = " ".join(segment.text.split("\n")).strip()  # an empty line would end a subtitle
     match form:
-        case TranscriptFormat.text:
+        case "text":
             return f"{text}\n"
-        case TranscriptFormat.times:
+        case "times":
             return f"[{_clock(segment.start)} -> {_clock(segment.end)}]  {text}\n"
-        case TranscriptFormat.srt:
+        case "srt":
             begin, end = (_clock(t, hours=True).replace(".", ",") for t in (segment.start, segment.end))
             return f"{number}\n{begin} --> {end}\n{text.replace('-->', '->')}\n\n"
     begin, end = (_clock(t, hours=True) for t in (segment.start, segment.end))

@@ -1,9 +1,7 @@
 """What a model costs, from its spec alone: parameters, bytes, FLOPs, memory and the speed a machine allows."""
 
-from triptych.count.activations import activation_numbers
-from triptych.count.counts import DTYPES, PARTS, Count, count, read_in_a_step
-from triptych.count.spans import visible
-from triptych.count.speed import Prediction, predict
+from triptych.count.activations import activation_numbers, visible
+from triptych.count.counts import DTYPES, PARTS, Count, Prediction, count, predict, read_in_a_step
 from triptych.count.training import (
     MAX_LOGITS,
     OF_A_LOGIT,

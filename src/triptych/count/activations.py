@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from triptych.count.spans import span_of
 from triptych.spec import (
     AttentionSpec,
     ClassHeadSpec,
@@ -31,6 +30,7 @@ from triptych.spec import (
     StackSpec,
     T5BucketsSpec,
 )
+from triptych.spec.masks import And, Mask, Window
 from triptych.spec.parts import BlockSpec, FeedForward, GLUSpec, MLPSpec, NormsSpec, ParallelBlockSpec
 
 Block = BlockSpec | ParallelBlockSpec
@@ -153,3 +153,23 @@ def _head(spec: ModelSpec, trained: int) -> dict[str, int]:
         return {}
     vectors = 1 if isinstance(spec.head, ClassHeadSpec | PoolingSpec) else trained
     return {"head": vectors * sum(part.inputs for part in maps), "logits": vectors * maps[-1].outputs}
+
+
+def visible(mask: Mask) -> int | None:
+    """How many keys a query can see at most under a window, None when nothing bounds it."""
+    if isinstance(mask, Window):
+        return mask.back + mask.ahead
+    if isinstance(mask, And):
+        return min((span for part in mask.parts if (span := visible(part)) is not None), default=None)
+    return None
+
+
+def span_of(stack: StackSpec, kind: str, keys: int) -> int:
+    """How many of `keys` a query of this kind of layer sees at most."""
+    span = visible(stack.kinds[kind].mask)
+    return keys if span is None else min(keys, span)
+
+
+def kv_width(attn: AttentionSpec) -> int:
+    """Numbers in the keys and values of one position."""
+    return attn.kv_heads * (attn.head_width + attn.value_width)

@@ -4,31 +4,77 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
-from triptych.count.flops import kinds_of, row_flops
-from triptych.count.spans import kv_width, span_of
+from triptych.count.activations import kv_width, span_of
 from triptych.count.training import TrainingMemory, TrainingRow, activation_bytes
 from triptych.errors import InputError, nearest
 from triptych.mapping.gguf_types import TYPES
 from triptych.spec import (
     AttentionSpec,
     DisentangledSpec,
+    FramesSpec,
     LayerNormSpec,
     LearnedSpec,
     ModelSpec,
     MoESpec,
     RMSNormSpec,
+    StackSpec,
     T5BucketsSpec,
 )
 from triptych.spec.parts import TableSpec
 
 if TYPE_CHECKING:
     from triptych.program.kinds import KindProgram
+
+
+FLOP_PARTS = ("projections", "scores", "mlp", "head")
+
+
+def kinds_of(spec: ModelSpec) -> KindProgram:
+    """The program that FLOPs are counted in.  Needs torch, and allocates nothing."""
+    from triptych.program.kinds import lower_kinds
+
+    return lower_kinds(spec)
+
+
+def row_flops(kinds: KindProgram, tokens: int, cached: int, logits: int, source: int) -> dict[str, int]:
+    """Matmul FLOPs of one forward of a row by part (`FLOP_PARTS`), read from the model's program with one block of each
+    kind: of `tokens` new ones after `cached`, of which `logits` reach the head.
+
+    A multiply and an add are two FLOPs, so a product of `[m, k]` by `[k, n]` is `2 m n k`.  Norms, activations, softmax
+    and lookups are a few operations an element and are not counted.  Every query is counted against every key its
+    window leaves, masked by causality or not, which is what a dense kernel computes and how the field counts.
+
+    An encoder-decoder with nothing cached also runs its encoder over `source` tokens, and projects these once.
+    """
+    total: Counter[str] = Counter(dict.fromkeys(FLOP_PARTS, 0))
+    spec = kinds.spec
+    sizes = {"M": source, "B": 1}
+    if spec.encoder is not None and not (spec.decoder is not None and cached):
+        read = tokens if spec.decoder is None else source
+        total.update(kinds.flops("encode", {"B": 1, "M": read, **_of_stack(spec.encoder, read, read)}))
+    if spec.decoder is not None:
+        sizes |= _of_stack(spec.decoder, tokens, cached + tokens)
+        for entry in ("decode", *(("cross_kv",) if spec.encoder is not None and not cached else ())):
+            total.update(kinds.flops(entry, sizes))
+    if spec.head is not None:
+        total.update(kinds.flops("unembed", {"N": logits, "B": 1}))
+    return dict(total)
+
+
+def _of_stack(stack: StackSpec, tokens: int, keys: int) -> dict[str, int]:
+    """Numbers for the symbols of a stack's shapes.  All logarithmic buckets of distance are counted, as a row that is
+    long enough needs them; of an image all tokens but the first are patches."""
+    spans = [kind.position.span for kind in stack.kinds.values() if isinstance(kind.position, DisentangledSpec)]
+    reached = max(0, min(2 * keys - 1, 2 * spans[0])) if spans else 0
+    features = stack.embed.stride * tokens if isinstance(stack.embed, FramesSpec) else max(0, tokens - 1)
+    return {"N": tokens, "S": keys, "P": features, "R": reached}
+
 
 # Bytes of one number.  Packed formats store blocks with their scales: Q4_0 keeps 32 numbers in 18 bytes.
 _PACKED = ("q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0")
@@ -221,3 +267,46 @@ def _bytes(numbers: int, dtype: str) -> int:
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}{nearest(dtype, DTYPES)}")
     return -(-numbers * DTYPES[dtype].numerator // DTYPES[dtype].denominator)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most tokens a second that one row can read and then decode, and FLOPs per byte of memory read.
+
+    The intensity of a machine is its FLOPs a second over the bytes it reads a second: work of less intensity waits for
+    memory, work of more for arithmetic.
+    """
+
+    prefill: float
+    decode: float | None
+    prefill_intensity: float
+    decode_intensity: float | None
+    machine_intensity: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def predict(
+    count: Count, positions: int, *, read: float, flops: float, dtype: str = "bf16", cache_dtype: str = "fp16",
+    source: int = 0,
+) -> Prediction:  # fmt: skip
+    """A prompt of `positions` tokens read at once, and one more token decoded after them: a roofline (Williams et al.
+    2009).  A forward takes at least as long as the slower of reading its weights and cache and computing its matmuls.
+
+    read    bytes that the machine reads in a second.
+    flops   matmul FLOPs that it computes in a second.
+
+    Raises InputError for a dtype that is not in `DTYPES`.
+    """
+    step_weights = count.step_bytes(dtype)
+    # The tokens of a prompt go through different experts, so all of them are read.
+    prompt_bytes = step_weights + count.weight_bytes(dtype) * (count.total - count.active) // count.total
+    prompt_flops = count.prefill_flops(positions, source=source)
+    prefill = positions / max(prompt_bytes / read, prompt_flops / flops)
+    if count.spec.decoder is None:
+        return Prediction(prefill, None, prompt_flops / prompt_bytes, None, flops / read)
+    cache = count.cache_bytes(positions, dtype=cache_dtype, source=source)
+    step_bytes, step_flops = step_weights + cache, count.decode_flops(positions, source=source)
+    decode = 1 / max(step_bytes / read, step_flops / flops)
+    return Prediction(prefill, decode, prompt_flops / prompt_bytes, step_flops / step_bytes, flops / read)

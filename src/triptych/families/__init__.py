@@ -1,6 +1,6 @@
 """Model families: one file each.  Nothing here imports torch.
 
-A family file defines the names of `family.Family`; `hf_types`, `config` and `weights` are required.  Beside the family
+A family file defines names of `registry.Family`; `hf_types`, `config` and `weights` are required.  Beside the family
 files stand what several of them share (`decoder`, `encoders`, `seq2seq`, `disentangled`, `rope`, `gguf_config`,
 `t5_gguf`) and the entries: `registry` finds the family of a `model_type`, `configs` reads and writes configs,
 `tensor_names` applies a family's table of names to a spec, and `wrapped` takes the text model out of a model of images
@@ -8,8 +8,7 @@ and text.
 """
 
 from triptych.families.configs import read_config, read_gguf, write_gguf
-from triptych.families.family import Family
-from triptych.families.registry import all_families, find, find_gguf
+from triptych.families.registry import Family, all_families, find, find_gguf
 from triptych.families.tensor_names import plan, save_plan
 from triptych.families.triptych import to_config
 from triptych.families.wrapped import text_config

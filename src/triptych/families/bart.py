@@ -15,51 +15,40 @@ from triptych.mapping.weight_table import table
 from triptych.spec.positions import Absolute
 
 _NAMES = {"bart": "Bart", "mbart": "MBart"}
-hf_types = frozenset(_NAMES)
+hf_types = _NAMES.keys()
 ids = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 prefix = "model."
-fixed = frozenset({"head.proj.bias"})  # a buffer there
-ignore = frozenset(
-    {
-        "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",  # training
-        "num_hidden_layers", "hidden_size", "num_attention_heads",  # duplicates of encoder_layers, d_model, ...
-        "add_bias_logits", "extra_pos_embeddings",  # the bias and the two rows are always there
-        "force_bos_token_to_be_generated", "save_step",
-        "replacing_rate", "student_decoder_layers", "student_encoder_layers",  # of the training of DistilBART
-    }
-)  # fmt: skip
+fixed = {"head.proj.bias"}  # a buffer there
+ignore = {
+    "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",  # training
+    "num_hidden_layers", "hidden_size", "num_attention_heads",  # duplicates of encoder_layers, d_model, ...
+    "add_bias_logits", "extra_pos_embeddings",  # the bias and the two rows are always there
+    "force_bos_token_to_be_generated", "save_step",
+    "replacing_rate", "student_decoder_layers", "student_encoder_layers",  # of the training of DistilBART
+}  # fmt: skip
 
 ROWS = seq2seq.table("""
-SIDE.embed.position.weight         model.SIDE.embed_positions.weight
-SIDE.embed.norm.*                  model.SIDE.layernorm_embedding.*
-SIDE.blocks.{i}.attn.q.*           model.SIDE.layers.{i}.self_attn.q_proj.*
-SIDE.blocks.{i}.attn.k.*           model.SIDE.layers.{i}.self_attn.k_proj.*
-SIDE.blocks.{i}.attn.v.*           model.SIDE.layers.{i}.self_attn.v_proj.*
-SIDE.blocks.{i}.attn.out.*         model.SIDE.layers.{i}.self_attn.out_proj.*
-SIDE.blocks.{i}.attn_norm.post.*   model.SIDE.layers.{i}.self_attn_layer_norm.*
-SIDE.blocks.{i}.attn_norm.pre.*    model.SIDE.layers.{i}.self_attn_layer_norm.*
-SIDE.blocks.{i}.cross.q.*          model.SIDE.layers.{i}.encoder_attn.q_proj.*
-SIDE.blocks.{i}.cross.k.*          model.SIDE.layers.{i}.encoder_attn.k_proj.*
-SIDE.blocks.{i}.cross.v.*          model.SIDE.layers.{i}.encoder_attn.v_proj.*
-SIDE.blocks.{i}.cross.out.*        model.SIDE.layers.{i}.encoder_attn.out_proj.*
-SIDE.blocks.{i}.cross_norm.post.*  model.SIDE.layers.{i}.encoder_attn_layer_norm.*
-SIDE.blocks.{i}.cross_norm.pre.*   model.SIDE.layers.{i}.encoder_attn_layer_norm.*
-SIDE.blocks.{i}.mlp.up.*           model.SIDE.layers.{i}.fc1.*
-SIDE.blocks.{i}.mlp.down.*         model.SIDE.layers.{i}.fc2.*
-SIDE.blocks.{i}.mlp_norm.post.*    model.SIDE.layers.{i}.final_layer_norm.*
-SIDE.blocks.{i}.mlp_norm.pre.*     model.SIDE.layers.{i}.final_layer_norm.*
-SIDE.final_norm.*                  model.SIDE.layer_norm.*
+SIDE.embed.position.weight           model.SIDE.embed_positions.weight
+SIDE.embed.norm.*                    model.SIDE.layernorm_embedding.*
+SIDE.blocks.{i}.attn.<q,k,v,out>.*   model.SIDE.layers.{i}.self_attn.<q,k,v,out>_proj.*
+SIDE.blocks.{i}.attn_norm.post.*     model.SIDE.layers.{i}.self_attn_layer_norm.*
+SIDE.blocks.{i}.attn_norm.pre.*      model.SIDE.layers.{i}.self_attn_layer_norm.*
+SIDE.blocks.{i}.cross.<q,k,v,out>.*  model.SIDE.layers.{i}.encoder_attn.<q,k,v,out>_proj.*
+SIDE.blocks.{i}.cross_norm.post.*    model.SIDE.layers.{i}.encoder_attn_layer_norm.*
+SIDE.blocks.{i}.cross_norm.pre.*     model.SIDE.layers.{i}.encoder_attn_layer_norm.*
+SIDE.blocks.{i}.mlp.<up,down>.*      model.SIDE.layers.{i}.<fc1,fc2>.*
+SIDE.blocks.{i}.mlp_norm.post.*      model.SIDE.layers.{i}.final_layer_norm.*
+SIDE.blocks.{i}.mlp_norm.pre.*       model.SIDE.layers.{i}.final_layer_norm.*
+SIDE.final_norm.*                    model.SIDE.layer_norm.*
 """)
 weights = ROWS + seq2seq.HEADS + table("""
-head.proj.bias                     final_logits_bias|one_row
+head.proj.bias                         final_logits_bias|one_row
 [tie:decoder.embed.tokens.weight]
-encoder.embed.tokens.weight        model.shared.weight
-encoder.embed.tokens.weight        model.encoder.embed_tokens.weight
-decoder.embed.tokens.weight        model.decoder.embed_tokens.weight
+encoder.embed.tokens.weight            model.shared.weight
+<encoder,decoder>.embed.tokens.weight  model.<encoder,decoder>.embed_tokens.weight
 [own:decoder.embed.tokens.weight]
-encoder.embed.tokens.weight        model.encoder.embed_tokens.weight
-decoder.embed.tokens.weight        model.decoder.embed_tokens.weight
-encoder.embed.tokens.weight        model.shared.weight|spare  -  # stored beside the two that are read
+<encoder,decoder>.embed.tokens.weight  model.<encoder,decoder>.embed_tokens.weight
+encoder.embed.tokens.weight            model.shared.weight|spare  -  # stored beside the two that are read
 """)  # fmt: skip
 
 

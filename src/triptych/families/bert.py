@@ -5,58 +5,49 @@ Reference: transformers `models/bert`; its class says which head sits on top.  G
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from triptych import spec
 from triptych.families import encoders, gguf_config
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"bert"})
+hf_types = {"bert"}
 ids = {"pad_token_id": 0}
-gguf_archs = frozenset({"bert"})
+gguf_archs = {"bert"}
 prefix = "bert."
 renames = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # exports from TensorFlow
-ignore = frozenset(
-    {
-        "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
-        "pooler_size_per_head", "pooler_type",  # the multilingual configs describe a pooler no reference builds
-    }
-)  # fmt: skip
+ignore = {
+    "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+    "pooler_size_per_head", "pooler_type",  # the multilingual configs describe a pooler no reference builds
+}  # fmt: skip
 
 ROWS = table("""
-encoder.embed.tokens.weight           bert.embeddings.word_embeddings.weight               token_embd.weight
-encoder.embed.position.weight         bert.embeddings.position_embeddings.weight           position_embd.weight
-encoder.embed.token_types.weight      bert.embeddings.token_type_embeddings.weight         token_types.weight
-encoder.embed.norm.*                  bert.embeddings.LayerNorm.*                          token_embd_norm.*
-encoder.blocks.{i}.attn.q.*           bert.encoder.layer.{i}.attention.self.query.*        blk.{i}.attn_q.*
-encoder.blocks.{i}.attn.k.*           bert.encoder.layer.{i}.attention.self.key.*          blk.{i}.attn_k.*
-encoder.blocks.{i}.attn.v.*           bert.encoder.layer.{i}.attention.self.value.*        blk.{i}.attn_v.*
-encoder.blocks.{i}.attn.out.*         bert.encoder.layer.{i}.attention.output.dense.*      blk.{i}.attn_output.*
-encoder.blocks.{i}.attn_norm.post.*   bert.encoder.layer.{i}.attention.output.LayerNorm.*  blk.{i}.attn_output_norm.*
-encoder.blocks.{i}.mlp.up.*           bert.encoder.layer.{i}.intermediate.dense.*          blk.{i}.ffn_up.*
-encoder.blocks.{i}.mlp.down.*         bert.encoder.layer.{i}.output.dense.*                blk.{i}.ffn_down.*
-encoder.blocks.{i}.mlp_norm.post.*    bert.encoder.layer.{i}.output.LayerNorm.*            blk.{i}.layer_output_norm.*
--                                     bert.embeddings.position_ids                         -  # 0, 1, 2, ...
--                                     bert.pooler.dense.*                                  -  # where no head reads it
-head.ends.*                           qa_outputs.*
+encoder.embed.tokens.weight          bert.embeddings.word_embeddings.weight                     token_embd.weight
+encoder.embed.position.weight        bert.embeddings.position_embeddings.weight                 position_embd.weight
+encoder.embed.token_types.weight     bert.embeddings.token_type_embeddings.weight               token_types.weight
+encoder.embed.norm.*                 bert.embeddings.LayerNorm.*                                token_embd_norm.*
+encoder.blocks.{i}.attn.<q,k,v>.*    bert.encoder.layer.{i}.attention.self.<query,key,value>.*  blk.{i}.attn_<q,k,v>.*
+encoder.blocks.{i}.attn.out.*        bert.encoder.layer.{i}.attention.output.dense.*            blk.{i}.attn_output.*
+encoder.blocks.{i}.attn_norm.post.*  bert.encoder.layer.{i}.attention.output.LayerNorm.*  blk.{i}.attn_output_norm.*
+encoder.blocks.{i}.mlp.<up,down>.*   bert.encoder.layer.{i}.<intermediate,output>.dense.*       blk.{i}.ffn_<up,down>.*
+encoder.blocks.{i}.mlp_norm.post.*  bert.encoder.layer.{i}.output.LayerNorm.*  blk.{i}.layer_output_norm.*
+-  bert.embeddings.position_ids  -  # 0, 1, 2, ...
+-  bert.pooler.dense.*  -  # where no head reads it
+head.ends.*                          qa_outputs.*
 [Pooling]
-head.dense.*                          bert.pooler.dense.*
+head.dense.*                         bert.pooler.dense.*
 [TokenHead]
-head.classes.*                        classifier.*
+head.classes.*                       classifier.*
 """)
 MASKED = table("""
 [MaskedLMHead]
-head.transform.dense.*                cls.predictions.transform.dense.*
-head.transform.norm.*                 cls.predictions.transform.LayerNorm.*
-head.proj.weight                      cls.predictions.decoder.weight
+head.transform.<dense,norm>.*  cls.predictions.transform.<dense,LayerNorm>.*
+head.proj.weight               cls.predictions.decoder.weight
 [tie:head.proj.weight]
-head.proj.bias                        cls.predictions.bias
-head.proj.bias                        cls.predictions.decoder.bias
+head.proj.bias                 cls.predictions.bias
+head.proj.bias                 cls.predictions.decoder.bias
 [own:head.proj.weight]
-head.proj.bias                        cls.predictions.decoder.bias
-head.proj.bias                        cls.predictions.bias|spare  -  # added to a tied head alone
+head.proj.bias                 cls.predictions.decoder.bias
+head.proj.bias                 cls.predictions.bias|spare  -  # added to a tied head alone
 """)
 weights = (
     ROWS
@@ -105,7 +96,7 @@ def encoder(keys: ConfigKeys, *, offset: int = 0, embed_width: int | None = None
     )
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Values:
     return {
         "architectures": ["BertModel"],
         "hidden_size": keys.int("embedding_length"),

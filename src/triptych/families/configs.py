@@ -11,7 +11,7 @@ from triptych.families.encoders import pooling
 from triptych.families.registry import find, find_gguf, gguf_name
 from triptych.families.tensor_names import save_plan
 from triptych.families.wrapped import text_config
-from triptych.mapping import read_gguf_metadata, write_gguf_metadata
+from triptych.mapping import gguf_metadata
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.spec import ModelSpec, PoolingSpec
 
@@ -63,16 +63,16 @@ def read_gguf(
         raise ConfigError(f"{where}: general.architecture must be a string, not {shown(arch)}")
     family = find_gguf(arch, where)
     assert family.from_gguf is not None, f"{family.name} names GGUF architectures and has no from_gguf"
-    keys = ConfigKeys(read_gguf_metadata.under(metadata, arch, shapes, read), where, shapes)
+    keys = ConfigKeys(gguf_metadata.under(metadata, arch, shapes, read), where, shapes)
     vocab = keys.int("vocab_size")
     config: dict[str, Any] = {"model_type": arch} | dict(family.from_gguf(keys)) | {"vocab_size": vocab}
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{ours}_token_id"] = metadata.get(f"tokenizer.ggml.{theirs}_token_id")
-    keys.finish(ignore, metadata=("model_type", *read_gguf_metadata.TENSORS))
+    keys.finish(ignore, metadata=("model_type", *gguf_metadata.TENSORS))
     return config, read_config(config, stored=shapes, where=where)
 
 
-def write_gguf(model: ModelSpec) -> tuple[dict[str, Any], write_gguf_metadata.Tensors]:
+def write_gguf(model: ModelSpec) -> tuple[dict[str, Any], gguf_metadata.Tensors]:
     """The metadata of a GGUF file of `model`, and the small tensors that belong to them: `read_gguf` gives it back.
 
     Raises CheckpointError where GGUF has no names for the family or no key for something the model computes.
@@ -80,12 +80,12 @@ def write_gguf(model: ModelSpec) -> tuple[dict[str, Any], write_gguf_metadata.Te
     family = find(model.family)
     arch = gguf_name(model)
     more = {} if family.to_gguf is None else family.to_gguf(model)
-    keys, tensors = write_gguf_metadata.header(model, arch, more)
+    keys, tensors = gguf_metadata.header(model, arch, more)
     metadata = {"general.architecture": arch} | keys
     shapes: dict[str, tuple[int, ...]] = {load.source: load.source_shape for load in save_plan(model, "gguf")}
     shapes |= {name: (len(values),) for name, values in tensors.items()}
     try:
-        problem = write_gguf_metadata.difference(model, read_gguf(metadata, shapes, read=tensors.__getitem__)[1])
+        problem = gguf_metadata.difference(model, read_gguf(metadata, shapes, read=tensors.__getitem__)[1])
     except ConfigError as error:
         problem = str(error).removeprefix("GGUF: ").partition(";")[0].partition(" (did you mean")[0]
     if problem:

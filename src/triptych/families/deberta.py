@@ -12,55 +12,45 @@ from triptych.families import bert, disentangled
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"deberta"})
+hf_types = {"deberta"}
 ids = {"pad_token_id": 0}
 prefix = "deberta."
-ignore = frozenset(
-    {
-        "padding_idx",  # of the embedding's gradient
-        "pooler_dropout",  # of training, before the pooler: after it is `cls_dropout`
-    }
-)
+ignore = {
+    "padding_idx",  # of the embedding's gradient
+    "pooler_dropout",  # of training, before the pooler: after it is `cls_dropout`
+}  # fmt: skip
 
 ROWS = (
     table("""
-encoder.embed.tokens.weight           deberta.embeddings.word_embeddings.weight
-encoder.embed.position.weight         deberta.embeddings.position_embeddings.weight
-encoder.embed.token_types.weight      deberta.embeddings.token_type_embeddings.weight
-encoder.embed.widen.*                 deberta.embeddings.embed_proj.*
-encoder.embed.norm.*                  deberta.embeddings.LayerNorm.*
-encoder.kinds.self.position.weight    deberta.encoder.rel_embeddings.weight
-encoder.kinds.self.position.norm.*    deberta.encoder.LayerNorm.*
-encoder.blocks.{i}.attn.out.*         deberta.encoder.layer.{i}.attention.output.dense.*
-encoder.blocks.{i}.attn_norm.post.*   deberta.encoder.layer.{i}.attention.output.LayerNorm.*
-encoder.blocks.{i}.mlp.up.*           deberta.encoder.layer.{i}.intermediate.dense.*
-encoder.blocks.{i}.mlp.down.*         deberta.encoder.layer.{i}.output.dense.*
-encoder.blocks.{i}.mlp_norm.post.*    deberta.encoder.layer.{i}.output.LayerNorm.*
-encoder.blocks.0.branch.conv.*        deberta.encoder.conv.conv.*
-encoder.blocks.0.branch.norm.*        deberta.encoder.conv.LayerNorm.*
--  deberta.embeddings.position_ids                -  # 0, 1, 2, ...
+encoder.embed.<tokens,position,token_types>.weight  deberta.embeddings.<word,position,token_type>_embeddings.weight
+encoder.embed.<widen,norm>.*                        deberta.embeddings.<embed_proj,LayerNorm>.*
+encoder.kinds.self.position.weight                  deberta.encoder.rel_embeddings.weight
+encoder.kinds.self.position.norm.*                  deberta.encoder.LayerNorm.*
+encoder.blocks.{i}.attn.out.*                       deberta.encoder.layer.{i}.attention.output.dense.*
+encoder.blocks.{i}.attn_norm.post.*                 deberta.encoder.layer.{i}.attention.output.LayerNorm.*
+encoder.blocks.{i}.mlp.<up,down>.*                  deberta.encoder.layer.{i}.<intermediate,output>.dense.*
+encoder.blocks.{i}.mlp_norm.post.*                  deberta.encoder.layer.{i}.output.LayerNorm.*
+encoder.blocks.0.branch.<conv,norm>.*               deberta.encoder.conv.<conv,LayerNorm>.*
+-  deberta.embeddings.position_ids  -  # 0, 1, 2, ...
 -  deberta.embeddings.position_embeddings.weight  -  # unused by the encoder; of the decoder used in pre-training
--  lm_predictions.lm_head.dense.*                 -  # heads of the pre-training
--  lm_predictions.lm_head.LayerNorm.*             -
--  lm_predictions.lm_head.bias                    -
--  mask_predictions.dense.*                       -
--  mask_predictions.LayerNorm.*                   -
--  mask_predictions.classifier.*                  -
-head.ends.*                           qa_outputs.*
-head.classes.*                        classifier.*
+-  lm_predictions.lm_head.dense.*  -  # heads of the pre-training
+-  lm_predictions.lm_head.LayerNorm.*  -
+-  lm_predictions.lm_head.bias  -
+-  mask_predictions.dense.*  -
+-  mask_predictions.LayerNorm.*  -
+-  mask_predictions.classifier.*  -
+head.<ends,classes>.*                               <qa_outputs,classifier>.*
 [ClassHead]
-head.transform.dense.*                pooler.dense.*
+head.transform.dense.*                              pooler.dense.*
 [as:lm_predictions]
-head.transform.dense.*                lm_predictions.lm_head.dense.*
-head.transform.norm.*                 lm_predictions.lm_head.LayerNorm.*
-head.proj.bias                        lm_predictions.lm_head.bias
+head.transform.<dense,norm>.*                       lm_predictions.lm_head.<dense,LayerNorm>.*
+head.proj.bias                                      lm_predictions.lm_head.bias
 """)
     + bert.MASKED
 )
 weights = ROWS + table("""
 encoder.blocks.{i}.attn.(q,k,v).weight  deberta.encoder.layer.{i}.attention.self.in_proj.weight|by_head
-encoder.blocks.{i}.attn.q.bias          deberta.encoder.layer.{i}.attention.self.q_bias
-encoder.blocks.{i}.attn.v.bias          deberta.encoder.layer.{i}.attention.self.v_bias
+encoder.blocks.{i}.attn.<q,v>.bias      deberta.encoder.layer.{i}.attention.self.<q,v>_bias
 encoder.blocks.{i}.attn.pos_k.*         deberta.encoder.layer.{i}.attention.self.pos_proj.*
 encoder.blocks.{i}.attn.pos_q.*         deberta.encoder.layer.{i}.attention.self.pos_q_proj.*
 """)

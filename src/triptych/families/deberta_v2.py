@@ -13,17 +13,14 @@ from triptych.families import deberta, disentangled
 from triptych.mapping.config_keys import COUNT, ConfigKeys
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"deberta-v2"})
+hf_types = {"deberta-v2"}
 ids = {"pad_token_id": 0}
 prefix = deberta.prefix
 ignore = deberta.ignore
 
 weights = deberta.ROWS + table("""
-encoder.blocks.{i}.attn.q.*      deberta.encoder.layer.{i}.attention.self.query_proj.*
-encoder.blocks.{i}.attn.k.*      deberta.encoder.layer.{i}.attention.self.key_proj.*
-encoder.blocks.{i}.attn.v.*      deberta.encoder.layer.{i}.attention.self.value_proj.*
-encoder.blocks.{i}.attn.pos_k.*  deberta.encoder.layer.{i}.attention.self.pos_key_proj.*
-encoder.blocks.{i}.attn.pos_q.*  deberta.encoder.layer.{i}.attention.self.pos_query_proj.*
+encoder.blocks.{i}.attn.<q,k,v,pos_k>.*  deberta.encoder.layer.{i}.attention.self.<query,key,value,pos_key>_proj.*
+encoder.blocks.{i}.attn.pos_q.*          deberta.encoder.layer.{i}.attention.self.pos_query_proj.*
 """)
 
 

@@ -46,7 +46,7 @@ def model(
     name: str | Mapping[str, bool],
     stack: spec.StackSpec,
     *,
-    context: int,
+    context: int | None = None,
     tied: bool = False,
     bias: bool = False,
     scale: float | None = None,
@@ -55,7 +55,8 @@ def model(
     """The model of class `{name}ForCausalLM`, or without its head of `{name}Model`.  `name` may be a table of the
     classes, the default first, and of whether each has the head.
 
-    `tied` is the family's default of `tie_word_embeddings`; `bias`, `scale` and `softcap` are the head's.
+    `context` is `max_position_embeddings` when None, `tied` the default of `tie_word_embeddings`; `bias`, `scale` and
+    `softcap` are the head's.
     """
     vocab = stack.words.vocab
     classes = {f"{name}ForCausalLM": True, f"{name}Model": False} if isinstance(name, str) else name
@@ -68,6 +69,6 @@ def model(
         head=spec.LMHeadSpec(proj=proj, scale=scale, softcap=softcap) if lm else None,
         ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
         ids=keys.special_ids(vocab),
-        context=context,
+        context=context or keys.int("max_position_embeddings"),
         init_std=keys.float("initializer_range", default=0.02),
     )

@@ -12,37 +12,28 @@ from triptych.families import encoders
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"distilbert"})
+hf_types = {"distilbert"}
 ids = {"pad_token_id": 0}
 prefix = "distilbert."
-ignore = frozenset(
-    {
-        "sinusoidal_pos_embds",  # what the table of positions began as; it is stored either way
-        "tie_weights_",  # of a training script
-    }
-)
+ignore = {
+    "sinusoidal_pos_embds",  # what the table of positions began as; it is stored either way
+    "tie_weights_",  # of a training script
+}  # fmt: skip
 
 weights = table("""
-encoder.embed.tokens.weight           distilbert.embeddings.word_embeddings.weight
-encoder.embed.position.weight         distilbert.embeddings.position_embeddings.weight
-encoder.embed.norm.*                  distilbert.embeddings.LayerNorm.*
-encoder.blocks.{i}.attn.q.*           distilbert.transformer.layer.{i}.attention.q_lin.*
-encoder.blocks.{i}.attn.k.*           distilbert.transformer.layer.{i}.attention.k_lin.*
-encoder.blocks.{i}.attn.v.*           distilbert.transformer.layer.{i}.attention.v_lin.*
-encoder.blocks.{i}.attn.out.*         distilbert.transformer.layer.{i}.attention.out_lin.*
-encoder.blocks.{i}.attn_norm.post.*   distilbert.transformer.layer.{i}.sa_layer_norm.*
-encoder.blocks.{i}.mlp.up.*           distilbert.transformer.layer.{i}.ffn.lin1.*
-encoder.blocks.{i}.mlp.down.*         distilbert.transformer.layer.{i}.ffn.lin2.*
-encoder.blocks.{i}.mlp_norm.post.*    distilbert.transformer.layer.{i}.output_layer_norm.*
--                                     distilbert.embeddings.position_ids  -  # 0, 1, 2, ...
-head.classes.*                        classifier.*
-head.ends.*                           qa_outputs.*
+encoder.embed.<tokens,position>.weight  distilbert.embeddings.<word,position>_embeddings.weight
+encoder.embed.norm.*                    distilbert.embeddings.LayerNorm.*
+encoder.blocks.{i}.attn.<q,k,v,out>.*   distilbert.transformer.layer.{i}.attention.<q,k,v,out>_lin.*
+encoder.blocks.{i}.attn_norm.post.*     distilbert.transformer.layer.{i}.sa_layer_norm.*
+encoder.blocks.{i}.mlp.<up,down>.*      distilbert.transformer.layer.{i}.ffn.<lin1,lin2>.*
+encoder.blocks.{i}.mlp_norm.post.*      distilbert.transformer.layer.{i}.output_layer_norm.*
+-  distilbert.embeddings.position_ids  -  # 0, 1, 2, ...
+head.<classes,ends>.*                   <classifier,qa_outputs>.*
 [ClassHead]
-head.transform.dense.*                pre_classifier.*
+head.transform.dense.*                  pre_classifier.*
 [MaskedLMHead]
-head.transform.dense.*                vocab_transform.*
-head.transform.norm.*                 vocab_layer_norm.*
-head.proj.*                           vocab_projector.*
+head.transform.<dense,norm>.*           vocab_<transform,layer_norm>.*
+head.proj.*                             vocab_projector.*
 """)
 
 

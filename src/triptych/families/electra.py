@@ -11,25 +11,24 @@ from triptych.families import bert, encoders
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import renamed, table
 
-hf_types = frozenset({"electra"})
+hf_types = {"electra"}
 ids = {"pad_token_id": 0}
 prefix = "electra."
 renames = bert.renames
 # They shape a summary that only the multiple-choice class has.
-ignore = frozenset({"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"})
+ignore = {"summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj"}
 
 weights = renamed(bert.ROWS, "bert.", "electra.") + table("""
-encoder.embed.project.*     electra.embeddings_project.*
+encoder.embed.project.*        electra.embeddings_project.*
 [ClassHead]
-head.transform.dense.*      classifier.dense.*
-head.classes.*              classifier.out_proj.*
+head.transform.dense.*         classifier.dense.*
+head.classes.*                 classifier.out_proj.*
 [MaskedLMHead]
-head.transform.dense.*      generator_predictions.dense.*
-head.transform.norm.*       generator_predictions.LayerNorm.*
-head.proj.*                 generator_lm_head.*
+head.transform.<dense,norm>.*  generator_predictions.<dense,LayerNorm>.*
+head.proj.*                    generator_lm_head.*
 [ReplacedHead]
-head.transform.dense.*      discriminator_predictions.dense.*
-head.proj.*                 discriminator_predictions.dense_prediction.*
+head.transform.dense.*         discriminator_predictions.dense.*
+head.proj.*                    discriminator_predictions.dense_prediction.*
 """)
 
 

@@ -7,80 +7,57 @@ References: transformers `models/gemma2`, `models/gemma3`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from triptych import spec
 from triptych.families import decoder, gemma, gguf_config
-from triptych.families.rope_config import rope, rope_by_layer_type
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.families.rope_config import rope_by_layer_type
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"gemma2", "gemma3_text"})
+hf_types = {"gemma2", "gemma3_text"}
 ids = gemma.ids
-gguf_archs = frozenset({"gemma2", "gemma3"})
+gguf_archs = {"gemma2", "gemma3"}
 gguf_names = {"gemma3_text": "gemma3"}
-ignore = frozenset(
-    {
-        "_sliding_window_pattern",  # written beside layer_types, which decides
-        "cache_implementation",  # how the reference generates
-        "hidden_act", "sliding_window_size",  # old duplicates of hidden_activation and sliding_window
-    }
-)  # fmt: skip
+ignore = {
+    "_sliding_window_pattern",  # written beside layer_types, which decides
+    "cache_implementation",  # how the reference generates
+    "hidden_act", "sliding_window_size",  # old duplicates of hidden_activation and sliding_window
+}  # fmt: skip
 prefix = gemma.prefix
 _BASES = {"rope_theta": 1e6, "rope_local_base_freq": 10_000.0}  # of layers that see everything, and of the others
 
 weights = table(
     gemma.ROWS
     + """
-decoder.blocks.{i}.attn.q_norm.*    model.layers.{i}.self_attn.q_norm.*           blk.{i}.attn_q_norm.*|plus_one
-decoder.blocks.{i}.attn.k_norm.*    model.layers.{i}.self_attn.k_norm.*           blk.{i}.attn_k_norm.*|plus_one
-decoder.blocks.{i}.attn_norm.out.*  model.layers.{i}.post_attention_layernorm.*   blk.{i}.post_attention_norm.*|plus_one
-decoder.blocks.{i}.mlp_norm.pre.*   model.layers.{i}.pre_feedforward_layernorm.*  blk.{i}.ffn_norm.*|plus_one
-decoder.blocks.{i}.mlp_norm.out.*   model.layers.{i}.post_feedforward_layernorm.* blk.{i}.post_ffw_norm.*|plus_one
+decoder.blocks.{i}.attn.<q,k>_norm.*  model.layers.{i}.self_attn.<q,k>_norm.*        blk.{i}.attn_<q,k>_norm.*|plus_one
+decoder.blocks.{i}.attn_norm.out.*  model.layers.{i}.post_attention_layernorm.*  blk.{i}.post_attention_norm.*|plus_one
+decoder.blocks.{i}.mlp_norm.pre.*     model.layers.{i}.pre_feedforward_layernorm.*   blk.{i}.ffn_norm.*|plus_one
+decoder.blocks.{i}.mlp_norm.out.*     model.layers.{i}.post_feedforward_layernorm.*  blk.{i}.post_ffw_norm.*|plus_one
 """
 )
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     third = keys.str("model_type") == "gemma3_text"
-    width, heads, inner = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.int("head_dim", default=256)
-    eps = keys.float("rms_norm_eps", default=1e-6)
-    norm, each_head = (spec.RMSNormSpec(width=size, eps=eps, offset=1.0) for size in (width, inner))
     pattern = keys.count("sliding_window_pattern", default=6) if third else 2
-    windows = decoder.windows(keys, keys.int("sliding_window", default=4096), lambda i: (i + 1) % pattern != 0)
     cap, final_cap = (
         keys.optional_float(name, default=None if third else default, low=1e-6)
         for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
     )
-
-    def attn(kind: str) -> spec.AttentionSpec:
-        return spec.attention(
-            width, heads, kv_heads=keys.count("num_key_value_heads"), head_width=inner, kind=kind,
-            bias=keys.bool("attention_bias", default=False), dropout=keys.dropout("attention_dropout"),
-            q_norm=each_head if third else None, k_norm=each_head if third else None,
-            scale=keys.float("query_pre_attn_scalar", default=256.0, low=1e-6) ** -0.5,
-            softcap=None if third else cap,  # Gemma 3's reference has the key and never caps
-        )  # fmt: skip
-
-    act = keys.act("hidden_activation", default="gelu_pytorch_tanh")
-    mlp, norms = spec.glu(width, keys.int("intermediate_size"), act), spec.NormsSpec(pre=norm, out=norm)
-    position, sliding = rope_by_layer_type(keys, inner, _BASES) if third else (rope(keys, inner), None)
-    stack = spec.StackSpec(
-        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, scale=width**0.5),
-        kinds=decoder.kinds(windows, position, sliding),
-        blocks=tuple(
-            spec.BlockSpec(attn=attn(decoder.kind(size, windows)), mlp=mlp, attn_norm=norms, mlp_norm=norms)
-            for size in windows
-        ),
-        final_norm=norm,
+    stack = gemma.stack(
+        keys,
+        keys.act("hidden_activation", default="gelu_pytorch_tanh"),
+        norm_outputs=True,
+        head_norm=third,
+        windows=decoder.windows(keys, keys.int("sliding_window", default=4096), lambda i: (i + 1) % pattern != 0),
+        positions=rope_by_layer_type(keys, keys.int("head_dim", default=256), _BASES) if third else None,
+        scale=keys.float("query_pre_attn_scalar", default=256.0, low=1e-6) ** -0.5,
+        softcap=None if third else cap,  # Gemma 3's reference has the key and never caps
     )
     name = {"Gemma3ForCausalLM": True, "Gemma3TextModel": False} if third else "Gemma2"
-    context = keys.int("max_position_embeddings")
-    return decoder.model(keys, name, stack, context=context, tied=True, softcap=final_cap)
+    return decoder.model(keys, name, stack, tied=True, softcap=final_cap)
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Values:
     third = keys.str("model_type") == "gemma3"
     config = gemma.from_gguf_as(keys, "Gemma3" if third else "Gemma2")
     # No key holds the scale of scores: it is D/H in the largest model of each generation, known by its depth.
@@ -91,14 +68,14 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     config["final_logit_softcapping"] = keys.optional_float("final_logit_softcapping", None if third else 30.0)
     if not third:
         cap = keys.optional_float("attn_logit_softcapping", 50.0)
-        return config | {"attn_logit_softcapping": cap, "rope_parameters": gguf_config.rope(keys)}
+        return config | {"attn_logit_softcapping": cap}
     config["sliding_window_pattern"] = keys.count("attention.sliding_window_pattern", default=6)
     sliding = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base_swa", default=10_000.0)}
     ropes = {"full_attention": gguf_config.rope(keys, 1e6), "sliding_attention": sliding}
     return config | {"model_type": "gemma3_text", "rope_parameters": ropes}
 
 
-def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
+def to_gguf(model: spec.ModelSpec) -> Values:
     if model.family == "gemma2":
         return {"rope.freq_base_swa": None}  # it has only one base
     kinds = [block.attn.kind for block in model.stacks["decoder"].blocks]

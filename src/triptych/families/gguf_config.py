@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.read_gguf_metadata import POOLING, TENSORS
+from triptych.mapping.config_keys import ConfigKeys, Values
+from triptych.mapping.gguf_metadata import POOLING, TENSORS
 
 
-def header(keys: ConfigKeys, name: str) -> dict[str, Any]:
-    """Sizes of a `{name}ForCausalLM`, under the HF names most families use."""
+def header(keys: ConfigKeys, name: str, *, partial: bool = False) -> Values:
+    """Sizes and RoPE of a `{name}ForCausalLM`, under the HF names most families use; `partial` as for `_head_width`."""
     heads = keys.count("attention.head_count")
     return {
         "architectures": [f"{name}ForCausalLM"],
@@ -20,10 +18,12 @@ def header(keys: ConfigKeys, name: str) -> dict[str, Any]:
         "num_key_value_heads": keys.count("attention.head_count_kv", default=heads),
         "max_position_embeddings": keys.int("context_length"),
         "tie_word_embeddings": not keys.has_tensor("output.weight", default=False),
+        "rope_parameters": rope(keys),
+        **_head_width(keys, partial=partial),
     }
 
 
-def head_width(keys: ConfigKeys, *, partial: bool = False) -> dict[str, Any]:
+def _head_width(keys: ConfigKeys, *, partial: bool) -> Values:
     """`head_dim`, and with `partial` the share of it that is rotated."""
     default = keys.int("embedding_length") // keys.count("attention.head_count")
     rotary = default if partial else keys.int("rope.dimension_count", default=default)
@@ -34,9 +34,9 @@ def head_width(keys: ConfigKeys, *, partial: bool = False) -> dict[str, Any]:
     return {"head_dim": inner} | ({"partial_rotary_factor": rotated / inner} if partial else {})
 
 
-def rope(keys: ConfigKeys, theta: float = 10_000.0) -> dict[str, Any]:
+def rope(keys: ConfigKeys, theta: float = 10_000.0) -> Values:
     """`rope_parameters`; `theta` is the family's default base."""
-    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base", default=theta)}
+    parameters: Values = {"rope_type": "default", "rope_theta": keys.float("rope.freq_base", default=theta)}
     length = keys.get("rope.scaling.original_context_length", None)
     factors, short, long = (keys.get(name, None) for name in TENSORS)
     names = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
@@ -61,7 +61,7 @@ def rope(keys: ConfigKeys, theta: float = 10_000.0) -> dict[str, Any]:
     return parameters
 
 
-def pooling(keys: ConfigKeys) -> dict[str, Any]:
+def pooling(keys: ConfigKeys) -> Values:
     """`triptych_pooling` of an encoder.  Whether vectors are scaled to length 1 is a key of ours: GGUF has none."""
     if keys.bool("attention.causal", default=False):
         raise keys.error("attention.causal is set, which no encoder is")

@@ -5,40 +5,33 @@ Reference: transformers `models/gpt2`; its Conv1D stores matrices as [inputs, ou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from triptych import spec
 from triptych.families import decoder
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"gpt2"})
+hf_types = {"gpt2"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
-gguf_archs = frozenset({"gpt2"})
-ignore = frozenset(
-    {
-        "n_ctx",  # an old duplicate of n_positions
-        "n_special", "predict_special_tokens",  # of the library that read GPT-1; in medium, large and xl
-        "reorder_and_upcast_attn",  # the order of a product; softmax is in fp32 here anyway
-        "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-    }
-)  # fmt: skip
+gguf_archs = {"gpt2"}
+ignore = {
+    "n_ctx",  # an old duplicate of n_positions
+    "n_special", "predict_special_tokens",  # of the library that read GPT-1; in medium, large and xl
+    "reorder_and_upcast_attn",  # the order of a product; softmax is in fp32 here anyway
+    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+}  # fmt: skip
 prefix = "transformer."
 
 weights = table("""
-decoder.embed.tokens.weight         transformer.wte.weight                    token_embd.weight
-decoder.embed.position.weight       transformer.wpe.weight                    position_embd.weight
-decoder.blocks.{i}.attn_norm.pre.*  transformer.h.{i}.ln_1.*                  blk.{i}.attn_norm.*
-decoder.blocks.{i}.attn.(q,k,v).*   transformer.h.{i}.attn.c_attn.*|transpose blk.{i}.attn_qkv.*
-decoder.blocks.{i}.attn.out.*       transformer.h.{i}.attn.c_proj.*|transpose blk.{i}.attn_output.*
-decoder.blocks.{i}.mlp_norm.pre.*   transformer.h.{i}.ln_2.*                  blk.{i}.ffn_norm.*
-decoder.blocks.{i}.mlp.up.*         transformer.h.{i}.mlp.c_fc.*|transpose    blk.{i}.ffn_up.*
-decoder.blocks.{i}.mlp.down.*       transformer.h.{i}.mlp.c_proj.*|transpose  blk.{i}.ffn_down.*
-decoder.final_norm.*                transformer.ln_f.*                        output_norm.*
-head.proj.weight                    lm_head.weight                            output.weight
--                                   transformer.h.{i}.attn.bias               -  # old exports store the causal mask
--                                   transformer.h.{i}.attn.masked_bias        -  # the -1e4 of that mask
+decoder.embed.<tokens,position>.weight  transformer.<wte,wpe>.weight                   <token,position>_embd.weight
+decoder.blocks.{i}.attn_norm.pre.*      transformer.h.{i}.ln_1.*                       blk.{i}.attn_norm.*
+decoder.blocks.{i}.attn.(q,k,v).*       transformer.h.{i}.attn.c_attn.*|transpose      blk.{i}.attn_qkv.*
+decoder.blocks.{i}.attn.out.*           transformer.h.{i}.attn.c_proj.*|transpose      blk.{i}.attn_output.*
+decoder.blocks.{i}.mlp_norm.pre.*       transformer.h.{i}.ln_2.*                       blk.{i}.ffn_norm.*
+decoder.blocks.{i}.mlp.<up,down>.*      transformer.h.{i}.mlp.c_<fc,proj>.*|transpose  blk.{i}.ffn_<up,down>.*
+decoder.final_norm.*                    transformer.ln_f.*                             output_norm.*
+head.proj.weight                        lm_head.weight                                 output.weight
+-  transformer.h.{i}.attn.bias  -  # old exports store the causal mask
+-  transformer.h.{i}.attn.masked_bias  -  # the -1e4 of that mask
 """)
 
 
@@ -71,7 +64,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     return decoder.model(keys, known, stack, context=context, tied=True)
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Values:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "n_embd": keys.int("embedding_length"),

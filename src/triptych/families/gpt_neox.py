@@ -6,41 +6,35 @@ Reference: transformers `models/gpt_neox`; q, k and v are one matrix whose rows 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from triptych import spec
 from triptych.families import decoder, gguf_config
 from triptych.families.rope_config import rope
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"gpt_neox"})
+hf_types = {"gpt_neox"}
 ids = {"bos_token_id": 0, "eos_token_id": 2}
-gguf_archs = frozenset({"gptneox"})
+gguf_archs = {"gptneox"}
 gguf_names = {"gpt_neox": "gptneox"}
-ignore = frozenset(
-    {
-        "attention_probs_dropout_prob", "hidden_dropout_prob",  # names of the 20B's config that nothing reads
-        "classifier_dropout",
-        "rope_theta", "partial_rotary_factor",  # duplicates of rotary_emb_base and rotary_pct, which decide
-    }
-)  # fmt: skip
+ignore = {
+    "attention_probs_dropout_prob", "hidden_dropout_prob",  # names of the 20B's config that nothing reads
+    "classifier_dropout",
+    "rope_theta", "partial_rotary_factor",  # duplicates of rotary_emb_base and rotary_pct, which decide
+}  # fmt: skip
 prefix = "gpt_neox."
 
 weights = table("""
-decoder.embed.tokens.weight         gpt_neox.embed_in.weight                                      token_embd.weight
-decoder.blocks.{i}.attn_norm.pre.*  gpt_neox.layers.{i}.input_layernorm.*                         blk.{i}.attn_norm.*
-decoder.blocks.{i}.attn.(q,k,v).*   gpt_neox.layers.{i}.attention.query_key_value.*|by_head       blk.{i}.attn_qkv.*
-decoder.blocks.{i}.attn.out.*       gpt_neox.layers.{i}.attention.dense.*                         blk.{i}.attn_output.*
-decoder.blocks.{i}.mlp_norm.pre.*   gpt_neox.layers.{i}.post_attention_layernorm.*                blk.{i}.ffn_norm.*
-decoder.blocks.{i}.mlp.up.*         gpt_neox.layers.{i}.mlp.dense_h_to_4h.*                       blk.{i}.ffn_up.*
-decoder.blocks.{i}.mlp.down.*       gpt_neox.layers.{i}.mlp.dense_4h_to_h.*                       blk.{i}.ffn_down.*
-decoder.final_norm.*                gpt_neox.final_layer_norm.*                                   output_norm.*
-head.proj.weight                    embed_out.weight                                              output.weight
--                                   gpt_neox.layers.{i}.attention.bias         -  # the causal mask, in old exports
--                                   gpt_neox.layers.{i}.attention.masked_bias  -  # the -1e9 of that mask
--                                   gpt_neox.layers.{i}.attention.rotary_emb.inv_freq  -  # computed from the config
+decoder.embed.tokens.weight         gpt_neox.embed_in.weight                                 token_embd.weight
+decoder.blocks.{i}.attn_norm.pre.*  gpt_neox.layers.{i}.input_layernorm.*                    blk.{i}.attn_norm.*
+decoder.blocks.{i}.attn.(q,k,v).*   gpt_neox.layers.{i}.attention.query_key_value.*|by_head  blk.{i}.attn_qkv.*
+decoder.blocks.{i}.attn.out.*       gpt_neox.layers.{i}.attention.dense.*                    blk.{i}.attn_output.*
+decoder.blocks.{i}.mlp_norm.pre.*   gpt_neox.layers.{i}.post_attention_layernorm.*           blk.{i}.ffn_norm.*
+decoder.blocks.{i}.mlp.<up,down>.*  gpt_neox.layers.{i}.mlp.dense_<h_to_4h,4h_to_h>.*        blk.{i}.ffn_<up,down>.*
+decoder.final_norm.*                gpt_neox.final_layer_norm.*                              output_norm.*
+head.proj.weight                    embed_out.weight                                         output.weight
+-  gpt_neox.layers.{i}.attention.bias  -  # the causal mask, in old exports
+-  gpt_neox.layers.{i}.attention.masked_bias  -  # the -1e9 of that mask
+-  gpt_neox.layers.{i}.attention.rotary_emb.inv_freq  -  # computed from the config
 """)
 
 
@@ -64,11 +58,11 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         blocks=(block,) * layers,
         final_norm=norm.pre,
     )
-    return decoder.model(keys, "GPTNeoX", stack, context=keys.int("max_position_embeddings"))
+    return decoder.model(keys, "GPTNeoX", stack)
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
-    config = gguf_config.header(keys, "GPTNeoX") | gguf_config.head_width(keys, partial=True)
+def from_gguf(keys: ConfigKeys) -> Values:
+    config = gguf_config.header(keys, "GPTNeoX", partial=True)
     width, heads, share = (config.pop(key) for key in ("head_dim", "num_key_value_heads", "partial_rotary_factor"))
     if (width * heads, heads) != (config["hidden_size"], config["num_attention_heads"]):
         raise keys.error("heads do not share the width evenly, as those of every GPT-NeoX do")
@@ -79,9 +73,8 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
         "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),
         "use_parallel_residual": keys.bool("use_parallel_residual", default=True),
         "attention_bias": keys.has_tensor("blk.0.attn_qkv.bias", default=True),
-        "rope_parameters": gguf_config.rope(keys),
     }
 
 
-def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
+def to_gguf(model: spec.ModelSpec) -> Values:
     return {"use_parallel_residual": any(isinstance(part, spec.ParallelBlockSpec) for _, part in model.walk())}

@@ -6,39 +6,30 @@ Reference: transformers `models/gptj`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from triptych import spec
 from triptych.families import decoder
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"gptj"})
+hf_types = {"gptj"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
-gguf_archs = frozenset({"gptj"})
-ignore = frozenset(
-    {
-        "rotary",  # whether positions are rotated; they always are
-        "scale_attn_weights",  # never read by the reference
-        "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-    }
-)  # fmt: skip
+gguf_archs = {"gptj"}
+ignore = {
+    "rotary",  # whether positions are rotated; they always are
+    "scale_attn_weights",  # never read by the reference
+    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+}  # fmt: skip
 prefix = "transformer."
 
 weights = table("""
-decoder.embed.tokens.weight    transformer.wte.weight                token_embd.weight
-decoder.blocks.{i}.norm.*      transformer.h.{i}.ln_1.*              blk.{i}.attn_norm.*
-decoder.blocks.{i}.attn.q.*    transformer.h.{i}.attn.q_proj.*       blk.{i}.attn_q.*
-decoder.blocks.{i}.attn.k.*    transformer.h.{i}.attn.k_proj.*       blk.{i}.attn_k.*
-decoder.blocks.{i}.attn.v.*    transformer.h.{i}.attn.v_proj.*       blk.{i}.attn_v.*
-decoder.blocks.{i}.attn.out.*  transformer.h.{i}.attn.out_proj.*     blk.{i}.attn_output.*
-decoder.blocks.{i}.mlp.up.*    transformer.h.{i}.mlp.fc_in.*         blk.{i}.ffn_up.*
-decoder.blocks.{i}.mlp.down.*  transformer.h.{i}.mlp.fc_out.*        blk.{i}.ffn_down.*
-decoder.final_norm.*           transformer.ln_f.*                    output_norm.*
-head.proj.*                    lm_head.*                             output.*
--                              transformer.h.{i}.attn.bias           -  # the causal mask, in old exports
--                              transformer.h.{i}.attn.masked_bias    -  # the -1e9 of that mask
+decoder.embed.tokens.weight            transformer.wte.weight                     token_embd.weight
+decoder.blocks.{i}.norm.*              transformer.h.{i}.ln_1.*                   blk.{i}.attn_norm.*
+decoder.blocks.{i}.attn.<q,k,v,out>.*  transformer.h.{i}.attn.<q,k,v,out>_proj.*  blk.{i}.attn_<q,k,v,output>.*
+decoder.blocks.{i}.mlp.<up,down>.*     transformer.h.{i}.mlp.fc_<in,out>.*        blk.{i}.ffn_<up,down>.*
+decoder.final_norm.*                   transformer.ln_f.*                         output_norm.*
+head.proj.*                            lm_head.*                                  output.*
+-  transformer.h.{i}.attn.bias  -  # the causal mask, in old exports
+-  transformer.h.{i}.attn.masked_bias  -  # the -1e9 of that mask
 """)
 
 
@@ -66,7 +57,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     return decoder.model(keys, "GPTJ", stack, context=keys.int("n_positions"), bias=True)
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Values:
     width, heads = keys.int("embedding_length"), keys.count("attention.head_count")
     return {
         "architectures": ["GPTJForCausalLM"],
@@ -81,5 +72,5 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     }
 
 
-def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
+def to_gguf(model: spec.ModelSpec) -> Values:
     return {"rope.freq_base": None}  # the only base there is

@@ -1,46 +1,45 @@
 """Llama (Touvron et al. 2023; Llama 3, 2024): pre-norm decoder with RMSNorm, RoPE, grouped heads and SwiGLU.
 
-Reference: transformers `models/llama`.  Mistral, mixtral, qwen and phi3 say where they differ from `model`.
+Reference: transformers `models/llama`.  Mistral, mixtral, qwen, phi3 and others say where they differ from `stack`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from triptych import spec
 from triptych.families import decoder, gguf_config
 from triptych.families.decoder import Windows
 from triptych.families.rope_config import rope
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
+from triptych.spec.norms import Norm
 from triptych.spec.parts import FeedForward
+from triptych.spec.positions import Position
 
-hf_types = frozenset({"llama"})
+hf_types = {"llama"}
 ids = {"bos_token_id": 1, "eos_token_id": 2}
-gguf_archs = frozenset({"llama"})
+gguf_archs = {"llama"}
 # Slices of the reference's matmuls; an old duplicate of max_position_embeddings; two keys of SmolLM's training library.
-ignore = frozenset({"pretraining_tp", "max_sequence_length", "is_llama_config", "rope_interleaved"})
+ignore = {"pretraining_tp", "max_sequence_length", "is_llama_config", "rope_interleaved"}
 prefix = "model."
 
 ROWS = """
-decoder.embed.tokens.weight           model.embed_tokens.weight                        token_embd.weight
-decoder.blocks.{i}.attn_norm.pre.*    model.layers.{i}.input_layernorm.*               blk.{i}.attn_norm.*
-decoder.blocks.{i}.attn.v.*           model.layers.{i}.self_attn.v_proj.*              blk.{i}.attn_v.*
-decoder.blocks.{i}.attn.out.*         model.layers.{i}.self_attn.o_proj.*              blk.{i}.attn_output.*
-decoder.blocks.{i}.mlp_norm.pre.*     model.layers.{i}.post_attention_layernorm.*      blk.{i}.ffn_norm.*
-decoder.blocks.{i}.mlp.gate.*         model.layers.{i}.mlp.gate_proj.*                 blk.{i}.ffn_gate.*
-decoder.blocks.{i}.mlp.up.*           model.layers.{i}.mlp.up_proj.*                   blk.{i}.ffn_up.*
-decoder.blocks.{i}.mlp.down.*         model.layers.{i}.mlp.down_proj.*                 blk.{i}.ffn_down.*
-decoder.final_norm.*                  model.norm.*                                     output_norm.*
-head.proj.weight                      lm_head.weight                                   output.weight
--                                     model.layers.{i}.self_attn.rotary_emb.inv_freq   -  # computed from the config
+decoder.embed.tokens.weight              model.embed_tokens.weight                    token_embd.weight
+decoder.blocks.{i}.attn_norm.pre.*       model.layers.{i}.input_layernorm.*           blk.{i}.attn_norm.*
+decoder.blocks.{i}.attn.<v,out>.*        model.layers.{i}.self_attn.<v,o>_proj.*      blk.{i}.attn_<v,output>.*
+decoder.blocks.{i}.mlp_norm.pre.*        model.layers.{i}.post_attention_layernorm.*  blk.{i}.ffn_norm.*
+decoder.blocks.{i}.mlp.<gate,up,down>.*  model.layers.{i}.mlp.<gate,up,down>_proj.*   blk.{i}.ffn_<gate,up,down>.*
+decoder.final_norm.*                     model.norm.*                                 output_norm.*
+head.proj.weight                         lm_head.weight                               output.weight
+-  model.layers.{i}.self_attn.rotary_emb.inv_freq  -  # computed from the config
 """
 weights = table(
     ROWS
     + """
-decoder.blocks.{i}.attn.q.*           model.layers.{i}.self_attn.q_proj.*              blk.{i}.attn_q.*|rope_permute
-decoder.blocks.{i}.attn.k.*           model.layers.{i}.self_attn.k_proj.*              blk.{i}.attn_k.*|rope_permute
+decoder.blocks.{i}.attn.<q,k>.*  model.layers.{i}.self_attn.<q,k>_proj.*  blk.{i}.attn_<q,k>.*|rope_permute
 """
 )
 
@@ -49,57 +48,62 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     bias = keys.bool("attention_bias", default=False)
     hidden, act = keys.int("intermediate_size"), keys.act("hidden_act", default="silu")
     mlp = spec.glu(keys.int("hidden_size"), hidden, act, bias=keys.bool("mlp_bias", default=False))
-    return model(keys, "Llama", mlp=mlp, bias=bias, out_bias=bias)
+    return decoder.model(keys, "Llama", stack(keys, mlp=mlp, bias=bias))
 
 
-def model(
+def stack(
     keys: ConfigKeys,
-    name: str,
     *,
+    norm: Norm | None = None,
+    out: Norm | spec.ScaleSpec | None = None,
     mlp: FeedForward | Sequence[FeedForward] | None = None,
     windows: Windows = (),
-    bias: bool = False,
-    out_bias: bool = False,
-    head_norm: bool = False,
+    positions: tuple[Position, Position | None] | None = None,
     share: float | None = None,
+    head_norm: bool = False,
+    embed_scale: float | None = None,
+    embed_dropout: float = 0.0,
     dropout: float = 0.0,
-) -> spec.ModelSpec:
-    """The model of classes `{name}ForCausalLM` and `{name}Model`.
+    **attention: Any,
+) -> spec.StackSpec:
+    """Blocks with a norm before each sublayer, grouped heads and RoPE.
 
-    `mlp` is that of every layer, or one a layer, SwiGLU when None; `windows` the visible keys of each, all when empty;
-    `share` as for `rope`.
+    `norm` is RMSNorm when None; `out` stands after each sublayer; with `head_norm` each head's q and k have a norm.
+    `mlp` is that of every layer, or one a layer, SwiGLU when None; `windows` the visible keys of each, all when empty.
+    `positions`, of layers without and with a window, or `share`, as for `rope`; `attention` as for `spec.attention`.
     """
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
-    inner, eps = keys.optional_int("head_dim") or width // heads, keys.float("rms_norm_eps", default=1e-6)
-    norm, each_head = (
-        spec.RMSNormSpec(width=width, eps=eps),
-        spec.RMSNormSpec(width=inner, eps=eps) if head_norm else None,
-    )
+    inner = attention.pop("head_width", None) or keys.optional_int("head_dim") or width // heads
+    if "kv_heads" not in attention:
+        attention["kv_heads"] = keys.optional_int("num_key_value_heads")
+    norm = norm or spec.RMSNormSpec(width=width, eps=keys.float("rms_norm_eps", default=1e-6))
+    if head_norm:
+        attention["q_norm"] = attention["k_norm"] = replace(norm, width=inner)
     if mlp is None:
         mlp = spec.glu(width, keys.int("intermediate_size"), keys.act("hidden_act", default="silu"))
-    mlps = mlp if isinstance(mlp, Sequence) else [mlp] * layers
-    windows = windows or [None] * layers
+    windows, norms = windows or [None] * layers, spec.NormsSpec(pre=norm, out=out)
+    inside = keys.dropout("attention_dropout")
     blocks = tuple(
         spec.BlockSpec(
             attn=spec.attention(
-                width, heads, kv_heads=keys.optional_int("num_key_value_heads"), head_width=inner,
-                bias=bias, out_bias=out_bias, q_norm=each_head, k_norm=each_head, kind=decoder.kind(size, windows),
-                dropout=keys.dropout("attention_dropout"),
+                width, heads, head_width=inner, kind=decoder.kind(size, windows), dropout=inside, **attention
             ),
-            mlp=mlp,
-            attn_norm=spec.NormsSpec(pre=norm),
-            mlp_norm=spec.NormsSpec(pre=norm),
+            mlp=one,
+            attn_norm=norms,
+            mlp_norm=norms,
             dropout=dropout,
         )
-        for size, mlp in zip(windows, mlps, strict=True)
-    )  # fmt: skip
-    embed = spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width)
-    kinds = decoder.kinds(windows, rope(keys, inner, share=share))
-    stack = spec.StackSpec(embed=embed, kinds=kinds, blocks=blocks, final_norm=norm)
-    return decoder.model(keys, name, stack, context=keys.int("max_position_embeddings"))
+        for size, one in zip(windows, mlp if isinstance(mlp, Sequence) else [mlp] * layers, strict=True)
+    )
+    return spec.StackSpec(
+        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, scale=embed_scale, dropout=embed_dropout),
+        kinds=decoder.kinds(windows, *(positions or (rope(keys, inner, share=share),))),
+        blocks=blocks,
+        final_norm=norm,
+    )
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Values:
     if keys.int("expert_count", default=0, low=0):
         experts, chosen = keys.count("expert_count"), keys.count("expert_used_count")
         config = from_gguf_as(keys, "Mixtral")
@@ -110,8 +114,7 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     }
 
 
-def from_gguf_as(keys: ConfigKeys, name: str) -> dict[str, Any]:
+def from_gguf_as(keys: ConfigKeys, name: str) -> Values:
     """The HF keys that the whole family tree shares."""
-    eps = keys.float("attention.layer_norm_rms_epsilon")
-    more = {"hidden_act": "silu", "rms_norm_eps": eps, "rope_parameters": gguf_config.rope(keys)}
-    return gguf_config.header(keys, name) | gguf_config.head_width(keys) | more
+    more = {"hidden_act": "silu", "rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon")}
+    return gguf_config.header(keys, name) | more

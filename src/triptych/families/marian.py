@@ -11,22 +11,21 @@ from triptych.families import bart, seq2seq
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"marian"})
+hf_types = {"marian"}
 ids = {"eos_token_id": 0, "pad_token_id": 58_100, "decoder_start_token_id": 58_100}
 prefix = bart.prefix
 fixed = bart.fixed
 ignore = bart.ignore | {"classifier_dropout"}  # of a head no class has
 
 weights = bart.ROWS + table("""
-head.proj.weight                   lm_head.weight
-head.proj.bias                     final_logits_bias|one_row
--                                  model.encoder.embed_positions.weight  -  # sines and cosines
--                                  model.decoder.embed_positions.weight  -  # sines and cosines
+head.proj.weight                       lm_head.weight
+head.proj.bias                         final_logits_bias|one_row
+-  model.encoder.embed_positions.weight  -  # sines and cosines
+-  model.decoder.embed_positions.weight  -  # sines and cosines
 [tie:decoder.embed.tokens.weight]
-encoder.embed.tokens.weight        model.shared.weight
+encoder.embed.tokens.weight            model.shared.weight
 [Model]
-encoder.embed.tokens.weight        model.encoder.embed_tokens.weight
-decoder.embed.tokens.weight        model.decoder.embed_tokens.weight
+<encoder,decoder>.embed.tokens.weight  model.<encoder,decoder>.embed_tokens.weight
 """)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from triptych import spec
-from triptych.families import llama
+from triptych.families import decoder, llama
 from triptych.mapping.config_keys import ConfigKeys
 
-hf_types = frozenset({"mistral"})
+hf_types = {"mistral"}
 gguf_names = {"mistral": "llama"}
 ids, prefix, weights = llama.ids, llama.prefix, llama.weights
 
@@ -14,4 +14,5 @@ ids, prefix, weights = llama.ids, llama.prefix, llama.weights
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(num_key_value_heads=8)
     size = keys.optional_int("sliding_window", default=4096)
-    return llama.model(keys, "Mistral", windows=[size] * keys.count("num_hidden_layers"))
+    stack = llama.stack(keys, windows=[size] * keys.count("num_hidden_layers"))
+    return decoder.model(keys, "Mistral", stack)

@@ -6,13 +6,13 @@ Reference: transformers `models/mixtral`.  In GGUF its architecture is llama, an
 from __future__ import annotations
 
 from triptych import spec
-from triptych.families import llama
+from triptych.families import decoder, llama
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"mixtral"})
+hf_types = {"mixtral"}
 gguf_names = {"mixtral": "llama"}
-ignore = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})  # training only
+ignore = {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}  # training only
 ids, prefix = llama.ids, llama.prefix
 
 weights = llama.weights + table("""
@@ -38,4 +38,4 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         normalize=True,
     )
     windows = [keys.optional_int("sliding_window")] * keys.count("num_hidden_layers")
-    return llama.model(keys, "Mixtral", mlp=mlp, windows=windows)
+    return decoder.model(keys, "Mixtral", llama.stack(keys, mlp=mlp, windows=windows))

@@ -14,35 +14,30 @@ from triptych.families.rope_config import rope_by_layer_type
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"modernbert"})
+hf_types = {"modernbert"}
 ids = {"bos_token_id": 50_281, "eos_token_id": 50_282, "pad_token_id": 50_283}
 prefix = "model."
-ignore = frozenset(
-    {
-        "cls_token_id",
-        "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad",  # how the reference runs
-        "initializer_cutoff_factor", "sparse_pred_ignore_index", "sparse_prediction",  # training
-        "layer_norm_eps", "position_embedding_type",  # from BERT's config; norm_eps and RoPE are used
-    }
-)  # fmt: skip
+ignore = {
+    "cls_token_id",
+    "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad",  # how the reference runs
+    "initializer_cutoff_factor", "sparse_pred_ignore_index", "sparse_prediction",  # training
+    "layer_norm_eps", "position_embedding_type",  # from BERT's config; norm_eps and RoPE are used
+}  # fmt: skip
 
 _POOLS: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
 
 weights = table("""
-encoder.embed.tokens.weight            model.embeddings.tok_embeddings.weight
-encoder.embed.norm.*                   model.embeddings.norm.*
-encoder.blocks.{i}.attn_norm.pre.*     model.layers.{i}.attn_norm.*
-encoder.blocks.{i}.attn.(q,k,v).*      model.layers.{i}.attn.Wqkv.*
-encoder.blocks.{i}.attn.out.*          model.layers.{i}.attn.Wo.*
-encoder.blocks.{i}.mlp_norm.pre.*      model.layers.{i}.mlp_norm.*
-encoder.blocks.{i}.mlp.(gate,up).*     model.layers.{i}.mlp.Wi.*
-encoder.blocks.{i}.mlp.down.*          model.layers.{i}.mlp.Wo.*
-encoder.final_norm.*                   model.final_norm.*
-head.transform.dense.*                 head.dense.*
-head.transform.norm.*                  head.norm.*
-head.proj.*                            decoder.*
-head.classes.*                         classifier.*
-head.ends.*                            classifier.*
+encoder.embed.tokens.weight         model.embeddings.tok_embeddings.weight
+encoder.embed.norm.*                model.embeddings.norm.*
+encoder.blocks.{i}.attn_norm.pre.*  model.layers.{i}.attn_norm.*
+encoder.blocks.{i}.attn.(q,k,v).*   model.layers.{i}.attn.Wqkv.*
+encoder.blocks.{i}.attn.out.*       model.layers.{i}.attn.Wo.*
+encoder.blocks.{i}.mlp_norm.pre.*   model.layers.{i}.mlp_norm.*
+encoder.blocks.{i}.mlp.(gate,up).*  model.layers.{i}.mlp.Wi.*
+encoder.blocks.{i}.mlp.down.*       model.layers.{i}.mlp.Wo.*
+encoder.final_norm.*                model.final_norm.*
+head.transform.<dense,norm>.*       head.<dense,norm>.*
+head.<proj,classes,ends>.*          <decoder,classifier,classifier>.*
 """)
 
 

@@ -6,36 +6,29 @@ Reference: transformers `models/phi`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from triptych import spec
 from triptych.families import decoder, gguf_config
 from triptych.families.rope_config import rope
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"phi"})
+hf_types = {"phi"}
 ids = {"bos_token_id": 1, "eos_token_id": 2}
-gguf_archs = frozenset({"phi2"})
+gguf_archs = {"phi2"}
 gguf_names = {"phi": "phi2"}
 prefix = "model."
 
 weights = table("""
-decoder.embed.tokens.weight       model.embed_tokens.weight                        token_embd.weight
-decoder.blocks.{i}.norm.*         model.layers.{i}.input_layernorm.*               blk.{i}.attn_norm.*
-decoder.blocks.{i}.attn.q.*       model.layers.{i}.self_attn.q_proj.*              blk.{i}.attn_q.*
-decoder.blocks.{i}.attn.k.*       model.layers.{i}.self_attn.k_proj.*              blk.{i}.attn_k.*
-decoder.blocks.{i}.attn.v.*       model.layers.{i}.self_attn.v_proj.*              blk.{i}.attn_v.*
-decoder.blocks.{i}.attn.(q,k,v).* -                                                blk.{i}.attn_qkv.*  # older files
-decoder.blocks.{i}.attn.q_norm.*  model.layers.{i}.self_attn.q_layernorm.*         -
-decoder.blocks.{i}.attn.k_norm.*  model.layers.{i}.self_attn.k_layernorm.*         -
-decoder.blocks.{i}.attn.out.*     model.layers.{i}.self_attn.dense.*               blk.{i}.attn_output.*
-decoder.blocks.{i}.mlp.up.*       model.layers.{i}.mlp.fc1.*                       blk.{i}.ffn_up.*
-decoder.blocks.{i}.mlp.down.*     model.layers.{i}.mlp.fc2.*                       blk.{i}.ffn_down.*
-decoder.final_norm.*              model.final_layernorm.*                          output_norm.*
-head.proj.*                       lm_head.*                                        output.*
--                                 model.layers.{i}.self_attn.rotary_emb.inv_freq   -  # computed from the config
+decoder.embed.tokens.weight           model.embed_tokens.weight                  token_embd.weight
+decoder.blocks.{i}.norm.*             model.layers.{i}.input_layernorm.*         blk.{i}.attn_norm.*
+decoder.blocks.{i}.attn.<q,k,v>.*     model.layers.{i}.self_attn.<q,k,v>_proj.*  blk.{i}.attn_<q,k,v>.*
+decoder.blocks.{i}.attn.(q,k,v).*     -                                          blk.{i}.attn_qkv.*  # older files
+decoder.blocks.{i}.attn.<q,k>_norm.*  model.layers.{i}.self_attn.<q,k>_layernorm.*  -
+decoder.blocks.{i}.attn.out.*         model.layers.{i}.self_attn.dense.*         blk.{i}.attn_output.*
+decoder.blocks.{i}.mlp.<up,down>.*    model.layers.{i}.mlp.<fc1,fc2>.*           blk.{i}.ffn_<up,down>.*
+decoder.final_norm.*                  model.final_layernorm.*                    output_norm.*
+head.proj.*                           lm_head.*                                  output.*
+-  model.layers.{i}.self_attn.rotary_emb.inv_freq  -  # computed from the config
 """)
 
 
@@ -60,15 +53,12 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         blocks=(block,) * keys.count("num_hidden_layers"),
         final_norm=norm,
     )
-    return decoder.model(keys, "Phi", stack, context=keys.int("max_position_embeddings"), bias=True)
+    return decoder.model(keys, "Phi", stack, bias=True)
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
-    return {
-        **gguf_config.header(keys, "Phi"),
-        **gguf_config.head_width(keys, partial=True),
+def from_gguf(keys: ConfigKeys) -> Values:
+    return gguf_config.header(keys, "Phi", partial=True) | {
         "model_type": "phi",
         "hidden_act": "gelu_new",
         "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),
-        "rope_parameters": gguf_config.rope(keys),
     }

@@ -6,27 +6,22 @@ References: transformers `models/qwen2`, `models/qwen3`.  GGUF keeps the rows of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from triptych import spec
 from triptych.families import decoder, llama
 from triptych.families.decoder import Windows
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"qwen2", "qwen3"})
-gguf_archs = frozenset({"qwen2", "qwen3"})
-ignore = frozenset({"dual_chunk_attention_config"})  # how another engine splits texts; the reference never does
+hf_types = {"qwen2", "qwen3"}
+gguf_archs = {"qwen2", "qwen3"}
+ignore = {"dual_chunk_attention_config"}  # how another engine splits texts; the reference never does
 prefix = llama.prefix
 
 weights = table(
     llama.ROWS
     + """
-decoder.blocks.{i}.attn.q.*           model.layers.{i}.self_attn.q_proj.*              blk.{i}.attn_q.*
-decoder.blocks.{i}.attn.k.*           model.layers.{i}.self_attn.k_proj.*              blk.{i}.attn_k.*
-decoder.blocks.{i}.attn.q_norm.*      model.layers.{i}.self_attn.q_norm.*              blk.{i}.attn_q_norm.*
-decoder.blocks.{i}.attn.k_norm.*      model.layers.{i}.self_attn.k_norm.*              blk.{i}.attn_k_norm.*
+decoder.blocks.{i}.attn.<q,k>.*       model.layers.{i}.self_attn.<q,k>_proj.*  blk.{i}.attn_<q,k>.*
+decoder.blocks.{i}.attn.<q,k>_norm.*  model.layers.{i}.self_attn.<q,k>_norm.*  blk.{i}.attn_<q,k>_norm.*
 """
 )
 
@@ -34,10 +29,12 @@ decoder.blocks.{i}.attn.k_norm.*      model.layers.{i}.self_attn.k_norm.*       
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(num_key_value_heads=32)
     if keys.str("model_type") == "qwen2":
-        return llama.model(keys, "Qwen2", bias=True, windows=_windows(keys))
+        stack = llama.stack(keys, bias=True, out_bias=False, windows=_windows(keys))
+        return decoder.model(keys, "Qwen2", stack)
     keys.assume(head_dim=128)
     bias = keys.bool("attention_bias", default=False)
-    return llama.model(keys, "Qwen3", bias=bias, out_bias=bias, head_norm=True, windows=_windows(keys))
+    stack = llama.stack(keys, bias=bias, head_norm=True, windows=_windows(keys))
+    return decoder.model(keys, "Qwen3", stack)
 
 
 def _windows(keys: ConfigKeys) -> Windows:
@@ -48,5 +45,5 @@ def _windows(keys: ConfigKeys) -> Windows:
     return decoder.windows(keys, size if used else None, lambda i: i >= first)
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Values:
     return llama.from_gguf_as(keys, keys.str("model_type").capitalize())

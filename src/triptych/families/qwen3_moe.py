@@ -5,24 +5,19 @@ Reference: transformers `models/qwen3_moe`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from triptych import spec
-from triptych.families import llama, qwen
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.families import decoder, llama, qwen
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"qwen3_moe"})
-gguf_archs = frozenset({"qwen3moe"})
+hf_types = {"qwen3_moe"}
+gguf_archs = {"qwen3moe"}
 gguf_names = {"qwen3_moe": "qwen3moe"}
-ignore = frozenset(
-    {
-        "output_router_logits", "router_aux_loss_coef",  # training only
-        "max_window_layers",  # from Qwen2; here a window is that of every layer
-        "qkv_bias", "shared_expert_intermediate_size", "use_qk_norm",  # of another library; the reference reads none
-    }
-)  # fmt: skip
+ignore = {
+    "output_router_logits", "router_aux_loss_coef",  # training only
+    "max_window_layers",  # from Qwen2; here a window is that of every layer
+    "qkv_bias", "shared_expert_intermediate_size", "use_qk_norm",  # of another library; the reference reads none
+}  # fmt: skip
 prefix = llama.prefix
 
 weights = qwen.weights + table("""
@@ -50,14 +45,11 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     every = keys.count("decoder_sparse_step", default=1)
     mlps = [dense if i in named or (i + 1) % every else mixture for i in range(layers)]
     size, used = keys.optional_int("sliding_window", default=4096), keys.bool("use_sliding_window", default=False)
-    bias = keys.bool("attention_bias", default=False)
-    return llama.model(
-        keys, "Qwen3Moe", mlp=mlps, windows=[size if used else None] * layers, bias=bias, out_bias=bias,
-        head_norm=True,
-    )  # fmt: skip
+    bias, windows = keys.bool("attention_bias", default=False), [size if used else None] * layers
+    return decoder.model(keys, "Qwen3Moe", llama.stack(keys, mlp=mlps, windows=windows, bias=bias, head_norm=True))
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Values:
     return llama.from_gguf_as(keys, "Qwen3Moe") | {
         "model_type": "qwen3_moe",
         "attention_bias": keys.has_tensor("blk.0.attn_q.bias", default=False),
@@ -68,7 +60,7 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     }
 
 
-def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
+def to_gguf(model: spec.ModelSpec) -> Values:
     mixture = next((part for _, part in model.walk() if isinstance(part, spec.MoESpec)), None)
     if mixture is None:  # every layer is dense, which the format cannot express
         return {}

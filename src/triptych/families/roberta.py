@@ -12,25 +12,24 @@ from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import renamed, table
 
 _NAMES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
-hf_types = frozenset(_NAMES)
+hf_types = _NAMES.keys()
 ids = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 prefix = "roberta."
 renames = bert.renames
 
 weights = renamed(bert.ROWS, "bert.", "roberta.") + table("""
 [ClassHead]
-head.transform.dense.*     classifier.dense.*
-head.classes.*             classifier.out_proj.*
+head.transform.dense.*         classifier.dense.*
+head.classes.*                 classifier.out_proj.*
 [MaskedLMHead]
-head.transform.dense.*     lm_head.dense.*
-head.transform.norm.*      lm_head.layer_norm.*
-head.proj.weight           lm_head.decoder.weight
+head.transform.<dense,norm>.*  lm_head.<dense,layer_norm>.*
+head.proj.weight               lm_head.decoder.weight
 [tie:head.proj.weight]
-head.proj.bias             lm_head.bias
-head.proj.bias             lm_head.decoder.bias
+head.proj.bias                 lm_head.bias
+head.proj.bias                 lm_head.decoder.bias
 [own:head.proj.weight]
-head.proj.bias             lm_head.decoder.bias
-head.proj.bias             lm_head.bias|spare  -  # added to a tied head alone
+head.proj.bias                 lm_head.decoder.bias
+head.proj.bias                 lm_head.bias|spare  -  # added to a tied head alone
 """)
 
 

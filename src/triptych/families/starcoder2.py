@@ -6,74 +6,52 @@ Reference: transformers `models/starcoder2`.  GGUF keeps the rows of q and k as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from triptych import spec
-from triptych.families import decoder, gguf_config
-from triptych.families.rope_config import rope
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.families import decoder, gguf_config, llama
+from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"starcoder2"})
+hf_types = {"starcoder2"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
-gguf_archs = frozenset({"starcoder2"})
+gguf_archs = {"starcoder2"}
 prefix = "model."
-ignore = frozenset(
-    {
-        "activation_function", "layer_norm_epsilon",  # old duplicates of hidden_act and norm_epsilon, which hold
-        "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",  # softmax is in fp32 anyway
-        "mlp_type", "norm_type", "scale_attn_weights",  # left over from StarCoder; the reference reads none
-    }
-)  # fmt: skip
+ignore = {
+    "activation_function", "layer_norm_epsilon",  # old duplicates of hidden_act and norm_epsilon, which hold
+    "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",  # softmax is in fp32 anyway
+    "mlp_type", "norm_type", "scale_attn_weights",  # left over from StarCoder; the reference reads none
+}  # fmt: skip
 
 weights = table("""
-decoder.embed.tokens.weight         model.embed_tokens.weight                     token_embd.weight
-decoder.blocks.{i}.attn_norm.pre.*  model.layers.{i}.input_layernorm.*            blk.{i}.attn_norm.*
-decoder.blocks.{i}.attn.q.*         model.layers.{i}.self_attn.q_proj.*           blk.{i}.attn_q.*
-decoder.blocks.{i}.attn.k.*         model.layers.{i}.self_attn.k_proj.*           blk.{i}.attn_k.*
-decoder.blocks.{i}.attn.v.*         model.layers.{i}.self_attn.v_proj.*           blk.{i}.attn_v.*
-decoder.blocks.{i}.attn.out.*       model.layers.{i}.self_attn.o_proj.*           blk.{i}.attn_output.*
-decoder.blocks.{i}.mlp_norm.pre.*   model.layers.{i}.post_attention_layernorm.*   blk.{i}.ffn_norm.*
-decoder.blocks.{i}.mlp.up.*         model.layers.{i}.mlp.c_fc.*                   blk.{i}.ffn_up.*
-decoder.blocks.{i}.mlp.down.*       model.layers.{i}.mlp.c_proj.*                 blk.{i}.ffn_down.*
-decoder.final_norm.*                model.norm.*                                  output_norm.*
-head.proj.weight                    lm_head.weight                                output.weight
--                                   model.layers.{i}.self_attn.rotary_emb.inv_freq  -  # computed from the config
+decoder.embed.tokens.weight            model.embed_tokens.weight                    token_embd.weight
+decoder.blocks.{i}.attn_norm.pre.*     model.layers.{i}.input_layernorm.*           blk.{i}.attn_norm.*
+decoder.blocks.{i}.attn.<q,k,v,out>.*  model.layers.{i}.self_attn.<q,k,v,o>_proj.*  blk.{i}.attn_<q,k,v,output>.*
+decoder.blocks.{i}.mlp_norm.pre.*      model.layers.{i}.post_attention_layernorm.*  blk.{i}.ffn_norm.*
+decoder.blocks.{i}.mlp.<up,down>.*     model.layers.{i}.mlp.c_<fc,proj>.*           blk.{i}.ffn_<up,down>.*
+decoder.final_norm.*                   model.norm.*                                 output_norm.*
+head.proj.weight                       lm_head.weight                               output.weight
+-  model.layers.{i}.self_attn.rotary_emb.inv_freq  -  # computed from the config
 """)
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
-    width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
-    inner, bias = keys.optional_int("head_dim") or width // heads, keys.bool("use_bias", default=True)
-    norm = spec.LayerNormSpec(width=width, eps=keys.float("norm_epsilon", default=1e-5))
+    width, bias = keys.int("hidden_size"), keys.bool("use_bias", default=True)
     act = keys.act("hidden_act", default="gelu_pytorch_tanh")
-    windows = [keys.optional_int("sliding_window")] * layers
-    block = spec.BlockSpec(
-        attn=spec.attention(
-            width, heads, kv_heads=keys.count("num_key_value_heads", default=2), head_width=inner, bias=bias,
-            dropout=keys.dropout("attention_dropout"),
-        ),
+    stack = llama.stack(
+        keys,
+        norm=spec.LayerNormSpec(width=width, eps=keys.float("norm_epsilon", default=1e-5)),
         mlp=spec.mlp(width, keys.int("intermediate_size"), act, bias=bias),
-        attn_norm=spec.NormsSpec(pre=norm),
-        mlp_norm=spec.NormsSpec(pre=norm),
+        windows=[keys.optional_int("sliding_window")] * keys.count("num_hidden_layers"),
+        kv_heads=keys.count("num_key_value_heads", default=2),
+        bias=bias,
+        embed_dropout=keys.dropout("embedding_dropout"),
         dropout=keys.dropout("residual_dropout"),
-    )  # fmt: skip
-    stack = spec.StackSpec(
-        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, dropout=keys.dropout("embedding_dropout")),
-        kinds=decoder.kinds(windows, rope(keys, inner)),
-        blocks=(block,) * layers,
-        final_norm=norm,
     )
-    return decoder.model(keys, "Starcoder2", stack, context=keys.int("max_position_embeddings"), tied=True)
+    return decoder.model(keys, "Starcoder2", stack, tied=True)
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
-    return {
-        **gguf_config.header(keys, "Starcoder2"),
-        **gguf_config.head_width(keys),
+def from_gguf(keys: ConfigKeys) -> Values:
+    return gguf_config.header(keys, "Starcoder2") | {
         "hidden_act": "gelu_pytorch_tanh",
         "norm_epsilon": keys.float("attention.layer_norm_epsilon"),
         "use_bias": keys.has_tensor("blk.0.attn_q.bias", default=True),
-        "rope_parameters": gguf_config.rope(keys),
     }

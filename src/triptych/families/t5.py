@@ -11,40 +11,32 @@ from triptych.families import seq2seq, t5_gguf
 from triptych.mapping.config_keys import ACTIVATIONS, COUNT, ConfigKeys
 from triptych.mapping.weight_table import table, within
 
-hf_types = frozenset({"t5", "mt5"})
+hf_types = {"t5", "mt5"}
 gguf_archs, gguf_arch, from_gguf, to_gguf = t5_gguf.archs, t5_gguf.arch, t5_gguf.from_gguf, t5_gguf.to_gguf
 ids = {"eos_token_id": 1, "pad_token_id": 0}
 prefix = "transformer."  # only classes over labels write it
 overflows_fp16 = True  # trained in bf16: what the MLPs write passes 65504
-ignore = frozenset(
-    {
-        "dense_act_fn", "is_gated_act",  # duplicates of feed_forward_proj
-        "n_positions",  # of the training data; distances are unbounded
-        "num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim",  # duplicates of num_layers, d_model, ...
-    }
-)  # fmt: skip
+ignore = {
+    "dense_act_fn", "is_gated_act",  # duplicates of feed_forward_proj
+    "n_positions",  # of the training data; distances are unbounded
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim",  # duplicates of num_layers, d_model, ...
+}  # fmt: skip
 
 unprefixed = (spec.LMHeadSpec, spec.SpanHeadSpec)
 weights = within(prefix, seq2seq.table("""
-SIDE.kinds.self.position.*        SIDE.block.0.layer.0.SelfAttention.relative_attention_bias.*  GG.blk.0.attn_rel_b.*
-SIDE.blocks.{i}.attn_norm.pre.*   SIDE.block.{i}.layer.0.layer_norm.*              GG.blk.{i}.attn_norm.*
-SIDE.blocks.{i}.attn.q.*          SIDE.block.{i}.layer.0.SelfAttention.q.*         GG.blk.{i}.attn_q.*
-SIDE.blocks.{i}.attn.k.*          SIDE.block.{i}.layer.0.SelfAttention.k.*         GG.blk.{i}.attn_k.*
-SIDE.blocks.{i}.attn.v.*          SIDE.block.{i}.layer.0.SelfAttention.v.*         GG.blk.{i}.attn_v.*
-SIDE.blocks.{i}.attn.out.*        SIDE.block.{i}.layer.0.SelfAttention.o.*         GG.blk.{i}.attn_o.*
-SIDE.blocks.{i}.cross_norm.pre.*  SIDE.block.{i}.layer.1.layer_norm.*              GG.blk.{i}.cross_attn_norm.*
-SIDE.blocks.{i}.cross.q.*         SIDE.block.{i}.layer.1.EncDecAttention.q.*       GG.blk.{i}.cross_attn_q.*
-SIDE.blocks.{i}.cross.k.*         SIDE.block.{i}.layer.1.EncDecAttention.k.*       GG.blk.{i}.cross_attn_k.*
-SIDE.blocks.{i}.cross.v.*         SIDE.block.{i}.layer.1.EncDecAttention.v.*       GG.blk.{i}.cross_attn_v.*
-SIDE.blocks.{i}.cross.out.*       SIDE.block.{i}.layer.1.EncDecAttention.o.*       GG.blk.{i}.cross_attn_o.*
-SIDE.blocks.{i}.mlp_norm.pre.*    SIDE.block.{i}.layer.LAST.layer_norm.*           GG.blk.{i}.ffn_norm.*
-SIDE.blocks.{i}.mlp.down.*        SIDE.block.{i}.layer.LAST.DenseReluDense.wo.*    GG.blk.{i}.ffn_down.*
-SIDE.final_norm.*                 SIDE.final_layer_norm.*                          GG.output_norm.*
+SIDE.kinds.self.position.*          SIDE.block.0.layer.0.SelfAttention.relative_attention_bias.*  GG.blk.0.attn_rel_b.*
+SIDE.blocks.{i}.attn_norm.pre.*     SIDE.block.{i}.layer.0.layer_norm.*                           GG.blk.{i}.attn_norm.*
+SIDE.blocks.{i}.attn.<q,k,v,out>.*  SIDE.block.{i}.layer.0.SelfAttention.<q,k,v,o>.*  GG.blk.{i}.attn_<q,k,v,o>.*
+SIDE.blocks.{i}.cross_norm.pre.*  SIDE.block.{i}.layer.1.layer_norm.*  GG.blk.{i}.cross_attn_norm.*
+SIDE.blocks.{i}.cross.<q,k,v>.*  SIDE.block.{i}.layer.1.EncDecAttention.<q,k,v>.*  GG.blk.{i}.cross_attn_<q,k,v>.*
+SIDE.blocks.{i}.cross.out.*  SIDE.block.{i}.layer.1.EncDecAttention.o.*  GG.blk.{i}.cross_attn_o.*
+SIDE.blocks.{i}.mlp_norm.pre.*      SIDE.block.{i}.layer.LAST.layer_norm.*                        GG.blk.{i}.ffn_norm.*
+SIDE.blocks.{i}.mlp.down.*          SIDE.block.{i}.layer.LAST.DenseReluDense.wo.*                 GG.blk.{i}.ffn_down.*
+SIDE.final_norm.*                   SIDE.final_layer_norm.*                                       GG.output_norm.*
 [MLP]
-SIDE.blocks.{i}.mlp.up.*          SIDE.block.{i}.layer.LAST.DenseReluDense.wi.*    GG.blk.{i}.ffn_up.*
+SIDE.blocks.{i}.mlp.up.*            SIDE.block.{i}.layer.LAST.DenseReluDense.wi.*                 GG.blk.{i}.ffn_up.*
 [GLU]
-SIDE.blocks.{i}.mlp.gate.*        SIDE.block.{i}.layer.LAST.DenseReluDense.wi_0.*  GG.blk.{i}.ffn_gate.*
-SIDE.blocks.{i}.mlp.up.*          SIDE.block.{i}.layer.LAST.DenseReluDense.wi_1.*  GG.blk.{i}.ffn_up.*
+SIDE.blocks.{i}.mlp.<gate,up>.*  SIDE.block.{i}.layer.LAST.DenseReluDense.wi_<0,1>.*  GG.blk.{i}.ffn_<gate,up>.*
 """, LAST=("1", "2"), GG=("enc", "dec")) + table("""
 encoder.embed.tokens.weight       shared.weight                                    token_embd.weight
 encoder.embed.tokens.weight       encoder.embed_tokens.weight

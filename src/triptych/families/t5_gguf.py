@@ -6,21 +6,18 @@ ReLU, and GEGLU where there is a gate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from triptych import spec
 from triptych.families import gguf_config
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping.config_keys import ConfigKeys, Values
 
-archs = frozenset({"t5", "t5encoder"})
+archs = {"t5", "t5encoder"}
 
 
 def arch(model: spec.ModelSpec) -> str:
     return "t5encoder" if model.decoder is None else "t5"
 
 
-def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
+def from_gguf(keys: ConfigKeys) -> Values:
     """The HF keys.  No GGUF key tells whether the head's input is scaled: it is in v1.0, and not in later models, which
     have a gate and a head of their own."""
     alone, heads, layers = keys.str("model_type") == "t5encoder", keys.count("attention.head_count"), "block_count"
@@ -51,9 +48,9 @@ def from_gguf(keys: ConfigKeys) -> Mapping[str, Any]:
     }
 
 
-def to_gguf(model: spec.ModelSpec) -> dict[str, Any]:
+def to_gguf(model: spec.ModelSpec) -> Values:
     buckets = next(part.buckets for _, part in model.walk() if isinstance(part, spec.T5BucketsSpec))
-    metadata: dict[str, Any] = {
+    metadata: Values = {
         "attention.relative_buckets_count": buckets,
         "context_length": 512,
     }  # required

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from triptych.families.registry import find
 from triptych.families.wrapped import beside, text_name
 from triptych.mapping import tensor_plan as plans
-from triptych.mapping.read_gguf_metadata import TENSORS
+from triptych.mapping.gguf_metadata import TENSORS
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.mapping.weight_table import Kind, table
 from triptych.spec import ModelSpec

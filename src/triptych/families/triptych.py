@@ -10,7 +10,7 @@ from triptych.mapping.weight_table import WeightTable
 from triptych.spec import ModelSpec, from_json, to_json
 from triptych.spec.json import VERSION
 
-hf_types = frozenset({"triptych"})
+hf_types = {"triptych"}
 prefix = ""
 weights: WeightTable = ()  # every parameter under its own name
 

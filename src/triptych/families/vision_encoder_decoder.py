@@ -15,9 +15,9 @@ from triptych.families.registry import find
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import of_decoder, renamed, table, within
 
-hf_types = frozenset({"vision-encoder-decoder"})
+hf_types = {"vision-encoder-decoder"}
 module_name = vit.module_name
-ignore = frozenset({"tie_word_embeddings"})  # of the two stacks, which are never tied; the decoder's config has its own
+ignore = {"tie_word_embeddings"}  # of the two stacks, which are never tied; the decoder's config has its own
 
 
 weights = (
@@ -33,9 +33,7 @@ decoder.blocks.{i}.cross.(k,v).*      transformer.h.{i}.crossattention.c_attn.*|
 decoder.blocks.{i}.cross.out.*        transformer.h.{i}.crossattention.c_proj.*|transpose
 """))
     + of_decoder("bert", bert.ROWS + bert.MASKED + table("""
-decoder.blocks.{i}.cross.q.*          bert.encoder.layer.{i}.crossattention.self.query.*
-decoder.blocks.{i}.cross.k.*          bert.encoder.layer.{i}.crossattention.self.key.*
-decoder.blocks.{i}.cross.v.*          bert.encoder.layer.{i}.crossattention.self.value.*
+decoder.blocks.{i}.cross.<q,k,v>.*    bert.encoder.layer.{i}.crossattention.self.<query,key,value>.*
 decoder.blocks.{i}.cross.out.*        bert.encoder.layer.{i}.crossattention.output.dense.*
 decoder.blocks.{i}.cross_norm.post.*  bert.encoder.layer.{i}.crossattention.output.LayerNorm.*
 """))
@@ -71,7 +69,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     )
 
 
-_OTHER_HEADS = frozenset({"pooler_act", "pooler_output_size", "classifier_dropout"})  # of what is not built here
+_OTHER_HEADS = {"pooler_act", "pooler_output_size", "classifier_dropout"}  # of what is not built here
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 

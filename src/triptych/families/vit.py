@@ -12,26 +12,21 @@ from triptych import spec
 from triptych.mapping.config_keys import COUNT, ConfigKeys
 from triptych.mapping.weight_table import table
 
-hf_types = frozenset({"vit"})
+hf_types = {"vit"}
 prefix = "vit."
-ignore = frozenset({"encoder_stride"})  # of a head that paints hidden patches
+ignore = {"encoder_stride"}  # of a head that paints hidden patches
 
 weights = table("""
-encoder.embed.first                   vit.embeddings.cls_token|one_row|one_row
-encoder.embed.weight                  vit.embeddings.patch_embeddings.projection.weight
-encoder.embed.bias                    vit.embeddings.patch_embeddings.projection.bias
-encoder.embed.position.weight         vit.embeddings.position_embeddings|one_row
-encoder.blocks.{i}.attn_norm.pre.*    vit.encoder.layer.{i}.layernorm_before.*
-encoder.blocks.{i}.attn.q.*           vit.encoder.layer.{i}.attention.attention.query.*
-encoder.blocks.{i}.attn.k.*           vit.encoder.layer.{i}.attention.attention.key.*
-encoder.blocks.{i}.attn.v.*           vit.encoder.layer.{i}.attention.attention.value.*
-encoder.blocks.{i}.attn.out.*         vit.encoder.layer.{i}.attention.output.dense.*
-encoder.blocks.{i}.mlp_norm.pre.*     vit.encoder.layer.{i}.layernorm_after.*
-encoder.blocks.{i}.mlp.up.*           vit.encoder.layer.{i}.intermediate.dense.*
-encoder.blocks.{i}.mlp.down.*         vit.encoder.layer.{i}.output.dense.*
-encoder.final_norm.*                  vit.layernorm.*
-head.dense.*                          vit.pooler.dense.*
-head.classes.*                        classifier.*
+encoder.embed.first                 vit.embeddings.cls_token|one_row|one_row
+encoder.embed.<weight,bias>         vit.embeddings.patch_embeddings.projection.<weight,bias>
+encoder.embed.position.weight       vit.embeddings.position_embeddings|one_row
+encoder.blocks.{i}.attn_norm.pre.*  vit.encoder.layer.{i}.layernorm_before.*
+encoder.blocks.{i}.attn.<q,k,v>.*   vit.encoder.layer.{i}.attention.attention.<query,key,value>.*
+encoder.blocks.{i}.attn.out.*       vit.encoder.layer.{i}.attention.output.dense.*
+encoder.blocks.{i}.mlp_norm.pre.*   vit.encoder.layer.{i}.layernorm_after.*
+encoder.blocks.{i}.mlp.<up,down>.*  vit.encoder.layer.{i}.<intermediate,output>.dense.*
+encoder.final_norm.*                vit.layernorm.*
+head.<dense,classes>.*              <vit.pooler.dense,classifier>.*
 """)
 _MODULES = {
     "encoder.layer.": "layers.", "attention.attention.query": "attention.q_proj",

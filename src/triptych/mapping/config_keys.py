@@ -20,6 +20,7 @@ Int: TypeAlias = int
 Float: TypeAlias = float
 Str: TypeAlias = str
 Bool: TypeAlias = bool
+Values: TypeAlias = dict[str, Any]  # keys of a config and what they are set to
 REQUIRED: Any = object()
 SIZE = 2**31 - 1  # no width, vocabulary or context is larger
 COUNT = 2**12  # nor has any model more layers, heads or buckets

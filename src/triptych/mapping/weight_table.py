@@ -1,25 +1,27 @@
 """One reversible table per family: our parameter names, the HF names, the GGUF names, and what happens between.
 
     ours                                hf                                          gguf
-    decoder.blocks.{i}.attn.q.*         model.layers.{i}.self_attn.q_proj.*         blk.{i}.attn_q.*|rope_permute
+    decoder.blocks.{i}.attn.<q,k>.*     model.layers.{i}.self_attn.<q,k>_proj.*     blk.{i}.attn_<q,k>.*|rope_permute
     decoder.blocks.{i}.attn.(q,k,v).*   transformer.h.{i}.attn.c_attn.*|transpose   blk.{i}.attn_qkv.*
     -                                   model.layers.{i}.self_attn.rotary.inv_freq  -      # computed from the config
     [MaskedLMHead]
     head.proj.bias                      lm_head.bias|spare                          -      # why it need not be equal
 
 `{i}` runs over the blocks, `{e}` over the experts of a mixture, `*` over weight and bias; rows of parameters the spec
-does not have fall away.  Several names of ours in brackets are one stored tensor, split along its rows; so are all
-experts where only our column says `{e}`.  `-` in our column is a tensor that is known and not needed, for the reason in
-the comment; `-` elsewhere, a name that format lacks.  Two rows for one of our names are duplicates: the first one
-present is loaded, the others must equal it, the first is written.  One marked `spare` is written too, and is not
-compared when the first one is present.  `[Part]` opens rows for models that have such a part, `[tie:name]` for those in
-which that parameter shares another's tensor, `[own:name]` where it has its own and `[as:naming]` for models of that
-`naming`.  A format without names for a family needs no column.
+does not have fall away.  `<q,k>` in every column stands for a row with `q` and one with `k`.  Several names of ours in
+brackets are one stored tensor, split along its rows; so are all experts where only our column says `{e}`.  `-` in our
+column is a tensor that is known and not needed, for the reason in the comment; `-` elsewhere, a name that format lacks.
+Two rows for one of our names are duplicates: the first one present is loaded, the others must equal it, the first is
+written.  One marked `spare` is written too, and is not compared when the first one is present.  `[Part]` opens rows for
+models that have such a part, `[tie:name]` for those in which that parameter shares another's tensor, `[own:name]` where
+it has its own and `[as:naming]` for models of that `naming`.  A format without names for a family needs no column.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 Kind = Literal["hf", "gguf"]
@@ -47,7 +49,7 @@ WeightTable = tuple[TableRow, ...]
 def table(text: str) -> WeightTable:
     """The rows of the three-column text described above."""
     rows, part = [], None
-    for line in text.splitlines():
+    for line in chain.from_iterable(map(_spelled_out, text.splitlines())):
         body, _, note = line.partition("#")
         columns = body.split()
         if len(columns) == 1:
@@ -84,6 +86,12 @@ def of_decoder(naming: str, rows: WeightTable) -> WeightTable:
         )
         for row in within("decoder.", rows)
     )
+
+
+def _spelled_out(line: str) -> list[str]:
+    """`a.<q,k> x.<query,key>` -> `a.q x.query`, `a.k x.key`."""
+    several = [found.split(",") for found in re.findall("<(.*?)>", line)]
+    return [re.sub("<.*?>", "%s", line) % choices for choices in zip(*several, strict=True)] if several else [line]
 
 
 def _several(name: str) -> tuple[str, ...]:

@@ -35,11 +35,6 @@ class Costs:
     cache_bytes: float
 
 
-def costs(module: Transformer, cache_bytes: float) -> Costs:
-    """Of a model with a decoder; `cache_bytes` is the size of one number of its cache."""
-    return Costs(step_bytes(module), cache_bytes)
-
-
 def step_bytes(module: Transformer) -> int:
     """Bytes of weights that decoding one token of one row reads (`count.read_in_a_step`), as they lie in memory."""
     total = Fraction(0)

@@ -94,7 +94,7 @@ class Ours(Side):
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
         model = self._model()
-        return [len(row) for row in model.inputs.sentences(list(texts), model.hf or {})]
+        return [len(row) for row in model.inputs.sentences(list(texts))]
 
     @torch.inference_mode()
     def read(self, sources: Sources) -> None:
@@ -142,8 +142,11 @@ class Ours(Side):
             return facts
         stores = model.module.decoder.cache(cache_type=self.options.cache).stores
         numbers = sum(one.layer.groups * (one.layer.width + one.layer.value_width) for one in stores)
-        costs = limits.costs(model.module, sum(one.place_bytes for one in stores) / numbers)
-        return facts | {"step": costs.step, "cache_bytes": costs.cache_bytes, "why_modules": self._why_modules()}
+        return facts | {
+            "step": limits.step_bytes(model.module),
+            "cache_bytes": sum(one.place_bytes for one in stores) / numbers,
+            "why_modules": None if self.engine is None else self.engine.why_modules,
+        }
 
     def _note(self) -> str | None:
         """That an encoder multiplies in another form than its weights have, or a decoder the tokens of prompts."""
@@ -152,10 +155,6 @@ class Ours(Side):
             return tasks.note_on_products(module, matmul)
         native = self.options.executor == "auto" and module.decoder is not None
         return tasks.note_on_prompts(module, matmul) if native else None
-
-    def _why_modules(self) -> str | None:
-        """Why the last steps were not native ones, as the engine says."""
-        return None if self.engine is None else self.engine.why_modules
 
     def _rows(self, sources: Sources) -> Sequence[Row]:
         """Ids as they are; sound as log-mel frames [T, M], which is part of the work."""

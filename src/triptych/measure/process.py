@@ -11,33 +11,17 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from triptych.errors import InputError, TriptychError, first_line
+from triptych.measure import peers
 from triptych.measure.jobs import BenchJob
 from triptych.measure.sides import Options, Side, perform
 
 DEBUG = "TRIPTYCH_DEBUG"  # set, it shows what the processes print
-Make = Callable[[Options], Side]
-
-
-@runtime_checkable
-class Runner(Protocol):
-    """A side that is asked to do jobs, here or in another process."""
-
-    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
-        """`perform` a `job`, or tell `versions`, `facts` or `memory`.  Raises InputError where the side cannot."""
-        ...
-
-    def cpu_seconds(self) -> float:
-        """Processor time it used so far, beyond that of this process."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class SameProcess:
@@ -48,6 +32,7 @@ class SameProcess:
         self._before = _forget_peak()
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        """`perform` a `job`, or tell `versions`, `facts` or `memory`.  Raises InputError where the side cannot."""
         match what:
             case "perform":
                 return perform(self.side, BenchJob.of(arguments["job"]), arguments.get("keep"))
@@ -59,6 +44,7 @@ class SameProcess:
         return {"versions": self.side.versions}
 
     def cpu_seconds(self) -> float:
+        """Processor time it used so far, beyond that of this process."""
         return 0.0
 
     def close(self) -> None:
@@ -124,15 +110,19 @@ class SeparateProcess:
         self.process.stdout.close()
 
 
-def serve(make: Make, options: Options) -> None:
-    """Answer the lines of standard input until it ends."""
+Runner = SameProcess | SeparateProcess
+
+
+def serve(name: str, options: str) -> None:
+    """Answer the lines of standard input until it ends; `options` is `Options` as JSON."""
+    make = peers.side(name)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print on standard output
     side: SameProcess | None = None
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            side = side or SameProcess(make(options))
+            side = side or SameProcess(make(Options(**json.loads(options))))
             answer = side.ask(request.pop("what"), **request)
         except TriptychError as error:
             answer = {"error": str(error)}

@@ -109,7 +109,11 @@ def bench(
             progress(f"{name}: first runs")
             library, form = _named(name, peer_dtype)
             mine = options if name == peers.OURS else _peer_options(options, facts[peers.OURS], form)
-            runner = _runner(library, mine, apart=apart)
+            runner: Runner  # idle threads of peers spin as they do by themselves
+            if apart:
+                runner = SeparateProcess(library, mine, spin=library != peers.OURS)
+            else:
+                runner = SameProcess(peers.side(library)(mine))
             stack.callback(runner.close)
             sides[name] = _Runs(runner)
             facts[name] = _first_runs(sides[name], wanted, name, folder)
@@ -172,14 +176,7 @@ def _named(name: str, dtype: str | None) -> tuple[str, str | None]:
 def _peer_options(options: Options, ours: dict[str, Any], dtype: str | None) -> Options:
     """Those of a peer: the dtype that was asked for, else the one we compute in."""
     same = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}.get(ours["dtype"])
-    return Options(**{**asdict(options), "ignore": options.ignore, "dtype": dtype or same, "quantize": None})
-
-
-def _runner(library: str, options: Options, *, apart: bool) -> Runner:
-    """A side in a process of its own or in this one; idle threads of peers spin as they do by themselves."""
-    if apart:
-        return SeparateProcess(library, options, spin=library != peers.OURS)
-    return SameProcess(peers.side(library)(options))
+    return replace(options, dtype=dtype or same, quantize=None)
 
 
 def _first_runs(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) -> dict[str, Any]:
@@ -188,28 +185,25 @@ def _first_runs(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) 
     A peer that does not start, or cannot load the model, gets no figures: the note of each says why.  Raises InputError
     where our side fails.
     """
+    known: dict[str, Any] = {"notes": []}
     try:
-        return _warm_up(runs, work, name, folder)
+        known |= runs.runner.ask("versions")
+        for job in work:
+            begin = time.perf_counter()
+            keep = str(folder / f"{name}.npy") if job.kind == "encode" else None
+            try:
+                runs.counts[job.name] = runs.runner.ask("perform", job=asdict(job), keep=keep)["counts"]
+            except InputError as error:
+                if name == peers.OURS or job.kind == "first":
+                    raise
+                runs.refused[job.name] = str(error)
+            runs.seconds[job.name] = time.perf_counter() - begin
+        return known | runs.runner.ask("memory") | runs.runner.ask("facts")
     except InputError as error:
         if name == peers.OURS:
             raise InputError(f"{name}: {error}") from None
         runs.refused = {job.name: str(error) for job in work}
         return {"notes": [], "versions": {}, "form": "", "memory": None}
-
-
-def _warm_up(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) -> dict[str, Any]:
-    known: dict[str, Any] = {"notes": []} | runs.runner.ask("versions")
-    for job in work:
-        begin = time.perf_counter()
-        keep = str(folder / f"{name}.npy") if job.kind == "encode" else None
-        try:
-            runs.counts[job.name] = runs.runner.ask("perform", job=asdict(job), keep=keep)["counts"]
-        except InputError as error:
-            if name == peers.OURS or job.kind == "first":
-                raise
-            runs.refused[job.name] = str(error)
-        runs.seconds[job.name] = time.perf_counter() - begin
-    return known | runs.runner.ask("memory") | runs.runner.ask("facts")
 
 
 def _take_turns(sides: dict[str, _Runs], job: BenchJob, repeat: int) -> None:
@@ -228,11 +222,8 @@ def _figures(job: BenchJob, sides: dict[str, _Runs], allowed: Sequence[Limit | N
     ours = sides[peers.OURS]
     figures = []
     for at, (name, unit) in enumerate(job.figures):
-        theirs = {
-            peer: _peer_figure(job, ours, runs, at) for peer, runs in sides.items() if peer != peers.OURS
-        }  # fmt: skip
-        values = tuple(run[at] for run in ours.values[job.name])
-        figures.append(Figure(name, unit, values, allowed[at], theirs))
+        theirs = {peer: _peer_figure(job, ours, runs, at) for peer, runs in sides.items() if peer != peers.OURS}
+        figures.append(Figure(name, unit, tuple(run[at] for run in ours.values[job.name]), allowed[at], theirs))
     return figures
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,21 +16,27 @@ from triptych.checkpoints import LoadReport
 from triptych.checkpoints.adapters import AdapterSettings, add_adapter, save_adapter
 from triptych.draw import Drawing, draw
 from triptych.errors import ArgumentError, InputError, MissingNameError, shown
+from triptych.generate import Executor
 from triptych.migration_hints import LOAD, MODEL, ConstructorOfOthers, hint
 from triptych.nn import Row
 from triptych.probe import Edits, Plan, Reads, Session, Trace, ablate, attribute_logit, lens, patch, path_patch, steer
 from triptych.probe.display import Displayed
-from triptych.probe.sites import Selection
 from triptych.probe.size import TraceSize, check_fires, check_size, limit_of, shared_sites, trace_size
 from triptych.quantize.merging import MergedForm, merge
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec
 from triptych.spec import ModelSpec as Spec
-from triptych.tasks.model_inputs import ModelInputs, Texts
+from triptych.tasks import ModelInputs, Texts
 from triptych.text import Tokenizer
 
 
 class ModelInside(Displayed):
-    """A module with its tokenizer and config; its logits, traces, statistics, patching and lenses."""
+    """A module with its tokenizer and config; its logits, traces, statistics, patching and lenses.
+
+    executor   what computes the steps of a generation, and encodes: "auto", the native step wherever it may
+               (`generate.Engine` says why not elsewhere), on a GPU "static"; or "modules", "static", "compiled".
+    """
+
+    executor: Executor = "auto"
 
     def __init__(
         self,
@@ -80,7 +85,17 @@ class ModelInside(Displayed):
     @property
     def inputs(self) -> ModelInputs:
         """Converts texts, audio and images to the rows this model reads."""
-        return ModelInputs(self.spec, self.tokenizer, self.path)
+        return ModelInputs(self.spec, self.tokenizer, self.path, self.hf or {})
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the classes, from the config; `LABEL_0`, `LABEL_1`, ... where it has none."""
+        return tasks.label_names(self.spec, self.hf or {})
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a generation: the config's, and the tokenizer's."""
+        return tasks.end_ids(self.inputs)
 
     def ids(self, texts: Texts, mask: Tensor | None = None, *, target: bool = False) -> list[list[int]]:
         """Token ids of each row: texts through the tokenizer, lists as they are, `[B, T]` tensors by their mask.
@@ -173,38 +188,7 @@ class ModelInside(Displayed):
             integer("new_tokens", new_tokens, 0)
         return self._size(plan, first, second, -1, new_tokens)
 
-    def statistics(
-        self,
-        rows: Texts,
-        target: Texts | None = None,
-        *,
-        site: str = "*.pattern",
-        layers: Selection = None,
-        heads: Selection = None,
-        at: Selection = None,
-        items: Selection = None,
-        top: int = 4,
-        delimiters: Sequence[str | int] | None = None,
-        documents: Sequence[Sequence[int]] | None = None,
-        edit: Edits = (),
-        max_bytes: int | None = None,
-    ) -> Trace:
-        """Statistics of the attention weights of each head and query, without storing the weights: memory grows with
-        the length of a row and not with its square.
-
-        `.statistics(site)` of the result gives for each row the entropy, effective keys, mean distance, the weight on
-        the first and the previous token, the `top` keys, and the weight that each key received
-        (`triptych.attention.AttentionStatistics`).  `layers`, `heads`, `items` and `at` select as in `Read`.
-
-        `delimiters` are tokens, as ids or as text (spaces around it do not count), whose weight is summed.  `documents`
-        gives each token of each row a label, for the weight on tokens with the query's label; with an encoder-decoder
-        they label the rows of the decoder only.  Raises InputError for labels that do not fit, ProbeError as `trace`.
-        """
-        reads = tasks.statistics_reads(
-            self.inputs, site, layers, self._both(rows, target), top=top, delimiters=delimiters, documents=documents
-        )
-        reads = [replace(read, items=items, at=at, heads=heads) for read in reads]
-        return self.trace(rows, target, read=reads, edit=edit, max_bytes=max_bytes)
+    statistics = tasks.statistics
 
     @property
     def adapter(self) -> nn.Adapter | None:

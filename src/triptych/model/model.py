@@ -1,4 +1,4 @@
-"""`load` and `create`, which make a `Model`, and its methods for generation, chat, transcription and saving."""
+"""`load` and `create`, which make a `Model`, and its methods for generation, chat and saving."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,19 +23,17 @@ from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import compute_dtype, read_weights, usable_device
 from triptych.errors import ConfigError, InputError, nearest
 from triptych.families.named import NAMED
-from triptych.media import audio
-from triptych.model.tasks import ModelTasks
 from triptych.model.training import ModelTraining
 from triptych.probe import Edits, Plan, Reads, heads, link
 from triptych.probe.size import check_fires, check_size, limit_of, trace_size
 from triptych.quantize import packing_for
 from triptych.spec import ModelSpec as Spec
-from triptych.tasks.model_inputs import Texts
+from triptych.tasks import Texts
 from triptych.text import RenderedPrompt, Tokenizer
 
 
 @checked_methods
-class Model(ModelTraining, ModelTasks):
+class Model(ModelTraining):
     """A transformer with its tokenizer and config, and what one does with it: generate, encode, trace, train, save.
 
     `triptych.load` and `triptych.create` make one.
@@ -53,6 +50,18 @@ class Model(ModelTraining, ModelTasks):
 
     heads = heads
     link = link
+    encode = tasks.encode
+    fill = tasks.fill
+    classify = tasks.classify
+    tag = tasks.tag
+    entities = tasks.entities
+    answer = tasks.answer
+    search = tasks.search
+    summarize = tasks.summarize
+    translate = tasks.translate
+    answer_in_words = tasks.answer_in_words
+    transcribe = tasks.transcribe
+    note_on_vectors = tasks.note_on_vectors
 
     def generate(
         self,
@@ -121,7 +130,7 @@ class Model(ModelTraining, ModelTasks):
         """
         plan = Plan.of(self.spec, read, edit)
         requests = tasks.generation_requests(
-            self.inputs, self.hf or {}, prompts, decoder_prefix, plan, allow_null=allow_null, rules=rules,
+            self.inputs, prompts, decoder_prefix, plan, allow_null=allow_null, rules=rules,
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
             seed=seed, max_new_tokens=max_new_tokens, stop=running.stop_strings(stop), stop_ids=stop_ids,
             logprobs=logprobs,
@@ -143,18 +152,18 @@ class Model(ModelTraining, ModelTasks):
         check_fires(plan, [max(length - 1, 1) for length in lengths], sources, allow_null=allow_null)
         check_size(size, limit_of(max_bytes), max_bytes)
         if beams:
+            engine = self._engine(
+                stop, chunk=running.BUDGET if chunk is None else chunk, matmul=matmul, cache_type=cache
+            )
             return running.search(
-                running.Engine(
-                    self.module, decode=self._decode(stop), chunk=running.BUDGET if chunk is None else chunk,
-                    executor=self.executor, matmul=matmul, cache_type=cache,
-                ),
-                requests, self.tokenizer, beams=beams, length_penalty=length_penalty,
+                engine, requests, self.tokenizer, beams=beams, length_penalty=length_penalty,
                 early_stopping=early_stopping, max_rows=integer("max_rows", max_rows, 1), on_token=on_token,
                 on_progress=on_progress,
             )  # fmt: skip
         engine = self._engine(
-            running.begin_alike([request.prompt for request in requests]), chunk=chunk, stop=stop, draft=draft,
-            draft_tokens=draft_tokens, matmul=matmul, cache=cache,
+            stop, chunk=chunk, budget=running.BUDGET, matmul=matmul, cache_type=cache,
+            reuse=running.begin_alike([request.prompt for request in requests]),
+            speculation=tasks.speculation(self, draft, draft_tokens, cache),
         )  # fmt: skip
         scheduler = running.Scheduler(engine, max_rows=max_rows)
         return running.generate(scheduler, requests, self.tokenizer, on_token=on_token, on_progress=on_progress)
@@ -188,7 +197,7 @@ class Model(ModelTraining, ModelTasks):
         """
         detokenizer, strings = self.inputs.words.stream(), running.stop_strings(stop)
         (request,) = tasks.generation_requests(
-            self.inputs, self.hf or {}, [prompt], decoder_prefix, Plan.of(self.spec, (), edit), allow_null=allow_null,
+            self.inputs, [prompt], decoder_prefix, Plan.of(self.spec, (), edit), allow_null=allow_null,
             rules=rules, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=seed, max_new_tokens=max_new_tokens, stop_ids=stop_ids,
         )  # fmt: skip
@@ -199,7 +208,7 @@ class Model(ModelTraining, ModelTasks):
                 raise InputError(f"{name} is a setting of the engine; give it to Model.engine")
         if engine is not None and (engine.module is not self.module or engine.rows):
             raise InputError("the engine is of another model, or runs another text; finish or close that one first")
-        own = self._engine(False, chunk=chunk, cache=cache) if engine is None else engine
+        own = self._engine(chunk=chunk, budget=running.BUDGET, cache_type=cache) if engine is None else engine
         scheduler = running.Scheduler(own, max_rows=1)
         row = scheduler.submit(request)  # what cannot be run is refused before the first piece
         return running.pieces(scheduler, row, detokenizer, strings, on_token)
@@ -220,18 +229,13 @@ class Model(ModelTraining, ModelTasks):
         Raises InputError for a draft and a `matmul` that cannot be used, and for an unknown type of cache.
         """
         return self._engine(
-            True, chunk=chunk, stop=stop, draft=draft, draft_tokens=draft_tokens, matmul=matmul, cache=cache
-        )
-
-    def _engine(
-        self, reuse: bool, *, chunk: int | None, stop: str | Sequence[str] = (), draft: Model | str | None = None,
-        draft_tokens: int = 4, matmul: tasks.Matmul = "auto", cache: CacheType,
-    ) -> running.Engine:  # fmt: skip
-        return running.Engine(
-            self.module, decode=self._decode(stop), chunk=chunk, budget=running.BUDGET, executor=self.executor,
-            matmul=matmul, reuse=reuse, speculation=tasks.speculation(self, draft, draft_tokens, cache),
-            cache_type=cache,
+            stop, chunk=chunk, budget=running.BUDGET, matmul=matmul, reuse=True, cache_type=cache,
+            speculation=tasks.speculation(self, draft, draft_tokens, cache),
         )  # fmt: skip
+
+    def _engine(self, stop: str | Sequence[str] = (), **settings: Any) -> running.Engine:
+        decode = self.inputs.words.decode if running.stop_strings(stop) else None
+        return running.Engine(self.module, decode=decode, executor=self.executor, **settings)
 
     def chat(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Iterator[str]:
         """Stream the assistant's next message; `messages` are `{"role": ..., "content": ...}`, options as in `stream`.
@@ -247,39 +251,6 @@ class Model(ModelTraining, ModelTasks):
         Raises TextError when the model has no chat template, InputError for anything but messages.
         """
         return self.inputs.render(messages)
-
-    def transcribe(
-        self,
-        sound: str | Path | audio.Samples,
-        *,
-        language: str | None = None,
-        task: str = "transcribe",
-        timestamps: bool | None = None,
-        temperatures: Sequence[float] = tasks.TEMPERATURES,
-        seed: int = 0,
-        previous: bool = False,
-        cache: CacheType = "auto",
-        on_segment: Callable[[tasks.Segment], None] | None = None,
-    ) -> tasks.Transcript:
-        """The text of a WAV file, or of `[T]` samples at 16 kHz, of any length (Whisper: Radford et al. 2023).
-
-        `previous` conditions each window of 30 s on the text before it: names and sentences stay consistent across
-        windows, and a mistake may be repeated.  `cache` is what keys and values are kept in, as in `generate`, those of
-        the sound too.  Without `timestamps` the model writes times between its sentences, unless its vocabulary has
-        none or its generation config has `return_timestamps` false.  Raises InputError for a model that reads no sound,
-        a file that is no WAV file, a language or task the model does not know, times that it does not know, and an
-        unknown type of cache.
-        """
-        tokenizer, config = self.inputs.words, self.inputs.side_file("generation_config.json") or self.hf or {}
-        tokens = tasks.WhisperTokens.of(tokenizer, config, self.spec.vocab)
-        check_cache_type(cache)
-        if timestamps is None:
-            timestamps = tokens.first_time < self.spec.vocab and config.get("return_timestamps") is not False
-        decoder = tasks.WhisperDecoder(
-            self.module, tokenizer, tokens, task, timestamps, temperatures, seed, previous, cache
-        )
-        samples = sound if isinstance(sound, np.ndarray) else audio.read_wav(sound)
-        return tasks.transcribe(decoder, samples, language=language, on_segment=on_segment)
 
     def save(self, path: str | Path) -> Conversion:
         """Write a directory in Hugging Face's layout (config, safetensors, tokenizer), or a file where `path` ends in
@@ -297,14 +268,6 @@ class Model(ModelTraining, ModelTasks):
         side_files = {name: self.inputs.side_file(name) for name in BESIDE}
         files |= {name: json.dumps(content, indent=2).encode() for name, content in side_files.items() if content}
         return save(path, self.module, self.hf, self.tokenizer, files, self.path)
-
-    @property
-    def end_ids(self) -> tuple[int, ...]:
-        """Ids that end a generation: the config's, and the tokenizer's."""
-        return tasks.end_ids(self.inputs)
-
-    def _decode(self, stop: str | Sequence[str]) -> Callable[[Sequence[int]], str] | None:
-        return self.inputs.words.decode if running.stop_strings(stop) else None
 
 
 @checked

@@ -13,7 +13,7 @@ from triptych.arguments import integer, readable
 from triptych.checkpoints.load_weights import DTYPES, compute_dtype, usable_device
 from triptych.errors import ConfigError, InputError, shown
 from triptych.model.inside import ModelInside
-from triptych.tasks.model_inputs import Texts
+from triptych.tasks import Texts
 
 if TYPE_CHECKING:  # what trains needs a tenth of a second to import, which other commands do not wait for
     from triptych.train import Event, Recipe

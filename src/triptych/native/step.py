@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int8, c_int32, c_int64, c_ssize_t, c_void_p
 from enum import IntEnum
-from typing import NamedTuple, get_type_hints
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,242 +22,89 @@ PAIR = 32  # vectors rounded to bf16 are padded to a multiple of so many numbers
 # Of attention: positions of which a thread has keys or values at hand, queries of a unit of work, those where products
 # are in bf16, positions that one softmax is over, numbers that the scores of one query take, the widest keys and values
 # where products are in bf16, tokens of a step up to which threads share a row, counters of what is done.
-TILE_KEYS, QUERIES, QUERIES_BF16, RANGE, SCORES, WIDEST_BF16, FEW_TOKENS, COUNTERS = (
-    64,
-    64,
-    192,
-    256,
-    272,
-    256,
-    16,
-    2048,
-)
+TILE_KEYS, QUERIES, QUERIES_BF16, RANGE = 64, 64, 192, 256
+SCORES, WIDEST_BF16, FEW_TOKENS, COUNTERS = 272, 256, 16, 2048
 STATISTICS_PANEL = 64  # keys that stand side by side
 STATISTICS_TOP = 32  # keys of one query that attention statistics may ask for
 
 
-class Level(IntEnum):
-    """The instructions that functions are compiled for."""
-
-    PORTABLE = 0
-    AVX2 = 1
-    AVX512 = 2
-    AMX = 3
-
-
-class MatrixLayout(IntEnum):
-    """How a matrix is stored."""
-
-    F32 = 0
-    BF16 = 1
-    U4 = 2
-    U5 = 3
-    S8 = 4
-    S8X16 = 5
-
-
-class Op(IntEnum):
-    """The operation of an instruction."""
-
-    NONE = -1
-    EMBED = 0
-    ROUND = 1
-    LINEAR = 2
-    LAYER_NORM = 3
-    RMS_NORM = 4
-    ROTATE = 5
-    MAP = 6
-    MAP_MULTIPLY = 7
-    ADD = 8
-    ATTEND = 9
-    EXTEND = 10
-    CHOOSE = 11
-    ROUTE = 12
-    TAKE = 13
-    GIVE = 14
-    ROUND_BF16 = 15
-    LINEAR_BF16 = 16
-    STORED = 17
+# Each enumeration of the headers, whose members count up from its start.
+Level = IntEnum("Level", "PORTABLE AVX2 AVX512 AMX", start=0)
+"""The instructions that functions are compiled for."""
+MatrixLayout = IntEnum("MatrixLayout", "F32 BF16 U4 U5 S8 S8X16", start=0)
+"""How a matrix is stored."""
+Op = IntEnum(
+    "Op",
+    "NONE EMBED ROUND LINEAR LAYER_NORM RMS_NORM ROTATE MAP MAP_MULTIPLY ADD ATTEND EXTEND CHOOSE ROUTE TAKE GIVE "
+    "ROUND_BF16 LINEAR_BF16 STORED",
+    start=-1,
+)
+"""The operation of an instruction."""
+Index = IntEnum("Index", "IDS POSITIONS TOKENS NONE", start=0)
+"""What names the row of a table that `EMBED` reads."""
+Pairing = IntEnum("Pairing", "HALF INTERLEAVED", start=0)
+"""Which numbers of a vector are rotated together."""
+AttentionKind = IntEnum("AttentionKind", "SELF CROSS ROW", start=0)
+"""What an `ATTEND` reads."""
+Function = IntEnum("Function", "NONE SILU GELU GELU_TANH RELU TANH SCALE SHIFT SOFTCAP", start=0)
+"""A function of one number."""
+StoredType = IntEnum("StoredType", "F32 BF16 F16 INT8", start=0)
+"""What a store keeps of a vector."""
+Over = IntEnum("Over", "TOKENS CHOSEN EXPERT", start=0)
+"""Which vectors an instruction runs on (`enum rows`)."""
+Barrier = IntEnum("Barrier", "NONE BEFORE IF_ANY", start=0)
+"""What must be finished before an instruction."""
 
 
-class Index(IntEnum):
-    """What names the row of a table that `EMBED` reads."""
+class Operands(NamedTuple):
+    """A member of the union in `struct instruction` (`OPERANDS` of step.h); all are names with a space between them.
 
-    IDS = 0
-    POSITIONS = 1
-    TOKENS = 2
-    NONE = 3
+    operations   those that have it.
+    integers     its fields of int32_t, which come first, and `floats` those of float.
+    tables       the fields that name a table of the plan.
+    buffers      the fields that name a buffer, beside `input` and `output`.
+    """
 
-
-class Pairing(IntEnum):
-    """Which numbers of a vector are rotated together."""
-
-    HALF = 0
-    INTERLEAVED = 1
-
-
-class AttentionKind(IntEnum):
-    """What an `ATTEND` reads."""
-
-    SELF = 0
-    CROSS = 1
-    ROW = 2
+    operations: str
+    integers: str
+    floats: str = ""
+    tables: str = ""
+    buffers: str = ""
 
 
-class Function(IntEnum):
-    """A function of one number."""
-
-    NONE = 0
-    SILU = 1
-    GELU = 2
-    GELU_TANH = 3
-    RELU = 4
-    TANH = 5
-    SCALE = 6
-    SHIFT = 7
-    SOFTCAP = 8
-
-
-class StoredType(IntEnum):
-    """What a store keeps of a vector."""
-
-    F32 = 0
-    BF16 = 1
-    F16 = 2
-    INT8 = 3
-
-
-class Over(IntEnum):
-    """Which vectors an instruction runs on (`enum rows`)."""
-
-    TOKENS = 0
-    CHOSEN = 1
-    EXPERT = 2
-
-
-class Barrier(IntEnum):
-    """What must be finished before an instruction."""
-
-    NONE = 0
-    BEFORE = 1
-    IF_ANY = 2
-
-
-class EmbedOperands(NamedTuple):
-    table: int
-    row: int
-    shift: int
-
-
-class LinearOperands(NamedTuple):
-    weight: int
-    bias: int
-    rounded: int
-
-
-class LinearBf16Operands(NamedTuple):
-    weight: int
-    bias: int
-    gate: int
-    more: int
-    function: int
-    rounds: int
-    factor: float
-
-
-class NormOperands(NamedTuple):
-    weight: int
-    bias: int
-    rounds: int
-    eps: float
-    offset: float
-
-
-class RotateOperands(NamedTuple):
-    table: int
-    far_table: int
-    near_length: int
-    pairing: int
-
-
-class MapOperands(NamedTuple):
-    other: int
-    function: int
-    factor: float
-
-
-class AttendOperands(NamedTuple):
-    keys: int
-    values: int
-    store: int
-    groups: int
-    value_width: int
-    window: int
-    kind: int
-    bf16: int
-    sinks: int
-    bias: int
-    scale: float
-    softcap: float
-
-
-class RouteOperands(NamedTuple):
-    experts: int
-    top: int
-    normalized: int
-    sum: int
-
-
-class ExpertOperands(NamedTuple):
-    routes: int
-    experts: int
-    number: int
-    skip: int
-
-
-class StoredOperands(NamedTuple):
-    type: int
-
-
-#: `OPERANDS` of step.h: the members of the union in `struct instruction`.
-OPERANDS: dict[str, type[object]] = {
-    "embed": EmbedOperands, "linear": LinearOperands, "linear_bf16": LinearBf16Operands, "norm": NormOperands,
-    "rotate": RotateOperands, "map": MapOperands, "attend": AttendOperands, "route": RouteOperands,
-    "expert": ExpertOperands, "stored": StoredOperands,
+OPERANDS = {
+    "embed": Operands("EMBED", "table row shift", tables="table"),
+    "linear": Operands("LINEAR", "weight bias rounded", tables="weight bias", buffers="rounded"),
+    "linear_bf16": Operands(
+        "LINEAR_BF16", "weight bias gate more function rounds", "factor", tables="weight bias gate", buffers="more"
+    ),
+    "norm": Operands("LAYER_NORM RMS_NORM", "weight bias rounds", "eps offset", tables="weight bias"),
+    "rotate": Operands("ROTATE", "table far_table near_length pairing", tables="table far_table"),
+    "map": Operands("MAP MAP_MULTIPLY ADD", "other function", "factor", buffers="other"),
+    "attend": Operands(
+        "ATTEND EXTEND", "keys values store groups value_width window kind bf16 sinks bias", "scale softcap",
+        tables="sinks bias", buffers="keys values",
+    ),
+    "route": Operands("ROUTE", "experts top normalized sum", buffers="sum"),
+    "expert": Operands("TAKE GIVE", "routes experts number skip", buffers="routes"),
+    "stored": Operands("STORED", "type"),
 }  # fmt: skip
 #: The member that each operation has.
-MEMBER = {
-    Op.EMBED: "embed", Op.LINEAR: "linear", Op.LINEAR_BF16: "linear_bf16", Op.LAYER_NORM: "norm", Op.RMS_NORM: "norm",
-    Op.ROTATE: "rotate", Op.MAP: "map", Op.MAP_MULTIPLY: "map", Op.ADD: "map", Op.ATTEND: "attend",
-    Op.EXTEND: "attend", Op.ROUTE: "route", Op.TAKE: "expert", Op.GIVE: "expert", Op.STORED: "stored",
-}  # fmt: skip
-#: The fields that name a table of the plan, and the members that have them.
-TABLES = {"embed": ("table",), "linear": ("weight", "bias"), "linear_bf16": ("weight", "bias", "gate"),
-          "norm": ("weight", "bias"), "rotate": ("table", "far_table"), "attend": ("sinks", "bias")}  # fmt: skip
-#: The fields that name a buffer, beside `input` and `output`.
-BUFFERS = {"linear": ("rounded",), "linear_bf16": ("more",), "map": ("other",), "attend": ("keys", "values"),
-           "route": ("sum",), "expert": ("routes",)}  # fmt: skip
+MEMBER = {Op[operation]: name for name, member in OPERANDS.items() for operation in member.operations.split()}
 HEADER = ("op", "rows", "barrier", "input", "output", "width", "heads")
 
 
-def _record(member: type[object]) -> np.dtype[np.void]:
-    hints = get_type_hints(member)
-    return np.dtype([(name, np.float32 if hints[name] is float else np.int32) for name in hints])
-
-
-_RECORDS = {name: _record(member) for name, member in OPERANDS.items()}
+_RECORDS = {
+    name: np.dtype([(field, np.int32) for field in member.integers.split()]
+                   + [(field, np.float32) for field in member.floats.split()])
+    for name, member in OPERANDS.items()
+}  # fmt: skip
 #: `struct instruction`: the members lie over each other, behind the fields of all operations.
 INSTRUCTION = np.dtype({
     "names": [*HEADER, *_RECORDS],
     "formats": [*[np.dtype(np.int32)] * len(HEADER), *_RECORDS.values()],
     "offsets": [*range(0, 4 * len(HEADER), 4), *[4 * len(HEADER)] * len(_RECORDS)],
 })  # fmt: skip
-
-#: `struct matrix`.
-MATRIX = np.dtype(
-    [("layout", np.int32), ("rows", np.int32), ("columns", np.int32), ("reserved", np.int32), ("data", np.uintp)],
-    align=True,
-)
 
 #: `struct store`.
 STORE = np.dtype(
@@ -270,27 +117,19 @@ STORE = np.dtype(
 class Matrix(Structure):
     """`struct matrix` of matmul.h."""
 
-    _fields_ = (
-        ("layout", c_int32),
-        ("rows", c_int32),
-        ("columns", c_int32),
-        ("reserved", c_int32),
-        ("data", c_void_p),
-    )
+    _fields_ = (*((name, c_int32) for name in ("layout", "rows", "columns", "reserved")), ("data", c_void_p))
+
+
+MATRIX = np.dtype(Matrix)
 
 
 class Input(Structure):
     """`struct input` of matmul.h."""
 
     _fields_ = (
-        ("count", c_int32),
-        ("columns", c_int32),
-        ("dense", POINTER(c_float)),
-        ("stride", c_ssize_t),
-        ("rounded", POINTER(c_int8)),
-        ("scales", POINTER(c_float)),
-        ("sums", POINTER(c_float)),
-    )
+        *((name, c_int32) for name in ("count", "columns")), ("dense", POINTER(c_float)), ("stride", c_ssize_t),
+        ("rounded", POINTER(c_int8)), ("scales", POINTER(c_float)), ("sums", POINTER(c_float)),
+    )  # fmt: skip
 
 
 class ScoreTile(Structure):
@@ -313,11 +152,8 @@ class PlanRecord(Structure):
     """`struct plan`."""
 
     _fields_ = (
-        ("count", c_int32),
-        ("alone", c_int32),
-        ("instructions", c_void_p),
-        ("weights", c_void_p),
-        ("stores", c_void_p),
+        *((name, c_int32) for name in ("count", "alone")),
+        *((name, c_void_p) for name in ("instructions", "weights", "stores")),
     )
 
 
@@ -351,10 +187,6 @@ def constants() -> dict[str, int]:
     }
 
 
-def _declared(member: type[object]) -> str:
-    hints, parts = get_type_hints(member), []
-    for kind, written in ((int, "int32_t"), (float, "float")):
-        names = [name for name, hint in hints.items() if hint is kind]
-        if names:
-            parts.append(f"{written} {', '.join(names)};")
-    return " ".join(parts)
+def _declared(member: Operands) -> str:
+    fields = (("int32_t", member.integers), ("float", member.floats))
+    return " ".join(f"{kind} {', '.join(names.split())};" for kind, names in fields if names)

@@ -1,15 +1,13 @@
 """The parts as modules; `new` makes a fresh model and `empty` one to be filled from a file."""
 
-from triptych.nn.adapter import attach, detach, factors_of, fresh_factors
 from triptych.nn.attention import KindState
 from triptych.nn.heads import ClassHead, LMHead, MaskedLMHead, Pooling, ReplacedHead, SpanHead, TokenHead
 from triptych.nn.inputs import Row, flat
 from triptych.nn.kinds import Context
-from triptych.nn.lora import Adapter, LoraFactors, LoraLinear
-from triptych.nn.model import Batch, Transformer, empty, finish_loading, new
-from triptych.nn.part import Module, assign, build
+from triptych.nn.lora import LoraFactors, LoraLinear, attach, detach, factors_of, fresh_factors
+from triptych.nn.model import Adapter, Batch, Transformer, empty, finish_loading, new
+from triptych.nn.part import NO_TAPS, Module, Taps, assign, build
 from triptych.nn.stack import Block, Stack
-from triptych.nn.taps import NO_TAPS, Taps
 
 __all__ = [
     "NO_TAPS", "Adapter", "Batch", "Block", "ClassHead", "Context", "KindState", "LMHead", "LoraFactors", "LoraLinear",

@@ -10,8 +10,7 @@ from torch import Tensor
 from triptych import ops
 from triptych.attention import DOT_PRODUCT, LINEAR, AdditiveOver, AttendPlan, ContentBias, Mechanism, Rows
 from triptych.nn.linear import Linear
-from triptych.nn.part import Module
-from triptych.nn.taps import Taps
+from triptych.nn.part import Module, Taps
 from triptych.spec import parts
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from triptych import ops
 from triptych.nn.kinds import Context
 from triptych.nn.linear import Linear
-from triptych.nn.part import Module
-from triptych.nn.taps import NO_TAPS, Taps
+from triptych.nn.part import NO_TAPS, Module, Taps
 from triptych.spec import parts
 
 
@@ -45,7 +44,7 @@ class GLU(Module[parts.GLUSpec], of=parts.GLUSpec):
 
 class MoE(Module[parts.MoESpec], of=parts.MoESpec):
     """Each token through its `top_k` experts, those with the largest scores, weighted by the softmax of the scores
-    (`ops/experts.py`).  The site `router` is these scores, before the softmax."""
+    (`ops/functions.py`).  The site `router` is these scores, before the softmax."""
 
     router: Linear
     experts: Sequence[GLU]

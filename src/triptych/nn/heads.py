@@ -10,7 +10,7 @@ from torch import Tensor
 from triptych import ops
 from triptych.attention import Rows
 from triptych.nn.linear import Linear
-from triptych.nn.part import Module
+from triptych.nn.part import Module, S
 from triptych.spec import model as spec
 
 
@@ -27,7 +27,7 @@ class Transform(Module[spec.TransformSpec], of=spec.TransformSpec):
 
 class LMHead(Module[spec.LMHeadSpec], of=spec.LMHeadSpec):
     """[N, D] -> next-token logits [N, V]: `softcap(proj(scale * transform(x)))`.  The weight of `proj` may be the
-    embedding's (`nn/tying.py`)."""
+    embedding's (`nn/part.py`)."""
 
     transform: Transform | None
     proj: Linear
@@ -38,14 +38,22 @@ class LMHead(Module[spec.LMHeadSpec], of=spec.LMHeadSpec):
         return logits if self.spec.softcap is None else ops.softcap(logits, self.spec.softcap)
 
 
-class MaskedLMHead(Module[spec.MaskedLMHeadSpec], of=spec.MaskedLMHeadSpec):
-    """[N, D] -> logits of the token at each place [N, V]."""
+class _TransformedHead(Module[S]):
+    """[N, D] -> [N, D']: `proj(transform(x))`."""
 
     transform: Transform
     proj: Linear
 
     def forward(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
         return self.proj(self.transform(x))
+
+
+class MaskedLMHead(_TransformedHead[spec.MaskedLMHeadSpec], of=spec.MaskedLMHeadSpec):
+    """[N, D] -> logits of the token at each place [N, V]."""
+
+
+class ReplacedHead(_TransformedHead[spec.ReplacedHeadSpec], of=spec.ReplacedHeadSpec):
+    """[N, D] -> one logit per token [N, 1]: whether it was replaced."""
 
 
 class ClassHead(Module[spec.ClassHeadSpec], of=spec.ClassHeadSpec):
@@ -76,16 +84,6 @@ class SpanHead(Module[spec.SpanHeadSpec], of=spec.SpanHeadSpec):
 
     def forward(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
         return self.ends(_transformed(self, x, random))
-
-
-class ReplacedHead(Module[spec.ReplacedHeadSpec], of=spec.ReplacedHeadSpec):
-    """[N, D] -> one logit per token [N, 1]: whether it was replaced."""
-
-    transform: Transform
-    proj: Linear
-
-    def forward(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
-        return self.proj(self.transform(x))
 
 
 class Pooling(Module[spec.PoolingSpec], of=spec.PoolingSpec):

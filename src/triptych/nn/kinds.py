@@ -5,12 +5,11 @@ The stack decides it once; layers read it, and it is advanced in place between s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from operator import attrgetter, is_
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +24,14 @@ from triptych.attention import (
     KeyStep,
     RowPlan,
     Rows,
-    kernel_flash,
+    kernel_dense,
 )
-from triptych.attention.caches import FullStep
-from triptych.attention.row_batching import KeysIn
+from triptych.attention.cache_steps import FullStep
 from triptych.attention.row_plan import Piece
+from triptych.attention.rows import KeysIn
 from triptych.nn.attention import Attention, KindState
-from triptych.nn.part import Module
+from triptych.nn.part import Module, Taps
 from triptych.nn.positions import UNPOSITIONED, Position
-from triptych.nn.taps import Taps
 from triptych.spec import parts
 from triptych.spec.masks import Causal, Full
 from triptych.spec.part import Part
@@ -77,77 +75,67 @@ def _projected(attn: Attention, taps: Taps, memory: Tensor, rows: Rows) -> tuple
     return taps("k_rot", k, rows), v
 
 
-def _continues(state: KindState) -> bool:
-    """Whether the next token of each row changes nothing but where the rows end: every token is kept in neighbouring
-    places, no mask will hide one of them, nothing is added to the scores, and the kernel takes any number of keys."""
+def _moving(state: KindState) -> tuple[SelfState, FullStep, KeysIn] | None:
+    """What the next token of each row changes, where that is nothing but the ends of the rows: every token is kept in
+    neighbouring places, no mask will hide one of them, nothing is added to the scores, and the kernel takes any number
+    of keys.  None elsewhere."""
     if not isinstance(state, SelfState) or not isinstance(state.step, FullStep) or state.step.run is None:
-        return False
+        return None
     plan = state.plan
     if not isinstance(plan, RowPlan) or len(plan.pieces) != 1 or not isinstance(plan.pieces[0], Piece):
-        return False
-    if not isinstance(plan.pieces[0].keys, KeysIn) or not isinstance(plan.mask, Causal | Full):
-        return False
-    request = plan.pieces[0].request
+        return None
+    request, keys = plan.pieces[0].request, plan.pieces[0].keys
+    if not isinstance(keys, KeysIn) or not isinstance(plan.mask, Causal | Full):
+        return None
     plain = request.queries == 1 and not request.biased and request.visible is None and state.content is None
-    return plain and plan.mechanism is DOT_PRODUCT and not kernel_flash.cannot(request)
-
-
-@runtime_checkable
-class GroupedLayers(Protocol):
-    """A stack: its blocks, the kinds of their layers, and for each state the layers that share it."""
-
-    @property
-    def training(self) -> bool: ...
-    @property
-    def blocks(self) -> Sequence[nn.Module]: ...
-    @property
-    def kinds(self) -> Mapping[str, Kind]: ...
-    @property
-    def own_groups(self) -> Mapping[tuple[object, ...], Sequence[int]]: ...
+    if not plain or plan.mechanism is not DOT_PRODUCT or kernel_dense.flash_cannot(request):
+        return None
+    return state, state.step, keys
 
 
 @dataclass(eq=False)
 class Context:
-    """What a forward knows beside its vectors: the rows, and for each block the state of its attentions."""
+    """What a forward knows beside its vectors: the rows, and for each block the state of its attentions.
+
+    stack           what decided it, in `dtype`.
+    blocks, kinds   its blocks, one for each state, and its kinds: while these are as they were, so are the states.
+    """
 
     rows: Rows
     own: Sequence[KindState]
     cross: Sequence[KindState]
     random: torch.Generator | None = None
     dtype: torch.dtype = torch.float32
-    owner: GroupedLayers | None = None  # the stack that decided it
+    stack: nn.Module | None = None
+    blocks: Sequence[nn.Module] = ()
+    kinds: Sequence[nn.Module] = ()
 
     def __post_init__(self) -> None:
-        own = dict.fromkeys(self.own)
-        self.distinct = list(own)
-        evaluated = self.owner is not None and not self.owner.training and not torch.is_grad_enabled()
-        self.continues = evaluated and all(map(_continues, own)) and not self.cross
-        if self.owner is not None and self.continues:
-            self.blocks = [self.owner.blocks[layers[0]] for layers in self.owner.own_groups.values()]
-            self.kinds = [*self.owner.kinds.values()]
-            self.decided_by = [*chain(chain.from_iterable(map(_of_block, self.blocks)), *map(_of_kind, self.kinds))]
+        self.moving: list[tuple[SelfState, FullStep, KeysIn]] = []
+        if self.stack is None or self.stack.training or torch.is_grad_enabled() or self.cross:
+            return
+        moving = [_moving(state) for state in dict.fromkeys(self.own)]
+        self.moving = [one for one in moving if one is not None]
+        if len(self.moving) < len(moving):
+            self.moving = []
+        self.decided_by = [*chain(chain.from_iterable(map(_of_block, self.blocks)), *map(_of_kind, self.kinds))]
 
     def try_advance(self, rows: Rows, x: Tensor) -> bool:
-        """Advance by one token in place: the places that keys are written to and read up to, and the rotation.  False,
-        with nothing changed, where more than the ends of the rows differs."""
-        if not self.continues or not rows.even or x.dtype != self.dtype:
+        """Advance by one token of each of the same rows in place: the places that keys are written to and read up to,
+        and the rotation.  False, with nothing changed, where more than the ends of the rows differs."""
+        if not self.moving or not rows.even or x.dtype != self.dtype:
             return False
-        if self.owner is None or self.owner.training or torch.is_grad_enabled():
+        if self.stack is None or self.stack.training or torch.is_grad_enabled():
             return False
         deciding = chain(chain.from_iterable(map(_of_block, self.blocks)), *map(_of_kind, self.kinds))
         if not all(map(is_, deciding, self.decided_by)):
             return False
         past, end = rows.past[0], rows.ends[0]
         self.rows = rows
-        for state in self.distinct:
-            assert isinstance(state, SelfState)
-            assert isinstance(state.step, FullStep)
-            assert isinstance(state.plan, RowPlan)
-            assert isinstance(state.plan.pieces[0], Piece)
-            assert isinstance(state.plan.pieces[0].keys, KeysIn)
-            state.rows = state.step.rows = rows
-            state.step.at = slice(past, end)
-            state.plan.pieces[0].keys.end = end
+        for state, step, keys in self.moving:
+            state.rows = step.rows = rows
+            step.at = slice(past, end)
+            keys.end = end
             if state.position is not None:
                 state.rotation = state.position.prepare(rows, x).rotation
         return True
@@ -194,15 +182,9 @@ def sharing_key(attn: parts.AttentionSpec, layer: int) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def shared_states(
-    groups: dict[tuple[object, ...], list[int]], state: Callable[[int], KindState], count: int
-) -> list[KindState]:
-    """One state per group of layers, at the place of each of its layers; `state` makes that of a group's first."""
-    if len(groups) == 1:
-        return [state(0)] * count
-    states: list[KindState | None] = [None] * count
+def shared_states(groups: dict[tuple[object, ...], list[int]], state: Callable[[int], KindState]) -> list[KindState]:
+    """The state of each layer, one for each group of layers; `state` makes that of a group's first."""
+    states: dict[int, KindState] = {}
     for layers in groups.values():
-        one = state(layers[0])
-        for layer in layers:
-            states[layer] = one
-    return [one for one in states if one is not None]
+        states.update(dict.fromkeys(layers, state(layers[0])))
+    return [states[layer] for layer in sorted(states)]

@@ -1,14 +1,19 @@
-"""LoRA (Hu et al. 2021): a linear map beside which a product of two small matrices is trained."""
+"""LoRA (Hu et al. 2021): a linear map beside which a product of two small matrices is trained; an adapter of such maps
+is added to a model and taken off again."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from triptych import ops
+from triptych.errors import InputError
 from triptych.nn.linear import Linear
+from triptych.nn.model import Adapter, Transformer
 from triptych.nn.weights import dense, rows
 
 
@@ -39,25 +44,6 @@ class LoraFactors:
         return (self.up.detach().to(wide) @ self.down.detach().to(wide)) * self.scale
 
 
-@dataclass(frozen=True)
-class Adapter:
-    """The adapter of a model: LoRA in some of its linear slots.
-
-    rank, alpha   the rank of its matrices A [rank, inputs] and B [outputs, rank], whose product is multiplied by
-                  alpha / rank; a file may have others for some slots.
-    dropout       the probability with which an input of A is dropped in training.
-    slots         the dotted names of the linear maps that it changes.
-    parameters    the number of trained parameters.
-    """
-
-    rank: int
-    alpha: float
-    dropout: float
-    slots: tuple[str, ...] = field(repr=False)
-    parameters: int
-    frozen: tuple[str, ...] = field(repr=False)  #: parameters that were trained before it was added
-
-
 class LoraLinear(Linear):
     """`x @ weight.T + bias + alpha / rank * (x @ down.T) @ up.T`, in the slot of a `Linear` whose parameters it holds.
 
@@ -71,12 +57,10 @@ class LoraLinear(Linear):
     def __init__(self, base: Linear, down: Tensor, up: Tensor, alpha: float, dropout: float = 0.0) -> None:
         with torch.device("meta"):
             super().__init__(base.spec)
-        for name, parameter in base.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
+        _take_over(self, base)
         self.down, self.up = down, up
         self.alpha = alpha
         self.dropout = nn.Dropout(dropout) if dropout else None
-        self.takes_packed, self.dtype, self.device = base.takes_packed, base.dtype, base.device
         self.train(base.training)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -115,8 +99,90 @@ class LoraLinear(Linear):
         """The linear map without the factors; it holds the same parameters."""
         with torch.device("meta"):
             linear = Linear(self.spec)
-        for name in ("weight", "bias"):
-            if (parameter := self._parameters.get(name)) is not None:
-                linear.register_parameter(name, parameter)
-        linear.takes_packed, linear.dtype, linear.device = self.takes_packed, self.dtype, self.device
+        _take_over(linear, self)
         return linear.train(self.training)
+
+
+def _take_over(linear: Linear, other: Linear) -> None:
+    """Let a linear map hold the parameters of another of its spec, and stand where that does."""
+    for name in linear.spec.tensors():
+        linear.register_parameter(name, other._parameters[name])
+    linear.takes_packed, linear.dtype, linear.device = other.takes_packed, other.dtype, other.device
+
+
+def fresh_factors(
+    module: Transformer, groups: Sequence[Sequence[str]], rank: int, alpha: float, seed: int = 0
+) -> dict[str, LoraFactors]:
+    """Factors for the slots of `groups`, those of a group with one `down`: `up` is 0, so that the model is as before,
+    and `down` uniform within ±1/sqrt(inputs), from `seed` and the order of the slots."""
+    random = torch.Generator().manual_seed(seed)
+    factors: dict[str, LoraFactors] = {}
+    for group in groups:
+        inputs = _linear(module, group[0]).spec.inputs
+        down = torch.empty(rank, inputs).uniform_(-(inputs**-0.5), inputs**-0.5, generator=random)
+        for slot in group:
+            factors[slot] = LoraFactors(down, torch.zeros(_linear(module, slot).spec.outputs, rank), alpha)
+    return factors
+
+
+def attach(module: Transformer, factors: Mapping[str, LoraFactors], dropout: float = 0.0) -> Adapter:
+    """Put `LoraLinear` into the slots that `factors` names, freeze everything else, and return what was added.
+
+    Raises InputError where the model has an adapter.
+    """
+    if module.lora_adapter is not None:
+        raise InputError("the model has an adapter already; merge_adapter() or remove_adapter() first")
+    dtype = torch.promote_types(module.dtype, torch.float32)
+    frozen = tuple(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    for name in frozen:
+        module.get_parameter(name).requires_grad_(False)
+    parameters: dict[int, nn.Parameter] = {}  # by the identity of the tensor, so that a shared one stays shared
+
+    def parameter(value: Tensor) -> nn.Parameter:
+        if id(value) not in parameters:
+            parameters[id(value)] = nn.Parameter(value.detach().to(module.device, dtype, copy=True))
+        return parameters[id(value)]
+
+    for slot, one in factors.items():
+        part = LoraLinear(_linear(module, slot), parameter(one.down), parameter(one.up), one.alpha, dropout)
+        _put(module, slot, part)
+    count = sum(value.numel() for value in parameters.values())
+    (rank, alpha), _ = Counter((one.rank, one.alpha) for one in factors.values()).most_common(1)[0]
+    module.lora_adapter = Adapter(rank, alpha, dropout, tuple(factors), count, frozen)
+    return module.lora_adapter
+
+
+def detach(module: Transformer) -> dict[str, LoraFactors]:
+    """Put the plain linear maps back and train again what was trained before; the factors that stood there.
+
+    Raises InputError where the model has no adapter.
+    """
+    factors = factors_of(module)
+    assert module.lora_adapter is not None
+    for slot in factors:
+        part = module.get_submodule(slot)
+        assert isinstance(part, LoraLinear)
+        _put(module, slot, part.base())
+    for name in module.lora_adapter.frozen:
+        module.get_parameter(name).requires_grad_(True)
+    module.lora_adapter = None
+    return factors
+
+
+def factors_of(module: Transformer) -> dict[str, LoraFactors]:
+    """The factors by slot.  Raises InputError where the model has no adapter."""
+    if module.lora_adapter is None:
+        raise InputError("the model has no adapter; add_adapter() adds one, and load(..., adapter=DIR) reads one")
+    parts = {slot: module.get_submodule(slot) for slot in module.lora_adapter.slots}
+    return {slot: part.factors for slot, part in parts.items() if isinstance(part, LoraLinear)}
+
+
+def _linear(module: Transformer, slot: str) -> Linear:
+    part = module.get_submodule(slot)
+    assert isinstance(part, Linear), slot
+    return part
+
+
+def _put(module: Transformer, slot: str, part: Linear) -> None:
+    path, _, leaf = slot.rpartition(".")
+    module.get_submodule(path).add_module(leaf, part)

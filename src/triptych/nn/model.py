@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import RLock
 
 import torch
@@ -16,12 +16,9 @@ from triptych.attention import NULL_CACHE, CrossCache, CrossKeys, EncoderOutput,
 from triptych.errors import InputError
 from triptych.nn.heads import Head
 from triptych.nn.inputs import Embed, Frames, Patches, Row
-from triptych.nn.lora import Adapter
-from triptych.nn.part import Module, assign, build
+from triptych.nn.part import NO_TAPS, Module, Taps, assign, build, tie
 from triptych.nn.positions import refuse_length
 from triptych.nn.stack import Stack
-from triptych.nn.taps import NO_TAPS, Taps
-from triptych.nn.tying import tie
 from triptych.spec import ModelSpec
 from triptych.spec.norms import LayerNormSpec, RMSNormSpec
 from triptych.spec.parts import LinearSpec
@@ -71,6 +68,25 @@ class ExecutorPlans(dict[type, object]):
 
     def __reduce__(self) -> tuple[type[ExecutorPlans], tuple[()]]:
         return ExecutorPlans, ()
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of a model: LoRA in some of its linear slots.
+
+    rank, alpha   the rank of its matrices A [rank, inputs] and B [outputs, rank], whose product is multiplied by
+                  alpha / rank; a file may have others for some slots.
+    dropout       the probability with which an input of A is dropped in training.
+    slots         the dotted names of the linear maps that it changes.
+    parameters    the number of trained parameters.
+    """
+
+    rank: int
+    alpha: float
+    dropout: float
+    slots: tuple[str, ...] = field(repr=False)
+    parameters: int
+    frozen: tuple[str, ...] = field(repr=False)  #: parameters that were trained before it was added
 
 
 class Transformer(Module[ModelSpec], of=ModelSpec):
@@ -190,18 +206,13 @@ def finish_loading(module: Transformer) -> Transformer:
     tie(module, module.spec.ties)
     left = [name for name, p in module.named_parameters() if p.is_meta]
     assert not left, left
-    module.set_placement(*_placement(module))
-    return module.eval()
-
-
-def _placement(module: Transformer) -> tuple[torch.dtype, torch.device]:
-    """The dtype most numbers of the model have, and its device."""
     sizes: Counter[torch.dtype] = Counter()
     device = module.device
     for parameter in module.parameters():
         sizes[parameter.dtype] += parameter.numel()
         device = parameter.device
-    return max(sizes, key=lambda dtype: sizes[dtype]), device
+    module.set_placement(sizes.most_common(1)[0][0], device)  # the dtype that most numbers have
+    return module.eval()
 
 
 def new(model: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> Transformer:

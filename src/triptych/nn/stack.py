@@ -29,8 +29,7 @@ from triptych.nn.feedforward import GLU, MLP, MoE
 from triptych.nn.inputs import Conv, Embed, Frames, Patches
 from triptych.nn.kinds import Context, Kind, cross_state, shared_states, sharing_key
 from triptych.nn.linear import Linear, Norms
-from triptych.nn.part import Module
-from triptych.nn.taps import NO_TAPS, Taps
+from triptych.nn.part import NO_TAPS, Module, Taps
 from triptych.spec import parts
 
 
@@ -149,17 +148,18 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
 
     def cached_layers(self) -> list[CachedLayer]:
         """What a cache stores of each layer, as specs are now."""
-        return [self._cached(block.attn.spec) for block in self.blocks]
+        layers = []
+        for block in self.blocks:
+            attn = block.attn.spec
+            band = window_of(self.kinds[attn.kind].spec.mask)
+            window = None if band is None else band[0]
+            layers.append(replace(_every_token(attn), window=window, sums=self.spec.keeps_sums(attn)))
+        return layers
 
     def cross_cache(self, cache_type: CacheType = "auto") -> CrossCache:
         """An empty cache for the keys and values of encoder outputs; `cache_type` as in `cache`."""
         layers = [_every_token(block.cross.spec) for block in self.blocks if block.cross is not None]
         return CrossCache(layers, self.dtype, self.device, cache_type=cache_type)
-
-    def _cached(self, attn: parts.AttentionSpec) -> CachedLayer:
-        band = window_of(self.kinds[attn.kind].spec.mask)
-        window = None if band is None else band[0]
-        return replace(_every_token(attn), window=window, sums=self.spec.keeps_sums(attn))
 
     def forward(
         self,
@@ -177,9 +177,9 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
         x = self.embed(inputs, rows, token_types, random)
         step = cache.begin(rows, taps.provenance)
         ctx = step.context if taps is NO_TAPS else None
-        if not isinstance(ctx, Context) or ctx.owner is not self or not ctx.try_advance(rows, x):
+        if not isinstance(ctx, Context) or ctx.stack is not self or not ctx.try_advance(rows, x):
             ctx = self.context(x, rows, step, cross, random)
-            step.context = ctx if ctx.continues else None  # a step of no cache is part of it: no cycle
+            step.context = ctx if ctx.moving else None  # a step of no cache is part of it: no cycle
         x = taps("embed", x, rows)
         for i, block in enumerate(self.blocks):
             run = block if not (self.recompute and self.training) else partial(_recomputed, block)
@@ -191,25 +191,21 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
         self, x: Tensor, rows: Rows, step: CacheStep, cross: CrossKeys | None, random: torch.Generator | None = None
     ) -> Context:
         """What the blocks of one forward share, decided for each kind of layer."""
-        own = shared_states(self.own_groups, partial(self._own_state, x, rows, step, random), len(self.blocks))
-        crossed: Sequence[KindState] = ()
-        if cross is not None:
-            state = partial(self._cross_state, x, rows, cross, random)
-            crossed = shared_states(self.cross_groups, state, len(self.blocks))
-        return Context(rows, own, crossed, random, x.dtype, self)
 
-    def _own_state(
-        self, x: Tensor, rows: Rows, step: CacheStep, random: torch.Generator | None, layer: int
-    ) -> KindState:
-        attn = self.blocks[layer].attn
-        return self.kinds[attn.spec.kind].state(attn, rows, x, step.of(layer), random)
+        def own_state(layer: int) -> KindState:
+            attn = self.blocks[layer].attn
+            return self.kinds[attn.spec.kind].state(attn, rows, x, step.of(layer), random)
 
-    def _cross_state(
-        self, x: Tensor, rows: Rows, source: CrossKeys, random: torch.Generator | None, layer: int
-    ) -> KindState:
-        attn = self.blocks[layer].cross
-        assert attn is not None
-        return cross_state(attn, rows, x, source, random)
+        def cross_state_of(layer: int) -> KindState:
+            attn = self.blocks[layer].cross
+            assert attn is not None
+            assert cross is not None
+            return cross_state(attn, rows, x, cross, random)
+
+        own = shared_states(self.own_groups, own_state)
+        crossed = [] if cross is None else shared_states(self.cross_groups, cross_state_of)
+        firsts = [self.blocks[layers[0]] for layers in self.own_groups.values()]
+        return Context(rows, own, crossed, random, x.dtype, self, firsts, [*self.kinds.values()])
 
     def finish(self, x: Tensor, rows: Rows, taps: Taps = NO_TAPS, random: torch.Generator | None = None) -> Tensor:
         """The residual stream [N, D] after the last block -> what the head, or the decoder beside an encoder, reads."""

@@ -31,38 +31,31 @@ class BlockFormat(Protocol):
     @property
     def elements(self) -> int:
         """Elements of a block."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """Bytes of a block."""
-        ...
 
     @property
     def band(self) -> int:
         """Rows of the matrix that are stored together, as one row of blocks."""
-        ...
 
     def unpack(self, raw: Tensor, dtype: torch.dtype) -> Tensor:
         """`raw [..., bytes of a row of blocks]`, uint8 -> `[..., elements of a row]` in `dtype`; where several rows are
         stored together, `raw [n, bytes]` -> `[n * band, elements of a row]`."""
-        ...
 
     def multiply(self, raw: Tensor, rows: int, x: Tensor) -> Tensor | None:
         """`x [N, columns]`, float32 -> `x @ weight.T [N, rows]`, float32, from the blocks `raw` as they are; None where
         no kernel does that here.  No gradients."""
-        ...
 
     @property
     def stored_as(self) -> str | None:
         """The type of GGUF whose blocks hold the numbers exactly: the one they came from, if they did; None where no
         type does."""
-        ...
 
     def stored(self, raw: Tensor, rows: int, file: Callable[[], Tensor | None]) -> Tensor | None:
         """The blocks `[rows, bytes of a row]` of that type.  `file` reads those that the file has now: they are used
         where `raw` does not hold all of a block and they are still the ones that were packed, else None."""
-        ...
 
 
 def dense(weight: Tensor) -> Tensor:
@@ -103,11 +96,6 @@ class PackedWeight(Tensor):
         weight: PackedWeight = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=blocks.device)
         weight.blocks, weight.format = blocks, format
         return weight
-
-    def __init__(
-        self, blocks: Tensor, format: BlockFormat, dtype: torch.dtype = torch.float32, count: int | None = None
-    ) -> None:
-        """See `__new__`, which makes the tensor."""
 
     def dense(self) -> Tensor:
         """The numbers, `[rows, columns]` in `dtype`."""

@@ -1,6 +1,5 @@
 """The operations a forward is made of: the table that describes them (`table.py`), and their functions of tensors."""
 
-from triptych.ops.experts import experts
 from triptych.ops.functions import (
     ACTIVATIONS,
     Rotation,
@@ -8,16 +7,17 @@ from triptych.ops.functions import (
     dropout,
     dtype_of,
     embedding,
+    experts,
     l2_normalize,
     layer_norm,
     linear,
     patches,
+    pool,
     rms_norm,
     rotate,
     sinusoids,
     softcap,
 )
-from triptych.ops.pooling import pool
 from triptych.ops.recording import RUN, NotLowerable, RecordedCall, implements, record, recorded_as, recorded_call
 from triptych.ops.table import OPERATIONS, Attributes, Dim, Operation, Shape, Shapes
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -216,24 +217,10 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 # -- calls of torch that are recorded as an operation, where their arguments are not those of the operation's function
 
 
-@recorded_as(F.gelu)
-def _gelu(x: Tensor, approximate: str = "none") -> tuple[str, Arguments]:
-    return "gelu", {"x": x, "approximate": approximate}
-
-
-@recorded_as(F.relu)
-def _relu(x: Tensor, inplace: bool = False) -> tuple[str, Arguments]:
-    return "relu", {"x": x}
-
-
-@recorded_as(F.silu)
-def _silu(x: Tensor, inplace: bool = False) -> tuple[str, Arguments]:
-    return "silu", {"x": x}
-
-
-@recorded_as(F.embedding)
-def _embedding(ids: Tensor, weight: Tensor, *options: object, **named: object) -> tuple[str, Arguments]:
-    return "embedding", {"ids": ids, "weight": weight}
+recorded_as(F.gelu)(lambda x, approximate="none": ("gelu", {"x": x, "approximate": approximate}))
+recorded_as(F.relu)(lambda x, inplace=False: ("relu", {"x": x}))
+recorded_as(F.silu)(lambda x, inplace=False: ("silu", {"x": x}))
+recorded_as(F.embedding)(lambda ids, weight, *options, **named: ("embedding", {"ids": ids, "weight": weight}))
 
 
 @recorded_as(F.normalize)
@@ -279,3 +266,39 @@ def _to(x: Tensor, dtype: Any) -> tuple[str, Arguments]:
     if not isinstance(dtype, torch.dtype):
         raise NotLowerable(f"to({dtype}) is no cast to a dtype")
     return "cast", {"x": x, "dtype": dtype}
+
+
+@implements("experts")
+def experts(
+    x: Tensor, scores: Tensor, parts: Sequence[Callable[[Tensor], Tensor]], top_k: int, normalize: bool
+) -> Tensor:
+    """Each token of `x` [N, D] through the `top_k` experts with the largest `scores` [N, E] (Shazeer et al. 2017):
+    the sum of their outputs, weighted by the softmax of the scores; `normalize` divides the weights by their sum.  One
+    call per expert, on all tokens it is chosen for."""
+    if has_torch_function_unary(x):
+        return record(experts, x, x, scores, parts, top_k, normalize)
+    weights, chosen = scores.to(torch.promote_types(x.dtype, torch.float32)).softmax(-1).topk(top_k)  # [N, top_k]
+    if normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    by_expert = chosen.flatten().argsort(stable=True)
+    token, weights = by_expert // top_k, weights.flatten()[by_expert, None].to(x.dtype)
+    counts = chosen.flatten().bincount(minlength=len(parts)).tolist()
+    out = torch.zeros_like(x)
+    for expert, end, count in zip(parts, accumulate(counts), counts, strict=True):
+        if count:
+            own = slice(end - count, end)
+            out.index_add_(0, token[own], (expert(x[token[own]]) * weights[own]).to(x.dtype))
+    return out
+
+
+@implements("pool")
+def pool(x: Tensor, rows: RowLengths, mode: str) -> Tensor:
+    """[N, D] -> [B, D]: the `mean` of the vectors of all of a row's tokens, special ones included, the `first` or the
+    `last`."""
+    if has_torch_function_unary(x):
+        return record(pool, x, x, rows, mode)
+    if mode == "mean":
+        return torch.stack([row.mean(0) for row in x.split(list(rows.lengths))])
+    if mode == "first":
+        return x[list(rows.starts)]
+    return x[[start + length - 1 for start, length in zip(rows.starts, rows.lengths, strict=True)]]

@@ -1,40 +1,27 @@
 // Attention weights to look at: every head as a thumbnail, one head enlarged with its tokens, one row as a list.  The
 // page that runs a model gives the heads of each text; those of a trace are a `TraceView` (attention_trace.js).
 
-// The keys that one query reads, largest weight first.
-class Reading {
-  constructor() {
-    this.node = el("aside", { class: "reading", "aria-label": "The chosen row" });
-  }
-
-  // `choose` is called with the key that is pressed.
-  show(head, t, s, choose) {
-    const row = head.row(t);
-    const order = row.map((_, index) => index).sort((a, b) => row[b] - row[a]).slice(0, 8);
-    const total = row.reduce((sum, weight) => sum + weight, 0).toFixed(3);
-    const items = order.filter((index) => row[index] > 0).map((index) => {
-      const bar = el("i");
-      bar.style.width = `${(row[index] / row[order[0]]) * 100}%`;
-      return el("li", { class: index === s ? "on" : null, onclick: () => choose?.(index) }, bdi(head.keys[index]),
-        el("sub", {}, String(index)), el("b", {}, three(row[index])), bar);
-    });
-    this.node.replaceChildren(
-      el("h4", {}, bdi(head.queries[t]), el("sub", {}, String(t)), " reads"),
-      el("ol", {}, ...items),
-      el("p", { class: "quiet" },
-        head.count ? `The largest weights of this row, of 0.02 or more, at most ${head.count}; they sum to ${total}.`
-          : `This row sums to ${total} over ${row.length} keys.`),
-    );
-  }
+// The keys that one query reads, largest weight first; `choose` is called with the key that is pressed.
+function reading(head, t, s, choose) {
+  const row = head.row(t);
+  const order = row.map((_, index) => index).sort((a, b) => row[b] - row[a]).slice(0, 8);
+  const total = row.reduce((sum, weight) => sum + weight, 0).toFixed(3);
+  const items = order.filter((index) => row[index] > 0).map((index) =>
+    el("li", { class: index === s ? "on" : null, onclick: () => choose(index) }, bdi(head.keys[index]),
+      el("sub", {}, index), el("b", {}, three(row[index])),
+      el("i", { style: { width: `${(row[index] / row[order[0]]) * 100}%` } })));
+  return [el("h4", {}, bdi(head.queries[t]), el("sub", {}, t), " reads"), el("ol", {}, items),
+    quiet(head.count ? `The largest weights of this row, of 0.02 or more, at most ${head.count}; they sum to ${total}.`
+      : `This row sums to ${total} over ${row.length} keys.`)];
 }
 
 class AttentionView {
   // `heads` of each stack, `shade` of the first picture, `roles` that heads may have, and a `note` below the map.
-  constructor({ heads, stacks = Object.keys(heads), shade = "head", roles = [], note = "" }, place) {
+  constructor({ heads, stacks, shade = "head", roles = [], note = "" }, place) {
     Object.assign(this, { place, heads, stacks, shade, roles, note });
     this.gallery = new Gallery((head) => this.open(head), this.roles);
     this.plot = new Plot((t, s) => this.choose(t, s, false));
-    this.reading = new Reading();
+    this.reading = el("aside", { class: "reading", "aria-label": "The chosen row" });
     place.append(this.build());
     this.keyboard();
     repaints.push(() => this.repaint());
@@ -43,27 +30,22 @@ class AttentionView {
   build() {
     this.title = el("h3");
     this.numbers = el("p", { class: "numbers" });
-    this.readout = el("output", { class: "readout", "aria-live": "polite" });
+    this.plot.readout.setAttribute("aria-live", "polite");
     this.bar = el("i", { class: "bar" });
     this.top = el("span");
-    const stacks = this.stacks.map((stack) => [stack, STACKS[stack].label, STACKS[stack].hint]);
-    const shades = Object.entries(SHADES).map(([key, { label, hint }]) => [key, label, hint]);
-    this.controls = el("div", { class: "controls" },
-      choice("Colour scale", shades, this.shade, (shade) => { this.shade = shade; this.repaint(); }),
+    this.controls = div("controls",
+      shadeChoice(this.shade, (shade) => { this.shade = shade; this.repaint(); }),
       el("div", { class: "choice", role: "group", "aria-label": "Size" },
         button("−", "Smaller cells", () => this.zoom(Math.min(this.plot.cell - 1, Math.round(this.plot.cell / 1.3)))),
         button("Fit", "As large as fits the page", () => this.zoom(this.plot.fit())),
         button("+", "Larger cells", () => this.zoom(Math.max(this.plot.cell + 1, Math.round(this.plot.cell * 1.3))))),
-      exportButtons(() => this.file(), () => this.drawing(), () => this.values()));
-    const large = el("div", { class: "large" }, this.title, this.numbers, this.readout, this.controls, this.plot.ruler,
-      el("div", { class: "map" }, this.plot.node,
-        el("div", { class: "beside" }, this.reading.node, this.plot.overview)),
-      el("div", { class: "scale" }, el("span", {}, "0"), this.bar, this.top),
-      el("p", { class: "quiet" },
-        `Point, tap or use the arrow keys to read a weight; [ and ] change the head.${this.note}`));
-    this.content = el("div", { class: "heads-and-map" }, this.gallery.node, large);
-    const chooser = stacks.length > 1 ? [choice("Stack", stacks, stacks[0][0], (stack) => this.pick(stack))] : [];
-    return el("div", {}, el("div", { class: "controls" }, ...chooser), this.content);
+      exportButtons(this));
+    const large = div("large", this.title, this.numbers, this.plot.readout, this.controls, this.plot.ruler,
+      div("map", this.plot.node, div("beside", this.reading, this.plot.overview)),
+      div("scale", el("span", {}, "0"), this.bar, this.top),
+      quiet(`Point, tap or use the arrow keys to read a weight; [ and ] change the head.${this.note}`));
+    this.content = div("heads-and-map", this.gallery.node, large);
+    return el("div", {}, div("controls", stackChoice(this.stacks, (stack) => this.pick(stack))), this.content);
   }
 
   pick(stack) {
@@ -97,7 +79,7 @@ class AttentionView {
     this.head = head;
     this.gallery.mark(head);
     this.title.textContent = nameOf(head) + (head.role ? ` · ${head.role}` : "");
-    this.numbers.replaceChildren(...head.measures.map(([name, value]) =>
+    refill(this.numbers, head.measures.map(([name, value]) =>
       el("span", {}, `${name} `, el("b", {}, readable(Number(value.toPrecision(3)))))));
     this.plot.show(head, this.shade, this.cell, this.chosen);
     this.showScale();
@@ -105,17 +87,13 @@ class AttentionView {
   }
 
   choose(t, s, scroll) {
-    const { head } = this;
-    this.chosen = [clamp(t, 0, head.queries.length - 1), clamp(s, 0, head.keys.length - 1)];
-    const [row, column] = this.chosen;
-    this.plot.mark(row, column, scroll);
-    this.reading.show(head, row, column, (key) => this.choose(row, key, true));
-    this.readout.replaceChildren(bdi(head.queries[row]), el("span", {}, " → "), bdi(head.keys[column]), " ",
-      el("b", {}, three(head.at(row, column))));
+    this.plot.mark(t, s, scroll);
+    this.chosen = this.plot.at;
+    refill(this.reading, reading(this.head, ...this.chosen, (key) => this.choose(this.chosen[0], key, true)));
   }
 
   showScale() {
-    const stops = colours(isDark()).filter((_, index) => index % 15 === 0).map(css);
+    const stops = PALETTES.get(isDark()).colours.filter((_, index) => index % 15 === 0).map(css);
     this.bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
     const { label, top } = SHADES[this.shade];
     const marked = this.stack === "cross" ? " · ○ strongest source of each output" : "";
@@ -135,20 +113,17 @@ class AttentionView {
   }
 
   keyboard() {
-    const step = (down, right) => () => this.choose(this.chosen[0] + down, this.chosen[1] + right, true);
     const turn = (by) => () => {
       const heads = this.heads[this.stack];
       this.open(heads.at((heads.indexOf(this.head) + by) % heads.length));
     };
-    const keys = {
-      ArrowUp: step(-1, 0), ArrowDown: step(1, 0), ArrowLeft: step(0, -1), ArrowRight: step(0, 1),
-      Home: step(0, -Infinity), End: step(0, Infinity), PageUp: step(-10, 0), PageDown: step(10, 0),
-      "[": turn(-1), "]": turn(1),
-    };
+    const step = (down, right) => this.choose(this.chosen[0] + down, this.chosen[1] + right, true);
+    const keys = { ...moves(step), "[": turn(-1), "]": turn(1) };
     onkeys(this.plot.heat, keys);
     return keys;
   }
 
+  // What `exportButtons` saves.
   file() {
     return fileName(this.stack, "layer", this.head.layer, "head", this.head.head);
   }

@@ -1,5 +1,168 @@
-// The attention of a trace: its heads are unpacked when their stack is first shown, may have roles, and can be drawn as
-// lines.
+// The attention of a trace as a page stores it: its heads are unpacked when their stack is first shown, may have roles,
+// and can be drawn as lines.
+
+// Base64 of deflated bytes.
+async function inflate(text) {
+  const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// All high bytes, then all low bytes -> 16-bit numbers.
+function joined(planes, count) {
+  const numbers = new Uint16Array(count);
+  for (let i = 0; i < count; i++) numbers[i] = (planes[i] << 8) | planes[count + i];
+  return numbers;
+}
+
+// The largest weights of each query, [heads, count, queries]: their keys and the roots of the weights, in bytes.
+async function unpackTop(text, queries) {
+  const planes = await inflate(text);
+  const count = planes.length / 3;
+  const keys = joined(planes, count);
+  for (let i = 0; i < count; i++) if (i % queries) keys[i] += keys[i - 1];
+  return { keys, roots: planes.subarray(2 * count) };
+}
+
+// One head of a long text, with the largest weights of each query alone.
+class TopHead extends AnyHead {
+  constructor(map, index, { keys, roots }, tokens) {
+    super(map, index, tokens);
+    this.count = map.count;
+    const size = this.queries.length * this.count;
+    this.kept = keys.subarray(index * size, (index + 1) * size);
+    this.roots = roots.subarray(index * size, (index + 1) * size);
+    this.max = (this.roots.reduce((max, value) => Math.max(max, value), 0) / 255) ** 2 || 1;
+  }
+
+  row(t) {
+    const row = new Array(this.keys.length).fill(0);
+    this.visit([t, 0], [t + 1, row.length], (_, s, weight) => (row[s] = weight));
+    return row;
+  }
+
+  at(t, s) {
+    for (let k = 0, i = t; k < this.count; k++, i += this.queries.length) if (this.kept[i] === s) {
+      return (this.roots[i] / 255) ** 2;
+    }
+    return 0;
+  }
+
+  // The weights that are kept.
+  numbers() {
+    const largest = this.queries.map(() => []);
+    this.visit([0, 0], [this.queries.length, this.keys.length], (t, s, weight) => largest[t].push([s, tidy(weight)]));
+    return { largest };
+  }
+
+  visit(from, to, act) {
+    for (let k = 0; k < this.count; k++) {
+      for (let t = from[0], i = k * this.queries.length + t; t < to[0]; t++, i++) {
+        const s = this.kept[i];
+        if (s >= from[1] && s < to[1]) act(t, s, (this.roots[i] / 255) ** 2);
+      }
+    }
+  }
+}
+
+// While a view unpacks its heads, and where it cannot, it shows a text in place of its content.
+function showStatus({ place, status, content }, text, busy = false) {
+  place.setAttribute("aria-busy", busy);
+  status.textContent = text;
+  status.hidden = !text;
+  content.hidden = Boolean(text);
+}
+
+const showUnpacking = (view) => showStatus(view, "Unpacking the attention weights …", true);
+const showProblem = (view, { message }) => showStatus(view,
+  `The attention weights could not be unpacked (${message}). Open this file in a browser from 2023 or later.`);
+
+const unpackedMaps = new WeakMap(); // the data of a layer -> a promise of its heads
+
+async function unpackLayer(map, { tokens, steps }) {
+  if (map.top) {
+    const top = await unpackTop(map.top, tokens[map.queries].length);
+    return map.heads.map((_, index) => new TopHead(map, index, top, tokens));
+  }
+  const planes = await inflate(map.weights);
+  const values = joined(planes, planes.length / 2);
+  return map.heads.map((_, index) => new Head(map, index, values, tokens, steps));
+}
+
+// The heads of one layer, unpacked once, whichever section asks.
+function headsIn(map, section) {
+  if (!unpackedMaps.has(map)) unpackedMaps.set(map, unpackLayer(map, section));
+  return unpackedMaps.get(map);
+}
+
+// The heads of a stack in the order of layers; one with all its weights stands in place of the same without.
+async function unpackedHeads(section, stack) {
+  const layers = await Promise.all(section.maps.filter((map) => map.stack === stack)
+    .map((map) => headsIn(map, section)));
+  const heads = new Map();
+  for (const head of layers.flat().sort((a, b) => Boolean(b.count) - Boolean(a.count))) {
+    heads.set(`${head.layer} ${head.head}`, head);
+  }
+  return [...heads.values()].sort((a, b) => a.layer - b.layer || a.head - b.head);
+}
+
+const LINE_ROW = 18; // pixels from token to token
+const LEAST_LINE = 0.03; // weights below are not drawn
+const LINES_EACH = 6; // of one query
+
+// One head as lines from each token to those it reads: queries on the left, keys on the right.
+class Lines {
+  constructor(choose) {
+    this.choose = choose;
+    this.node = el("div", { class: "scroll lines", tabindex: 0, role: "application" });
+  }
+
+  // The rows and columns that `plot` shows.
+  show(plot) {
+    const { head, from, to, tokens: [queries, keys] } = plot;
+    this.node.setAttribute("aria-label",
+      `${nameOf(head)} as lines; the arrow keys up and down choose the token that reads`);
+    const [left, gap, side] = [170, 260, 10];
+    const longest = Math.max(queries.length, keys.length);
+    const word = (token, i, attributes, press) =>
+      svg("text", { y: side + (i + 0.7) * LINE_ROW, onclick: press, onpointerenter: press, ...attributes },
+        shortened(shown(token), 20));
+    this.rows = queries.map((_, i) => {
+      const t = from[0] + i;
+      const best = head.row(t).map((weight, s) => [s, weight]).filter(([, weight]) => weight >= LEAST_LINE);
+      const drawn = best.sort((a, b) => b[1] - a[1]).slice(0, LINES_EACH).filter(([s]) => s >= from[1] && s < to[1]);
+      return svg("g", {}, drawn.map(([s, weight]) => {
+        const [y, z] = [i, s - from[1]].map((row) => side + (row + 0.5) * LINE_ROW);
+        return svg("path", { d: `M${left},${y}C${left + gap / 2},${y} ${left + gap / 2},${z} ${left + gap},${z}`,
+          "stroke-opacity": weight.toFixed(3), "stroke-width": (0.7 + 3 * weight).toFixed(2) });
+      }));
+    });
+    this.queries = queries.map((token, i) => word(token, i, { x: left - 8, "text-anchor": "end" },
+      () => this.choose(from[0] + i, argmax(head.row(from[0] + i)))));
+    this.keys = keys.map((token, i) => word(token, i, { x: left + gap + 8 }, null));
+    Object.assign(this, { head, from });
+    const width = 2 * left + gap;
+    const height = longest * LINE_ROW + 2 * side;
+    this.picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` },
+      this.rows, this.queries, this.keys);
+    this.node.replaceChildren(this.picture);
+  }
+
+  // The lines of one query stand out, and the keys that it reads.
+  mark(t, s) {
+    for (const [nodes, at] of [[this.rows, t - this.from[0]], [this.queries, t - this.from[0]],
+      [this.keys, s - this.from[1]]]) nodes.forEach((one, i) => one.classList.toggle("on", i === at));
+  }
+
+  drawing() {
+    const [ink, accent, mark] = ["--ink", "--accent", "--mark"].map(colourOf);
+    const copy = inked(this.picture, { path: { fill: "none", stroke: accent }, ".on path": { stroke: mark },
+      text: { fill: ink } });
+    const [width, height] = ["width", "height"].map((name) => Number(copy.getAttribute(name)));
+    return sheet(width + 40, height + 70, nameOf(this.head),
+      svg("g", { transform: "translate(20 50)", "font-family": "monospace", "font-size": 12 }, ...copy.childNodes));
+  }
+}
 
 // Heads of one role have one colour, in the order in which the section names the roles.
 const ROLE_COLOURS = 15;
@@ -9,10 +172,9 @@ const roleClass = (roles, role) => (role ? `role-${roles.indexOf(role) % ROLE_CO
 function showGroups(gallery, groups) {
   gallery.begin(0);
   gallery.end(groups.map(([title, colour, heads, under]) => {
-    const title_ = el("h4", {}, el("i", { class: colour }), title, el("sub", {}, String(heads.length)));
-    const ones = heads.map((head) => el("div", {}, gallery.thumb(head, `, ${under(head)}`),
-      el("span", {}, under(head))));
-    return el("div", { class: "group" }, title_, el("div", { class: "row" }, ...ones));
+    const ones = heads.map((head) =>
+      el("div", {}, gallery.thumb(head, `, ${under(head)}`), el("span", {}, under(head))));
+    return div("group", el("h4", {}, el("i", { class: colour }), title, el("sub", {}, heads.length)), div("row", ones));
   }));
 }
 
@@ -35,21 +197,19 @@ class TraceView extends AttentionView {
     this.status = el("p", { class: "quiet", role: "status" });
     this.content.before(this.status);
     this.content.hidden = true;
-    const orders = [["layer", "By layer", "Layers down, heads across"],
-      ["role", "By role", "Heads of one role together"]];
-    const arrange = (order) => {
-      this.order = order;
-      this.arrange();
-    };
     this.as = "map";
     this.lines = new Lines((t, s) => this.choose(t, s, false));
     this.lines.node.hidden = true;
     this.plot.node.after(this.lines.node);
     const ways = [["map", "Map", "Queries by keys"], ["lines", "Lines", "From each token to those it reads"]];
     this.controls.prepend(choice("Drawn as", ways, this.as, (as) => this.draw(as)));
-    if (this.roles.length) {
-      view.firstChild.append(choice("Order of the heads", orders, this.order, arrange), this.legend());
-    }
+    if (!this.roles.length) return view;
+    const orders = [["layer", "By layer", "Layers down, heads across"],
+      ["role", "By role", "Heads of one role together"]];
+    view.firstChild.append(choice("Order of the heads", orders, this.order, (order) => {
+      this.order = order;
+      this.arrange();
+    }), this.legend());
     return view;
   }
 
@@ -58,7 +218,6 @@ class TraceView extends AttentionView {
     this.as = as;
     this.plot.node.hidden = as !== "map";
     this.lines.node.hidden = as !== "lines";
-    this.linesOf = null;
     this.plot.mark(...this.chosen, false);
     this.showLines();
   }
@@ -67,9 +226,8 @@ class TraceView extends AttentionView {
   showLines() {
     if (this.as !== "lines") return;
     const { head, from } = this.plot;
-    if (this.linesOf?.[0] === head && this.linesOf[1] === from) return this.lines.mark(...this.chosen);
-    this.linesOf = [head, from];
-    this.lines.show(this.plot, this.chosen);
+    if (this.lines.head !== head || this.lines.from !== from) this.lines.show(this.plot);
+    this.lines.mark(...this.chosen);
   }
 
   choose(t, s, scroll) {
@@ -87,17 +245,15 @@ class TraceView extends AttentionView {
   }
 
   drawing() {
-    return this.as === "lines" ? this.lines.drawing(this.head) : super.drawing();
+    return this.as === "lines" ? this.lines.drawing() : super.drawing();
   }
 
   // The roles with their colours; choosing one shows its heads alone, and opens the first of them.
   legend() {
     this.role = null;
     const buttons = [...this.roles, ""].map((role) => {
-      const one = el("button", { type: "button", "aria-pressed": "false", onclick: () => pick(role) },
-        el("i", { class: roleClass(this.roles, role) }), role || NO_ROLE);
-      one.dataset.role = role;
-      return one;
+      const attributes = { type: "button", "aria-pressed": "false", "data-role": role, onclick: () => pick(role) };
+      return el("button", attributes, el("i", { class: roleClass(this.roles, role) }), role || NO_ROLE);
     });
     const pick = (role) => {
       this.role = this.role === role ? null : role;
@@ -106,7 +262,7 @@ class TraceView extends AttentionView {
       const first = this.heads[this.stack]?.find((head) => (head.role ?? "") === this.role);
       if (this.role !== null && first) this.open(first);
     };
-    return el("div", { class: "roles", role: "group", "aria-label": "Roles" }, ...buttons);
+    return el("div", { class: "roles", role: "group", "aria-label": "Roles" }, buttons);
   }
 
   // The thumbnails in the order of layers, or in groups of one role.
@@ -129,27 +285,19 @@ class TraceView extends AttentionView {
     }
   }
 
-  // Unpacking is asynchronous: until `busy` is false the section shows `text` in place of the heads and the map.
-  show(text, busy) {
-    this.place.setAttribute("aria-busy", busy);
-    this.status.textContent = text;
-    this.status.hidden = !text;
-    this.content.hidden = Boolean(text);
-  }
-
   async pick(stack) {
     this.stack = stack;
     if (!this.heads[stack]) {
-      this.show(UNPACKING, true);
+      showUnpacking(this);
       try {
         this.heads[stack] = await unpackedHeads(this.section, stack);
       } catch (error) {
-        if (this.stack === stack) this.show(notUnpacked(error), false);
+        if (this.stack === stack) showProblem(this, error);
         return;
       }
     }
     if (this.stack !== stack) return; // another stack was picked in the meantime
-    this.show("", false);
+    showStatus(this, "");
     super.pick(stack);
   }
 }
@@ -158,5 +306,5 @@ const NO_ROLE = "no role";
 
 mounts.attention = (section, place) => {
   if (section.maps.length) new TraceView(section, place);
-  else place.append(el("p", { class: "quiet" }, "No maps."));
+  else place.append(quiet("No maps."));
 };

@@ -16,18 +16,40 @@ function mountAll(sections, under) {
 
 mounts.chapter = (chapter, place) => mountAll(chapter.sections, place.id);
 
+// `attributes` are also events (`onclick`) and a `style` by its properties; null is left out.  Children are nodes,
+// texts, numbers, and lists of these; false and null are left out.
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(node.style, value);
     else if (value !== null && value !== undefined) node.setAttribute(name, value);
   }
-  node.append(...children);
+  node.append(...children.flat(Infinity).filter((child) => child !== false && child !== null && child !== undefined));
   return node;
 }
 
+// What `act` puts in place of the buttons of `node` takes over the focus, by the place among them.
+function keepFocus(node, act) {
+  const held = [...node.querySelectorAll("button")].indexOf(document.activeElement);
+  act();
+  if (held >= 0) node.querySelectorAll("button")[held]?.focus();
+}
+
+function refill(node, ...children) {
+  node.replaceChildren();
+  return fill(node, {}, children);
+}
+
 const el = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 const svg = (tag, attributes = {}, ...children) =>
-  fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+  fill(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
+
+const div = (name, ...children) => el("div", { class: name }, ...children);
+const quiet = (...children) => el("p", { class: "quiet" }, ...children);
+
+// A template whose values may be nodes and lists, as texts and nodes; its line ends are spaces.
+const prose = (texts, ...values) => texts.flatMap((text, i) => [text.replace(/\s+/g, " "), values[i] ?? ""]).flat();
 
 const button = (text, hint, press) => el("button", { type: "button", title: hint, onclick: press }, text);
 
@@ -52,9 +74,8 @@ const LONGEST = 160; // letters of a token that are shown
 // Tokens as they are read: spaces and line ends that would not show get a sign.
 function shown(token) {
   if (token === "") return "∅";
-  const start = () => [...token.slice(0, 2 * LONGEST)].slice(0, LONGEST).join("");
-  const long = token.length > 2 * LONGEST;
-  const letters = long ? `${start()}… (${token.length.toLocaleString("en-US")} letters)` : token;
+  const start = [...token.slice(0, 2 * LONGEST)].slice(0, LONGEST).join("");
+  const letters = token.length > 2 * LONGEST ? `${start}… (${token.length.toLocaleString("en-US")} letters)` : token;
   const signed = letters.replace(/\r\n|\n|\r/g, "↵").replace(/\t/g, "⇥");
   return signed.replace(/^ +| +$/g, (gap) => "·".repeat(gap.length));
 }
@@ -70,6 +91,12 @@ function readable(value) {
     return Number(value.toPrecision(4)).toExponential().replace("e+", "e").replaceAll("-", "−");
   }
   return value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
+}
+
+// A text of at most so many letters.
+function shortened(text, most) {
+  const letters = [...text];
+  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
 }
 
 // Calls `act` now and whenever the width of `node` changes.  Changes of the height are ignored, because `act` itself
@@ -93,6 +120,12 @@ function onkeys(node, keys) {
     act();
   });
 }
+
+// The keys that move over rows and columns: `move(down, right)`.
+const moves = (move) => ({
+  ArrowUp: () => move(-1, 0), ArrowDown: () => move(1, 0), ArrowLeft: () => move(0, -1), ArrowRight: () => move(0, 1),
+  Home: () => move(0, -Infinity), End: () => move(0, Infinity), PageUp: () => move(-10, 0), PageDown: () => move(10, 0),
+});
 
 // Arrow keys inside a group of buttons: `next(from, across, down)` gives the place, among those that `buttons()` lists,
 // to which the focus goes from the place `from`; `reach` is called with it.

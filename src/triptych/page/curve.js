@@ -43,19 +43,15 @@ function axis(values, logarithmic, pad) {
 function spaced(values, place, room) {
   let last = -Infinity;
   return values.filter((value) => {
-    const fits = place(value) - last >= room;
-    if (fits) last = place(value);
-    return fits;
+    if (place(value) - last < room) return false;
+    last = place(value);
+    return true;
   });
 }
 
 function extent(values, pad) {
-  let low = Infinity;
-  let high = -Infinity;
-  for (const value of values) {
-    low = Math.min(low, value);
-    high = Math.max(high, value);
-  }
+  const low = values.reduce((least, value) => Math.min(least, value), Infinity);
+  const high = values.reduce((most, value) => Math.max(most, value), -Infinity);
   const room = (high - low || Math.abs(high) || 1) * pad;
   return [low - room, high + room];
 }
@@ -65,54 +61,40 @@ function trail(points, x, y) {
   let pen = "M";
   let path = "";
   for (const [px, py] of points) {
-    if (py === null) {
-      pen = "M";
-      continue;
-    }
-    path += `${pen}${x(px).toFixed(1)},${y(py).toFixed(1)}`;
-    pen = "L";
+    if (py !== null) path += `${pen}${x(px).toFixed(1)},${y(py).toFixed(1)}`;
+    pen = py === null ? "M" : "L";
   }
   return path;
 }
 
 function nearest(points, at) {
-  let best = null;
-  for (const point of points) {
-    if (point[1] !== null && (best === null || Math.abs(point[0] - at) < Math.abs(best[0] - at))) best = point;
-  }
-  return best;
+  const apart = (point) => (point ? Math.abs(point[0] - at) : Infinity);
+  return points.reduce((best, point) => (point[1] !== null && apart(point) < apart(best) ? point : best), null);
 }
 
 const dashed = (index, d) => svg("path", { class: `reference dash-${index % DASHES}`, d });
 
 // The axes, grid and unnamed reference lines of a plot that fits `box`.
 function frame(section, box, x, y, marks, lines) {
-  const parts = [];
-  for (const value of marks.y) {
-    parts.push(svg("path", { class: "grid", d: `M${box.left},${y(value)}H${box.right}` }));
-    parts.push(svg("text", { x: box.left - 8, y: y(value), dy: "0.32em", "text-anchor": "end" }, readable(value)));
-  }
-  for (const value of marks.x) {
-    parts.push(svg("path", { class: "axis", d: `M${x(value)},${box.bottom}v5` }));
-    parts.push(
-      svg("text", { class: "tick", x: x(value), y: box.bottom + 19, "text-anchor": "middle" }, readable(value)),
-    );
-  }
-  parts.push(svg("path", { class: "axis", d: `M${box.left},${box.bottom}H${box.right}` }));
-  parts.push(svg("text", { class: "name", x: box.right, y: box.bottom + 40, "text-anchor": "end" }, section.x_label));
-  parts.push(svg("text", { class: "name", x: 0, y: 12 }, section.y_label));
-  lines.forEach(([, value], index) => parts.push(dashed(index, `M${box.left},${y(value)}H${box.right}`)));
-  return parts;
+  const path = (name, d) => svg("path", { class: name, d });
+  const text = (name, at, anchor, words) => svg("text", { class: name, ...at, "text-anchor": anchor }, words);
+  return [
+    marks.y.map((value) => [path("grid", `M${box.left},${y(value)}H${box.right}`),
+      text(null, { x: box.left - 8, y: y(value), dy: "0.32em" }, "end", readable(value))]),
+    marks.x.map((value) => [path("axis", `M${x(value)},${box.bottom}v5`),
+      text("tick", { x: x(value), y: box.bottom + 19 }, "middle", readable(value))]),
+    path("axis", `M${box.left},${box.bottom}H${box.right}`),
+    text("name", { x: box.right, y: box.bottom + 40 }, "end", section.x_label),
+    text("name", { x: 0, y: 12 }, null, section.y_label),
+    lines.map(([, value], index) => dashed(index, `M${box.left},${y(value)}H${box.right}`)),
+  ];
 }
 
 // The names of reference lines at their right ends: each above its line, or as near to there as the name over it
 // allows, behind a piece of the line it belongs to.
 function nameLines(picture, box, y, lines) {
-  const labels = lines.map(([title, value], index) => ({
-    name: `${title} · ${readable(value)}`,
-    index,
-    at: y(value) - 6,
-  }));
+  const labels = lines.map(([title, value], index) =>
+    ({ name: `${title} · ${readable(value)}`, index, at: y(value) - 6 }));
   labels.sort((a, b) => a.at - b.at);
   labels.forEach((label, i) => (label.at = Math.max(label.at, i ? labels[i - 1].at + LABEL : box.top)));
   const over = labels.length ? Math.max(0, labels.at(-1).at - (box.bottom - 6)) : 0;
@@ -120,11 +102,9 @@ function nameLines(picture, box, y, lines) {
     const text = svg("text", { class: "reference", x: box.right, y: at - over, "text-anchor": "end" }, name);
     picture.append(text);
     const end = box.right - text.getComputedTextLength() - 7;
-    if (lines.length > 1)
-      picture.append(
-        svg("path", { class: "behind", d: `M${end - 30},${at - over - 4}h30` }),
-        dashed(index, `M${end - 28},${at - over - 4}h26`),
-      );
+    if (lines.length === 1) continue;
+    picture.append(svg("path", { class: "behind", d: `M${end - 30},${at - over - 4}h30` }),
+      dashed(index, `M${end - 28},${at - over - 4}h26`));
   }
 }
 
@@ -139,42 +119,36 @@ mounts.curve = (section, place) => {
   const series = Object.entries(section.series).map(([name, line]) => [name, plottable(line, logs)]);
   const lines = Object.entries(section.lines).filter(([, value]) => value > 0 || !logs.y);
   const points = series.flatMap(([, line]) => line).filter(([, y]) => y !== null);
-  if (!points.length) return place.append(el("p", { class: "quiet" }, "No points yet."));
+  if (!points.length) return place.append(quiet("No points yet."));
   const stops = [...new Set(points.map(([x]) => x))].sort((a, b) => a - b);
   const across = axis(stops, logs.x, 0);
-  const up = axis(
-    [...points, ...lines].map(([, y]) => y),
-    logs.y,
-    0.06,
-  );
+  const heights = [...points, ...lines].map(([, y]) => y);
+  const up = axis(heights, logs.y, 0.06);
 
   const legend = el("div", { class: "legend", "aria-live": "polite" });
   const names = series.map(([name]) => name).join(", ");
-  const picture = svg("svg", {
-    class: "plot",
-    tabindex: 0,
-    role: "img",
-    "aria-label": `${section.title}: ${names} by ${section.x_label}; arrow keys read out values`,
-  });
+  const about = `${section.title}: ${names} by ${section.x_label}; arrow keys read out values`;
+  const picture = svg("svg", { class: "plot", tabindex: 0, role: "img", "aria-label": about });
   place.append(legend, picture);
 
   let stop = stops.length - 1;
   let drawn; // the geometry of the last drawing
   const cursor = svg("g", { class: "cursor" });
 
+  const dot = (index, [px, py], r) =>
+    svg("circle", { class: `fill-${index % COLOURS}`, cx: drawn.x(px), cy: drawn.y(py), r });
+
   function readOut() {
     const at = stops[stop];
-    const { x, y, box } = drawn;
+    const { x, box } = drawn;
     cursor.replaceChildren(svg("path", { d: `M${x(at)},${box.top}V${box.bottom}` }));
     legend.replaceChildren(el("span", {}, section.x_label, " ", el("b", {}, readable(at))));
     series.forEach(([name, line], index) => {
       const point = nearest(line, at);
       if (!point) return;
-      cursor.append(svg("circle", { class: `fill-${index % COLOURS}`, cx: x(point[0]), cy: y(point[1]), r: 4 }));
-      const label = point[0] === at ? "" : ` at ${readable(point[0])}`;
-      legend.append(
-        el("span", {}, el("i", { class: `key-${index % COLOURS}` }), name, " ", el("b", {}, readable(point[1])), label),
-      );
+      cursor.append(dot(index, point, 4));
+      legend.append(el("span", {}, el("i", { class: `key-${index % COLOURS}` }), name, " ",
+        el("b", {}, readable(point[1])), point[0] !== at && ` at ${readable(point[0])}`));
     });
   }
 
@@ -182,25 +156,20 @@ mounts.curve = (section, place) => {
     const width = picture.clientWidth;
     if (!width) return;
     const height = clamp(width * 0.42, 230, 400);
-    const heights = up.ticks(height / 60);
-    const widest = Math.max(...heights.map((value) => readable(value).length));
+    const levels = up.ticks(height / 60);
+    const widest = Math.max(...levels.map((value) => readable(value).length));
     const box = { left: Math.max(46, 7 * widest + 12), right: width - 14, top: 26, bottom: height - 50 };
     const x = (value) => box.left + across.share(value) * (box.right - box.left);
     const y = (value) => box.bottom - up.share(value) * (box.bottom - box.top);
     // On a logarithmic axis with few measured values, mark those instead of round numbers.
     const measured = logs.x && stops.length <= MARKED ? stops : across.ticks((box.right - box.left) / 90);
-    const marks = { x: spaced(measured, x, 44), y: heights };
+    const marks = { x: spaced(measured, x, 44), y: levels };
     drawn = { x, y, box };
     picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    picture.replaceChildren(...frame(section, box, x, y, marks, lines));
-    series.forEach(([, line], index) => {
-      picture.append(svg("path", { class: `line stroke-${index % COLOURS}`, d: trail(line, x, y) }));
-      if (line.length > 40) return;
-      for (const [px, py] of line) {
-        if (py !== null)
-          picture.append(svg("circle", { class: `fill-${index % COLOURS}`, cx: x(px), cy: y(py), r: 2.6 }));
-      }
-    });
+    refill(picture, frame(section, box, x, y, marks, lines), series.map(([, line], index) => [
+      svg("path", { class: `line stroke-${index % COLOURS}`, d: trail(line, x, y) }),
+      line.length <= 40 && line.filter(([, py]) => py !== null).map((point) => dot(index, point, 2.6)),
+    ]));
     nameLines(picture, box, y, lines); // over the series, where they can be read
     picture.append(cursor);
     readOut();
@@ -214,18 +183,14 @@ mounts.curve = (section, place) => {
   picture.addEventListener("pointermove", (event) => {
     const { x } = drawn;
     const at = event.clientX - picture.getBoundingClientRect().left;
-    move(
-      stops.reduce((best, value, index) => (Math.abs(x(value) - at) < Math.abs(x(stops[best]) - at) ? index : best), 0),
-    );
+    const apart = (index) => Math.abs(x(stops[index]) - at);
+    move(stops.reduce((best, _, index) => (apart(index) < apart(best) ? index : best), 0));
   });
   const leap = Math.max(1, Math.round(stops.length / 20));
   onkeys(picture, {
-    ArrowLeft: () => move(stop - 1),
-    ArrowRight: () => move(stop + 1),
-    PageDown: () => move(stop - leap),
-    PageUp: () => move(stop + leap),
-    Home: () => move(0),
-    End: () => move(stops.length - 1),
+    ArrowLeft: () => move(stop - 1), ArrowRight: () => move(stop + 1),
+    PageDown: () => move(stop - leap), PageUp: () => move(stop + leap),
+    Home: () => move(0), End: () => move(stops.length - 1),
   });
   onwidth(place, draw);
 };

@@ -1,7 +1,5 @@
 // What is drawn, as files: SVG, PNG made from it, and the numbers as JSON.
 
-const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
-
 // The value of a colour of the style sheet, for pictures that leave the page.
 const colourOf = (name) => {
   const probe = el("span");
@@ -18,6 +16,15 @@ function sheet(width, height, title, ...children) {
   const heading = svg("text", { x: 24, y: 34, "font-size": 18, "font-weight": 600, fill: colourOf("--ink") }, title);
   return svg("svg", { xmlns: SVG_NAMESPACE, width, height, viewBox: `0 0 ${width} ${height}`,
     "font-family": "sans-serif", "font-size": 13 }, paper, heading, ...children);
+}
+
+// A copy of a picture in which the elements of each selector have attributes in place of the style sheet's.
+function inked(picture, styles) {
+  const copy = picture.cloneNode(true);
+  for (const [selector, attributes] of Object.entries(styles)) {
+    copy.querySelectorAll(selector).forEach((one) => fill(one, attributes, []));
+  }
+  return copy;
 }
 
 // XML has no place for most control characters and for halves of a surrogate pair, which tokens may contain.
@@ -49,19 +56,19 @@ async function rasterized(picture) {
   return blob;
 }
 
-// Buttons that save what a view shows: `draw()` gives an <svg>, `name()` the file's name, `values()` the numbers.
-function exportButtons(name, draw, values) {
+// Buttons that save what a view shows: its `drawing()` is an <svg>, `file()` the file's name, `values()` the numbers.
+function exportButtons(view) {
   const status = el("span", { class: "quiet", role: "status" });
   const one = (kind, hint, make) => button(kind.toUpperCase(), hint, async () => {
     status.textContent = "";
     try {
-      save(`${name()}.${kind}`, await make());
+      save(`${view.file()}.${kind}`, await make());
     } catch (error) {
       status.textContent = `The ${kind.toUpperCase()} could not be made: ${error.message}.`;
     }
   });
   return el("div", { class: "choice", role: "group", "aria-label": "Save" },
-    one("png", "Save as a picture of pixels", () => rasterized(draw())),
-    one("svg", "Save as a drawing", () => new Blob([serialized(draw())], { type: "image/svg+xml" })),
-    one("json", "Save the numbers", () => jsonBlob(values())), status);
+    one("png", "Save as a picture of pixels", () => rasterized(view.drawing())),
+    one("svg", "Save as a drawing", () => new Blob([serialized(view.drawing())], { type: "image/svg+xml" })),
+    one("json", "Save the numbers", () => jsonBlob(view.values())), status);
 }

@@ -4,7 +4,7 @@ const SIDES = [36, 26]; // pixels of a thumbnail; of many layers, and on a narro
 const MANY = 16; // layers
 
 class Gallery {
-  constructor(open, roles) {
+  constructor(open, roles = []) {
     this.open = open;
     this.roles = roles;
     this.node = el("div", { class: "gallery", role: "group", "aria-label": "Every layer and head" });
@@ -18,41 +18,34 @@ class Gallery {
     const canvas = el("canvas", { "aria-hidden": "true" });
     const name = `layer ${head.layer}, head ${head.head}${head.role ? `: ${head.role}` : ""}${label}`;
     const role = this.roles.length ? `role ${roleClass(this.roles, head.role)}` : null;
-    const thumb = el("button", { type: "button", class: role, title: name, "aria-label": name }, canvas);
-    const one = { head, canvas, thumb };
-    thumb.onclick = () => this.open(one.head);
+    const one = { head, canvas };
+    one.thumb = el("button", { type: "button", class: role, title: name, "aria-label": name,
+      onclick: () => this.open(one.head) }, canvas);
     this.thumbs.push(one);
-    return thumb;
+    return one.thumb;
   }
 
   // Layers down, heads across.
   show(heads) {
     const columns = [...new Set(heads.map((head) => head.head))].sort((a, b) => a - b);
     this.begin(columns.length, new Set(heads.map((head) => head.layer)).size > MANY);
-    const cells = [el("span", { class: "corner" }, "layer ╲ head"),
-      ...columns.map((name) => el("span", {}, String(name)))];
-    heads.forEach((head, index) => {
-      const thumb = this.thumb(head);
-      thumb.style.gridColumn = columns.indexOf(head.head) + 2;
-      if (index === 0 || heads[index - 1].layer !== head.layer) {
-        cells.push(el("span", { class: "layer" }, String(head.layer)));
-      }
-      cells.push(thumb);
-    });
-    this.end(cells);
+    this.end(el("span", { class: "corner" }, "layer ╲ head"), columns.map((name) => el("span", {}, name)),
+      heads.map((head, index) => [
+        head.layer !== heads[index - 1]?.layer && el("span", { class: "layer" }, head.layer),
+        fill(this.thumb(head), { style: { gridColumn: columns.indexOf(head.head) + 2 } }, [])]));
   }
 
   begin(columns, many = false) {
     this.columns = columns;
     this.side = SIDES[Number(many || innerWidth < 520)];
-    this.node.style.setProperty("--side", `${this.side}px`);
     this.thumbs = [];
     this.node.classList.toggle("grouped", !columns);
+    this.node.style.setProperty("--side", `${this.side}px`);
     this.node.style.setProperty("--columns", columns);
   }
 
-  end(cells) {
-    this.node.replaceChildren(...cells);
+  end(...cells) {
+    refill(this.node, cells);
     this.paint();
   }
 
@@ -68,7 +61,7 @@ class Gallery {
   paint() {
     const density = Math.max(1, Math.round(devicePixelRatio));
     for (const { head, canvas } of this.thumbs) {
-      head.thumbnail(canvas, this.side * density, isDark());
+      head.thumbnail(canvas, this.side * density);
       canvas.style.width = `${canvas.width / density}px`;
       canvas.style.height = `${canvas.height / density}px`;
     }

@@ -9,17 +9,18 @@ const SCALES = {
 
 const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
-function palette(dark) {
-  const stops = SCALES[dark ? "dark" : "light"].map(channels);
-  return Array.from({ length: 256 }, (_, shade) => {
+// The 256 colours of a scale, and the same as 32-bit pixels of this machine.
+function palette(scale) {
+  const stops = scale.map(channels);
+  const colours = Array.from({ length: 256 }, (_, shade) => {
     const place = (shade / 255) * (stops.length - 1);
     const low = Math.min(Math.floor(place), stops.length - 2);
     return stops[low].map((value, channel) => Math.round(value + (place - low) * (stops[low + 1][channel] - value)));
   });
+  return { colours, pixels: new Uint32Array(new Uint8Array(colours.flatMap((one) => [...one, 255])).buffer) };
 }
 
-const PALETTES = { light: palette(false), dark: palette(true) };
-const colours = (dark) => PALETTES[dark ? "dark" : "light"];
+const PALETTES = new Map([[false, palette(SCALES.light)], [true, palette(SCALES.dark)]]); // by whether it is dark
 const css = ([r, g, b]) => `rgb(${r} ${g} ${b})`;
 
 // How a weight becomes a shade in [0, 1]: against the head's largest, or its root (small weights show), or against 1.
@@ -31,18 +32,14 @@ const SHADES = {
   one: { label: "0–1", hint: "The same scale for every head, 0 to 1", top: () => 1, shade: (w) => w },
 };
 
-// The palettes as 32-bit pixels of this machine.
-const PIXELS = new Map([false, true].map((dark) =>
-  [dark, new Uint32Array(new Uint8Array(colours(dark).flatMap((one) => [...one, 255])).buffer)]));
-
 // Weights in [0, 1], one pixel each, or `zoom` by `zoom` pixels.
-function paintWeights(canvas, { values, width }, shade, dark, zoom = 1) {
+function paintWeights(canvas, { values, width }, shade, zoom = 1) {
   const height = values.length / width;
   [canvas.width, canvas.height] = [width * zoom, height * zoom];
   const context = canvas.getContext("2d");
   const image = context.createImageData(canvas.width, canvas.height);
   const out = new Uint32Array(image.data.buffer);
-  const table = PIXELS.get(dark);
+  const table = PALETTES.get(isDark()).pixels;
   for (let y = 0, i = 0; y < canvas.height; y++) {
     const row = Math.floor(y / zoom) * width;
     for (let x = 0; x < canvas.width; x++) out[i++] =
@@ -86,10 +83,10 @@ class AnyHead {
   }
 
   // A whole number of pixels to a weight, or of weights to a pixel, at most `side` pixels across, in root scale.
-  thumbnail(canvas, side, dark) {
+  thumbnail(canvas, side) {
     const longest = Math.max(this.queries.length, this.keys.length);
     const zoom = Math.max(1, Math.floor((1.12 * side) / longest));
-    paintWeights(canvas, this.pooled(Math.ceil(longest / side)), this.shader("root"), dark, zoom);
+    paintWeights(canvas, this.pooled(Math.ceil(longest / side)), this.shader("root"), zoom);
   }
 }
 

@@ -20,8 +20,7 @@ from triptych.model import Model
 from triptych.page.maps import MAX_BYTES, MOST_KEYS, AnyMap, AttentionMap, Stack, TopMap, packed_bytes
 from triptych.probe import Plan, Read, Statistics, Trace, sites
 from triptych.probe.prompts import name_tokens, prompt_of
-from triptych.probe.reads_and_edits import matrix
-from triptych.probe.sites import match
+from triptych.probe.sites import match, matrix
 from triptych.spec.model import ModelSpec
 
 NEW_TOKENS = 48  # of the target that an encoder-decoder generates where none is given

@@ -1,4 +1,10 @@
 // What the chapters ask about the model and the followed token.
+
+// Numbers in a text, which carry their exact values.
+const number = (name, value, shown = decimal(value)) =>
+  el("b", { class: "number", "data-name": name, "data-value": value }, shown);
+const count = (name, value) => number(name, value, value.toLocaleString("en"));
+
 class About {
   constructor(view) {
     this.view = view;
@@ -8,16 +14,8 @@ class About {
     this.reading = view.both ? "encode" : this.main; // the stack that reads the text
   }
 
-  number(name, value, shown = decimal(value)) {
-    return el("b", { class: "number", "data-name": name, "data-value": value }, shown);
-  }
-
-  count(name, value) {
-    return this.number(name, value, value.toLocaleString("en"));
-  }
-
   ids(stack) {
-    return stack === "encode" && this.tokens.source ? this.tokens.source : this.tokens.ids;
+    return this.flow.idsOf(stack);
   }
 
   // The followed token of a stack, as it is shown.
@@ -25,8 +23,9 @@ class About {
     return bdi(this.view.tokenizer.pieces([this.ids(stack)[at]])[0]);
   }
 
+  // The first box of a layer, or of all for null, that `test` fits.
   box(stack, test, layer = 0) {
-    return this.flow.stacks[stack].find((box) => (layer === null || box.layer === layer) && test(box)) ?? null;
+    return this.flow.stacks[stack].find((box) => (layer === null || box.layer === layer) && test(box, this)) ?? null;
   }
 
   // Opens the box in the diagram.
@@ -39,7 +38,7 @@ class About {
 
   // Whether the diagram shows such a box.
   opened(stack, test) {
-    return this.flow.stack === stack && Boolean(this.flow.box) && test(this.flow.box);
+    return this.flow.stack === stack && Boolean(this.flow.box) && test(this.flow.box, this);
   }
 
   // Numbers of a box's result, or of a site, for the followed token.
@@ -47,8 +46,8 @@ class About {
     return this.flow.numbers(this.flow.runOf(box.entry), name, box);
   }
 
-  size(box, name = box.step.out[0]) {
-    return this.section.program.entries[box.entry].shapes[name];
+  size(box) {
+    return this.section.program.entries[box.entry].shapes[box.step.out[0]];
   }
 
   get tokenBox() {
@@ -62,25 +61,20 @@ class About {
 
   // The row of attention of the followed token in one head.
   row(box, head = 0) {
-    const before = this.flow.head;
-    this.flow.head = head;
-    const row = this.flow.row(this.flow.runOf(box.entry), box.step);
-    this.flow.head = before;
-    return row;
+    return this.flow.row(this.flow.runOf(box.entry), box.step, head);
   }
 
+  // How far the prediction is from that of the whole model, or null.
   get moved() {
-    const { view } = this;
-    if (!view.changed) return null;
-    const chances = (logits) => probabilities([...logits]);
-    return divergence(chances(view.now.whole[0]), chances(view.now.logits[0]));
+    const { changed, now } = this.view;
+    return changed ? divergence(...[now.whole, now.logits].map(([logits]) => probabilities([...logits]))) : null;
   }
 
   // " It is cut, and the prediction has changed by 0.123 nats." after a change.
   effect(what) {
     const { moved } = this;
-    return moved === null ? [] : [` ${what}, and the prediction at temperature 1 has changed by `,
-      this.number("moved", moved, three(moved)), " nats."];
+    return moved === null ? "" : prose` ${what}, and the prediction at temperature 1 has changed by
+      ${number("moved", moved, three(moved))} nats.`;
   }
 
   // Whether norms stand before the parts that read them.
@@ -89,7 +83,7 @@ class About {
     return Object.values(this.section.program.entries).some(({ instructions }) => instructions.some(before));
   }
 
-  // The numbers of an MLP's neurons, the MLP of layer 0, the heads of layer 0, and the arrow of the stream past them.
+  // The numbers of an MLP's neurons, the MLP of layer 0, and the heads of layer 0.
   get neurons() {
     const activation = ({ kind }) => /^(gelu|relu|silu)$/.test(kind);
     return this.box(this.main, ({ site }) => /mlp\.act$/.test(site)) ?? this.box(this.main, activation);
@@ -101,13 +95,17 @@ class About {
 
   get headCuts() {
     const box = this.attention(this.both);
-    return [...Array(this.flow.heads(box)).keys()].map((h) => `${attendPart(box.step)}:${h}`);
+    return Array.from({ length: this.flow.heads(box) }, (_, h) => `${attendPart(box.step)}:${h}`);
   }
 
-  get streamArrow() {
-    const add = this.flow.stacks[this.main].find((box) => box.layer === 0 && box.kind === "add" && box.lane === 0);
-    const { key } = add.inputs.find(({ from }) => !from || from.layer !== 0) ?? add.inputs[0];
-    return arrowName(add.entry, add.step, key);
+  // The addition of layer 0's attention, and its input that is the residual stream.
+  get streamAdd() {
+    return this.box(this.main, ({ kind, lane }) => kind === "add" && lane === 0);
+  }
+
+  get streamInput() {
+    const { inputs } = this.streamAdd;
+    return inputs.find(({ from }) => !from || from.layer !== 0) ?? inputs[0];
   }
 }
 

@@ -60,11 +60,7 @@ class Engine {
   tokenOf({ table, id }) {
     if (this.token?.id === id && this.token.table === table) return this.token;
     const { rows, columns } = this.model.weights.entry(table);
-    const row = (i) => {
-      const into = new Float32Array(columns);
-      this.model.weights.row(table, i, into, 0);
-      return into;
-    };
+    const row = (i) => this.model.weights.row(table, i, new Float32Array(columns), 0);
     const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
     const own = row(id);
     const token = { table, id, rows, columns, first: own[0], closest: -1, cosine: -Infinity };

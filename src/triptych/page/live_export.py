@@ -18,8 +18,7 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.attention.mask_lowering import implies_causal
-from triptych.attention.position_biases import alibi_slopes, distance_row, t5_bucket
-from triptych.attention.rope import attention_factor, inverse_frequencies
+from triptych.attention.positions import alibi_slopes, attention_factor, distance_row, inverse_frequencies, t5_bucket
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn.weights import dense

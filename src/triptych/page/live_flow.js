@@ -40,28 +40,24 @@ class Flow extends FlowPicture {
       .map(([name, boxes]) => [name, boxesOf(entries, boxes)]));
     this.stack = entries.decode ? "decode" : "encode";
     this.layer = 0;
-    this.picture = el("div", { class: "picture", role: "group", "aria-label": "Steps of the model; arrow keys move, " +
-      "Enter opens" });
+    this.picture = el("div", { class: "picture", role: "group",
+      "aria-label": "Steps of the model; arrow keys move, Enter opens" });
     this.detail = el("div", { class: "detail", "aria-live": "polite" });
     this.tokens = el("div", { class: "strip", role: "group", "aria-label": "The token that is followed" });
+    const names = view.both ? { encode: "Encoder", decode: "Decoder" } : { [this.stack]: "Layer" };
     const layers = Object.entries(this.stacks).flatMap(([stack, boxes]) => [...new Set(boxes.map(({ layer }) => layer))]
       .filter((layer) => Number.isInteger(layer)).sort((a, b) => a - b)
-      .map((layer) => [`${stack} ${layer}`,
-        `${this.both ? (stack === "encode" ? "Encoder " : "Decoder ") : "Layer "}${layer}`]));
+      .map((layer) => [`${stack} ${layer}`, `${names[stack]} ${layer}`]));
     this.chooser = choice("Layer", layers, `${this.stack} 0`, (key) => this.choose(...key.split(" ")));
     this.chooser.classList.add("layers");
-    this.node = el("div", { class: "flow" },
-      el("p", { class: "quiet" }, "Press a box to see its equation, its shapes and its numbers for the token you " +
-        "follow. Press an arrow to cut it: the next box then reads zeros."),
-      this.chooser, this.tokens, el("div", { class: "flow-parts" }, this.picture, this.detail));
+    this.node = div("flow",
+      quiet(prose`Press a box to see its equation, its shapes and its numbers for the token you follow. Press an arrow
+        to cut it: the next box then reads zeros.`),
+      this.chooser, this.tokens, div("flow-parts", this.picture, this.detail));
     onarrows(this.picture, () => [...this.buttons.values()], (...step) => this.next(...step),
       (to) => this.open([...this.buttons.keys()][to]));
     onwidth(this.picture, () => this.picture.clientWidth !== this.width && this.draw());
     repaints.push(() => this.explain());
-  }
-
-  get both() {
-    return Object.keys(this.stacks).length > 1;
   }
 
   choose(stack, layer) {
@@ -75,12 +71,11 @@ class Flow extends FlowPicture {
     if (this.view.tokens) this.showTokens();
   }
 
-  // The boxes of the first layer that `test` fits; opens it.
+  // Opens the first box of a layer that `test` fits.
   openWhere(test, layer = this.layer, stack = this.stack) {
     if (stack !== this.stack || layer !== this.layer) this.choose(stack, layer);
     const box = this.shown.find(test);
     if (box) this.open(box);
-    return box ?? null;
   }
 
   open(box) {
@@ -89,18 +84,19 @@ class Flow extends FlowPicture {
     this.explain();
   }
 
-  // ---------------------------------------------------------------- the tokens
+  idsOf(stack, { source, ids } = this.view.tokens) {
+    return stack === "encode" && source ? source : ids;
+  }
 
   get ids() {
-    const { source, ids } = this.view.tokens;
-    return this.stack === "encode" && source ? source : ids;
+    return this.idsOf(this.stack);
   }
 
   // The position that is followed in a stack: the chosen one, else where the prediction is made.
-  position(stack, { source, ids } = this.view.tokens) {
-    const count = (stack === "encode" && source ? source : ids).length;
-    const usual = stack === "encode" && source ? 0 : this.view.rowsOf(ids)[0];
-    return Math.min(this.followed[stack] ?? usual, count - 1);
+  position(stack, tokens = this.view.tokens) {
+    const ids = this.idsOf(stack, tokens);
+    const usual = ids === tokens.ids ? this.view.rowsOf(ids)[0] : 0;
+    return Math.min(this.followed[stack] ?? usual, ids.length - 1);
   }
 
   follow(at, stack = this.stack) {
@@ -119,21 +115,19 @@ class Flow extends FlowPicture {
 
   showTokens() {
     const at = this.position(this.stack);
-    const held = this.tokens.contains(document.activeElement);
     const key = `${this.stack} ${at} ${this.ids}`;
     if (this.shownTokens === key) return;
     this.shownTokens = key;
-    this.tokens.replaceChildren(...this.view.tokenizer.pieces(this.ids).map((piece, i) => {
+    const held = this.tokens.contains(document.activeElement);
+    refill(this.tokens, this.view.tokenizer.pieces(this.ids).map((piece, i) => {
       const chip = el("button", { type: "button", class: "chip", "aria-pressed": i === at,
-        tabindex: i === at ? 0 : -1, onclick: () => this.follow(i) }, bdi(piece), el("sub", {}, String(i)));
+        tabindex: i === at ? 0 : -1, onclick: () => this.follow(i) }, bdi(piece), el("sub", {}, i));
       onkeys(chip, { ArrowRight: () => this.follow(Math.min(i + 1, this.ids.length - 1)),
         ArrowLeft: () => this.follow(Math.max(i - 1, 0)) });
       return chip;
     }));
     if (held) this.tokens.children[at]?.focus();
   }
-
-  // ---------------------------------------------------------------- the open box
 
   runOf(entry) {
     return this.view.now.runs[entry];
@@ -145,7 +139,7 @@ class Flow extends FlowPicture {
     for (const { entry, layer, step, site, inputs } of Object.values(this.stacks).flat()) {
       names[entry] ??= new Set();
       if (layer > 0 && layer !== this.layer) continue;
-      for (const name of [step.out[0], site, ...inputs.map(({ value }) => value)]) if (name) names[entry].add(name);
+      for (const name of [step.out[0], site, ...inputs.map(({ value }) => value)]) names[entry].add(name);
     }
     return names;
   }
@@ -165,10 +159,14 @@ class Flow extends FlowPicture {
   // How many heads the attention around a box has, or 0.
   heads(box) {
     const shape = this.view.section.program.entries[box.entry].shapes[box.step.out[0]];
-    const site = (box.site ?? "").replace(/\.[^.]+$/, "");
-    const part = box.step.op === "attend" ? attendPart(box.step) : site;
     if (box.step.op !== "attend" && shape.length < 3 && !/\.(q|k|v|q_rot|k_rot)$/.test(box.site ?? "")) return 0;
-    return this.view.parts.find((one) => one.part === part)?.heads ?? 0;
+    return this.partOf(box)?.heads ?? 0;
+  }
+
+  // The attention or the MLP that a box belongs to.
+  partOf(box) {
+    const name = box.step.op === "attend" ? attendPart(box.step) : (box.site ?? "").replace(/\.[^.]+$/, "");
+    return this.view.parts.find(({ part }) => part === name);
   }
 
   // The engine is asked again where its last answer has no numbers of this box.
@@ -176,27 +174,19 @@ class Flow extends FlowPicture {
     const { box } = this;
     if (!box || !this.view.now) return;
     const run = this.runOf(box.entry);
-    if (!run.values.has(box.step.out[0])) {
-      this.view.update();
-      return;
-    }
+    if (!run.values.has(box.step.out[0])) return this.view.update();
     const heads = this.heads(box);
     this.head = Math.min(this.head, Math.max(0, heads - 1));
-    const { title } = box;
     const [what, equation] = this.view.section.words[box.words];
-    const held = this.detail.contains(document.activeElement)
-      ? [...this.detail.querySelectorAll("button")].indexOf(document.activeElement) : -1;
-    const chooser = heads > 1 ? [choice("Head", [...Array(heads).keys()].map((h) => [h, String(h)]), this.head, (h) => {
+    const chooser = heads > 1 && choice("Head", Array.from({ length: heads }, (_, h) => [h, h]), this.head, (h) => {
       this.head = h;
       this.explain();
-    })] : [];
-    if (chooser.length) chooser[0].prepend(el("small", {}, "head"));
-    this.detail.replaceChildren(
-      el("h4", {}, title), el("p", {}, what), el("p", { class: "formula" }, equation), this.shapes(box, run),
-        ...chooser,
-      ...(box.step.op === "attend" ? this.attention(box, run) : this.vectors(box, run, heads)),
-      el("div", { class: "cuts" }, ...this.cutButtons(box)));
-    if (held >= 0) this.detail.querySelectorAll("button")[held]?.focus();
+    });
+    if (chooser) chooser.prepend(el("small", {}, "head"));
+    keepFocus(this.detail, () => refill(this.detail,
+      el("h4", {}, box.title), el("p", {}, what), el("p", { class: "formula" }, equation), this.shapes(box, run),
+      chooser, box.step.op === "attend" ? this.attention(box, run) : this.vectors(box, run, heads),
+      div("cuts", this.cutButtons(box))));
   }
 
   shapes(box, run) {
@@ -208,8 +198,8 @@ class Flow extends FlowPicture {
       const pattern = run.patterns.get(attendPart(box.step));
       rows.push(["result", `${pattern.heads} × ${pattern.queries} × ${pattern.keys}`]);
     } else rows.push(["result", size(box.step.out[0])]);
-    return el("p", { class: "shapes" }, ...rows.filter(([, shape]) => shape)
-      .flatMap(([key, shape]) => [el("span", {}, `${key} `, el("b", {}, shape))]));
+    return el("p", { class: "shapes" }, rows.filter(([, shape]) => shape)
+      .map(([key, shape]) => el("span", {}, `${key} `, el("b", {}, shape))));
   }
 
   // The inputs and the result for the followed token, as strips and first numbers.
@@ -223,43 +213,39 @@ class Flow extends FlowPicture {
     const result = this.numbers(run, box.step.out[0], box, head);
     const matrix = /^q|^k|^v/.test((box.site ?? "").split(".").at(-1)) && box.step.op === "linear" && heads;
     const own = matrix ? this.numbers(run, box.site, box, head) : result;
-    return [...parts, this.strip("result", own, true),
-      ...(/(^|\.)logits$/.test(box.site ?? "") ? [this.likeliest(result)] : [])];
+    return [parts, this.strip("result", own, true), isLogits(box) && this.likeliest(result)];
   }
 
   strip(name, numbers, written, cut = false) {
     const canvas = el("canvas", { class: "numbers", "aria-hidden": "true" });
     paintStrip(canvas, cut ? numbers.map(() => 0) : numbers);
-    const few = [...numbers.subarray(0, FEW)].map((x) => el("td", {}, decimal(x)));
+    const few = [...numbers.subarray(0, FEW)].map(decimal);
     const largest = numbers.reduce((most, x) => (Math.abs(x) > Math.abs(most) ? x : most), 0);
     const rest = numbers.length > FEW ? ` of ${numbers.length}` : "";
-    return el("div", { class: "strip-of" }, el("span", {}, name), canvas,
-      ...(written ? [el("div", { class: "wide", tabindex: 0 },
-        el("table", { class: "cells" }, el("tbody", {}, el("tr", {}, ...few)))),
-        el("p", { class: "quiet" },
-          `The first ${few.length}${rest} numbers; root mean square ${decimal(rootMeanSquare(numbers))}, ` +
-            `largest ${decimal(largest)}.`)] : []));
+    return div("strip-of", el("span", {}, name), canvas, written && [this.table(null, [few]),
+      quiet(prose`The first ${few.length}${rest} numbers; root mean square ${decimal(rootMeanSquare(numbers))}, largest
+        ${decimal(largest)}.`)]);
   }
 
   likeliest(logits) {
     const chances = probabilities([...logits]);
+    const first = nucleus(chances, 1).slice(0, FEW);
     return this.table(["token", "logit", "probability"],
-      nucleus(chances, 1).slice(0, FEW).map((id) => [bdi(this.view.nameOf(id)), decimal(logits[id]),
-      percent(chances[id])]));
+      first.map((id) => [bdi(this.view.nameOf(id)), decimal(logits[id]), percent(chances[id])]));
   }
 
   table(header, rows) {
     return el("div", { class: "wide", tabindex: 0 }, el("table", { class: "cells" },
-      el("thead", {}, el("tr", {}, ...header.map((cell) => el("th", { scope: "col" }, cell)))),
-      el("tbody", {}, ...rows.map((cells) => el("tr", {}, ...cells.map((cell) => el("td", {}, cell)))))));
+      header && el("thead", {}, el("tr", {}, header.map((cell) => el("th", { scope: "col" }, cell)))),
+      el("tbody", {}, rows.map((cells) => el("tr", {}, cells.map((cell) => el("td", {}, cell)))))));
   }
 
-  // A row of attention: what the chosen head of the followed token reads.
-  row(run, step) {
-    const part = attendPart(step);
-    const { keys, data, queries } = run.patterns.get(part);
+  // A row of attention: what a head of the followed token reads.
+  row(run, step, head = this.head) {
+    const { keys, data, queries } = run.patterns.get(attendPart(step));
     const t = this.position(run.name);
-    const weights = data.subarray((this.head * queries + t) * keys, (this.head * queries + t + 1) * keys);
+    const place = (head * queries + t) * keys;
+    const weights = data.subarray(place, place + keys);
     const of = (key) => {
       const value = run.values.get(step.inputs[key]);
       return value && run.how.cuts?.has(arrowName(run.name, step, key)) ? zeros(value) : value;
@@ -268,48 +254,41 @@ class Flow extends FlowPicture {
     const { mask, scale, softcap, mechanism, keys: which } = step.attributes;
     const seen = run.how.mask === false || which === "cross" ? () => true : visible(mask);
     const width = last(q);
-    const g = Math.floor((this.head * k.shape[1]) / q.shape[1]);
+    const g = Math.floor((head * k.shape[1]) / q.shape[1]);
     const every = Array.from({ length: keys }, (_, j) => j);
     const dots = every.map(() => 0);
-    const from = (t * q.shape[1] + this.head) * width;
+    const from = (t * q.shape[1] + head) * width;
     scorers.dot_product(q.data, from, k.data, g * width, k.shape[1] * width, width, every, keys, dots);
-    const factor = run.how.scale === false ? 1 : scale;
     const scores = dots.slice();
-    adjust(scores, keys, factor, softcap, bias?.data, (this.head * queries + t) * keys, every);
-    return { part, t, weights, dots: mechanism === "dot_product" ? dots : null, scores,
-      seen: every.map((j) => seen(t, j)), factor, trained: scale };
+    adjust(scores, keys, run.how.scale === false ? 1 : scale, softcap, bias?.data, place, every);
+    return { t, weights, dots: mechanism === "dot_product" ? dots : null, scores,
+      seen: every.map((j) => seen(t, j)), trained: scale };
   }
 
   attention(box, run) {
     const row = this.row(run, box.step);
-    const pieces = this.view.tokenizer.pieces(box.step.attributes.keys === "cross" ? this.view.tokens.source
-      : this.ids);
+    const { source } = this.view.tokens;
+    const pieces = this.view.tokenizer.pieces(box.step.attributes.keys === "cross" ? source : this.ids);
     const order = [...row.weights.keys()].filter((j) => row.seen[j])
       .sort((a, b) => row.weights[b] - row.weights[a] || (row.dots ? row.dots[b] - row.dots[a] : 0));
-    const number = (list, j) => (row.dots ? decimal(list[j]) : "–");
-    const rows = order.slice(0, FEW).map((j) => [el("span", {}, bdi(pieces[j]), el("sub", {}, String(j))),
-      number(row.dots, j), number(row.scores, j), three(row.weights[j])]);
+    const scored = (j) => (row.dots ? [decimal(row.dots[j]), decimal(row.scores[j])] : ["–", "–"]);
+    const rows = order.slice(0, FEW).map((j) =>
+      [el("span", {}, bdi(pieces[j]), el("sub", {}, j)), ...scored(j), three(row.weights[j])]);
     const rest = order.slice(FEW).reduce((sum, j) => sum + row.weights[j], 0);
     const hidden = row.seen.filter((one) => !one).length;
     const notes = [order.length > FEW ? `${order.length - FEW} more keys have ${three(rest)} together.` : "",
       hidden ? `The mask hides ${hidden} later ${hidden === 1 ? "key" : "keys"}.` : ""];
-    const result = box.part === "mix" ? [this.strip("result", this.numbers(run, box.step.out[0], box, this.head),
-      true)] : [];
-    return [el("p", { class: "quiet" }, "Query ", bdi(this.view.tokenizer.pieces(this.ids)[row.t]),
-      el("sub", {}, String(row.t)), `, head ${this.head}:`),
-      this.table(["key", "q · k", "score", "weight"], rows),
-        el("p", { class: "quiet" }, notes.filter((one) => one).join(" ")), ...result];
+    return [quiet("Query ", bdi(this.view.tokenizer.pieces(this.ids)[row.t]), el("sub", {}, row.t),
+      `, head ${this.head}:`),
+    this.table(["key", "q · k", "score", "weight"], rows), quiet(notes.filter((one) => one).join(" ")),
+    box.part === "mix" && this.strip("result", this.numbers(run, box.step.out[0], box, this.head), true)];
   }
-
-  // ---------------------------------------------------------------- cuts
 
   // The head and the MLP that a box belongs to.
   partCuts(box) {
-    const part = (box.step.op === "attend" ? attendPart(box.step) : (box.site ?? "").replace(/\.[^.]+$/, ""));
-    const found = this.view.parts.find((one) => one.part === part);
-    if (!found) return [];
-    if (found.mlp) return [{ cut: part, name: "this MLP" }];
-    return this.heads(box) ? [{ cut: `${part}:${this.head}`, name: `head ${this.head}` }] : [];
+    const found = this.partOf(box);
+    if (found?.mlp) return [{ cut: found.part, name: "this MLP" }];
+    return found && this.heads(box) ? [{ cut: `${found.part}:${this.head}`, name: `head ${this.head}` }] : [];
   }
 
   cutButtons(box) {
@@ -321,10 +300,9 @@ class Flow extends FlowPicture {
     }));
     return [...this.partCuts(box), ...arrows].map(({ cut, name }) => {
       const gone = this.view.board.cuts.has(cut);
-      const one = button(`${gone ? "Put back" : "Cut"} ${name}`, "A part that is cut adds nothing; behind a cut " +
-        "arrow a box reads zeros", () => this.view.board.press(cut));
-      one.setAttribute("aria-pressed", gone);
-      return one;
+      const hint = "A part that is cut adds nothing; behind a cut arrow a box reads zeros";
+      const press = () => this.view.board.press(cut);
+      return fill(button(`${gone ? "Put back" : "Cut"} ${name}`, hint, press), { "aria-pressed": gone }, []);
     });
   }
 }

@@ -24,12 +24,6 @@ function half(bits) {
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 }
 
-// fp16 numbers, by their bits, as fp32 ones.
-function floats(bits, into) {
-  if (globalThis.Float16Array) return into.set(new Float16Array(bits.buffer, bits.byteOffset, bits.length));
-  for (let i = 0; i < bits.length; i++) into[i] = half(bits[i]);
-}
-
 // One row of a matrix as fp32 numbers; `from` is a multiple of 32.
 function expandRow(codes, from, scales, columns, line) {
   for (let c = 0; c < columns; c++) line[c] = codes[from + c] * scales[(from + c) >> 5];
@@ -46,10 +40,7 @@ function fourDots(line, x, first, columns, out, to, rows) {
   const second = first + columns;
   const third = second + columns;
   const fourth = third + columns;
-  let a = 0;
-  let b = 0;
-  let c = 0;
-  let d = 0;
+  let [a, b, c, d] = [0, 0, 0, 0];
   for (let i = 0; i < columns; i++) {
     const w = line[i];
     a += w * x[first + i];
@@ -146,8 +137,8 @@ class Weights {
       return place;
     });
     this.kernel = makeKernel(bytes, plain);
-    this.entries = {};
-    for (const { name, count, at } of places) this.entries[name] = this.load(tensors[name], count, at, raw);
+    this.entries = Object.fromEntries(places.map(({ name, count, at }) =>
+      [name, this.load(tensors[name], count, at, raw)]));
   }
 
   load({ kind, shape, offset }, count, at, raw) {
@@ -156,7 +147,7 @@ class Weights {
     if (kind === "fp32") return { shape, data: new Float32Array(stored(0, count * 4)) };
     new Uint8Array(this.kernel.buffer, at, count).set(raw.subarray(offset, offset + count));
     const [scales, halves] = [at + aligned(count), new Uint16Array(stored(count, (count / GROUP) * 2))];
-    floats(halves, new Float32Array(this.kernel.buffer, scales, halves.length));
+    new Float32Array(this.kernel.buffer, scales, halves.length).set(Float32Array.from(halves, half));
     return { shape, codes: at, scales, rows: shape[0], columns: shape[1], stride: padded(shape[1]) };
   }
 
@@ -173,6 +164,7 @@ class Weights {
     const own = new Int8Array(this.kernel.buffer, codes + index * stride, columns);
     const steps = new Float32Array(this.kernel.buffer, scales + (index * stride * 4) / GROUP, stride / GROUP);
     for (let c = 0; c < columns; c++) into[place + c] = own[c] * steps[c >> 5];
+    return into;
   }
 
   // x [n, columns] times the rows of a matrix.

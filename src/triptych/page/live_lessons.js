@@ -5,22 +5,21 @@ class Lessons {
     this.view = view;
     this.at = 0;
     this.acted = false; // whether a button of the open chapter was pressed
-    this.card = el("div", { class: "lesson" });
-    const numbers = CHAPTERS.map(({ title }, i) => [i, String(i + 1), ""]);
-    this.chooser = choice("Chapter", numbers, 0, (i) => this.open(i));
+    this.card = div("lesson");
+    this.chooser = choice("Chapter", CHAPTERS.map((_, i) => [i, i + 1]), 0, (i) => this.open(i));
     [...this.chooser.children].forEach((one, i) => {
-      one.setAttribute("aria-label", `Chapter ${i + 1}: ${CHAPTERS[i].title}`);
-      one.append(el("span", {}, ` ${CHAPTERS[i].title}`));
+      const { title } = CHAPTERS[i];
+      fill(one, { "aria-label": `Chapter ${i + 1}: ${title}` }, [el("span", {}, ` ${title}`)]);
     });
     this.chooser.classList.add("layers");
-    this.node = el("div", { class: "lessons" }, this.chooser, this.card);
+    this.node = div("lessons", this.chooser, this.card);
   }
 
   // The row of the token table that chapter 1 speaks of.
   lookup(tokens) {
     const { tokenBox, reading, flow } = new About(this.view);
-    const ids = reading === "encode" && tokens.source ? tokens.source : tokens.ids;
-    return tokenBox && { table: tokenBox.weight, id: ids[flow.position(reading, tokens)] };
+    return tokenBox
+      && { table: tokenBox.weight, id: flow.idsOf(reading, tokens)[flow.position(reading, tokens)] };
   }
 
   // What the buttons of one chapter changed is undone in the next.
@@ -37,21 +36,20 @@ class Lessons {
     const { title, steps, ask, answer } = CHAPTERS[this.at];
     const about = new About(this.view);
     this.text = el("p");
-    this.steps = steps.filter(([, , , fits]) => !fits || fits(about)).map(([label, act, state]) => {
-      const one = button(label, "", () => {
-        this.acted = true;
-        act(new About(this.view));
-        if (!this.view.refreshing) this.show(); // else with the new numbers
-      });
-      return { one, state };
-    });
+    const press = (act) => {
+      this.acted = true;
+      act(new About(this.view));
+      if (!this.view.refreshing) this.show(); // else with the new numbers
+    };
+    this.steps = steps.filter(([, , , fits]) => !fits || fits(about))
+      .map(([label, act, state]) => ({ one: button(label, "", () => press(act)), state }));
     const next = button("Next chapter", "", () => {
       this.open(this.at + 1);
       this.chooser.children[this.at].focus();
     });
     next.disabled = this.at === CHAPTERS.length - 1;
     this.card.replaceChildren(el("h4", {}, `${this.at + 1}. ${title}`), this.text,
-      el("div", { class: "lesson-steps" }, ...this.steps.map(({ one }) => one)),
+      div("lesson-steps", this.steps.map(({ one }) => one)),
       el("details", {}, el("summary", {}, ask), el("p", {}, answer)), next);
   }
 
@@ -60,7 +58,7 @@ class Lessons {
     if (!this.view.now) return;
     if (!this.text) this.build();
     const about = new About(this.view);
-    this.text.replaceChildren(...CHAPTERS[this.at].text(about));
+    refill(this.text, CHAPTERS[this.at].text(about));
     for (const { one, state } of this.steps) one.setAttribute("aria-pressed", Boolean(state(about)));
   }
 }

@@ -29,15 +29,11 @@ class Run {
 
   // Inputs that are made from the number of tokens alone.
   own(tokens) {
-    const made = {
-      positions: () => counting(this.past, tokens),
-      q_pos: () => counting(this.past, tokens),
-      k_pos: () => counting(0, this.end),
-      row_ends: () => integers(Array(tokens).fill(this.end)),
-      token_types: () => integers(Array(tokens).fill(0)),
-    };
-    for (const input of this.entry.inputs) if (!(input in this.given.values) && made[input]) {
-      this.values.set(input, made[input]());
+    const positions = counting(this.past, tokens);
+    const made = { positions, q_pos: positions, k_pos: counting(0, this.end),
+      row_ends: integers(Array(tokens).fill(this.end)), token_types: integers(Array(tokens).fill(0)) };
+    for (const input of this.entry.inputs) {
+      if (!(input in this.given.values) && made[input]) this.values.set(input, made[input]);
     }
   }
 
@@ -90,8 +86,8 @@ class LiveModel {
     const [hidden] = run.outputs;
     const given = { tokens: hidden.shape[0], values: { memory: hidden } };
     const keys = this.run("cross_kv", given, how, earlier.map((one) => one?.keys));
-    return { run, hidden, keys, memory: Object.fromEntries(keys.entry.outputs
-      .map((name, i) => [name, keys.outputs[i]])) };
+    const memory = Object.fromEntries(keys.entry.outputs.map((name, i) => [name, keys.outputs[i]]));
+    return { run, hidden, keys, memory };
   }
 
   // The decoder on ids; with a cache, on those that follow the ones it holds.
@@ -127,11 +123,8 @@ class LiveModel {
   unembed(hidden, rows = null) {
     if (!this.entries.unembed) return null;
     const width = last(hidden);
-    let chosen = hidden;
-    if (rows) {
-      chosen = valueOf([rows.length, width], new Float32Array(rows.length * width));
-      rows.forEach((row, i) => chosen.data.set(hidden.data.subarray(row * width, (row + 1) * width), i * width));
-    }
+    const chosen = rows ? valueOf([rows.length, width], new Float32Array(rows.length * width)) : hidden;
+    rows?.forEach((row, i) => chosen.data.set(hidden.data.subarray(row * width, (row + 1) * width), i * width));
     return new Run(this, "unembed", { tokens: chosen.shape[0], values: { hidden: chosen } }, {});
   }
 

@@ -1,25 +1,22 @@
-// The board on which the parts of a model (`LiveExport.parts`) are cut out and put back.
+// The board on which the parts of a model (`LiveExport.parts`) are cut out and put back, and the predictions: from
+// logits to probabilities, the bars that show them, and the choice of a token.
 
 // One row a layer: its heads, the heads of its cross-attention, its MLP.  Pressed parts are in; `changed` is called
-// after each press with the Set of those that are out, named as the interpreter's `cuts`.
+// after each press, and `cuts` are those that are out, named as the interpreter's.
 class Board {
   constructor(parts, changed) {
     this.changed = changed;
     this.cuts = new Set();
     this.keys = [];
-    const layers = new Map();
-    for (const one of parts) {
-      const key = `${one.tower} ${one.layer}`;
-      layers.set(key, [...(layers.get(key) ?? []), one]);
-    }
+    const layers = {};
+    for (const one of parts) (layers[`${one.tower} ${one.layer}`] ??= []).push(one);
     const both = new Set(parts.map((one) => one.tower)).size > 1;
-    const rows = [...layers.values()].map((ones) => this.row(ones, both));
+    const about = "Parts of the model; press one to cut it out or put it back";
+    const rows = el("div", { class: "rows", role: "group", "aria-label": about },
+      Object.values(layers).map((ones) => this.row(ones, both)));
     this.reset = button("Put all back", "Undo every cut", () => this.set([]));
-    this.node = el("div", { class: "board" },
-      el("div", { class: "rows", role: "group", "aria-label": "Parts of the model; press one to cut it out or put it " +
-        "back" }, ...rows),
-      this.reset);
-    onarrows(this.node.querySelector(".rows"), () => this.keys.map(({ one }) => one),
+    this.node = div("board", rows, this.reset);
+    onarrows(rows, () => this.keys.map(({ one }) => one),
       (from, across, down) => from + across + down, () => this.mark());
     this.mark();
   }
@@ -28,18 +25,16 @@ class Board {
     const { tower, layer } = ones[0];
     const name = both ? `${tower === "encode" ? "encoder" : "decoder"} ${layer}` : `layer ${layer}`;
     const groups = ones.map(({ part, mlp, stack, heads }) => {
-      const kind = mlp ? "MLP" : stack === "cross" ? "cross" : "heads";
-      const keys = Array.from({ length: heads }, (_, h) => this.key(mlp ? part : `${part}:${h}`,
-        mlp ? "MLP" : String(h),
-        mlp ? `${name}, MLP` : `${name}, ${stack === "cross" ? "cross-attention" : "attention"} head ${h}`));
-      return el("span", { class: "group" }, ...(mlp ? [] : [el("small", {}, kind)]), ...keys);
+      if (mlp) return el("span", { class: "group" }, this.key(part, "MLP", `${name}, MLP`));
+      const [kind, attention] = stack === "cross" ? ["cross", "cross-attention"] : ["heads", "attention"];
+      return el("span", { class: "group" }, el("small", {}, kind), Array.from({ length: heads }, (_, h) =>
+        this.key(`${part}:${h}`, h, `${name}, ${attention} head ${h}`)));
     });
-    return el("div", { class: "row" }, el("span", { class: "layer" }, name), ...groups);
+    return div("row", el("span", { class: "layer" }, name), groups);
   }
 
   key(cut, label, name) {
-    const one = button(label, "Cut out or put back", () => this.press(cut));
-    one.setAttribute("aria-label", name);
+    const one = fill(button(label, "Cut out or put back", () => this.press(cut)), { "aria-label": name }, []);
     this.keys.push({ cut, one });
     return one;
   }
@@ -78,8 +73,81 @@ function headsOf(parts, patterns, names) {
     if (!pattern) continue;
     const [queries, keys] = stack === "cross" ? [names.decoder, names.encoder] : [names[stack], names[stack]];
     const map = { stack, layer, heads: [...Array(pattern.heads).keys()], queries: 0, keys: 1 };
-    heads[stack] ??= [];
-    for (const h of map.heads) heads[stack].push(new Head(map, h, pattern.data, [queries, keys], 1));
+    const own = map.heads.map((h) => new Head(map, h, pattern.data, [queries, keys], 1));
+    heads[stack] = [...(heads[stack] ?? []), ...own];
   }
   return heads;
+}
+
+// Probabilities of logits at a temperature; at 0 all of it is on the largest.
+function probabilities(logits, temperature = 1) {
+  const largest = logits.reduce((best, x) => Math.max(best, x), -Infinity);
+  if (temperature === 0) return Float64Array.from(logits, (x, i) => (i === logits.indexOf(largest) ? 1 : 0));
+  return softmax(Float64Array.from(logits, (x) => (x - largest) / temperature));
+}
+
+// The indices of the smallest set of tokens that has at least `top` of the probability, likeliest first.
+function nucleus(chances, top) {
+  const order = [...chances.keys()].sort((a, b) => chances[b] - chances[a]);
+  let sum = 0;
+  const count = order.findIndex((index) => (sum += chances[index]) >= top - 1e-12);
+  return order.slice(0, count < 0 ? order.length : count + 1);
+}
+
+// A number in [0, 1) that depends on the seed and the position alone.
+function uniform(seed, position) {
+  let x = Math.imul(seed + 1, 0x9e3779b1) ^ Math.imul(position + 1, 0x85ebca6b);
+  x = Math.imul(x ^ (x >>> 16), 0x7feb352d);
+  x = Math.imul(x ^ (x >>> 15), 0x846ca68b);
+  return ((x ^ (x >>> 16)) >>> 0) / 2 ** 32;
+}
+
+// One of the tokens `among`, by a number in [0, 1).
+function choose(chances, among, number) {
+  let left = number * among.reduce((sum, index) => sum + chances[index], 0);
+  return among.find((index) => (left -= chances[index]) < 0) ?? among[0];
+}
+
+// How far `now` is from `before`, in nats: the Kullback-Leibler divergence of both.
+const divergence = (before, now) =>
+  before.reduce((sum, p, i) => sum + (p > 0 ? p * Math.log(p / Math.max(now[i], 1e-30)) : 0), 0);
+
+const percent = (p) => (p > 0 && p < 0.001 ? "<0.1%" : `${(100 * p).toFixed(1)}%`);
+
+// Bars for the likeliest; a mark on each shows where it was in the whole model.
+class Bars {
+  constructor(count, pick) {
+    Object.assign(this, { count, pick });
+    this.title = el("h4");
+    this.list = el("ol", { class: "bars" });
+    this.node = div("prediction", this.title, this.list);
+    this.rows = [];
+  }
+
+  // `chances` of all tokens, `before` of the whole model or null, `kept` the indices that may be chosen or null.
+  show(chances, before, kept, nameOf) {
+    const order = nucleus(chances, 1).slice(0, this.count);
+    while (this.rows.length < order.length) this.add();
+    this.rows.forEach((row, place) => {
+      const index = order[place];
+      row.node.hidden = index === undefined;
+      if (row.node.hidden) return;
+      row.index = index;
+      row.name.replaceChildren(bdi(nameOf(index)));
+      row.bar.style.width = `${100 * chances[index]}%`;
+      row.ghost.hidden = !before;
+      if (before) row.ghost.style.left = `${100 * before[index]}%`;
+      row.number.textContent = percent(chances[index]);
+      row.node.classList.toggle("out", Boolean(kept) && !kept.includes(index));
+    });
+  }
+
+  add() {
+    const row = { name: el("span"), bar: el("i"), ghost: el("s", { title: "in the whole model" }), number: el("b") };
+    const line = this.pick ? el("button", { type: "button", onclick: () => this.pick(row.index) }) : el("div");
+    fill(line, {}, [row.name, el("span", { class: "track" }, row.bar, row.ghost), row.number]);
+    row.node = el("li", {}, line);
+    this.rows.push(row);
+    this.list.append(row.node);
+  }
 }

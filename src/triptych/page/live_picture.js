@@ -24,9 +24,7 @@ class FlowPicture {
       const rows = 1 + Math.max(...boxes.map(({ depth }) => depth));
       const stream = boxes.some(({ lane }) => lane === 0);
       const own = new Set(boxes);
-      const label = el("span", { class: "band" }, title);
-      label.style.top = `${top}px`;
-      nodes.push(label);
+      nodes.push(el("span", { class: "band", style: { top: `${top}px` } }, title));
       top += 24;
       this.frames(boxes, rows, width, stream, top);
       const entry = stream ? width * 0.12 : width / 2;
@@ -70,15 +68,14 @@ class FlowPicture {
   }
 
   button(box) {
-    const { title } = box;
     const shape = this.view.section.program.entries[box.entry].shapes[box.step.out[0]].slice(1).join(" × ");
-    const one = el("button", { type: "button", class: `box ${box.lane ? "" : "stream"}`,
-      onclick: () => this.open(box) }, title,
-      el("small", {}, box.part === "scores" || box.part === "softmax" ? "a row of keys" : /[NSM]/.test(shape) ? ""
-        : shape));
+    const own = /[NSM]/.test(shape) ? "" : shape;
     const { x, y, width } = box.frame;
+    const one = el("button", { type: "button", class: `box ${box.lane ? "" : "stream"}`,
+      style: { left: `${x}px`, top: `${y}px`, width: `${width}px`, height: `${BOX.height}px` },
+      onclick: () => this.open(box) },
+    box.title, el("small", {}, box.part === "scores" || box.part === "softmax" ? "a row of keys" : own));
     one.classList.toggle("narrow", width < BOX.narrow);
-    Object.assign(one.style, { left: `${x}px`, top: `${y}px`, width: `${width}px`, height: `${BOX.height}px` });
     this.buttons.set(box, one);
     return one;
   }
@@ -92,23 +89,17 @@ class FlowPicture {
   arrow(lines, box, { key, from }, own, top, entry) {
     if (["ids", "mask"].includes(key) || (key && !from && box.entry === "cross_kv" && key !== "x")) return;
     const to = box.frame;
-    const start = own.has(from) ? { x: from.frame.centre, y: from.frame.y + BOX.height } : box.entry === "cross_kv"
-      ? { x: to.centre, y: to.y - 22 } : { x: entry, y: top - 4 };
-    const end = { x: clamp(start.x, to.x + 8, to.x + to.width - 8), y: to.y - 2 };
-    if (box.lane) end.x = to.centre;
+    const encoder = box.entry === "cross_kv" && !own.has(from);
+    let start = encoder ? { x: to.centre, y: to.y - 22 } : { x: entry, y: top - 4 };
+    if (own.has(from)) start = { x: from.frame.centre, y: from.frame.y + BOX.height };
+    const end = { x: box.lane ? to.centre : clamp(start.x, to.x + 8, to.x + to.width - 8), y: to.y - 2 };
     const d = this.curve(start, end);
+    const tip = `M${end.x - 4} ${end.y - 5}L${end.x} ${end.y}L${end.x + 4} ${end.y - 5}`;
     const cut = key && arrowName(box.entry, box.step, key);
-    const line = svg("path", { d, class: "line" });
-    const tip = svg("path", { d: `M${end.x - 4} ${end.y - 5}L${end.x} ${end.y}L${end.x + 4} ${end.y - 5}`,
-      class: "line" });
-    const group = svg("g", {}, line, tip);
-    if (cut) {
-      group.append(svg("path", { d, class: "hit", onclick: () => this.view.board.press(cut) },
-        svg("title", {}, "Cut this arrow, or put it back")));
-    }
-    if (box.entry === "cross_kv" && !own.has(from)) {
-      group.append(svg("text", { x: to.centre, y: to.y - 25, "text-anchor": "middle" }, "encoder"));
-    }
+    const group = svg("g", {}, svg("path", { d, class: "line" }), svg("path", { d: tip, class: "line" }),
+      cut && svg("path", { d, class: "hit", onclick: () => this.view.board.press(cut) },
+        svg("title", {}, "Cut this arrow, or put it back")),
+      encoder && svg("text", { x: to.centre, y: to.y - 25, "text-anchor": "middle" }, "encoder"));
     lines.append(group);
     this.arrows.push({ cut, group });
   }

@@ -4,7 +4,7 @@
 // The first step that gives something else than in `run`; the number of steps where none does.
 function firstChange(entry, given, how, run) {
   const [now, was] = [how.cuts ?? new Set(), run.how.cuts ?? new Set()];
-  const cuts = new Set([...now].filter((cut) => !was.has(cut)).concat([...was].filter((cut) => !now.has(cut))));
+  const cuts = new Set([...now, ...was].filter((cut) => now.has(cut) !== was.has(cut)));
   const switched = ["mask", "scale"].some((key) => (how[key] === false) !== (run.how[key] === false))
     || (how.patterns && !run.how.patterns);
   const other = new Set(Object.keys(given.values).filter((name) => name !== "ids"

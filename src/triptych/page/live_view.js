@@ -19,47 +19,43 @@ class LiveView {
     this.place = place;
     this.build(place);
     this.speed.textContent = "Unpacking the weights …";
-    this.started = this.start();
+    this.started = startEngine(section).then((engine) => (this.engine = engine));
     this.update().then(() => performance.mark("live-ready"));
   }
 
-  async start() {
-    this.engine = await startEngine(this.section);
-  }
-
   build(place) {
+    const typed = () => {
+      this.before = null;
+      this.masked.clear();
+      this.schedule();
+    };
     const field = (label, value) => {
-      const input = el("textarea", { rows: 2, spellcheck: "false", autocapitalize: "off", dir: "auto" });
+      const input = el("textarea",
+        { rows: 2, spellcheck: "false", autocapitalize: "off", dir: "auto", oninput: typed });
       input.value = value;
-      input.addEventListener("input", () => {
-        this.before = null;
-        this.masked.clear();
-        this.schedule();
-      });
       return { input, node: el("label", { class: "field" }, el("span", {}, label), input) };
     };
     this.source = field(this.both ? "Source" : "Text", this.section.text);
     this.target = this.both ? field("Target", this.section.target) : null;
-    this.strips = el("div", { class: "strips" });
+    this.strips = div("strips");
     this.warning = el("p", { class: "quiet", role: "status" });
     this.board = new Board(this.parts, () => this.update());
     this.bars = [];
-    this.predictions = el("div", { class: "predictions" });
+    this.predictions = div("predictions");
     this.effect = el("p", { class: "effect", "aria-live": "polite" });
-    this.speed = el("p", { class: "quiet" });
-    this.maps = el("div", { class: "maps" });
+    this.speed = quiet();
+    this.maps = div("maps");
     this.flow = new Flow(this);
     this.lessons = new Lessons(this);
     place.append(
-      el("div", { class: "desk" },
-        el("div", {}, this.source.node, ...(this.both ? [this.target.node] : []), this.strips, this.warning,
-          ...this.writing()),
+      div("desk",
+        el("div", {}, this.source.node, this.target?.node, this.strips, this.warning, ...this.writing()),
         el("div", {}, this.predictions, this.effect, this.speed)),
       el("h3", {}, "Ten short chapters"),
       this.lessons.node,
       el("h3", {}, "Parts"),
-      el("p", { class: "quiet" }, "Every head and MLP of the model. Press one to remove it: it then adds nothing, " +
-        "and a line on each bar marks the probability in the whole model."),
+      quiet(prose`Every head and MLP of the model. Press one to remove it: it then adds nothing, and a line on each bar
+        marks the probability in the whole model.`),
       this.board.node,
       this.switches(),
       el("h3", {}, "The model's operations, step by step"),
@@ -76,22 +72,21 @@ class LiveView {
 
   // Whether scores are masked and scaled; pressed is as the model was trained.
   switches() {
-    const one = (label, key, hint) => {
-      const toggle = button(label, hint, () => this.switch(key, !this.off[key]));
-      toggle.setAttribute("aria-pressed", "true");
-      this.toggles[key] = toggle;
-      return toggle;
-    };
     this.off = { mask: false, scale: false };
     this.toggles = {};
-    const both = [
-      ...(this.decodes ? [one("Mask", "mask", "Off: every token also sees those after it, which the model never saw " +
-        "in training")] : []),
-      ...(this.scales ? [one("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so " +
-        "softmax is sharper")] : []),
-    ];
-    return both.length ? el("div", { class: "switches choice", role: "group", "aria-label": "Attention as trained" },
-      ...both) : "";
+    const add = (label, key, hint) => {
+      const press = () => this.switch(key, !this.off[key]);
+      this.toggles[key] = fill(button(label, hint, press), { "aria-pressed": true }, []);
+    };
+    if (this.decodes) {
+      add("Mask", "mask", "Off: every token also sees those after it, which the model never saw in training");
+    }
+    if (this.scales) {
+      add("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so softmax is sharper");
+    }
+    const all = Object.values(this.toggles);
+    const attributes = { class: "switches choice", role: "group", "aria-label": "Attention as trained" };
+    return all.length ? el("div", attributes, all) : "";
   }
 
   switch(key, off) {
@@ -105,6 +100,13 @@ class LiveView {
     const { encode, decode } = this.section.program.entries;
     return [encode, decode].some((entry) => entry?.instructions
       .some(({ op, attributes }) => op === "attend" && attributes.scale !== 1));
+  }
+
+  // How many numbers the cache keeps for each token.
+  get numbersPerPosition() {
+    const { instructions, shapes } = this.section.program.entries.decode;
+    const kept = instructions.filter((step) => step.op === "extend").map((step) => shapes[step.out[0]]);
+    return kept.reduce((sum, [, groups, width]) => sum + groups * width, 0);
   }
 
   // Whether tokens can be masked and filled in.
@@ -149,8 +151,6 @@ class LiveView {
     this.soon = setTimeout(() => this.update(), this.engine?.note && this.cost > 60 ? 150 : 0);
   }
 
-  // ---------------------------------------------------------------- from texts to tokens
-
   // At most as many tokens as the page computes: the last of a text that goes on, else the first.
   cut(ids, what) {
     const { limit } = this.section;
@@ -170,8 +170,6 @@ class LiveView {
     while (stop.includes(written.at(-1))) written.pop(); // the target goes on
     return { source: ids, ids: this.cut([start, ...written], "target") };
   }
-
-  // ---------------------------------------------------------------- from tokens to what is shown
 
   how() {
     return { cuts: new Set(this.board.cuts), mask: !this.off.mask, scale: !this.off.scale };
@@ -218,10 +216,7 @@ class LiveView {
       began = performance.now();
       this.stale = false;
       tokens = this.read();
-      if (!tokens.ids.length || tokens.source?.length === 0) {
-        this.showNothing();
-        return;
-      }
+      if (!tokens.ids.length || tokens.source?.length === 0) return this.showNothing();
       now = await this.engine.call("compute", this.request(tokens));
     } catch ({ message }) {
       this.stale = false;
@@ -241,8 +236,8 @@ class LiveView {
     this.cost = performance.now() - began;
     const count = tokens.ids.length + (tokens.source?.length ?? 0);
     const { kernel, note } = this.engine;
-    const tokenCount = `${count} ${count === 1 ? "token" : "tokens"}`;
-    this.speed.textContent = `${tokenCount} in ${this.cost.toFixed(0)} ms, ${kernel}.${note}`;
+    this.speed.textContent =
+      `${count} ${count === 1 ? "token" : "tokens"} in ${this.cost.toFixed(0)} ms, ${kernel}.${note}`;
   }
 
   // Of an empty text: no tokens, no predictions.
@@ -261,20 +256,15 @@ class LiveView {
     this.shownTokens = key;
     const strip = (label, list, mask) => {
       const chips = this.tokenizer.pieces(list).map((piece, at) => {
-        const inside = [bdi(piece), el("sub", {}, String(list[at]))];
-        if (!mask) return el("span", { class: "chip" }, ...inside);
-        const chip = button("", "Mask this token, or show it again", () => this.maskToken(at));
-        chip.setAttribute("aria-pressed", this.masked.has(at));
-        chip.classList.add("chip");
-        chip.append(...inside);
-        return chip;
+        const press = () => this.maskToken(at);
+        const chip = mask ? button("", "Mask this token, or show it again", press) : el("span");
+        return fill(chip, { class: "chip", "aria-pressed": mask ? this.masked.has(at) : null },
+          [bdi(piece), el("sub", {}, list[at])]);
       });
-      return el("div", { class: "strip", role: "group", "aria-label": `${label} tokens` }, ...chips);
+      return el("div", { class: "strip", role: "group", "aria-label": `${label} tokens` }, chips);
     };
-    const held = [...this.strips.querySelectorAll("button")].indexOf(document.activeElement);
-    this.strips.replaceChildren(...(source ? [strip("source", source, false)] : []),
-      strip(source ? "target" : "text", ids, this.masks));
-    if (held >= 0) this.strips.querySelectorAll("button")[held]?.focus();
+    keepFocus(this.strips, () => refill(this.strips, source && strip("source", source, false),
+      strip(source ? "target" : "text", ids, this.masks)));
   }
 
   maskToken(at) {
@@ -282,12 +272,9 @@ class LiveView {
     this.update();
   }
 
-  // ---------------------------------------------------------------- predictions
-
   nameOf(index) {
     const { head, labels } = this.section;
-    return head === "LMHead" || head === "MaskedLMHead" ? this.tokenizer.pieces([index])[0]
-      : labels[index] ?? `class ${index}`;
+    return head?.endsWith("LMHead") ? this.tokenizer.pieces([index])[0] : labels[index] ?? `class ${index}`;
   }
 
   showPredictions({ ids }) {
@@ -296,7 +283,7 @@ class LiveView {
     const rows = this.section.head === "ClassHead" ? [0] : this.rowsOf(ids);
     const count = known ? rows.length : 0;
     while (this.bars.length < count) {
-      this.bars.push(new Bars("", this.generates ? 10 : 6, this.generates ? (id) => this.append(id) : null));
+      this.bars.push(new Bars(this.generates ? 10 : 6, this.generates ? (id) => this.append(id) : null));
       this.predictions.append(this.bars.at(-1).node);
     }
     this.bars.forEach((bars, i) => (bars.node.hidden = i >= count));
@@ -333,12 +320,11 @@ class LiveView {
     const names = this.both ? { encoder: pieces(tokens.source), decoder: pieces(tokens.ids) }
       : { [this.section.layout]: pieces(tokens.ids) };
     const heads = headsOf(this.parts, patterns, names);
-    const order = ["cross", "encoder", "decoder"].filter((stack) => heads[stack]);
-    const sorted = Object.fromEntries(order.map((stack) => [stack, heads[stack]]));
-    if (this.attention) this.attention.update(sorted);
-    else if (order.length) {
-      this.attention = new AttentionView({ heads: sorted }, this.maps);
-      this.attention.pick(order[0]);
+    const stacks = ["cross", "encoder", "decoder"].filter((stack) => heads[stack]);
+    if (this.attention) this.attention.update(heads);
+    else if (stacks.length) {
+      this.attention = new AttentionView({ heads, stacks }, this.maps);
+      this.attention.pick(stacks[0]);
     }
   }
 }

@@ -2,11 +2,11 @@
 // where its model generates.
 
 const MOST_NEW = 120; // tokens of one press of "Write"
-const slider = (name, attributes) => {
+const slider = (name, attributes, changed) => {
   const value = el("output");
-  const input = el("input", { type: "range", "aria-label": name, ...attributes });
   const tell = () => (value.textContent = Number(input.value).toFixed(2));
-  input.addEventListener("input", tell);
+  const input = el("input", { type: "range", "aria-label": name, oninput: tell, ...attributes });
+  input.addEventListener("input", changed);
   tell();
   return { input, node: el("label", { class: "slider" }, name, input, value) };
 };
@@ -25,8 +25,7 @@ class CachePicture {
   show(filled, fresh, capacity) {
     this.node.hidden = false;
     this.last = [filled, fresh, capacity];
-    this.canvas.width = capacity;
-    this.canvas.height = this.layers;
+    [this.canvas.width, this.canvas.height] = [capacity, this.layers];
     const context = this.canvas.getContext("2d");
     const colours = getComputedStyle(this.node);
     const fill = (colour, from, to) => {
@@ -37,29 +36,21 @@ class CachePicture {
     fill(isDark() ? "--kept-dark" : "--kept-light", 0, filled - fresh);
     fill(isDark() ? "--fresh-dark" : "--fresh-light", Math.max(0, filled - seen), filled);
     const kib = (4 * this.numbers * filled) / 1024;
-    this.text.textContent =
-      `${filled} of ${capacity} positions, ${kib.toFixed(1)} KiB. This step computed keys and values of ` +
-      `${fresh} ${fresh === 1 ? "token" : "tokens"} and read those of ${filled - fresh} from the cache.`;
+    refill(this.text, prose`${filled} of ${capacity} positions, ${kib.toFixed(1)} KiB. This step computed keys and
+      values of ${fresh} ${fresh === 1 ? "token" : "tokens"} and read those of ${filled - fresh} from the cache.`);
   }
 }
 
 class WritingView extends LiveView {
   writing() {
-    this.temperature = slider("Temperature", { min: 0, max: 2, step: 0.05, value: 0.8 });
-    this.top = slider("Top-p", { min: 0.05, max: 1, step: 0.05, value: 0.95 });
-    for (const { input } of [this.temperature, this.top]) input.addEventListener("input", () => this.schedule());
+    const changed = () => this.schedule();
+    this.temperature = slider("Temperature", { min: 0, max: 2, step: 0.05, value: 0.8 }, changed);
+    this.top = slider("Top-p", { min: 0.05, max: 1, step: 0.05, value: 0.95 }, changed);
     this.write = button("Write", "Let the model continue, one token at a time", () => this.toggle());
     this.step = button("One token", "Append one token", () => this.generate(1));
     const tower = this.parts.filter((one) => one.stack === "decoder");
-    this.cachePicture = new CachePicture(tower.filter((one) => !one.mlp).length, this.numbersPerPosition());
-    return [el("div", { class: "writing" }, this.write, this.step, this.temperature.node, this.top.node),
-      this.cachePicture.node];
-  }
-
-  numbersPerPosition() {
-    const { instructions, shapes } = this.section.program.entries.decode;
-    const kept = instructions.filter((step) => step.op === "extend").map((step) => shapes[step.out[0]]);
-    return kept.reduce((sum, [, groups, width]) => sum + groups * width, 0);
+    this.cachePicture = new CachePicture(tower.filter((one) => !one.mlp).length, this.numbersPerPosition);
+    return [div("writing", this.write, this.step, this.temperature.node, this.top.node), this.cachePicture.node];
   }
 
   heat(temperature) {

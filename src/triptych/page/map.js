@@ -6,6 +6,12 @@ const STACKS = {
   cross: { label: "Alignment", query: "output", key: "source", hint: "Cross-attention: each output token reads the " +
     "source" },
 };
+
+const stackChoice = (stacks, pick) => stacks.length > 1
+  && choice("Stack", stacks.map((stack) => [stack, STACKS[stack].label, STACKS[stack].hint]), stacks[0], pick);
+const shadeChoice = (picked, pick) =>
+  choice("Colour scale", Object.entries(SHADES).map(([key, { label, hint }]) => [key, label, hint]), picked, pick);
+
 const LEGIBLE = 13; // a cell this wide, in pixels, still carries a readable token on each axis
 const WHOLE = 160; // tokens that are shown at once; of longer texts PART of them are
 const PART = 48;
@@ -23,29 +29,27 @@ class Plot {
     this.choose = choose; // called with (t, s) when the reader points at a cell
     this.canvas = el("canvas", { "aria-hidden": "true" });
     this.marks = svg("svg", { class: "marks", preserveAspectRatio: "none", "aria-hidden": "true" });
-    [this.rowBand, this.columnBand, this.cellBand] = ["row", "column", "cell"]
-      .map((name) => el("div", { class: `band ${name}` }));
-    this.heat = el("div", { class: "heat", tabindex: 0, role: "application" }, this.canvas, this.marks, this.rowBand,
-      this.columnBand, this.cellBand);
-    this.top = el("div", { class: "top", "aria-hidden": "true" });
-    this.side = el("div", { class: "side", "aria-hidden": "true" });
-    this.corner = el("div", { class: "corner" });
-    this.grid = el("div", { class: "grid" }, this.corner, this.top, this.side, this.heat);
-    this.node = el("div", { class: "scroll" }, this.grid);
-    this.ruler = el("div", { class: "ruler" }); // as wide as the map may become
-    this.heat.addEventListener("pointermove", (event) => this.point(event));
-    this.heat.addEventListener("pointerdown", (event) => this.point(event));
+    this.bands = ["row", "column", "cell"].map((name) => div(`band ${name}`));
+    this.heat = el("div", { class: "heat", tabindex: 0, role: "application",
+      onpointermove: (event) => this.point(event), onpointerdown: (event) => this.point(event) },
+    this.canvas, this.marks, this.bands);
+    [this.top, this.side] = ["top", "side"].map((name) => el("div", { class: name, "aria-hidden": "true" }));
+    this.corner = div("corner");
+    this.grid = div("grid", this.corner, this.top, this.side, this.heat);
+    this.node = div("scroll", this.grid);
+    this.ruler = div("ruler"); // as wide as the map may become
+    this.readout = el("output", { class: "readout" }); // the chosen weight
     this.whole = el("canvas", { "aria-hidden": "true" });
-    this.frame = el("div", { class: "frame" });
-    this.overview = el("div", { class: "overview", hidden: "" }, this.whole, this.frame);
-    this.overview.addEventListener("pointerdown", (event) => this.leap(event));
+    this.frame = div("frame");
+    this.overview = el("div", { class: "overview", hidden: "", onpointerdown: (event) => this.leap(event) },
+      this.whole, this.frame);
     onwidth(this.ruler, () => this.resize(this.wanted));
   }
 
   // Other cells, or another width of the page.
   resize(cell) {
+    if (!this.head || !this.ruler.clientWidth) return; // nothing is shown, or it is hidden
     this.measured = null;
-    if (!this.head) return;
     this.show(this.head, this.shade, cell, this.at);
     this.mark(...this.at, false);
   }
@@ -54,16 +58,19 @@ class Plot {
     const frame = this.heat.getBoundingClientRect();
     const t = this.from[0] + Math.floor((event.clientY - frame.top) / this.cell);
     const s = this.from[1] + Math.floor((event.clientX - frame.left) / this.cell);
-    if (t >= this.from[0] && s >= this.from[1] && t < this.to[0] && s < this.to[1]) this.choose(t, s);
+    if (this.holds(t, s)) this.choose(t, s);
+  }
+
+  // Whether a weight is among those that are shown.
+  holds(t, s) {
+    return t >= this.from[0] && s >= this.from[1] && t < this.to[0] && s < this.to[1];
   }
 
   // A press on the picture of the whole text chooses the place under it.
   leap(event) {
     const frame = this.whole.getBoundingClientRect();
-    const { queries, keys } = this.head;
-    this.choose(
-      clamp(Math.floor(((event.clientY - frame.top) / frame.height) * queries.length), 0, queries.length - 1),
-      clamp(Math.floor(((event.clientX - frame.left) / frame.width) * keys.length), 0, keys.length - 1));
+    this.choose(Math.floor(((event.clientY - frame.top) / frame.height) * this.head.queries.length),
+      Math.floor(((event.clientX - frame.left) / frame.width) * this.head.keys.length));
   }
 
   // `cell` pixels to a weight, or null for as large as fits while tokens stay legible; `at` is shown in any case.
@@ -112,9 +119,14 @@ class Plot {
     return [row, argmax(this.head.row(row))];
   }
 
+  // The tokens of the rows and columns that are shown.
+  get tokens() {
+    const { head, from, to } = this;
+    return [head.queries.slice(from[0], to[0]), head.keys.slice(from[1], to[1])];
+  }
+
   layOut() {
-    const queries = this.head.queries.slice(this.from[0], this.to[0]);
-    const keys = this.head.keys.slice(this.from[1], this.to[1]);
+    const [queries, keys] = this.tokens;
     this.measure(queries);
     this.cell = this.wanted ?? Math.max(this.fit(), LEGIBLE);
     const every = Math.ceil(11 / this.cell); // cells too small for a token each: name every n-th
@@ -122,14 +134,14 @@ class Plot {
     this.grid.style.setProperty("--type", `${clamp(this.cell * every - 3, 9, 13)}px`);
     this.labels = { queries: this.axis(this.side, queries, every), keys: this.axis(this.top, keys, every) };
     this.turnLabels(keys);
-    this.heat.style.width = `${keys.length * this.cell}px`;
-    this.heat.style.height = `${queries.length * this.cell}px`;
+    const [width, height] = [keys, queries].map(({ length }) => `${length * this.cell}px`);
+    Object.assign(this.heat.style, { width, height });
   }
 
   axis(place, tokens, every) {
     const labels = tokens.map((token, index) => (index % every ? null : el("span", {}, bdi(token))));
     place.style.setProperty("--every", every);
-    place.replaceChildren(...labels.filter((label) => label));
+    refill(place, labels);
     return labels;
   }
 
@@ -146,12 +158,11 @@ class Plot {
   paint(shade) {
     this.shade = shade;
     const { stack } = this.head;
-    const [rows, columns] = [this.to[0] - this.from[0], this.to[1] - this.from[1]];
-    paintWeights(this.canvas, this.head.pooled(1, this.from, this.to), this.head.shader(shade), isDark());
+    const [rows, columns] = this.tokens.map(({ length }) => length);
+    paintWeights(this.canvas, this.head.pooled(1, this.from, this.to), this.head.shader(shade));
     this.marks.setAttribute("viewBox", `0 0 ${columns} ${rows}`);
-    const strongest = stack === "cross" ? [...Array(rows).keys()]
-      .map((t) => [t, argmax(this.head.row(this.from[0] + t)) - this.from[1]]) : [];
-    this.marks.replaceChildren(...strongest.map(([t, s]) => svg("circle", { cx: s + 0.5, cy: t + 0.5, r: 0.16 })));
+    refill(this.marks, stack === "cross" && Array.from({ length: rows }, (_, t) =>
+      svg("circle", { cx: argmax(this.head.row(this.from[0] + t)) - this.from[1] + 0.5, cy: t + 0.5, r: 0.16 })));
     this.overview.hidden = !this.long;
     if (this.long) this.paintWhole();
   }
@@ -159,64 +170,62 @@ class Plot {
   // The whole of a long text in root scale, each pixel the largest weight it stands for.
   paintWhole() {
     const { queries, keys } = this.head;
-    const each = Math.ceil(Math.max(queries.length,
-      keys.length) / (OVERVIEW * Math.max(1, Math.round(devicePixelRatio))));
-    paintWeights(this.whole, this.head.pooled(each), this.head.shader("root"), isDark());
-    const scale = OVERVIEW / Math.max(queries.length, keys.length);
-    const place = (node, [t, s], [rows, columns]) => {
-      Object.assign(node.style, { left: `${s * scale}px`, top: `${t * scale}px`, width: `${columns * scale}px`,
-        height: `${rows * scale}px` });
-    };
+    const longest = Math.max(queries.length, keys.length);
+    const each = Math.ceil(longest / (OVERVIEW * Math.max(1, Math.round(devicePixelRatio))));
+    paintWeights(this.whole, this.head.pooled(each), this.head.shader("root"));
+    const pixels = (count) => `${(count * OVERVIEW) / longest}px`;
+    const place = (node, [t, s], [rows, columns]) => Object.assign(node.style,
+      { left: pixels(s), top: pixels(t), width: pixels(columns), height: pixels(rows) });
     place(this.whole, [0, 0], [queries.length, keys.length]);
-    place(this.frame, this.from, [this.to[0] - this.from[0], this.to[1] - this.from[1]]);
-    this.overview.style.width = `${keys.length * scale}px`;
-    this.overview.style.height = `${queries.length * scale}px`;
+    place(this.frame, this.from, this.tokens.map(({ length }) => length));
+    Object.assign(this.overview.style, { width: pixels(keys.length), height: pixels(queries.length) });
   }
 
-  mark(t, s, scroll) {
-    this.at = [t, s];
-    const inside = t >= this.from[0] && s >= this.from[1] && t < this.to[0] && s < this.to[1];
-    if (!inside) {
+  // Marks the weight that is nearest to such a place, and says how large it is.
+  mark(row, column, scroll) {
+    const { queries, keys } = this.head;
+    const [t, s] = (this.at = [clamp(row, 0, queries.length - 1), clamp(column, 0, keys.length - 1)]);
+    refill(this.readout, bdi(queries[t]), el("span", {}, " → "), bdi(keys[s]), " ",
+      el("b", {}, three(this.head.at(t, s))));
+    if (!this.holds(t, s)) {
       this.cut([t, s]);
       this.layOut();
       this.paint(this.shade);
     }
-    const { cell, from } = this;
-    const [row, column] = [t - from[0], s - from[1]];
-    this.rowBand.style.transform = `translateY(${row * cell}px)`;
-    this.columnBand.style.transform = `translateX(${column * cell}px)`;
-    this.cellBand.style.transform = `translate(${column * cell}px, ${row * cell}px)`;
+    const [y, x] = [t - this.from[0], s - this.from[1]];
+    const [down, right] = [`${y * this.cell}px`, `${x * this.cell}px`];
+    const shifts = [`translateY(${down})`, `translateX(${right})`, `translate(${right}, ${down})`];
+    this.bands.forEach((band, i) => (band.style.transform = shifts[i]));
     for (const label of this.marked ?? []) label?.classList.remove("on");
-    this.marked = [this.labels.queries[row], this.labels.keys[column]];
+    this.marked = [this.labels.queries[y], this.labels.keys[x]];
     for (const label of this.marked) label?.classList.add("on");
     if (!scroll) return;
-    this.cellBand.style.scrollMargin = `${this.top.offsetHeight + 4}px 4px 4px ${this.side.offsetWidth + 4}px`;
-    this.cellBand.scrollIntoView({ block: "nearest", inline: "nearest" });
+    const chosen = this.bands[2];
+    chosen.style.scrollMargin = `${this.top.offsetHeight + 4}px 4px 4px ${this.side.offsetWidth + 4}px`;
+    chosen.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 
   // What is shown as a drawing: title, both axes, weights, scale.
   drawing() {
     const { head, from, to } = this;
-    const [queries, keys] = [head.queries.slice(from[0], to[0]), head.keys.slice(from[1], to[1])];
+    const [queries, keys] = this.tokens.map((tokens) => tokens.map((token) => shortened(shown(token), 24)));
     const cell = clamp(Math.floor(1400 / Math.max(queries.length, keys.length)), 11, 28);
-    const cut = (text) => ([...text].length > 24 ? [...text].slice(0, 23).join("") + "…" : text);
-    const width = (tokens) => 8 * Math.max(...tokens.map((token) => [...cut(shown(token))].length));
+    const width = (labels) => 8 * Math.max(...labels.map((label) => [...label].length));
     const [left, top] = [width(queries) + 40, width(keys) + 70];
     const heat = el("canvas");
-    paintWeights(heat, head.pooled(1, from, to), head.shader(this.shade), isDark());
+    paintWeights(heat, head.pooled(1, from, to), head.shader(this.shade));
     const ink = colourOf("--ink");
-    const word = (token, attributes) => svg("text", { fill: ink, "font-family": "monospace",
-      "font-size": clamp(cell - 3, 9, 13), ...attributes }, cut(shown(token)));
-    const rows = queries.map((token, t) => word(token, { x: left - 8, y: top + (t + 0.7) * cell,
-      "text-anchor": "end" }));
-    const columns = keys.map((token, s) =>
-      word(token, { transform: `translate(${left + (s + 0.7) * cell} ${top - 8}) rotate(-90)` }));
+    const word = (label, attributes) => svg("text", { fill: ink, "font-family": "monospace",
+      "font-size": clamp(cell - 3, 9, 13), ...attributes }, label);
+    const rows = queries.map((label, t) =>
+      word(label, { x: left - 8, y: top + (t + 0.7) * cell, "text-anchor": "end" }));
+    const columns = keys.map((label, s) =>
+      word(label, { transform: `translate(${left + (s + 0.7) * cell} ${top - 8}) rotate(-90)` }));
     const [across, down] = [keys.length * cell, queries.length * cell];
     const image = svg("image", { x: left, y: top, width: across, height: down, href: heat.toDataURL(),
-      preserveAspectRatio: "none", "image-rendering": "pixelated" });
-    image.style.imageRendering = "pixelated";
+      preserveAspectRatio: "none", "image-rendering": "pixelated", style: { imageRendering: "pixelated" } });
     const scale = svg("text", { x: left, y: top + down + 28, fill: ink },
       `0 to ${SHADES[this.shade].top(head.max).toFixed(3)}${this.shade === "root" ? ", square root" : ""}`);
-    return sheet(Math.max(left + across + 30, 460), top + down + 50, nameOf(head), image, ...rows, ...columns, scale);
+    return sheet(Math.max(left + across + 30, 460), top + down + 50, nameOf(head), image, rows, columns, scale);
   }
 }

@@ -7,61 +7,20 @@ class MatrixView {
     this.section = section;
     const { rows, columns, cells, shade, chosen } = section;
     this.detail = el("aside", { class: "reading", "aria-live": "polite" });
-    this.tds = cells.map((row, r) =>
-      row.map((text, c) =>
-        el(
-          "td",
-          { class: `tint-${shade[r][c]}`, tabindex: -1, title: text, onclick: () => this.choose(r, c, true) },
-          written(text),
-        ),
-      ),
-    );
-    const head = el(
-      "tr",
-      {},
-      el("td"),
-      ...columns.map((name) => el("th", { scope: "col", title: name }, el("bdi", {}, shown(name)))),
-    );
-    const lines = rows.map((name, r) =>
-      el("tr", {}, el("th", { scope: "row", title: name }, el("bdi", {}, shown(name))), ...this.tds[r]),
-    );
-    const table = el(
-      "table",
-      { class: "cells", role: "grid", "aria-label": section.title },
-      el("thead", {}, head),
-      el("tbody", {}, ...lines),
-    );
-    this.wide = el("div", { class: "wide" }, table);
-    onkeys(table, {
-      ArrowUp: () => this.move(-1, 0),
-      ArrowDown: () => this.move(1, 0),
-      ArrowLeft: () => this.move(0, -1),
-      ArrowRight: () => this.move(0, 1),
-      Home: () => this.move(0, -Infinity),
-      End: () => this.move(0, Infinity),
-      PageUp: () => this.move(-10, 0),
-      PageDown: () => this.move(10, 0),
-    });
-    const save = exportButtons(
-      () => fileName(section.title),
-      () => this.drawing(),
-      () => this.values(),
-    );
-    place.append(
-      el("div", { class: "controls" }, save),
-      el(
-        "div",
-        { class: section.details ? "matrix-and-cell" : "" },
-        this.wide,
-        ...(section.details ? [this.detail] : []),
-      ),
-    );
+    this.tds = cells.map((row, r) => row.map((text, c) => {
+      const press = () => this.choose(r, c, true);
+      return el("td", { class: `tint-${shade[r][c]}`, tabindex: -1, title: text, onclick: press }, written(text));
+    }));
+    const name = (scope, text) => el("th", { scope, title: text }, el("bdi", {}, shown(text)));
+    const table = el("table", { class: "cells", role: "grid", "aria-label": section.title },
+      el("thead", {}, el("tr", {}, el("td"), columns.map((text) => name("col", text)))),
+      el("tbody", {}, rows.map((text, r) => el("tr", {}, name("row", text), this.tds[r]))));
+    this.wide = div("wide", table);
+    onkeys(table, moves((down, right) => this.choose(
+      clamp(this.at[0] + down, 0, rows.length - 1), clamp(this.at[1] + right, 0, columns.length - 1), true)));
+    place.append(div("controls", exportButtons(this)),
+      section.details ? div("matrix-and-cell", this.wide, this.detail) : div("", this.wide));
     if (rows.length && columns.length) this.choose(...chosen, false);
-  }
-
-  move(down, right) {
-    const { rows, columns } = this.section;
-    this.choose(clamp(this.at[0] + down, 0, rows.length - 1), clamp(this.at[1] + right, 0, columns.length - 1), true);
   }
 
   choose(r, c, focus) {
@@ -78,16 +37,10 @@ class MatrixView {
     if (focus) cell.focus();
     this.uncover(cell);
     const most = Math.max(...this.opened(r, c).map(([, value]) => Math.abs(value)), 1e-9);
-    const items = this.opened(r, c).map(([name, value]) => {
-      const bar = el("i");
-      bar.style.width = `${(Math.abs(value) / most) * 100}%`;
-      return el("li", {}, bdi(name), el("b", {}, String(value)), bar);
-    });
-    this.detail.replaceChildren(
-      el("h4", {}, rows[r], " · ", bdi(columns[c])),
-      el("ol", {}, ...items),
-      el("p", { class: "quiet" }, about),
-    );
+    refill(this.detail, el("h4", {}, rows[r], " · ", bdi(columns[c])),
+      el("ol", {}, this.opened(r, c).map(([name, value]) => el("li", {}, bdi(name), el("b", {}, value),
+        el("i", { style: { width: `${(Math.abs(value) / most) * 100}%` } })))),
+      quiet(about));
   }
 
   // Scrolls to a cell, beside the name of its row and below that of its column, which stay where they are.
@@ -105,6 +58,11 @@ class MatrixView {
     return Array.from({ length: flat.length / 2 }, (_, i) => [names[flat[2 * i]], flat[2 * i + 1]]);
   }
 
+  // What `exportButtons` saves.
+  file() {
+    return fileName(this.section.title);
+  }
+
   values() {
     const { title, rows, columns, cells } = this.section;
     const opened = cells.map((row, r) => row.map((_, c) => Object.fromEntries(this.opened(r, c))));
@@ -113,45 +71,23 @@ class MatrixView {
 
   drawing() {
     const { title, rows, columns, cells, shade } = this.section;
-    const cut = (text, most) =>
-      [...written(text)].length > most ? [...written(text)].slice(0, most - 1).join("") + "…" : written(text);
-    const widths = columns.map(
-      (name, c) =>
-        8 * Math.min(16, Math.max([...shown(name)].length, ...cells.map((row) => [...shown(row[c])].length))) + 14,
-    );
+    const letters = (text) => [...shown(text)].length;
+    const widths = columns.map((name, c) =>
+      8 * Math.min(16, Math.max(letters(name), ...cells.map((row) => letters(row[c])))) + 14);
     const lefts = widths.map((_, c) => widths.slice(0, c).reduce((sum, width) => sum + width, 190));
-    const [ink, quiet, gold] = ["--ink", "--quiet", "--gold"].map(colourOf);
-    const word = (text, x, y, fill) => svg("text", { x, y, fill }, cut(text, 16));
+    const [ink, pale, gold] = ["--ink", "--quiet", "--gold"].map(colourOf);
     const line = 20;
-    const body = cells.flatMap((row, r) =>
-      row.flatMap((text, c) => {
-        const y = 90 + r * line;
-        const tint = shade[r][c]
-          ? [
-              svg("rect", {
-                x: lefts[c] - 5,
-                y: y - 14,
-                width: widths[c],
-                height: line,
-                fill: gold,
-                "fill-opacity": 0.08 * shade[r][c],
-              }),
-            ]
-          : [];
-        return [...tint, word(text, lefts[c], y, ink)];
-      }),
-    );
-    const names = [
-      ...columns.map((name, c) => word(name, lefts[c], 66, quiet)),
-      ...rows.map((name, r) => word(name, 24, 90 + r * line, quiet)),
-    ];
+    const top = (r) => 90 + r * line;
+    const word = (text, x, y, colour) => svg("text", { x, y, fill: colour }, shortened(written(text), 16));
+    const body = cells.map((row, r) => row.map((text, c) => [
+      shade[r][c] > 0 && svg("rect", { x: lefts[c] - 5, y: top(r) - 14, width: widths[c], height: line, fill: gold,
+        "fill-opacity": 0.08 * shade[r][c] }),
+      word(text, lefts[c], top(r), ink)]));
+    const names = [columns.map((name, c) => word(name, lefts[c], 66, pale)),
+      rows.map((name, r) => word(name, 24, top(r), pale))];
     const width = 214 + widths.reduce((sum, one) => sum + one, 0);
-    return sheet(
-      Math.max(width, 400),
-      100 + rows.length * line,
-      title,
-      svg("g", { "font-family": "monospace" }, ...names, ...body),
-    );
+    return sheet(Math.max(width, 400), 100 + rows.length * line, title,
+      svg("g", { "font-family": "monospace" }, names, body));
   }
 }
 

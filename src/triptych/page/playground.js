@@ -9,9 +9,9 @@ function softmaxRows(scores, temperature) {
   return scores.map((row) => {
     const most = Math.max(...row);
     if (most === -Infinity) return row.map(() => 0);
-    const parts = row.map((score) => Math.exp((score - most) / temperature));
-    const sum = parts.reduce((a, b) => a + b, 0);
-    return parts.map((part) => part / sum);
+    const shares = row.map((score) => Math.exp((score - most) / temperature));
+    const sum = shares.reduce((a, b) => a + b, 0);
+    return shares.map((share) => share / sum);
   });
 }
 
@@ -22,11 +22,10 @@ function attentionByHand({ Q, K, V, W_q, W_k, w }, { scaled, causal, temperature
   const results = {};
   const scores = {
     dot: (q, k) => dot(q, k) / (scaled ? Math.sqrt(q.length) : 1),
-    additive: (q, k) =>
-      dot(
-        w[0],
-        times(W_k, k).map((x, i) => Math.tanh(x + times(W_q, q)[i])),
-      ),
+    additive(q, k) {
+      const [query, key] = [times(W_q, q), times(W_k, k)];
+      return dot(w[0], key.map((x, i) => Math.tanh(x + query[i])));
+    },
   };
   for (const [name, score] of Object.entries(scores)) {
     const rows = Q.map((q, t) => K.map((k, s) => (visible(t, s) ? score(q, k) : -Infinity)));
@@ -56,13 +55,14 @@ function numberInput(name, value, use, problem = problemOf) {
   input.addEventListener("input", () => {
     const wrong = problem(input.value);
     message.textContent = wrong && `${wrong} ${Number(value.toFixed(4))} is still used.`;
-    if (wrong) input.setAttribute("aria-invalid", "true");
-    else {
-      input.removeAttribute("aria-invalid");
-      value = Number(input.value.trim());
-      input.dataset.value = value;
-      use(value);
+    if (wrong) {
+      input.setAttribute("aria-invalid", "true");
+      return;
     }
+    input.removeAttribute("aria-invalid");
+    value = Number(input.value.trim());
+    input.dataset.value = value;
+    use(value);
   });
   return [input, message];
 }
@@ -70,131 +70,75 @@ function numberInput(name, value, use, problem = problemOf) {
 const shownNumber = (value) =>
   value === -Infinity ? "−∞" : (Math.abs(value) >= 1e5 ? value.toExponential(3) : value.toFixed(4)).replace("-", "−");
 
-function matrixFrame(name, about, table) {
-  const named = el("div", { class: "named" }, el("b", {}, name), " ", el("span", {}, about));
-  return el("div", { class: "matrix" }, named, el("div", { class: "wide", tabindex: "0" }, table));
+// A matrix under its name and what it is; `cell(x, t, i)` makes the cell of a number.
+function matrixOf(name, shownName, about, rows, cell) {
+  const body = rows.map((row, t) => el("tr", {}, el("th", { scope: "row" }, t), row.map((x, i) => cell(x, t, i))));
+  return div("matrix", div("named", el("b", {}, shownName), " ", el("span", {}, about)),
+    el("div", { class: "wide", tabindex: "0" },
+      el("table", { class: "cells", "data-name": name }, el("tbody", {}, body))));
 }
 
 function editableMatrix(name, letters, rows, change) {
-  const cell = (row, t, i) => {
-    const input = numberInput(`${name}, row ${t}, column ${i}`, row[i], (value) => {
-      row[i] = value;
+  const about = `[${letters[0]} ${rows.length}, ${letters[1]} ${rows[0].length}]`;
+  return matrixOf(name, name, about, rows, (x, t, i) =>
+    el("td", {}, numberInput(`${name}, row ${t}, column ${i}`, x, (value) => {
+      rows[t][i] = value;
       change();
-    });
-    return el("td", {}, ...input);
-  };
-  const body = rows.map((row, t) =>
-    el("tr", {}, el("th", { scope: "row" }, String(t)), ...row.map((_, i) => cell(row, t, i))),
-  );
-  const table = el("table", { class: "cells", "data-name": name }, el("tbody", {}, ...body));
-  return matrixFrame(name, `[${letters[0]} ${rows.length}, ${letters[1]} ${rows[0].length}]`, table);
+    })));
 }
 
 // A matrix of results, named after the score and what it is; each cell carries its exact value beside the rounded one.
-function resultMatrix(name, about, rows, tinted) {
-  const tint = (value) => (tinted ? `tint-${Math.min(9, Math.floor(value * 10))}` : "");
-  const body = rows.map((row, t) => {
-    const cells = row.map((x) => el("td", { class: tint(x), title: String(x), "data-value": x }, shownNumber(x)));
-    return el("tr", {}, el("th", { scope: "row" }, String(t)), ...cells);
-  });
-  return matrixFrame(
-    name.split(" ")[1],
-    about,
-    el("table", { class: "cells", "data-name": name }, el("tbody", {}, ...body)),
-  );
-}
+const resultMatrix = (score, name, about, rows) => matrixOf(`${score} ${name}`, name, about, rows, (x) => {
+  const tint = name === "weights" ? `tint-${Math.min(9, Math.floor(x * 10))}` : "";
+  return el("td", { class: tint, title: x, "data-value": x }, shownNumber(x));
+});
 
 mounts.playground = (section, place) => {
-  const given = el("div", { class: "given" });
-  const results = el("div", { class: "results" });
+  const given = div("given");
+  const results = div("results");
   const settings = { scaled: true, causal: false, temperature: 1 };
   let matrices = {};
 
-  function draw() {
-    const found = attentionByHand(matrices, settings);
-    const formula = { dot: `s = q · k${settings.scaled ? " / √d" : ""}`, additive: "s = w · tanh(W_q q + W_k k)" };
-    const heading = { dot: "Dot product", additive: "Additive (Bahdanau)" };
-    const columns = Object.entries(found).map(([name, { scores, weights, output }]) =>
-      el(
-        "div",
-        {},
-        el("h3", {}, heading[name]),
-        resultMatrix(`${name} scores`, formula[name], scores, false),
-        resultMatrix(
-          `${name} weights`,
-          settings.temperature === 1 ? "p = softmax(s)" : "p = softmax(s / temperature)",
-          weights,
-          true,
-        ),
-        resultMatrix(`${name} output`, "z = p V", output, false),
-      ),
-    );
-    results.replaceChildren(...columns);
+  function set(key, value) {
+    settings[key] = value;
+    draw();
   }
 
-  function open(example) {
-    const width = example.Q[0].length;
-    const identity = () =>
-      Array.from({ length: width }, (_, i) => Array.from({ length: width }, (_, j) => Number(i === j)));
-    const copy = (rows) => rows.map((row) => [...row]);
-    matrices = {
-      Q: copy(example.Q), K: copy(example.K), V: copy(example.V),
-      W_q: identity(), W_k: identity(), w: [Array(width).fill(1)],
-    }; // prettier-ignore
-    settings.scaled = example.scaled;
+  function draw() {
+    const formulas = { dot: `s = q · k${settings.scaled ? " / √d" : ""}`, additive: "s = w · tanh(W_q q + W_k k)" };
+    const headings = { dot: "Dot product", additive: "Additive (Bahdanau)" };
+    const softmax = settings.temperature === 1 ? "p = softmax(s)" : "p = softmax(s / temperature)";
+    refill(results, Object.entries(attentionByHand(matrices, settings)).map(([name, { scores, weights, output }]) =>
+      el("div", {}, el("h3", {}, headings[name]),
+        resultMatrix(name, "scores", formulas[name], scores),
+        resultMatrix(name, "weights", softmax, weights),
+        resultMatrix(name, "output", "z = p V", output))));
+  }
+
+  function open({ Q, K, V, scaled }) {
+    const width = Q[0].length;
+    const identity = () => Q[0].map((_, i) => Q[0].map((_, j) => Number(i === j)));
+    matrices = { ...structuredClone({ Q, K, V }), W_q: identity(), W_k: identity(), w: [Array(width).fill(1)] };
+    settings.scaled = scaled;
     const letters = { Q: "TK", K: "SK", V: "SV", W_q: "AK", W_k: "AK", w: "·A" };
     const all = Object.entries(matrices).map(([name, rows]) => editableMatrix(name, letters[name], rows, draw));
-    given.replaceChildren(...all.slice(0, 3));
-    additive.replaceChildren(
-      el("summary", {}, "W_q, W_k and w of the additive score"),
-      el("div", { class: "given" }, ...all.slice(3)),
-    );
-    scaling.replaceChildren(
-      switches(
-        "Scale",
-        [
-          [true, "1/√d"],
-          [false, "no scale"],
-        ],
-        "scaled",
-      ),
-    );
+    refill(given, all.slice(0, 3));
+    refill(additive, el("summary", {}, "W_q, W_k and w of the additive score"), div("given", all.slice(3)));
+    refill(scaling, switches("Scale", [[true, "1/√d"], [false, "no scale"]], "scaled"));
     draw();
   }
 
-  const switches = (name, entries, key) =>
-    choice(name, entries, settings[key], (value) => {
-      settings[key] = value;
-      draw();
-    });
+  const switches = (name, entries, key) => choice(name, entries, settings[key], (value) => set(key, value));
   const scaling = el("span", {});
   const additive = el("details", {});
-  const examples = el("select", { "aria-label": "Example" });
-  section.examples.forEach((example, i) => examples.append(el("option", { value: i }, example.about)));
-  examples.addEventListener("change", () => open(section.examples[examples.value]));
-  const warm = numberInput("temperature", 1, (value) => {
-    settings.temperature = value;
-    draw();
-  }, (text) => problemOf(text) || (Number(text) >= 0.01 ? "" : "Write a number of at least 0.01.")); // prettier-ignore
+  const examples = el("select", { "aria-label": "Example", onchange: () => open(section.examples[examples.value]) },
+    section.examples.map((example, i) => el("option", { value: i }, example.about)));
+  const warm = numberInput("temperature", 1, (value) => set("temperature", value),
+    (text) => problemOf(text) || (Number(text) >= 0.01 ? "" : "Write a number of at least 0.01."));
   place.append(
-    el(
-      "div",
-      { class: "settings" },
-      el("label", {}, "Example", examples),
-      switches(
-        "Mask",
-        [
-          [false, "no mask"],
-          [true, "causal"],
-        ],
-        "causal",
-      ),
-      scaling,
-      el("label", {}, "Temperature", ...warm),
-    ),
-    given,
-    additive,
-    results,
-  );
+    div("settings", el("label", {}, "Example", examples),
+      switches("Mask", [[false, "no mask"], [true, "causal"]], "causal"),
+      scaling, el("label", {}, "Temperature", warm)),
+    given, additive, results);
   open(section.examples[0]);
 };

@@ -26,27 +26,27 @@ INTERPRETER = (
     "live_wasm.js", "live_kernel.js", "live_operations.js", "live_attention.js", "live_reuse.js", "live_model.js",
     "live_engine.js",
 )  # fmt: skip
-TOKENIZER_SCRIPTS = ("tokenizer_text.js", "tokenizer_models.js", "tokenizer.js")
+TOKENIZER_SCRIPTS = ("tokenizer.js",)
 #: What `LiveSection.scripts` names, each behind the script that it adds to.
 OF_MODELS = {
     "live_operations.js": ("live_rotation.js", "live_experts.js", "live_convolutions.js", "live_rare.js"),
     "live_attention.js": ("live_masks.js", "live_mechanisms.js", "live_biases.js"),
-    "tokenizer_text.js": ("tokenizer_splits.js", "tokenizer_charsmap.js"),
-    "tokenizer_models.js": ("tokenizer_bpe.js", "tokenizer_unigram.js"),
-    "tokenizer.js": ("tokenizer_words.js", "tokenizer_decoders.js"),
+    "tokenizer.js": (
+        "tokenizer_splits.js", "tokenizer_charsmap.js", "tokenizer_bpe.js", "tokenizer_unigram.js",
+        "tokenizer_words.js", "tokenizer_decoders.js",
+    ),
     "live_view.js": ("live_writing.js",),
-}
+}  # fmt: skip
 MAPS = ("export.js", "heat.js", "gallery.js", "map.js", "attention.js")
-TRACES = (*MAPS, "lines.js", "attention_packed.js", "attention_trace.js")
+TRACES = (*MAPS, "attention_trace.js")
 #: Style and scripts that a page has besides where it has a section of a kind, each after those that it builds on.
 OF_KIND = {
     "attention": TRACES,
     "comparison": ("inside.css", *TRACES, "comparison.js"),
     "curve": ("curve.js",),
     "live": (
-        "live.css", *MAPS, *TOKENIZER_SCRIPTS, "live_worker.js", "live_parts.js", "live_predictions.js",
-        "live_picture.js", "live_flow.js", "live_about.js", "live_chapters.js",
-        "live_lessons.js", "live_view.js",
+        "live.css", *MAPS, *TOKENIZER_SCRIPTS, "live_worker.js", "live_parts.js", "live_picture.js",
+        "live_flow.js", "live_about.js", "live_chapters.js", "live_lessons.js", "live_view.js",
     ),
     "matrix": ("inside.css", "export.js", "matrix.js"),
     "pictures": ("pictures.css",),

@@ -22,32 +22,18 @@ function mountTabs(sections) {
   }
 
   links.forEach((link, index) => {
-    link.setAttribute("role", "tab");
-    link.id = `tab-${index}`;
-    link.setAttribute("aria-controls", panels[index].id);
-    panels[index].setAttribute("role", "tabpanel");
-    panels[index].setAttribute("aria-labelledby", link.id);
-    link.addEventListener("click", (event) => {
+    const press = (event) => {
       event.preventDefault();
       open(index, true);
-    });
+    };
+    fill(link, { role: "tab", id: `tab-${index}`, "aria-controls": panels[index].id, onclick: press }, []);
+    fill(panels[index], { role: "tabpanel", "aria-labelledby": link.id }, []);
   });
   const step = (by) => () =>
     open((links.findIndex((link) => link.tabIndex === 0) + by + links.length) % links.length, true);
-  onkeys(bar, {
-    ArrowRight: step(1),
-    ArrowLeft: step(-1),
-    Home: () => open(0, true),
-    End: () => open(links.length - 1, true),
-    " ": step(0),
-  });
-  open(
-    Math.max(
-      0,
-      links.findIndex((link) => link.hash === location.hash),
-    ),
-    false,
-  );
+  const last = () => open(links.length - 1, true);
+  onkeys(bar, { ArrowRight: step(1), ArrowLeft: step(-1), Home: () => open(0, true), End: last, " ": step(0) });
+  open(Math.max(0, links.findIndex((link) => link.hash === location.hash)), false);
   addEventListener("beforeprint", () => sections.forEach((_, index) => built.has(index) || open(index, false)));
 }
 

@@ -6,6 +6,163 @@
 //   tokenizer.pieces(ids)                    // a readable name of each token
 //
 // A half of a surrogate pair, which has no UTF-8, is read as U+FFFD; Python refuses such a text.
+// The sets of characters in the data are those of the library, so that the version of Unicode that this browser knows
+// does not matter.
+
+const utf8 = new TextEncoder();
+const strictUtf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+
+// The text of bytes; null where they are no UTF-8.
+function textOf(bytes) {
+  try {
+    return strictUtf8.decode(bytes);
+  } catch {
+    return null;
+  }
+}
+
+// The code points at which a set begins and ends, in turn; an end is the first one that does not belong to it.
+function bounds(packed) {
+  let at = 0;
+  return Int32Array.from(packed, (step) => (at += step));
+}
+
+// The inside of a class of a regular expression.
+const escaped = (code) => `\\u{${code.toString(16)}}`;
+const classOf = (packed) =>
+  Array.from(bounds(packed), (code, i) => (i % 2 ? `-${escaped(code - 1)}` : escaped(code))).join("");
+
+// A function that tells whether a code point belongs to a set.
+function membership(packed) {
+  const ends = bounds(packed);
+  return (code) => {
+    let low = 0;
+    let high = ends.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (ends[middle] <= code) low = middle + 1;
+      else high = middle;
+    }
+    return low % 2 === 1;
+  };
+}
+
+// Texts, and at odd places names of sets, as one regular expression.
+const expression = (texts, sets) =>
+  new RegExp(texts.map((text, i) => (i % 2 ? `[${classOf(sets[text])}]` : text)).join(""), "gu");
+
+// The 256 characters with which byte-level vocabularies write bytes (Radford et al. 2019), and back.
+const printable = (byte) => (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
+const letterOfByte = [];
+let others = 256;
+for (let byte = 0; byte < 256; byte++) letterOfByte.push(String.fromCharCode(printable(byte) ? byte : others++));
+const byteOfLetter = new Map(letterOfByte.map((letter, byte) => [letter, byte]));
+const bytesOfToken = (token) => Array.from(token, (letter) => byteOfLetter.get(letter));
+const asBytes = (text) => Array.from(utf8.encode(text), (byte) => letterOfByte[byte]).join("");
+
+// A function of a text that changes all matches.
+const replacing = (texts, sets, change) => {
+  const matches = expression(texts, sets);
+  return (text) => text.replace(matches, change);
+};
+
+// step -> function(step, sets) that makes a function of a text.
+const normalizers = {
+  unicode: ({ form, set }, sets) => replacing(["", set, "+"], sets, (run) => run.normalize(form)),
+  lower: ({ set }, sets) => replacing(["", set, ""], sets, (char) => char.toLowerCase()),
+  around: ({ set }, sets) => replacing(["", set, ""], sets, (char) => ` ${char} `),
+  replace: ({ pattern, content }, sets) => replacing(pattern, sets, () => content),
+  strip({ set, left, right }, sets) {
+    const is = membership(sets[set]);
+    return (text) => {
+      let [start, end] = [0, text.length]; // white space is never made of two code units
+      while (left && start < end && is(text.charCodeAt(start))) start++;
+      while (right && start < end && is(text.charCodeAt(end - 1))) end--;
+      return text.slice(start, end);
+    };
+  },
+  prepend: ({ content }) => (text) => (text ? content + text : text),
+  bytes: () => asBytes,
+};
+
+// Pieces of `text` as [start, end, whether the pattern matched], without gaps.  `matchAll` would copy the pattern,
+// which takes longer than to match a short word.
+function matched(text, pattern, invert) {
+  const pieces = [];
+  let at = 0;
+  pattern.lastIndex = 0;
+  for (let match; (match = pattern.exec(text)); ) {
+    if (match.index > at) pieces.push([at, match.index, invert]);
+    at = match.index + match[0].length;
+    pieces.push([match.index, at, !invert]);
+    if (match[0] === "") pattern.lastIndex += text.codePointAt(at) > 0xffff ? 2 : 1;
+  }
+  if (at < text.length) pieces.push([at, text.length, invert]);
+  return pieces;
+}
+
+// What becomes of the matches, by the names of the library; tokenizer_splits.js adds those of few tokenizers.
+const behaviors = {
+  Isolated: (pieces) => pieces,
+  Removed: (pieces) => pieces.filter(([, , match]) => !match),
+};
+
+function splitAt({ text, first }, pattern, behavior, invert) {
+  const words = [];
+  for (const [start, end] of behaviors[behavior](matched(text, pattern, invert))) {
+    if (end > start) words.push({ text: text.slice(start, end), first: first && start === 0 });
+  }
+  return words;
+}
+
+// step -> function(step, sets) that makes a function from a piece, { text, first }, to a list of pieces.  `first`
+// tells whether the whole text begins with the piece.
+const splitters = {
+  split({ pattern, behavior, invert }, sets) {
+    const matches = expression(pattern, sets);
+    return (piece) => splitAt(piece, matches, behavior, invert);
+  },
+  prefix: () => (piece) => [piece.text.startsWith(" ") ? piece : { ...piece, text: ` ${piece.text}` }],
+  bytes: () => (piece) => [{ ...piece, text: asBytes(piece.text) }],
+};
+
+const wordModels = {}; // type -> function(model, ids) that makes a function from a word to token ids
+
+// A tree of texts by their UTF-16 units; a node is a number.
+class TextTree {
+  next = new Map();
+  ends = new Map(); // node -> value
+  size = 1;
+
+  add(text, value) {
+    let node = 0;
+    for (let i = 0; i < text.length; i++) {
+      const key = node * 65536 + text.charCodeAt(i);
+      let following = this.next.get(key);
+      if (following === undefined) this.next.set(key, (following = this.size++));
+      node = following;
+    }
+    this.ends.set(node, value);
+  }
+
+  // Calls `act` with the end and the value of every text of the tree that stands at `start`, the shortest first.
+  each(text, start, act) {
+    let node = 0;
+    for (let i = start; i < text.length; i++) {
+      node = this.next.get(node * 65536 + text.charCodeAt(i));
+      if (node === undefined) return;
+      const value = this.ends.get(node);
+      if (value !== undefined) act(i + 1, value);
+    }
+  }
+}
+
+// The ids of the tokens `<0x00>` to `<0xFF>` for the bytes of a text; null where one is missing.
+function byteIds(ids, text) {
+  const nameOfByte = (byte) => `<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`;
+  const found = Array.from(utf8.encode(text), (byte) => ids.get(nameOfByte(byte)));
+  return found.includes(undefined) ? null : found;
+}
 
 class Tokenizer {
   static from(data) {
@@ -13,28 +170,28 @@ class Tokenizer {
   }
 
   constructor(data) {
-    const { model, sets } = data;
+    const { model, sets, added } = data;
     const made = (table, steps) => steps.map((step) => table[step.step](step, sets));
     this.data = data;
-    this.normalizers = made(tokenText.normalizers, data.normalize);
-    this.splitters = made(tokenText.splitters, data.split);
+    this.normalizers = made(normalizers, data.normalize);
+    this.splitters = made(splitters, data.split);
     this.decoders = made(Tokenizer.decoders, data.decode);
-    this.early = Tokenizer.tree(data.added, false);
-    this.late = Tokenizer.tree(data.added, true);
-    this.isSpace = tokenText.membership(sets["white space"] ?? []);
-    this.isWord = tokenText.membership(sets.word ?? []);
+    this.early = Tokenizer.tree(added.filter(({ late }) => !late));
+    this.late = Tokenizer.tree(added.filter(({ late }) => late));
+    this.isSpace = membership(sets["white space"] ?? []);
+    this.isWord = membership(sets.word ?? []);
     const ids = new Map();
     model.tokens.forEach((token, id) => token !== null && ids.set(token, id));
-    this.words = tokenModels.kinds[model.type](model, ids);
+    this.words = wordModels[model.type](model, ids);
     this.tokens = new Map(model.tokens.entries());
-    for (const { id, text } of data.added) this.tokens.set(id, text);
-    this.special = new Set(data.added.filter((token) => token.special).map((token) => token.text));
-    this.addedIds = new Set(data.added.map((token) => token.id));
+    for (const { id, text } of added) this.tokens.set(id, text);
+    this.special = new Set(added.filter((token) => token.special).map((token) => token.text));
+    this.addedIds = new Set(added.map((token) => token.id));
   }
 
-  static tree(added, late) {
-    const tree = new tokenModels.Tree();
-    for (const token of added) if (token.late === late) tree.add(token.found, token);
+  static tree(added) {
+    const tree = new TextTree();
+    for (const token of added) tree.add(token.found, token);
     return tree.size > 1 ? tree : null;
   }
 
@@ -115,7 +272,7 @@ class Tokenizer {
       if (token == null) return `<${id}>`;
       if (this.addedIds.has(id)) return token;
       const { bytes, marks } = this.data.names;
-      const letters = bytes ? tokenText.bytesOf(token) : [undefined];
+      const letters = bytes ? bytesOfToken(token) : [undefined];
       if (!letters.includes(undefined)) return Tokenizer.visible(Tokenizer.escapedBytes(Uint8Array.from(letters)));
       return Tokenizer.visible(!bytes && marks ? token.replaceAll("▁", " ") : token);
     });
@@ -131,8 +288,8 @@ class Tokenizer {
     let text = "";
     for (let at = 0, size; at < bytes.length; at += size) {
       const sizes = [1, 2, 3, 4].filter((one) => at + one <= bytes.length);
-      size = sizes.find((one) => tokenText.whole(bytes.subarray(at, at + one)) !== null) ?? 1;
-      text += tokenText.whole(bytes.subarray(at, at + size)) ?? `\\x${bytes[at].toString(16).padStart(2, "0")}`;
+      size = sizes.find((one) => textOf(bytes.subarray(at, at + one)) !== null) ?? 1;
+      text += textOf(bytes.subarray(at, at + size)) ?? `\\x${bytes[at].toString(16).padStart(2, "0")}`;
     }
     return text;
   }
@@ -145,8 +302,8 @@ Tokenizer.decoders = {
   Fuse: () => (tokens) => [tokens.join("")],
   ByteLevel: () => (tokens) => {
     const bytes = tokens.flatMap((token) => {
-      const letters = tokenText.bytesOf(token);
-      return letters.includes(undefined) ? Array.from(tokenText.utf8.encode(token)) : letters;
+      const letters = bytesOfToken(token);
+      return letters.includes(undefined) ? Array.from(utf8.encode(token)) : letters;
     });
     return [new TextDecoder("utf-8", { ignoreBOM: true }).decode(Uint8Array.from(bytes))];
   },

@@ -1,111 +1,105 @@
 // Byte-pair encoding of words.
 
-(() => {
-  // A heap of numbers, the smallest first.
-  class Heap {
-    keys = [];
+// A heap of numbers, the smallest first.
+class Heap {
+  keys = [];
 
-    push(key) {
-      const { keys } = this;
-      let at = keys.push(key) - 1;
-      while (at > 0 && keys[(at - 1) >> 1] > key) {
-        keys[at] = keys[(at - 1) >> 1];
-        at = (at - 1) >> 1;
-      }
-      keys[at] = key;
+  push(key) {
+    const { keys } = this;
+    let at = keys.push(key) - 1;
+    while (at > 0 && keys[(at - 1) >> 1] > key) {
+      keys[at] = keys[(at - 1) >> 1];
+      at = (at - 1) >> 1;
     }
-
-    pop() {
-      const { keys } = this;
-      const [top] = keys;
-      const key = keys.pop();
-      if (keys.length === 0) return top;
-      let at = 0;
-      for (let child = 1; child < keys.length; child = 2 * at + 1) {
-        if (child + 1 < keys.length && keys[child + 1] < keys[child]) child++;
-        if (keys[child] >= key) break;
-        keys[at] = keys[child];
-        at = child;
-      }
-      keys[at] = key;
-      return top;
-    }
+    keys[at] = key;
   }
 
-  const { fallback } = tokenModels;
-
-  function bpe(model, ids) {
-    const width = model.tokens.length;
-    const ranks = new Map(); // a pair of ids as one number -> place among the merges
-    const results = [];
-    for (let i = 0; i < model.merges.length; i += 3) {
-      ranks.set(model.merges[i] * width + model.merges[i + 1], i / 3);
-      results.push(model.merges[i + 2]);
+  pop() {
+    const { keys } = this;
+    const [top] = keys;
+    const key = keys.pop();
+    if (keys.length === 0) return top;
+    let at = 0;
+    for (let child = 1; child < keys.length; child = 2 * at + 1) {
+      if (child + 1 < keys.length && keys[child + 1] < keys[child]) child++;
+      if (keys[child] >= key) break;
+      keys[at] = keys[child];
+      at = child;
     }
+    keys[at] = key;
+    return top;
+  }
+}
 
-    function symbols(word) {
-      const row = [];
-      let unknown = false;
-      const flush = () => {
-        if (unknown) row.push(model.unk);
-        unknown = false;
-      };
-      const chars = Array.from(word);
-      chars.forEach((char, i) => {
-        const text = (i > 0 ? model.inside : "") + char + (i === chars.length - 1 ? model.last : "");
-        const id = ids.get(text);
-        if (id !== undefined) {
-          flush();
-          row.push(id);
-          return;
-        }
-        const bytes = model.fallback ? fallback(ids, text) : null;
-        if (bytes) row.push(...bytes);
-        else if (model.unk !== null) {
-          if (!model.fuse) flush();
-          unknown = true;
-        }
-      });
-      flush();
-      return row;
-    }
+wordModels.BPE = (model, ids) => {
+  const width = model.tokens.length;
+  const ranks = new Map(); // a pair of ids as one number -> place among the merges
+  const results = [];
+  for (let i = 0; i < model.merges.length; i += 3) {
+    ranks.set(model.merges[i] * width + model.merges[i + 1], i / 3);
+    results.push(model.merges[i + 2]);
+  }
 
-    // The first merge of the list is done first, and of equal ones the leftmost.  The symbols are a linked list; what
-    // is taken from the heap is skipped where its pair has changed since.
-    const PLACES = 2 ** 28;
-    function merged(row) {
-      const before = row.map((_, i) => i - 1);
-      const after = row.map((_, i) => (i + 1 < row.length ? i + 1 : -1));
-      const heap = new Heap();
-      const rank = (at) => (at >= 0 && after[at] >= 0 ? ranks.get(row[at] * width + row[after[at]]) : undefined);
-      const offer = (at) => {
-        const place = rank(at);
-        if (place !== undefined) heap.push(place * PLACES + at);
-      };
-      for (let i = 0; i + 1 < row.length; i++) offer(i);
-      while (heap.keys.length) {
-        const key = heap.pop();
-        const at = key % PLACES;
-        if (row[at] === null) continue;
-        const place = rank(at);
-        const result = results[(key - at) / PLACES];
-        if (place === undefined || results[place] !== result) continue;
-        const gone = after[at];
-        row[at] = result;
-        row[gone] = null;
-        after[at] = after[gone];
-        if (after[at] >= 0) before[after[at]] = at;
-        offer(before[at]);
-        offer(at);
-      }
-      return row.filter((id) => id !== null);
-    }
-
-    return (word) => {
-      const whole = model.whole ? ids.get(word) : undefined;
-      return whole === undefined ? merged(symbols(word)) : [whole];
+  function symbols(word) {
+    const row = [];
+    let unknown = false;
+    const flush = () => {
+      if (unknown) row.push(model.unk);
+      unknown = false;
     };
+    const chars = Array.from(word);
+    chars.forEach((char, i) => {
+      const text = (i > 0 ? model.inside : "") + char + (i === chars.length - 1 ? model.last : "");
+      const id = ids.get(text);
+      if (id !== undefined) {
+        flush();
+        row.push(id);
+        return;
+      }
+      const bytes = model.fallback ? byteIds(ids, text) : null;
+      if (bytes) row.push(...bytes);
+      else if (model.unk !== null) {
+        if (!model.fuse) flush();
+        unknown = true;
+      }
+    });
+    flush();
+    return row;
   }
 
-  tokenModels.kinds.BPE = bpe;
-})();
+  // The first merge of the list is done first, and of equal ones the leftmost.  The symbols are a linked list; what
+  // is taken from the heap is skipped where its pair has changed since.
+  const PLACES = 2 ** 28;
+  function merged(row) {
+    const before = row.map((_, i) => i - 1);
+    const after = row.map((_, i) => (i + 1 < row.length ? i + 1 : -1));
+    const heap = new Heap();
+    const rank = (at) => (at >= 0 && after[at] >= 0 ? ranks.get(row[at] * width + row[after[at]]) : undefined);
+    const offer = (at) => {
+      const place = rank(at);
+      if (place !== undefined) heap.push(place * PLACES + at);
+    };
+    for (let i = 0; i + 1 < row.length; i++) offer(i);
+    while (heap.keys.length) {
+      const key = heap.pop();
+      const at = key % PLACES;
+      if (row[at] === null) continue;
+      const place = rank(at);
+      const result = results[(key - at) / PLACES];
+      if (place === undefined || results[place] !== result) continue;
+      const gone = after[at];
+      row[at] = result;
+      row[gone] = null;
+      after[at] = after[gone];
+      if (after[at] >= 0) before[after[at]] = at;
+      offer(before[at]);
+      offer(at);
+    }
+    return row.filter((id) => id !== null);
+  }
+
+  return (word) => {
+    const whole = model.whole ? ids.get(word) : undefined;
+    return whole === undefined ? merged(symbols(word)) : [whole];
+  };
+};

@@ -1,106 +1,102 @@
 // The normalizer of SentencePiece models: a compiled table of replacements, looked up by grapheme clusters.
 
-(() => {
-  const { membership, utf8 } = tokenText;
+// The part of a Hangul syllable that a code point can be joined by: its first, middle or last sounds.
+function hangulOf(code) {
+  if ((code >= 0x1100 && code < 0x1160) || (code >= 0xa960 && code < 0xa97d)) return "L";
+  if ((code >= 0x1160 && code < 0x11a8) || (code >= 0xd7b0 && code < 0xd7c7)) return "V";
+  if ((code >= 0x11a8 && code < 0x1200) || (code >= 0xd7cb && code < 0xd7fc)) return "T";
+  if (code >= 0xac00 && code < 0xd7a4) return (code - 0xac00) % 28 ? "T" : "V";
+  return "";
+}
 
-  // The part of a Hangul syllable that a code point can be joined by: its first, middle or last sounds.
-  function hangulOf(code) {
-    if ((code >= 0x1100 && code < 0x1160) || (code >= 0xa960 && code < 0xa97d)) return "L";
-    if ((code >= 0x1160 && code < 0x11a8) || (code >= 0xd7b0 && code < 0xd7c7)) return "V";
-    if ((code >= 0x11a8 && code < 0x1200) || (code >= 0xd7cb && code < 0xd7fc)) return "T";
-    if (code >= 0xac00 && code < 0xd7a4) return (code - 0xac00) % 28 ? "T" : "V";
-    return "";
-  }
-
-  // What decides about clusters, of a code point; remembered, because texts repeat their characters.
-  function properties(classes, sets) {
-    const tests = classes.map((name) => [name, membership(sets[name])]);
-    const seen = new Map();
-    return (code) => {
-      if (!seen.has(code)) {
-        const facts = { code, hangul: hangulOf(code), syllable: code >= 0xac00 && code < 0xd7a4 };
-        for (const [name, test] of tests) facts[name] = test(code);
-        seen.set(code, facts);
-      }
-      return seen.get(code);
-    };
-  }
-
-  // Where grapheme clusters end (Unicode, UAX 29), as far as clusters of up to 5 bytes need it: pairs of regional
-  // indicators are left out, because one has 4 bytes.  Calls `act` with the characters of each cluster.
-  function clusters(text, known, act) {
-    const follows = { L: /[LVTS]/, V: /[VT]/, T: /T/ };
-    let cluster = [];
-    let last = null; // what is known of the last character
-    let picture = false; // a pictograph and marks behind it
-    let conjunct = ""; // a consonant, and whether a linker is behind it
-    for (const char of text) {
-      const now = known(char.codePointAt(0));
-      let joined = false;
-      if (last === null || (last.code === 13 && now.code === 10)) joined = true;
-      else if (last.control || now.control) joined = false;
-      else if (now.extend || last.prepend) joined = true;
-      else if (last.hangul && now.hangul) joined = now.syllable ? last.hangul === "L"
-        : follows[last.hangul].test(now.hangul);
-      else if (last.code === 0x200d && picture && now.pictograph) joined = true;
-      else joined = conjunct === "linked" && now.consonant;
-      if (!joined) {
-        act(cluster);
-        cluster = [];
-      }
-      picture = now.extend ? picture && joined : now.pictograph;
-      if (now.consonant) conjunct = "consonant";
-      else if (conjunct && now.linker) conjunct = "linked";
-      else if (!now.conjunct) conjunct = "";
-      cluster.push(char);
-      last = now;
+// What decides about clusters, of a code point; remembered, because texts repeat their characters.
+function properties(classes, sets) {
+  const tests = classes.map((name) => [name, membership(sets[name])]);
+  const seen = new Map();
+  return (code) => {
+    if (!seen.has(code)) {
+      const facts = { code, hangul: hangulOf(code), syllable: code >= 0xac00 && code < 0xd7a4 };
+      for (const [name, test] of tests) facts[name] = test(code);
+      seen.set(code, facts);
     }
-    if (cluster.length) act(cluster);
+    return seen.get(code);
+  };
+}
+
+// Where grapheme clusters end (Unicode, UAX 29), as far as clusters of up to 5 bytes need it: pairs of regional
+// indicators are left out, because one has 4 bytes.  Calls `act` with the characters of each cluster.
+function clusters(text, known, act) {
+  const follows = { L: /[LVTS]/, V: /[VT]/, T: /T/ };
+  let cluster = [];
+  let last = null; // what is known of the last character
+  let picture = false; // a pictograph and marks behind it
+  let conjunct = ""; // a consonant, and whether a linker is behind it
+  for (const char of text) {
+    const now = known(char.codePointAt(0));
+    let joined = false;
+    if (last === null || (last.code === 13 && now.code === 10)) joined = true;
+    else if (last.control || now.control) joined = false;
+    else if (now.extend || last.prepend) joined = true;
+    else if (last.hangul && now.hangul) joined = now.syllable ? last.hangul === "L"
+      : follows[last.hangul].test(now.hangul);
+    else if (last.code === 0x200d && picture && now.pictograph) joined = true;
+    else joined = conjunct === "linked" && now.consonant;
+    if (!joined) {
+      act(cluster);
+      cluster = [];
+    }
+    picture = now.extend ? picture && joined : now.pictograph;
+    if (now.consonant) conjunct = "consonant";
+    else if (conjunct && now.linker) conjunct = "linked";
+    else if (!now.conjunct) conjunct = "";
+    cluster.push(char);
+    last = now;
   }
+  if (cluster.length) act(cluster);
+}
 
-  // SentencePiece's compiled table: a double array of 32-bit units over the bytes of a text, then the replacements.
-  function charsmap(table, known) {
-    const bytes = Uint8Array.from(atob(table), (char) => char.charCodeAt(0));
-    const size = new DataView(bytes.buffer).getUint32(0, true);
-    const units = new Uint32Array(bytes.buffer.slice(4, 4 + size));
-    const texts = bytes.subarray(4 + size);
-    const offset = (unit) => (unit >>> 10) << ((unit & 512) >>> 6);
+// SentencePiece's compiled table: a double array of 32-bit units over the bytes of a text, then the replacements.
+function charsmap(table, known) {
+  const bytes = Uint8Array.from(atob(table), (char) => char.charCodeAt(0));
+  const size = new DataView(bytes.buffer).getUint32(0, true);
+  const units = new Uint32Array(bytes.buffer.slice(4, 4 + size));
+  const texts = bytes.subarray(4 + size);
+  const offset = (unit) => (unit >>> 10) << ((unit & 512) >>> 6);
 
-    // The replacement of the shortest entry that `key` begins with, as the library looks it up; undefined without one.
-    function lookup(key) {
-      let at = offset(units[0]);
-      for (const byte of key) {
-        if (byte === 0) return undefined;
-        at ^= byte;
-        const unit = units[at];
-        if ((unit & 0x800000ff) !== byte) return undefined;
-        at ^= offset(unit);
-        if ((unit >>> 8) & 1) {
-          const first = units[at] & 0x7fffffff;
-          const end = texts.indexOf(0, first);
-          return new TextDecoder("utf-8", { ignoreBOM: true }).decode(texts.subarray(first, end < 0 ? undefined : end));
-        }
+  // The replacement of the shortest entry that `key` begins with, as the library looks it up; undefined without one.
+  function lookup(key) {
+    let at = offset(units[0]);
+    for (const byte of key) {
+      if (byte === 0) return undefined;
+      at ^= byte;
+      const unit = units[at];
+      if ((unit & 0x800000ff) !== byte) return undefined;
+      at ^= offset(unit);
+      if ((unit >>> 8) & 1) {
+        const first = units[at] & 0x7fffffff;
+        const end = texts.indexOf(0, first);
+        return new TextDecoder("utf-8", { ignoreBOM: true }).decode(texts.subarray(first, end < 0 ? undefined : end));
       }
-      return undefined;
     }
-
-    const replacements = new Map(); // of single characters
-    function single(char) {
-      if (!replacements.has(char)) replacements.set(char, lookup(utf8.encode(char)) ?? char);
-      return replacements.get(char);
-    }
-
-    return (text) => {
-      const parts = [];
-      clusters(text, known, (cluster) => {
-        const whole = cluster.length > 1 && cluster.length < 6 ? utf8.encode(cluster.join("")) : null;
-        const short = whole && whole.length < 6 ? lookup(whole) : undefined;
-        if (short !== undefined) parts.push(short);
-        else for (const char of cluster) parts.push(single(char));
-      });
-      return parts.join("");
-    };
+    return undefined;
   }
 
-  tokenText.normalizers.charsmap = ({ table, classes }, sets) => charsmap(table, properties(classes, sets));
-})();
+  const replacements = new Map(); // of single characters
+  function single(char) {
+    if (!replacements.has(char)) replacements.set(char, lookup(utf8.encode(char)) ?? char);
+    return replacements.get(char);
+  }
+
+  return (text) => {
+    const parts = [];
+    clusters(text, known, (cluster) => {
+      const whole = cluster.length > 1 && cluster.length < 6 ? utf8.encode(cluster.join("")) : null;
+      const short = whole && whole.length < 6 ? lookup(whole) : undefined;
+      if (short !== undefined) parts.push(short);
+      else for (const char of cluster) parts.push(single(char));
+    });
+    return parts.join("");
+  };
+}
+
+normalizers.charsmap = ({ table, classes }, sets) => charsmap(table, properties(classes, sets));

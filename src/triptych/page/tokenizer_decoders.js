@@ -8,7 +8,7 @@ Object.assign(Tokenizer.decoders, {
     let bytes = [];
     const flush = () => {
       if (!bytes.length) return;
-      const text = tokenText.whole(Uint8Array.from(bytes));
+      const text = textOf(Uint8Array.from(bytes));
       texts.push(...(text === null ? bytes.map(() => "\ufffd") : [text]));
       bytes = [];
     };
@@ -26,14 +26,13 @@ Object.assign(Tokenizer.decoders, {
   Strip: ({ content, start, stop }) => (tokens) =>
     tokens.map((token) => {
       const chars = Array.from(token);
-      let first = 0;
-      let end = chars.length;
+      let [first, end] = [0, chars.length];
       while (first < Math.min(start, chars.length) && chars[first] === content) first++;
       while (chars.length - end < stop && end > first && chars[end - 1] === content) end--;
       return chars.slice(first, end).join("");
     }),
   Replace(step, sets) {
-    const replace = tokenText.normalizers.replace(step, sets);
+    const replace = normalizers.replace(step, sets);
     return (tokens) => tokens.map(replace);
   },
   BPEDecoder: ({ suffix }) => (tokens) =>

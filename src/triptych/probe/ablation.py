@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from triptych.errors import InputError, ProbeError, shown
-from triptych.probe.head_names import HeadName, attention_head
+from triptych.probe.display import Result, largest
 from triptych.probe.metric import Answer, MetricFunction, MetricName, metric_of
 from triptych.probe.prompts import (
     BATCH_TOKENS,
@@ -27,16 +30,14 @@ from triptych.probe.prompts import (
     PromptInput,
     check_list,
     check_position,
-    chunks,
-    forward,
-    index_below,
+    indices_below,
     measured_at,
     prompt_of,
+    resized,
+    same_prompts,
+    values_at,
 )
-from triptych.probe.reads_and_edits import Plan
-from triptych.probe.replacements import AblatedUnit, Replacements
-from triptych.probe.sites import Site, match, sites
-from triptych.probe.size import check_reads
+from triptych.probe.sites import HeadName, Site, attention_head, match, sites
 from triptych.probe.twins import TwinRuns, margin_text
 
 Part = Literal["heads", "attention", "mlp", "blocks", "neurons", "positions"]
@@ -49,8 +50,17 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
 MAX_RUNS = 20_000
 
 
+@dataclass(frozen=True)
+class AblatedUnit:
+    """What one ablation replaces: a place at one site, or of a whole block at several."""
+
+    name: str
+    sites: tuple[str, ...]
+    place: Place
+
+
 @dataclass(frozen=True, eq=False)
-class Ablations:
+class Ablations(Result):
     """The metric of each text with each unit ablated; made by `Model.ablate`.
 
     values   [U, B] of U units and B texts; NaN where a text does not have the position.
@@ -60,6 +70,7 @@ class Ablations:
     margin   0 but in a mixture of experts, where a difference of up to so much of the largest value or logit is none.
     """
 
+    in_json = ("metric", "how", "before", "units", "values", "effect", "unchanged", "dead", "margin")
     metric: str
     how: str
     units: tuple[AblatedUnit, ...]
@@ -68,12 +79,6 @@ class Ablations:
     fired: Tensor
     moved: Tensor
     margin: float = 0.0
-
-    @classmethod
-    def empty(cls, metric: str, how: str, units: Sequence[AblatedUnit], texts: int) -> Ablations:
-        """Nothing measured yet."""
-        values, flags = torch.full((len(units), texts), math.nan), torch.zeros(len(units), texts, dtype=torch.bool)
-        return cls(metric, how, tuple(units), values, torch.zeros(texts), flags, flags.clone())
 
     @property
     def unchanged(self) -> tuple[str, ...]:
@@ -96,24 +101,15 @@ class Ablations:
 
     def largest(self, count: int = 10) -> list[tuple[str, float]]:
         """The units whose ablation changes the metric most, with the change."""
-        order = self.effect.abs().nan_to_num(-1.0).argsort(descending=True).tolist()
-        return [(self.units[i].name, float(self.effect[i])) for i in order[:count]]
+        return largest([unit.name for unit in self.units], self.effect, count)
 
     def to_dict(self) -> dict[str, object]:
         """Plain values for JSON; None where there is no value."""
-        finite = [[None if not math.isfinite(x) else x for x in row] for row in self.values.tolist()]
-        names = [unit.name for unit in self.units]
-        return {
-            "metric": self.metric, "how": self.how, "before": self.before.tolist(), "units": names, "values": finite,
-            "effect": self.effect.tolist(), "unchanged": list(self.unchanged),
-            "dead": list(self.dead), "margin": self.margin,
-        }  # fmt: skip
+        return super().to_dict() | {"units": [unit.name for unit in self.units]}
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         title = f"{self.metric}, {self.how} ablation: before {float(self.before.mean()):.4g}{margin_text(self.margin)}"
         return "\n".join([title, *(f"{effect:+.4f}  {name}" for name, effect in self.largest(24))])
-
-    __repr__ = __str__
 
 
 def ablate(
@@ -178,37 +174,108 @@ def ablate(
             f"max_runs={max_runs:,}; choose fewer with within=, heads= or units=, or raise max_runs"
         )
     others = every if reference is None else [prompt_of(model, text, target) for text in reference]
-    values = values_at(model, others, list(known), batch_tokens, max_bytes) if how == "mean" else {}
-    replacements = Replacements.of(model, how, others, values, seed)
-    result = Ablations.empty(str(measure), how, made, len(every))
+    sums: dict[str, list[Tensor]] = {}
+    counts: dict[str, int] = {}
+    if how == "mean":
+        for name, own_values in values_at(model, others, list(known), max_bytes, batch_tokens).items():
+            sums[name], counts[name] = [value.double().sum(0) for value in own_values], sum(map(len, own_values))
+    values, before = torch.full((len(made), len(every)), math.nan), torch.zeros(len(every))
+    fired, moved = (torch.zeros(values.shape, dtype=torch.bool) for _ in range(2))
     margin = 0.0
     for b, (prompt, place) in enumerate(zip(every, places, strict=True)):
-        present = [u for u, unit in enumerate(made) if _has(model, known, prompt, unit)]
-        runs = TwinRuns(model, prompt, place, [made[u].sites for u in present], batch_tokens)
-        changes = replacements.put(runs, [made[u] for u in present], b)
+        lengths = {name: prompt.length(site, model.spec) for name, site in known.items()}
+        present = [
+            u for u, unit in enumerate(made)
+            if max(unit.place.positions or (-1,)) < min(lengths[site] for site in unit.sites)
+        ]  # fmt: skip
+        removed = [made[u] for u in present]
+        runs = TwinRuns(model, EditedRun(prompt, place), [unit.sites for unit in removed], batch_tokens)
+        if how == "mean":
+            new = _means(runs, removed, [same_prompts(other, prompt) for other in others], sums, counts)
+        else:
+            runs.twin()
+            new = [dict.fromkeys(unit.sites, torch.zeros(())) for unit in removed]
+        if how == "resample":
+            new = _resampled(runs, removed, known, _another(prompt, others, seed, b))
+        changes = [
+            {site: unit.place.put(site, value) for site, value in of_unit.items()}
+            for unit, of_unit in zip(removed, new, strict=True)
+        ]
         margin = max(margin, runs.margin)
         plain = runs.twin_logits[:1]
         own = measure.beside(plain)
-        result.before[b] = own(plain)[0]
+        before[b] = own(plain)[0]
         for piece in runs.compare(changes, foreign=how != "zero"):
             rows = [present[i] for i in piece.numbers]
-            result.values[rows, b] = result.before[b] + piece.effect(own)
-            result.fired[rows, b], result.moved[rows, b] = piece.fired, piece.moved
-    if not bool(result.fired.any()):
+            values[rows, b] = before[b] + piece.effect(own)
+            fired[rows, b], moved[rows, b] = piece.fired, piece.moved
+    if not bool(fired.any()):
         raise ProbeError("no ablation changed a value: what is put there stands there already; choose another how=")
-    return replace(result, margin=margin)
+    return Ablations(str(measure), how, tuple(made), values, before, fired, moved, margin)
 
 
-def _has(model: ProbedModel, known: dict[str, Site], prompt: Prompt, unit: AblatedUnit) -> bool:
-    lengths = [prompt.length(known[site], model.spec) for site in unit.sites]
-    return unit.place.positions is None or max(unit.place.positions) < min(lengths)
+def _by_site(unit: AblatedUnit, part: Callable[[str, Place, Tensor], Tensor]) -> dict[str, Callable[[Tensor], Tensor]]:
+    return {site: partial(part, site, unit.place) for site in unit.sites}
+
+
+def _means(
+    runs: TwinRuns, units: Sequence[AblatedUnit], own: Sequence[bool], sums: dict[str, list[Tensor]],
+    counts: dict[str, int],
+) -> list[dict[str, Tensor]]:  # fmt: skip
+    """Run the twin, and give the means over the reference texts at the place of each run.
+
+    Where the text itself is one of these (`own`), its values are those that it has there, so that the mean of one value
+    is this value.  `sums` and `counts` are those over the positions of each reference.
+    """
+    of_others = {
+        site: sum((one for one, is_own in zip(each, own, strict=True) if not is_own), torch.zeros_like(each[0]))
+        for site, each in sums.items()
+    }
+
+    def part(site: str, place: Place, value: Tensor) -> Tensor:
+        return replace(place, positions=None).part(site, value.double().sum(0, keepdim=True))
+
+    taken = runs.twin([_by_site(unit, part) for unit in units])
+    return [
+        {
+            site: (part(site, unit.place, of_others[site][None]) + sum(own) * value) / counts[site]
+            for site, value in of_unit.items()
+        }
+        for unit, of_unit in zip(units, taken, strict=True)
+    ]
+
+
+def _resampled(
+    runs: TwinRuns, units: Sequence[AblatedUnit], known: dict[str, Site], other: Prompt
+) -> list[dict[str, Tensor]]:
+    """What the other text has at the place of each run."""
+    prompt, spec = runs.run.prompt, runs.model.spec
+    if runs.run.at is not None:
+        other = resized(runs.model, other, prompt.lengths)
+
+    def part(site: str, place: Place, value: Tensor) -> Tensor:
+        return place.part(site, value[: prompt.length(known[site], spec)])
+
+    return runs.observe(replace(runs.run, prompt=other), [_by_site(unit, part) for unit in units])[0]
+
+
+def _another(prompt: Prompt, others: Sequence[Prompt], seed: int, number: int) -> Prompt:
+    """The reference that text `number` gets values of: another one, no row of which is shorter than its own."""
+    fit = [
+        other for other in others
+        if all(map(operator.ge, other.lengths, prompt.lengths)) and not same_prompts(other, prompt)
+    ]  # fmt: skip
+    if not fit:
+        raise InputError(
+            f"text {number}: no other reference text is as long ({prompt.lengths[0]} tokens), so there is nothing to "
+            "resample from; give longer ones with reference="
+        )
+    return Random(f"{seed} {number}").choice(fit)
 
 
 def _sites(model: ProbedModel, part: str, within: str) -> dict[str, Site]:
     """The sites whose values a part's ablation replaces.  Raises ProbeError where the model has none."""
     every = sites(model.spec)
-    if not isinstance(within, str):
-        raise InputError(f"within={shown(within)} must be a glob over site names")
     match(within, model.spec, every)  # refuses what names nothing, with the nearest name
     of_part = {n: s for n, s in every.items() if any(fnmatch.fnmatchcase(n, one) for one in _PATTERNS[part])}
     if not of_part:
@@ -241,7 +308,7 @@ def _units(
     if part == "blocks":
         blocks: dict[str, list[str]] = {}
         for name in known:
-            blocks.setdefault(_block(name), []).append(name)
+            blocks.setdefault(name.rpartition(".")[0].rpartition(".")[0], []).append(name)
         return [AblatedUnit(block, tuple(names), Place(at)) for block, names in blocks.items()]
     made = []
     for name, site in known.items():
@@ -249,29 +316,23 @@ def _units(
             chosen = range(longest[name]) if at is None else at
             made += [AblatedUnit(f"{name} position {i}", (name,), Place((i,))) for i in chosen]
         elif part == "heads":
-            for head in heads[name]:
-                made.append(AblatedUnit(f"{name} head {head}", (name,), Place(at, (head,))))
+            made += [AblatedUnit(f"{name} head {head}", (name,), Place(at, (head,))) for head in heads[name]]
         else:
-            for unit in _chosen(units, site.width, f"{name} has neurons"):
-                made.append(AblatedUnit(f"{name} neuron {unit}", (name,), Place(at, None, (unit,))))
+            every = range(site.width) if units is None else indices_below(site.width, units, f"{name} has neurons")
+            made += [AblatedUnit(f"{name} neuron {unit}", (name,), Place(at, None, (unit,))) for unit in every]
     return made
-
-
-def _block(name: str) -> str:
-    """The block that a site is of: decoder.blocks.3 of decoder.blocks.3.attn.out."""
-    before, _, after = name.partition("blocks.")
-    return f"{before}blocks.{after.partition('.')[0]}"
 
 
 def _head_numbers(
     model: ProbedModel, known: dict[str, Site], heads: Sequence[int | HeadName] | None, within: str
 ) -> dict[str, Sequence[int]]:
     """The numbers of the heads at each site: numbers are of every site, names of one attention each."""
-    if heads is not None:
-        check_list(heads, "heads")
-    named = [head for head in heads or () if isinstance(head, tuple | list)]
-    if heads is None or not named:
-        return {name: _chosen(heads, site.heads or 1, f"{name} has heads") for name, site in known.items()}
+    if heads is None:
+        return {name: range(site.heads or 1) for name, site in known.items()}
+    check_list(heads, "heads")
+    named = [head for head in heads if isinstance(head, tuple | list)]
+    if not named:
+        return {name: indices_below(site.heads or 1, heads, f"{name} has heads") for name, site in known.items()}
     if len(named) < len(heads):
         raise InputError(f"heads={shown(heads)} must be all numbers, or all names (block, head)")
     numbers: dict[str, list[int]] = {}
@@ -280,30 +341,3 @@ def _head_numbers(
             raise ProbeError(f"within={within!r} leaves out {attention}, of which a head is to be ablated")
         numbers.setdefault(f"{attention}.z", []).append(number)
     return {name: list(dict.fromkeys(of_site)) for name, of_site in numbers.items()}
-
-
-def _chosen(wanted: Sequence[object] | None, count: int, what: str) -> Sequence[int]:
-    if wanted is None:
-        return range(count)
-    chosen = []
-    for i in wanted:
-        number = index_below(count, i)
-        if number is None:
-            raise ProbeError(f"{what} 0..{count - 1}, not {shown(i)}")
-        chosen.append(number)
-    return chosen
-
-
-def values_at(
-    model: ProbedModel, prompts: Sequence[Prompt], names: Sequence[str], batch_tokens: int, max_bytes: int
-) -> dict[str, list[Tensor]]:
-    """What each prompt has at each site.  Raises ProbeError where that is more than `max_bytes`."""
-    plan = Plan.of(model.spec, list(names))
-    both = [prompt.lengths for prompt in prompts]
-    check_reads(plan, [b or a for a, b in both], [a for a, b in both if b], max_bytes)
-    values: dict[str, list[Tensor]] = {name: [] for name in names}
-    for some in chunks([EditedRun(prompt, 0) for prompt in prompts], batch_tokens):
-        trace = forward(model, some, list(names)).trace
-        for name in names:
-            values[name] += trace[name]
-    return values

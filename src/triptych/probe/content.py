@@ -20,46 +20,34 @@ def digest(value: object) -> str:
     A function counts by its code, its defaults and what its closure holds; names it looks up in its module count as
     names.  An object of another kind has no content that could be compared: it equals nothing, itself included.
     """
-    content = _Content()
-    content.add(value)
-    return content.hasher.hexdigest()[:16]
+    hasher = hashlib.sha256()
+    _add(value, hasher, ())
+    return hasher.hexdigest()[:16]
 
 
-class _Content:
-    """The hash of the values added to it; `path` are the ids of the objects being added, against endless recursion."""
-
-    def __init__(self) -> None:
-        self.hasher = hashlib.sha256()
-        self.path: list[int] = []
-
-    def add(self, value: object) -> None:
-        if id(value) in self.path:
-            self.text(f"up{len(self.path) - self.path.index(id(value))};")
-        elif isinstance(value, Tensor):
-            data = value.detach().cpu().contiguous()
-            self.text(f"tensor {data.dtype} {tuple(data.shape)};")
-            self.hasher.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
-        elif isinstance(value, np.ndarray):
-            self.text(f"array {value.dtype} {value.shape};")
-            self.hasher.update(np.ascontiguousarray(value).tobytes())
-        elif value is None or isinstance(
-            value, bool | int | float | complex | str | bytes | torch.dtype | torch.device
-        ):
-            self.text(f"{type(value).__name__} {value!r};")
-        elif isinstance(value, type):
-            self.text(f"class {value.__module__}.{value.__qualname__};")
-        elif parts := _parts(value):
-            self.path.append(id(value))
-            self.text(f"{parts[0]}{len(parts) - 1}(")
-            for part in parts[1:]:
-                self.add(part)
-            self.text(")")
-            self.path.pop()
-        else:
-            self.text(f"other {uuid.uuid4()};")
-
-    def text(self, text: str) -> None:
-        self.hasher.update(text.encode())
+def _add(value: object, hasher: hashlib._Hash, path: tuple[int, ...]) -> None:
+    """`path` are the ids of the objects being added, against endless recursion."""
+    data = b""
+    parts: tuple[object, ...] = ()
+    if id(value) in path:
+        text = f"up{len(path) - path.index(id(value))};"
+    elif isinstance(value, Tensor):
+        text = f"tensor {value.dtype} {tuple(value.shape)};"
+        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, np.ndarray):
+        text, data = f"array {value.dtype} {value.shape};", np.ascontiguousarray(value).tobytes()
+    elif value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
+        text = f"{type(value).__name__} {value!r};"
+    elif isinstance(value, type):
+        text = f"class {value.__module__}.{value.__qualname__};"
+    elif parts := _parts(value):
+        text = f"{parts[0]}{len(parts) - 1}("
+    else:
+        text = f"other {uuid.uuid4()};"
+    hasher.update(text.encode() + data)
+    for part in parts[1:]:
+        _add(part, hasher, (*path, id(value)))
+    hasher.update(b")" if parts else b"")
 
 
 def _parts(value: object) -> tuple[object, ...]:

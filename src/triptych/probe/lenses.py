@@ -7,6 +7,8 @@ The encoder of an encoder-decoder is never unembedded by the model.  Where its t
 BART, Marian), its vectors can be compared with that table all the same: `head(encoder_final_norm(resid_post))` says
 which tokens of the shared table a vector is near to, not what the model would write.  Elsewhere (untied tables,
 Whisper's frames) the two spaces have nothing in common, and that lens is refused.
+
+Attention has lenses of its own: weights followed through layers, and weighed by what they carry.
 """
 
 from __future__ import annotations
@@ -20,11 +22,10 @@ from torch import Tensor
 
 from triptych.attention import Rows
 from triptych.errors import InputError, ProbeError, shown
+from triptych.nn.attention import Attention
 from triptych.nn.stack import Stack
-from triptych.probe.ablation import values_at
-from triptych.probe.display import Displayed
+from triptych.probe.display import Displayed, Result
 from triptych.probe.prompts import (
-    BATCH_TOKENS,
     ProbedModel,
     PromptInput,
     check_list,
@@ -33,7 +34,9 @@ from triptych.probe.prompts import (
     name_tokens,
     prompt_of,
     token_names,
+    values_at,
 )
+from triptych.probe.sites import prefix_of, sites, stack_of
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec
 from triptych.spec.model import ModelSpec
 
@@ -43,7 +46,7 @@ UNEMBEDDED = 512  # rows of one product with the unembedding
 
 
 @dataclass(frozen=True, eq=False)
-class Lens(Displayed):
+class Lens(Result, Displayed):
     """The likeliest tokens after each layer at each position.
 
     layers         L names: the embedding, then each block.
@@ -52,6 +55,7 @@ class Lens(Displayed):
     probabilities  [L, T, K], of the softmax over all tokens.
     """
 
+    in_json = ("layers", "positions", "tokens", "ids", "names", "probabilities")
     layers: tuple[str, ...]
     positions: tuple[int, ...]
     tokens: tuple[str, ...]
@@ -59,15 +63,7 @@ class Lens(Displayed):
     names: tuple[tuple[tuple[str, ...], ...], ...]
     probabilities: Tensor
 
-    def to_dict(self) -> dict[str, object]:
-        """Plain values for JSON."""
-        return {
-            "layers": list(self.layers), "positions": list(self.positions), "tokens": list(self.tokens),
-            "ids": self.ids.tolist(), "names": [[list(cell) for cell in row] for row in self.names],
-            "probabilities": self.probabilities.tolist(),
-        }  # fmt: skip
-
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines, width = [], max(map(len, self.layers))
         for t, (position, token) in enumerate(zip(self.positions, self.tokens, strict=True)):
             lines.append(f"position {position}, {token!r}")
@@ -75,8 +71,6 @@ class Lens(Displayed):
                 best = zip(names[t][:SHOWN_TOKENS], p[t], strict=False)
                 lines.append(f"  {layer:<{width}}  " + "  ".join(f"{name!r} {chance:.3f}" for name, chance in best))
         return "\n".join(lines)
-
-    __repr__ = __str__
 
 
 def lens(
@@ -98,9 +92,14 @@ def lens(
     Raises InputError for positions and `top` out of range; ProbeError for a model whose head is not over the
     vocabulary, for an encoder whose table is not the unembedding, and for values of more than `max_bytes`.
     """
-    name = _stack(model.spec, stack)
+    width, name = vocabulary(model.spec), stack_of(model.spec, stack)
+    table, unembedding = (model.spec.ties.get(one, one) for one in ("encoder.embed.tokens.weight", "head.proj.weight"))
+    if name == "encoder" and model.spec.layout == "encoder-decoder" and table != unembedding:
+        raise ProbeError(
+            "the encoder's token table is not the unembedding of this model, so that no head reads the encoder's "
+            'vectors; use stack="decoder"'
+        )
     prompt = prompt_of(model, text, target)
-    width = vocabulary(model.spec)
     if not index_below(width + 1, top):
         raise InputError(f"top={shown(top)} must be from 1 to {width}, the size of the vocabulary")
     of_text = name == "encoder" or model.spec.layout != "encoder-decoder"
@@ -109,7 +108,7 @@ def lens(
         check_list(positions, "positions")
     chosen = tuple(check_position(p, length, "positions") for p in (range(length) if positions is None else positions))
     layers = layer_sites(model.spec, name)
-    values = values_at(model, [prompt], layers, BATCH_TOKENS, max_bytes)
+    values = values_at(model, [prompt], layers, max_bytes)
     ids, chances = [], []
     for site in layers:
         logits = unembedded(model, name, values[site][0][list(chosen)])
@@ -124,7 +123,7 @@ def lens(
 
 def layer_sites(spec: ModelSpec, stack: str) -> list[str]:
     """The embedding of a stack and the residual stream after each of its blocks."""
-    prefix = f"{stack}." if spec.layout == "encoder-decoder" else ""
+    prefix = prefix_of(spec, stack)
     return [f"{prefix}embed", *(f"{prefix}blocks.{i}.resid_post" for i in range(len(spec.stacks[stack].blocks)))]
 
 
@@ -148,17 +147,83 @@ def vocabulary(spec: ModelSpec) -> int:
     return spec.head.proj.outputs
 
 
-def _stack(spec: ModelSpec, stack: StackName | None) -> str:
-    """The stack whose vectors are unembedded.  Raises InputError or ProbeError where it is not there or cannot be."""
-    vocabulary(spec)
-    if stack is not None and stack not in spec.stacks:
-        raise InputError(f"stack={shown(stack)}: this {spec.layout} model has {' and '.join(spec.stacks)}")
-    name = stack or list(spec.stacks)[-1]
-    if spec.layout == "encoder-decoder" and name == "encoder":
-        table = "encoder.embed.tokens.weight"
-        if spec.ties.get("head.proj.weight", "head.proj.weight") != spec.ties.get(table, table):
-            raise ProbeError(
-                "the encoder's token table is not the unembedding of this model, so that no head reads the encoder's "
-                'vectors; use stack="decoder"'
-            )
-    return name
+def rollout(
+    model: ProbedModel,
+    text: PromptInput,
+    *,
+    stack: StackName | None = None,
+    target: PromptInput = None,
+    max_bytes: int = 1 << 30,
+) -> Tensor:
+    """Attention rollout (Abnar & Zuidema 2020): [L, T, T], how much of position s stands in position t after layer l.
+
+        R_l = (0.5 A_l + 0.5 I) R_(l-1),    R_(-1) = I
+
+    where A_l is the mean of the heads' patterns [T, T] of the self-attention of one stack (of an encoder-decoder the
+    decoder by default) and I stands for the residual stream.  Each row sums to 1.  It takes a vector for the mix of
+    inputs that the weights say: values, MLPs and norms are not in it.
+
+    Raises ProbeError for attention without a pattern, InputError for a stack that is not there.
+    """
+    names = _patterns(model, stack, "attn")
+    prompt = prompt_of(model, text, target)
+    values = values_at(model, [prompt], names, max_bytes)
+    mixed, layers = None, []
+    for name in names:
+        pattern = values[name][0].float().mean(0)  # [T, T]
+        step = 0.5 * pattern + 0.5 * torch.eye(len(pattern), device=pattern.device)
+        mixed = step if mixed is None else step @ mixed
+        layers.append(mixed)
+    return torch.stack(layers)
+
+
+def value_weighted(
+    model: ProbedModel,
+    text: PromptInput,
+    *,
+    stack: StackName | None = None,
+    target: PromptInput = None,
+    max_bytes: int = 1 << 30,
+) -> dict[str, Tensor]:
+    """Attention weighed by what it moves (Kobayashi et al. 2020): for each attention layer `blocks.i.attn` (and
+    `blocks.i.cross`) [H, T, S], the length of what head h carries from key s to query t,
+
+        || pattern[h, t, s] * W_o[:, h] v[s, h // (H / G)] ||
+
+    without biases of the output and without a norm behind it.  A key with a large weight and a short value, as the
+    first token often is, carries little.
+
+    Raises ProbeError for attention without a pattern, InputError for a stack that is not there.
+    """
+    names = _patterns(model, stack, "attn") + _patterns(model, stack, "cross")
+    places = [name.removesuffix(".pattern") for name in names]
+    prompt = prompt_of(model, text, target)
+    values = values_at(model, [prompt], [*names, *(f"{place}.v_ctx" for place in places)], max_bytes)
+    root = model.module if model.spec.layout == "encoder-decoder" else getattr(model.module, stack_of(model.spec, None))
+    weighed = {}
+    for name, place in zip(names, places, strict=True):
+        pattern, v = values[name][0], values[f"{place}.v_ctx"][0]  # [H, T, S], [S, G, Kv]
+        attn = root.get_submodule(place)
+        assert isinstance(attn, Attention)
+        with torch.no_grad():
+            carried = per_head(attn, v.repeat_interleave(len(pattern) // v.shape[1], dim=1))  # [H, S, D]
+        weighed[place] = pattern.float() * carried.norm(dim=-1).float()[:, None]
+    return weighed
+
+
+def _patterns(model: ProbedModel, stack: StackName | None, kind: str) -> list[str]:
+    """The pattern sites of one stack, layer by layer; those of cross-attention where it has it."""
+    spec, name = model.spec, stack_of(model.spec, stack)
+    known = sites(spec)
+    wanted = [f"{prefix_of(spec, name)}blocks.{i}.{kind}.pattern" for i in range(len(spec.stacks[name].blocks))]
+    missing = next((one for one in wanted if one not in known), None)
+    if missing is not None and kind == "attn":
+        raise ProbeError(f"there is no {missing}: linear attention forms no pattern")
+    return [one for one in wanted if one in known]
+
+
+def per_head(attn: Attention, z: Tensor) -> Tensor:
+    """`W_o[:, h] z[:, h]`: [T, H, Kv] -> [H, T, D] in fp64, what each head would add without the bias."""
+    weight = attn.out.matrix().double()  # [D, H * Kv]
+    by_head = weight.view(len(weight), z.shape[1], z.shape[2])
+    return torch.einsum("dhk,thk->htd", by_head, z.double())

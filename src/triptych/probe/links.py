@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.probe.mean_weight import mean_weight
+from triptych.probe.prompts import ProbedModel, name_tokens
 from triptych.probe.reads_and_edits import Read
-from triptych.probe.role_ablation import Ablation, Effect, Head, unit
-from triptych.probe.role_scores import FAMILY, FLOOR, HeadLayer, Probed, Stack, attentions
+from triptych.probe.role_ablation import Ablation, unit
+from triptych.probe.role_scores import FAMILY, FLOOR, Head, HeadLayer, Stack, attentions, by_chance, mean_weight
 from triptych.probe.role_texts import TEXTS, HeadSample, Word, ordinary_ids, place, words_of
 
 DRAWS = 120  # texts with another word in the place of each of the two: one of them is below 1%
@@ -103,7 +103,7 @@ class LinkTable:
 
 
 def link(
-    model: Probed,
+    model: ProbedModel,
     text: str | Sequence[int],
     query: Word,
     key: Word,
@@ -129,38 +129,34 @@ def link(
     sample, places, of_query = _located(model, text, query, key, target)
     stack: Stack = "cross" if target is not None else "encoder" if model.spec.layout != "decoder" else "decoder"
     layers = [one for one in attentions(model.spec) if one.stack == stack]
+    every: list[Head] = [(one, head) for one in layers for head in range(one.heads)]
     noise = np.random.default_rng([seed, 3])
     progress(f"reading the text with {2 * DRAWS} other words")
     with torch.no_grad():
         whole = _weights(model, layers, [sample], places)
-        own = [sample.ids[i] for i in places[1]]
-        present = {*sample.ids, *(sample.target or ())}
-        keys = [_with(sample, places[1], word, False) for word in _others(model, own, present, noise)]
-        readers = sample.target if of_query else sample.ids
-        assert readers is not None
-        reading = [readers[i] for i in places[0]]
-        queries = [_with(sample, places[0], word, of_query) for word in _others(model, reading, present, noise)]
-        null = [_weights(model, layers, samples, places) for samples in (keys, queries)]
+        null = []
+        for at, in_target in ((places[1], False), (places[0], of_query)):
+            others = _others(model, sample, at, in_target, noise)
+            null.append(_weights(model, layers, others, places))
         progress("cutting the link")
-        rows, best = _scored(layers, whole[0], null)
-        every: list[Head] = [(one, head) for one in layers for head in range(one.heads)]
-        others = [head for head in every if head not in best]
+        rows, best = _scored(every, whole[0], null)
         measured = [0] if both and target is None else places[0]  # the decoder's start, where the link is the encoder's
         ablation = Ablation(model, [sample], [measured], copied=False, hidden=places[1], at=places[0])
-        groups = [tuple(best[:TOGETHER]), *((head,) for head in best[:ABLATED])]
-        effects = ablation.effects(groups, others, np.random.default_rng([seed, 4]))
-    rows = [_with_effect(row, effects[1:]) for row in rows]
+        groups = [tuple(every[i] for i in best[:TOGETHER]), *((every[i],) for i in best[:ABLATED])]
+        others_of = [head for i, head in enumerate(every) if i not in best]
+        together, *single = ablation.effects(groups, others_of, np.random.default_rng([seed, 4]))
+    for i, one in zip(best, single, strict=False):
+        rows[i] = replace(rows[i], effect=one.lost, random_effect=one.random_mean)
     rows.sort(key=lambda row: (not row.above, -row.z))
-    read = sample.ids if sample.target is None or not of_query else sample.target
-    names = [str(i) for i in read] if model.tokenizer is None else model.tokenizer.tokens(read)
+    names = name_tokens(model, _row(sample, of_query))
     return LinkTable(
         str(query), str(key), tuple(names), (tuple(places[0]), tuple(places[1])), tuple(rows),
-        effects[0].lost, effects[0].random, unit(model.spec), DRAWS,
+        together.lost, together.random, unit(model.spec), DRAWS,
     )  # fmt: skip
 
 
 def _located(
-    model: Probed, text: str | Sequence[int], query: Word, key: Word, target: str | Sequence[int] | None
+    model: ProbedModel, text: str | Sequence[int], query: Word, key: Word, target: str | Sequence[int] | None
 ) -> tuple[HeadSample, tuple[list[int], list[int]], bool]:
     """The row, the token places of both words, and whether the word that reads stands in the target."""
     ids, words = words_of(text, model.tokenizer)
@@ -187,44 +183,49 @@ def _located(
     return HeadSample(ids, output, "text"), places, target is not None
 
 
-def _others(model: Probed, own: list[int], present: set[int], noise: np.random.Generator) -> list[list[int]]:
-    """Other words of as many tokens that the text does not have, of the built-in texts; of the vocabulary without a
-    tokenizer."""
-    n = len(own)
+def _row(sample: HeadSample, in_target: bool) -> list[int]:
+    return (sample.target or []) if in_target else sample.ids
+
+
+def _others(
+    model: ProbedModel, sample: HeadSample, at: list[int], in_target: bool, noise: np.random.Generator
+) -> list[HeadSample]:
+    """The row with words that it does not have in one place: of the built-in texts; without a tokenizer any ids."""
+    n, present = len(at), {*sample.ids, *(sample.target or ())}
     pool: list[list[int]] = []
     if model.tokenizer is not None:
         for text in TEXTS:
             ids, words = words_of(text, model.tokenizer)
-            pool += [[ids[i] for i in at] for word, at in words if word.isalpha() and len(at) == n]
-    distinct = {tuple(word) for word in pool if not present & set(word)}
+            pool += [[ids[i] for i in tokens] for word, tokens in words if word.isalpha() and len(tokens) == n]
+    distinct = sorted({tuple(word) for word in pool if not present & set(word)})
     if len(distinct) < 24:
         ordinary = [i for i in ordinary_ids(model.spec, model.tokenizer) if i not in present]
-        return [noise.choice(ordinary, n).tolist() for _ in range(DRAWS)]
-    words_in_order = sorted(distinct)
-    return [list(words_in_order[i]) for i in noise.integers(len(words_in_order), size=DRAWS)]
-
-
-def _with(sample: HeadSample, at: list[int], word: list[int], in_target: bool) -> HeadSample:
-    row = list((sample.target if in_target else sample.ids) or ())
-    for i, token in zip(at, word, strict=True):
-        row[i] = token
-    return HeadSample(sample.ids, row, "text") if in_target else HeadSample(row, sample.target, "text")
+        drawn = [noise.choice(ordinary, n).tolist() for _ in range(DRAWS)]
+    else:
+        drawn = [distinct[i] for i in noise.integers(len(distinct), size=DRAWS)]
+    samples = []
+    for word in drawn:
+        row = list(_row(sample, in_target))
+        for i, token in zip(at, word, strict=True):
+            row[i] = token
+        samples.append(replace(sample, target=row) if in_target else replace(sample, ids=row))
+    return samples
 
 
 def _weights(
-    model: Probed, layers: list[HeadLayer], samples: list[HeadSample], places: tuple[list[int], list[int]]
+    model: ProbedModel, layers: list[HeadLayer], samples: list[HeadSample], places: tuple[list[int], list[int]]
 ) -> Tensor:
     """`[samples, heads of all layers]`: the weight between the places."""
     every = []
     at_once = max(1, TOKENS // len(samples[0].ids))
+    read = [Read(f"{one.name}.pattern", at=places[0]) for one in layers]
     for start in range(0, len(samples), at_once):
         some = samples[start : start + at_once]
         targets = None if some[0].target is None else [sample.target for sample in some]
-        read = [Read(f"{one.name}.pattern", at=places[0]) for one in layers]
         trace = model.trace([sample.ids for sample in some], targets, read=read)
         columns = []
-        for one in layers:
-            rows = [mean_weight(pattern, _reads(pattern, places[1])) for pattern in trace[f"{one.name}.pattern"]]
+        for one in read:
+            rows = [mean_weight(pattern, _reads(pattern, places[1])) for pattern in trace[one.site]]
             columns.append(torch.stack(rows).float().cpu())
         every.append(torch.cat(columns, 1))
     return torch.cat(every)
@@ -237,34 +238,16 @@ def _reads(pattern: Tensor, keys: list[int]) -> Tensor:
     return reads
 
 
-def _scored(layers: list[HeadLayer], weight: Tensor, null: list[Tensor]) -> tuple[list[LinkScore], list[Head]]:
-    """Each head's link, and the heads whose link is cut, the farthest from the null first."""
-    limits, zs, ps, means = [], [], [], []
+def _scored(heads: list[Head], weight: Tensor, null: list[Tensor]) -> tuple[list[LinkScore], list[int]]:
+    """Each head's link, and the numbers of the heads whose link is cut, the farthest from the null first."""
+    found = []
     for draws in null:
         mean, spread = draws.mean(0), draws.std(0).clamp_min(SPREAD)
-        highest = ((draws - mean) / spread).amax(1).sort(descending=True).values
-        rank = int(FAMILY * (1 + len(draws)))
         z = (weight - mean) / spread
-        zs.append(z)
-        ps.append((1 + (highest[:, None] >= z).sum(0)) / (1 + len(draws)))
-        means.append(mean)
-        limits.append(torch.maximum(mean + highest[max(rank - 1, 0)] * spread, mean + FLOOR * (1 - mean)))
-    z, p = torch.minimum(*zs), torch.maximum(*ps)
-    limit, mean = torch.maximum(*limits), torch.maximum(*means)
-    heads: list[Head] = [(one, head) for one in layers for head in range(one.heads)]
-    rows = [
-        LinkScore(at.stack, at.layer, head, *(float(x[i]) for x in (weight, mean, limit, z, p)))
-        for i, (at, head) in enumerate(heads)
-    ]
+        p, bound = by_chance(((draws - mean) / spread).amax(1), z)
+        found.append((mean, torch.maximum(mean + bound * spread, mean + FLOOR * (1 - mean)), p, -z))
+    mean, limit, p, near = (torch.maximum(*both) for both in zip(*found, strict=True))
+    numbers = torch.stack([weight, mean, limit, -near, p]).T.tolist()
+    rows = [LinkScore(at.stack, at.layer, head, *own) for (at, head), own in zip(heads, numbers, strict=True)]
     order = sorted(range(len(rows)), key=lambda i: -rows[i].z)
-    above = [i for i in order if rows[i].above]
-    return rows, [heads[i] for i in above or order[:UNPROVEN]]
-
-
-def _with_effect(row: LinkScore, effects: Sequence[Effect]) -> LinkScore:
-    for one in effects:
-        ((at, head),) = one.heads
-        if (at.layer, head) == (row.layer, row.head):
-            random = sum(one.random) / len(one.random) if one.random else None
-            return LinkScore(**(asdict(row) | {"effect": one.lost, "random_effect": random}))
-    return row
+    return rows, [i for i in order if rows[i].above] or order[:UNPROVEN]

@@ -14,7 +14,7 @@ the cap.  A contribution is direct: what later heads and MLPs make of a part cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,16 +26,17 @@ from triptych.nn import heads as nn_heads
 from triptych.nn.attention import Attention
 from triptych.nn.linear import LayerNorm, RMSNorm, Scale
 from triptych.nn.stack import Block, ParallelBlock, Stack
-from triptych.probe.ablation import values_at
-from triptych.probe.display import Displayed
-from triptych.probe.lenses import vocabulary
+from triptych.probe.display import Displayed, Result, largest
+from triptych.probe.lenses import per_head, vocabulary
 from triptych.probe.metric import Answer, answers_of, token_id
-from triptych.probe.prompts import BATCH_TOKENS, ProbedModel, PromptInput, measured_at, name_tokens, prompt_of
-from triptych.spec.model import ModelSpec
+from triptych.probe.prompts import ProbedModel, PromptInput, measured_at, name_tokens, prompt_of, values_at
+from triptych.probe.sites import prefix_of, sites, stack_of
+
+PARTS = ("embed", ".attn.z", ".cross.z", ".mlp.out", ".branch.out", "final")  # sites that hold parts of the stream
 
 
 @dataclass(frozen=True, eq=False)
-class LogitAttribution(Displayed):
+class LogitAttribution(Result, Displayed):
     """What each part adds to a logit (or to the difference of two) at one position.
 
     parts     C names: heads, MLPs, the embedding and biases, in the order of the forward.
@@ -44,6 +45,7 @@ class LogitAttribution(Displayed):
     error     |sum(values) - logit|: the rounding of fp32, and with packed weights that of their kernels.
     """
 
+    in_json = ("position", "answers", "parts", "values", "logit", "error", "softcapped")
     position: int
     answers: tuple[str, ...]
     parts: tuple[str, ...]
@@ -58,24 +60,14 @@ class LogitAttribution(Displayed):
 
     def largest(self, count: int = 12) -> list[tuple[str, float]]:
         """The `count` parts with the largest contributions by magnitude, as (name, contribution)."""
-        order = self.values.abs().argsort(descending=True).tolist()
-        return [(self.parts[i], float(self.values[i])) for i in order[:count]]
+        return largest(self.parts, self.values, count)
 
-    def to_dict(self) -> dict[str, object]:
-        """Plain values for JSON."""
-        return {
-            "position": self.position, "answers": list(self.answers), "parts": list(self.parts),
-            "values": self.values.tolist(), "logit": self.logit, "error": self.error, "softcapped": self.softcapped,
-        }  # fmt: skip
-
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         capped = ", before the softcap" if self.softcapped else ""
         of = " - ".join(map(repr, self.answers))
         title = f"logit of {of} at position {self.position}: {self.logit:.4f}{capped}"
         lines = [f"{value:+.4f}  {part}" for part, value in self.largest(24)]
         return "\n".join([f"{title}; all parts sum to {float(self.values.sum()):.4f}", *lines])
-
-    __repr__ = __str__
 
 
 def attribute_logit(
@@ -103,17 +95,18 @@ def attribute_logit(
     prompt = prompt_of(model, text, target)
     position = measured_at(model, prompt, at)
     assert position is not None
-    name = list(spec.stacks)[-1]
-    stack = getattr(model.module, name)
+    name = stack_of(spec, None)
+    stack, head, prefix = getattr(model.module, name), model.module.head, prefix_of(spec, name)
     assert isinstance(stack, Stack)
-    values = values_at(model, [prompt], _sites(spec, name), BATCH_TOKENS, max_bytes)
-    here = {site: rows[0][position] for site, rows in values.items()}
+    assert isinstance(head, nn_heads.LMHead | nn_heads.MaskedLMHead)
+    known = [site for site in sites(spec) if site.startswith(prefix) and site.endswith(PARTS)]
+    values = values_at(model, [prompt], known, max_bytes)
+    here = {site.removeprefix(prefix): rows[0][position] for site, rows in values.items()}
     with torch.no_grad():
-        capless = _capless(model, here[_prefix(spec, name) + "final"])
+        capless = _capless(head, here["final"])
         ids = ids or [int(capless.argmax())]
-        direction = _direction(model, ids)
-        parts = _stream(spec, name, stack, here)
-        _head(model, parts, direction)
+        parts = _stream(prefix, stack, here)
+        _through_head(head, parts, ids)
     logit = capless[ids[0]] - (capless[ids[1]] if len(ids) > 1 else 0)
     softcapped = getattr(spec.head, "softcap", None) is not None
     every = torch.tensor(parts.numbers, dtype=torch.float64)
@@ -142,65 +135,40 @@ class _Parts:
 
     def through(self, norm: object, name: str) -> None:
         """Pass all parts through a norm whose scale is that of their sum; its bias is a part of its own."""
-        gain, bias = _norm(norm, self.total)
-        self.vectors = gain(self.vectors)
-        if bias is not None:
-            self.add([f"{name} bias"], bias[None])
+        total = self.total
+        if isinstance(norm, Scale):
+            self.vectors = self.vectors * norm.spec.factor
+        elif isinstance(norm, RMSNorm):
+            weight = (norm.spec.offset + norm.weight.double()) / (total.square().mean() + norm.spec.eps).sqrt()
+            self.vectors = self.vectors * weight
+        elif isinstance(norm, LayerNorm):
+            weight = norm.weight.double() / (total.var(correction=0) + norm.spec.eps).sqrt()
+            self.vectors = (self.vectors - self.vectors.mean(-1, keepdim=True)) * weight
+            if norm.bias is not None:
+                self.add([f"{name} bias"], norm.bias[None])
 
 
-def _norm(norm: object, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:
-    """A norm as a linear map of parts [C, D] of `x` [D], and its bias or None."""
-    if isinstance(norm, Scale):
-        factor = norm.spec.factor
-        return (lambda parts: parts * factor), None
-    if isinstance(norm, RMSNorm):
-        weight = (norm.spec.offset + norm.weight.double()) / (x.square().mean() + norm.spec.eps).sqrt()
-        return (lambda parts: parts * weight), None
-    if isinstance(norm, LayerNorm):
-        weight = norm.weight.double() / (x.var(correction=0) + norm.spec.eps).sqrt()
-        bias = None if norm.bias is None else norm.bias.double()
-        return (lambda parts: (parts - parts.mean(-1, keepdim=True)) * weight), bias
-    return (lambda parts: parts), None
-
-
-def _prefix(spec: ModelSpec, stack: str) -> str:
-    return f"{stack}." if spec.layout == "encoder-decoder" else ""
-
-
-def _sites(spec: ModelSpec, stack: str) -> list[str]:
-    """The sites that hold the parts of the stream before the head."""
-    prefix = _prefix(spec, stack)
-    names = [f"{prefix}embed"]
-    for i, block in enumerate(spec.stacks[stack].blocks):
-        names.append(f"{prefix}blocks.{i}.attn.z")
-        names += [f"{prefix}blocks.{i}.cross.z"] if block.cross is not None else []
-        names += [f"{prefix}blocks.{i}.mlp.out"] if block.mlp is not None else []
-        names += [f"{prefix}blocks.{i}.branch.out"] if getattr(block, "branch", None) is not None else []
-    return [*names, f"{prefix}final"]
-
-
-def _stream(spec: ModelSpec, name: str, stack: Stack, here: dict[str, Tensor]) -> _Parts:
+def _stream(prefix: str, stack: Stack, here: dict[str, Tensor]) -> _Parts:
     """The parts of the vector that enters the head, in the order of `Block.forward`."""
-    prefix = _prefix(spec, name)
-    embedded = here[f"{prefix}embed"]
+    embedded = here["embed"]
     parts = _Parts([], embedded.new_zeros((0, len(embedded)), dtype=torch.float64))
     parts.add([f"{prefix}embed"], embedded[None])
     for i, block in enumerate(stack.blocks):
-        at = f"{prefix}blocks.{i}"
-        _add_attention(parts, block.attn, block.attn_norm.out, here[f"{at}.attn.z"], f"{at}.attn")
+        own, at = f"blocks.{i}", f"{prefix}blocks.{i}"
+        _add_attention(parts, block.attn, block.attn_norm.out, here[f"{own}.attn.z"], f"{at}.attn")
         if isinstance(block, ParallelBlock):
-            parts.add([f"{at}.mlp"], here[f"{at}.mlp.out"][None])
+            parts.add([f"{at}.mlp"], here[f"{own}.mlp.out"][None])
             continue
         assert isinstance(block, Block)
         parts.through(block.attn_norm.post, f"{at}.attn_norm.post")
         if block.cross is not None:
-            _add_attention(parts, block.cross, block.cross_norm.out, here[f"{at}.cross.z"], f"{at}.cross")
+            _add_attention(parts, block.cross, block.cross_norm.out, here[f"{own}.cross.z"], f"{at}.cross")
             parts.through(block.cross_norm.post, f"{at}.cross_norm.post")
         if block.mlp is not None:
-            parts.add([f"{at}.mlp"], here[f"{at}.mlp.out"][None])
+            parts.add([f"{at}.mlp"], here[f"{own}.mlp.out"][None])
             parts.through(block.mlp_norm.post, f"{at}.mlp_norm.post")
         if block.branch is not None:
-            parts.add([f"{at}.branch"], here[f"{at}.branch.out"][None])
+            parts.add([f"{at}.branch"], here[f"{own}.branch.out"][None])
             parts.through(block.branch.norm, f"{at}.branch.norm")
     parts.through(stack.final_norm, f"{prefix}final_norm")
     return parts
@@ -217,26 +185,8 @@ def _add_attention(parts: _Parts, attn: Attention, out_norm: object, z: Tensor, 
     parts.add(own.names, own.vectors)
 
 
-def per_head(attn: Attention, z: Tensor) -> Tensor:
-    """`W_o[:, h] z[:, h]`: [T, H, Kv] -> [H, T, D] in fp64, what each head would add without the bias."""
-    weight = attn.out.matrix().double()  # [D, H * Kv]
-    by_head = weight.view(len(weight), z.shape[1], z.shape[2])
-    return torch.einsum("dhk,thk->htd", by_head, z.double())
-
-
-def _direction(model: ProbedModel, ids: Sequence[int]) -> tuple[Tensor, float]:
-    """The row of the unembedding [D] and the bias of an answer, or the differences of two."""
-    head = model.module.head
-    assert isinstance(head, nn_heads.LMHead | nn_heads.MaskedLMHead)
-    rows = [head.proj.matrix_rows(i, i + 1)[0].double() for i in ids]
-    bias = [0.0 if head.proj.bias is None else float(head.proj.bias[i]) for i in ids]
-    return (rows[0], bias[0]) if len(ids) == 1 else (rows[0] - rows[1], bias[0] - bias[1])
-
-
-def _head(model: ProbedModel, parts: _Parts, direction: tuple[Tensor, float]) -> None:
-    """From the parts of the vector that enters the head to their contributions to the logit."""
-    head, (row, bias) = model.module.head, direction
-    assert isinstance(head, nn_heads.LMHead | nn_heads.MaskedLMHead)
+def _through_head(head: nn_heads.LMHead | nn_heads.MaskedLMHead, parts: _Parts, ids: Sequence[int]) -> None:
+    """From the parts of the vector that enters the head to their contributions to a logit, or to a difference."""
     transform = head.transform
     if transform is not None:
         parts.vectors = parts.vectors @ transform.dense.matrix().double().T
@@ -248,16 +198,17 @@ def _head(model: ProbedModel, parts: _Parts, direction: tuple[Tensor, float]) ->
         parts.through(transform.norm, "head.transform.norm")
     if isinstance(head, nn_heads.LMHead) and head.spec.scale is not None:
         parts.vectors = parts.vectors * head.spec.scale
-    parts.numbers = (parts.vectors @ row).tolist()
-    if bias:
-        parts.names.append("head bias")
-        parts.numbers.append(bias)
+    first, *other = (head.proj.matrix_rows(i, i + 1)[0].double() for i in ids)
+    parts.numbers = (parts.vectors @ (first - other[0] if other else first)).tolist()
+    if head.proj.bias is not None:
+        bias, *less = (float(head.proj.bias[i]) for i in ids)
+        if bias != sum(less):
+            parts.names.append("head bias")
+            parts.numbers.append(bias - sum(less))
 
 
-def _capless(model: ProbedModel, final: Tensor) -> Tensor:
+def _capless(head: nn_heads.LMHead | nn_heads.MaskedLMHead, final: Tensor) -> Tensor:
     """The model's logits [V] of a vector that enters its head, before a softcap."""
-    head = model.module.head
-    assert isinstance(head, nn_heads.LMHead | nn_heads.MaskedLMHead)
     final = final[None] if head.transform is None else head.transform(final[None])
     if isinstance(head, nn_heads.LMHead) and head.spec.scale is not None:
         final = final * head.spec.scale

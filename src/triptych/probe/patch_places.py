@@ -18,12 +18,11 @@ from triptych.probe.prompts import (
     Prompt,
     check_list,
     check_position,
-    index_below,
+    indices_below,
     of_source,
     token_names,
 )
-from triptych.probe.reads_and_edits import matrix
-from triptych.probe.sites import Site, match, sites
+from triptych.probe.sites import Site, match, matrix, sites
 
 Pairs = Sequence[tuple[int, int]]
 
@@ -44,51 +43,45 @@ class Cells:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Which clean position corresponds to each corrupt position, of the texts and of the targets."""
+    """Which clean position corresponds to each corrupt position: `pairs[True]` of the texts, `pairs[False]` of the
+    targets."""
 
     model: ProbedModel
-    intact: Prompt
     broken: Prompt
-    text: dict[int, int]
-    target: dict[int, int]
+    pairs: dict[bool, dict[int, int]]
 
     @staticmethod
     def of(
-        model: ProbedModel,
-        intact: Prompt,
-        broken: Prompt,
-        wanted: Sequence[Site],
-        align: Pairs | None,
+        model: ProbedModel, intact: Prompt, broken: Prompt, wanted: Sequence[Site], align: Pairs | None,
         target_align: Pairs | None,
-    ) -> Alignment:
+    ) -> Alignment:  # fmt: skip
         needed = {of_source(one, model.spec) for one in wanted}
-        maps = []
-        for number, (pairs, what) in enumerate(((align, "align"), (target_align, "target_align"))):
-            lengths = intact.lengths[number], broken.lengths[number]
-            if pairs is None and lengths[0] != lengths[1] and (number == 0) in needed:
-                kind = ("texts", "targets")[number]
+        maps = {}
+        for source, given, what in ((True, align, "align"), (False, target_align, "target_align")):
+            lengths = intact.positions(source), broken.positions(source)
+            if given is None and lengths[0] != lengths[1] and source in needed:
                 raise InputError(
-                    f"the clean and the corrupt {kind} have {lengths[0]} and {lengths[1]} tokens; state "
-                    f"which positions correspond, {what}=[(clean, corrupt), ...]"
+                    f"the clean and the corrupt {'texts' if source else 'targets'} have {lengths[0]} and {lengths[1]} "
+                    f"tokens; state which positions correspond, {what}=[(clean, corrupt), ...]"
                 )
-            maps.append(_pairs(pairs, lengths, what))
+            maps[source] = _pairs(given, lengths, what)
         over_keys = next((one.name for one in wanted if one.per_key), None)
         if over_keys is not None and (align, target_align) != (None, None):
             raise ProbeError(f"{over_keys} is over keys too, which have no alignment; choose another site")
         if over_keys is not None and intact.lengths != broken.lengths:
             raise ProbeError(f"{over_keys} is over keys too; the prompts must have the same numbers of tokens")
-        return Alignment(model, intact, broken, *maps)
+        return Alignment(model, broken, maps)
 
-    def clean(self, at: int, *, source: bool) -> int:
-        """The clean position of a corrupt one.  Raises InputError where it has none."""
-        pairs = self.text if source else self.target
-        check_position(at, self.broken.lengths[0 if source else 1], "at")
-        if at not in pairs:
+    def clean(self, at: int) -> int:
+        """The clean position of a corrupt one whose logits are measured.  Raises InputError where it has none."""
+        source = not self.broken.lengths[1]
+        check_position(at, self.broken.positions(source), "at")
+        if at not in self.pairs[source]:
             raise InputError(f"at={at} has no clean position; add it to the alignment")
-        return pairs[at]
+        return self.pairs[source][at]
 
     def of_site(self, site: Site) -> dict[int, int]:
-        return self.text if of_source(site, self.model.spec) else self.target
+        return self.pairs[of_source(site, self.model.spec)]
 
     def clean_place(self, site: Site, place: Place) -> Place:
         """Where the clean prompt has what corresponds to a place of the corrupt one."""
@@ -130,8 +123,6 @@ def patched_sites(model: ProbedModel, site: str | Sequence[str] | None, *, heads
         site = "*.z" if heads else "*resid_pre"
     patterns = [site] if isinstance(site, str) else site
     check_list(patterns, "site")
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise InputError(f"site={shown(site)} must be a name, a glob or a list of these")
     names = [one.name for pattern in patterns for one in match(pattern, model.spec, known)]
     if "logits" in patterns:
         raise ProbeError("logits are what is measured; patch a site before them")
@@ -143,33 +134,28 @@ def patched_sites(model: ProbedModel, site: str | Sequence[str] | None, *, heads
 
 
 def cells_of(
-    model: ProbedModel,
-    wanted: Sequence[Site],
-    heads: bool | Sequence[int],
+    aligned: Alignment, wanted: Sequence[Site], heads: bool | Sequence[int],
     positions: Literal["all"] | Sequence[int] | None,
-    broken: Prompt,
-    pairs: Alignment,
-) -> Cells:
+) -> Cells:  # fmt: skip
     """Rows are sites; columns positions, or heads where all positions are patched at once; with both, each head of a
     site has a row."""
-    chosen = {one.name: _heads_of(one, heads) for one in wanted}
+    model, broken = aligned.model, aligned.broken
+    rows = [(one, head) for one in wanted for head in _heads_of(one, heads)]
     places: dict[tuple[int, int], tuple[Site, Place]] = {}
     if positions is None:
-        columns = sorted({head for of in chosen.values() for head in of if head is not None})
-        for r, one in enumerate(wanted):
-            for head in chosen[one.name]:
-                c = 0 if head is None else columns.index(head)
-                places[r, c] = one, Place(tuple(pairs.of_site(one)), None if head is None else (head,))
+        columns = sorted({head for _, head in rows if head is not None})
+        for one, head in rows:
+            r, c = wanted.index(one), 0 if head is None else columns.index(head)
+            places[r, c] = one, Place(tuple(aligned.of_site(one)), None if head is None else (head,))
         names = tuple(f"head {head}" for head in columns) or ("all positions",)
         return Cells(tuple(one.name for one in wanted), names, places)
-    columns_at = _columns(model, wanted, positions, broken, pairs)
-    rows = [(one, head) for one in wanted for head in chosen[one.name]]
+    columns_at = _columns(aligned, {of_source(one, model.spec) for one in wanted}, positions)
     for r, (one, head) in enumerate(rows):
         for c, (source, position) in enumerate(columns_at):
             if source == of_source(one, model.spec):
                 places[r, c] = one, Place((position,), None if head is None else (head,))
     named = {source: token_names(model, broken, source) for source in {source for source, _ in columns_at}}
-    marks = {True: "text ", False: "target "} if len(named) > 1 else dict.fromkeys((True, False), "")
+    marks = {True: "text ", False: "target "} if len(named) > 1 else {True: "", False: ""}
     return Cells(
         tuple(one.name if head is None else f"{one.name} head {head}" for one, head in rows),
         tuple(f"{marks[source]}{position} {named[source][position]}" for source, position in columns_at),
@@ -178,37 +164,26 @@ def cells_of(
 
 
 def _columns(
-    model: ProbedModel,
-    wanted: Sequence[Site],
-    positions: Literal["all"] | Sequence[int],
-    broken: Prompt,
-    pairs: Alignment,
+    aligned: Alignment, sources: set[bool], positions: Literal["all"] | Sequence[int]
 ) -> list[tuple[bool, int]]:
     """Whether a column is a position of the text (or of the target), and which."""
-    of = sorted({of_source(one, model.spec) for one in wanted}, reverse=True)
     if isinstance(positions, str):
         if positions != "all":
             raise InputError(f"positions={shown(positions)} must be 'all', a list of positions, or None")
-        return [(source, i) for source in of for i in sorted(pairs.text if source else pairs.target)]
-    if len(of) > 1:
+        return [(source, i) for source in sorted(sources, reverse=True) for i in sorted(aligned.pairs[source])]
+    if len(sources) > 1:
         raise InputError("positions of which row? the sites are of texts and of targets; choose sites of one stack")
     check_list(positions, "positions")
-    source = of[0]
-    chosen = [check_position(position, broken.lengths[0 if source else 1], "positions") for position in positions]
+    (source,) = sources
+    chosen = [check_position(position, aligned.broken.positions(source), "positions") for position in positions]
     for position in chosen:
-        if position not in (pairs.text if source else pairs.target):
+        if position not in aligned.pairs[source]:
             raise InputError(f"position {position} has no clean position; add it to the alignment")
     return [(source, position) for position in chosen]
 
 
-def _heads_of(site: Site, heads: bool | Sequence[int]) -> list[int | None]:
-    if heads is False:
-        return [None]
-    count = site.heads or 1
-    if heads is True:
-        return list(range(count))
+def _heads_of(site: Site, heads: bool | Sequence[int]) -> Sequence[int | None]:
+    if isinstance(heads, bool):
+        return range(site.heads or 1) if heads else [None]
     check_list(heads, "heads")
-    chosen = [index_below(count, head) for head in heads]
-    if None in chosen:
-        raise ProbeError(f"{site.name} has heads 0..{count - 1}, not {shown(heads[chosen.index(None)])}")
-    return chosen
+    return indices_below(site.heads or 1, heads, f"{site.name} has heads")

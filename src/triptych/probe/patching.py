@@ -17,24 +17,23 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, ProbeError
-from triptych.probe.display import Displayed
+from triptych.probe.display import Displayed, Result
 from triptych.probe.metric import Answer, Metric, MetricFunction, MetricName, metric_of
 from triptych.probe.patch_places import Alignment, Cells, Pairs, cells_of, patched_sites
 from triptych.probe.prompts import (
     BATCH_TOKENS,
     EditedRun,
     ProbedModel,
-    Prompt,
     PromptInput,
+    check_values,
     differ,
     forward,
     measured_at,
-    prompt_of,
     resized,
-    same_prompts,
+    two_prompts,
 )
-from triptych.probe.reads_and_edits import Plan, Read, matrix
-from triptych.probe.size import check_reads
+from triptych.probe.reads_and_edits import Read
+from triptych.probe.sites import matrix
 from triptych.probe.twins import TwinRuns, margin_of, margin_text
 
 SHOWN_WIDTH = 9  # letters of a column's name in a printed grid
@@ -43,7 +42,7 @@ ROUGH = "the two metrics differ by little more than rounding, and so do the shar
 
 
 @dataclass(frozen=True, eq=False)
-class PatchGrid(Displayed):
+class PatchGrid(Result, Displayed):
     """The metric of the corrupt prompt with the clean prompt's values at one place, for each place.
 
     values      [R, C], row by row the sites (or heads), column by column the positions (or heads); NaN where a site
@@ -56,6 +55,7 @@ class PatchGrid(Displayed):
                 none.
     """
 
+    in_json = ("metric", "clean", "corrupt", "estimated", "margin", "rows", "columns", "values", "restored", "fired")
     metric: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -97,15 +97,7 @@ class PatchGrid(Displayed):
         cells = [divmod(i, len(self.columns)) for i in chosen]
         return [(self.rows[r], self.columns[c], float(self.values[r, c])) for r, c in cells]
 
-    def to_dict(self) -> dict[str, object]:
-        """Plain values for JSON; None where there is no value."""
-        return {
-            "metric": self.metric, "clean": self.clean, "corrupt": self.corrupt, "estimated": self.estimated,
-            "margin": self.margin, "rows": list(self.rows), "columns": list(self.columns),
-            "values": _listed(self.values), "restored": _listed(self.restored), "fired": self.fired.tolist(),
-        }  # fmt: skip
-
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         width = max(map(len, self.rows), default=0)
         title = f"{self.metric}: clean {self.clean:.4g}, corrupt {self.corrupt:.4g}; share restored"
         title += ", estimated by one backward pass" if self.estimated else ""
@@ -115,12 +107,6 @@ class PatchGrid(Displayed):
             cells = "".join(f" {'' if math.isnan(x) else format(x, '.3f'):>{SHOWN_WIDTH}}" for x in row)
             lines.append(f"{name:<{width}}{cells}")
         return "\n".join(lines)
-
-    __repr__ = __str__
-
-
-def _listed(values: Tensor) -> list[list[float | None]]:
-    return [[None if not math.isfinite(x) else x for x in row] for row in values.tolist()]
 
 
 def _short(name: str) -> str:
@@ -173,29 +159,27 @@ def patch(
     """
     measure = metric_of(model, answer, metric)
     wanted = patched_sites(model, site, heads=heads is not False)
-    intact = prompt_of(model, clean, target)
-    broken = prompt_of(model, corrupt, target if corrupt_target is None else corrupt_target)
-    if same_prompts(intact, broken):
-        raise InputError("the clean and the corrupt prompt are the same; there is nothing to patch")
+    intact, broken = two_prompts(model, clean, corrupt, target, corrupt_target)
     pairs = Alignment.of(model, intact, broken, wanted, align, target_align)
-    cells = cells_of(model, wanted, heads, positions, broken, pairs)
+    cells = cells_of(pairs, wanted, heads, positions)
     broken_at = measured_at(model, broken, at)
-    intact_at = measured_at(model, intact, None if at is None else pairs.clean(at, source=not broken.lengths[1]))
-    sources = [intact.lengths[0]] if intact.lengths[1] else []
-    check_reads(Plan.of(model.spec, [one.name for one in wanted]), [intact.decoded], sources, max_bytes)
+    intact_at = measured_at(model, intact, None if at is None else pairs.clean(at))
+    check_values(model, [intact], [one.name for one in wanted], max_bytes)
     if broken_at is not None:  # of one length, forwards of both compute alike
         lengths = max(intact.lengths[0], broken.lengths[0]), max(intact.lengths[1], broken.lengths[1])
         intact, broken = resized(model, intact, lengths), resized(model, broken, lengths)
-    how = _estimated if gradient else _patched
-    grid = how(model, (intact, intact_at), (broken, broken_at), measure, cells, pairs, batch_tokens)
+    both = EditedRun(intact, intact_at), EditedRun(broken, broken_at)
+    if gradient:
+        grid = _estimated(model, *both, measure, cells, pairs)
+    else:
+        grid = _patched(model, *both, measure, cells, pairs, batch_tokens)
     if not bool(grid.fired.any()):
         raise ProbeError("nothing was changed: the clean prompt has the same values as the corrupt one at these places")
     return grid
 
 
 def check_metric(measure: Metric, clean: Tensor, corrupt: Tensor) -> tuple[Metric, float, float]:
-    """The metric beside the clean prompt's logits [1, V], and its values for both prompts.  Raises InputError where one
-    is NaN."""
+    """The metric beside the clean prompt's logits [1, V], and its values.  Raises InputError where one is NaN."""
     measure = measure.beside(clean)
     values = float(measure(clean)), float(measure(corrupt).detach())
     if any(map(math.isnan, values)):
@@ -204,13 +188,13 @@ def check_metric(measure: Metric, clean: Tensor, corrupt: Tensor) -> tuple[Metri
 
 
 def _patched(
-    model: ProbedModel, clean: tuple[Prompt, int | None], corrupt: tuple[Prompt, int | None], measure: Metric,
-    cells: Cells, pairs: Alignment, batch_tokens: int,
+    model: ProbedModel, clean: EditedRun, corrupt: EditedRun, measure: Metric, cells: Cells, pairs: Alignment,
+    batch_tokens: int,
 ) -> PatchGrid:  # fmt: skip
     """One run a cell, with what the clean prompt has at the same place of a batch of the same shape."""
     places = [(site.name, place, pairs.clean_place(site, place)) for site, place in cells.places.values()]
-    runs = TwinRuns(model, *corrupt, [[site] for site, _, _ in places], batch_tokens)
-    new, logits = runs.observe(*clean, [{site: partial(of_clean.part, site)} for site, _, of_clean in places])
+    runs = TwinRuns(model, corrupt, [[site] for site, _, _ in places], batch_tokens)
+    new, logits = runs.observe(clean, [{site: partial(of_clean.part, site)} for site, _, of_clean in places])
     runs.twin()
     measure, before, after = check_metric(measure, logits[:1], runs.twin_logits[:1])
     values, fired = cells.empty()
@@ -223,20 +207,19 @@ def _patched(
 
 
 def _estimated(
-    model: ProbedModel, clean: tuple[Prompt, int | None], corrupt: tuple[Prompt, int | None], measure: Metric,
-    cells: Cells, pairs: Alignment, batch_tokens: int,
-) -> PatchGrid:  # fmt: skip
+    model: ProbedModel, clean: EditedRun, corrupt: EditedRun, measure: Metric, cells: Cells, pairs: Alignment
+) -> PatchGrid:
     """As `_patched`, to first order: one forward of each prompt, and one backward pass."""
     sites = {site.name: site for site, _ in cells.places.values()}
     reads = [Read(name, grad=True) for name in sites]  # of both, so that both compute alike
-    intact, broken = (forward(model, [EditedRun(*prompt)], reads) for prompt in (clean, corrupt))
+    intact, broken = (forward(model, [run], reads) for run in (clean, corrupt))
     measure, before, after = check_metric(measure, intact.logits.detach(), broken.logits)
     value = measure(broken.logits)
     old = {name: broken.trace[name][0] for name in sites}
     if not value.requires_grad:
         raise ProbeError("the metric has no gradient; load the model with dequantize=True, or patch without gradient=")
     gradients = torch.autograd.grad(value.sum(), list(old.values()), allow_unused=True)
-    margin = margin_of(model, EditedRun(*corrupt), broken.logits.detach(), ())
+    margin = margin_of(model, corrupt, broken.logits.detach(), ())
     change = {}
     for (name, was), gradient in zip(old.items(), gradients, strict=True):
         new = pairs.moved(intact.trace[name][0].detach(), sites[name])

@@ -16,16 +16,13 @@ Goldowsky-Dill et al. treat them as further nodes, which is `mlps="frozen"`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from triptych.errors import InputError, ProbeError, shown
-from triptych.probe.ablation import values_at
-from triptych.probe.head_names import HeadName, attention_head, head_text
-from triptych.probe.metric import Answer, Metric, MetricFunction, MetricName, metric_of
+from triptych.probe.metric import Answer, MetricFunction, MetricName, metric_of
 from triptych.probe.patching import PatchGrid, check_metric
 from triptych.probe.prompts import (
     BATCH_TOKENS,
@@ -33,16 +30,15 @@ from triptych.probe.prompts import (
     EditedRun,
     Place,
     ProbedModel,
-    Prompt,
     PromptInput,
     check_list,
     differ,
     forward,
     measured_at,
-    prompt_of,
-    same_prompts,
+    two_prompts,
+    values_at,
 )
-from triptych.probe.sites import sites
+from triptych.probe.sites import HeadName, Site, attention_head, sites
 from triptych.probe.twins import Observed, TwinRuns
 from triptych.spec.model import ModelSpec
 
@@ -84,111 +80,82 @@ def path_patch(
     measure = metric_of(model, answer, metric)
     if into not in get_args(Projection) or mlps not in get_args(Nodes):
         raise InputError(f"into={shown(into)}, mlps={shown(mlps)}: into is q, k or v; mlps recomputed or frozen")
-    direct = isinstance(receivers, str)
     if isinstance(receivers, str) and receivers != "logits":
         raise InputError(f"receivers={shown(receivers)} must be a list of heads (block, head), or 'logits'")
     check_list(senders, "senders")
-    if not direct:
+    if not isinstance(receivers, str):
         check_list(receivers, "receivers")
     sending = [attention_head(model.spec, head) for head in senders]
     receiving = [] if isinstance(receivers, str) else [attention_head(model.spec, head) for head in receivers]
     _check_order(model.spec, sending, receiving, into)
-    intact = prompt_of(model, clean, target)
-    broken = prompt_of(model, corrupt, target if corrupt_target is None else corrupt_target)
-    if same_prompts(intact, broken):
-        raise InputError("the clean and the corrupt prompt are the same; there is nothing to patch")
+    intact, broken = two_prompts(model, clean, corrupt, target, corrupt_target)
     if intact.lengths != broken.lengths:
         raise InputError(
             f"the clean prompt has {intact.lengths[0]} tokens and the corrupt one {broken.lengths[0]}; a path needs "
             "prompts whose positions correspond"
         )
-    broken_at, intact_at = measured_at(model, broken, at), measured_at(model, intact, at)
-    plain = forward(model, [EditedRun(intact, intact_at)]), forward(model, [EditedRun(broken, broken_at)])
-    measure, before, after = check_metric(measure, plain[0].logits, plain[1].logits)
-    outputs = [name for name in sites(model.spec) if name.endswith(".z")]
-    frozen = outputs + ([n for n in sites(model.spec) if n.endswith(".mlp.out")] if mlps == "frozen" else [])
-    new = values_at(model, [intact], sorted({f"{attention}.z" for attention, _ in sending}), batch_tokens, max_bytes)
-    held = values_at(model, [broken], frozen, batch_tokens, max_bytes)
-    paths = _Paths(model, broken, broken_at, measure, batch_tokens, held, new, sending)
-    columns = tuple(f"{head_text(head)}.{into}" for head in receiving) or ("logits",)
-    effects, fired, margin = paths.received(receiving, into) if receiving else paths.direct()
-    rows = tuple(map(head_text, sending))
+    plain = EditedRun(broken, measured_at(model, broken, at))
+    first = forward(model, [EditedRun(intact, measured_at(model, intact, at))]), forward(model, [plain])
+    measure, before, after = check_metric(measure, first[0].logits, first[1].logits)
+    known = sites(model.spec)
+    frozen = [name for name in known if name.endswith((".z", ".mlp.out") if mlps == "frozen" else ".z")]
+    new = values_at(model, [intact], sorted({f"{attention}.z" for attention, _ in sending}), max_bytes, batch_tokens)
+    held = {name: rows[0] for name, rows in values_at(model, [broken], frozen, max_bytes, batch_tokens).items()}
+    second = EditedRun(broken, plain.at, {name: Place().put(name, value) for name, value in held.items()})
+    changes: list[dict[str, Change]] = []
+    parts = []  # of each sender, its output in the clean prompt and in the corrupt one
+    for name, place in ((f"{attention}.z", Place(None, (head,))) for attention, head in sending):
+        parts.append((place.part(name, new[name][0]), place.part(name, held[name])))
+        changes.append({name: Place().put(name, place.put(name, parts[-1][0])(held[name]))})
+    places = [_read_at(known, receiver, into) for receiver in receiving]
+    read = sorted({name for name, _ in places})
+    runs = TwinRuns(model, second, [[*of_run, *read] for of_run in changes], batch_tokens)
+    fired = torch.zeros(len(sending), len(places) or 1, dtype=torch.bool)
+    effects = torch.zeros(fired.shape)
+    if places:
+        carried = _carried(runs, changes, places, read)
+        third = TwinRuns(model, plain, list(carried.values()), batch_tokens)
+        third.twin()
+        where = torch.tensor(list(carried)).view(-1, 2).T
+        for piece in third.compare(list(carried.values()), foreign=False):
+            chosen = tuple(where[:, piece.numbers])
+            effects[chosen], fired[chosen] = piece.effect(measure), True
+        margin = max(runs.margin, third.margin)
+    else:
+        runs.twin()
+        margin = runs.margin
+        for piece in runs.compare(changes, foreign=True):
+            effects[piece.numbers, 0] = piece.effect(measure)
+        fired[:, 0] = torch.tensor([bool(differ(*both, margin).any()) for both in parts])
+    columns = tuple(f"{attention} head {head}.{into}" for attention, head in receiving) or ("logits",)
+    rows = tuple(f"{attention} head {head}" for attention, head in sending)
     return PatchGrid(str(measure), rows, columns, after + effects, fired, before, after, margin=margin)
 
 
-@dataclass(frozen=True, eq=False)
-class _Paths:
-    """The corrupt prompt with all heads' outputs `held` but for one sender's, which is `new`: run 2 for each sender."""
+def _carried(
+    runs: TwinRuns, changes: Sequence[dict[str, Change]], places: Sequence[tuple[str, Place]], names: Sequence[str]
+) -> dict[tuple[int, int], dict[str, Change]]:
+    """Run 2 of each sender: for each receiver that it reaches, the numbers of its input that are others than without
+    the sender.  `places` are those inputs, and `names` their sites."""
+    without = runs.twin([dict.fromkeys(names, torch.clone) for _ in changes])
+    read = [{name: Observed(torch.clone) for name in names} for _ in changes]
+    for _ in runs.compare([a | b for a, b in zip(changes, read, strict=True)], foreign=True):
+        pass
+    carried: dict[tuple[int, int], dict[str, Change]] = {}
+    for s, (alone, beside) in enumerate(zip(without, read, strict=True)):
+        for r, (name, place) in enumerate(places):
+            there = place.part(name, beside[name].taken)
+            other = differ(there, place.part(name, alone[name]), runs.margin)
+            if bool(other.any()):
+                carried[s, r] = {name: _where(name, place, other, there)}
+    return carried
 
-    model: ProbedModel
-    broken: Prompt
-    at: int | None
-    measure: Metric
-    batch_tokens: int
-    held: dict[str, list[Tensor]]
-    new: dict[str, list[Tensor]]
-    sending: Sequence[tuple[str, int]]
 
-    def _runs(self, observed: Sequence[str]) -> tuple[TwinRuns, list[dict[str, Change]]]:
-        shared = {name: Place().put(name, rows[0]) for name, rows in self.held.items()}
-        changes = []
-        for attention, head in self.sending:
-            name, place = f"{attention}.z", Place(None, (head,))
-            value = place.put(name, place.part(name, self.new[name][0]))(self.held[name][0])
-            changes.append({name: Place().put(name, value)})
-        every = [[*of_run, *observed] for of_run in changes]
-        return TwinRuns(self.model, self.broken, self.at, every, self.batch_tokens, shared), changes
-
-    def direct(self) -> tuple[Tensor, Tensor, float]:
-        """By how much each sender changes the metric of run 2 [S, 1], and whether its output differs [S, 1]."""
-        runs, changes = self._runs(())
-        runs.twin()
-        effects = torch.zeros(len(changes), 1)
-        for piece in runs.compare(changes, foreign=True):
-            effects[piece.numbers, 0] = piece.effect(self.measure)
-        fired = [
-            bool(differ(self.new[name][0][:, head], self.held[name][0][:, head], runs.margin).any())
-            for name, head in ((f"{attention}.z", head) for attention, head in self.sending)
-        ]
-        return effects, torch.tensor(fired)[:, None], runs.margin
-
-    def received(self, receiving: Sequence[tuple[str, int]], into: str) -> tuple[Tensor, Tensor, float]:
-        """By how much the metric of run 3 changes [S, R] with what each receiver reads from each sender, and whether
-        it reads anything else than without the sender [S, R]."""
-        known = sites(self.model.spec)
-        places = {}
-        for attention, head in receiving:
-            name = f"{attention}.{into}"
-            own = head * (known[name].heads or 1) // (known[f"{attention}.q"].heads or 1)
-            places[attention, head] = name, Place(None, (own,))
-        names = sorted({name for name, _ in places.values()})
-        runs, changes = self._runs(names)
-        without = runs.twin([dict.fromkeys(names, torch.clone) for _ in self.sending])
-        read = [{name: Observed(torch.clone) for name in names} for _ in self.sending]
-        for _ in runs.compare([a | b for a, b in zip(changes, read, strict=True)], foreign=True):
-            pass
-        carried: dict[tuple[int, int], dict[str, Change]] = {}
-        for s, (before, after) in enumerate(zip(without, read, strict=True)):
-            for r, receiver in enumerate(receiving):
-                name, place = places[receiver]
-                there, alone = place.part(name, after[name].taken), place.part(name, before[name])
-                other = differ(there, alone, runs.margin)
-                if bool(other.any()):
-                    carried[s, r] = {name: _where(name, place, other, there)}
-        return self._measured(carried, (len(self.sending), len(receiving)), runs.margin)
-
-    def _measured(
-        self, carried: dict[tuple[int, int], dict[str, Change]], shape: tuple[int, int], margin: float
-    ) -> tuple[Tensor, Tensor, float]:
-        """Run 3 for each pair that carries something; the others change nothing."""
-        effects, fired = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
-        runs = TwinRuns(self.model, self.broken, self.at, list(carried.values()), self.batch_tokens)
-        runs.twin()
-        where = torch.tensor(list(carried)).view(-1, 2).T
-        for piece in runs.compare(list(carried.values()), foreign=False):
-            chosen = tuple(where[:, piece.numbers])
-            effects[chosen], fired[chosen] = piece.effect(self.measure), True
-        return effects, fired, max(margin, runs.margin)
+def _read_at(known: dict[str, Site], receiver: tuple[str, int], into: str) -> tuple[str, Place]:
+    """The site and place at which a head reads: of keys and values that of its group."""
+    attention, head = receiver
+    name = f"{attention}.{into}"
+    return name, Place(None, (head * (known[name].heads or 1) // (known[f"{attention}.q"].heads or 1),))
 
 
 def _where(name: str, place: Place, other: Tensor, new: Tensor) -> Change:

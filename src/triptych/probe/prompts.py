@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,11 +12,12 @@ from torch import Tensor
 from triptych import nn
 from triptych.arguments import as_index, integer
 from triptych.attention import Rows
-from triptych.errors import InputError, shown
+from triptych.errors import InputError, ProbeError, shown
 from triptych.nn import Row, Taps
-from triptych.probe.reads_and_edits import Edit, Plan, Reads, Where, matrix
+from triptych.probe.reads_and_edits import Edit, Edits, Plan, Reads, Where
 from triptych.probe.session import Session
-from triptych.probe.sites import Site
+from triptych.probe.sites import Site, matrix
+from triptych.probe.size import check_reads
 from triptych.probe.trace import Trace
 from triptych.spec import BlockSpec, ClassHeadSpec, PoolingSpec, RopeSpec
 from triptych.spec.masks import And, Causal, Mask, Or
@@ -41,6 +42,12 @@ class ProbedModel(Protocol):
     def spec(self) -> ModelSpec: ...
     def ids(self, texts: Any, mask: Tensor | None = None, *, target: bool = False) -> list[list[int]]: ...
     def source(self, rows: Any, mask: Tensor | None = None) -> Sequence[Row]: ...
+    def check_words(self, what: str) -> None: ...
+    def generate(self, prompts: Any, *, max_new_tokens: int = 64) -> Sequence[Any]: ...
+    def trace(
+        self, rows: Any, target: Any = None, *, read: Reads = (), edit: Edits = (), max_bytes: int | None = None,
+        allow_null: bool = False,
+    ) -> Trace: ...  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +58,13 @@ class Prompt:
     target: list[int] | None
     lengths: tuple[int, int]  # positions of the source and of the target (0 without one)
 
+    def positions(self, source: bool) -> int:
+        """How many positions the source has, or the target."""
+        return self.lengths[0 if source else 1]
+
     def length(self, site: Site, spec: ModelSpec) -> int:
         """How many positions the row has at a site."""
-        return self.lengths[0 if of_source(site, spec) else 1]
+        return self.positions(of_source(site, spec))
 
     @property
     def decoded(self) -> int:
@@ -145,7 +156,21 @@ def _target_ids(model: ProbedModel, target: PromptInput) -> list[int]:
     return model.ids([[start, *model.tokenizer.encode(target, special=False)]], target=True)[0]
 
 
-def measured_at(model: ProbedModel, prompt: Prompt, at: int | None, what: str = "at") -> int | None:
+def two_prompts(
+    model: ProbedModel, clean: PromptInput, corrupt: PromptInput, target: PromptInput, corrupt_target: PromptInput
+) -> tuple[Prompt, Prompt]:
+    """The prompts of a patching, whose decoders read the same unless there is a `corrupt_target`.
+
+    Raises InputError where they are equal.
+    """
+    intact = prompt_of(model, clean, target)
+    broken = prompt_of(model, corrupt, target if corrupt_target is None else corrupt_target)
+    if same_prompts(intact, broken):
+        raise InputError("the clean and the corrupt prompt are the same; there is nothing to patch")
+    return intact, broken
+
+
+def measured_at(model: ProbedModel, prompt: Prompt, at: int | None) -> int | None:
     """The position whose logits are measured: `at`, else the last one of a decoder and the mask of an encoder.  None
     where a head gives one vector a row.
 
@@ -159,13 +184,13 @@ def measured_at(model: ProbedModel, prompt: Prompt, at: int | None, what: str = 
     if isinstance(head, ClassHeadSpec):
         return None
     if at is not None:
-        return check_position(at, prompt.decoded, what)
+        return check_position(at, prompt.decoded, "at")
     if model.spec.layout != "encoder":
         return prompt.decoded - 1
     mask = None if model.tokenizer is None else model.tokenizer.mask_id
     places = [i for i, token in enumerate(prompt.ids(True) or ()) if token == mask]
     if len(places) != 1:
-        raise InputError(f"the text has {len(places)} mask tokens; give {what}=, the position that is measured")
+        raise InputError(f"the text has {len(places)} mask tokens; give at=, the position that is measured")
     return places[0]
 
 
@@ -181,6 +206,17 @@ def index_below(count: int, value: object) -> int | None:
     """`value` as an integer from 0 to `count` - 1, NumPy's included; None for anything else."""
     number = as_index(value)
     return number if number is not None and 0 <= number < count else None
+
+
+def indices_below(count: int, values: Sequence[object], what: str) -> list[int]:
+    """`values` as integers from 0 to `count` - 1.  Raises ProbeError, with what a site has, for anything else."""
+    chosen = []
+    for value in values:
+        number = index_below(count, value)
+        if number is None:
+            raise ProbeError(f"{what} 0..{count - 1}, not {shown(value)}")
+        chosen.append(number)
+    return chosen
 
 
 def check_list(values: object, what: str) -> None:
@@ -215,26 +251,37 @@ class EditedRun:
 
 @dataclass(eq=False)
 class Forwarded:
-    """What some runs gave: logits [R, V] at their positions, what was read, and whether a change of a run changed any
-    value [R]."""
+    """Of some runs the logits [R, V] at their positions, what was read, and whether a change changed a value [R]."""
 
     logits: Tensor
     trace: Trace
     fired: list[bool]
 
 
-def chunks(runs: Sequence[EditedRun], batch_tokens: int = BATCH_TOKENS) -> Iterator[Sequence[EditedRun]]:
-    """The runs in pieces of at most `batch_tokens` tokens, one run at least."""
+def values_at(
+    model: ProbedModel, prompts: Sequence[Prompt], names: Sequence[str], max_bytes: int,
+    batch_tokens: int = BATCH_TOKENS,
+) -> dict[str, list[Tensor]]:  # fmt: skip
+    """What each prompt has at each site, read from forwards of at most `batch_tokens` tokens, one prompt at least.
+    Raises ProbeError where that is more than `max_bytes`."""
+    check_values(model, prompts, names, max_bytes)
     integer("batch_tokens", batch_tokens, 1)
-    first, tokens = 0, 0
-    for i, run in enumerate(runs):
-        size = sum(run.prompt.lengths)
-        if i > first and tokens + size > batch_tokens:
-            yield runs[first:i]
-            first, tokens = i, 0
-        tokens += size
-    if first < len(runs):
-        yield runs[first:]
+    batches: list[list[EditedRun]] = []
+    tokens = 0
+    for prompt in prompts:
+        if not batches or tokens + sum(prompt.lengths) > batch_tokens:
+            batches.append([])
+            tokens = 0
+        batches[-1].append(EditedRun(prompt, 0))
+        tokens += sum(prompt.lengths)
+    traces = [forward(model, runs, names).trace for runs in batches]
+    return {name: [value for trace in traces for value in trace[name]] for name in names}
+
+
+def check_values(model: ProbedModel, prompts: Sequence[Prompt], names: Sequence[str], max_bytes: int) -> None:
+    """Raise ProbeError where what the prompts have at these sites is more than `max_bytes`."""
+    sources = [prompt.lengths[0] for prompt in prompts if prompt.lengths[1]]
+    check_reads(Plan.of(model.spec, names), [prompt.decoded for prompt in prompts], sources, max_bytes)
 
 
 def forward(

@@ -6,11 +6,11 @@ silences head 3 of block 0.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from triptych.arguments import checked, checked_methods, readable, takes
 from triptych.checkpoints.load_weights import compute_dtype
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.content import digest
-from triptych.probe.reductions import Reduction, Statistics, check_reduction
-from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES, Selection, Site, in_layers, match, sites
+from triptych.probe.records import Reduction, Statistics, check_reduction
+from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES, Selection, Site, in_layers, integers, match, sites
 from triptych.spec.model import ModelSpec
 
 
@@ -114,37 +114,27 @@ class Edit:
 
 
 @dataclass(frozen=True, eq=False)
-class Zero:
-    """0 at the chosen places."""
-
-    def __call__(self, value: Tensor, where: Where) -> Tensor:
-        return torch.zeros_like(value)
-
-
-@dataclass(frozen=True, eq=False)
-class Add:
-    """The value plus `vector`, broadcast over the chosen places."""
-
-    vector: Tensor
-
-    def __call__(self, value: Tensor, where: Where) -> Tensor:
-        return value + _broadcast(self.vector, value, where.site)
-
-
-@dataclass(frozen=True, eq=False)
 class Put:
-    """`value`, broadcast over the chosen places."""
+    """`value`, broadcast over the chosen places: in place of what is there, or `added` to it."""
 
     value: Tensor
+    added: bool = False
 
     def __call__(self, value: Tensor, where: Where) -> Tensor:
-        return _broadcast(self.value, value, where.site)
+        try:
+            new = self.value.to(value).expand_as(value)
+        except RuntimeError:
+            raise ProbeError(
+                f"the edit at {where.site}: its value has shape {tuple(self.value.shape)}, which does not broadcast to "
+                f"the chosen places {tuple(value.shape)}"
+            ) from None
+        return value + new if self.added else new
 
 
 @checked
 def zero(site: str, *, items: Selection = None, at: Selection = None, heads: Selection = None) -> Edit:
     """The edit that ablates: 0 at the chosen rows (`items`), positions (`at`) and `heads`, by default everywhere."""
-    return Edit(site, Zero(), items, at, heads)
+    return Edit(site, Put(torch.zeros(())), items, at, heads)
 
 
 @checked
@@ -153,8 +143,7 @@ def add(site: str, vector: Tensor, *, items: Selection = None, at: Selection = N
 
     Raises ProbeError for anything but a tensor.
     """
-    _check_tensor(site, vector)
-    return Edit(site, Add(vector), items, at, heads)
+    return Edit(site, _put(site, vector, added=True), items, at, heads)
 
 
 @checked
@@ -163,14 +152,14 @@ def put(site: str, value: Tensor, *, items: Selection = None, at: Selection = No
 
     Raises ProbeError for anything but a tensor.
     """
-    _check_tensor(site, value)
-    return Edit(site, Put(value), items, at, heads)
+    return Edit(site, _put(site, value), items, at, heads)
 
 
-def _check_tensor(site: str, value: object) -> None:
+def _put(site: str, value: object, *, added: bool = False) -> Put:
     if not isinstance(value, Tensor):
         raise ProbeError(f"the edit at {site}: {shown(value)} is no tensor; write torch.tensor(...)")
     readable(value, f"the edit at {site}")
+    return Put(value, added)
 
 
 Reads = Sequence[Read | str] | Read | str
@@ -196,24 +185,17 @@ class Plan:
         known = sites(model)
         reads: dict[str, list[Read]] = {}
         edits: dict[str, list[Edit]] = {}
-        for wanted in _reads(read):
-            if wanted.whole and not grad:  # nothing to check: most reads of many sites
-                for site in match(wanted.site, model, known):
-                    one = wanted if wanted.site == site.name else Read(site.name)
-                    if one not in reads.setdefault(site.name, []):
-                        reads[site.name].append(one)
-                continue
-            dtype = _dtype(wanted)
-            for site in in_layers(match(wanted.site, model, known), wanted.layers, wanted.site):
-                items, at, heads = _selection(site, wanted, from_end=True)
-                one = replace(
-                    wanted, site=site.name, items=items, at=at, heads=heads, dtype=dtype, grad=wanted.grad or grad,
-                    layers=None,
-                )  # fmt: skip
-                _check_kept(site, one)
+        for wanted in _listed(read, Read | str, "read= must be a list of site names or Reads"):
+            asked = Read(wanted) if isinstance(wanted, str) else wanted
+            whole = asked.whole and not grad  # most reads of many sites, with nothing to check
+            dtype = _dtype(asked)
+            for site in in_layers(match(asked.site, model, known), asked.layers, asked.site):
+                one = asked
+                if not whole or asked.site != site.name:
+                    one = Read(site.name) if whole else _read(site, asked, dtype, grad=grad)
                 if one not in reads.setdefault(site.name, []):  # a site that two globs name is read once
                     reads[site.name].append(one)
-        for change in _edits(edit):
+        for change in _listed(edit, Edit, "edit= must be a list of Edits"):
             for site in match(change.site, model, known):
                 _check_width(site, change)
                 items, at, heads = _selection(site, change)
@@ -241,12 +223,9 @@ class Plan:
             return ""
         return digest([(name, [(e.fn, e.items, e.at, e.heads) for e in edits]) for name, edits in self.edits.items()])
 
-    def touches(self, prefix: str) -> bool:
-        """Whether any read or edit lies under this dotted prefix (the empty one is the whole model)."""
-        return prefix in self._prefixes
-
     @cached_property
-    def _prefixes(self) -> set[str]:
+    def prefixes(self) -> set[str]:
+        """The dotted prefixes under which any read or edit lies; the empty one is the whole model."""
         prefixes = {""} if self.reads or self.edits else set()
         for name in (*self.reads, *self.edits):
             prefix = name[: name.rfind(".") + 1]
@@ -258,25 +237,26 @@ class Plan:
     @cached_property
     def plain(self) -> set[str]:
         """The sites whose values are kept as they pass, all of them."""
-        alone = {name for name, reads in self.reads.items() if len(reads) == 1 and name not in self.edits}
-        whole = {name for name in alone if self.reads[name][0].whole}
-        return {name for name in whole if not name.endswith((*MATRIX_SITES, *CONTEXT_SITES))}
-
-    @cached_property
-    def of_steps(self) -> list[str]:
-        """The sites that are read of each step of a generation within the decoder, in the order in which they are
-        reached: not the logits, nor what is computed of the source once."""
-        return [name for name in self.sites if name in self.reads and name != "logits" and not self._of_source(name)]
+        return {
+            name for name, reads in self.reads.items()
+            if len(reads) == 1 and reads[0].whole and name not in self.edits
+            and not name.endswith((*MATRIX_SITES, *CONTEXT_SITES))
+        }  # fmt: skip
 
     @cached_property
     def of_row(self) -> set[str]:
-        """The sites that are read at the positions of decoder (or only) rows: not what a source has."""
-        return {name for name in self.reads if not self._of_source(name)}
+        """The sites that are read at the positions of decoder (or only) rows: not what is computed of a source once."""
+        return {name for name in self.reads if not name.startswith("encoder.") and not self.sites[name].of_source}
+
+    @cached_property
+    def of_steps(self) -> list[str]:
+        """Those that each step of a generation reaches within the decoder, in this order: not the logits."""
+        return [name for name in self.sites if name in self.of_row and name != "logits"]
 
     @cached_property
     def reads_source(self) -> bool:
         """Whether something is read that is computed of a source once."""
-        return any(self._of_source(name) for name in self.reads)
+        return len(self.of_row) < len(self.reads)
 
     @cached_property
     def why_modules(self) -> str | None:
@@ -286,24 +266,20 @@ class Plan:
         inside = [name for name in self.reads if self.sites[name].leaf in (*MATRIX_SITES, *CONTEXT_SITES)]
         return f"{inside[0]} is read, which the native step does not keep" if inside else None
 
-    def _of_source(self, name: str) -> bool:
-        return name.startswith("encoder.") or self.sites[name].of_source
-
 
 def select(at: Selection, positions: Sequence[int]) -> list[int]:
     """Indices into `positions` (absolute, ascending) that `at` chooses; what is negative counts from behind the last
-    of them."""
+    of them, and chooses nothing, or begins a slice at 0, where it is before 0."""
     if at is None:
         return list(range(len(positions)))
-    if positions and min(_numbers_of(at), default=0) < 0:
-        at = _from_start(at, positions[-1] + 1)
-    if isinstance(at, int):
-        return [i for i, position in enumerate(positions) if position == at]
+    end = positions[-1] + 1 if positions else 0
+    chosen: Collection[int]
     if isinstance(at, slice):
-        chosen = range(at.start or 0, at.stop if at.stop is not None else 1 << 62, at.step or 1)
-        return [i for i, position in enumerate(positions) if position in chosen]
-    wanted = set(_numbers_of(at))
-    return [i for i, position in enumerate(positions) if position in wanted]
+        start, stop = (x if x is None or x >= 0 else max(0, x + end) for x in (at.start, at.stop))
+        chosen = range(start or 0, 1 << 62 if stop is None else stop, at.step or 1)
+    else:
+        chosen = {x if x >= 0 or x + end < 0 else x + end for x in _numbers_of(at)}
+    return [i for i, position in enumerate(positions) if position in chosen]
 
 
 def _numbers_of(at: Selection) -> list[int]:
@@ -312,32 +288,11 @@ def _numbers_of(at: Selection) -> list[int]:
     return [] if at is None else [at] if isinstance(at, int) else list(at)
 
 
-def _from_start(at: Selection, end: int) -> Selection:
-    """The same with negative numbers counted from `end`; one before 0 chooses nothing, or begins a slice at 0."""
-    if isinstance(at, slice):
-        start, stop = (x if x is None or x >= 0 else max(0, x + end) for x in (at.start, at.stop))
-        return slice(start, stop, at.step)
-    return tuple(x if x >= 0 or x + end < 0 else x + end for x in _numbers_of(at))
-
-
-def matrix(site: str) -> bool:
-    """Whether a site holds [H, T, S] instead of [T, ...]."""
-    return site.rpartition(".")[2] in MATRIX_SITES
-
-
-def _reads(read: Reads) -> list[Read]:
-    """The reads, where a name stands for itself.  Raises ProbeError for anything else."""
-    every = [read] if isinstance(read, Read | str) else read
-    if not isinstance(every, Sequence) or not all(isinstance(one, Read | str) for one in every):
-        raise ProbeError(f"read= must be a list of site names or Reads, not {shown(read)}")
-    return [Read(one) if isinstance(one, str) else one for one in every]
-
-
-def _edits(edit: Edits) -> Sequence[Edit]:
-    """The edits.  Raises ProbeError for anything else."""
-    every = [edit] if isinstance(edit, Edit) else edit
-    if not isinstance(every, Sequence) or not all(isinstance(one, Edit) for one in every):
-        raise ProbeError(f"edit= must be a list of Edits, not {shown(edit)}")
+def _listed(given: object, kind: Any, wanted: str) -> Sequence[Any]:
+    """What is given, one or a list.  Raises ProbeError for anything that is not of this kind."""
+    every = [given] if isinstance(given, kind) else given
+    if not isinstance(every, Sequence) or not all(isinstance(one, kind) for one in every):
+        raise ProbeError(f"{wanted}, not {shown(given)}")
     return every
 
 
@@ -349,14 +304,18 @@ def _dtype(read: Read) -> torch.dtype | None:
         raise ProbeError(f"the read at {read.site}: {error}") from None
 
 
-def _check_kept(site: Site, read: Read) -> None:
-    """Raise ProbeError for a reduction that the site cannot serve, and for a gradient of what is not kept as it is."""
-    check_reduction(site, read.reduce)
-    if read.grad and (read.dtype is not None or read.reduce is not None):
-        what = "dtype=" if read.dtype is not None else "reduce="
+def _read(site: Site, asked: Read, dtype: torch.dtype | None, *, grad: bool) -> Read:
+    """The read at one site.  Raises ProbeError for a reduction that the site cannot serve, and for a gradient of what
+    is not kept as it is."""
+    items, at, heads = _selection(site, asked, from_end=True)
+    grad, reduce = asked.grad or grad, asked.reduce
+    check_reduction(site, reduce)
+    if grad and (dtype is not None or reduce is not None):
+        what = "dtype=" if dtype is not None else "reduce="
         raise ProbeError(f"{site.name}: grad=True keeps the tensor that the forward goes on with; leave {what} out")
-    if isinstance(read.reduce, Statistics) and read.dtype is not None:
+    if isinstance(reduce, Statistics) and dtype is not None:
         raise ProbeError(f"{site.name}: statistics are kept in fp32; leave dtype= out")
+    return Read(site.name, items, at, heads, grad, None, dtype, reduce)
 
 
 def _selection(site: Site, chosen: Read | Edit, *, from_end: bool = False) -> tuple[Selection, Selection, Selection]:
@@ -379,41 +338,29 @@ def _indices(at: Selection, what: str, hint: str | None) -> Selection:
     """`at` with plain integers.  Raises ProbeError for anything else, and with this hint for numbers below 0."""
     if at is None:
         return None
-    if isinstance(at, bool) or (isinstance(at, Sequence) and any(isinstance(i, bool) for i in at)):
-        raise ProbeError(f"{what}={shown(at)} must be an integer, a slice or a list of integers")
+    given = f"{what}={shown(at)}"
     if isinstance(at, Sequence) and not at:
-        raise ProbeError(f"{what}={shown(at)} chooses nothing; leave it out to choose all")
-    parts = [at.start or 0, at.stop or 0, 1 if at.step is None else at.step] if isinstance(at, slice) else at
-    try:
-        numbers = [operator.index(i) for i in parts] if isinstance(parts, Sequence) else [operator.index(parts)]
-    except TypeError:
-        raise ProbeError(f"{what}={shown(at)} must be an integer, a slice or a list of integers") from None
+        raise ProbeError(f"{given} chooses nothing; leave it out to choose all")
+    parts: object = at
+    if isinstance(at, slice):
+        parts = [at.start or 0, at.stop or 0, 1 if at.step is None else at.step]
+    numbers = integers(parts, given)
     if isinstance(at, slice) and numbers[2] < 1:
-        raise ProbeError(f"{what}={shown(at)}: the step of a slice must be 1 or more")
+        raise ProbeError(f"{given}: the step of a slice must be 1 or more")
     if hint is not None and min(numbers, default=0) < 0:
-        raise ProbeError(f"{what}={shown(at)}: {hint}")
+        raise ProbeError(f"{given}: {hint}")
     if isinstance(at, slice):
         return slice(numbers[0], None if at.stop is None else numbers[1], numbers[2])
     return tuple(numbers) if isinstance(at, Sequence) else numbers[0]
 
 
 def _check_width(site: Site, change: Edit) -> None:
-    value = change.fn.vector if isinstance(change.fn, Add) else change.fn.value if isinstance(change.fn, Put) else None
-    if value is None or site.per_key or not value.dim():
+    """Raise ProbeError for a value of `add` or `put` that is as wide as no vector of the site."""
+    if not isinstance(change.fn, Put) or site.per_key or not change.fn.value.dim():
         return
-    width = site.width // (site.heads or 1)
-    if value.shape[-1] not in (1, width):
+    shape, width = change.fn.value.shape, site.width // (site.heads or 1)
+    if shape[-1] not in (1, width):
         raise ProbeError(
-            f"the edit at {site.name}: its value has shape {tuple(value.shape)}, and a vector there has {width} numbers"
+            f"the edit at {site.name}: its value has shape {tuple(shape)}, and a vector there has {width} numbers"
             + (" a head" if site.heads else "")
         )
-
-
-def _broadcast(new: Tensor, value: Tensor, site: str) -> Tensor:
-    try:
-        return new.to(value).expand_as(value)
-    except RuntimeError:
-        raise ProbeError(
-            f"the edit at {site}: its value has shape {tuple(new.shape)}, which does not broadcast to the chosen "
-            f"places {tuple(value.shape)}"
-        ) from None

@@ -2,10 +2,15 @@
 
 A site with one read that takes everything as it is (`Plan.plain`) is only noted, since no forward writes to a tensor
 that passed a site; other reads choose and reduce at once, as what they leave out need not stay in memory.
+
+Scores and patterns, which a fused kernel does not keep, are computed beside it from the same queries and keys: only
+chosen heads and queries, some queries at a time, straight into what the trace keeps.  Whole ones of a full forward are
+computed when somebody looks at them, where the queries and keys that they are made of take less memory.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -13,13 +18,21 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from triptych.attention import Rows, pattern_statistics
+from triptych.attention import (
+    ContentBias,
+    FlatKeys,
+    RowPlan,
+    Rows,
+    RowScores,
+    attention_statistics,
+    pattern_statistics,
+)
+from triptych.attention.mechanisms import DOT_PRODUCT
+from triptych.attention.row_scores import ScorePiece
 from triptych.native.huge_pages import HugePages
-from triptych.probe.computed import Computation, Computations
-from triptych.probe.reads_and_edits import Edit, Plan, Read, matrix, select
-from triptych.probe.records import How
-from triptych.probe.reductions import Statistics, reduced
-from triptych.probe.sites import Selection
+from triptych.probe.reads_and_edits import Edit, Plan, Read, select
+from triptych.probe.records import Computation, Computations, How, Later, Statistics, reduced
+from triptych.probe.sites import MATRIX_SITES, matrix
 from triptych.probe.trace import Trace
 from triptych.program.native_reads import StepReads
 
@@ -70,22 +83,17 @@ class PassedValues:
         notes.add(value if value.is_inference() else self.computations.kept_as(value, rows), rows, None)
 
     def begin_step(self, slots: Sequence[int], keys: Sequence[int], trace: Trace) -> StepReads | None:
-        """Where the next native step leaves what is read of these rows, to be kept under `keys`; None where it is
-        nothing."""
+        """Where the next native step leaves what is read of rows, kept under `keys`; None where it is nothing."""
         if not self.steps.sites:
             return None
-        if self.noted_last or (self.steps.held > HELD and not self._all_stays):
+        all_stays = self.all_plain and self.steps.as_left  # the trace keeps all that native steps leave, where it is
+        if self.noted_last or (self.steps.held > HELD and not all_stays):
             self.fill(trace)
         if not self.steps.calls:
             for name in self.steps.sites:
                 trace.reserve(name)
         self.steps.begin(slots, keys)
         return self.steps
-
-    @property
-    def _all_stays(self) -> bool:
-        """Whether the trace keeps all that native steps leave, where it is."""
-        return self.all_plain and self.steps.as_left
 
     def begin_forward(self, trace: Trace) -> None:
         """Modules run next."""
@@ -188,7 +196,9 @@ def index_of(
     `[H, t, S]`: slices, and so views, where it selects all.  None where it selects nothing of this row."""
     if not select(chosen.items, [item]):
         return None
-    places, heads = select(chosen.at, positions), _heads(chosen.heads, value, name)
+    places, heads = select(chosen.at, positions), [0]
+    if chosen.heads is not None:
+        heads = select(chosen.heads, range(value.shape[0 if matrix(name) else 1]))
     if not places or not heads:
         return None
     if chosen.at is None and chosen.heads is None:
@@ -200,5 +210,120 @@ def index_of(
     return places, (h[:, None], t[None, :]) if matrix(name) else (t[:, None], h[None, :])
 
 
-def _heads(heads: Selection, value: Tensor, name: str) -> list[int]:
-    return select(heads, range(value.shape[0 if matrix(name) else 1])) if heads is not None else [0]
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """What one layer attends with: the arguments of `RowPlan.run`, without the values."""
+
+    plan: RowPlan
+    q: Tensor
+    k: Tensor
+    sinks: Tensor | None
+    content: ContentBias | None
+
+    def lasts(self, row: int) -> bool:
+        """Whether the scores of a row may be computed later: from queries and keys alone, which no forward writes to
+        and which take less memory than the scores."""
+        plain = self.plan.mechanism is DOT_PRODUCT and self.plan.bias is None
+        if not plain or self.content is not None or self.sinks is not None or not isinstance(self.plan.keys, FlatKeys):
+            return False
+        queries, keys = self.plan.rows.lengths[row], self.plan.keys.rows.lengths[row]
+        return queries * keys > (queries + keys) * self.q.shape[-1]
+
+
+@torch.no_grad()
+def read_scores(layer: Attended, prefix: str, reads: dict[str, list[Read]], trace: Trace, keys: list[int]) -> None:
+    """Keep in `trace` what `reads` want of the scores and pattern under `prefix`; each row under one of `keys`."""
+    together: dict[str, list[Read]] = {}  # reads of one choice of heads and queries come from the same scores
+    for leaf in MATRIX_SITES:
+        for read in reads.get(prefix + leaf, ()):
+            together.setdefault(repr((read.items, read.at, read.heads)), []).append(read)
+    rows = layer.plan.rows
+    for row, key in enumerate(keys):
+        positions, item = range(rows.past[row], rows.ends[row]), trace.branches.item(key)
+        for chosen in together.values():
+            one = chosen[0]
+            queries = None if one.at is None else select(one.at, positions)
+            heads = None if one.heads is None else select(one.heads, range(layer.q.shape[1]))
+            if not select(one.items, [item]) or queries == [] or heads == []:
+                continue
+            if queries is heads is None and layer.lasts(row):
+                for read in [read for read in chosen if read.reduce is None]:
+                    _keep_later(layer, row, read, trace, key, tuple(positions))
+                chosen = [read for read in chosen if read.reduce is not None]
+            parts = [queries] if chosen else []
+            if key in trace.branches.guessed and any(read.adds_up for read in chosen):  # what is dropped stays apart
+                parts = [[i] for i in (range(len(positions)) if queries is None else queries)]
+            for part in parts:
+                scores = RowScores(layer.plan, row, layer.q, layer.k, layer.sinks, layer.content, heads, part)
+                at = tuple(positions if part is None else [positions[i] for i in part])
+                _read_row(scores, chosen, trace, key, at)
+
+
+def _keep_later(layer: Attended, row: int, read: Read, trace: Trace, key: int, positions: tuple[int, ...]) -> None:
+    """What a read wants of one row's scores or pattern, all of it, when somebody looks at it."""
+    q, k = layer.q.detach(), layer.k.detach()
+
+    @torch.no_grad()
+    def make() -> Tensor:
+        (made,) = _filled(RowScores(layer.plan, row, q, k), [read])
+        return made.out
+
+    sized = _Room(read, RowScores(layer.plan, row, q, k))
+    later = Later(make, math.prod(sized.shape) * sized.dtype.itemsize)
+    trace.keep_later(read.site, key, positions, later, "queries")
+
+
+def _read_row(scores: RowScores, reads: list[Read], trace: Trace, key: int, at: tuple[int, ...]) -> None:
+    for read in reads:
+        if isinstance(read.reduce, Statistics):
+            labels = read.reduce.labels(trace.branches.item(key), at, scores.shape[2], scores.q.device)
+            trace.keep_statistics(read.site, key, at, attention_statistics(scores, top=read.reduce.top, labels=labels))
+    for room in _filled(scores, [read for read in reads if not isinstance(read.reduce, Statistics)]):
+        mean = room.read.reduce == "mean"
+        trace.keep(room.read.site, key, at, room.out, "mean" if mean else "queries", room.read.dtype if mean else None)
+
+
+class _Room:
+    """What one read keeps of one row, filled piece by piece: `[h, t, S]`, with 1 in the place of what is averaged."""
+
+    def __init__(self, read: Read, scores: RowScores) -> None:
+        heads, queries, keys = scores.shape
+        self.read, self.heads, self.pattern = read, heads, read.site.endswith("pattern")
+        self.shape = (1 if read.reduce == "mean_heads" else heads, 1 if read.reduce == "mean" else queries, keys)
+        self.dtype = read.dtype if isinstance(read.dtype, torch.dtype) and read.reduce is None else scores.precision
+        self.device = scores.q.device
+        self.made: Tensor | None = None
+
+    @property
+    def out(self) -> Tensor:
+        made, dtype = self._made(), self.read.dtype
+        summed = self.read.reduce == "mean"  # which the trace divides before it takes the dtype
+        return made.to(dtype) if isinstance(dtype, torch.dtype) and not summed else made
+
+    def _made(self) -> Tensor:
+        if self.made is None:
+            fill = 0.0 if self.pattern else -torch.inf
+            self.made = torch.full(self.shape, fill, dtype=self.dtype, device=self.device)
+        return self.made
+
+    def add(self, piece: ScorePiece, value: Tensor) -> None:
+        """[h, n, s] of one piece; a piece that is everything is kept itself."""
+        if self.read.reduce is None and value.shape == self.shape and value.dtype == self.dtype:
+            self.made = value
+        elif self.read.reduce is None:
+            self._made()[piece.heads, piece.queries, piece.columns] = value
+        elif self.read.reduce == "mean":
+            self._made()[piece.heads, :, piece.columns] += value.sum(1, keepdim=True)
+        else:
+            self._made()[:, piece.queries, piece.columns] += value.sum(0, keepdim=True) / self.heads
+
+
+def _filled(scores: RowScores, reads: list[Read]) -> list[_Room]:
+    """What some reads keep of one row."""
+    rooms = [_Room(read, scores) for read in reads]
+    patterns = any(room.pattern for room in rooms)
+    for piece in scores.pieces() if rooms else ():
+        weights = scores.weights(piece) if patterns else piece.scores
+        for room in rooms:
+            room.add(piece, weights if room.pattern else piece.scores)
+    return rooms

@@ -1,5 +1,14 @@
 """What is kept of one row at one site, and of which rows: a search makes several rows of one, and the values of wrong
-guesses are dropped."""
+guesses are dropped.
+
+Some values are computed again when somebody looks at them, instead of being kept.  A module that writes
+`taps.computed(function, *inputs)` says that a value is this function of these tensors and of nothing else.  Where the
+trace keeps all of the inputs, it keeps the function in place of the value: the same function of the same tensors gives
+the same bits.  A forward that somebody replaced says nothing of the kind unless it does so itself, and what passes
+there is kept.
+
+A read may also keep a reduction in place of the values.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +19,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils.weak import WeakIdKeyDictionary
 
-from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES
+from triptych.arguments import as_index
+from triptych.attention import KeyLabels, Rows
+from triptych.errors import ProbeError, nearest, shown
+from triptych.native.step import STATISTICS_TOP
+from triptych.probe.sites import CONTEXT_SITES, Site, leaf_of, matrix
 
+REDUCTIONS = ("mean", "norm", "mean_heads")
+Labels = Sequence[Sequence[int]] | None
 How = Literal["tokens", "queries", "sum", "mean"]
 
 
@@ -56,7 +72,7 @@ class Record:
         self._make()
         self.positions.append(positions)
         self.pieces.append(value)
-        if self.sums and not apart:
+        if not apart:
             self._add_up()
 
     def _make(self) -> None:
@@ -64,7 +80,7 @@ class Record:
         self.later.clear()
 
     def _add_up(self) -> None:
-        while len(self.pieces) > 1:
+        while self.sums and len(self.pieces) > 1:
             last, before = self.pieces.pop(), self.pieces.pop()
             self.pieces.append(pad(before, (0, last.shape[-1] - before.shape[-1])) + last)
 
@@ -74,8 +90,7 @@ class Record:
         later._make()
         self.positions += later.positions
         self.pieces += later.pieces
-        if self.sums:
-            self._add_up()
+        self._add_up()
 
     def cut(self, length: int, *, keys: bool) -> None:
         """Drop the newest values, those at positions from `length` on; with `keys` in the last dimension, the numbers
@@ -89,8 +104,7 @@ class Record:
                 self.pieces.append(piece[:, :left] if self.how == "queries" else piece[:left])
         if keys:
             self.pieces = [piece[..., :length] for piece in self.pieces]
-        if self.sums:
-            self._add_up()
+        self._add_up()
 
     def joined(self, leaf: str) -> Tensor:
         self._make()
@@ -146,7 +160,7 @@ class Branches:
         for site, rows in self.records.items():
             for key in [key for key in rows if key < 0 and key not in alive]:
                 del rows[key]
-            if rows and _leaf(site) in CONTEXT_SITES:
+            if rows and leaf_of(site) in CONTEXT_SITES:
                 kept = [[key for key in path if key in rows] for path in paths]
                 last = {keys[-1] for keys in kept if keys}
                 for key in {key for keys in kept for key in keys} - last:
@@ -161,13 +175,13 @@ class Branches:
                 parts = [rows.pop(key) for key in path if key in rows]
                 if not parts:
                     continue
-                whole = parts[-1] if _leaf(site) in CONTEXT_SITES else parts[0]
+                whole = parts[-1] if leaf_of(site) in CONTEXT_SITES else parts[0]
                 for later in parts[1:] if whole is parts[0] else ():
                     whole.extend(later)
                 if not whole.sums:
                     same = tuple((piece.data_ptr(), piece.shape) for piece in whole.pieces)
                     if same not in joined:
-                        joined[same] = whole.joined(_leaf(site))
+                        joined[same] = whole.joined(leaf_of(site))
                     whole.positions, whole.pieces = [whole.at()], [joined[same]]
                 rows[item] = whole
             for key in [key for key in rows if key < 0]:
@@ -179,11 +193,178 @@ class Branches:
             site, _, measure = name.partition(":")
             if key not in rows or site not in sites:
                 continue
-            per_key = _leaf(site) in MATRIX_SITES and measure in ("", "received") and ".cross." not in site
+            per_key = matrix(site) and measure in ("", "received") and ".cross." not in site
             rows[key].cut(length, keys=per_key)
             if not rows[key].positions:
                 del rows[key]
 
 
-def _leaf(site: str) -> str:
-    return site.rpartition(".")[2]
+class Computation:
+    """A value as a function of tensors that are kept, or of other computations; computed once."""
+
+    def __init__(self, function: Callable[..., Tensor], inputs: list[Tensor | Computation], value: Tensor) -> None:
+        self.function, self.inputs = function, inputs
+        self.shape, self.nbytes = value.shape, value.nbytes
+        self.versions = [_version(x) for x in inputs]
+        self.value: Tensor | None = None
+        self.version = 0
+
+    def compute(self) -> Tensor:
+        """The value.  Raises ProbeError where one of the tensors it is computed from was changed since it was read."""
+        if self.value is None:
+            for one, version in zip(self.inputs, self.versions, strict=True):
+                if _version(one) != version:
+                    raise ProbeError(
+                        "a tensor of this trace was changed in place, and this value is computed from it; change a "
+                        "clone(), or look at the values that follow from a tensor before changing it"
+                    )
+            with torch.inference_mode(False), torch.no_grad():
+                inputs = [one.compute() if isinstance(one, Computation) else one.detach() for one in self.inputs]
+                self.value = self.function(*inputs)
+            self.version, self.inputs = self.value._version, []
+        return self.value
+
+    def row(self, row: int, rows: Rows) -> Later:
+        """What one row of the flat batch has of it."""
+
+        def part() -> Tensor:
+            whole = self.compute()
+            return whole if len(rows) == 1 else rows.split(whole)[row]
+
+        def place() -> Hashable:
+            return (id(self), row) if self.value is None else (part().data_ptr(), part().nbytes)
+
+        return Later(part, self.nbytes // self.shape[0] * rows.lengths[row], place)
+
+
+class Computations:
+    """Which tensors of one forward passed a site where they are kept, and which were computed from such tensors."""
+
+    def __init__(self) -> None:
+        self.kept: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a tensor that is kept -> True
+        self.made: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a tensor -> its computation, and its version then
+
+    def add(self, value: Tensor, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
+        """`value` is `function(*inputs)`.  Not remembered unless all of these are kept, or computed from kept ones."""
+        if value.is_inference() or _casts(value) or any(x is value for x in inputs):
+            return
+        sources = [self._made(x) or (x if x in self.kept else None) for x in inputs]
+        known = [x for x in sources if x is not None]
+        if len(known) == len(inputs):
+            self.made[value] = Computation(function, known, value), value._version
+
+    def kept_as(self, value: Tensor, rows: Rows) -> Tensor | Computation:
+        """What to keep of a value that passes a site of these rows: the value, or how it is computed."""
+        computation = self._made(value)
+        if computation is not None and value.shape[0] == rows.total:
+            return computation
+        self.kept[value] = True
+        return value
+
+    def _made(self, value: Tensor) -> Computation | None:
+        """How a tensor was computed; None where that is not known, or where it was written to since."""
+        computation, version = self.made.get(value, (None, -1))
+        return None if computation is None or value._version != version else computation
+
+
+def _version(one: Tensor | Computation) -> int:
+    """How often a tensor was written to; of a computation, how often its value was since it was computed."""
+    if isinstance(one, Tensor):
+        return one._version
+    return 0 if one.value is None else one.value._version - one.version
+
+
+def _casts(value: Tensor) -> bool:
+    """Whether functions give another dtype here than they will where somebody looks at the trace."""
+    device = value.device.type
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """The `reduce` of a `Read` of a pattern that keeps its statistics (`triptych.attention.AttentionStatistics`); the
+    pattern itself is never stored.  `Model.statistics` makes such reads.
+
+    top          how many of the keys with the largest weights are returned.
+    delimiters   for each row of the batch, for each of its keys, whether it counts as a delimiter.
+    documents    for each row of the batch a label of each token, for the weight on keys with the query's label.
+
+    Keys of cross-attention are those of the source.  Raises ProbeError for a `top` out of range.
+    """
+
+    top: int = 4
+    delimiters: Labels = None
+    documents: Labels = None
+
+    def __post_init__(self) -> None:
+        if as_index(self.top) not in range(STATISTICS_TOP + 1):
+            raise ProbeError(f"top={shown(self.top)}: give a number of keys from 0 to {STATISTICS_TOP}")
+
+    def labels(self, item: int, queries: Sequence[int], keys: int, device: torch.device) -> KeyLabels:
+        """Those of one row for queries at these positions.  Tokens behind the end of what was given, such as
+        generated ones, are no delimiters, and belong to no document.  Raises ProbeError for a row that has none."""
+        marked, documents = (_of_row(x, item, what) for x, what in self._given)
+        q_document = k_document = delimiters = None
+        if marked is not None:
+            delimiters = torch.tensor([bool(x) for x in _padded(marked, keys, 0)], device=device)
+        if documents is not None:
+            whole = _padded(documents, max(keys, *queries) + 1, -1)
+            q_document = torch.tensor([whole[position] for position in queries], device=device)
+            k_document = torch.tensor(_padded(documents, keys, -2), device=device)
+        return KeyLabels(delimiters=delimiters, q_document=q_document, k_document=k_document)
+
+    @property
+    def _given(self) -> tuple[tuple[Labels, str], ...]:
+        return (self.delimiters, "delimiters"), (self.documents, "documents")
+
+    def nbytes(self, heads: int, positions: int, keys: int) -> int:
+        """The bytes of one row at one site."""
+        numbers = 4 + sum(x is not None for x, _ in self._given) + 2 * self.top
+        return 4 * heads * (positions * numbers + keys)
+
+
+Reduction = str | Statistics | None
+
+
+def check_reduction(site: Site, reduce: Reduction) -> None:
+    """Raise ProbeError for a reduction that does not exist or that the site cannot serve."""
+    if isinstance(reduce, Statistics):
+        if site.leaf != "pattern":
+            raise ProbeError(f"{site.name}: Statistics are of a pattern; read {site.name.rpartition('.')[0]}.pattern")
+        return
+    if reduce is None:
+        return
+    if reduce not in REDUCTIONS:
+        known = f"{', '.join(REDUCTIONS)} and Statistics(){nearest(str(reduce), REDUCTIONS)}"
+        raise ProbeError(f"{site.name}: reduce={shown(reduce)} is not one of {known}")
+    if site.leaf == "scores":
+        raise ProbeError(f"{site.name}: scores hold -inf, which has no mean and no norm; reduce the pattern instead")
+    if reduce == "norm" and site.per_key:
+        raise ProbeError(f"{site.name}: a norm is of a vector; for a pattern take 'mean', 'mean_heads' or Statistics()")
+    if reduce == "mean_heads" and site.heads is None:
+        raise ProbeError(f"{site.name} has no heads to take the mean of")
+
+
+def reduced(value: Tensor, reduce: str, site: str) -> Tensor:
+    """`[t, ...]`, or `[h, t, S]` for a pattern, in fp32 or better.  `mean` gives the sum over t, which the trace
+    divides in the end, since a generation comes in pieces."""
+    value = value if value.dtype == torch.float64 else value.float()
+    by_key = matrix(site)
+    if reduce == "norm":
+        length: Tensor = torch.linalg.vector_norm(value, dim=-1)
+        return length
+    if reduce == "mean":
+        return value.sum(1 if by_key else 0, keepdim=True)
+    return value.mean(0 if by_key else 1, keepdim=True)
+
+
+def _of_row(given: Labels, item: int, what: str) -> Sequence[int] | None:
+    if given is None:
+        return None
+    if item >= len(given):
+        raise ProbeError(f"{what}: {len(given)} rows, and row {item} is read; give them for every row of the batch")
+    return given[item]
+
+
+def _padded(labels: Sequence[int], length: int, fill: int) -> list[int]:
+    return [*map(int, labels[:length]), *[fill] * (length - len(labels))]

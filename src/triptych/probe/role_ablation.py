@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.probe.reads_and_edits import Edit, Read, Where, zero
-from triptych.probe.role_scores import HeadLayer, Probed
+from triptych.probe.prompts import ProbedModel
+from triptych.probe.reads_and_edits import Edit, Where, zero
+from triptych.probe.role_scores import Head, HeadLayer
 from triptych.probe.role_texts import HeadSample
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec, ModelSpec
 
@@ -18,17 +20,17 @@ TOKENS = 640  # of all rows that run at once
 RANDOM = 4  # draws of random heads for several heads together, and half of that for one head
 ROWS = 2  # samples on which an ablation is measured; of links, of which each has a query or two, five times as many
 
-Head = tuple[HeadLayer, int]
 
-
-@dataclass(frozen=True)
-class Effect:
-    """What was lost without `heads`, and without each of several other sets of as many heads, of the same layers where
+class Effect(NamedTuple):
+    """What was lost without some heads, and without each of several other sets of as many, of the same layers where
     there are enough: fewer sets where there are no more."""
 
-    heads: tuple[Head, ...]
     lost: float
     random: tuple[float, ...]
+
+    @property
+    def random_mean(self) -> float | None:
+        return sum(self.random) / len(self.random) if self.random else None
 
 
 def unit(spec: ModelSpec) -> str:
@@ -44,10 +46,10 @@ class Ablation:
     which the text says a token again, what the logarithm of that token's probability loses.  Another model loses
     1 - cosine of its last vectors.  In an encoder beside a decoder, all outputs of the decoder count.
 
-    With `hidden` keys a head is not removed: only the positions `at`, by default the queries, cannot see these keys.
+    With `hidden` keys a head is not removed: only the positions `at` cannot see these keys.
     """
 
-    model: Probed
+    model: ProbedModel
     samples: list[HeadSample]
     queries: list[list[int]]
     copied: bool
@@ -56,7 +58,7 @@ class Ablation:
 
     @staticmethod
     def of(
-        model: Probed, samples: list[HeadSample], queries: dict[str, dict[int, list[int]]], copied: bool
+        model: ProbedModel, samples: list[HeadSample], queries: dict[str, dict[int, list[int]]], copied: bool
     ) -> Ablation:
         by_row: dict[int, set[int]] = {}
         for stack, rows in queries.items():
@@ -71,17 +73,11 @@ class Ablation:
         self, groups: Sequence[tuple[Head, ...]], others: Sequence[Head], noise: np.random.Generator
     ) -> list[Effect]:
         """Each group beside draws of as many `others`, of the same layers where there are enough."""
-        variants: list[tuple[Head, ...]] = [()]
-        matched: list[list[int]] = []
-        for group in groups:
-            sets = _distinct_sets(group, [one for one in others if one not in group], noise)
-            variants += [one for one in (group, *sets) if one not in variants]
-            matched.append([variants.index(one) for one in sets])
-        lost = self._lost(variants)
-        return [
-            Effect(group, lost[variants.index(group)], tuple(lost[i] for i in draws))
-            for group, draws in zip(groups, matched, strict=True)
-        ]
+        sets = [_distinct_sets(group, [one for one in others if one not in group], noise) for group in groups]
+        wanted = [one for group, drawn in zip(groups, sets, strict=True) for one in (group, *drawn)]
+        variants = list(dict.fromkeys([(), *wanted]))  # the first is the whole model
+        lost = dict(zip(variants, self._lost(variants), strict=True))
+        return [Effect(lost[group], tuple(lost[one] for one in own)) for group, own in zip(groups, sets, strict=True)]
 
     def _lost(self, variants: list[tuple[Head, ...]]) -> list[float]:
         """For each variant what is lost without its heads; the first is the whole model."""
@@ -98,19 +94,16 @@ class Ablation:
 
     def _outputs(self, variants: Sequence[tuple[Head, ...]]) -> list[list[Tensor]]:
         """For each variant the output of each sample at its queries: log-probabilities or vectors."""
-        edits: list[Edit] = []
         n = len(self.samples)
-        for i, heads in enumerate(variants):
-            items = list(range(i * n, (i + 1) * n))
-            for attention in dict.fromkeys(attention for attention, _ in heads):
-                cut = [head for at, head in heads if at == attention]
-                edits.append(self._edit(attention, items, cut))
+        edits = [
+            self._edit(attention, list(range(i * n, (i + 1) * n)), [head for at, head in heads if at == attention])
+            for i, heads in enumerate(variants) for attention in dict.fromkeys(attention for attention, _ in heads)
+        ]  # fmt: skip
         rows = [sample.ids for sample in self.samples] * len(variants)
         targets = None if self.samples[0].target is None else [s.target for s in self.samples] * len(variants)
         predicts = unit(self.model.spec) == "nats"
         last = "decoder.final" if targets is not None else "final"
-        read = [] if predicts else [Read(last)]
-        trace = self.model.trace(rows, targets, read=read, edit=edits, allow_null=True)
+        trace = self.model.trace(rows, targets, read=[] if predicts else [last], edit=edits, allow_null=True)
         values = trace.logits if predicts else trace[last]
         every = [value[self.queries[i % n]].float() for i, value in enumerate(values)]
         every = [value.log_softmax(-1) for value in every] if predicts else every
@@ -125,15 +118,14 @@ class Ablation:
         def hide(scores: Tensor, where: Where) -> Tensor:
             return scores.index_fill(-1, keys.to(scores.device), -torch.inf)
 
-        at = self.queries[0] if self.at is None else self.at
-        return Edit(f"{attention.name}.scores", hide, items=items, at=at, heads=heads)
+        return Edit(f"{attention.name}.scores", hide, items=items, at=self.at, heads=heads)
 
     def _loss(self, sample: HeadSample, queries: list[int], whole: Tensor, ablated: Tensor) -> Tensor:
         """`[t]`: what is lost at each query."""
         if unit(self.model.spec) != "nats":
             return 1 - torch.cosine_similarity(whole, ablated, dim=-1)
-        ids = sample.ids if sample.target is None else sample.target
         if self.copied:
+            ids = sample.ids if sample.target is None else sample.target
             follows = torch.tensor([ids[t + 1] for t in queries], device=whole.device)[:, None]
             return (whole - ablated).gather(1, follows)[:, 0]
         return (whole.exp() * (whole - ablated)).sum(-1)

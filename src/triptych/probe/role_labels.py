@@ -31,6 +31,7 @@ MOST = 0.75  # the same where random weights come far: one token of few types, a
 ENOUGH = 1600  # sets of other types that a null must choose from
 
 Ints = NDArray[np.int64]
+Entry = tuple[Ints | int, Ints, float]  # rows of a matrix (or one for all), places, and the weight of each
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +45,13 @@ class View:
     visible: list[NDArray[np.bool_]]
 
     @cached_property
-    def starts(self) -> list[int]:
+    def widths(self) -> Ints:
+        return np.array([len(keys) for keys in self.keys])
+
+    @cached_property
+    def starts(self) -> Ints:
         """Where the pattern of each sample, `[T, S]` row by row, begins among the places."""
-        sizes = [len(q) * len(k) for q, k in zip(self.queries, self.keys, strict=True)]
-        return [0, *np.cumsum(sizes).tolist()]
+        return np.cumsum([0, *self.widths * [len(queries) for queries in self.queries]])
 
     @cached_property
     def even(self) -> Tensor:
@@ -55,14 +59,9 @@ class View:
         every = [(mask / np.maximum(mask.sum(1, keepdims=True), 1)).ravel() for mask in self.visible]
         return torch.from_numpy(np.concatenate(every).astype(np.float32))
 
-    @cached_property
-    def _layout(self) -> tuple[Ints, Ints]:
-        return np.array(self.starts), np.array([len(k) for k in self.keys])
-
     def places(self, sample: Ints | int, t: Ints | int, s: Ints | int) -> Ints:
         """Where the weights of these samples, queries and keys stand."""
-        starts, widths = self._layout
-        return np.asarray(starts[sample] + t * widths[sample] + s, dtype=np.int64)
+        return np.asarray(self.starts[sample] + t * self.widths[sample] + s, dtype=np.int64)
 
     def of_kind(self, *kinds: str) -> list[int]:
         return [i for i, sample in enumerate(self.samples) if sample.kind in kinds]
@@ -72,7 +71,7 @@ class View:
 class Labels:
     """One role over the places of a view.
 
-    matrix       sparse `[(1 + draws) * K, places]`: the role, then the draws; each with its K alternatives.
+    matrix       sparse `[(1 + DRAWS) * K, places]`: the role, then the draws; each with its K alternatives.
     offsets      of each alternative, for the role that searches the best one.
     floor        of the weight that even attention leaves, the share that the role must reach at least.
     queries      for some samples the positions of the role's queries: where an ablation is measured.
@@ -80,14 +79,13 @@ class Labels:
 
     role: str
     matrix: Tensor
-    draws: int
     offsets: tuple[int, ...]
     queries: dict[int, list[int]]
-    floor: float = 0.0
+    floor: float
 
     def scores(self, patterns: Tensor) -> Tensor:
-        """`patterns` `[places, H]` -> `[1 + draws, K, H]`."""
-        return (self.matrix @ patterns).view(1 + self.draws, len(self.offsets), -1)
+        """`patterns` `[places, H]` -> `[1 + DRAWS, K, H]`."""
+        return (self.matrix @ patterns).view(1 + DRAWS, len(self.offsets), -1)
 
 
 def label(role: str, view: View, types: dict[str, set[int]], noise: np.random.Generator) -> Labels | None:
@@ -95,63 +93,43 @@ def label(role: str, view: View, types: dict[str, set[int]], noise: np.random.Ge
 
     `types` are the token ids of the roles that read certain tokens (delimiter, boundary, rare).
     """
-    if role in ("previous", "next", "offset"):
-        return _offsets(role, view, noise)
-    if role == "first":
-        return _first(view, noise)
     if role in types:
         return _types(role, view, types[role], noise)
-    if role in ("duplicate", "induction"):
-        return _repeated(role, view, noise)
-    if role in ("local", "long-range"):
-        return _distance(role, view, noise)
-    return _links(role, view, noise)
+    of_role = {
+        "first": _first, **dict.fromkeys(("previous", "next", "offset"), _offsets),
+        **dict.fromkeys(("duplicate", "induction"), _repeated), **dict.fromkeys(("local", "long-range"), _distance),
+    }  # fmt: skip
+    return of_role.get(role, _links)(role, view, noise)
 
 
-def _matrix(
-    rows: Sequence[Ints], columns: Sequence[Ints], values: Sequence[NDArray[np.float32]], shape: tuple[int, int]
-) -> Tensor:
-    """A sparse matrix of entries, those of one place added."""
-    index = torch.from_numpy(np.stack([np.concatenate(rows), np.concatenate(columns)]))
-    weights = torch.from_numpy(np.concatenate(values).astype(np.float32))
-    entries = torch.sparse_coo_tensor(index, weights, shape, check_invariants=False).coalesce()
+def _labels(
+    role: str, view: View, at: Ints, entries: Sequence[Entry], offsets: tuple[int, ...] = (0,), floor: float = 0.0
+) -> Labels:
+    """A role with queries `at` `[n, 2]`, samples and positions; entries of one row and place are added."""
+    sizes = [len(places) for _, places, _ in entries]
+    rows = np.concatenate([np.full(size, row) for size, (row, _, _) in zip(sizes, entries, strict=True)])
+    index = torch.from_numpy(np.stack([rows, np.concatenate([places for _, places, _ in entries])]))
+    weights = torch.from_numpy(np.repeat(np.array([weight for _, _, weight in entries], np.float32), sizes))
+    shape = (1 + DRAWS) * len(offsets), view.starts[-1]
+    matrix = torch.sparse_coo_tensor(index, weights, shape, check_invariants=False).coalesce()
     with warnings.catch_warnings():  # that compressed rows are new in torch; they multiply several times as fast
         warnings.simplefilter("ignore", UserWarning)
-        return entries.to_sparse_csr()
-
-
-def _of_sets(draws: Sequence[int], sets: Sequence[Ints], weights: Sequence[float], view: View) -> Tensor:
-    """The matrix of sets of places that each belong to one draw and weigh the same."""
-    sizes = [len(one) for one in sets]
-    rows = np.repeat(np.array(draws, dtype=np.int64), sizes)
-    values = np.repeat(np.array(weights, dtype=np.float32), sizes)
-    return _matrix([rows], [np.concatenate(sets)], [values], (1 + DRAWS, view.starts[-1]))
+        matrix = matrix.to_sparse_csr()
+    queries = {int(r): sorted({int(t) for t in at[at[:, 0] == r, 1]}) for r in np.unique(at[:, 0])}
+    return Labels(role, matrix, offsets, queries, floor)
 
 
 def _of_queries(
-    role: str, view: View, at: NDArray[np.int64], keys: Sequence[Ints], offsets: tuple[int, ...],
-    draw: Callable[[Ints], Ints], draws: int = DRAWS,
-) -> Labels:  # fmt: skip
-    """A role with one key a query.  `at` `[n, 2]` are samples and queries; `keys` for each alternative `[n]` key places
-    or -1; `draw` gives for numbers of queries random places instead."""
-    k, size = len(offsets), view.starts[-1]
-    rows, columns, values = [], [], []
+    role: str, view: View, at: Ints, keys: Sequence[Ints], offsets: tuple[int, ...], draw: Callable[[Ints], Ints]
+) -> Labels:
+    """A role with one key a query: for each alternative `[n]` places or -1; `draw` gives random ones for queries."""
+    entries: list[Entry] = []
     for i, own in enumerate(keys):
         used = np.flatnonzero(own >= 0)
-        rows.append(np.full(len(used), i))
-        columns.append(view.places(at[used, 0], at[used, 1], own[used]))
-        values.append(np.full(len(used), 1 / len(used), np.float32))
-        every = np.tile(used, draws)
-        rows.append(np.repeat((np.arange(draws) + 1) * k + i, len(used)))
-        columns.append(draw(every))
-        values.append(np.full(len(every), 1 / len(used), np.float32))
-    matrix = _matrix(rows, columns, values, ((1 + draws) * k, size))
-    return Labels(role, matrix, draws, offsets, _positions(at))
-
-
-def _positions(at: Ints) -> dict[int, list[int]]:
-    """The queries of each sample."""
-    return {int(r): sorted({int(t) for t in at[at[:, 0] == r, 1]}) for r in np.unique(at[:, 0])}
+        entries.append((i, view.places(at[used, 0], at[used, 1], own[used]), 1 / len(used)))
+        rows = np.repeat((np.arange(DRAWS) + 1) * len(offsets) + i, len(used))
+        entries.append((rows, draw(np.tile(used, DRAWS)), 1 / len(used)))
+    return _labels(role, view, at, entries, offsets)
 
 
 def _thin(at: Ints, limit: int, noise: np.random.Generator) -> Ints:
@@ -187,19 +165,17 @@ def _queries(view: View, samples: Sequence[int], least: int) -> Ints:
 def _any_key(view: View, at: Ints, noise: np.random.Generator) -> Callable[[Ints], Ints]:
     """Places of random visible keys of queries."""
     seen = [np.flatnonzero(view.visible[r][t]) for r, t in at]
-    padded = np.zeros((len(seen), max(map(len, seen))), np.int64)
-    for i, keys in enumerate(seen):
-        padded[i, : len(keys)] = keys
     counts = np.array([len(keys) for keys in seen])
+    every, begins = np.concatenate(seen), np.cumsum(counts) - counts
 
     def draw(which: Ints) -> Ints:
-        chosen = padded[which, (noise.random(len(which)) * counts[which]).astype(np.int64)]
+        chosen = every[begins[which] + (noise.random(len(which)) * counts[which]).astype(np.int64)]
         return view.places(at[which, 0], at[which, 1], chosen)
 
     return draw
 
 
-def _first(view: View, noise: np.random.Generator) -> Labels | None:
+def _first(role: str, view: View, noise: np.random.Generator) -> Labels | None:
     """All queries of a sample on its first key; the null on one other place, the same in all samples: with learned
     positions a head may like any place, in all rows.  Samples weigh the same.
 
@@ -219,16 +195,13 @@ def _first(view: View, noise: np.random.Generator) -> Labels | None:
             per.append(of_key)
     if not per:
         return None
-    rows, columns, values = [], [], []
     usable = [s for s in range(1, min(map(len, per))) if all(len(of_key[s]) for of_key in per)] or [0]
     drawn = np.array(usable)[noise.integers(len(usable), size=DRAWS)]
-    for of_key in per:
-        for draw, s in enumerate([0, *drawn.tolist()]):
-            rows.append(draw)
-            columns.append(of_key[s])
-            values.append(1 / len(of_key[s]) / len(per))
-    at = _queries(view, samples[:4], least=4)
-    return Labels("first", _of_sets(rows, columns, values, view), DRAWS, (0,), _positions(at), HALF)
+    entries = [
+        (draw, of_key[s], 1 / len(of_key[s]) / len(per))
+        for of_key in per for draw, s in enumerate([0, *drawn.tolist()])
+    ]  # fmt: skip
+    return _labels(role, view, _queries(view, samples[:4], least=4), entries, floor=HALF)
 
 
 def _types(role: str, view: View, wanted: set[int], noise: np.random.Generator) -> Labels | None:
@@ -252,21 +225,18 @@ def _types(role: str, view: View, wanted: set[int], noise: np.random.Generator) 
     for r, t in chosen.tolist():
         for s in np.flatnonzero(view.visible[r][t]).tolist():
             if s:
-                of_type[number[view.keys[r][s]]].append(view.starts[r] + t * len(view.keys[r]) + s)
+                of_type[number[view.keys[r][s]]].append(int(view.places(r, t, s)))
     places = [np.array(one, dtype=np.int64) for one in of_type]
     real = {number[token] for token in own}
     shared = (len(real) + 1) // 2 if len(real) > 1 else 0  # of the role's types, the most that a draw may contain
-    rows, columns = [], []
+    entries = []
     for draw in range(1 + DRAWS):
         types = real
         while draw and len(real & types) > shared:
             types = set(noise.choice(len(every), len(real), replace=False).tolist())
-        for one in sorted(types):
-            rows.append(draw)
-            columns.append(places[one])
-    matrix = _of_sets(rows, columns, [1 / len(chosen)] * len(columns), view)
+        entries += [(draw, places[one], 1 / len(chosen)) for one in sorted(types)]
     floor = MOST if math.comb(len(every), len(real)) < ENOUGH else 0.0
-    return Labels(role, matrix, DRAWS, (0,), _positions(chosen), floor)
+    return _labels(role, view, chosen, entries, floor=floor)
 
 
 def _repeated(role: str, view: View, noise: np.random.Generator) -> Labels | None:
@@ -274,24 +244,21 @@ def _repeated(role: str, view: View, noise: np.random.Generator) -> Labels | Non
     at the same places of rows in which nothing is repeated."""
     side = 0 if view.stack == "encoder" or view.samples[0].target is None else 1
     ahead = 1 if role == "induction" else 0
-    rows = view.of_kind("repeated")
-    at, keys, fakes = [], [], []
-    for r in rows:
+    found = []
+    for r in view.of_kind("repeated"):
         half, start = view.samples[r].half, view.samples[r].start[side]
         for t in range(start + half + 1, start + 2 * half - 1):  # not the ends, where the other role's key is missing
             s = t - half + ahead
             if view.visible[r][t, s] and view.samples[r + 1].kind == "control":
-                at.append((r, t))
-                keys.append(s)
-                fakes.append(int(view.places(r + 1, t, s)))
-    if len(at) < 8:
+                found.append((r, t, s, int(view.places(r + 1, t, s))))
+    if len(found) < 8:
         return None
-    same = np.array(fakes)
+    every = np.array(found)
 
     def draw(which: Ints) -> Ints:
-        return np.asarray(same[noise.integers(len(same), size=len(which))])
+        return np.asarray(every[noise.integers(len(every), size=len(which)), 3])
 
-    return _of_queries(role, view, np.array(at), [np.array(keys)], (0,), draw)
+    return _of_queries(role, view, every[:, :2], [every[:, 2]], (0,), draw)
 
 
 def _distance(role: str, view: View, noise: np.random.Generator) -> Labels | None:
@@ -307,18 +274,15 @@ def _distance(role: str, view: View, noise: np.random.Generator) -> Labels | Non
         return None
     chosen = _thin(np.array(at, dtype=np.int64), DISTANT, noise)
     order = noise.random((DRAWS, max(map(len, view.keys)))).astype(np.float32)
-    rows, columns = [], []
+    entries: list[Entry] = []
     for r, t in chosen.tolist():
-        inside = _inside(role, view, r)[t]
-        keys = np.flatnonzero(inside)
+        keys = np.flatnonzero(_inside(role, view, r)[t])
         among = np.flatnonzero(view.visible[r][t])
         among = among[among > 0] if role == "long-range" else among
         drawn = among[order[:, among].argpartition(len(keys) - 1, axis=1)[:, : len(keys)]]
-        rows.append(np.repeat(np.arange(1 + DRAWS), len(keys)))
-        columns.append(view.places(r, t, np.concatenate([keys, drawn.ravel()])))
-    values = [np.full(len(one), 1 / len(chosen), np.float32) for one in rows]
-    matrix = _matrix(rows, columns, values, (1 + DRAWS, view.starts[-1]))
-    return Labels(role, matrix, DRAWS, (0,), _positions(chosen), HALF if role == "local" else MOST)
+        places = view.places(r, t, np.concatenate([keys, drawn.ravel()]))
+        entries.append((np.repeat(np.arange(1 + DRAWS), len(keys)), places, 1 / len(chosen)))
+    return _labels(role, view, chosen, entries, floor=HALF if role == "local" else MOST)
 
 
 def _inside(role: str, view: View, r: int) -> NDArray[np.bool_]:
@@ -339,7 +303,7 @@ def _links(role: str, view: View, noise: np.random.Generator) -> Labels | None:
     if not pairs:
         return None
     elsewhere = view.of_kind("text", "linked")
-    rows, columns, values = [], [], []
+    entries: list[Entry] = []
     for r, query, key in pairs:
         low, high = min(query + key), max(query + key)
         other = [  # the key is never the first of its row, which many heads read for no reason of the text
@@ -352,10 +316,10 @@ def _links(role: str, view: View, noise: np.random.Generator) -> Labels | None:
         drawn = np.array([(r, 0), *other])[[0, *(1 + noise.integers(len(other), size=DRAWS))]]
         if len(same) >= 4:
             drawn[2::2] = np.array(same)[noise.integers(len(same), size=len(drawn[2::2]))]
-        for t in query:
-            for s in key:
-                rows.append(np.arange(1 + DRAWS))
-                columns.append(view.places(drawn[:, 0], t + drawn[:, 1], s + drawn[:, 1]))
-                values.append(np.full(1 + DRAWS, 1 / len(query) / len(pairs), np.float32))
+        samples, shifts = drawn.T
+        entries += [
+            (np.arange(1 + DRAWS), view.places(samples, t + shifts, s + shifts), 1 / len(query) / len(pairs))
+            for t in query for s in key
+        ]  # fmt: skip
     at = np.array([(r, t) for r, query, _ in pairs for t in query])
-    return Labels(role, _matrix(rows, columns, values, (1 + DRAWS, view.starts[-1])), DRAWS, (0,), _positions(at))
+    return _labels(role, view, at, entries)

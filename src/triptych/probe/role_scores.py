@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, zero
+from triptych.probe.prompts import ProbedModel
+from triptych.probe.reads_and_edits import Plan, zero
 from triptych.probe.role_labels import DRAWS, Labels, View, label
 from triptych.probe.role_texts import HeadSample
+from triptych.probe.sites import prefix_of, sites
 from triptych.probe.size import trace_size
-from triptych.probe.trace import Trace
 from triptych.spec import AlibiSpec, ModelSpec
 from triptych.spec.masks import Mask, Points, full
-from triptych.text import Tokenizer
 
 FAMILY = 0.01  # probability that a model without any role has one above its null, over all heads and roles
 FLOOR = 0.25  # of the weight that even attention leaves: less is no role, however far from chance
@@ -35,27 +35,6 @@ CROSS_ROLES = ("alignment", "delimiter", "boundary", "rare", "first", "diffuse")
 Stack = Literal["encoder", "decoder", "cross"]
 
 
-@runtime_checkable
-class Probed(Protocol):
-    """What `triptych.Model` has of what is used here."""
-
-    tokenizer: Tokenizer | None
-
-    @property
-    def spec(self) -> ModelSpec: ...
-
-    def check_words(self, what: str) -> None: ...
-
-    def ids(self, texts: Any, mask: Tensor | None = None, *, target: bool = False) -> list[list[int]]: ...
-
-    def generate(self, prompts: Any, *, max_new_tokens: int = 64) -> Sequence[Any]: ...
-
-    def trace(
-        self, rows: Any, target: Any = None, *, read: Reads = (), edit: Edits = (), max_bytes: int = 1 << 30,
-        allow_null: bool = False,
-    ) -> Trace: ...  # fmt: skip
-
-
 @dataclass(frozen=True, eq=False)
 class HeadLayer:
     """The attention of one layer: its name before `.pattern`, its place, the number of heads and what it sees."""
@@ -68,153 +47,146 @@ class HeadLayer:
     fixed_bias: bool
 
 
+Head = tuple[HeadLayer, int]
+
+
 @dataclass
 class RoleScores:
-    """One role in every layer that can have it: `[H]` tensors in the order of `layers`.
+    """One role in all heads of the layers that can have it.
 
-    `floor` is the share that a score must reach of the weight that even attention leaves, at least `FLOOR`.
-    `score`, `mean` and `spread` of the null, `even` the score of even weights, `offset` the best of those searched.
-    `highest` `[draws]` is the largest standardized score of any head in each draw of the null.
+    queries   those of the role by stack and sample.
+    numbers   of each layer `[5, H]`: the score, that of even weights, mean and spread of the null, and the best offset.
+    highest   `[draws]`: the largest standardized score of any head in each draw of the null; None where none is drawn.
+    floor     the share that a score must reach of the weight that even attention leaves, at least `FLOOR`.
     """
 
     role: str
-    queries: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # by stack
-    layers: list[HeadLayer] = field(default_factory=list)
-    score: list[Tensor] = field(default_factory=list)
-    mean: list[Tensor] = field(default_factory=list)
-    spread: list[Tensor] = field(default_factory=list)
-    even: list[Tensor] = field(default_factory=list)
-    offset: list[Tensor] = field(default_factory=list)
+    queries: dict[str, dict[int, list[int]]] = field(default_factory=dict)
+    heads: list[Head] = field(default_factory=list)
+    numbers: list[Tensor] = field(default_factory=list)
     highest: Tensor | None = None
     floor: float = 0.0
 
     def add(self, attention: HeadLayer, scores: Tensor, even: Tensor, offsets: Sequence[int] = (0,)) -> None:
         """`scores` `[1 + draws, K, H]`, the role first; `even` `[K, H]`."""
         role, draws = scores[0], scores[1:]
-        best = role.argmax(0, keepdim=True)
-        self.layers.append(attention)
-        self.score.append(role.gather(0, best)[0])
-        self.even.append(even.gather(0, best)[0])
-        self.offset.append(torch.tensor(offsets)[best[0]])
         mean, spread = (draws.mean(0), draws.std(0).clamp_min(SPREAD)) if len(draws) else (even, torch.zeros_like(even))
-        self.mean.append(mean.gather(0, best)[0])
-        self.spread.append(spread.gather(0, best)[0])
+        each = (role, even, mean, spread, torch.tensor(offsets).to(role)[:, None].expand_as(role))
+        best = role.argmax(0, keepdim=True)
+        self.numbers.append(torch.stack([one.gather(0, best)[0] for one in each]))
+        self.heads += [(attention, head) for head in range(attention.heads)]
         if len(draws):
             highest = ((draws - mean) / spread).amax((1, 2))
             self.highest = highest if self.highest is None else torch.maximum(self.highest, highest)
 
-    def above(self, roles: int) -> tuple[list[Tensor], list[Tensor | None], list[Tensor | None]]:
-        """For each layer the threshold of each head; its distance from the mean of the null in standard deviations,
-        and the probability of one as large in any head and role, None where nothing is drawn."""
+    def above(self, roles: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The threshold of each head; its distance from the mean of the null in standard deviations, and the
+        probability of one as large in any head and role, None where nothing is drawn."""
+        score, even, mean, spread, _ = torch.cat(self.numbers, 1)
         if self.role == "diffuse":
-            return self._above_others(), [None] * len(self.layers), [None] * len(self.layers)
-        limits, zs, ps = [], [], []
-        for score, mean, spread, even in zip(self.score, self.mean, self.spread, self.even, strict=True):
-            least = torch.maximum(mean, even)
-            limit = least + max(FLOOR, self.floor) * (1 - least)
-            z = p = None
-            if self.highest is not None:
-                z = (score - mean) / spread
-                reached = (self.highest[:, None] >= z[None]).sum(0)
-                p = ((1 + reached) / (1 + len(self.highest)) * roles).clamp_max(1)
-                rank = int(FAMILY / roles * (1 + len(self.highest)))  # so many draws may reach a score that counts
-                bound = self.highest.sort(descending=True).values[max(rank - 1, 0)]
-                limit = torch.maximum(limit, mean + bound * spread)
-            limits.append(limit)
-            zs.append(z)
-            ps.append(p)
-        return limits, zs, ps
+            return self._above_others(score), None, None
+        least = torch.maximum(mean, even)
+        limit = least + max(FLOOR, self.floor) * (1 - least)
+        if self.highest is None:
+            return limit, None, None
+        z = (score - mean) / spread
+        p, bound = by_chance(self.highest, z, roles)
+        return torch.maximum(limit, mean + bound * spread), z, p
 
-    def _above_others(self) -> list[Tensor]:
+    def _above_others(self, score: Tensor) -> Tensor:
         """`DIFFUSE`, and `TIMES` the median of the heads of the same stack and the lower quartile of the same layer: a
         model that has learned nothing reads evenly in all heads, or in all of a layer, and then none stands out."""
-        limits = []
-        for attention, score in zip(self.layers, self.score, strict=True):
-            all_heads = torch.cat([
-                other for at, other in zip(self.layers, self.score, strict=True) if at.stack == attention.stack
-            ])  # fmt: skip
-            usual = max(float(all_heads.median()), float(score.quantile(0.25, interpolation="lower")))
-            limits.append(torch.full_like(score, max(DIFFUSE, TIMES * usual)))
+        limits = torch.zeros_like(score)
+        for attention in dict.fromkeys(at for at, _ in self.heads):
+            own = torch.tensor([at is attention for at, _ in self.heads])
+            same = torch.tensor([at.stack == attention.stack for at, _ in self.heads])
+            usual = max(float(score[same].median()), float(score[own].quantile(0.25, interpolation="lower")))
+            limits[own] = max(DIFFUSE, TIMES * usual)
         return limits
+
+
+def by_chance(highest: Tensor, z: Tensor, roles: int = 1) -> tuple[Tensor, Tensor]:
+    """The probability that any head in any of so many roles comes as far as `z`, and the distance that counts, which
+    few of the `highest` of the draws reach."""
+    reached = (highest[:, None] >= z).sum(0)
+    rank = int(FAMILY / roles * (1 + len(highest)))
+    p = ((1 + reached) / (1 + len(highest)) * roles).clamp_max(1)
+    return p, highest.sort(descending=True).values[max(rank - 1, 0)]
 
 
 def attentions(spec: ModelSpec) -> list[HeadLayer]:
     """Every layer whose heads have patterns, in the order of the forward."""
     every = []
     for stack_name, stack in spec.stacks.items():
-        prefix = f"{stack_name}." if spec.layout == "encoder-decoder" else ""
         name: Stack = "encoder" if stack_name == "encoder" else "decoder"
         for i, block in enumerate(stack.blocks):
             kind = stack.kinds[block.attn.kind]
-            own = f"{prefix}blocks.{i}"
+            own = f"{prefix_of(spec, stack_name)}blocks.{i}"
             fixed = isinstance(kind.position, AlibiSpec)
             every.append(HeadLayer(f"{own}.attn", name, i, block.attn.heads, kind.mask, fixed))
             if block.cross is not None:
                 every.append(HeadLayer(f"{own}.cross", "cross", i, block.cross.heads, full(), False))
-    known = Plan.of(spec).sites
+    known = sites(spec)
     return [one for one in every if f"{one.name}.pattern" in known]
 
 
 def score_all(
-    model: Probed, samples: list[HeadSample], roles: Sequence[str], types: dict[Stack, dict[str, set[int]]], seed: int
-) -> dict[str, RoleScores]:
+    model: ProbedModel, samples: list[HeadSample], roles: Sequence[str], types: dict[Stack, dict[str, set[int]]],
+    seed: int,
+) -> dict[str, RoleScores]:  # fmt: skip
     """Every role of every head on the samples; a role that the samples cannot show is left out."""
-    every = attentions(model.spec)
-    views: dict[tuple[Stack, str], View] = {}
-    labels: dict[tuple[Stack, str], list[Labels]] = {}
+    views: dict[tuple[Stack, str], tuple[View, list[Labels]]] = {}
     scores: dict[str, RoleScores] = {}
-    for attention, patterns, without_content in _read(model, samples, every):
+    for attention, patterns, without_content in _read(model, samples):
         key = (attention.stack, repr(attention.mask))
         if key not in views:
-            views[key] = view = _view(model.spec, samples, attention)
-            labels[key] = _labels(view, attention.stack, roles, types[attention.stack], seed)
-        view = views[key]
+            new = _view(samples, attention)
+            views[key] = new, _labels(new, roles, types[attention.stack], seed)
+        view, labels = views[key]
         flat = torch.cat([p.flatten(1) for p in patterns], 1).T.contiguous()  # [places, H]
         even = view.even[:, None].expand(-1, attention.heads)
         if without_content is not None:
             even = torch.cat([p.flatten(1) for p in without_content], 1).T
-        for one in labels[key]:
+        for one in labels:
             role = scores.setdefault(one.role, RoleScores(one.role))
             role.queries[attention.stack], role.floor = one.queries, max(role.floor, one.floor)
             role.add(attention, one.scores(flat), one.scores(even.contiguous())[0], one.offsets)
-        _add_diffuse(scores, roles, attention, view, flat)
+        if "diffuse" in roles:
+            _add_diffuse(scores, attention, view, patterns)
         if attention.stack == "cross" and "alignment" in roles:
             _add_alignment(scores, attention, view, patterns, seed)
     return scores
 
 
 def _read(
-    model: Probed, samples: list[HeadSample], every: list[HeadLayer]
+    model: ProbedModel, samples: list[HeadSample]
 ) -> Iterator[tuple[HeadLayer, list[Tensor], list[Tensor] | None]]:
     """Each layer with its patterns `[H, T, S]` of the samples, and those without content where the positions are a
     fixed bias.  As many layers are read in a forward as fit `BYTES`."""
     rows = [sample.ids for sample in samples]
     targets = None if samples[0].target is None else [sample.target for sample in samples]
     lengths = [len(sample.target or sample.ids) for sample in samples]
-    group: list[HeadLayer] = []
+    groups: list[list[HeadLayer]] = []
     used = 0
-    for one in [*every, None]:
-        nbytes = 0
-        if one is not None:
-            plan = Plan.of(model.spec, [f"{one.name}.pattern"])
-            nbytes = trace_size(plan, lengths, [] if targets is None else [len(row) for row in rows]).total
-        if group and (one is None or used + nbytes > BYTES):
-            read = [Read(f"{each.name}.pattern") for each in group]
-            trace = model.trace(rows, targets, read=read)
-            fixed = [each for each in group if each.fixed_bias]
-            silent: list[Edit] = [zero(f"{each.name}.q_rot") for each in fixed]
-            bare = model.trace(rows, targets, read=read, edit=silent, allow_null=True) if fixed else None
-            for each in group:
-                name = f"{each.name}.pattern"
-                without = [p.float().cpu() for p in bare[name]] if bare is not None and each.fixed_bias else None
-                yield each, [p.float().cpu() for p in trace[name]], without
-            group, used = [], 0
-        if one is not None:
-            group.append(one)
-            used += nbytes
+    for one in attentions(model.spec):
+        plan = Plan.of(model.spec, f"{one.name}.pattern")
+        nbytes = trace_size(plan, lengths, [] if targets is None else [len(row) for row in rows]).total
+        if not groups or used + nbytes > BYTES:
+            groups.append([])
+            used = 0
+        groups[-1].append(one)
+        used += nbytes
+    for group in groups:
+        read = [f"{one.name}.pattern" for one in group]
+        trace = model.trace(rows, targets, read=read)
+        silent = [zero(f"{one.name}.q_rot") for one in group if one.fixed_bias]
+        bare = model.trace(rows, targets, read=read, edit=silent, allow_null=True) if silent else None
+        for one, name in zip(group, read, strict=True):
+            without = [p.float().cpu() for p in bare[name]] if bare is not None and one.fixed_bias else None
+            yield one, [p.float().cpu() for p in trace[name]], without
 
 
-def _view(spec: ModelSpec, samples: list[HeadSample], attention: HeadLayer) -> View:
+def _view(samples: list[HeadSample], attention: HeadLayer) -> View:
     """The queries, keys and visibility of one kind of attention."""
     of_decoder = [sample.ids if sample.target is None else sample.target for sample in samples]
     sources = [sample.ids for sample in samples]
@@ -228,32 +200,24 @@ def _view(spec: ModelSpec, samples: list[HeadSample], attention: HeadLayer) -> V
     return View(attention.stack, samples, queries, keys, visible)
 
 
-def _labels(view: View, stack: Stack, roles: Sequence[str], types: dict[str, set[int]], seed: int) -> list[Labels]:
-    built_in = CROSS_ROLES if stack == "cross" else SELF_ROLES
-    every = []
-    for number, role in enumerate(roles):
-        linear = role not in ("diffuse", "alignment")
-        of_source = stack == "encoder" or (stack == "decoder" and view.samples[0].target is None)
-        if linear and (role in built_in or (role not in SELF_ROLES and of_source)):
-            noise = np.random.default_rng([seed, 1, number])
-            one = label(role, view, types, noise)
-            every += [] if one is None else [one]
-    return every
+def _labels(view: View, roles: Sequence[str], types: dict[str, set[int]], seed: int) -> list[Labels]:
+    """Those of the roles that heads of a stack can have: those with links read the source or the only row."""
+    built_in = CROSS_ROLES if view.stack == "cross" else SELF_ROLES
+    of_source = view.stack == "encoder" or (view.stack == "decoder" and view.samples[0].target is None)
+    every = [
+        label(role, view, types, np.random.default_rng([seed, 1, number])) for number, role in enumerate(roles)
+        if role not in ("diffuse", "alignment") and (role in built_in or (role not in SELF_ROLES and of_source))
+    ]  # fmt: skip
+    return [one for one in every if one is not None]
 
 
-def _add_diffuse(
-    scores: dict[str, RoleScores], roles: Sequence[str], attention: HeadLayer, view: View, flat: Tensor
-) -> None:
+def _add_diffuse(scores: dict[str, RoleScores], attention: HeadLayer, view: View, patterns: list[Tensor]) -> None:
     """The exponential of the entropy of a query's weights over the number of keys it sees, mean over queries with 8."""
-    if "diffuse" not in roles:
-        return
-    shares, start = [], 0
-    for r, (q, k) in enumerate(zip(view.queries, view.keys, strict=True)):
-        rows = flat[start : start + len(q) * len(k)].view(len(q), len(k), -1)
-        start += len(q) * len(k)
+    shares = []
+    for r in view.of_kind("text", "control"):
         seen = torch.from_numpy(view.visible[r].sum(1))
-        if view.samples[r].kind in ("text", "control") and bool((seen >= 8).any()):
-            entropy = torch.special.entr(rows[seen >= 8]).sum(1)  # [t, H]
+        if bool((seen >= 8).any()):
+            entropy = torch.special.entr(patterns[r].permute(1, 2, 0).contiguous()[seen >= 8]).sum(1)  # [t, H]
             shares.append(entropy.exp() / seen[seen >= 8, None])
     if shares:
         share = torch.cat(shares).mean(0)
@@ -296,3 +260,18 @@ def _best_path(patterns: Tensor) -> Tensor:
     for t in range(1, patterns.shape[-2]):
         best = best.cummax(-1).values + patterns[..., t, :]
     return best.amax(-1) / patterns.shape[-2]
+
+
+def mean_weight(patterns: Tensor, reads: Tensor) -> Tensor:
+    """`[..., T, S]` weights -> `[...]`: what each query gives the keys it `reads`, `[T, S]` booleans, summed over these
+    keys; the mean over the queries that read any (Clark et al. 2019)."""
+    summed = (patterns * reads.to(patterns.dtype)).sum(-1)
+    return summed[..., reads.any(-1)].mean(-1)
+
+
+def at_offset(queries: range, offset: int, length: int) -> Tensor:
+    """`[length, length]` booleans: each of the queries reads the key `offset` places behind it; negative is before."""
+    reads = torch.zeros(length, length, dtype=torch.bool)
+    for query in queries:
+        reads[query, query + offset] = True
+    return reads

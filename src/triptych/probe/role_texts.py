@@ -29,32 +29,6 @@ TEXTS = (
     "different hour. The guard wound them on Mondays. Visitors often asked him what time it was.",
 )
 
-SUBJECT_VERB = (
-    ("Yesterday the teacher who likes music spoke to us", "spoke", "teacher"),
-    ("In the evening the dogs near the gate bark", "bark", "dogs"),
-    ("After the storm the farmer with two sons left the valley", "left", "farmer"),
-    ("Every spring the birds in the old tower sing again", "sing", "birds"),
-    ("At the market the woman in a red coat bought apples", "bought", "woman"),
-    ("Last year the king of that small island died", "died", "king"),
-    ("On Sundays the children from our street play football", "play", "children"),
-    ("In the story the soldier without a horse walked home", "walked", "soldier"),
-    ("By the lake the boats of the fishermen lie empty", "lie", "boats"),
-    ("Before dinner the doctor and her nurse ate bread", "ate", "doctor"),
-)
-COREFERENCE = (
-    ("Yesterday the woman came home late because she had missed the train", "she", "woman"),
-    ("In the park the boy fell and then he cried", "he", "boy"),
-    ("When we met my uncle at the station he was carrying a bag", "he", "uncle"),
-    ("Although the queen was old she travelled to the coast", "she", "queen"),
-    ("At noon the girls stopped because they were hungry", "they", "girls"),
-    ("Last week my mother wrote that she would visit us", "she", "mother"),
-    ("After lunch the king said that he would leave", "he", "king"),
-    ("In spring the farmers sold the horses because they needed money", "they", "farmers"),
-    ("On the bridge Mary told us that she was cold", "she", "Mary"),
-    ("At school John asked whether he could go home", "he", "John"),
-)
-LINKS = {"subject-verb": SUBJECT_VERB, "coreference": COREFERENCE}
-
 REPEATS, SHORTEST, LONGEST = 8, 10, 20  # rows of random tokens; tokens of the sequence that is repeated
 CUT = 128  # tokens of a built-in text that are read
 PUNCTUATION = set(",;:.!?()[]\"'-–—…«»“”")
@@ -63,6 +37,40 @@ ENDINGS = set(".!?…")
 Kind = Literal["text", "repeated", "control", "bare", "linked"]
 Word = str | int
 Link = tuple[str | Sequence[int], Word, Word]  # a text (or its ids), the word that reads, and the word that is read
+
+
+def _links(table: str) -> list[Link]:
+    """Lines of the word that reads, the one that is read, and the text."""
+    lines = (line.split(maxsplit=2) for line in table.strip().splitlines())
+    return [(text, query, key) for query, key, text in lines]
+
+
+LINKS = {
+    "subject-verb": _links("""
+spoke teacher Yesterday the teacher who likes music spoke to us
+bark dogs In the evening the dogs near the gate bark
+left farmer After the storm the farmer with two sons left the valley
+sing birds Every spring the birds in the old tower sing again
+bought woman At the market the woman in a red coat bought apples
+died king Last year the king of that small island died
+play children On Sundays the children from our street play football
+walked soldier In the story the soldier without a horse walked home
+lie boats By the lake the boats of the fishermen lie empty
+ate doctor Before dinner the doctor and her nurse ate bread
+"""),
+    "coreference": _links("""
+she woman Yesterday the woman came home late because she had missed the train
+he boy In the park the boy fell and then he cried
+he uncle When we met my uncle at the station he was carrying a bag
+she queen Although the queen was old she travelled to the coast
+they girls At noon the girls stopped because they were hungry
+she mother Last week my mother wrote that she would visit us
+he king After lunch the king said that he would leave
+they farmers In spring the farmers sold the horses because they needed money
+she Mary On the bridge Mary told us that she was cold
+he John At school John asked whether he could go home
+"""),
+}
 
 
 @dataclass(frozen=True)

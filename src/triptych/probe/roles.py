@@ -6,8 +6,10 @@ all heads and roles.  A score says where a head looks; the ablation beside it sa
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,35 +17,183 @@ import torch
 
 from triptych.arguments import check_ids, integer
 from triptych.errors import InputError, nearest, shown
-from triptych.probe.role_ablation import Ablation, Effect, Head, unit
-from triptych.probe.role_scores import (
-    CROSS_ROLES,
-    SELF_ROLES,
-    HeadLayer,
-    Probed,
-    RoleScores,
-    Stack,
-    attentions,
-    score_all,
-)  # fmt: skip
-from triptych.probe.role_table import ROLES, HeadRole, HeadTable, RoleEffect
-from triptych.probe.role_texts import (
-    CUT,
-    LINKS,
-    TEXTS,
-    HeadSample,
-    Link,
-    linked_samples,
-    punctuation,
-    random_samples,
-)  # fmt: skip
+from triptych.probe.display import Displayed, plain
+from triptych.probe.prompts import ProbedModel
+from triptych.probe.role_ablation import Ablation, Effect, unit
+from triptych.probe.role_labels import FAR, FARTHEST, NEAR
+from triptych.probe.role_scores import CROSS_ROLES, FAMILY, SELF_ROLES, Head, RoleScores, Stack, attentions, score_all
+from triptych.probe.role_texts import CUT, LINKS, TEXTS, HeadSample, Link, linked_samples, punctuation, random_samples
 
 TOGETHER = 8  # heads of a role, at most, that are ablated together
 RARE = 0.1  # of the token types of the texts
+ROLES = {
+    "induction": "the token after the first occurrence of the present one (A B ... A reads B)",
+    "duplicate": "the first occurrence of the present token",
+    "alignment": "the source from left to right, as the target is written",
+    "subject-verb": "from a verb its subject, in ten sentences",
+    "coreference": "from a pronoun the person it stands for, in ten sentences",
+    "delimiter": "punctuation",
+    "boundary": "the marks that end a sentence",
+    "rare": "the rarest tokens of the text",
+    "previous": "the token before",
+    "next": "the token after",
+    "offset": f"the token 2 to {FARTHEST} places away, always as many",
+    "first": "the first token",
+    "local": f"tokens at most {NEAR} places away",
+    "long-range": f"tokens at least {FAR} places away, the first one excepted",
+    "diffuse": "many keys alike",
+}
+GENERAL = ("local", "long-range", "diffuse")  # what a head does is named by these only where nothing else is above
+
+
+@dataclass(frozen=True)
+class HeadRole:
+    """One head in one role.
+
+    score      0 to 1: the mean weight of the role's queries on its keys; of `diffuse`, the effective number of keys as
+               a share of those visible.
+    even       what even weights score; `null` the mean of the null distribution; `threshold` what counts.
+    z, p       the distance from `null` in its standard deviations, and the probability that any head in any role comes
+               as far by chance; None where the null is not drawn.
+    offset     places from the query to the key, for `offset`.
+    effect     what is lost without the head (`HeadTable.unit`), and without random heads of its layer, the mean of
+               several; None where it was not measured.
+    """
+
+    stack: Stack
+    layer: int
+    head: int
+    role: str
+    score: float
+    even: float
+    null: float
+    threshold: float
+    z: float | None
+    p: float | None
+    offset: int | None = None
+    effect: float | None = None
+    random_effect: float | None = None
+
+    @property
+    def above(self) -> bool:
+        """Whether the score is above its threshold: the head has the role."""
+        return self.score >= self.threshold
+
+    @property
+    def name(self) -> str:
+        """`decoder 3.5`: stack, layer and head."""
+        return f"{self.stack} {self.layer}.{self.head}"
+
+
+@dataclass(frozen=True)
+class RoleEffect:
+    """What is lost without the best `heads` of a role together (`effect`), and without as many `random` heads, of the
+    same layers where there are enough, one value for each of several different sets of them; in `HeadTable.unit`.  A
+    small model may have one other set or none, with which nothing can be compared."""
+
+    role: str
+    heads: tuple[tuple[Stack, int, int], ...]
+    effect: float
+    random: tuple[float, ...]
+
+    @property
+    def random_mean(self) -> float:
+        return sum(self.random) / len(self.random) if self.random else math.nan
+
+    @property
+    def beyond_random(self) -> bool:
+        """Whether more is lost without these heads than without every set of random ones, of which there are two."""
+        return len(self.random) > 1 and self.effect > max(self.random)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadTable(Displayed):
+    """Every head of a model in every role.
+
+    rows           all heads in all roles that were measured, in the order of the model.
+    together       for each role with heads above their threshold, what is lost without its best.
+    not_measured   roles that the texts or the model cannot show, with the reason.
+    unit           of the effects: nats, or cosine distance for a model that predicts no tokens.
+    """
+
+    rows: tuple[HeadRole, ...]
+    together: tuple[RoleEffect, ...]
+    not_measured: dict[str, str]
+    unit: str
+    seed: int
+    links: dict[str, int] = field(default_factory=dict)  #: pairs of words a role of links was measured on
+
+    @property
+    def roles(self) -> dict[str, list[HeadRole]]:
+        """The heads above their threshold, by role, the highest score first."""
+        found = {role: self.find(role) for role in dict.fromkeys(row.role for row in self.rows)}
+        return {role: heads for role, heads in found.items() if heads}
+
+    def find(self, role: str) -> list[HeadRole]:
+        """The heads that have a role, the highest score first.  Raises InputError for a role that was not measured."""
+        measured = dict.fromkeys(row.role for row in self.rows)
+        if role not in measured:
+            reason = self.not_measured.get(role)
+            if reason:
+                raise InputError(f"the role {role!r} was not measured: {reason}")
+            raise InputError(f"there is no role {role!r}{nearest(role, measured)}")
+        return sorted((row for row in self.rows if row.role == role and row.above), key=lambda row: -row.score)
+
+    def of(self, stack: Stack, layer: int, head: int) -> list[HeadRole]:
+        """One head in all roles."""
+        return [row for row in self.rows if (row.stack, row.layer, row.head) == (stack, layer, head)]
+
+    def main(self) -> dict[tuple[Stack, int, int], HeadRole | None]:
+        """For each head the role that names it: of those above their threshold the one with the highest score, local,
+        long-range and diffuse only where there is no other; None where there is none."""
+        mains: dict[tuple[Stack, int, int], HeadRole | None] = {}
+        for row in self.rows:
+            at = (row.stack, row.layer, row.head)
+            best = mains.setdefault(at, None)
+            if row.above and (best is None or _names(row) > _names(best)):
+                mains[at] = row
+        return mains
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        rows = [asdict(row) | {"above": row.above} for row in self.rows]
+        together = [asdict(one) | {"beyond_random": one.beyond_random} for one in self.together]
+        return {
+            "seed": self.seed, "unit": self.unit, "family_wise": FAMILY, "not_measured": self.not_measured,
+            "together": plain(together), "heads": rows,
+        }  # fmt: skip
+
+    def __iter__(self) -> Iterator[HeadRole]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        heads = {(row.stack, row.layer, row.head) for row in self.rows}
+        lines = [f"HeadTable of {len(heads)} heads; effects in {self.unit}, of random heads in brackets"]
+        for role, best in self.roles.items():
+            lines.append(f"  {role}: {len(best)} head{'s' * (len(best) != 1)}")
+            lines += [f"    {_line(row)}" for row in best[:5]]
+        if len(lines) == 1:
+            lines.append("  no head is above its threshold in any role")
+        return "\n".join(lines)
+
+
+def _names(row: HeadRole) -> tuple[bool, float, int]:
+    """The larger, the better the role names the head: equal scores go to the role that says more."""
+    known = list(ROLES).index(row.role) if row.role in ROLES else -1
+    return row.role not in GENERAL, round(row.score, 2), -known
+
+
+def _line(row: HeadRole) -> str:
+    where = f" at {row.offset:+d}" if row.offset else ""
+    text = f"{row.name}{where}: {row.score:.2f}, threshold {row.threshold:.2f}"
+    if row.effect is None:
+        return text
+    beside = "" if row.random_effect is None else f" ({row.random_effect:.3g})"
+    return f"{text}, without it {row.effect:.3g}{beside}"
 
 
 def heads(
-    model: Probed,
+    model: ProbedModel,
     texts: Any = None,
     targets: Any = None,
     *,
@@ -80,14 +230,16 @@ def heads(
     integer("ablate", ablate, 0)
     integer("seed", seed, 0)
     samples = _samples(model, texts, targets, seed)
-    _checked_ids(model, "delimiters", delimiters)
-    _checked_ids(model, "boundaries", boundaries)
+    for name, ids in (("delimiters", delimiters), ("boundaries", boundaries)):
+        if ids is not None:
+            check_ids(ids, max(model.spec.vocab, model.spec.source_vocab), name)
     own = () if links is None else tuple(links)
     linked = {role: pairs[role] for role in wanted if role in pairs}
     samples += linked_samples(linked, model.spec, model.tokenizer, strict=own)
     if not samples:
         raise InputError("there is no text to score heads on; give texts=, or use a model with a larger vocabulary")
-    if not attentions(model.spec):
+    layers = attentions(model.spec)
+    if not layers:
         raise InputError("no layer of this model has attention weights")
     types = _types(model, samples, delimiters, boundaries)
     progress("reading the patterns")
@@ -96,8 +248,8 @@ def heads(
         progress("ablating heads")
         effects, together = _ablated(model, samples, scores, ablate, seed, progress)
     rows = [row for role in wanted if role in scores for row in _rows(scores[role], len(wanted), effects)]
-    place = {one.name: i for i, one in enumerate(attentions(model.spec))}
-    rows.sort(key=lambda row: (place[_site(model, row)], row.head))
+    place = {(one.stack, one.layer): i for i, one in enumerate(layers)}
+    rows.sort(key=lambda row: (place[row.stack, row.layer], row.head))
     missing = {role: _why_not(role, model) for role in wanted if role not in scores}
     count = {role: sum(len(sample.links.get(role, ())) for sample in samples) for role in linked}
     return HeadTable(tuple(rows), tuple(together), missing, unit(model.spec), seed, count)
@@ -129,13 +281,7 @@ def _checked_links(links: dict[str, Sequence[Link]] | None) -> dict[str, Sequenc
     return links or {}
 
 
-def _checked_ids(model: Probed, name: str, ids: Sequence[object] | None) -> None:
-    """Raises InputError for anything but a list of token ids of the model."""
-    if ids is not None:
-        check_ids(ids, max(model.spec.vocab, model.spec.source_vocab), name)
-
-
-def _samples(model: Probed, texts: Any, targets: Any, seed: int) -> list[HeadSample]:
+def _samples(model: ProbedModel, texts: Any, targets: Any, seed: int) -> list[HeadSample]:
     """The rows to read: texts, given or built in, and random tokens."""
     if isinstance(texts, str):
         raise InputError("give a list of texts, not one string: [text]")
@@ -162,7 +308,7 @@ def _samples(model: Probed, texts: Any, targets: Any, seed: int) -> list[HeadSam
 
 
 def _types(
-    model: Probed, samples: list[HeadSample], delimiters: Sequence[int] | None, boundaries: Sequence[int] | None
+    model: ProbedModel, samples: list[HeadSample], delimiters: Sequence[int] | None, boundaries: Sequence[int] | None
 ) -> dict[Stack, dict[str, set[int]]]:
     """For each stack the token ids of the roles that read certain tokens."""
     given = {name: set(ids) for name, ids in (("delimiter", delimiters), ("boundary", boundaries)) if ids is not None}
@@ -191,67 +337,48 @@ def _rarest(ids: list[int], marks: set[int]) -> set[int]:
 
 
 def _ablated(
-    model: Probed, samples: list[HeadSample], scores: dict[str, RoleScores], ablate: int, seed: int,
+    model: ProbedModel, samples: list[HeadSample], scores: dict[str, RoleScores], ablate: int, seed: int,
     progress: Callable[[str], None],
-) -> tuple[dict[tuple[str, str, int], Effect], list[RoleEffect]]:  # fmt: skip
-    """The effects of the best heads of each role, by role, site and head, and of all of them together."""
-    effects: dict[tuple[str, str, int], Effect] = {}
+) -> tuple[dict[tuple[str, Head], Effect], list[RoleEffect]]:  # fmt: skip
+    """The effects of the best heads of each role, by role and head, and of all of them together."""
+    effects: dict[tuple[str, Head], Effect] = {}
     together: list[RoleEffect] = []
     for number, (role, one) in enumerate(scores.items() if ablate else ()):
-        limits, _, _ = one.above(len(scores))
-        ranked: list[tuple[float, Head]] = []
-        others: list[Head] = []
-        for attention, score, limit in zip(one.layers, one.score, limits, strict=True):
-            for head in range(attention.heads):
-                if score[head] >= limit[head]:
-                    ranked.append((float(score[head]), (attention, head)))
-                else:
-                    others.append((attention, head))
-        if not ranked:
+        score = torch.cat(one.numbers, 1)[0]
+        above = (score >= one.above(len(scores))[0]).tolist()
+        best = [one.heads[i] for i in score.argsort(descending=True, stable=True).tolist() if above[i]]
+        if not best:
             continue
         progress(f"ablating the heads of the role {role}")
-        best = [head for _, head in sorted(ranked, key=lambda pair: -pair[0])]
-        ablation = Ablation.of(model, samples, one.queries, role == "induction" and _decodes(one.layers))
+        decodes = all(at.stack == "decoder" for at, _ in one.heads)  # these predict the token that comes next
+        ablation = Ablation.of(model, samples, one.queries, role == "induction" and decodes)
         groups = [tuple(best[:TOGETHER]), *((head,) for head in best[:ablate])]
+        others = [head for head, is_above in zip(one.heads, above, strict=True) if not is_above]
         whole, *single = ablation.effects(groups, others, np.random.default_rng([seed, 2, number]))
-        for (attention, head), effect in zip(best, single, strict=False):
-            effects[role, attention.name, head] = effect
-        cut = tuple((at.stack, at.layer, head) for at, head in whole.heads)
+        effects |= {(role, head): effect for head, effect in zip(best, single, strict=False)}
+        cut = tuple((at.stack, at.layer, head) for at, head in groups[0])
         together.append(RoleEffect(role, cut, whole.lost, whole.random))
     return effects, together
 
 
-def _decodes(layers: Sequence[HeadLayer]) -> bool:
-    """Whether the role lies in decoders alone, which predict the token that comes next."""
-    return all(one.stack == "decoder" for one in layers)
-
-
-def _rows(scores: RoleScores, roles: int, effects: dict[tuple[str, str, int], Effect]) -> list[HeadRole]:
+def _rows(scores: RoleScores, roles: int, effects: dict[tuple[str, Head], Effect]) -> list[HeadRole]:
+    score, even, mean, _, offset = torch.cat(scores.numbers, 1).tolist()
+    limit, *drawn = scores.above(roles)
+    z, p = ([None] * len(score) if one is None else one.tolist() for one in drawn)
     rows = []
-    limits, zs, ps = scores.above(roles)
-    for i, attention in enumerate(scores.layers):
-        z, p = zs[i], ps[i]
-        for head in range(attention.heads):
-            effect = effects.get((scores.role, attention.name, head))
-            random = [] if effect is None else effect.random
-            rows.append(
-                HeadRole(
-                    attention.stack, attention.layer, head, scores.role, float(scores.score[i][head]),
-                    float(scores.even[i][head]), float(scores.mean[i][head]), float(limits[i][head]),
-                    None if z is None else float(z[head]), None if p is None else float(p[head]),
-                    int(scores.offset[i][head]) if scores.role == "offset" else None,
-                    None if effect is None else effect.lost, sum(random) / len(random) if random else None,
-                )
-            )  # fmt: skip
+    for i, (at, head) in enumerate(scores.heads):
+        effect = effects.get((scores.role, (at, head)))
+        rows.append(
+            HeadRole(
+                at.stack, at.layer, head, scores.role, score[i], even[i], mean[i], float(limit[i]), z[i], p[i],
+                int(offset[i]) if scores.role == "offset" else None,
+                *((None, None) if effect is None else (effect.lost, effect.random_mean)),
+            )
+        )  # fmt: skip
     return rows
 
 
-def _site(model: Probed, row: HeadRole) -> str:
-    prefix = "" if model.spec.layout != "encoder-decoder" else "encoder." if row.stack == "encoder" else "decoder."
-    return f"{prefix}blocks.{row.layer}.{'cross' if row.stack == 'cross' else 'attn'}"
-
-
-def _why_not(role: str, model: Probed) -> str:
+def _why_not(role: str, model: ProbedModel) -> str:
     if role == "alignment" and model.spec.layout != "encoder-decoder":
         return "it is a role of cross-attention"
     if role in ("delimiter", "boundary", "rare", *LINKS) and model.tokenizer is None:

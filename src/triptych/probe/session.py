@@ -15,12 +15,10 @@ from torch import Tensor
 from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, RowPlan, Rows, SumPlan
 from triptych.errors import ProbeError
 from triptych.nn import NO_TAPS, Taps
-from triptych.probe.reads_and_edits import Edit, Plan, Read, Where, matrix
-from triptych.probe.recording import Notes, PassedValues, index_of, positions_of, split
-from triptych.probe.records import How
-from triptych.probe.reductions import Statistics
-from triptych.probe.score_reads import Attended, read_scores
-from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES
+from triptych.probe.reads_and_edits import Edit, Plan, Read, Where
+from triptych.probe.recording import Attended, Notes, PassedValues, index_of, positions_of, read_scores, split
+from triptych.probe.records import How, Statistics
+from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES, matrix
 from triptych.probe.trace import Trace
 from triptych.program.native_reads import StepReads
 
@@ -51,7 +49,7 @@ class Session:
     def taps_under(self, prefix: str) -> Taps:
         """The taps of a forward that has begun, under a dotted prefix."""
         if prefix not in self.below:
-            self.below[prefix] = ProbeTaps(self, prefix) if self.plan.touches(prefix) else NO_TAPS
+            self.below[prefix] = ProbeTaps(self, prefix) if prefix in self.plan.prefixes else NO_TAPS
         return self.below[prefix]
 
     def native_reads(self, slots: Sequence[int]) -> StepReads | None:
@@ -91,17 +89,15 @@ class Session:
         self.below.clear()  # taps refer to their session; without them a trace is freed as soon as nobody has it
         fired = self.passed_values.fired(self.trace)
         unread = [site for site in self.plan.reads if site not in fired]
-        if unread:
-            raise _with_trace(
-                f"never fired: {', '.join(unread)}; nothing passed there that the read selects", self.trace
-            )
-        for name, changes in self.changes.items():
-            if 0 in changes and not self.allow_null:
-                raise _with_trace(
-                    f"the edit at {name} changed nothing; check its items=, at= and fn, or pass allow_null=True",
-                    self.trace,
-                )
-        return self.trace
+        null = [name for name, changes in self.changes.items() if 0 in changes and not self.allow_null]
+        if not unread and not null:
+            return self.trace
+        problem = f"never fired: {', '.join(unread)}; nothing passed there that the read selects"
+        if not unread:
+            problem = f"the edit at {null[0]} changed nothing; check its items=, at= and fn, or pass allow_null=True"
+        error = ProbeError(problem)
+        error.trace = self.trace
+        raise error
 
     def passed(
         self, name: str, value: Tensor, row: int, positions: Sequence[int], source: Tensor | None = None
@@ -172,7 +168,9 @@ class Session:
         part.retain_grad()
         how: How = "queries" if matrix(name) else "tokens"
         self.trace.keep(name, item, tuple(positions[i] for i in chosen), part, how)
-        return value.index_put(_full(places, value), part)
+        value = value.clone()
+        value[places] = part
+        return value
 
 
 class ProbeTaps(Taps):
@@ -223,19 +221,22 @@ class ProbeTaps(Taps):
         if not self.attends:
             return plan.run(q, k, v, sinks, content)
         if isinstance(plan, SumPlan):
-            self._refuse_contexts()
+            inside = [f"{self.prefix}{leaf}" for leaf in CONTEXT_SITES]
+            for name in (name for name in inside if name in self.plan.reads or name in self.plan.edits):
+                raise ProbeError(
+                    f"{name}: the cache of linear attention keeps sums, no keys and values; trace the text without it"
+                )
             return plan.run(q, k, v, sinks, content)
         assert isinstance(plan, RowPlan)
         k, v = self._context("k_ctx", k, plan.keys), self._context("v_ctx", v, plan.keys)
-        names = [self.prefix + leaf for leaf in ("scores", "pattern")]
-        goes_on = any(self._changes(name) for name in names)  # with what the reads and edits made of it
+        names = [self.prefix + leaf for leaf in MATRIX_SITES]
 
         def hook(leaf: str, value: Tensor, row: int) -> Tensor:
             """[H, T, S] of one row; a key's column is its position."""
             positions = positions_of(plan.rows, row, value.shape[1])
             return self.session.passed(self.prefix + leaf, value, row, positions)
 
-        if goes_on:
+        if any(self._changes(name) for name in names):  # the layer goes on with what the reads and edits made of it
             return plan.run_hooked(q, k, v, hook, sinks, content)
         z = plan.run(q, k, v, sinks, content)
         if any(name in self.plan.reads for name in names):
@@ -244,17 +245,8 @@ class ProbeTaps(Taps):
             read_scores(layer, self.prefix, self.plan.reads, self.session.trace, kept_under)
         return z
 
-    def _refuse_contexts(self) -> None:
-        """Raise ProbeError for reads and edits of keys and values that a cache of sums does not keep."""
-        for name in (f"{self.prefix}k_ctx", f"{self.prefix}v_ctx"):
-            if name in self.plan.reads or name in self.plan.edits:
-                raise ProbeError(
-                    f"{name}: the cache of linear attention keeps sums, no keys and values; trace the text without it"
-                )
-
     def _changes(self, name: str) -> bool:
-        """Whether the forward goes on with another tensor than the one that came: an edited one, or one with parts that
-        are read with their gradient."""
+        """Whether the forward goes on with another tensor: an edited one, or one with parts in the graph."""
         return name in self.plan.edits or any(read.grad for read in self.plan.reads.get(name, ()))
 
     def _context(self, site: str, value: Tensor, keys: KeyLayout) -> Tensor:
@@ -284,20 +276,3 @@ def _mixed(reads: Sequence[Read]) -> bool:
     ways = {repr((read.heads, read.dtype, read.reduce)) for read in kept}
     where = [(read.items, read.at) for read in kept]
     return len(kept) > 1 and (len(ways) > 1 or (None, None) in where)
-
-
-def _full(places: tuple[Tensor | slice, ...], value: Tensor) -> tuple[Tensor, ...]:
-    """The same index in tensors alone, as `index_put` takes it."""
-    if places == (slice(None),):
-        return (torch.arange(value.shape[0], device=value.device),)
-    if len(places) == 1 or isinstance(places[0], Tensor):
-        return tuple(part for part in places if isinstance(part, Tensor))
-    every, t = torch.arange(value.shape[0], device=value.device), places[1]
-    assert isinstance(t, Tensor)
-    return every[:, None], t[None, :]
-
-
-def _with_trace(message: str, trace: Trace) -> ProbeError:
-    error = ProbeError(message)
-    error.trace = trace
-    return error

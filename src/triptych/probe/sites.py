@@ -27,12 +27,12 @@ With two stacks every name begins with `encoder.` or `decoder.`, except `logits`
 from __future__ import annotations
 
 import fnmatch
-import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from triptych.errors import ProbeError, nearest, shown
+from triptych.arguments import as_index
+from triptych.errors import InputError, ProbeError, nearest, shown
 from triptych.migration_hints import of_site
 from triptych.spec.model import ModelSpec
 from triptych.spec.parts import (
@@ -51,6 +51,10 @@ CONTEXT_SITES = ("k_ctx", "v_ctx")
 MATRIX_SITES = ("scores", "pattern")
 MLP_SITES = ("in", "gate", "up", "act", "router", "out")
 Selection = int | slice | Sequence[int] | None
+HeadName = tuple[int | str, int]
+"""A head: its block (or the name of its attention, "decoder.blocks.1.cross") and its number."""
+
+_TYPED = re.compile(r"(?:(encoder|decoder|cross)[. ])?(?:[Ll](\d{1,6})[Hh](\d{1,6})|(\d{1,6})\.(\d{1,6}))")
 
 
 @dataclass(frozen=True)
@@ -77,18 +81,40 @@ class Site:
     @property
     def leaf(self) -> str:
         """The last part of the name: "pattern" of "blocks.0.attn.pattern"."""
-        return self.name.rpartition(".")[2]
+        return leaf_of(self.name)
+
+
+def leaf_of(site: str) -> str:
+    """The last part of the name of a site."""
+    return site.rpartition(".")[2]
+
+
+def matrix(site: str) -> bool:
+    """Whether a site holds [H, T, S] instead of [T, ...]."""
+    return leaf_of(site) in MATRIX_SITES
 
 
 def sites(model: ModelSpec) -> dict[str, Site]:
     """Every site of a model by its name, in the order in which the forward pass computes them."""
     every: list[Site] = []
     for name, stack in model.stacks.items():
-        every += _stack(stack, f"{name}." if model.layout == "encoder-decoder" else "")
+        every += _stack(stack, prefix_of(model, name))
     if model.head is not None:
         last = [part.outputs for _, part in model.head.walk() if isinstance(part, LinearSpec)]
         every.append(Site("logits", last[-1] if last else next(iter(model.stacks.values())).width))
     return {site.name: site for site in every}
+
+
+def prefix_of(spec: ModelSpec, stack: str) -> str:
+    """What the names of a stack's sites begin with."""
+    return f"{stack}." if spec.layout == "encoder-decoder" else ""
+
+
+def stack_of(spec: ModelSpec, stack: str | None) -> str:
+    """The stack that is meant, by default the last.  Raises InputError for one that is not there."""
+    if stack is not None and stack not in spec.stacks:
+        raise InputError(f"stack={shown(stack)}: this {spec.layout} model has {' and '.join(spec.stacks)}")
+    return stack or list(spec.stacks)[-1]
 
 
 def match(pattern: str, model: ModelSpec, known: dict[str, Site]) -> list[Site]:
@@ -118,25 +144,30 @@ def in_layers(found: list[Site], layers: Selection, pattern: str) -> list[Site]:
     if layers is None:
         return found
     numbers = [site.layer for site in found if site.layer is not None]
+    given = f"layers={shown(layers)}"
     if not numbers:
-        raise ProbeError(f"layers={shown(layers)}: {pattern!r} names no site of a block; leave layers= out")
+        raise ProbeError(f"{given}: {pattern!r} names no site of a block; leave layers= out")
     count = max(numbers) + 1
     try:
-        every = range(count)[layers] if isinstance(layers, slice) else layers
-        listed = list(every) if isinstance(every, Sequence) else [every]
-        if any(isinstance(i, bool) for i in listed):
-            raise TypeError
-        chosen = [operator.index(i) for i in listed]
-    except (TypeError, ValueError):
-        raise ProbeError(f"layers={shown(layers)} must be an integer, a slice or a list of integers") from None
+        chosen = integers(range(count)[layers] if isinstance(layers, slice) else layers, given)
+    except (TypeError, ValueError):  # of the slice
+        chosen = integers(None, given)
     wrong = [i for i in chosen if not -count <= i < count]
     if wrong or not chosen:
-        raise ProbeError(f"layers={shown(layers)}: {pattern!r} names sites of layers 0 to {count - 1}")
+        raise ProbeError(f"{given}: {pattern!r} names sites of layers 0 to {count - 1}")
     wanted = {i % count for i in chosen}
     inside = [site for site in found if site.layer in wanted]
     if not inside:
-        raise ProbeError(f"layers={shown(layers)}: none of the sites that {pattern!r} names lies in them")
+        raise ProbeError(f"{given}: none of the sites that {pattern!r} names lies in them")
     return inside
+
+
+def integers(values: object, given: str) -> list[int]:
+    """An integer or a list of them, as a list.  Raises ProbeError for anything else."""
+    numbers = [as_index(one) for one in (values if isinstance(values, Sequence) else [values])]
+    if None in numbers:
+        raise ProbeError(f"{given} must be an integer, a slice or a list of integers")
+    return [number for number in numbers if number is not None]
 
 
 def _hint(pattern: str, model: ModelSpec, known: dict[str, Site]) -> str:
@@ -220,17 +251,60 @@ def _mlp(mlp: FeedForward, width: int, prefix: str) -> list[Site]:
 
 def _attention(attn: AttentionSpec, width: int, prefix: str, *, cross: bool) -> list[Site]:
     h, g, k, v = attn.heads, attn.kv_heads, attn.head_width, attn.value_width
-    matrices = [] if isinstance(attn.mechanism, LinearKernelSpec) else ["scores", "pattern"]  # it never forms them
+    of_keys = {"k": k, "v": v, "k_rot": k, "k_ctx": k, "v_ctx": v}
+    matrices = () if isinstance(attn.mechanism, LinearKernelSpec) else MATRIX_SITES  # it never forms them
     return [
         Site(f"{prefix}in", width),
-        Site(f"{prefix}q", h * k, h),
-        Site(f"{prefix}q_rot", h * k, h),
-        Site(f"{prefix}k", g * k, g, of_source=cross),
-        Site(f"{prefix}v", g * v, g, of_source=cross),
-        Site(f"{prefix}k_rot", g * k, g, of_source=cross),
-        Site(f"{prefix}k_ctx", g * k, g, of_source=cross),
-        Site(f"{prefix}v_ctx", g * v, g, of_source=cross),
+        *(Site(f"{prefix}{leaf}", h * k, h) for leaf in ("q", "q_rot")),
+        *(Site(f"{prefix}{leaf}", g * size, g, of_source=cross) for leaf, size in of_keys.items()),
         *(Site(f"{prefix}{leaf}", h, h, per_key=True) for leaf in matrices),
         Site(f"{prefix}z", h * v, h),
         Site(f"{prefix}out", width),
     ]
+
+
+def attention_head(spec: ModelSpec, head: HeadName) -> tuple[str, int]:
+    """The name of a head's attention, and its number.  Raises InputError or ProbeError for one that is not there."""
+    known = _attentions(spec)
+    if not isinstance(head, Sequence) or isinstance(head, str) or len(head) != 2:
+        raise InputError(f"{shown(head)} is not a head; give (block, head)")
+    where, number = head
+    block = as_index(where)
+    if block is not None and len(spec.stacks) > 1:
+        raise InputError(f'{shown(head)}: in which stack? give a name, ("decoder.blocks.{block}.cross", {number})')
+    name = str(where) if block is None else f"blocks.{block}.attn"
+    if name not in known:
+        raise ProbeError(f"no attention {shown(name)} in this {spec.family} model{nearest(name, known)}")
+    index = as_index(number)
+    if index is None or not 0 <= index < known[name]:
+        raise ProbeError(f"{name} has heads 0..{known[name] - 1}, not {shown(number)}")
+    return name, index
+
+
+def typed_head(spec: ModelSpec, text: str) -> HeadName:
+    """The head of `L4H2` or `4.2`; beside an encoder of `encoder.L4H2`, `decoder.L4H2` or `cross.L4H2`.
+
+    Raises InputError for other texts, and with the nearest head that there is for a layer or head out of range.
+    """
+    found, both = _TYPED.fullmatch(text.strip()), len(spec.stacks) > 1
+    stack = found[1] if found else None
+    if found is None or (both and stack is None):
+        how = "encoder.L4H2, decoder.L4H2 or cross.L4H2" if both else "L4H2"
+        raise InputError(f"{shown(text)} is not a head; write {how}, layer and head counted from 0")
+    if not both and stack not in (None, spec.layout):
+        raise InputError(f"{shown(text)}: this {spec.family} model is {spec.layout} alone; write L4H2")
+    layer, number = int(found[2] or found[4]), int(found[3] or found[5])
+    prefix = "" if not both else "encoder." if stack == "encoder" else "decoder."
+    kind = "cross" if stack == "cross" else "attn"
+    heads = [of for name, of in _attentions(spec).items() if re.fullmatch(rf"{prefix}blocks\.\d+\.{kind}", name)]
+    near = min(layer, len(heads) - 1)
+    if layer > near or number >= heads[near]:
+        typed = f"{f'{stack}.' if both else ''}L{near}H{min(number, heads[near] - 1)}"
+        there = f"layers 0..{len(heads) - 1} and heads 0..{heads[near] - 1}"
+        raise InputError(f"no head {shown(text)}: there are {there}; the nearest is {typed}")
+    return f"{prefix}blocks.{layer}.{kind}", number
+
+
+def _attentions(spec: ModelSpec) -> dict[str, int]:
+    """The name of each attention and how many heads it has."""
+    return {name.removesuffix(".z"): site.heads or 1 for name, site in sites(spec).items() if name.endswith(".z")}

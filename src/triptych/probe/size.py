@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from triptych import machine
 from triptych.arguments import as_index
 from triptych.errors import ConfigError, ProbeError, shown
 from triptych.nn import Transformer
 from triptych.probe.reads_and_edits import Edit, Plan, Read, select
-from triptych.probe.reductions import Statistics
+from triptych.probe.records import Statistics
 from triptych.probe.sites import CONTEXT_SITES, Site
 from triptych.program import lower
 
@@ -36,15 +38,9 @@ class TraceSize:
 
 
 def trace_size(
-    plan: Plan,
-    lengths: Sequence[int],
-    sources: Sequence[int] = (),
-    itemsize: int = 4,
-    *,
-    new: int | None = None,
-    beams: int = 1,
-    shared: Mapping[str, str] | None = None,
-) -> TraceSize:
+    plan: Plan, lengths: Sequence[int], sources: Sequence[int] = (), itemsize: int = 4, *, new: int | None = None,
+    beams: int = 1, shared: Mapping[str, str] | None = None,
+) -> TraceSize:  # fmt: skip
     """What the reads will keep of decoder (or only) rows of these final lengths and source rows of those.
 
     `itemsize` is that of the model's numbers.  In a generation of `new` tokens a row, logits exist for that many
@@ -66,9 +62,10 @@ def trace_size(
                     most = keys[item] - new if keys is rows else keys[item]
                     nbytes += (beams - 1) * (whole - _row_bytes(site, read, rows[item] - new, most, itemsize, 0))
             sites[name] = sites.get(name, 0) + nbytes
-            kept = repr((read.items, read.at, read.heads, read.dtype, read.reduce))
-            alone = read.grad or site.per_key or read.reduce == "mean" or shared is None
-            once[(name, number) if alone or shared is None else (shared.get(name, name), kept)] = nbytes
+            key: Hashable = name, number
+            if shared is not None and not (read.grad or site.per_key or read.reduce == "mean"):
+                key = shared.get(name, name), repr((read.items, read.at, read.heads, read.dtype, read.reduce))
+            once[key] = nbytes
     return TraceSize(sites, sum(once.values()))
 
 
@@ -123,8 +120,7 @@ def check_reads(plan: Plan, lengths: Sequence[int], sources: Sequence[int], max_
 
 
 def shared_sites(module: Transformer) -> dict[str, str]:
-    """For each site the first that passes the same tensor in an uncached forward; none for a model that cannot be
-    lowered."""
+    """For each site the first that passes the same tensor in an uncached forward; {} where nothing can be lowered."""
     try:
         program = lower(module)
     except ConfigError:
@@ -157,13 +153,9 @@ def shared_sites(module: Transformer) -> dict[str, str]:
 def _row_bytes(site: Site, read: Read, length: int, keys: int, itemsize: int, new: int | None) -> int:
     """What a read keeps of one row of so many positions and keys."""
     positions = length if read.at is None else len(select(read.at, range(length)))
+    heads = len(select(read.heads, range(site.heads or 1)))
     if site.name == "logits" and new is not None:
         positions = min(positions, new)
-    return _read_bytes(site, read, positions, keys if site.per_key else 1, itemsize)
-
-
-def _read_bytes(site: Site, read: Read, positions: int, keys: int, itemsize: int) -> int:
-    heads = len(select(read.heads, range(site.heads or 1))) if read.heads is not None else site.heads or 1
     if isinstance(read.reduce, Statistics):
         return read.reduce.nbytes(heads, positions, keys) if positions else 0
     width = keys if site.per_key else site.width // (site.heads or 1)
@@ -171,7 +163,7 @@ def _read_bytes(site: Site, read: Read, positions: int, keys: int, itemsize: int
         itemsize = max(itemsize, 4)  # computed in fp32 or better
     if read.reduce == "mean":
         positions = min(positions, 1)
-    elif read.dtype is not None:
-        itemsize = read.dtype.itemsize if not isinstance(read.dtype, str) else itemsize
+    elif isinstance(read.dtype, torch.dtype):
+        itemsize = read.dtype.itemsize
     heads = min(heads, 1) if read.reduce == "mean_heads" else heads
     return positions * heads * (1 if read.reduce == "norm" else width) * itemsize

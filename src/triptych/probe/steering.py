@@ -16,8 +16,7 @@ from torch import Tensor
 from triptych.arguments import readable
 from triptych.checkpoints.safetensors import open_file
 from triptych.errors import InputError, ProbeError, shown
-from triptych.probe.ablation import values_at
-from triptych.probe.prompts import BATCH_TOKENS, ProbedModel, PromptInput, prompt_of, same_prompts
+from triptych.probe.prompts import ProbedModel, PromptInput, prompt_of, same_prompts, values_at
 from triptych.probe.reads_and_edits import Edit, Plan, add
 from triptych.probe.sites import Selection, match, sites
 
@@ -67,7 +66,7 @@ def steer(
         pair = [prompt_of(model, text, target) for text in prompts]
         if same_prompts(*pair):
             raise InputError("the two prompts are the same; there is no direction to steer in")
-        rows = values_at(model, pair, [place.name], BATCH_TOKENS, 1 << 30)[place.name]
+        rows = values_at(model, pair, [place.name], 1 << 30)[place.name]
         first, second = (row[-1] if over == "last" else row.float().mean(0) for row in rows)
         vector = first - second
     usable = vector.shape == (place.width,) and vector.is_floating_point() and bool(torch.isfinite(vector).all())

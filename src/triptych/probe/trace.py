@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, KeysView, Sequence
 from pathlib import Path
+from typing import Annotated, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from triptych.arguments import checked
 from triptych.attention import AttentionStatistics
-from triptych.errors import ProbeError, nearest, shown
+from triptych.checkpoints.safetensors import open_file
+from triptych.checkpoints.save import replacing, write_safetensors
+from triptych.checkpoints.source import fault
+from triptych.errors import ProbeError, first_line, nearest, shown
 from triptych.probe.display import Displayed
 from triptych.probe.records import Branches, How, Later, Record, Records
-from triptych.probe.sites import CONTEXT_SITES
+from triptych.probe.sites import CONTEXT_SITES, leaf_of
 from triptych.text import Tokenizer
 
 SHOWN = 24  # sites that `repr` lists
+KEY = "triptych.trace"  # in the metadata of a file
+MOST = 1 << 24  # positions of one row of a file
+Number = Annotated[int, Field(ge=0)]
 
 
 class Trace(Displayed):
@@ -77,7 +85,7 @@ class Trace(Displayed):
         whole context each time: the last counts, unless this is `more` of it."""
         kept_as = dtype if isinstance(dtype, torch.dtype) else None
         record = self._records.setdefault(site, {}).setdefault(item, Record(how, dtype=kept_as))
-        if site.rpartition(".")[2] in CONTEXT_SITES and not more:
+        if leaf_of(site) in CONTEXT_SITES and not more:
             record.positions.clear()
             record.pieces.clear()
         record.add(positions, value, apart=item in self.branches.guessed)
@@ -128,21 +136,50 @@ class Trace(Displayed):
 
         Raises CheckpointError where it cannot be written.
         """
-        from triptych.probe.trace_file import StoredTrace, save
+        tensors: dict[str, Tensor] = {}
+        names: dict[tuple[object, ...], str] = {}
 
-        records = {site: self._rows(site) for site in self.records}
-        save(StoredTrace(self.texts, self.tokens, self.targets, self.fired, self.logits, records), path)
+        def named(value: Tensor) -> str:
+            key = (value.data_ptr(), value.dtype, value.shape, value.stride()) if value.numel() else (len(names),)
+            if key not in names:
+                names[key] = f"{len(names)}"
+                tensors[names[key]] = value.detach()
+            return names[key]
+
+        sites: dict[str, list[_Row]] = {}
+        for site in self.records:
+            for item, record in sorted(self._rows(site).items()):
+                how = "tokens" if record.how == "mean" else record.how  # a mean is divided by now
+                tensor = named(record.joined(leaf_of(site)))
+                row = _Row(item=item, tensor=tensor, positions=_ranges(record.at()), how=how)
+                sites.setdefault(site, []).append(row)
+        contents = _Contents(
+            version=1, texts=self.texts, tokens=self.tokens, targets=self.targets, fired=self.fired,
+            logits=[named(value) for value in self.logits], sites=sites,
+        )  # fmt: skip
+        with replacing(path) as file:
+            write_safetensors(file, tensors, {"format": "pt", KEY: contents.model_dump_json()})
 
     @staticmethod
     @checked
     def load(path: str | Path) -> Trace:
         """Read a file that `save` wrote.  Raises CheckpointError for one that is damaged or holds something else."""
-        from triptych.probe.trace_file import load
-
-        stored, trace = load(path), Trace()
-        trace.texts, trace.tokens, trace.targets = stored.texts, stored.tokens, stored.targets
-        trace.fired, trace.logits = stored.fired, stored.logits
-        trace.records.update(stored.records)
+        path, trace = Path(path), Trace()
+        source = open_file(path)
+        contents = _contents(source.metadata.get(KEY), path)
+        tensors = {name: source.read(name).clone() for name in source.names}
+        missing = {*contents.logits, *(row.tensor for rows in contents.sites.values() for row in rows)} - {*tensors}
+        if missing:
+            name = min(missing)[:40]
+            raise fault(path, f"its trace is damaged: it names a tensor {name!r} that the file does not hold")
+        trace.texts, trace.tokens, trace.targets = contents.texts, contents.tokens, contents.targets
+        trace.fired, trace.logits = contents.fired, [tensors[name] for name in contents.logits]
+        for site, rows in contents.sites.items():
+            for row in rows:
+                if sum(max(0, end - first) for first, end in row.positions) > MOST:
+                    raise fault(path, f"its trace is damaged: a row of more than {MOST:,} positions")
+                positions = tuple(position for first, end in row.positions for position in range(first, end))
+                trace.records.setdefault(site, {})[row.item] = Record(row.how, [positions], [tensors[row.tensor]])
         return trace
 
     def forget(self, item: int) -> None:
@@ -155,7 +192,7 @@ class Trace(Displayed):
     def __getitem__(self, site: str) -> list[Tensor]:
         """The values at a site, one tensor for each row.  Raises ProbeError for a site that was not read."""
         rows = self._rows(site)
-        return [rows[item].joined(site.rpartition(".")[2]) for item in sorted(rows)]
+        return [rows[item].joined(leaf_of(site)) for item in sorted(rows)]
 
     def positions(self, site: str) -> list[tuple[int, ...]]:
         """The absolute positions of each row's vectors (of the queries, for scores and pattern).
@@ -221,3 +258,53 @@ class Trace(Displayed):
         if site not in self.records:
             raise ProbeError(f"nothing was read at {site!r}{nearest(site, self.records)}")
         return self.records[site]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Row(_Strict):
+    """One row at one site of a file: the name of its tensor, and its positions, `[first, end]` of neighbouring ones."""
+
+    item: Number
+    tensor: str
+    positions: list[tuple[Number, Number]]
+    how: How
+
+
+class _Contents(_Strict):
+    """What a file says of its tensors; one that several sites passed on is written once."""
+
+    version: Literal[1]
+    texts: list[str]
+    tokens: list[list[int]]
+    targets: list[list[int]]
+    fired: dict[str, int]
+    logits: list[str]
+    sites: dict[str, list[_Row]]
+
+
+def _contents(text: str | None, path: Path) -> _Contents:
+    if text is None:
+        raise fault(path, "holds tensors and no trace; give a file that Trace.save wrote")
+    try:
+        return _Contents.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise fault(
+            path, f"its trace is damaged: {first_line(ValueError(first['msg']))} at {where or 'its beginning'}"
+        ) from None
+    except RecursionError:
+        raise fault(path, "its trace is damaged: nested too deeply") from None
+
+
+def _ranges(positions: tuple[int, ...]) -> list[tuple[int, int]]:
+    ranges: list[tuple[int, int]] = []
+    for position in positions:
+        if ranges and ranges[-1][1] == position:
+            ranges[-1] = (ranges[-1][0], position + 1)
+        else:
+            ranges.append((position, position + 1))
+    return ranges

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -28,7 +28,8 @@ from triptych.nn import Taps
 from triptych.nn.feedforward import MoE
 from triptych.nn.weights import PackedWeight
 from triptych.probe.metric import MetricFunction
-from triptych.probe.prompts import Change, EditedRun, ProbedModel, Prompt, differ, forward
+from triptych.probe.prompts import Change, EditedRun, ProbedModel, differ, forward
+from triptych.probe.sites import prefix_of
 from triptych.program.changes import refusal
 from triptych.spec.model import ModelSpec
 
@@ -79,69 +80,63 @@ class Compared:
 class TwinRuns:
     """Runs of one prompt with changes at sites, as the rows of forwards that all have as many rows.
 
+    run      the prompt, and the changes that all rows have, the twin's too.
     sites    of each run, the names of the sites that it changes or of which it takes values.
-    shared   changes that all rows have, the twin's too.
 
     Blocks below all changes are run once for all, unless a block may give something else the next time: in training,
     under hooks and replaced forwards.
     """
 
-    def __init__(
-        self, model: ProbedModel, prompt: Prompt, at: int | None, sites: Sequence[Collection[str]], batch_tokens: int,
-        shared: Mapping[str, Change] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, model: ProbedModel, run: EditedRun, sites: Sequence[Collection[str]], batch_tokens: int) -> None:
         integer("batch_tokens", batch_tokens, 1)
-        self.model, self.prompt, self.at, self.shared = model, prompt, at, dict(shared or {})
-        self.touched = {site for of_run in sites for site in of_run}.union(self.shared)
+        self.model, self.run = model, run
+        self.touched = {site for of_run in sites for site in of_run}.union(run.changes)
         if model.module.device.type == "cpu":
             batch_tokens = min(batch_tokens, TOGETHER)
-        self.rows = max(1, min(len(sites), batch_tokens // sum(prompt.lengths)))
-        self.begins = [begins(model.spec, {*of_run, *self.shared}) for of_run in sites]
+        self.rows = max(1, min(len(sites), batch_tokens // sum(run.prompt.lengths)))
+        self.begins = [begins(model.spec, {*of_run, *run.changes}) for of_run in sites]
         order = sorted(range(len(sites)), key=self.begins.__getitem__)
         self.forwards = [order[first : first + self.rows] for first in range(0, len(order), self.rows)]
-        self.place = {run: place for numbers in self.forwards for place, run in enumerate(numbers)}
+        self.place = {number: place for numbers in self.forwards for place, number in enumerate(numbers)}
         wanted = {f"{prefix}blocks.{block - 1}" for numbers in self.forwards for prefix, block in self._below(numbers)}
         self.wanted = wanted if wanted and refusal(model.module) is None else set()
         self.outputs: dict[str, Tensor] = {}  # what the wanted blocks gave in the twin
 
     def _below(self, numbers: Sequence[int]) -> list[tuple[str, int]]:
         """The prefixes of the stacks with blocks below all changes of some runs, and how many these are."""
-        first = [min(each) for each in zip(*(self.begins[run] for run in numbers), strict=True)]
+        first = [min(each) for each in zip(*(self.begins[number] for number in numbers), strict=True)]
         return [(prefix, block) for prefix, block in first if block]
 
-    def observe(self, prompt: Prompt, at: int | None, parts: Parts) -> tuple[list[dict[str, Tensor]], Tensor]:
-        """What `prompt`, without changes, has at the place of each run: `parts` of the values at its sites; and its
-        logits [rows, V]."""
-        return self._observed(prompt, at, {}, parts, lambda taps: taps)
+    def observe(
+        self, run: EditedRun, parts: Parts, wrap: Callable[[Taps], Taps] = lambda taps: taps
+    ) -> tuple[list[dict[str, Tensor]], Tensor]:
+        """What `run`, whose changes all rows have, has at the place of each run: `parts` of the values at its sites;
+        and its logits [rows, V]."""
+        observed = [{site: Observed(part) for site, part in of_run.items()} for of_run in parts]
+        rows = [dict(run.changes) for _ in range(self.rows)]
+        for number, of_run in enumerate(observed):
+            own = rows[self.place[number]]
+            for site, one in of_run.items():
+                own[site] = partial(_both, own[site], one) if site in own else one
+        result = forward(self.model, [replace(run, changes=row) for row in rows], wrap=wrap, touched=self.touched)
+        return [{site: one.taken for site, one in of_run.items()} for of_run in observed], result.logits
 
     def twin(self, parts: Parts = ()) -> list[dict[str, Tensor]]:
         """Run the prompt without the changes of its own, and give what it has at the place of each run."""
-        taken, self.twin_logits = self._observed(
-            self.prompt, self.at, self.shared, parts, lambda taps: _Blocks(taps, "", {}, self.wanted, self.outputs)
+        taken, self.twin_logits = self.observe(
+            self.run, parts, lambda taps: _Blocks(taps, "", {}, self.wanted, self.outputs)
         )
-        run = EditedRun(self.prompt, self.at, self.shared)
-        self.margin = margin_of(self.model, run, self.twin_logits, self.touched)
+        self.margin = margin_of(self.model, self.run, self.twin_logits, self.touched)
         return taken
-
-    def _observed(
-        self, prompt: Prompt, at: int | None, shared: Mapping[str, Change], parts: Parts, wrap: Callable[[Taps], Taps]
-    ) -> tuple[list[dict[str, Tensor]], Tensor]:
-        observed = [{site: Observed(part) for site, part in of_run.items()} for of_run in parts]
-        rows = [dict(shared) for _ in range(self.rows)]
-        for run, of_run in enumerate(observed):
-            own = rows[self.place[run]]
-            for site, one in of_run.items():
-                own[site] = partial(_both, own[site], one) if site in own else one
-        result = forward(self.model, [EditedRun(prompt, at, row) for row in rows], wrap=wrap, touched=self.touched)
-        return [{site: one.taken for site, one in of_run.items()} for of_run in observed], result.logits
 
     def compare(self, changes: Parts, *, foreign: bool) -> Iterator[Compared]:
         """Run the prompt with the changes of each run, after `twin`.  Values that are put there are `foreign` where
         another forward gave them, so that a mixture of experts may have rounded them otherwise."""
         for numbers in self.forwards:
-            own = [{**self.shared, **changes[run]} for run in numbers] + [self.shared] * (self.rows - len(numbers))
+            own = [{**self.run.changes, **changes[number]} for number in numbers]
+            own += [dict(self.run.changes)] * (self.rows - len(numbers))
             result = forward(
-                self.model, [EditedRun(self.prompt, self.at, row) for row in own], wrap=self._without_below(numbers),
+                self.model, [replace(self.run, changes=row) for row in own], wrap=self._without_below(numbers),
                 touched=self.touched, margin=self.margin if foreign else 0.0,
             )  # fmt: skip
             logits, twin = result.logits[: len(numbers)], self.twin_logits[: len(numbers)]
@@ -194,8 +189,7 @@ def begins(spec: ModelSpec, changed: Collection[str]) -> Begins:
 
 def _stacks(spec: ModelSpec) -> dict[str, int]:
     """The number of blocks of each stack, by its prefix."""
-    both = spec.layout == "encoder-decoder"
-    return {f"{name}." if both else "": len(stack.blocks) for name, stack in spec.stacks.items()}
+    return {prefix_of(spec, name): len(stack.blocks) for name, stack in spec.stacks.items()}
 
 
 class _Blocks(Taps):

@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from enum import Enum
 from itertools import chain
 from math import gcd
-from operator import attrgetter, call, itemgetter, methodcaller
+from operator import attrgetter, is_, itemgetter
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 from weakref import ref
@@ -27,11 +27,11 @@ from triptych.nn.weights import PackedWeight
 
 _blocks = attrgetter("blocks")
 _version = attrgetter("_version", "dtype")
-_values = methodcaller("values")
 PIECE = 4096  # bytes: vectors, which are most of what is copied, are compared whole
 ROW, ROWS = 512, 256  # integers of which one sum is made, and such rows of which one column of sums is made
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _TABLES = ("_modules", "_parameters")
+_END = object()  # behind the last of what tables hold, so that one more and one fewer are seen
 _EVERYWHERE = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 LOOK_EVERY = 16  # steps, at most, from one look at the module to the next
 #: Attributes of every module of torch, compared by what they hold, and the plans, which hold fingerprints themselves.
@@ -61,33 +61,37 @@ class ModuleFingerprint:
         dicts = [vars(module), *self.dicts]
         self.sizes = list(map(len, dicts))
         tables = [own[key] for own in dicts for key in _TABLES]
-        self.filled = [table for table in tables if table]
+        self.views = [table.values() for table in tables if table]  # a view shows what is there when it is read
+        self.held = [*chain.from_iterable(self.views), _END]
         hooks = [*(own[key] for own in dicts for key in _HOOKS), *_EVERYWHERE]
         self.hooked = any(hooks)
         self.empty = [*hooks, *(table for table in tables if not table)]  # but for hooks, with which nothing is bound
-        self.held = [*chain.from_iterable(map(dict.values, self.filled))]
-        self.identities = list(map(id, self.held))
-        names = [[name for name in own if name not in _NOT_COMPARED] or ["training"] for own in dicts]
-        self.getters = [itemgetter("training", *own) for own in names]
-        self.attributes = list(map(call, self.getters, dicts))
+        by_names: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for own in self.dicts:
+            by_names.setdefault(tuple(name for name in own if name not in _NOT_COMPARED), []).append(own)
+        self.getters = [itemgetter("training", *names) for names in by_names]
+        self.groups = list(by_names.values())  # the dictionaries that each of them reads
+        self.own_getter = itemgetter("training", *(name for name in dicts[0] if name not in _NOT_COMPARED))
+        self.attributes = list(map(list, map(map, self.getters, self.groups))), self.own_getter(dicts[0])
         bases = dict.fromkeys(base for one in dict.fromkeys(self.classes) for base in one.__mro__ if base is not object)
-        self.class_dicts = list(map(vars, bases))
-        self.class_values = list(map(list, map(_values, self.class_dicts)))
+        self.class_views = [vars(base).values() for base in bases]
+        self.class_values = list(map(list, self.class_views))
 
     def same(self) -> bool:
         """Whether all of it is still so."""
         module = self.module()
         if module is None:
             return False
-        dicts = [vars(module), *self.dicts]
+        own = vars(module)
         try:
             return (
                 any(self.empty) == self.hooked
-                and list(map(len, dicts)) == self.sizes
-                and list(map(call, self.getters, dicts)) == self.attributes
-                and list(map(id, chain.from_iterable(map(dict.values, self.filled)))) == self.identities
+                and list(map(len, chain((own,), self.dicts))) == self.sizes
+                and list(map(list, map(map, self.getters, self.groups))) == self.attributes[0]
+                and self.own_getter(own) == self.attributes[1]
+                and all(map(is_, chain(*self.views, (_END,)), self.held))
                 and list(map(type, chain((module,), self.parts))) == self.classes
-                and list(map(list, map(_values, self.class_dicts))) == self.class_values
+                and list(map(list, self.class_views)) == self.class_values
             )
         except (KeyError, RuntimeError, ValueError):  # an attribute went as another came; arrays that have no one truth
             return False

@@ -29,7 +29,7 @@ from triptych.attention import (
     Rows,
     ScoreBias,
 )
-from triptych.attention.position_biases import disentangled_bias
+from triptych.attention.positions import disentangled_bias
 from triptych.errors import ConfigError
 from triptych.program.program import Entry, Instruction, Program
 

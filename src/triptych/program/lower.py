@@ -12,7 +12,6 @@ from torch import Tensor
 from triptych.attention import AdditiveOver, AttendPlan, ContentBias, Heads, Mechanism, Rows, ScoreBias
 from triptych.attention.mask_lowering import window_of
 from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR
-from triptych.attention.null_cache import Continued
 from triptych.errors import ConfigError
 from triptych.nn import Stack, Taps, Transformer
 from triptych.ops import NotLowerable
@@ -205,7 +204,7 @@ class SymbolicCache:
     """One `decode` serves with a cache and without: `extend` is the identity on the null cache."""
 
     recorder: Recorder
-    context: Continued | None = None
+    context: object | None = None
 
     def begin(self, rows: Rows, provenance: str) -> SymbolicCache:
         return self

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from triptych import ops
-from triptych.attention.rope import rope_angles
+from triptych.attention.positions import rope_angles
 from triptych.errors import InputError
 from triptych.native.step import BAND, LAYOUT_TILES, MATRIX, PAIR, TILE_KEYS, Index, MatrixLayout, Op
 from triptych.nn.weights import PackedWeight

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from triptych.native.step import Index, Op, Over
-from triptych.program.native_operations import walk_entry
-from triptych.program.native_steps import StepList
+from triptych.program.native_operations import StepList, walk_entry
 from triptych.program.native_values import (
     NativeValue,
     NotNative,
@@ -25,7 +24,7 @@ class StepMaker(StepList):
 
     def make(self) -> PlanSteps:
         """The steps of `decode` and `unembed`.  Raises NotNative, naming what the executor lacks."""
-        self._check_lowered()
+        self._check("decode", "unembed")
         entry = self.program.entries["decode"]
         values: dict[str, NativeValue] = {
             "ids": "ids",
@@ -49,7 +48,7 @@ class StepMaker(StepList):
 
     def make_encoding(self) -> PlanSteps:
         """The steps of `encode`.  Raises NotNative, naming what the executor lacks."""
-        self._check_lowered()
+        self._check("encode")
         self.encoding = True
         entry = self.program.entries["encode"]
         names = {"ids": "ids", "token_types": "types", "frames": "frames", "q_pos": "positions", "k_pos": "positions"}
@@ -64,6 +63,7 @@ class StepMaker(StepList):
     def make_source(self) -> PlanSteps:
         """The steps of `encode` and then of `cross_kv`, whose keys and values go to a store for each layer of the
         decoder.  Raises NotNative, naming what the executor lacks."""
+        self._check("cross_kv")
         memory, entry = self.make_encoding().result, self.program.entries["cross_kv"]
         assert memory is not None
         values: dict[str, NativeValue] = {entry.inputs[0]: memory}
@@ -88,7 +88,9 @@ class StepMaker(StepList):
         values[step.out[0]] = self.look_up(out, PlanTable("rows of the call"), Index.TOKENS)
         return replace(entry, instructions=entry.instructions[last + 1 :])
 
-    def _check_lowered(self) -> None:
+    def _check(self, *entries: str) -> None:
+        if lacking := [name for name in entries if name not in self.program.entries]:
+            raise NotNative(f"the program has no {lacking[0]}")
         if self.program.unlowered:
             name, reason = next(iter(self.program.unlowered.items()))
             raise NotNative(f"{name} runs as a module: {reason}")

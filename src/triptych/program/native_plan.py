@@ -15,17 +15,16 @@ import numpy.typing as npt
 import torch
 
 from triptych.native.step import (
-    BUFFERS,
     HEADER,
     INSTRUCTION,
     LAYOUT_TILES,
     MEMBER,
     NONE,
+    OPERANDS,
     OUTPUT,
     QUERIES,
     QUERIES_BF16,
     SCORES,
-    TABLES,
     TILE_KEYS,
     Barrier,
     MatrixLayout,
@@ -97,12 +96,8 @@ def plan_of(
 
     Raises NotNative, naming what the executor lacks.
     """
-    missing = {"decode", "unembed"} - set(program.entries)
-    if missing:
-        raise NotNative(f"the program has no {sorted(missing)[0]}")
     maker = StepMaker(program, packed, stored, list(windows), bf16="packed" if bf16 else None, reads=reads)
-    steps = maker.make()
-    return _assembled(fused(steps) if bf16 else steps)
+    return _assembled(maker.make(), bf16)
 
 
 def encoding_plan_of(program: Program, packed: frozenset[str] = frozenset(), bf16: bool = False) -> NativePlan:
@@ -111,21 +106,16 @@ def encoding_plan_of(program: Program, packed: frozenset[str] = frozenset(), bf1
     `packed` are names of weights that are stored packed; with `bf16` all products with weights are in bf16.  Raises
     NotNative, naming what the executor lacks.
     """
-    if "encode" not in program.entries:
-        raise NotNative("the program has no encode")
-    steps = StepMaker(program, packed, StoredType.F32, [], bf16="all" if bf16 else None).make_encoding()
-    return _assembled(fused(steps) if bf16 else steps)
+    maker = StepMaker(program, packed, StoredType.F32, [], bf16="all" if bf16 else None)
+    return _assembled(maker.make_encoding(), bf16)
 
 
 def source_plan_of(program: Program, packed: frozenset[str] = frozenset(), bf16: bool = False) -> NativePlan:
     """The plan of `encode` and `cross_kv`: as `encoding_plan_of`, and the keys and values that a layer of the decoder
     looks at go to a store of its own.  With `bf16` products with packed weights and those of attention are in bf16, as
     in prompts.  Raises NotNative, naming what the executor lacks."""
-    missing = {"encode", "cross_kv"} - set(program.entries)
-    if missing:
-        raise NotNative(f"the program has no {sorted(missing)[0]}")
-    steps = StepMaker(program, packed, StoredType.F32, [], bf16="packed" if bf16 else None).make_source()
-    return _assembled(fused(steps) if bf16 else steps)
+    maker = StepMaker(program, packed, StoredType.F32, [], bf16="packed" if bf16 else None)
+    return _assembled(maker.make_source(), bf16)
 
 
 def check_plan(plan: NativePlan, matrices: npt.NDArray[Any], stores: int) -> None:
@@ -135,7 +125,7 @@ def check_plan(plan: NativePlan, matrices: npt.NDArray[Any], stores: int) -> Non
     wrong = (operations < min(Op)) | (operations > max(Op))
     for op, member in MEMBER.items():
         own = operations == op
-        for name in TABLES.get(member, ()):
+        for name in OPERANDS[member].tables.split():
             places = records[member][name]
             wrong |= own & ((places < NONE) | (places >= len(matrices)))
         if member == "attend":
@@ -146,7 +136,8 @@ def check_plan(plan: NativePlan, matrices: npt.NDArray[Any], stores: int) -> Non
         raise NotNative("a table of its plan has an unknown layout")
 
 
-def _assembled(steps: PlanSteps) -> NativePlan:
+def _assembled(steps: PlanSteps, bf16: bool) -> NativePlan:
+    steps = fused(steps) if bf16 else steps
     levels = _levels(steps)
     ordered = sorted(steps.steps, key=lambda step: levels[step])
     buffers = _buffers(steps, ordered, levels)
@@ -248,9 +239,9 @@ def _lines(width: int) -> int:
 
 def _write(record: Any, step: PlanStep, buffers: dict[Vector, _Buffer], tables: dict[PlanTable, int]) -> None:
     member = MEMBER.get(step.op, "")
-    values: dict[str, float] = dict.fromkeys(
-        ("input", "output", *BUFFERS.get(member, ()), *TABLES.get(member, ())), NONE
-    )
+    own = OPERANDS.get(member)
+    named = () if own is None else (*own.buffers.split(), *own.tables.split())
+    values: dict[str, float] = dict.fromkeys(("input", "output", *named), NONE)
     values |= {"op": step.op, "rows": step.over, **step.numbers}
     values |= {name: buffers[vector].offset for name, vector in (step.reads | step.writes).items()}
     values |= {name: tables.setdefault(table, len(tables)) for name, table in step.tables.items()}

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triptych import ops
-from triptych.attention import DOT_PRODUCT, Cache, CrossCache, kernel_slots
+from triptych.attention import DOT_PRODUCT, Cache, CrossCache, kernel_dense
 from triptych.attention.request import AttentionRequest, Runner
 from triptych.attention.store import Store
 from triptych.errors import ConfigError
@@ -275,8 +275,8 @@ class _StaticRun:
     def attend(self, step: Instruction) -> None:
         """Attention of one query per slot [slots, H, K] to the slot's keys, by a kernel of `triptych.attention`."""
         how, q, keys = step.attributes, self.values[step.inputs["q"]], self.keys[step.inputs["k"]]
-        if self.reads_all(step, keys) and kernel_slots.serves(keys.store, q.dtype, q.device):
-            self.values[step.out[0]] = kernel_slots.run(q, keys.store, self.ends, self.bucket, how["scale"])
+        if self.reads_all(step, keys) and kernel_dense.slots_serve(keys.store, q.dtype, q.device):
+            self.values[step.out[0]] = kernel_dense.attend_slots(q, keys.store, self.ends, self.bucket, how["scale"])
             return
         k, v = self.numbers(keys, q.dtype), self.numbers(self.keys[step.inputs["v"]], q.dtype)
         plan = self.attention(step, keys, q, k, v)

@@ -4,7 +4,7 @@ A `PackedMatrix` comes from the blocks of a GGUF file (`repack`), from AWQ and G
 (`quantize`) or from a dense tensor (`PackedMatrix.of`); `multiply` is its product with a few vectors.
 """
 
-from triptych.quantize.layouts import LAYOUTS, Layout, PackedMatrix
+from triptych.quantize.layouts import LAYOUTS, Layout, PackedMatrix, multiply
 from triptych.quantize.packing import (
     BandFormat,
     OrderedBandFormat,
@@ -16,7 +16,6 @@ from triptych.quantize.packing import (
     packing_arguments,
     packing_for,
 )
-from triptych.quantize.products import multiply
 from triptych.quantize.repack import INVERTIBLE, LAYOUT_OF, blocks_of, repack, repack_groups
 from triptych.quantize.rounding import FORMS, quantize
 

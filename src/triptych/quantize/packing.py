@@ -10,15 +10,14 @@ from torch import Tensor
 
 from triptych.checkpoints import Source
 from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
-from triptych.checkpoints.load_report import by_reason
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.checkpoints.packed_groups import PackedGroups
+from triptych.checkpoints.source import by_reason
 from triptych.errors import CheckpointError, InputError, nearest
 from triptych.native import library, why_not
 from triptych.native.huge_pages import HugePages
 from triptych.nn.weights import PackedWeight
-from triptych.quantize.layouts import BAND, Layout, Memory, PackedMatrix
-from triptych.quantize.products import multiply
+from triptych.quantize.layouts import BAND, Layout, Memory, PackedMatrix, multiply
 from triptych.quantize.repack import INVERTIBLE, SAME_NUMBERS, blocks_of, repack, repack_groups
 from triptych.quantize.rounding import FORMS, quantize
 

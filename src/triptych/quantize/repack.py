@@ -18,8 +18,17 @@ from triptych.checkpoints.gguf_blocks import BlockParts, PackedBlocks, block_for
 from triptych.checkpoints.packed_groups import PackedGroups
 from triptych.errors import CheckpointError
 from triptych.native import library, usable_threads
-from triptych.quantize.layouts import BAND, GROUP, LAYOUTS, Codes, Memory, PackedMatrix, chunks, plain_memory
-from triptych.quantize.products import matrix_struct
+from triptych.quantize.layouts import (
+    BAND,
+    GROUP,
+    LAYOUTS,
+    Codes,
+    Memory,
+    PackedMatrix,
+    chunks,
+    matrix_struct,
+    plain_memory,
+)
 
 #: The layout of each packed type of GGUF, by its name there.
 LAYOUT_OF = {

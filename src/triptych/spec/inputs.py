@@ -6,13 +6,10 @@ frames make one, and an image has one more than it has patches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from triptych.spec.part import Part, Shapes
 from triptych.spec.positions import LearnedSpec
 
 
-@dataclass(frozen=True, kw_only=True)
 class ConvSpec(Part):
     """A convolution along a row: `out[t] = bias + sum_j weight[:, :, j] @ x[stride * t + j - kernel // 2]`, with zeros
     beyond both ends of the row."""
@@ -26,7 +23,6 @@ class ConvSpec(Part):
         return {"weight": (self.outputs, self.inputs, self.kernel), "bias": (self.outputs,)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class FramesSpec(Part):
     """Mel frames to vectors: `gelu(conv2(gelu(conv1(frames)))) + position` (Radford et al. 2022)."""
 
@@ -46,7 +42,6 @@ class FramesSpec(Part):
         return self.conv1.stride * self.conv2.stride
 
 
-@dataclass(frozen=True, kw_only=True)
 class PatchesSpec(Part):
     """An image of `image` = (height, width) pixels to vectors: `first`, then `weight @ pixels + bias` of each square of
     `patch` by `patch`, row by row, all of it `+ position` (Dosovitskiy et al. 2021)."""

@@ -15,7 +15,6 @@ from triptych.spec.part import Part, Shapes
 from triptych.spec.parts import Activation, EmbedSpec, LinearSpec, StackSpec
 
 
-@dataclass(frozen=True, kw_only=True)
 class TransformSpec(Part):
     """What a head does before its last matrix: `norm(act(dense(x)))`."""
 
@@ -24,7 +23,6 @@ class TransformSpec(Part):
     norm: Norm | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class LMHeadSpec(Part):
     """Next-token logits: `softcap(proj(scale * transform(x)))`."""
 
@@ -34,7 +32,6 @@ class LMHeadSpec(Part):
     softcap: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class MaskedLMHeadSpec(Part):
     """BERT's: the token at each place, `proj(transform(x))`."""
 
@@ -42,7 +39,6 @@ class MaskedLMHeadSpec(Part):
     proj: LinearSpec
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClassHeadSpec(Part):
     """One label a row, from its first token, its last, or their mean: `classes(transform(pooled))`."""
 
@@ -52,7 +48,6 @@ class ClassHeadSpec(Part):
     dropout: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class TokenHeadSpec(Part):
     """One label a token: `classes(transform(x))`."""
 
@@ -61,7 +56,6 @@ class TokenHeadSpec(Part):
     dropout: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class SpanHeadSpec(Part):
     """Where an answer begins and where it ends, two scores a token: `ends(transform(x))`."""
 
@@ -70,7 +64,6 @@ class SpanHeadSpec(Part):
     dropout: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReplacedHeadSpec(Part):
     """ELECTRA's (Clark et al. 2020): one score a token, above zero where it was put in another's place."""
 
@@ -78,7 +71,6 @@ class ReplacedHeadSpec(Part):
     proj: LinearSpec
 
 
-@dataclass(frozen=True, kw_only=True)
 class PoolingSpec(Part):
     """One vector a row: the mean of its tokens, its first token, or `act(dense(first))` (BERT's pooler).
 
@@ -104,7 +96,6 @@ class SpecialIds:
     start: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelSpec(Part):
     """A whole transformer.
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from triptych.spec.part import Part, Shapes
 
 
-@dataclass(frozen=True, kw_only=True)
 class LayerNormSpec(Part):
     """Ba et al. 2016: `(x - mean) / sqrt(var + eps) * weight + bias`."""
 
@@ -20,7 +17,6 @@ class LayerNormSpec(Part):
         return own | {"bias": (self.width,)} if self.bias else own
 
 
-@dataclass(frozen=True, kw_only=True)
 class RMSNormSpec(Part):
     """Zhang & Sennrich 2019: `x / sqrt(mean(x^2) + eps) * (offset + weight)`; Gemma's offset is 1."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import dataclass_transform
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -17,9 +18,16 @@ def part_name(part: object) -> str:
     return type(part).__name__.removesuffix("Spec")
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A piece of a model as data.  Sub-parts are fields: a part, a tuple of parts, or a dict of them."""
+    """A piece of a model as data.  Sub-parts are fields: a part, a tuple of parts, or a dict of them.
+
+    Each subclass is a frozen dataclass whose fields are keywords, without a decorator of its own.
+    """
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def tensors(self) -> Shapes:
         """The parameters this part owns itself, without its children's."""

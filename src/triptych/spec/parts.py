@@ -6,7 +6,6 @@ Widths: D model, H heads, G key/value heads, K head width, F MLP width, V vocabu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from triptych.errors import ConfigError, nearest
@@ -27,7 +26,6 @@ def check_activation(act: str) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class LinearSpec(Part):
     """`x @ weight.T + bias`."""
 
@@ -40,14 +38,12 @@ class LinearSpec(Part):
         return own | {"bias": (self.outputs,)} if self.bias else own
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScaleSpec(Part):
     """`factor * x`: a fixed number in the place of a norm (Granite's residual multiplier)."""
 
     factor: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class NormsSpec(Part):
     """Where norms sit around one sublayer: `x = post(x + out(sublayer(pre(x))))`.
 
@@ -59,7 +55,6 @@ class NormsSpec(Part):
     post: Norm | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdditiveSpec(Part):
     """Bahdanau et al. 2015: queries and keys of width K are scored by `weight . tanh(q + k)`; ask for scale 1."""
 
@@ -69,12 +64,10 @@ class AdditiveSpec(Part):
         return {"weight": (self.width,)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class LinearKernelSpec(Part):
     """Katharopoulos et al. 2020: weights proportional to `phi(q) . phi(k)`, phi = elu + 1.  In O(T), without scores."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class AttentionSpec(Part):
     """Multi-head attention: H query heads read G key/value heads, head h reading group h*G//H.
 
@@ -161,7 +154,6 @@ def attention(
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
 class MLPSpec(Part):
     """`down(act(up(x)))`."""
 
@@ -174,7 +166,6 @@ class MLPSpec(Part):
         check_activation(self.act)
 
 
-@dataclass(frozen=True, kw_only=True)
 class GLUSpec(Part):
     """Shazeer 2020: `down(act(gate(x)) * up(x))`; SwiGLU with silu, GeGLU with gelu."""
 
@@ -188,7 +179,6 @@ class GLUSpec(Part):
         check_activation(self.act)
 
 
-@dataclass(frozen=True, kw_only=True)
 class MoESpec(Part):
     """Shazeer et al. 2017: each token goes through `top_k` of E experts, those with the largest router probabilities,
     and takes the sum of their outputs weighted by these.  `normalize` divides the weights by their sum.
@@ -235,7 +225,6 @@ def moe(width: int, hidden: int, act: Activation, *, experts: int, top_k: int, n
     return MoESpec(router=router, expert=glu(width, hidden, act), experts=experts, top_k=top_k, normalize=normalize)
 
 
-@dataclass(frozen=True, kw_only=True)
 class BranchSpec(Part):
     """A convolution beside a whole block (DeBERTa-v2 xlarge): `norm(block(x) + act(conv(x)))`."""
 
@@ -245,7 +234,6 @@ class BranchSpec(Part):
     dropout: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class BlockSpec(Part):
     """Self-attention, cross-attention or none, an MLP or none, each on the residual stream through its norms; and
     beside it all a convolution or none."""
@@ -266,7 +254,6 @@ class BlockSpec(Part):
             raise ConfigError("block: mlp and mlp_norm come together")
 
 
-@dataclass(frozen=True, kw_only=True)
 class ParallelBlockSpec(Part):
     """Attention and MLP side by side (Wang & Komatsuzaki 2021): `x + attn(y) + mlp(y)`, each through its norms, where
     `y = norm(x)`.  One norm for both is `norm` (GPT-J, Phi); each its own, `attn_norm` and `mlp_norm` (GPT-NeoX).
@@ -285,7 +272,6 @@ class ParallelBlockSpec(Part):
             raise ConfigError("parallel block: one sum of two sublayers has no place for a norm after each")
 
 
-@dataclass(frozen=True, kw_only=True)
 class KindSpec(Part):
     """What the layers of one kind share: who sees whom, and the position part inside attention."""
 
@@ -293,7 +279,6 @@ class KindSpec(Part):
     position: Position | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class TableSpec(Part):
     """One vector a row."""
 
@@ -304,7 +289,6 @@ class TableSpec(Part):
         return {"weight": (self.rows, self.width)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class EmbedSpec(Part):
     """Token ids to vectors: `project(norm(widen(scale * tokens[id] + position + token_types[type])))`.
 
@@ -338,7 +322,6 @@ class EmbedSpec(Part):
 Input = EmbedSpec | FramesSpec | PatchesSpec
 
 
-@dataclass(frozen=True, kw_only=True)
 class StackSpec(Part):
     """Input, blocks, final norm.  `kinds` names the kinds of attention its blocks use; `cross` needs no entry.
     `project` takes an encoder's last vectors to the width of the decoder that reads them, where the two differ."""

@@ -4,7 +4,7 @@
     rotate(x, positions)             RoPE: turns queries and keys
     bias(q, k, q_pos, k_pos)         ALiBi, T5 buckets, DeBERTa's distances: added to the scores
 
-The arithmetic of each is in `attention/rope.py` and `attention/position_biases.py`; this file is torch-free.
+The arithmetic of each is in `attention/positions.py`; this file is torch-free.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from triptych.spec.norms import LayerNormSpec
 from triptych.spec.part import Part, Shapes
 
 
-@dataclass(frozen=True, kw_only=True)
 class LearnedSpec(Part):
     """A table with one vector a position; `offset` rows are skipped at its start (RoBERTa 2, BART 2)."""
 
@@ -29,7 +28,6 @@ class LearnedSpec(Part):
         return {"weight": (self.length + self.offset, self.width)}
 
 
-@dataclass(frozen=True, kw_only=True)
 class SinusoidalSpec(Part):
     """Vaswani et al. 2017, section 3.5.  `interleaved`: sin, cos, sin, cos; `halves`: all sines, then all cosines."""
 
@@ -99,7 +97,6 @@ class LongRope:
 Scaling = Interpolate | NTK | YaRN | Llama3 | LongRope
 
 
-@dataclass(frozen=True, kw_only=True)
 class RopeSpec(Part):
     """Su et al. 2021.  The first `width` of each head's dimensions turn (partial rotary when width < head width).
     `half` pairs dimension i with i + width/2 (HF Llama); `interleaved` pairs 2i with 2i + 1 (the paper, GPT-J)."""
@@ -116,7 +113,6 @@ class RopeSpec(Part):
                 raise ConfigError(f"longrope: {short} short and {long} long factors for {pairs} pairs of dimensions")
 
 
-@dataclass(frozen=True, kw_only=True)
 class AlibiSpec(Part):
     """Press et al. 2021: `-slope[h] * |q_pos - k_pos|`, slopes geometric in the head (their recipe when the number
     of heads is no power of two)."""
@@ -124,7 +120,6 @@ class AlibiSpec(Part):
     heads: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class T5BucketsSpec(Part):
     """Raffel et al. 2020: one learned scalar a head and bucket of `k_pos - q_pos`; half the buckets exact, the rest
     logarithmic up to `max_distance`.  Bidirectional: half of them for keys ahead."""
@@ -141,7 +136,6 @@ class T5BucketsSpec(Part):
 Term = Literal["c2p", "p2c"]
 
 
-@dataclass(frozen=True, kw_only=True)
 class DisentangledSpec(Part):
     """He et al. 2021: a table `P` with a vector of the model's width for each distance `d = q_pos - k_pos`, which every
     layer maps to queries and keys (`Attention.pos_q`, `pos_k`) to be scored against those of its tokens:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from triptych.arguments import integer
 from triptych.errors import InputError
-from triptych.nn import Transformer
 from triptych.spec import SpanHeadSpec
-from triptych.tasks.batching import head_outputs
+from triptych.tasks.labels import head_outputs
+from triptych.tasks.model_inputs import TaskModel
 from triptych.text import Encoded
 
 
@@ -36,21 +36,24 @@ class Answer:
 
 
 def answer(
-    module: Transformer, windows: Sequence[Encoded], context: str, *, longest: int = 15, top: int = 1,
-    no_answer: bool = False,
+    model: TaskModel, question: str, context: str, *, longest: int = 15, top: int = 1, no_answer: bool = False,
+    window: int | None = None, overlap: int | None = None,
 ) -> list[Answer]:  # fmt: skip
-    """The `top` pieces of `context` with the highest score, at most `longest` tokens each, best first.
+    """The `top` pieces of `context` of at most `longest` tokens with the highest score, best first.
 
-    `windows` hold the question beside each part of the context.  A piece that lies in several windows counts where its
-    score is highest, and pieces begin and end with whole words.  With `no_answer` (models of SQuAD 2.0, Rajpurkar et
-    al. 2018) the empty answer competes, by the lowest score that any window gives it.  Scores, windows and words are
-    those of the question-answering pipeline of transformers 4.
+    The score of a piece is the probability that the answer starts at its first token times the probability that it
+    ends at its last; pieces begin and end with whole words.  A context longer than `window` tokens is read in windows
+    that share `overlap` tokens; a piece that lies in several counts where its score is highest.  With `no_answer` the
+    empty answer competes (SQuAD 2.0, Rajpurkar et al. 2018), by the lowest score that any window gives it.  Scores,
+    windows and words are those of the question-answering pipeline of transformers 4.
 
-    Raises InputError for a model without a head over spans, for a context without tokens, and for numbers below 1.
+    Raises InputError for a model without a head over spans, an empty question or context, a question that leaves no
+    room for the context, and numbers below 1.
     """
-    if not isinstance(module.spec.head, SpanHeadSpec):
+    windows = model.inputs.windows(question, context, window, overlap)
+    if not isinstance(model.spec.head, SpanHeadSpec):
         raise InputError(
-            f"this {module.spec.family} model has no head over answers, so it cannot answer; an extractive checkpoint "
+            f"this {model.spec.family} model has no head over answers, so it cannot answer; an extractive checkpoint "
             "(…ForQuestionAnswering) such as hub:deepset/roberta-base-squad2 does"
         )
     integer("longest", longest, 1)
@@ -58,16 +61,16 @@ def answer(
     scores: dict[tuple[int, int], float] = {}
     sums: dict[tuple[int, int], float] = {}
     empty = math.inf
-    for window, logits in zip(windows, head_outputs(module, windows), strict=True):
-        inside = [i for i, of in enumerate(window.sequence_ids) if of == 1]
+    for row, logits in zip(windows, head_outputs(model.module, windows), strict=True):
+        inside = [i for i, of in enumerate(row.sequence_ids) if of == 1]
         if not inside:
             continue
-        special = window.sequence_ids[0] is None
+        special = row.sequence_ids[0] is None
         begins, ends = (_probabilities(one, inside, special) for one in logits.unbind(-1))
         if special:
             empty = min(empty, begins[0] * ends[0])
         raw_begins, raw_ends = (one.tolist() for one in logits.unbind(-1))
-        words = _words(window, inside)
+        words = _words(row, inside)
         for i in inside:
             for j in range(i, min(i + longest, inside[-1] + 1)):
                 place = words[i][0], words[j][1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -10,23 +9,23 @@ import torch
 from torch import Tensor
 
 from triptych.arguments import integer
-from triptych.attention import Rows
 from triptych.errors import InputError
 from triptych.generate import Executor
 from triptych.native import library
-from triptych.nn import Batch, Pooling, Row, Transformer
+from triptych.nn import Batch, Pooling, Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.program.native_encoder import Matmul, NativeEncoder, PreparedEncoder, multiplies_in_bf16
 from triptych.program.native_executor import prompts_in_bf16
 from triptych.program.native_values import NotNative
 from triptych.quantize import kernel_matrix
 from triptych.spec import model as spec
-from triptych.tasks.batching import BATCH_TOKENS, batches
+from triptych.tasks.labels import BATCH_TOKENS, batches
+from triptych.tasks.model_inputs import TaskModel, Texts
 
 Mode = Literal["mean", "first", "dense"]
 
 
-def pooling(module: Transformer, mode: str | None = None, normalize: bool | None = None) -> spec.PoolingSpec:
+def pooling_of(module: Transformer, mode: str | None = None, normalize: bool | None = None) -> spec.PoolingSpec:
     """How the model's vectors are pooled: as the checkpoint says, else by their mean; `mode` and `normalize` replace
     that.  `cls`, as sentence-transformers calls it, is `first`.
 
@@ -45,23 +44,36 @@ def pooling(module: Transformer, mode: str | None = None, normalize: bool | None
 
 @torch.no_grad()
 def encode(
-    module: Transformer, rows: Sequence[Row], pooling: spec.PoolingSpec, *, batch_tokens: int = BATCH_TOKENS,
-    executor: Executor = "auto", matmul: Matmul = "auto",
+    model: TaskModel, texts: Texts, *, pooling: str | None = None, normalize: bool | None = None,
+    batch_tokens: int = BATCH_TOKENS, matmul: Matmul = "auto",
 ) -> Tensor:  # fmt: skip
-    """One vector a row, [B, D] in the dtype of the model: an encoder's output, or a decoder's last hidden states,
-    pooled.  Rows of similar length run together and nothing is padded.  With the executor "auto", an encoder runs
-    natively where its weights are packed or its products are in bf16, as `matmul` says (`Matmul`).
+    """One vector for each text, `[B, D]` in the dtype of the model, in the order of the texts (`.float().numpy()` is a
+    NumPy array): an encoder's output, or a decoder's last hidden states, pooled.
 
-    The result carries no graph, and is an ordinary tensor that training may use.  Raises InputError for another
-    executor or `matmul`, for `batch_tokens` below 1, and where products in bf16 were asked for and cannot be had.
+    `pooling` is "mean" (over the tokens), "first" (the [CLS] token) or "dense" (BERT's pooler), and `normalize`
+    scales each vector to length 1; without them, both are as the checkpoint says.  Texts of similar length run together
+    in batches of at most `batch_tokens` tokens.
+
+    `matmul` is the arithmetic of an encoder's matrix products: "bf16", whatever its weights are stored as (sums and
+    all else stay fp32; with MiniLM the least cosine to fp32 is above 0.9999); "stored", that of the stored weights;
+    "auto", bf16 for a model of bf16, and for packed weights on a processor with AMX.
+
+    A checkpoint of sentence-transformers also says how many tokens of a text it reads (`max_seq_length`): the rest
+    of a text is cut off, as there.  Rows of ids are read whole.
+
+    The result carries no graph, and is an ordinary tensor that training may use.  Raises InputError for pooling that
+    the model does not have, for `batch_tokens` below 1, and for "bf16" where the processor or the model does not allow
+    it.
     """
+    how, module, executor = pooling_of(model.module, pooling, normalize), model.module, model.executor
+    rows = model.inputs.sentences(texts)
     if executor not in get_args(Executor):
         raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
     integer("batch_tokens", batch_tokens, 1)
     bf16 = multiplies_in_bf16(module, matmul)
-    pool = module.head if isinstance(module.head, Pooling) else Pooling(replace(pooling, dense=None))
-    if isinstance(module.head, Pooling) and pooling != module.head.spec:
-        pool = Pooling(replace(pooling, dense=None))
+    pool = module.head if isinstance(module.head, Pooling) else Pooling(replace(how, dense=None))
+    if isinstance(module.head, Pooling) and how != module.head.spec:
+        pool = Pooling(replace(how, dense=None))
         pool.dense = module.head.dense
     vectors: dict[int, Tensor] = {}
     native = NativeEncoder(module, matrix_of=kernel_matrix, bf16=bf16) if executor == "auto" else None
@@ -72,18 +84,12 @@ def encode(
             if matmul == "bf16":
                 reason = "executor='modules'" if native is None else native.why_modules or "the model reads no ids"
                 raise InputError(f"matmul='bf16' needs the native executor, which does not run here: {reason}")
-            hidden = module(_reading(module, inputs, where))
+            both = module.spec.layout == "encoder-decoder"  # the encoder alone
+            hidden = module(Batch(source=(inputs, where)) if both else Batch(inputs=inputs, rows=where))
         elif pool.spec.mode == "dense":
             hidden = hidden.to(module.dtype)
         vectors.update(zip(group, pool(hidden, where).to(module.dtype), strict=True))
     return torch.stack([vectors[i] for i in range(len(rows))])
-
-
-def _reading(module: Transformer, inputs: Tensor, rows: Rows) -> Batch:
-    """The encoder alone of an encoder-decoder, else the whole model."""
-    if module.spec.layout == "encoder-decoder":
-        return Batch(source=(inputs, rows))
-    return Batch(inputs=inputs, rows=rows)
 
 
 def note_on_products(module: Transformer, matmul: Matmul) -> str | None:
@@ -113,4 +119,14 @@ def note_on_prompts(module: Transformer, matmul: Matmul) -> str | None:
     return (
         f"prompts are multiplied with packed weights in bf16 ({kernels.bf16}), generated tokens by integers; "
         "matmul='stored' (--matmul stored) takes integers for both"
+    )
+
+
+def note_on_vectors(model: TaskModel) -> str | None:
+    """A line to print where the checkpoint was not trained to compare texts by their vectors; else None."""
+    if isinstance(model.spec.head, spec.PoolingSpec):
+        return None
+    return (
+        f"this {model.spec.family} checkpoint says nothing about pooling: its mean vectors rank texts less well "
+        "than those of a model for sentence embeddings, such as hub:sentence-transformers/all-MiniLM-L6-v2"
     )

@@ -6,10 +6,10 @@ is longer than the model's context.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,9 +20,11 @@ from triptych.arguments import check_ids, integer, readable
 from triptych.checkpoints import read_json
 from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.errors import InputError, TextError, shown
+from triptych.generate import Executor, Generation
 from triptych.media import audio
 from triptych.media.image import Preparation, read_image
-from triptych.nn import Row
+from triptych.nn import Row, Transformer
+from triptych.probe import Trace
 from triptych.spec import EmbedSpec, FramesSpec, ModelSpec, PatchesSpec
 from triptych.text import Encoded, RenderedPrompt, Tokenizer
 
@@ -44,6 +46,7 @@ class ModelInputs:
     spec: ModelSpec
     tokenizer: Tokenizer | None
     path: Path | None
+    hf: Mapping[str, Any] = field(default_factory=dict)  # the config with Hugging Face's keys
 
     def rows(self, inputs: Texts, mask: Tensor | None = None) -> Sequence[Row]:
         """The rows the model reads: the ids of texts; or frames and pixels, of files or as they are."""
@@ -100,9 +103,14 @@ class ModelInputs:
         sources = self.rows(prompts)
         return [[self.spec.ids.start, *head] for _ in sources], sources
 
-    def sentences(self, texts: Texts, hf: Mapping[str, Any]) -> Sequence[Row]:
-        """The rows of `texts` as sentence-transformers prepares them for the checkpoint with the config `hf`."""
-        settings = SentenceSettings.of(hf.get(KEY, {}), f"{self.path or 'config'}: {KEY}")
+    @property
+    def sentence_settings(self) -> SentenceSettings:
+        """What the checkpoint says about texts whose vectors are compared."""
+        return SentenceSettings.of(self.hf.get(KEY, {}), f"{self.path or 'config'}: {KEY}")
+
+    def sentences(self, texts: Texts) -> Sequence[Row]:
+        """The rows of `texts` as sentence-transformers prepares them."""
+        settings = self.sentence_settings
         if settings == SentenceSettings() or isinstance(texts, str | Tensor):
             return self.rows(texts)
         if settings.do_lower_case:
@@ -196,6 +204,10 @@ class ModelInputs:
         if self.tokenizer is None:
             raise TextError(f"{self.path or 'this model'} has no tokenizer; give token ids")
         return self.tokenizer
+
+    def generation_config(self) -> dict[str, Any]:
+        """What the files say about generating: the generation config, and the config where older ones keep it."""
+        return {**self.hf, **self.side_file("generation_config.json")}
 
     def side_file(self, name: str) -> dict[str, Any]:
         """A small JSON file beside the weights, empty where there is none."""
@@ -334,3 +346,24 @@ def _strings(texts: Texts) -> Sequence[str]:
     if len(strings) != len(texts) or not texts:
         raise InputError("give a list of texts: [text]")
     return strings
+
+
+@runtime_checkable
+class TaskModel(Protocol):
+    """What the tasks need of a `triptych.Model`, whose methods they are."""
+
+    module: Transformer
+    tokenizer: Tokenizer | None
+    executor: Executor
+
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def inputs(self) -> ModelInputs: ...
+    @property
+    def labels(self) -> list[str]: ...
+    @property
+    def generate(self) -> Callable[..., list[Generation]]: ...
+    @property
+    def trace(self) -> Callable[..., Trace]: ...
+    def check_words(self, what: str) -> None: ...

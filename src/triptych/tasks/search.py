@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,9 @@ from triptych.errors import CheckpointError, InputError, shown
 from triptych.nn.weights import PackedWeight
 from triptych.pip_packages import cache_directory
 from triptych.probe.content import digest
-from triptych.tasks.model_inputs import ModelInputs
-from triptych.tasks.passages import Span, cut
-from triptych.tasks.search_index import FORMAT, Embedded, read_index, write_index
+from triptych.tasks.encode import encode, pooling_of
+from triptych.tasks.model_inputs import ModelInputs, TaskModel
+from triptych.tasks.passages import FORMAT, Embedded, Span, cut, read_index, write_index
 from triptych.text import Tokenizer
 from triptych.text.folder import TextFile, read_folder
 
@@ -124,19 +125,49 @@ def identity_of(module: torch.nn.Module, inputs: ModelInputs, settings: object) 
 
 
 def search(
-    folder: str | Path, query: str, embedder: Embedder, *, k: int = 5, tokens: int | None = None,
+    model: TaskModel,
+    folder: str | Path,
+    query: str,
+    *,
+    k: int = 5,
+    tokens: int | None = None,
+    overlap: int | None = None,
+    follow_links: bool = False,
+    index: Path | None = None,
+    on_embedded: OnEmbedded | None = None,
+) -> SearchResult:
+    """The `k` passages of the text files below `folder` nearest to `query`, by the cosine of their vectors.
+
+    A passage has at most `tokens` tokens (128, or what the model reads), of which neighbours share `overlap` (32, or
+    half a passage), and ends where a sentence or a line does.  Vectors are pooled as the checkpoint says (`encode`),
+    and kept in a safetensors file (`index`, by default in the user's cache): only files whose content is new are
+    embedded.  When the work is interrupted, the vectors of finished files are kept.
+
+    Raises InputError for a model that reads no text, an empty query, settings out of range, and a folder without text;
+    TextError without a tokenizer.
+    """
+    model.check_words("search()")
+    inputs = model.inputs
+    tokenizer, settings = inputs.words, inputs.sentence_settings
+    lengths = [n for n in (settings.max_seq_length, model.spec.context) if n is not None]
+    most = min(lengths) - len(tokenizer.encode("")) if lengths else None
+    if most is not None and most < 1:
+        raise InputError(f"the model reads {min(lengths)} tokens at once, which leaves none for a passage")
+    identity = identity_of(model.module, inputs, [settings, pooling_of(model.module)])
+    embedder = Embedder(partial(encode, model), tokenizer, identity, most)
+    return search_with(
+        embedder, folder, query, k=k, tokens=tokens, overlap=overlap, follow_links=follow_links, index=index,
+        on_embedded=on_embedded,
+    )  # fmt: skip
+
+
+def search_with(
+    embedder: Embedder, folder: str | Path, query: str, *, k: int = 5, tokens: int | None = None,
     overlap: int | None = None, follow_links: bool = False, index: Path | None = None,
     on_embedded: OnEmbedded | None = None,
 ) -> SearchResult:  # fmt: skip
-    """The `k` passages below `folder` nearest to `query`, by the cosine of their vectors.
-
-    Passages have at most `tokens` tokens, and neighbours share up to `overlap` (`passages.cut`); which files are read,
-    `read_folder` says.  Vectors are kept in the file `index`, by default in the user's cache under a name made
-    of the folder, the model and the settings: only files whose content is new are embedded.  When the work is
-    interrupted, the vectors of finished files are kept.
-
-    Raises InputError for an empty query, settings out of range, and a folder without text to search.
-    """
+    """`search` with any vectors.  The index in the user's cache has a name made of the folder, the model and the
+    settings."""
     if not isinstance(query, str) or not query.strip():
         raise InputError(f"the query is {shown(query)}; give the words to search for")
     integer("k", k, 1)
@@ -163,18 +194,25 @@ def search(
                 on_embedded(done, len(new))
     finally:  # an interrupted search keeps the files that are done
         if parts.keys() != known.keys():
-            notes += _write(file, parts, len(wanted))
+            try:
+                write_index(file, parts, len(wanted))
+            except CheckpointError as error:  # the search goes on
+                notes.append(f"the index was not kept: {error}")
     texts = [(one, part, i) for one in contents.files for part in [parts[one.digest]] for i in range(len(part.spans))]
     if not texts:
         raise InputError(f"{folder}: the files have no words that this tokenizer knows")
     vectors = np.concatenate([parts[one.digest].vectors for one in contents.files])
     scores = vectors.astype(np.float64) @ wanted.astype(np.float64)
     ranked = np.argsort(-scores, kind="stable")
-    hits = tuple(_hit(float(scores[i]), texts[i][0], texts[i][1].spans[texts[i][2]]) for i in ranked[:k].tolist())
+    hits = []
+    for i in ranked[:k].tolist():
+        one, part, number = texts[i]
+        span = part.spans[number]
+        hits.append(Hit(float(scores[i]), one.name, span.line, span.last_line, one.text[span.begin : span.end]))
     places = tuple(f"{one.name}:{part.spans[i].line}" for one, part, i in texts)
     return SearchResult(
-        query, hits, len(contents.files), len(texts), len(new), contents.skipped, tuple(notes), file, vectors, wanted,
-        ranked, places,
+        query, tuple(hits), len(contents.files), len(texts), len(new), contents.skipped, tuple(notes), file, vectors,
+        wanted, ranked, places,
     )  # fmt: skip
 
 
@@ -216,16 +254,3 @@ def _embedded(
                 for (one, spans), end in zip(group, ends.tolist(), strict=True)
             },
         )
-
-
-def _write(file: Path, parts: Mapping[str, Embedded], width: int) -> list[str]:
-    """Write the index.  Where that fails, the search goes on, and the result is a note that says so."""
-    try:
-        write_index(file, parts, width)
-    except CheckpointError as error:
-        return [f"the index was not kept: {error}"]
-    return []
-
-
-def _hit(score: float, file: TextFile, span: Span) -> Hit:
-    return Hit(score, file.name, span.line, span.last_line, file.text[span.begin : span.end])

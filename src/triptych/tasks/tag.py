@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, shown
-from triptych.nn import Transformer
 from triptych.spec import ReplacedHeadSpec, TokenHeadSpec
-from triptych.tasks.batching import head_outputs
-from triptych.tasks.model_inputs import ModelInputs
+from triptych.tasks.labels import head_outputs
+from triptych.tasks.model_inputs import TaskModel
 from triptych.text import Encoded, Tokenizer
 
 
@@ -40,18 +39,18 @@ class Entity:
     end: int
 
 
-def tag(module: Transformer, rows: Sequence[Encoded], texts: Sequence[str], labels: Sequence[str]) -> list[list[Tag]]:
-    """The likeliest label of each token that is not special; ELECTRA's are `original` and `replaced`.
+def tag(model: TaskModel, texts: Sequence[str]) -> list[list[Tag]]:
+    """The likeliest label of each token of each text that is not special, or whether it was replaced (ELECTRA).
 
     Raises InputError for a model without a head over tokens.
     """
-    head = module.spec.head
+    rows, labels, head = model.inputs.placed(texts), model.labels, model.spec.head
     if not isinstance(head, TokenHeadSpec | ReplacedHeadSpec):
-        raise InputError(f"this {module.spec.family} model has no head over tokens, so it cannot tag them")
+        raise InputError(f"this {model.spec.family} model has no head over tokens, so it cannot tag them")
     tagged = []
-    for row, text, logits in zip(rows, texts, head_outputs(module, rows), strict=True):
+    for row, text, logits in zip(rows, texts, head_outputs(model.module, rows), strict=True):
         if isinstance(head, ReplacedHeadSpec):
-            labels, logits = ("original", "replaced"), torch.cat((torch.zeros_like(logits), logits), dim=-1)
+            labels, logits = ["original", "replaced"], torch.cat((torch.zeros_like(logits), logits), dim=-1)
         best = logits.softmax(-1).max(-1)
         tokens = zip(row.offsets, row.sequence_ids, best.indices.tolist(), best.values.tolist(), strict=True)
         tagged.append([Tag(text[a:b], labels[i], p, a, b) for (a, b), of, i, p in tokens if of is not None])
@@ -61,38 +60,38 @@ def tag(module: Transformer, rows: Sequence[Encoded], texts: Sequence[str], labe
 Strategy = Literal["simple", "first", "average", "max"]
 
 
-def entities_of(
-    module: Transformer, inputs: ModelInputs, texts: Sequence[str], labels: Sequence[str],
-    strategy: Strategy = "simple", window: int | None = None, overlap: int | None = None,
+def entities(
+    model: TaskModel, texts: Sequence[str], *, strategy: Strategy = "simple", window: int | None = None,
+    overlap: int | None = None,
 ) -> list[list[Entity]]:  # fmt: skip
-    """The entities in each text, as transformers' token-classification pipeline groups them.
+    """The entities in each text: neighbouring tokens of one label, where `B-` begins a new one and `O` is none.
 
-    strategy   "simple" groups tokens.  The others give each word one label first: that of its first token, that of its
-               surest token ("max"), or that of the mean of its tokens' probabilities ("average").
-    window     tokens of a row; a longer text is read in windows that share `overlap` tokens.  Of entities that overlap
-               in the text the longest one stays, and of equally long ones that with the highest probability.
+    `strategy` is that of transformers' pipeline: "simple" labels each token; "first", "average" and "max" give each
+    word one label: that of its first token, of the mean of its tokens' probabilities, or of its surest token.
+
+    A text longer than `window` tokens is read in windows that share `overlap` tokens.  Of entities that overlap in the
+    text the longest one stays, and of equally long ones that with the highest probability.
 
     Raises InputError for a model without a head over named labels, and for another strategy.
     """
     if strategy not in get_args(Strategy):
         raise InputError(f"strategy={shown(strategy)} must be one of {', '.join(get_args(Strategy))}")
-    if not isinstance(module.spec.head, TokenHeadSpec):
+    if not isinstance(model.spec.head, TokenHeadSpec):
         raise InputError(
-            f"this {module.spec.family} model has no head over tokens with named labels; a checkpoint that tags tokens "
+            f"this {model.spec.family} model has no head over tokens with named labels; a checkpoint that tags tokens "
             "(…ForTokenClassification) such as hub:dslim/bert-base-NER does"
         )
     if isinstance(texts, str):
         raise InputError("give a list of texts: [text]")
-    rows = [inputs.text_windows(text, window, overlap) for text in texts]
-    outputs = iter(head_outputs(module, [row for parts in rows for row in parts]))
+    rows = [model.inputs.text_windows(text, window, overlap) for text in texts]
+    outputs = iter(head_outputs(model.module, [row for parts in rows for row in parts]))
     every = []
     for parts, text in zip(rows, texts, strict=True):
         named: list[Entity] = []
         for row in parts:
             probabilities = next(outputs).softmax(-1)
-            words = _words(row, text, inputs.words) if strategy != "simple" else [[i] for i in _own_tokens(row)]
-            tags = [_word_tag(row, text, probabilities, word, labels, strategy) for word in words]
-            named += entities(tags, text)
+            words = _words(row, text, model.inputs.words) if strategy != "simple" else [[i] for i in _own_tokens(row)]
+            named += joined([_word_tag(row, text, probabilities, word, model.labels, strategy) for word in words], text)
         every.append(_without_overlaps(named) if len(parts) > 1 else named)
     return every
 
@@ -145,7 +144,7 @@ def _without_overlaps(named: Sequence[Entity]) -> list[Entity]:
     return disjoint
 
 
-def entities(tags: Sequence[Tag], text: str) -> list[Entity]:
+def joined(tags: Sequence[Tag], text: str) -> list[Entity]:
     """The entities in a tagged text; tokens labelled `O` (outside) belong to none.
 
     Neighbours whose labels differ by no more than `B-` and `I-` (Ramshaw & Marcus 1995) are one entity; `B-` begins

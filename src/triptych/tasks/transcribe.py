@@ -1,7 +1,7 @@
 """Sound to text with a Whisper model (Radford et al. 2022, section 3.8).
 
 A long recording goes through the model window by window, 30 s each.  The model writes times between its sentences;
-the next window begins where the last complete sentence ended.
+the next window begins where the last complete sentence ended.  The rules of what may follow what are its code's.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from triptych.attention import CacheType
+from triptych.attention import CacheType, check_cache_type
 from triptych.errors import InputError
-from triptych.generate import Engine, LiveRow, Request, Sampling
+from triptych.generate import Engine, LiveRow, Request, Rule, Sampling
 from triptych.media import audio
 from triptych.nn import Transformer
 from triptych.spec import FramesSpec
-from triptych.tasks.whisper_tokens import rules, segments
+from triptych.tasks.model_inputs import TaskModel
 from triptych.text import Tokenizer, WhisperTokens
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # tried in turn while the text is repetitive or unlikely
@@ -172,27 +175,46 @@ class WhisperDecoder:
 
 @torch.inference_mode()
 def transcribe(
-    decoder: WhisperDecoder,
-    sound: audio.Samples,
+    model: TaskModel,
+    sound: str | Path | audio.Samples,
     *,
     language: str | None = None,
+    task: str = "transcribe",
+    timestamps: bool | None = None,
+    temperatures: Sequence[float] = TEMPERATURES,
+    seed: int = 0,
+    previous: bool = False,
+    cache: CacheType = "auto",
     on_segment: Callable[[Segment], None] | None = None,
 ) -> Transcript:
-    """The text of `sound`, `[T]` at 16 kHz; `on_segment` is called with each segment as soon as it is written.
+    """The text of a WAV file, or of `[T]` samples at 16 kHz, of any length (Whisper: Radford et al. 2023).
 
-    The language is detected in the first window where `language` is None.  Raises InputError for a model that reads no
-    sound, and for a language or task it does not know.
+    The language is detected in the first window unless it is given.  `previous` conditions each window of 30 s on the
+    text before it: names and sentences stay consistent across windows, and a mistake may be repeated.  `cache` is what
+    keys and values are kept in, as in `generate`, those of the sound too.  Without `timestamps` the model writes times
+    between its sentences, unless its vocabulary has none or its generation config has `return_timestamps` false.
+    `on_segment` is called with each segment as soon as it is written.
+
+    Raises InputError for a model that reads no sound, a file that is no WAV file, a language or task the model does not
+    know, times that it does not know, and an unknown type of cache.
     """
-    tokens, mels = decoder.tokens, decoder.slot.conv1.inputs
-    if not decoder.temperatures:
+    tokenizer, vocab = model.inputs.words, model.spec.vocab
+    config = model.inputs.side_file("generation_config.json") or model.inputs.hf
+    tokens = WhisperTokens.of(tokenizer, config, vocab)
+    check_cache_type(cache)
+    if timestamps is None:
+        timestamps = tokens.first_time < vocab and config.get("return_timestamps") is not False
+    decoder = WhisperDecoder(model.module, tokenizer, tokens, task, timestamps, temperatures, seed, previous, cache)
+    samples = sound if isinstance(sound, np.ndarray) else audio.read_wav(sound)
+    mels = decoder.slot.conv1.inputs
+    if not temperatures:
         raise InputError("temperatures is empty; give at least one, such as (0.0,)")
-    tokens.prompt(language, decoder.task)  # raises for a language or a task that the model does not know
-    if decoder.timestamps and tokens.first_time >= decoder.module.spec.vocab:
+    tokens.prompt(language, task)  # raises for a language or a task that the model does not know
+    if timestamps and tokens.first_time >= vocab:
         raise InputError("the vocabulary of this model has no times; use timestamps=False")
     # As transformers: a recording that fits one window is padded as sound, the last window of a longer one as features.
-    frames = torch.from_numpy(audio.log_mel(audio.padded(sound, decoder.window), mels))
-    length = len(sound) // audio.HOP
-    return transcribe_frames(decoder, frames, length, language=language, on_segment=on_segment)
+    frames = torch.from_numpy(audio.log_mel(audio.padded(samples, decoder.window), mels))
+    return transcribe_frames(decoder, frames, len(samples) // audio.HOP, language=language, on_segment=on_segment)
 
 
 @torch.inference_mode()
@@ -205,7 +227,7 @@ def transcribe_frames(
     limit: int | None = None,
     on_segment: Callable[[Segment], None] | None = None,
 ) -> Transcript:
-    """`transcribe` of mel frames `[T, M]`, of which the first `length` are of the recording; frames beyond the last
+    """The text of mel frames `[T, M]`, of which the first `length` are of the recording; frames beyond the last
     are zeros.  At most `limit` tokens a window."""
     frame, first, stride = audio.HOP / audio.RATE, decoder.tokens.first_time, decoder.slot.stride
     every: list[Segment] = []
@@ -230,3 +252,64 @@ def transcribe_frames(
                 on_segment(every[-1])
         at += advance
     return Transcript(language, tuple(every))
+
+
+def rules(tokens: WhisperTokens, prompt_length: int, *, timestamps: bool = True) -> Rule:
+    """What may follow in a row whose first `prompt_length` ids are its prompt: no suppressed token, and times only
+    where `_restrict_times` allows them."""
+
+    never = torch.tensor([*tokens.suppressed, tokens.no_timestamps])
+    not_first = torch.tensor([*tokens.suppressed, tokens.no_timestamps, *tokens.suppressed_first])
+
+    def allowed(scores: Tensor, row: Sequence[int]) -> Tensor:
+        new = list(row[prompt_length:])
+        scores = scores.float().index_fill(0, (never if new else not_first).to(scores.device), -torch.inf)
+        if timestamps:
+            _restrict_times(scores, new, tokens)
+        else:
+            scores[tokens.first_time :] = -torch.inf
+        return scores
+
+    return allowed
+
+
+def _restrict_times(score: Tensor, new: Sequence[int], tokens: WhisperTokens) -> None:
+    """Times come in pairs, the end of a sentence and the beginning of the next, except the first and the last; they
+    never decrease; and a time is due when all times together are likelier than any single text token.
+
+    `score` [V] is changed in place.
+    """
+    first = tokens.first_time
+    last_is_time = bool(new) and new[-1] >= first
+    paired = last_is_time and (len(new) < 2 or new[-2] >= first)
+    if paired:
+        score[first:] = -torch.inf
+    elif last_is_time:
+        score[: tokens.end] = -torch.inf
+    if times := [token for token in new if token >= first]:
+        score[first : times[-1] + (0 if last_is_time and not paired else 1)] = -torch.inf
+    if not new:
+        score[:first] = -torch.inf
+        if tokens.latest_first is not None:
+            score[first + tokens.latest_first + 1 :] = -torch.inf
+    if score[first:].logsumexp(-1) > score[:first].max():
+        score[:first] = -torch.inf
+
+
+def segments(
+    ids: Sequence[int], frames: int, first: int, stride: int = 2
+) -> tuple[list[tuple[int, int, list[int]]], int]:
+    """The sentences of a window of `frames`, each as (begin, end, ids) in units of 0.02 s, and after how many frames
+    the next window begins: at the last pair of times, or at the end of this window where the text ends in a single
+    time or has no pair."""
+    timed = [token >= first for token in ids]
+    ends = [i + 1 for i in range(len(ids) - 1) if timed[i] and timed[i + 1]]
+    if not ends:
+        times = [token - first for token in ids if token > first]
+        return [(0, times[-1] if times else frames // stride, list(ids))], frames
+    closed = timed[-2:] == [False, True]
+    if closed:
+        ends.append(len(ids))
+    pieces = [list(ids[a:b]) for a, b in pairwise([0, *ends])]
+    sentences = [(piece[0] - first, piece[-1] - first, piece) for piece in pieces]
+    return sentences, frames if closed else sentences[-1][1] * stride

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from triptych.errors import ConfigError, InputError, nearest, shown
-from triptych.generate import Rule
+from triptych.generate import Generation, Rule
 from triptych.spec import LMHeadSpec
-from triptych.tasks.model_inputs import ModelInputs
+from triptych.tasks.model_inputs import ModelInputs, TaskModel
 from triptych.text import RenderedPrompt
 
 MAX_NEW_TOKENS = 128  # where the files of the checkpoint give no limit
@@ -39,7 +39,7 @@ class WritingTask:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def summary(inputs: ModelInputs, hf: Mapping[str, Any], text: str) -> WritingTask:
+def summary(inputs: ModelInputs, text: str) -> WritingTask:
     """A summary of `text`.
 
     An encoder-decoder reads the text after the prefix of `task_specific_params` in its config; T5 has "summarize: "
@@ -47,14 +47,14 @@ def summary(inputs: ModelInputs, hf: Mapping[str, Any], text: str) -> WritingTas
     and "TL;DR:" (Radford et al. 2019).  Raises InputError for a model that writes no text, and for an empty text.
     """
     _check(inputs, "summarize", text, "hub:facebook/bart-large-cnn or hub:google-t5/t5-small")
-    settings = _task_settings(hf, "summarization")
+    settings = _task_settings(inputs.hf, "summarization")
     if inputs.spec.layout == "encoder-decoder":
         prefix = settings.get("prefix", "summarize: " if inputs.spec.family in ("t5", "mt5") else "")
-        return _of_source(inputs, hf, f"{prefix}{text}", settings)
-    return _of_decoder(inputs, hf, f"{SUMMARIZE}\n\n{text}", f"{text}\n\nTL;DR:")
+        return _of_source(inputs, f"{prefix}{text}", settings)
+    return _of_decoder(inputs, f"{SUMMARIZE}\n\n{text}", f"{text}\n\nTL;DR:")
 
 
-def written_answer(inputs: ModelInputs, hf: Mapping[str, Any], question: str, context: str) -> WritingTask:
+def written_answer(inputs: ModelInputs, question: str, context: str) -> WritingTask:
     """An answer in the model's own words: T5's "question: ... context: ...", or a decoder's prompt.
 
     Raises InputError for a model that writes no text, and for an empty question or context.
@@ -63,14 +63,12 @@ def written_answer(inputs: ModelInputs, hf: Mapping[str, Any], question: str, co
     if not question.strip():
         raise InputError("the question is empty; ask something about the context")
     if inputs.spec.layout == "encoder-decoder":
-        return _of_source(inputs, hf, f"question: {question}  context: {context}", {})
+        return _of_source(inputs, f"question: {question}  context: {context}", {})
     question_and_text = f"Text: {context}\n\nQuestion: {question}"
-    return _of_decoder(inputs, hf, f"{ANSWER}\n\n{question_and_text}", f"{question_and_text}\nAnswer:")
+    return _of_decoder(inputs, f"{ANSWER}\n\n{question_and_text}", f"{question_and_text}\nAnswer:")
 
 
-def translation(
-    inputs: ModelInputs, hf: Mapping[str, Any], text: str, source: str | None = None, target: str | None = None
-) -> WritingTask:
+def translation(inputs: ModelInputs, text: str, source: str | None = None, target: str | None = None) -> WritingTask:
     """A translation of `text` from `source` to `target`, languages as the checkpoint writes them or a short form (`de`
     for `de_DE`).
 
@@ -85,10 +83,10 @@ def translation(
             "translate needs an encoder-decoder that was trained to translate, such as hub:Helsinki-NLP/opus-mt-en-de; "
             "a decoder is asked in words, with triptych chat or generate"
         )
-    if pairs := _prefixed_pairs(hf):
+    if pairs := _prefixed_pairs(inputs.hf):
         pair = _chosen_pair(pairs, source, target)
-        settings = _task_settings(hf, f"translation_{pair[0]}_to_{pair[1]}")
-        return _of_source(inputs, hf, f"{settings.get('prefix', '')}{text}", settings)
+        settings = _task_settings(inputs.hf, f"translation_{pair[0]}_to_{pair[1]}")
+        return _of_source(inputs, f"{settings.get('prefix', '')}{text}", settings)
     codes = language_codes(inputs)
     if not codes:
         if source is not None or target is not None:
@@ -96,8 +94,8 @@ def translation(
                 "this checkpoint names no languages: a model of one pair needs neither source nor target; leave them "
                 "out, or take one such as hub:facebook/mbart-large-50-many-to-many-mmt"
             )
-        return _of_source(inputs, hf, text, {})
-    return _between(inputs, hf, text, codes, source, target)
+        return _of_source(inputs, text, {})
+    return _between(inputs, text, codes, source, target)
 
 
 def language_codes(inputs: ModelInputs) -> dict[str, int]:
@@ -110,7 +108,7 @@ def language_codes(inputs: ModelInputs) -> dict[str, int]:
 
 
 def _between(
-    inputs: ModelInputs, hf: Mapping[str, Any], text: str, codes: Mapping[str, int], source: str | None,
+    inputs: ModelInputs, text: str, codes: Mapping[str, int], source: str | None,
     target: str | None,
 ) -> WritingTask:  # fmt: skip
     """A translation by a model that is told languages by tokens."""
@@ -119,7 +117,7 @@ def _between(
     into = _code(target, codes, "target")
     ids = inputs.words.encode(text)
     if into.startswith(">>"):  # Marian: one source language, the target before the text
-        return WritingTask([codes[into], *ids], f"{into} {text}", options=_options(inputs, hf, {}, 0))
+        return WritingTask([codes[into], *ids], f"{into} {text}", options=_options(inputs, {}, 0))
     around, known = inputs.words.encode(""), set(codes.values())
     places = [i for i, token in enumerate(around) if token in known]
     if source is not None and places:
@@ -130,7 +128,7 @@ def _between(
         only = next(code for code, id in codes.items() if id == start)
         raise InputError(f"target={target!r}: this checkpoint writes {only} alone")
     prefix = () if start in known else (codes[into],)
-    return WritingTask(ids, text, prefix, _options(inputs, hf, {}, len(prefix)))
+    return WritingTask(ids, text, prefix, _options(inputs, {}, len(prefix)))
 
 
 def _check(inputs: ModelInputs, task: str, text: str, examples: str) -> None:
@@ -146,13 +144,14 @@ def _check(inputs: ModelInputs, task: str, text: str, examples: str) -> None:
         raise InputError(f"there is no text to {task if task != 'answer' else 'answer from'}")
 
 
-def _of_source(inputs: ModelInputs, hf: Mapping[str, Any], text: str, settings: Mapping[str, Any]) -> WritingTask:
-    files = {**hf, **inputs.side_file("generation_config.json")}
-    forced = 0 if files.get("forced_bos_token_id") is None else 1  # BART's output begins with one more id
-    return WritingTask(text, text, options=_options(inputs, hf, settings, forced))
+def _of_source(inputs: ModelInputs, text: str, settings: Mapping[str, Any]) -> WritingTask:
+    forced = (
+        0 if inputs.generation_config().get("forced_bos_token_id") is None else 1
+    )  # BART's output begins with one more id
+    return WritingTask(text, text, options=_options(inputs, settings, forced))
 
 
-def _of_decoder(inputs: ModelInputs, hf: Mapping[str, Any], message: str, plain: str) -> WritingTask:
+def _of_decoder(inputs: ModelInputs, message: str, plain: str) -> WritingTask:
     if inputs.words.chat is None:
         return WritingTask(plain, plain, options={"max_new_tokens": MAX_NEW_TOKENS})
     prompt = inputs.render([{"role": "user", "content": message}])
@@ -201,14 +200,14 @@ def _listed(codes: Mapping[str, int]) -> str:
 
 
 def _options(
-    inputs: ModelInputs, hf: Mapping[str, Any], settings: Mapping[str, Any], prefix: int
+    inputs: ModelInputs, settings: Mapping[str, Any], prefix: int
 ) -> dict[str, Any]:  # fmt: skip
     """Options of `Model.generate` from `settings`, else from the generation config, else from the config.
 
     Limits there count the start token and `prefix` ids after it, which ours do not.  Raises ConfigError for values of
     another type.
     """
-    files = {**hf, **inputs.side_file("generation_config.json"), **settings}
+    files = {**inputs.generation_config(), **settings}
     used = {name: files[name] for name in _NUMBERS if files.get(name) is not None}
     for name, value in used.items():
         if isinstance(value, bool) or not isinstance(value, _NUMBERS[name]):
@@ -254,3 +253,44 @@ def no_repeats(size: int) -> Rule:
         return logits.index_fill(0, torch.tensor(banned, dtype=torch.long, device=logits.device), -torch.inf)
 
     return rule
+
+
+def summarize(model: TaskModel, texts: Sequence[str], **options: Any) -> list[Generation]:
+    """A summary of each text, by an encoder-decoder, or by a decoder with a chat template.
+
+    The files of the checkpoint set beams and limits; `options` are those of `generate` and replace them.  Raises
+    InputError for a model that writes no text, and for an empty text.
+    """
+    return _written(model, [summary(model.inputs, text) for text in texts], options)
+
+
+def translate(
+    model: TaskModel, texts: Sequence[str], source: str | None = None, target: str | None = None, **options: Any
+) -> list[Generation]:
+    """Each text in the language `target`; `source` and `target` as the checkpoint names them ("en_XX"), or in short
+    ("en").
+
+    `options` as in `summarize`.  Raises InputError for a language that the checkpoint does not know, with those
+    that it does, for a model that does not translate, and for an empty text.
+    """
+    return _written(model, [translation(model.inputs, text, source, target) for text in texts], options)
+
+
+def answer_in_words(model: TaskModel, question: str, context: str, **options: Any) -> Generation:
+    """An answer to `question` from `context`, generated by the model; `options` as in `summarize`.
+
+    `answer` selects a piece of the context instead.  Raises InputError for a model that writes no text, and for an
+    empty question or context.
+    """
+    return _written(model, [written_answer(model.inputs, question, context)], options)[0]
+
+
+def _written(model: TaskModel, writing_tasks: Sequence[WritingTask], options: Mapping[str, Any]) -> list[Generation]:
+    if not writing_tasks:
+        raise InputError("there are no texts; give a list of texts: [text]")
+    first = writing_tasks[0]
+    settings = {"decoder_prefix": first.decoder_prefix, **first.options, **options}
+    if not settings.get("beams"):
+        for name in {"length_penalty", "early_stopping"} - options.keys():
+            settings.pop(name, None)
+    return model.generate([one.prompt for one in writing_tasks], **settings)

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError
 from triptych.text.corpus_cuts import words_together
+from triptych.text.detokenize import BYTE_OF
 from triptych.text.specials import DECODER, ENCODER, SpecialsLayout
-from triptych.text.token_names import BYTE_OF
 from triptych.text.tokenizer import Tokenizer
 
 MOST_TOKENS = 1 << 20  # of a new vocabulary: the memory for all of it is taken before the first token is made

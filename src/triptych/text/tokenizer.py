@@ -19,9 +19,8 @@ from triptych.errors import ArgumentError, InputError, MissingNameError, TextErr
 from triptych.migration_hints import TOKENIZER, ConstructorOfOthers, hint
 from triptych.text import corpus_cuts, tokenizer_limits
 from triptych.text.chat import ChatTemplate, RenderedPrompt
-from triptych.text.detokenize import TextStream, without_spaces
+from triptych.text.detokenize import TextStream, TokenNames, without_spaces
 from triptych.text.specials import Specials
-from triptych.text.token_names import TokenNames
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,18 +12,29 @@ from types import ModuleType
 from typing import Any
 
 from triptych import hooks
+from triptych.train.arithmetic import DivergedError
 from triptych.train.checkpoints import Checkpoints
 from triptych.train.data import CausalText, Data, MaskedText, Pairs
 from triptych.train.evaluate import HeldOut, Score, evaluate
 from triptych.train.job import Job, check_start, prepare, resume, verify_resume
-from triptych.train.loop import Event, Progress, RunSettings, Trainer
+from triptych.train.loop import Event, Progress, Trainer
 from triptych.train.new_recipe import write_new_recipe
-from triptych.train.nonfinite import DivergedError
-from triptych.train.objectives import Example, TokenMasking, TrainingBatch, causal, collate, loss, seq2seq
+from triptych.train.objectives import (
+    Example,
+    ShownRow,
+    ShownToken,
+    TokenMasking,
+    TrainingBatch,
+    causal,
+    collate,
+    loss,
+    seq2seq,
+    show_batch,
+)
 from triptych.train.optim import Optimizer, OptimizerSettings, Schedule
+from triptych.train.process import Interrupted
 from triptych.train.recipe import OBJECTIVES, Recipe, check_recipe, read_recipe
-from triptych.train.show import ShownRow, ShownToken, show_batch
-from triptych.train.signals import Interrupted
+from triptych.train.settings import RunSettings
 
 __all__ = [
     "OBJECTIVES",

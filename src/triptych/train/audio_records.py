@@ -25,9 +25,9 @@ from triptych.nn import Transformer
 from triptych.spec import FramesSpec
 from triptych.text import Tokenizer, WhisperTokens, with_whisper_tokens
 from triptych.train import metrics
-from triptych.train.data import Data, in_epochs
+from triptych.train.data import Data, EpochRows
 from triptych.train.evaluate import HeldOut, Score
-from triptych.train.objectives import Example, Ids, TrainingBatch
+from triptych.train.objectives import Example, Ids, TrainingBatch, token_batch
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
 from triptych.train.task import ObjectiveTask, read_split
@@ -38,25 +38,24 @@ GENERATION = "generation_config.json"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SpokenExample(Example):
-    """A row of the decoder beside the mel frames `[T, M]` of its sound, `stride` of which are one position, and the
-    transcript as text."""
+    """A row of the decoder beside its `sound`, mel frames `[T, M]` or the file that they are computed of each time, and
+    the transcript as text."""
 
-    frames: Tensor
-    stride: int
+    sound: Tensor | Path
+    speech: Speech
     text: str
+
+    @property
+    def frames(self) -> Tensor:
+        return self.sound if isinstance(self.sound, Tensor) else self.speech.frames(audio.read_wav(self.sound))
 
     def collated(self, examples: Sequence[Example], device: torch.device | str) -> SpokenBatch:
         rows = [one for one in examples if isinstance(one, SpokenExample)]
-        batch = super().collated(rows, device)
-        frames = torch.cat([one.frames for one in rows]).to(device, non_blocking=True)
+        frames, batch = tuple(one.frames for one in rows), token_batch(rows, device)
+        positions = Rows(tuple(len(one) // self.speech.slot.stride for one in frames))
+        source = torch.cat(frames).to(device, non_blocking=True), positions
         return SpokenBatch(
-            ids=batch.ids,
-            rows=batch.rows,
-            at=batch.at,
-            targets=batch.targets,
-            source=(frames, Rows(tuple(len(one.frames) // self.stride for one in rows))),
-            frames=tuple(one.frames for one in rows),
-            texts=tuple(one.text for one in rows),
+            batch.ids, batch.rows, batch.at, batch.targets, source, frames=frames, texts=tuple(one.text for one in rows)
         )
 
 
@@ -111,12 +110,10 @@ class Speech:
         targets = np.array([*self.prompt[1:], *text, self.end], dtype=np.int32)
         return Example(ids, targets, np.arange(len(ids)) >= len(self.prompt) - 1)
 
-    def example(self, text: str, ids: Sequence[int], frames: Tensor) -> SpokenExample:
-        """The row of a transcript, as text and as ids, beside its frames."""
+    def example(self, text: str, ids: Sequence[int], sound: Tensor | Path) -> SpokenExample:
+        """The row of a transcript, as text and as ids, beside its frames or their file."""
         row = self.row(ids)
-        return SpokenExample(
-            ids=row.ids, targets=row.targets, trained=row.trained, frames=frames, stride=self.slot.stride, text=text
-        )
+        return SpokenExample(row.ids, row.targets, row.trained, sound=sound, speech=self, text=text)
 
     def written(self, module: Transformer, frames: Sequence[Tensor], most: int) -> list[list[int]]:
         """The ids that the model writes for each sound, the likeliest one at a time, at most `most`, without the
@@ -129,35 +126,11 @@ class Speech:
         return [[token for token in result.ids if token != self.end] for result in results]
 
 
-@dataclass(frozen=True, eq=False)
-class SpokenRecord:
-    """The transcript of a record, as text and as ids, its sound's file, and the frames where they stay in memory."""
-
-    text: str
-    ids: tuple[int, ...]
-    file: Path
-    in_memory: Tensor | None
-
-    def example(self, speech: Speech) -> SpokenExample:
-        frames = speech.frames(audio.read_wav(self.file)) if self.in_memory is None else self.in_memory
-        return speech.example(self.text, self.ids, frames)
-
-
-@dataclass(frozen=True, eq=False)
-class SpokenRows:
+class SpokenRows(EpochRows):
     """Sounds with transcripts, every one once an epoch, in a new order each epoch."""
 
-    speech: Speech
-    records: tuple[SpokenRecord, ...]
-
-    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        return [record.example(self.speech) for record in in_epochs(self.records, seed, step, rows)]
-
-    def held(self) -> Iterator[Example]:
-        return (record.example(self.speech) for record in self.records)
-
     def targets(self) -> Ids:
-        return np.concatenate([np.array([*record.ids, self.speech.end], dtype=np.int32) for record in self.records])
+        return np.concatenate([example.targets[example.trained] for example in self.examples])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -169,17 +142,13 @@ class HeldSpeech(HeldOut):
     tokenizer: Tokenizer
     most: int
 
-    def of_batches(self, batches: tuple[TrainingBatch, ...]) -> HeldSpeech:
-        return replace(self, batches=batches, characters=None, bytes=None)
-
     def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
         every = [batch for batch in batches if isinstance(batch, SpokenBatch)]
         score = super().measured(module, every)
         texts = [text for batch in every for text in batch.texts]
         frames = [one for batch in every for one in batch.frames]
         written = [self.tokenizer.decode(ids) for ids in self.speech.written(module, frames, self.most)]
-        name = "word error rate"
-        figures = {name: metrics.word_error_rate(written, texts)}
+        figures = {"word error rate": metrics.word_error_rate(written, texts)}
         guesses = {"another transcript": metrics.word_error_rate([*texts[1:], *texts[:1]], texts)}
         return replace(score, metrics=figures, baselines=guesses)
 
@@ -215,41 +184,33 @@ class TranscriptTask(ObjectiveTask):
         settings = json_object(files.get(GENERATION, b"{}"), Path(GENERATION))
         return {**files, GENERATION: json.dumps({**settings, "return_timestamps": False}, indent=2).encode()}
 
-    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
-        run, speech = self.recipe.run, self._speech(module, tokenizer)
-        memory = MemoryLeft(MEMORY)
-        paths = self.recipe.data.path, self.recipe.data.held_out_path or self.recipe.data.path
-        train, held = (
-            SpokenRows(speech, tuple(self._records(side, Path(path).parent, speech, tokenizer, memory)))
-            for side, path in zip((self.train, self.held), paths, strict=True)
-        )
-        for rows, what in ((train, "training"), (held, "held-out")):
-            if not rows.records:
-                raise InputError(f"every {what} record is longer than the model's window or run.length; raise these")
-        plain = HeldOut.of(held, train, tokens, device=run.device)
-        most = run.length - len(speech.prompt) + 1
-        return train, HeldSpeech(plain.batches, plain.commonest, speech=speech, tokenizer=tokenizer, most=most)
-
-    def _speech(self, module: Transformer, tokenizer: Tokenizer) -> Speech:
-        language = self.recipe.objective.language
+    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
         try:
-            return Speech.of(module, WhisperTokens.of(tokenizer, {}, module.spec.vocab), language)
+            known = WhisperTokens.of(self.tokenizer, {}, module.spec.vocab)
+            speech = Speech.of(module, known, self.recipe.objective.language)
         except InputError as error:
             raise ConfigError(f"objective transcripts, objective.language: {error}") from None
+        self.left = MEMORY
+        train, held = (
+            SpokenRows(tuple(self._rows(records, folder, speech)))
+            for records, folder in zip((self.train, self.held), self.folders, strict=True)
+        )
+        for rows, what in ((train, "training"), (held, "held-out")):
+            if not rows.examples:
+                raise InputError(f"every {what} record is longer than the model's window or run.length; raise these")
+        plain = HeldOut.of(held, train, tokens, device=self.device)
+        most = self.length - len(speech.prompt) + 1
+        return train, HeldSpeech(plain.batches, plain.commonest, speech=speech, tokenizer=self.tokenizer, most=most)
 
-    def _records(
-        self, records: Sequence[DataRecord], folder: Path, speech: Speech, tokenizer: Tokenizer, memory: MemoryLeft
-    ) -> Iterator[SpokenRecord]:
+    def _rows(self, records: Sequence[DataRecord], folder: Path, speech: Speech) -> Iterator[SpokenExample]:
         """Those that fit.  Raises InputError, with file and line, for sounds that cannot be read or are too long."""
-        run = self.recipe.run
         for record in records:
             file, text = folder / record.text("audio").strip(), record.text("text")
-            ids = tuple(int(i) for i in tokenizer.encode_corpus(text))
+            ids = self.tokenizer.encode_corpus(text).tolist()
             try:
                 frames = speech.frames(audio.read_wav(file))
-                if len(speech.prompt) + len(ids) > run.length:
-                    length = len(speech.prompt) + len(ids)
-                    raise TooLongError(f"its transcript has {length} tokens, more than run.length = {run.length}")
+                if (length := len(speech.prompt) + len(ids)) > self.length:
+                    raise TooLongError(f"its transcript has {length} tokens, more than run.length = {self.length}")
             except TooLongError as error:
                 if self.recipe.data.drop_longer:
                     continue
@@ -257,19 +218,8 @@ class TranscriptTask(ObjectiveTask):
                 raise InputError(f"{problem}; raise that, or set data.drop_longer = true") from None
             except InputError as error:
                 raise InputError(f"{record.where}: {error}") from None
-            yield SpokenRecord(text, ids, file, frames if memory.takes(frames.nbytes) else None)
-
-
-@dataclass
-class MemoryLeft:
-    """How many bytes are left for what stays in memory."""
-
-    left: int
-
-    def takes(self, size: int) -> bool:
-        """Whether there is room for `size` bytes, which are then taken."""
-        self.left -= size
-        return self.left >= 0
+            self.left -= frames.nbytes
+            yield speech.example(text, ids, frames if self.left >= 0 else file)
 
 
 class TooLongError(InputError):

@@ -1,20 +1,29 @@
-"""The existing model that a recipe trains further: a directory, a run directory, a `.gguf` file or `hub:org/name`."""
+"""The existing model that a recipe trains further, as a whole or by an adapter beside it.
+
+It is a directory, a run directory, a `.gguf` file or `hub:org/name`; checkpoints of a run with `[adapter]` hold the
+adapter alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from triptych.checkpoints import open_source
+from triptych.checkpoints.adapter_files import adapter_base, read_adapter
+from triptych.checkpoints.adapters import AdapterSettings, add_adapter, check_base
 from triptych.checkpoints.convert import files_beside
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import read_weights, stores_packed
 from triptych.errors import ConfigError, TextError
-from triptych.nn import Transformer
+from triptych.nn import Transformer, attach
 from triptych.quantize import packing_for
 from triptych.text import Tokenizer
-from triptych.train.settings import Section
+from triptych.train.settings import Positive, Rate, Section
 
 
 class BaseSettings(Section):
@@ -37,10 +46,6 @@ class Base:
     hf: dict[str, Any]
     files: Mapping[str, bytes]
 
-    def with_model(self, module: Transformer, hf: dict[str, Any]) -> Base:
-        """The same beside a module made of this one, and its config."""
-        return replace(self, module=module, hf=hf)
-
 
 def read_base(settings: BaseSettings, *, packed: bool = False) -> Base:
     """The model at `settings.path`; with `packed`, packed matrices may stay so, since they are not trained themselves.
@@ -61,3 +66,42 @@ def read_base(settings: BaseSettings, *, packed: bool = False) -> Base:
     packing = packing_for(source, dequantize=None if packed and not settings.dequantize else True)
     module, _ = read_weights(header.spec, source, dequantize=packing.dequantize, packer=packing.packer)
     return Base(module.float(), tokenizer, header.hf, files_beside(header))
+
+
+class AdapterRecipe(Section):
+    """LoRA (Hu et al. 2021) instead of training all weights.
+
+    Packed matrices of the model stay packed unless `model.dequantize` is true, which takes more memory and makes
+    gradients exact.
+    """
+
+    rank: Positive = 8
+    """The rank of the product that is added to each matrix."""
+    alpha: Rate = 16.0
+    """The product is multiplied by alpha / rank."""
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    """Names of linear maps, such as `["q", "v"]` or `["q_proj", "v_proj"]`, or `all-linear`, those of all blocks."""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Dropout of the input of the product, in training."""
+
+
+def with_new_adapter(base: BaseSettings, settings: AdapterRecipe, seed: int) -> Base:
+    """The model `base` with a new adapter.
+
+    Raises TextError for a model without a tokenizer, InputError for an adapter that cannot be added.
+    """
+    model = read_base(base, packed=True)
+    add_adapter(model.module, AdapterSettings(settings.rank, settings.alpha, settings.targets, settings.dropout, seed))
+    return model
+
+
+def with_saved_adapter(base: BaseSettings, settings: AdapterRecipe, checkpoint: Path) -> Base:
+    """The model `base` with the adapter of a training checkpoint.
+
+    Raises CheckpointError where the base is gone or has changed since.
+    """
+    _, digest = adapter_base(checkpoint)
+    check_base(base.path, digest, checkpoint)
+    model = read_base(base, packed=True)
+    attach(model.module, read_adapter(checkpoint, model.module.spec).factors, settings.dropout)
+    return model

@@ -29,8 +29,8 @@ class ChatTask(ObjectiveTask):
         self.train, self.held = ([(record, _messages(record)) for record in side] for side in sides)
         self.texts = [str(message["content"]) for _, messages in self.train for message in messages]
 
-    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
-        template = tokenizer.chat
+    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
+        tokenizer, template = self.tokenizer, self.tokenizer.chat
         if template is None:
             raise TextError("objective chat needs a tokenizer with a chat template; give a chat model as model.path")
         fit = Fitter(self.recipe, tokenizer)
@@ -45,7 +45,7 @@ class ChatTask(ObjectiveTask):
                 "the chat template ends no assistant's turn with a token at which generation stops, so that a trained "
                 "model would never stop; use a template that writes one"
             )
-        return data, HeldOut.of(held, data, tokens, device=self.recipe.run.device)
+        return data, HeldOut.of(held, data, tokens, device=self.device)
 
 
 def assistant_spans(template: ChatTemplate, messages: Sequence[Message]) -> list[tuple[str, list[Span]]]:

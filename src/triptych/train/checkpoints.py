@@ -30,8 +30,9 @@ import safetensors.torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from triptych.checkpoints import atomic_write, open_source, read_json, write_directory
+from triptych.checkpoints import atomic_write, local_path, open_source, read_json, write_directory
 from triptych.checkpoints.adapter_files import WEIGHTS as ADAPTER_WEIGHTS
+from triptych.checkpoints.adapters import save_adapter
 from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import read_weights, to_checkpoint
 from triptych.checkpoints.locate import ADAPTER_CONFIG
@@ -40,7 +41,6 @@ from triptych.checkpoints.source import is_plain_name
 from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.nn import Transformer
 from triptych.text import Tokenizer, from_directory
-from triptych.train.adapters import save_trained
 from triptych.train.loop import Progress, StepRecord, Trainer
 from triptych.train.settings import Section
 
@@ -49,10 +49,10 @@ NonNegative = Annotated[int, Field(ge=0)]
 _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(r"\.step-\d{8,}\.(building|broken|old)")
 _TRAIN_STATE = "train_state"
-_STATE, _OPTIMIZER, _MANIFEST = (
-    f"{_TRAIN_STATE}/{n}" for n in ("state.json", "optimizer.safetensors", "manifest.json")
-)
+_STATE, _OPTIMIZER = f"{_TRAIN_STATE}/state.json", f"{_TRAIN_STATE}/optimizer.safetensors"
+_MANIFEST = f"{_TRAIN_STATE}/manifest.json"
 MODEL = "model"
+_MODEL_ASIDE = (f".{MODEL}.building", f".{MODEL}.old")  # where it is built, and where the one before it is until then
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,8 @@ class Checkpoints:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._remove_unfinished()
-            if (
-                not path.exists() or why_invalid(path) is not None
-            ):  # a valid one is that from which this run was resumed
+            # A valid one is that from which this run was resumed.
+            if not path.exists() or why_invalid(path) is not None:
                 words = {} if tokenizer is None else tokenizer.files()
                 self._build(path, trainer, hf, {**words, **(files or {})}, recipe)
             self._renew_model(path)
@@ -180,7 +179,7 @@ class Checkpoints:
             _OPTIMIZER: safetensors.torch.save(trainer.optimizer.state()),
         }
         if trainer.module.lora_adapter is not None:
-            save_trained(build, trainer.module, recipe["model"]["path"], files)
+            save_adapter(build, trainer.module, local_path(recipe["model"]["path"]), files)
         else:
             write_directory(build, *to_checkpoint(trainer.module, hf), {**beside, **files})
         atomic_write(build / _MANIFEST, json.dumps(_manifest(build), indent=1).encode())
@@ -191,17 +190,13 @@ class Checkpoints:
 
     def _remove_unfinished(self) -> None:
         """Delete what a killed process left half-written or half-deleted."""
-        steps = [path for path in self.directory.glob(".step-*") if _UNFINISHED.fullmatch(path.name)]
-        for path in (*steps, *self._model_aside()):
-            shutil.rmtree(path, ignore_errors=True)
-
-    def _model_aside(self) -> tuple[Path, Path]:
-        """Where `model/` is built, and where the one before it is until it is deleted."""
-        return self.directory / f".{MODEL}.building", self.directory / f".{MODEL}.old"
+        steps = [path.name for path in self.directory.glob(".step-*") if _UNFINISHED.fullmatch(path.name)]
+        for name in (*steps, *_MODEL_ASIDE):
+            shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def _renew_model(self, checkpoint: Path) -> None:
         """Put the files of `checkpoint` but its `train_state` in place of those in `model/`."""
-        build, _ = self._model_aside()
+        build = self.directory / _MODEL_ASIDE[0]
         shutil.copytree(
             checkpoint, build, ignore=lambda folder, _: [_TRAIN_STATE] if Path(folder) == checkpoint else [],
             copy_function=_link_or_copy,

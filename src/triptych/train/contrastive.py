@@ -8,7 +8,7 @@ cosine times a scale.  Micro-batches have negatives of their own only, so that `
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,10 @@ from triptych.attention import Rows
 from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
-from triptych.train import baselines, metrics
+from triptych.train import metrics
 from triptych.train.data import Data
 from triptych.train.evaluate import HeldOut, Score
-from triptych.train.labelled import exact
-from triptych.train.objectives import Example, Ids, TrainingBatch, collate
+from triptych.train.objectives import Example, Ids, TrainingBatch, collate, exact, joined
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
 from triptych.train.task import Fitter, HeadTask, epoch_rows, read_split, trained_at
@@ -48,13 +47,12 @@ class TextPair(Example):
         for place in range(len(self.others)):  # all partners, then all hard negatives
             ids += [np.asarray(one.others[place].ids, dtype=np.int32) for one in pairs]
             types += [np.asarray(one.others[place].token_types, dtype=np.int32) for one in pairs]
-        where = torch.device(device)
         return ContrastiveBatch(
-            ids=_joined(ids, where),
+            ids=joined(ids, device),
             rows=Rows(tuple(map(len, ids))),
-            at=torch.arange(len(pairs), device=where),
-            targets=torch.arange(len(pairs), device=where),
-            types=_joined(types, where),
+            at=torch.arange(len(pairs), device=device),
+            targets=torch.arange(len(pairs), device=device),
+            types=joined(types, device),
             scale=self.scale,
             numbers=tuple(one.number for one in pairs),
         )
@@ -70,7 +68,7 @@ class ContrastiveBatch(TrainingBatch):
 
     types: Tensor
     scale: float
-    numbers: tuple[int, ...] = field(default=())
+    numbers: tuple[int, ...]
 
     def vectors(self, module: Transformer, random: torch.Generator | None = None) -> Tensor:
         """[rows, D], of length 1."""
@@ -106,8 +104,8 @@ class ContrastiveTask(HeadTask):
                 raise record.error(f"there is no field {missing[0]}, which other records have")
         self.texts = [record.text(name) for record in self.train for name in self.fields]
 
-    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
-        fit, scale = Fitter(self.recipe, tokenizer), self.recipe.objective.scale
+    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
+        fit, scale = Fitter(self.recipe, self.tokenizer), self.recipe.objective.scale
 
         def pair(number: int, record: DataRecord) -> TextPair | None:
             sides = [fit(record, record.text(name)) for name in self.fields]
@@ -132,13 +130,13 @@ class ContrastiveTask(HeadTask):
                 f"{len(data.examples)} pairs are fewer than run.rows = {self.recipe.run.rows}, so that a batch would "
                 "hold a pair twice; lower run.rows"
             )
-        overlap = baselines.word_overlap([r.text("text") for r in self.held], [r.text("text_b") for r in self.held])
+        overlap = metrics.word_overlap([r.text("text") for r in self.held], [r.text("text_b") for r in self.held])
         size = max(2, self.recipe.run.rows)
         batches = [held.examples[i : i + size] for i in range(0, len(held.examples), size)]
         if len(batches) > 1 and len(batches[-1]) == 1:  # with no other text to be told from, its loss would be 0
             batches[-2:] = [batches[-2] + batches[-1]]
-        collated = tuple(collate(batch, self.recipe.run.device) for batch in batches)
-        return data, HeldOutTexts(collated, commonest=0, overlap=overlap)
+        collated = tuple(collate(batch, self.device) for batch in batches)
+        return data, HeldOutTexts(collated, overlap=overlap)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -149,9 +147,6 @@ class HeldOutTexts(HeldOut):
     """
 
     overlap: NDArray[np.floating[Any]]
-
-    def of_batches(self, batches: tuple[TrainingBatch, ...]) -> HeldOutTexts:
-        return HeldOutTexts(batches, commonest=0, overlap=self.overlap)
 
     def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
         nats, texts, partners, numbers = 0.0, list[Tensor](), list[Tensor](), list[int]()
@@ -168,7 +163,3 @@ class HeldOutTexts(HeldOut):
         guesses = {"chance": 1 / len(scores), "word overlap": metrics.recall_at(words, 1)}
         right = round(figures["recall@1"] * len(scores))
         return Score(nats, len(scores), right, 1, metrics=figures, baselines=guesses)
-
-
-def _joined(arrays: Sequence[NDArray[np.integer]], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.concatenate(arrays).astype(np.int64)).to(device)

@@ -5,16 +5,14 @@ They are cut from plain text.  The masking of masked language models is in `obje
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import AddedToken
-from torch import Tensor
 
 from triptych import nn
 from triptych.attention import Rows
@@ -29,8 +27,8 @@ from triptych.train.evaluate import HeldOut, Score
 from triptych.train.labelled import LabelledExample, ReplacedLoss, labelled
 from triptych.train.objectives import Example, Ids, TokenMasking, seq2seq
 from triptych.train.recipe import Recipe
-from triptych.train.records import SUFFIXES
-from triptych.train.task import HeadTask, JudgedRows, ObjectiveTask
+from triptych.train.task import HeadTask, JudgedRows, Outputs
+from triptych.train.text_tasks import CausalTask, special_ids
 
 SENTINELS = 100  # that a new tokenizer gets, as many as T5's
 
@@ -92,27 +90,17 @@ class CorruptedText(Windows):
     start: int
     end: int
 
-    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        random = random_numbers(seed, Use.CORRUPTION, step)
-        windows = self.stream.draw(seed, step, rows, self.length)
-        return [self._row(piece, random) for window in windows for (piece,) in window if len(piece) > 1]
+    use = Use.CORRUPTION
+    shortest = 2
 
-    def held(self) -> Iterator[Example]:
-        random = random_numbers(0, Use.HELD_OUT, 0)
-        return (self._row(piece, random) for (piece,) in self.stream.windows(self.length) if len(piece) > 1)
-
-    def _row(self, tokens: Ids, random: np.random.Generator) -> Example:
+    def row(self, piece: tuple[Ids, ...], random: np.random.Generator) -> Example:
+        tokens = piece[0]
         spans = noise_spans(len(tokens), self.rate, self.span, random)
         return seq2seq(*corrupted(tokens, spans, self.sentinels, self.end), self.start)
 
 
-class CorruptionTask(ObjectiveTask):
+class CorruptionTask(CausalTask):
     """Plain text, as for the objective `causal`, from which spans are removed."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe)
-        refuse_records(recipe)
-        self.texts, self.held_texts, self.notes = sources.texts(recipe.data)
 
     def completed(self, tokenizer: Tokenizer) -> Tokenizer:
         tokenizer.backend.add_special_tokens(
@@ -120,9 +108,9 @@ class CorruptionTask(ObjectiveTask):
         )
         return Tokenizer(tokenizer.backend, tokenizer.specials)
 
-    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
-        settings, run, start = self.recipe.objective, self.recipe.run, module.spec.ids.start
-        length = window_length(run.length, settings.rate, settings.span)
+    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
+        settings, tokenizer, start = self.recipe.objective, self.tokenizer, module.spec.ids.start
+        length = window_length(self.length, settings.rate, settings.span)
         most = len(noise_spans(length, settings.rate, settings.span, random_numbers(0, Use.CORRUPTION, 0)))
         named = [tokenizer.backend.token_to_id(f"<extra_id_{i}>") for i in range(most)]
         ids = tuple(i for i in named if i is not None)
@@ -131,50 +119,39 @@ class CorruptionTask(ObjectiveTask):
                 f"objective corruption needs an EOS token and {most} sentinels, <extra_id_0> and on, in the tokenizer"
             )
         train, held = (
-            CorruptedText(
-                text_stream(texts, tokenizer), length, settings.rate, settings.span, ids, start, tokenizer.eos_id
-            )
+            CorruptedText(_stream(texts, tokenizer), length, settings.rate, settings.span, ids, start, tokenizer.eos_id)
             for texts in (self.texts, self.held_texts)
         )
-        return train, HeldOut.of(held, train, tokens, device=run.device)
+        return train, HeldOut.of(held, train, tokens, device=self.device)
 
 
-@runtime_checkable
-class Replacer(Protocol):
-    """Samples a token for each hidden position."""
-
-    def __call__(self, ids: Ids, hidden: NDArray[np.int64], random: np.random.Generator) -> Ids:
-        """Tokens for the positions `hidden` of the row `ids`, in which they hold the mask token."""
-        ...
+#: Samples tokens for the positions (the second argument) of a row of ids (the first), which hold the mask token there.
+Replacer = Callable[[Ids, NDArray[np.int64], np.random.Generator], Ids]
 
 
-@dataclass(frozen=True, eq=False)
-class ByFrequency:
-    """Tokens by their frequency in the training text, whatever stands around them."""
+def by_frequency(shares: NDArray[np.float64]) -> Replacer:
+    """Tokens by their frequency `shares` [V] in the training text, whatever stands around them."""
 
-    shares: NDArray[np.float64]
+    def replaced(ids: Ids, hidden: NDArray[np.int64], random: np.random.Generator) -> Ids:
+        return np.asarray(random.choice(len(shares), len(hidden), p=shares), dtype=np.int32)
 
-    def __call__(self, ids: Ids, hidden: NDArray[np.int64], random: np.random.Generator) -> Ids:
-        drawn: Ids = random.choice(len(self.shares), len(hidden), p=self.shares).astype(np.int32)
-        return drawn
+    return replaced
 
 
-@dataclass(frozen=True, eq=False)
-class ByGenerator:
+def by_generator(module: Transformer) -> Replacer:
     """Samples of a masked language model, which is not trained."""
 
-    module: Transformer
-
     @torch.no_grad()
-    def __call__(self, ids: Ids, hidden: NDArray[np.int64], random: np.random.Generator) -> Ids:
+    def replaced(ids: Ids, hidden: NDArray[np.int64], random: np.random.Generator) -> Ids:
         if not len(hidden):
             return np.zeros(0, dtype=np.int32)
         rows = Rows((len(ids),))
-        x = self.module(nn.Batch(inputs=torch.from_numpy(ids.astype(np.int64)), rows=rows))
-        shares = self.module.unembed(x[torch.from_numpy(hidden)], rows).double().softmax(-1).cumsum(-1).numpy()
-        drawn = (shares < random.random(len(hidden))[:, None] * shares[:, -1:]).sum(-1)
-        tokens: Ids = drawn.astype(np.int32)
-        return tokens
+        x = module(nn.Batch(inputs=torch.from_numpy(ids.astype(np.int64)), rows=rows))
+        shares = module.unembed(x[torch.from_numpy(hidden)], rows).double().softmax(-1).cumsum(-1).numpy()
+        drawn = shares < random.random(len(hidden))[:, None] * shares[:, -1:]
+        return np.asarray(drawn.sum(-1), dtype=np.int32)
+
+    return replaced
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,18 +163,11 @@ class ReplacedText(Windows):
     before: Ids
     after: Ids
 
-    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        random = random_numbers(seed, Use.CORRUPTION, step)
-        windows = self.stream.draw(seed, step, rows, self.length)
-        return [self.row(piece, random) for window in windows for (piece,) in window]
+    use = Use.CORRUPTION
 
-    def held(self) -> Iterator[Example]:
-        random = random_numbers(0, Use.HELD_OUT, 0)
-        return (self.row(piece, random) for (piece,) in self.stream.windows(self.length))
-
-    def row(self, piece: Ids, random: np.random.Generator) -> LabelledExample:
+    def row(self, piece: tuple[Ids, ...], random: np.random.Generator) -> LabelledExample:
         """A token is labelled replaced only where the sample differs from it, as in ELECTRA."""
-        hidden = self.masking(np.concatenate([self.before, piece, self.after]), random)
+        hidden = self.masking(np.concatenate([self.before, *piece, self.after]), random)
         places = np.flatnonzero(hidden.trained)
         ids = hidden.targets.copy()
         ids[places] = self.replacer(hidden.ids, places, random)
@@ -212,23 +182,20 @@ class ReplacedTask(HeadTask):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
-        refuse_records(recipe)
+        sources.refuse_records(recipe)
         self.texts, self.held_texts, self.notes = sources.texts(recipe.data)
 
-    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
-        run, special = self.recipe.run, frozenset(i for i in vars(tokenizer).values() if isinstance(i, int))
+    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
+        tokenizer = self.tokenizer
         if tokenizer.mask_id is None or tokenizer.cls_id is None or tokenizer.sep_id is None:
             raise ConfigError("objective replaced needs a tokenizer with mask, class and separator tokens")
-        masking = TokenMasking(
-            tokenizer.mask_id, tokenizer.vocab_size, special, self.recipe.objective.rate, shares=(1.0, 0.0)
-        )
+        rate, special = self.recipe.objective.rate, special_ids(tokenizer)
+        masking = TokenMasking(tokenizer.mask_id, tokenizer.vocab_size, special, rate, shares=(1.0, 0.0))
         before, after = np.array([tokenizer.cls_id], np.int32), np.array([tokenizer.sep_id], np.int32)
-        streams = [text_stream(texts, tokenizer) for texts in (self.texts, self.held_texts)]
+        streams = [_stream(texts, tokenizer) for texts in (self.texts, self.held_texts)]
         replacer = self._replacer(streams[0].arrays[0], tokenizer, masking)
-        train, held = (ReplacedText(one, run.length - 2, masking, replacer, before, after) for one in streams)
-        rows = list(held.held())
-        examples = [row for row in rows if isinstance(row, LabelledExample)]
-        return train, JudgedRows.batched(examples, ReplacedJudge(), tokens, run.device)
+        train, held = (ReplacedText(one, self.length - 2, masking, replacer, before, after) for one in streams)
+        return train, JudgedRows.of_rows(held.held(), _judged, tokens, self.device)
 
     def _replacer(self, tokens: Ids, tokenizer: Tokenizer, masking: TokenMasking) -> Replacer:
         path = self.recipe.objective.generator
@@ -237,45 +204,28 @@ class ReplacedTask(HeadTask):
             counts[sorted(masking.special)] = 0.0
             if not counts.any():
                 raise InputError("the training text has no token but special and unknown ones; give other text")
-            return ByFrequency(counts / counts.sum())
+            return by_frequency(counts / counts.sum())
         module, other, _ = read_model(Path(path))
         if other is None or not isinstance(module.spec.head, MaskedLMHeadSpec):
             raise ConfigError(f"objective.generator = {path!r} is not a masked language model")
         if other.backend.get_vocab() != tokenizer.backend.get_vocab():
             raise ConfigError(f"objective.generator = {path!r} has another vocabulary than the model")
-        return ByGenerator(module.float().eval())
+        return by_generator(module.float().eval())
 
 
-@dataclass(frozen=True, eq=False)
-class ReplacedJudge:
+def _judged(nats: float, count: int, rows: Outputs) -> Score:
     """Accuracy over all tokens and F1 of the replaced ones, beside the guess that none was replaced."""
-
-    def __call__(self, nats: float, count: int, rows: Sequence[tuple[LabelledExample, Tensor]]) -> Score:
-        right = np.concatenate([example.goal for example, _ in rows])
-        predicted = np.concatenate([(output.numpy()[:, 0] > 0).astype(np.int64) for _, output in rows])
-        figures = {
-            "accuracy": metrics.accuracy(predicted, right),
-            "F1 of replaced": metrics.f1(predicted == 1, right == 1),
-        }
-        original = int((right == 0).sum())
-        guesses = {"majority": original / len(right)}
-        return Score(nats, count, int((predicted == right).sum()), original, metrics=figures, baselines=guesses)
+    right = np.concatenate([example.goal for example, _ in rows])
+    predicted = np.concatenate([(output.numpy()[:, 0] > 0).astype(np.int64) for _, output in rows])
+    figures = {
+        "accuracy": metrics.accuracy(predicted, right),
+        "F1 of replaced": metrics.f1(predicted == 1, right == 1),
+    }
+    original = int((right == 0).sum())
+    guesses = {"majority": original / len(right)}
+    return Score(nats, count, int((predicted == right).sum()), original, metrics=figures, baselines=guesses)
 
 
-def text_stream(texts: Sequence[str], tokenizer: Tokenizer) -> DocumentStream:
+def _stream(texts: Sequence[str], tokenizer: Tokenizer) -> DocumentStream:
     """Documents as token ids without special tokens."""
     return DocumentStream.of([(tokenizer.encode_corpus(text),) for text in texts])
-
-
-def refuse_records(recipe: Recipe) -> None:
-    """Raises ConfigError for keys that only objectives with records or pairs read.
-
-    Plain text may come from a file of records too, whose column of texts `data.columns` names.
-    """
-    data, name = recipe.data, recipe.objective.name
-    from_records, pairs = Path(data.path).suffix.lower() in SUFFIXES, name == "seq2seq"
-    unread = [("columns", bool(data.columns) and not from_records), ("cut_longer", data.cut_longer)]
-    unread += [("held_out_path", data.held_out_path is not None and not (pairs and from_records))]
-    if keys := [f"data.{key}" for key, is_set in unread if is_set]:
-        reads = f"pairs from {', '.join(SUFFIXES)}, each whole" if pairs else "plain text"
-        raise ConfigError(f"objective {name} reads {reads}, and not {' and '.join(keys)}; remove what it does not read")

@@ -7,12 +7,12 @@ their use, and a counter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 from itertools import pairwise
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,11 +85,11 @@ class DocumentStream:
         edges = [start, *self.ends[first:last].tolist(), stop]
         return [tuple(a[i:j] for a in self.arrays) for i, j in pairwise(edges)]
 
-    def draw(self, seed: int, step: int, rows: int, length: int) -> list[list[tuple[Ids, ...]]]:
-        """`rows` windows of `length` tokens (the whole stream, if it is shorter) at random offsets."""
+    def draw(self, seed: int, step: int, rows: int, length: int) -> list[tuple[Ids, ...]]:
+        """The pieces of `rows` windows of `length` tokens (the whole stream, if it is shorter) at random offsets."""
         offsets = max(1, len(self) - length + 1)
         starts = random_numbers(seed, Use.OFFSETS, step).integers(offsets, size=rows)
-        return [self.cut(int(start), length) for start in starts]
+        return [piece for start in starts for piece in self.cut(int(start), length)]
 
     def windows(self, length: int) -> Iterator[tuple[Ids, ...]]:
         """The whole stream once, in pieces of at most `length`."""
@@ -100,10 +100,26 @@ class DocumentStream:
 @dataclass(frozen=True, eq=False)
 class Windows:
     """Rows of `length` tokens from documents that follow one another, special tokens not counted; where the documents
-    have fewer in all, a row is all of them."""
+    have fewer in all, a row is all of them.  Pieces of fewer than `shortest` tokens make no row."""
 
     stream: DocumentStream
     length: int
+    use: ClassVar[Use] = Use.HIDING
+    shortest: ClassVar[int] = 1
+
+    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
+        pieces = self.stream.draw(seed, step, rows, self.length)
+        return list(self._rows(pieces, random_numbers(seed, self.use, step)))
+
+    def held(self) -> Iterator[Example]:
+        return self._rows(self.stream.windows(self.length), random_numbers(0, Use.HELD_OUT, 0))
+
+    def _rows(self, pieces: Iterable[tuple[Ids, ...]], random: np.random.Generator) -> Iterator[Example]:
+        return (self.row(piece, random) for piece in pieces if len(piece[0]) >= self.shortest)
+
+    def row(self, piece: tuple[Ids, ...], random: np.random.Generator) -> Example:
+        """The row of a piece of each array; `random` are the numbers of the step."""
+        raise NotImplementedError
 
     def targets(self) -> Ids:
         return self.stream.arrays[-1]
@@ -119,12 +135,9 @@ class CausalText(Windows):
         examples = [causal(document) for document in documents if len(document) > 1] or [causal(documents[0])]
         return CausalText(DocumentStream.of([(e.ids, e.targets) for e in examples]), length)
 
-    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        windows = self.stream.draw(seed, step, rows, self.length)
-        return [_all_trained(*piece) for window in windows for piece in window]
-
-    def held(self) -> Iterator[Example]:
-        return (_all_trained(*piece) for piece in self.stream.windows(self.length))
+    def row(self, piece: tuple[Ids, ...], random: np.random.Generator) -> Example:
+        ids, targets = piece
+        return Example(ids, targets, np.ones(len(ids), dtype=bool))
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,21 +164,15 @@ class MaskedText(Windows):
         frame = [np.asarray(side, dtype=np.int32) for side in (before, after)]
         return MaskedText(stream, length - len(before) - len(after), masking, *frame)
 
-    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        random = random_numbers(seed, Use.HIDING, step)
-        windows = self.stream.draw(seed, step, rows, self.length)
-        return [self.masking(self._framed(piece), random) for window in windows for (piece,) in window]
-
     def held(self) -> Iterator[Example]:
-        random, masking = random_numbers(0, Use.HELD_OUT, 0), self.masking.all_masked()
-        return (masking(self._framed(piece), random) for (piece,) in self.stream.windows(self.length))
+        return super(MaskedText, replace(self, masking=self.masking.all_masked())).held()
+
+    def row(self, piece: tuple[Ids, ...], random: np.random.Generator) -> Example:
+        return self.masking(np.concatenate([self.before, *piece, self.after]), random)
 
     def targets(self) -> Ids:
         tokens = self.stream.arrays[0]
         return tokens[~np.isin(tokens, np.array(sorted(self.masking.special), dtype=np.int32))]
-
-    def _framed(self, piece: Ids) -> Ids:
-        return np.concatenate([self.before, piece, self.after])
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +282,3 @@ def check(data: Data, end: int | None, ends: bool) -> None:
         raise InputError("the tokenizer has no EOS token, so nothing trained on these rows could end a text")
     if ends and not (targets == end).any():
         raise InputError(f"EOS (id {end}) is never trained, so generation would never stop; end each row with it")
-
-
-def _all_trained(ids: Ids, targets: Ids) -> Example:
-    return Example(ids, targets, np.ones(len(ids), dtype=bool))

@@ -6,16 +6,16 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch.nn import functional as F
 
 from triptych.errors import InputError
 from triptych.nn import Transformer
 from triptych.train.data import Data
-from triptych.train.objectives import Example, TrainingBatch, collate, final
+from triptych.train.objectives import Example, TrainingBatch, collate, exact, final
 
 FEWEST = 8  # batches of an evaluation
 
@@ -64,7 +64,7 @@ class HeldOut:
     where tokens do not map to text one to one)."""
 
     batches: tuple[TrainingBatch, ...]
-    commonest: int
+    commonest: int = 0
     characters: int | None = None
     bytes: int | None = None
 
@@ -90,7 +90,7 @@ class HeldOut:
 
     def of_batches(self, batches: tuple[TrainingBatch, ...]) -> HeldOut:
         """Some of the batches, whose text is of unknown size."""
-        return HeldOut(batches, self.commonest)
+        return replace(self, batches=batches, characters=None, bytes=None)
 
     def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
         """The score of `module`, in evaluation mode, over `batches`, which are some or all of these."""
@@ -98,7 +98,7 @@ class HeldOut:
         for batch in batches:
             done += 1
             logits = module.unembed(final(module, batch), batch.rows)
-            nats += float(_nats(logits, batch.targets))
+            nats += float(F.cross_entropy(exact(logits), batch.targets, reduction="sum"))
             right += int((logits.argmax(-1) == batch.targets).sum())
             commonest += int((batch.targets == self.commonest).sum())
             tokens += batch.trained
@@ -147,12 +147,6 @@ def _spread(batches: Sequence[TrainingBatch]) -> list[TrainingBatch]:
     ratio."""
     golden = (math.sqrt(5.0) - 1.0) / 2.0
     return [batches[i] for i in sorted(range(len(batches)), key=lambda i: i * golden % 1.0)]
-
-
-def _nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """The sum of the cross-entropies, in fp32, or in the precision of the model where that is wider."""
-    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return torch.nn.functional.cross_entropy(exact, targets, reduction="sum")
 
 
 def batched(examples: Iterable[Example], tokens: int, device: torch.device | str) -> tuple[TrainingBatch, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from triptych import machine, nn
+from triptych.checkpoints.header import read_header
 from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, counted, nearest
 from triptych.families import read_config
-from triptych.spec import LMHeadSpec, MaskedLMHeadSpec, ModelSpec
+from triptych.spec import ModelSpec, PatchesSpec
 from triptych.text import (
     DECODER,
     ENCODER,
@@ -29,25 +30,48 @@ from triptych.text import (
     from_directory,
     word_tokenizer,
 )
-from triptych.train import text_rows
-from triptych.train.adapters import with_new_adapter, with_saved_adapter
-from triptych.train.base_model import Base, BaseSettings, read_base
+from triptych.train.audio_records import TranscriptTask
+from triptych.train.base_model import Base, BaseSettings, read_base, with_new_adapter, with_saved_adapter
+from triptych.train.chat_task import ChatTask
 from triptych.train.checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
+from triptych.train.contrastive import ContrastiveTask
+from triptych.train.corruption import CorruptionTask, ReplacedTask
 from triptych.train.data import Windows
-from triptych.train.disk_space import DiskSpace
-from triptych.train.layouts import LAYOUTS, check_layout
+from triptych.train.image_tasks import CaptionTask, ImageLabelTask
+from triptych.train.label_tasks import LabelTask, TagTask
 from triptych.train.loop import Event, Progress, Trainer
-from triptych.train.new_head import ENCODER_DECODERS
+from triptych.train.new_head import ENCODER_DECODERS, LAYOUTS, check_layout
 from triptych.train.optim import Optimizer
-from triptych.train.recipe import Recipe, check_recipe
-from triptych.train.run_lock import RunLock
-from triptych.train.signals import Interrupted, on_signal
-from triptych.train.step_memory import check_recipe_memory, check_step_memory
-from triptych.train.task import ObjectiveTask
-from triptych.train.tasks import read_task
+from triptych.train.process import Interrupted, RunLock, on_signal
+from triptych.train.recipe import IMAGE_MODELS, Objective, ObjectiveSettings, Recipe, check_recipe
+from triptych.train.sources import FOLDED, SHAKESPEARE
+from triptych.train.space import DiskSpace, check_recipe_memory, check_step_memory
+from triptych.train.span_task import SpanTask
+from triptych.train.task import HeadTask, ObjectiveTask
+from triptych.train.text_tasks import CausalTask, MaskedTask, PairsTask
 
 PROMPT_TOKENS = 16  # of a sample that an existing model writes
 _SPECIAL_TOKENS: dict[str, SpecialsLayout] = {"decoder": DECODER, "encoder": ENCODER, "encoder-decoder": SEQ2SEQ}
+
+_TASKS: dict[Objective, type[ObjectiveTask]] = {
+    "causal": CausalTask, "masked": MaskedTask, "seq2seq": PairsTask, "labels": LabelTask, "tags": TagTask,
+    "spans": SpanTask, "contrastive": ContrastiveTask, "chat": ChatTask, "captions": CaptionTask,
+    "corruption": CorruptionTask, "replaced": ReplacedTask, "transcripts": TranscriptTask,
+}  # fmt: skip
+#: The objectives that read a key of `objective`; for all others it must have its default.
+_READ_BY: dict[str, tuple[Objective, ...]] = {
+    "rate": ("masked", "corruption", "replaced"),
+    "commonest": ("masked",),
+    "several": ("labels",),
+    "smoothing": ("labels", "tags", "spans", "captions"),
+    "hidden": ("captions", "seq2seq"),
+    "class_weights": ("labels", "tags"),
+    "scale": ("contrastive",),
+    "span": ("corruption",),
+    "generator": ("replaced",),
+    "language": ("transcripts",),
+    "translate": ("seq2seq",),
+}
 
 
 @dataclass(eq=False)
@@ -174,32 +198,25 @@ def prepare(recipe: Recipe) -> Job:
     Raises ConfigError where parts of the recipe do not fit together, TextError and InputError for the data.
     """
     task = read_task(recipe)
-    train, held, notes = text_rows.texts(recipe) if task is None else (task.texts, [], task.notes)
     if recipe.base is not None:
         base = _base(recipe, recipe.base, task)
-        files = base.files if task is None else task.saved_files(base.files)
-        return _job(recipe, base.module, base.tokenizer, base.hf, train, held, notes, Progress(), task, files)
-    tokenizer = None if recipe.tokenizer is None else _tokenizer(recipe, train)
-    if tokenizer is not None and task is not None:
-        tokenizer = task.completed(tokenizer)
+        return _job(recipe, task, replace(base, files=task.saved_files(base.files)), Progress())
+    tokenizer = None if recipe.tokenizer is None else task.completed(_tokenizer(recipe, task.texts))
     hf = recipe.model if tokenizer is None else _completed(recipe.model, tokenizer, _layout(recipe))
-    if task is None:
-        module = nn.new(read_config(hf, where="model"), recipe.run.seed)
-    else:
-        module, hf = task.new(hf)
-    files = {} if task is None else task.saved_files(task.files)
-    return _job(recipe, module, tokenizer, hf, train, held, notes, Progress(), task, files)
+    module, hf = task.new(hf)
+    return _job(recipe, task, Base(module, tokenizer, hf, task.saved_files(task.files)), Progress())
 
 
-def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask | None) -> Base:
+def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask) -> Base:
     """The existing model that is trained further, with the head that the objective trains and the recipe's adapter.
 
     Raises ConfigError for an adapter beside a head that the model does not have: its file holds no head.
     """
     if recipe.adapter is None:
         base = read_base(settings)
-        return base if task is None else base.with_model(*task.adapted(base.module, base.hf))
-    if task is not None and task.head is not None:
+        module, hf = task.adapted(base.module, base.hf)
+        return replace(base, module=module, hf=hf)
+    if isinstance(task, HeadTask):
         raise ConfigError(
             f"objective {recipe.objective.name} trains a head, which the file of an adapter does not hold; leave "
             "adapter out, or train the head first"
@@ -224,15 +241,12 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
         task = read_task(recipe)
         if recipe.adapter is not None and recipe.base is not None:
             base = with_saved_adapter(recipe.base, recipe.adapter, saved.path)
-            module, tokenizer, hf, files = base.module, base.tokenizer, base.hf, base.files
         else:
-            (module, tokenizer, hf), files = read_model(saved.path), read_files(saved.path)
+            base = Base(*read_model(saved.path), read_files(saved.path))
             if recipe.base is None:
-                module.requires_grad_(True)  # a new model trains what a loaded one keeps as it is
-        if task is not None:
-            task.check_labels(module, hf)
-        texts = text_rows.texts(recipe) if task is None else (task.texts, [], task.notes)
-        job = _job(recipe, module, tokenizer, hf, *texts, progress, task, files)
+                base.module.requires_grad_(True)  # a new model trains what a loaded one keeps as it is
+        task.check_labels(base.module, base.hf)
+        job = _job(recipe, task, base, progress)
         job.trainer.optimizer.restore(read_optimizer(saved.path))
     except BaseException:
         lock.release()
@@ -264,6 +278,32 @@ def verify_resume(recipe: Recipe, steps: int) -> None:
                 )
 
 
+def read_task(recipe: Recipe) -> ObjectiveTask:
+    """The task of the recipe's objective with its data read and checked.
+
+    Raises ConfigError, TextError and InputError, one line each, for a recipe and data that do not fit.
+    """
+    settings, data, name = recipe.objective, recipe.data, recipe.objective.name
+    for key, names in _READ_BY.items():
+        if name not in names and getattr(settings, key) != ObjectiveSettings.model_fields[key].default:
+            raise ConfigError(f"objective.{key} is for {', '.join(names)}; objective {name} does not read it")
+    cut = name == "seq2seq" or (name == "contrastive" and data.path in (SHAKESPEARE, FOLDED))
+    if data.words is not None and not cut:
+        raise ConfigError(
+            f"data.words cuts pairs of texts, for seq2seq, and for contrastive on {SHAKESPEARE!r} or {FOLDED!r}; "
+            f"objective {name} does not read it here"
+        )
+    return (ImageLabelTask if name == "labels" and _reads_images(recipe) else _TASKS[name])(recipe)
+
+
+def _reads_images(recipe: Recipe) -> bool:
+    """Whether the model of the recipe reads images, by its config."""
+    base = recipe.base
+    if base is None:
+        return recipe.model.get("model_type") in IMAGE_MODELS
+    return isinstance(read_header(base.path).spec.reads.embed, PatchesSpec)
+
+
 def _created(directory: Path) -> Path:
     """The directory, created if it does not exist."""
     try:
@@ -275,39 +315,24 @@ def _created(directory: Path) -> Path:
     return directory
 
 
-def _job(
-    recipe: Recipe,
-    module: nn.Transformer,
-    tokenizer: Tokenizer | None,
-    hf: dict[str, Any],
-    train: Sequence[text_rows.Text],
-    held: Sequence[text_rows.Text],
-    notes: Sequence[str],
-    at: Progress,
-    task: ObjectiveTask | None,
-    files: Mapping[str, bytes],
-) -> Job:
-    _check_fit(recipe, module, tokenizer, None if task is None else task.head)
-    module = module.to(machine.device(recipe.run.device))
-    tokens = max(recipe.run.length, recipe.run.rows * recipe.run.length // recipe.run.accumulate)
-    if task is not None:
-        task.files = files
-        with_text = None if tokenizer is None else task.data(module, tokenizer, tokens)
-        data, evaluation = with_text or task.data_without_text(module, tokens)
-    else:
-        data, evaluation = text_rows.text_data(recipe, module, tokenizer, train, held, tokens)
-    trainer = Trainer(module, data, Optimizer(module, recipe.optimizer), recipe.schedule, recipe.run, evaluation, at)
+def _job(recipe: Recipe, task: ObjectiveTask, base: Base, at: Progress) -> Job:
+    """The job that trains the model `base`."""
+    _check_fit(recipe, base.module, base.tokenizer, task.head)
+    module, run = base.module.to(machine.device(recipe.run.device)), recipe.run
+    task.words, task.files = base.tokenizer, base.files
+    data, held = task.data(module, max(run.length, run.rows * run.length // run.accumulate))
+    trainer = Trainer(module, data, Optimizer(module, recipe.optimizer), recipe.schedule, run, held, at)
+    notes = list(task.notes)
     if isinstance(data, Windows) and len(data.stream) < data.length:
         size = counted(len(data.stream), "token")
-        notes = [*notes, f"the training text has {size}, fewer than a row may have, so that each row is all of it"]
-    return Job(recipe, trainer, tokenizer, hf, files, notes=tuple(notes))
+        notes.append(f"the training text has {size}, fewer than a row may have, so that each row is all of it")
+    return Job(recipe, trainer, base.tokenizer, base.hf, base.files, notes=tuple(notes))
 
 
-def _tokenizer(recipe: Recipe, train: Sequence[text_rows.Text]) -> Tokenizer:
-    """The tokenizer a recipe names, trained on the training texts where it has a vocabulary of its own."""
+def _tokenizer(recipe: Recipe, texts: Sequence[str]) -> Tokenizer:
+    """The tokenizer a recipe names, trained on `texts` where it has a vocabulary of its own."""
     name, _, size = (recipe.tokenizer or "").partition(":")
     layout = SPEECH if recipe.objective.name == "transcripts" else _SPECIAL_TOKENS[_layout(recipe)]
-    texts = [*text_rows.documents(train), *(side for pair in text_rows.pairs(train) for side in pair)]
     if name == "byte":
         return byte_tokenizer(layout)
     if name == "characters":
@@ -356,14 +381,13 @@ def _completed(model: dict[str, Any], tokenizer: Tokenizer, layout: str) -> dict
     return defaults | model
 
 
-def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer | None, own: type | None) -> None:
-    """Raises ConfigError unless the model has the layout and the head of the objective (`own`, where a task names it),
-    and enough positions and tokens."""
+def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer | None, head: type) -> None:
+    """Raises ConfigError unless the model has the layout and the `head` of the objective, and enough positions and
+    tokens."""
     spec, objective = module.spec, recipe.objective.name
     check_layout(spec, objective)
     if objective in ("seq2seq", "corruption") and not spec.source_vocab:
         raise ConfigError(f"objective {objective} reads text, which a {spec.family} does not; captions reads images")
-    head = own or (MaskedLMHeadSpec if objective == "masked" else LMHeadSpec)
     if not isinstance(spec.head, head) and recipe.base is not None:
         raise ConfigError(
             f"objective {objective} predicts tokens, and {recipe.base.path} has no head that does; take a checkpoint "

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain, count
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from triptych.errors import ConfigError, InputError, shown
 from triptych.nn import Transformer
-from triptych.text import Tokenizer
-from triptych.train import baselines, metrics
+from triptych.train import metrics
 from triptych.train.data import Data
 from triptych.train.evaluate import HeldOut, Score
 from triptych.train.labelled import IGNORED, ClassLoss, HeadLoss, LabelledExample, SeveralLoss, labelled
 from triptych.train.recipe import ObjectiveSettings, Recipe
 from triptych.train.records import DataRecord
-from triptych.train.task import (
-    Fitter,
-    HeadTask,
-    JudgedRows,
-    epoch_rows,
-    ordered_labels,
-    read_split,
-    refuse_unseen,
-    trained_at,
-)
-
-Guesses = Mapping[str, Sequence[NDArray[np.integer]]]  # by the name of a baseline, its tags of each record's words
+from triptych.train.task import Fitter, HeadTask, JudgedRows, Outputs, epoch_rows, read_split, trained_at
 
 
 class LabelTask(HeadTask):
@@ -47,14 +35,7 @@ class LabelTask(HeadTask):
         field = "labels" if self.several else "label"
         self.train, self.held = read_split(recipe.data, (self.reads, field), self.also)
         self.names = [[self._names(record, field) for record in side] for side in (self.train, self.held)]
-        self.labels = ordered_labels(label for names in self.names[0] for label in names)
-        if len(self.labels) < 2:
-            raise InputError(
-                f"{recipe.data.path}: every training record has the label {self.labels}; there is nothing to tell apart"
-            )
-        known = set(self.labels)
-        pairs = zip(self.names[1], self.held, strict=True)
-        refuse_unseen((label, record) for names, record in pairs for label in names if label not in known)
+        self.labels = _told_apart(recipe, self.names, self.held, "every training record has the label")
         self.texts = [text for record in self.train for text in self._texts(record)]
 
     def _texts(self, record: DataRecord) -> list[str]:
@@ -70,55 +51,49 @@ class LabelTask(HeadTask):
         index = {label: i for i, label in enumerate(self.labels)}
         goals = [np.stack([_goal(names, index, self.several) for names in side]) for side in self.names]
         if self.several:
-            _refuse_smoothing(self.recipe.objective)
+            if self.recipe.objective.smoothing or self.recipe.objective.class_weights is not None:
+                raise ConfigError("objective.several goes without smoothing and class_weights; remove them")
             return goals, goals[0], SeveralLoss(tuple(self.labels))
         right = goals[0][:, 0]
         return goals, right, class_loss(self.recipe.objective, self.labels, right)
 
-    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
+    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
         assert self.labels is not None
-        fit, (goals, right, loss) = Fitter(self.recipe, tokenizer), self.goals()
+        fit, (goals, right, loss) = Fitter(self.recipe, self.tokenizer), self.goals()
         at_end = module.decoder is not None  # of an encoder-decoder, whose head reads the last token
 
-        def rows(records: Sequence[DataRecord], goals: NDArray[np.int64]) -> list[LabelledExample | None]:
-            every: list[LabelledExample | None] = []
-            for number, (record, goal) in enumerate(zip(records, goals, strict=True)):
-                row = fit(record, *_both(record))
-                if row is not None and at_end and row.ids[-1] not in module.spec.ids.eos:
-                    raise record.error("the row does not end with an end-of-text token, where this model has its label")
-                mask = None if row is None else trained_at(len(row.ids), len(row.ids) - 1 if at_end else 0)
-                every.append(None if row is None or mask is None else labelled(row, goal, loss, number, mask))
-            return every
+        def example(number: int, record: DataRecord, goal: NDArray[np.int64]) -> LabelledExample | None:
+            row = fit(record, *_both(record))
+            if row is None:
+                return None
+            if at_end and row.ids[-1] not in module.spec.ids.eos:
+                raise record.error("the row does not end with an end-of-text token, where this model has its label")
+            return labelled(row, goal, loss, number, trained_at(len(row.ids), len(row.ids) - 1 if at_end else 0))
 
-        data, held = epoch_rows(rows(self.train, goals[0])), epoch_rows(rows(self.held, goals[1]))
-        examples = [one for one in held.examples if isinstance(one, LabelledExample)]
+        sides = zip((self.train, self.held), goals, strict=True)
+        data, held = (epoch_rows(map(example, count(), *side)) for side in sides)
         texts = [[_joined(record) for record in side] for side in (self.train, self.held)]
         guesses = {
-            "majority": baselines.majority(right, len(self.held)),
-            "bag of words": baselines.bag_of_words(texts[0], right, texts[1], len(self.labels)),
+            "majority": metrics.majority(right, len(self.held)),
+            "bag of words": metrics.bag_of_words(texts[0], right, texts[1], len(self.labels)),
         }
-        return data, JudgedRows.batched(examples, RowJudge(guesses, self.several), tokens, self.recipe.run.device)
+        judge = partial(judged_labels, guesses, self.several)
+        return data, JudgedRows.of_rows(held.examples, judge, tokens, self.device)
 
 
-@dataclass(frozen=True, eq=False)
-class RowJudge:
+def judged_labels(
+    guesses: Mapping[str, NDArray[np.integer]], several: bool, nats: float, count: int, rows: Outputs
+) -> Score:
     """Accuracy and macro F1 of labels of rows, beside the accuracy of the guesses, `[records]` or `[records, C]`."""
-
-    guesses: Mapping[str, NDArray[np.integer]]
-    several: bool
-
-    def __call__(self, nats: float, count: int, rows: Sequence[tuple[LabelledExample, Tensor]]) -> Score:
-        outputs = np.stack([output.numpy() for _, output in rows])
-        right = np.stack([example.goal if self.several else example.goal[0] for example, _ in rows])
-        predicted = (outputs > 0).astype(np.int64) if self.several else outputs.argmax(-1)
-        guessed = {
-            name: metrics.accuracy(guess[[example.number for example, _ in rows]], right)
-            for name, guess in self.guesses.items()
-        }
-        accuracy = metrics.accuracy(predicted, right)
-        figures = {"accuracy": accuracy, "macro F1": metrics.macro_f1(predicted, right)}
-        most = round(guessed["majority"] * len(rows))
-        return Score(nats, count, round(accuracy * len(rows)), most, metrics=figures, baselines=guessed)
+    outputs = np.stack([output.numpy() for _, output in rows])
+    right = np.stack([example.goal if several else example.goal[0] for example, _ in rows])
+    predicted = (outputs > 0).astype(np.int64) if several else outputs.argmax(-1)
+    numbers = [example.number for example, _ in rows]
+    guessed = {name: metrics.accuracy(guess[numbers], right) for name, guess in guesses.items()}
+    accuracy = metrics.accuracy(predicted, right)
+    figures = {"accuracy": accuracy, "macro F1": metrics.macro_f1(predicted, right)}
+    correct, most = round(accuracy * len(rows)), round(guessed["majority"] * len(rows))
+    return Score(nats, count, correct, most, metrics=figures, baselines=guessed)
 
 
 class TagTask(HeadTask):
@@ -134,46 +109,37 @@ class TagTask(HeadTask):
         super().__init__(recipe)
         self.train, self.held = read_split(recipe.data, ("words", "tags"))
         self.rows = [[_tagged(record) for record in side] for side in (self.train, self.held)]
-        self.labels = ordered_labels(tag for _, tags in self.rows[0] for tag in tags)
-        if len(self.labels) < 2:
-            raise InputError(
-                f"{recipe.data.path}: every word has the tag {self.labels}; there is nothing to tell apart"
-            )
-        known, held = set(self.labels), zip(self.rows[1], self.held, strict=True)
-        refuse_unseen(((tag, record) for (_, tags), record in held for tag in tags if tag not in known), "tag")
+        tags = [[tags for _, tags in side] for side in self.rows]
+        self.labels = _told_apart(recipe, tags, self.held, "every word has the tag")
         self.texts = [" ".join(words) for words, _ in self.rows[0]]
 
-    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
+    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
         assert self.labels is not None
-        fit, index = Fitter(self.recipe, tokenizer), {label: i for i, label in enumerate(self.labels)}
+        fit, index = Fitter(self.recipe, self.tokenizer), {label: i for i, label in enumerate(self.labels)}
+        words = [[row for row, _ in side] for side in self.rows]
         goals = [[np.array([index[tag] for tag in tags]) for _, tags in side] for side in self.rows]
         loss = class_loss(self.recipe.objective, self.labels, np.concatenate(goals[0]))
 
-        def rows(side: int, records: Sequence[DataRecord]) -> list[LabelledExample | None]:
-            every: list[LabelledExample | None] = []
-            for number, (record, (words, _), goal) in enumerate(
-                zip(records, self.rows[side], goals[side], strict=True)
-            ):
-                row = fit(record, " ".join(words))
-                if row is None:
-                    every.append(None)
-                    continue
-                tags = np.full(len(row.ids), IGNORED)
-                first = first_tokens(words, row.offsets, row.sequence_ids)
-                tags[first] = goal[: len(first)]
-                every.append(labelled(row, tags, loss, number, tags != IGNORED))
-            return every
+        def example(
+            number: int, record: DataRecord, words: Sequence[str], goal: NDArray[np.int64]
+        ) -> LabelledExample | None:
+            row = fit(record, " ".join(words))
+            if row is None:
+                return None
+            tags = np.full(len(row.ids), IGNORED)
+            first = first_tokens(words, row.offsets, row.sequence_ids)
+            tags[first] = goal[: len(first)]
+            return labelled(row, tags, loss, number, tags != IGNORED)
 
-        data, held = epoch_rows(rows(0, self.train)), epoch_rows(rows(1, self.held))
-        examples = [one for one in held.examples if isinstance(one, LabelledExample)]
-        words = [[row for row, _ in side] for side in self.rows]
-        common = int(baselines.majority(np.concatenate(goals[0]), 1)[0])
+        sides = zip((self.train, self.held), words, goals, strict=True)
+        data, held = (epoch_rows(map(example, count(), *side)) for side in sides)
+        common = int(metrics.majority(np.concatenate(goals[0]), 1)[0])
         guesses = {
             "majority": [np.full(len(row), common) for row in words[1]],
-            "each word's commonest": baselines.commonest_tags(words[0], goals[0], words[1]),
+            "each word's commonest": metrics.commonest_tags(words[0], goals[0], words[1]),
         }
-        judge = TagJudge(guesses, tuple(self.labels))
-        return data, JudgedRows.batched(examples, judge, tokens, self.recipe.run.device)
+        judge = partial(_judged_tags, guesses, self.labels)
+        return data, JudgedRows.of_rows(held.examples, judge, tokens, self.device)
 
 
 def first_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]], of: Sequence[int | None]) -> list[int]:
@@ -201,30 +167,50 @@ def first_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]], of: S
     return first
 
 
-@dataclass(frozen=True, eq=False)
-class TagJudge:
+def _judged_tags(
+    guesses: Mapping[str, Sequence[NDArray[np.integer]]], labels: Sequence[str], nats: float, count: int, rows: Outputs
+) -> Score:
     """Accuracy of the words' tags and F1 of entities, beside the accuracy of the guesses."""
+    right = [example.goal[example.trained] for example, _ in rows]
+    predicted = [output.numpy().argmax(-1)[example.trained] for example, output in rows]
+    flat, joined = np.concatenate(right), np.concatenate(predicted)
+    guessed = {
+        name: metrics.accuracy(np.concatenate([guess[e.number][: e.trained.sum()] for e, _ in rows]), flat)
+        for name, guess in guesses.items()
+    }
+    figures = {"accuracy": metrics.accuracy(joined, flat)}
+    if any(label.startswith("B-") for label in labels):
+        named = [[[labels[i] for i in row] for row in side] for side in (predicted, right)]
+        figures["entity F1"] = metrics.entity_f1(*named)
+    else:
+        figures["macro F1"] = metrics.macro_f1(joined, flat)
+    correct, most = int((joined == flat).sum()), round(guessed["majority"] * len(flat))
+    return Score(nats, count, correct, most, metrics=figures, baselines=guessed)
 
-    guesses: Guesses
-    labels: tuple[str, ...]
 
-    def __call__(self, nats: float, count: int, rows: Sequence[tuple[LabelledExample, Tensor]]) -> Score:
-        right = [example.goal[example.trained] for example, _ in rows]
-        predicted = [output.numpy().argmax(-1)[example.trained] for example, output in rows]
-        flat = np.concatenate(right)
-        guessed = {
-            name: metrics.accuracy(np.concatenate([guess[e.number][: e.trained.sum()] for e, _ in rows]), flat)
-            for name, guess in self.guesses.items()
-        }
-        joined = np.concatenate(predicted)
-        figures = {"accuracy": metrics.accuracy(joined, flat)}
-        if any(label.startswith("B-") for label in self.labels):
-            named = [[[self.labels[i] for i in row] for row in side] for side in (predicted, right)]
-            figures["entity F1"] = metrics.entity_f1(*named)
-        else:
-            figures["macro F1"] = metrics.macro_f1(joined, flat)
-        correct, most = int((joined == flat).sum()), round(guessed["majority"] * len(flat))
-        return Score(nats, count, correct, most, metrics=figures, baselines=guessed)
+def _told_apart(
+    recipe: Recipe, named: Sequence[Sequence[Sequence[str]]], held: Sequence[DataRecord], every: str
+) -> list[str]:
+    """The labels of the training records in order, from those of each record trained on and held out.
+
+    Raises InputError where there is one only, which `every` one has, and for a label that occurs in no training record.
+    """
+    labels = ordered_labels(chain.from_iterable(named[0]))
+    if len(labels) < 2:
+        raise InputError(f"{recipe.data.path}: {every} {labels}; there is nothing to tell apart")
+    known, what = set(labels), every.rpartition(" ")[2]
+    for names, record in zip(named[1], held, strict=True):
+        if unseen := [name for name in names if name not in known]:
+            problem = f"the {what} {shown(unseen[0])} occurs in no training record"
+            raise InputError(f"{record.where}: {problem}; remove the record or add others")
+    return labels
+
+
+def ordered_labels(labels: Iterable[str]) -> list[str]:
+    """The different labels in order: by number where all are numbers, else by name."""
+    every = set(labels)
+    numbers = all(label.isdecimal() and len(label) < 19 for label in every)
+    return sorted(every, key=lambda label: (int(label) if numbers else 0, label))
 
 
 def class_loss(settings: ObjectiveSettings, labels: Sequence[str], right: NDArray[np.integer]) -> ClassLoss:
@@ -244,11 +230,6 @@ def class_loss(settings: ObjectiveSettings, labels: Sequence[str], right: NDArra
     return ClassLoss(tuple(labels), settings.smoothing, weights)
 
 
-def _refuse_smoothing(settings: ObjectiveSettings) -> None:
-    if settings.smoothing or settings.class_weights is not None:
-        raise ConfigError("objective.several goes without smoothing and class_weights; remove them")
-
-
 def _goal(names: Sequence[str], index: Mapping[str, int], several: bool) -> NDArray[np.int64]:
     if not several:
         return np.array([index[names[0]]])
@@ -262,7 +243,7 @@ def _both(record: DataRecord) -> tuple[str, str | None]:
 def _joined(record: DataRecord) -> str:
     """The words of a record for the baseline; those of the second text count as others than those of the first."""
     text, second = _both(record)
-    return text if second is None else " ".join((text, *(f"b_{word}" for word in baselines.words(second))))
+    return text if second is None else " ".join((text, *(f"b_{word}" for word in metrics.words(second))))
 
 
 def _tagged(record: DataRecord) -> tuple[list[str], list[str]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,30 +18,29 @@ from torch.nn import functional as F
 from triptych.attention import Rows
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
-from triptych.train.objectives import Example, Ids, TrainingBatch
+from triptych.train.objectives import Example, Ids, TrainingBatch, exact, joined, token_batch
 
 IGNORED = -100  # the goal of a token without a label, as in torch's cross-entropy
 
 
-@runtime_checkable
-class HeadLoss(Protocol):
+class HeadLoss:
     """What a head's outputs should be.  `goals` are those of all rows of a batch, end to end."""
 
     def __call__(self, outputs: Tensor, goals: Tensor, rows: Rows) -> Tensor:
         """The sum of the losses [], in fp32 or better."""
-        ...
+        raise NotImplementedError
 
     def weight(self, goals: Tensor) -> float:
         """What the sum is divided by: the number of labels, or the sum of their weights."""
-        ...
+        return float(len(goals))
 
     def plain(self) -> HeadLoss:
         """The same loss without smoothing and weights, for held-out data."""
-        ...
+        return self
 
     def names(self, example: LabelledExample) -> list[str]:
         """What is to be predicted at each token, to be read by people."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -59,21 +57,10 @@ class LabelledExample(Example):
 
     def collated(self, examples: Sequence[Example], device: torch.device | str) -> LabelledBatch:
         rows = tuple(one for one in examples if isinstance(one, LabelledExample))
-        place = torch.device(device)
-
-        def on(arrays: Sequence[NDArray[np.integer]]) -> Tensor:
-            return torch.from_numpy(np.concatenate(arrays).astype(np.int64)).to(place)
-
-        return LabelledBatch(
-            ids=on([one.ids for one in rows]),
-            rows=Rows(tuple(len(one.ids) for one in rows)),
-            at=torch.from_numpy(np.flatnonzero(np.concatenate([one.trained for one in rows]))).to(place),
-            targets=on([one.targets for one in rows]),
-            types=on([one.types for one in rows]),
-            goals=on([one.goal for one in rows]),
-            examples=rows,
-            head=self.head,
-        )
+        batch = token_batch(rows, device)
+        types, goals = joined([one.types for one in rows], device), joined([one.goal for one in rows], device)
+        tokens = (batch.ids, batch.rows, batch.at, batch.targets)
+        return LabelledBatch(*tokens, types=types, goals=goals, examples=rows, head=self.head)
 
     def target_names(self, tokenizer: Tokenizer) -> list[str]:
         return self.head.names(self)
@@ -118,13 +105,8 @@ class LabelledBatch(TrainingBatch):
         return self.head(exact(self.outputs(module, random)), self.goals, self.rows)
 
 
-def exact(outputs: Tensor) -> Tensor:
-    """The outputs in fp32 or better, in which every loss is computed."""
-    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-
-
 @dataclass(frozen=True)
-class ClassLoss:
+class ClassLoss(HeadLoss):
     """Cross-entropy of one class a row, or a token, with label smoothing (Szegedy et al. 2016) and class weights [C].
 
     As in torch, the loss of each label is multiplied by the weight of its class and the sum divided by these weights.
@@ -142,7 +124,7 @@ class ClassLoss:
 
     def weight(self, goals: Tensor) -> float:
         goals = goals[goals != IGNORED]
-        return float(len(goals)) if self.weights is None else float(torch.tensor(self.weights)[goals.cpu()].sum())
+        return super().weight(goals) if self.weights is None else float(torch.tensor(self.weights)[goals.cpu()].sum())
 
     def plain(self) -> ClassLoss:
         return ClassLoss(self.labels)
@@ -154,7 +136,7 @@ class ClassLoss:
 
 
 @dataclass(frozen=True)
-class SeveralLoss:
+class SeveralLoss(HeadLoss):
     """Binary cross-entropy of each of C labels a row, averaged over the labels as in transformers."""
 
     labels: tuple[str, ...]
@@ -166,15 +148,12 @@ class SeveralLoss:
     def weight(self, goals: Tensor) -> float:
         return len(goals) / len(self.labels)
 
-    def plain(self) -> SeveralLoss:
-        return self
-
     def names(self, example: LabelledExample) -> list[str]:
         return _at_trained(example, [", ".join(self.labels[i] for i in np.flatnonzero(example.goal)) or "none"])
 
 
 @dataclass(frozen=True)
-class SpanLoss:
+class SpanLoss(HeadLoss):
     """The mean of two cross-entropies over the tokens of a row: of the answer's first token, and of its last."""
 
     smoothing: float = 0.0
@@ -201,17 +180,11 @@ class SpanLoss:
 
 
 @dataclass(frozen=True)
-class ReplacedLoss:
+class ReplacedLoss(HeadLoss):
     """Binary cross-entropy of whether each token was replaced (Clark et al. 2020)."""
 
     def __call__(self, outputs: Tensor, goals: Tensor, rows: Rows) -> Tensor:
         return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), goals.to(outputs.dtype), reduction="sum")
-
-    def weight(self, goals: Tensor) -> float:
-        return float(len(goals))
-
-    def plain(self) -> ReplacedLoss:
-        return self
 
     def names(self, example: LabelledExample) -> list[str]:
         return ["replaced" if goal else "original" for goal in example.goal.tolist()]

@@ -9,89 +9,71 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
 
 from triptych import machine
-from triptych.nn import Stack, Transformer
+from triptych.nn import Transformer
 from triptych.train import objectives
-from triptych.train.budget import Budget, Part
+from triptych.train.arithmetic import (
+    LOWER,
+    DivergedError,
+    autocast,
+    chosen,
+    draws_globally,
+    first_nonfinite,
+    global_dropout,
+    has_dropout,
+    nonfinite_parameter,
+)
 from triptych.train.data import Data, Use, micro_batches, random_numbers
-from triptych.train.dropout import draws_globally, global_dropout, has_dropout
 from triptych.train.evaluate import FEWEST, HeldOut, Score, evaluate
-from triptych.train.nonfinite import LOWER, DivergedError, first_nonfinite, nonfinite_parameter
 from triptych.train.objectives import TrainingBatch, collate
 from triptych.train.optim import Optimizer, Schedule
-from triptych.train.precision import Precision, autocast, chosen
-from triptych.train.settings import Finite, Positive, Rate, Section, Share
+from triptych.train.settings import Finite, RunSettings
 
+Part = Literal["step", "evaluation", "sample", "checkpoint"]
+REMEMBERED = 3  # times of each part; a first step is slower than the others
 TRIM_EVERY = 100  # steps; batches of other sizes leave gaps between allocations, of several times the memory in use
+SHARE = 0.1  # of the seconds: for what a run does of one part before its end, and for the evaluation at its end
 
 
-class RunSettings(Section):
-    """How long, in what batches and where a run trains, and what it writes.
+class Budget:
+    """What the parts of a run took, in seconds, out of `seconds` in all (infinity: no limit)."""
 
-    `seconds` counts from the first step: steps, and the evaluations, samples and checkpoints between and after them.
-    No step begins that would end later than that, going by those before it, with what follows the last one; the first
-    step is always taken.  Before the end, evaluations, samples and checkpoints take at most a tenth of `seconds` each,
-    and are left out beyond.  The evaluation at the end takes at most a tenth too, and uses evenly spaced parts of the
-    held-out data, at least one batch, if all of it would take longer."""
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = math.inf if seconds is None else seconds
+        self._took: dict[Part, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._total: dict[Part, float] = defaultdict(float)
 
-    rows: Positive
-    """Number of rows in a step."""
-    length: Annotated[int, Field(gt=1)]
-    """Largest number of tokens in a row."""
-    steps: Positive | None = None
-    """The run ends after this many optimizer steps; with `seconds` too, at whichever comes first."""
-    seconds: Rate | None = None
-    """The run ends after this many seconds of training, evaluations, samples and checkpoints included."""
-    accumulate: Positive = 1
-    """Number of micro-batches into which a step is divided: more need less memory, and the step is the same."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the order of the data, of dropout, of hidden tokens and of a new model's weights."""
-    precision: Precision = "auto"
-    """Of the arithmetic: `bf16`, `fp32`, or `auto`, which is bf16 where the processor has it and the model is at least
-    128 wide; narrower ones gain nothing by it, and lose where rows have many lengths.  Weights are fp32."""
-    compile: bool = False
-    """Compile the blocks with torch, which takes minutes at first and makes long runs faster."""
-    recompute: bool = False
-    """Compute activations again in the backward pass, which needs less memory and one more forward."""
-    threads: Positive | None = None
-    """Largest number of CPU threads, by default those of the machine; a small model is no faster with more than one."""
-    device: str = "cpu"
-    """`cpu`, or `cuda` or `cuda:N` for a GPU.  A run uses one device."""
-    evaluate_every: Share = 0.1
-    """Evaluate on the held-out data each time this share of the run is done, in [0, 1]; 0 is never."""
-    save_every: Share = 0.1
-    """Write a checkpoint each time this share of the run is done, in [0, 1]; 0 is never, at the end neither."""
-    sample_every: Share = 0.2
-    """Show a sample of a decoder each time this share of the run is done, in [0, 1]; 0 is never."""
-    out: str | None = None
-    """Directory for checkpoints, and for the finished model in `model/`.  Without it nothing is saved."""
+    @contextmanager
+    def timed(self, part: Part) -> Iterator[None]:
+        """Inside, `part` happens."""
+        began = time.monotonic()
+        yield
+        self.add(part, time.monotonic() - began)
 
-    @model_validator(mode="after")
-    def _ends(self) -> RunSettings:
-        if self.steps is None and self.seconds is None:
-            raise ValueError("needs an end; give run.steps, run.seconds or both")
-        return self
+    def add(self, part: Part, seconds: float) -> None:
+        """`part` took `seconds`."""
+        self._took[part].append(seconds)
+        self._total[part] += seconds
 
-    def progress(self, step: int, elapsed: float, reserved: float = 0.0) -> float:
-        """The share of the run that is done after `step` steps and `elapsed` seconds, in [0, 1]; `reserved` seconds at
-        the end are for what follows the last step."""
-        by_step = step / self.steps if self.steps else 0.0
-        by_time = 0.0 if self.seconds is None else elapsed / max(self.seconds - reserved, 1e-9)
-        return min(1.0, max(by_step, by_time))
+    def expected(self, part: Part) -> float:
+        """The seconds that `part` will take: the most of those it took lately, and 0 before it first happens."""
+        return max(self._took[part], default=0.0)
 
-    def left(self, step: int, elapsed: float) -> float:
-        """Seconds until the end at the average speed so far."""
-        by_time = math.inf if self.seconds is None else self.seconds - elapsed
-        by_step = math.inf if self.steps is None or not step else (self.steps - step) * elapsed / step
-        return max(0.0, min(by_time, by_step))
+    def limit(self, share: float = 1.0) -> float | None:
+        """The seconds for each of 1 / `share` evaluations; None without a limit."""
+        return None if self.seconds == math.inf else SHARE * share * self.seconds
+
+    def allows(self, part: Part) -> bool:
+        """Whether all of `part` before the end of the run, with one more, take at most `SHARE` of the seconds."""
+        return self._total[part] + self.expected(part) <= SHARE * self.seconds
 
 
 @dataclass(frozen=True)
@@ -156,24 +138,21 @@ class Trainer:
         self.device = module.device
         self._last_score: tuple[int, Score] | None = None  # of the evaluation at the end, and after which step
         self.budget = Budget(run.seconds)
-        self.on_step: Callable[[Event], None] = _ignore_event
-        self.on_save: Callable[[Trainer], None] = _ignore_trainer
-        self.on_sample: Callable[[Trainer], None] = _ignore_trainer
-        self.on_note: Callable[[str], None] = _ignore_note
+        self.on_step: Callable[[Event], None] = _ignore
+        self.on_save: Callable[[Trainer], None] = _ignore
+        self.on_sample: Callable[[Trainer], None] = _ignore
+        self.on_note: Callable[[str], None] = _ignore
         self._stop_requested = False
-        width = max(stack.width for stack in (module.spec.encoder, module.spec.decoder) if stack is not None)
+        stacks = [stack for stack in (module.encoder, module.decoder) if stack is not None]
+        width = max(stack.width for stack in module.spec.stacks.values())
         self.precision = chosen(run.precision, self.device, width)
         autocast(self.precision, self.device)  # raises before the first step if the device lacks this precision
         self._has_dropout = has_dropout(module)
-        for stack in self._stacks:
+        for stack in stacks:
             stack.recompute = run.recompute
             if run.compile:
                 for block in stack.blocks:
                     block.compile()
-
-    @property
-    def _stacks(self) -> list[Stack]:
-        return [stack for stack in (self.module.encoder, self.module.decoder) if stack is not None]
 
     @property
     def done(self) -> float:
@@ -181,14 +160,12 @@ class Trainer:
         return self._progress(self.at.step)
 
     def _progress(self, step: int) -> float:
-        used = self.settings.seconds is not None and self.at.elapsed >= self.settings.seconds
+        used = self.at.elapsed >= self.budget.seconds
         return 1.0 if used else self.settings.progress(step, self.at.elapsed, self._reserved())
 
     def _reserved(self) -> float:
         """The seconds that what follows the last step will take: evaluation, sample and checkpoint."""
         run = self.settings
-        if run.seconds is None:
-            return 0.0
         whole = 0.0 if self.held is None else self.budget.expected("evaluation") * len(self.held.batches) / FEWEST
         parts = (
             (run.evaluate_every, min(self.budget.limit() or 0.0, whole)),
@@ -196,12 +173,6 @@ class Trainer:
             (run.save_every, self.budget.expected("checkpoint")),
         )
         return sum(seconds for every, seconds in parts if every)
-
-    def _fits(self) -> bool:
-        """Whether another step, and what follows the last one, end within the budget of seconds."""
-        if self.settings.seconds is None:
-            return True
-        return self.at.elapsed + self.budget.expected("step") + self._reserved() <= self.settings.seconds
 
     def run(self, until: int | None = None) -> None:
         """Train to the end of the budget, or stop early after step `until`, as if interrupted there.
@@ -237,16 +208,18 @@ class Trainer:
             now = time.monotonic()
             self.at.elapsed = now - began
             self.budget.add("step", now - start)
-            if not self._fits():
-                assert self.settings.seconds is not None
-                self.at.elapsed = max(self.at.elapsed, self.settings.seconds)
+            if self.at.elapsed + self.budget.expected("step") + self._reserved() > self.budget.seconds:
+                self.at.elapsed = max(self.at.elapsed, self.budget.seconds)  # another step would end too late
             pace = (self.at.tokens - tokens) / max(now - since, 1e-9)
             score = self._evaluate(before)
             if score is not None and not math.isfinite(score.nats):
                 raise self._not_saved("the loss on the held-out data")
             left = self.settings.left(self.at.step, self.at.elapsed)
-            self._record(Event(self.at.step, loss, pace, left, self.done, factor, norm, score))
-            if self._due(before, self.settings.sample_every, "sample") and self._has_time_for_sample(began):
+            held_out = None if score is None else score.nats_per_token
+            self.at.history.append(StepRecord(self.at.step, loss, factor, held_out))
+            self.on_step(Event(self.at.step, loss, pace, left, self.done, factor, norm, score))
+            rest = self.budget.seconds - self.budget.expected("sample") - self.budget.expected("checkpoint")
+            if self._due(before, self.settings.sample_every, "sample") and time.monotonic() - began <= rest:
                 with self.budget.timed("sample"):
                     self._in_evaluation_mode(self.on_sample)
             if self._due(before, self.settings.save_every, "checkpoint"):
@@ -256,12 +229,6 @@ class Trainer:
             if self.at.step % TRIM_EVERY == 0:
                 machine.give_back_memory()
         self._check_weights()
-
-    def _has_time_for_sample(self, began: float) -> bool:
-        """Whether a sample and a checkpoint end within the budget of seconds; of a run too short, the sample is left
-        out."""
-        then = time.monotonic() - began + self.budget.expected("sample") + self.budget.expected("checkpoint")
-        return self.settings.seconds is None or then <= self.settings.seconds
 
     def step(self) -> tuple[float, float, float]:
         """One optimizer step: nats per token, gradient norm, learning-rate factor."""
@@ -336,43 +303,34 @@ class Trainer:
         """Whether the last step crossed a multiple of `every` and there is time for `part`, or it ended the run."""
         if not every or self.done >= 1.0:
             return every > 0
-        return _multiples(before, every) != _multiples(self.done, every) and self.budget.allows(part)
+        # How many times `every` goes into both, which are rounded: 0.3 / 0.1 is a little below 3.
+        times = {math.floor(done / every + 1e-9) for done in (before, self.done)}
+        return len(times) > 1 and self.budget.allows(part)
 
     def _evaluate(self, before: float) -> Score | None:
         if self.held is None or not self._due(before, self.settings.evaluate_every, "evaluation"):
             return None
         if self.done >= 1.0:
             return self.last_score()
-        context = autocast(self.precision, self.device)
         with self.budget.timed("evaluation"):
-            limit = self.budget.limit(self.settings.evaluate_every)
-            return evaluate(self.module, self.held.sample(FEWEST), context, seconds=limit)
+            return self._score(self.held.sample(FEWEST), self.settings.evaluate_every)
 
     def last_score(self) -> Score:
         """The score on the held-out data at the end of the run, computed once.  Raises ValueError without such data."""
         if self.held is None:
             raise ValueError("the trainer has no held-out data")
         if self._last_score is None or self._last_score[0] != self.at.step:
-            context = autocast(self.precision, self.device)
-            score = evaluate(self.module, self.held, context, seconds=self.budget.limit())
-            self._last_score = self.at.step, score
+            self._last_score = self.at.step, self._score(self.held)
         return self._last_score[1]
 
-    def _record(self, event: Event) -> None:
-        held_out = None if event.score is None else event.score.nats_per_token
-        self.at.history.append(StepRecord(event.step, event.loss, event.lr, held_out))
-        self.on_step(event)
+    def _score(self, held: HeldOut, share: float = 1.0) -> Score:
+        return evaluate(self.module, held, autocast(self.precision, self.device), seconds=self.budget.limit(share))
 
     def _in_evaluation_mode(self, hook: Callable[[Trainer], None]) -> None:
         self._check_weights()
         self.module.eval()
         hook(self)
         self.module.train()
-
-
-def _multiples(done: float, every: float) -> int:
-    """How many times `every` goes into `done`, which are rounded: 0.3 / 0.1 is a little below 3."""
-    return math.floor(done / every + 1e-9)
 
 
 @contextmanager
@@ -386,13 +344,5 @@ def _threads(most: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _ignore_event(_: Event) -> None:
-    """The default of `on_step`."""
-
-
-def _ignore_note(_: str) -> None:
-    """The default of `on_note`."""
-
-
-def _ignore_trainer(_: Trainer) -> None:
-    """The default of `on_save` and `on_sample`."""
+def _ignore(_: object) -> None:
+    """The default of a hook."""

@@ -1,4 +1,4 @@
-"""A model with the head that an objective needs: its body as it is, what its old head shares, and the rest new."""
+"""The layout and the head that an objective needs, and a model with that head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from triptych.checkpoints.sentence_settings import KEY
 from triptych.errors import ConfigError
 from triptych.families import read_config
 from triptych.nn import Transformer
-from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, TokenHeadSpec
+from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, ReplacedHeadSpec, SpanHeadSpec, TokenHeadSpec
+from triptych.train.recipe import Objective
 
 HeadKind = Literal["labels", "tags", "spans", "contrastive", "replaced"]
 HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
@@ -27,13 +28,18 @@ _NAMES = {
 }  # fmt: skip
 ENCODER_DECODERS = ("bart", "mbart", "t5", "mt5")  # whose decoder gives the label of a row at its last token
 _LABELS_ALONE = ("vit", *ENCODER_DECODERS)
-_CLASSES: dict[HeadKind, str] = {
-    "labels": "ForSequenceClassification",
-    "tags": "ForTokenClassification",
-    "spans": "ForQuestionAnswering",
-    "contrastive": "Model",
-    "replaced": "ForPreTraining",
+HEADS: dict[HeadKind, tuple[type, str]] = {  # what a head is in a spec, and how its classes end in transformers
+    "labels": (ClassHeadSpec, "ForSequenceClassification"),
+    "tags": (TokenHeadSpec, "ForTokenClassification"),
+    "spans": (SpanHeadSpec, "ForQuestionAnswering"),
+    "contrastive": (PoolingSpec, "Model"),
+    "replaced": (ReplacedHeadSpec, "ForPreTraining"),
 }
+LAYOUTS: dict[Objective, str] = {
+    "causal": "decoder", "chat": "decoder", "seq2seq": "encoder-decoder", "corruption": "encoder-decoder",
+    "captions": "encoder-decoder", "transcripts": "encoder-decoder", "masked": "encoder", "labels": "encoder",
+    "tags": "encoder", "spans": "encoder", "contrastive": "encoder", "replaced": "encoder",
+}  # fmt: skip
 
 
 def label_names(spec: ModelSpec, hf: Mapping[str, Any]) -> list[str] | None:
@@ -58,7 +64,7 @@ def head_config(
         known = "electra" if kind == "replaced" else ", ".join(fitting)
         raise ConfigError(f"objective {kind} trains one of {known}; the model is of type {hf.get('model_type')}")
     config = {key: value for key, value in hf.items() if key not in ("num_labels", "id2label", "label2id")}
-    config["architectures"] = [name + ("ForImageClassification" if name == "ViT" else _CLASSES[kind])]
+    config["architectures"] = [name + ("ForImageClassification" if name == "ViT" else HEADS[kind][1])]
     if kind != "contrastive":
         config = {key: value for key, value in config.items() if key not in (KEY, "triptych_pooling")}
     elif "triptych_pooling" not in config:
@@ -80,8 +86,12 @@ def with_head(
 
     `module` itself is returned where it has this head already.
     """
-    spec = read_config(config, stored=() if _without_pooler(module, kind) else None, where="model")
-    if spec == module.spec and label_names(module.spec, hf) == label_names(spec, config):
+    head = module.spec.head
+    # A mean does not read BERT's pooler, which would never be trained.
+    without_pooler = kind == "contrastive" and not (isinstance(head, PoolingSpec) and head.mode == "dense")
+    spec = read_config(config, stored=() if without_pooler else None, where="model")
+    same = label_names(module.spec, hf) == label_names(spec, config)
+    if spec == module.spec and same:
         return module
     fresh = nn.new(spec, seed, module.dtype)
     own = dict(module.named_parameters())
@@ -92,7 +102,6 @@ def with_head(
             parameter.copy_(own[name])
         elif not name.startswith("head."):
             raise ConfigError(f"the model has no {name}, which a model with the new head needs")
-    same = label_names(module.spec, hf) == label_names(spec, config)
     for step in families.save_plan(spec):
         if not step.ours[0].startswith("head.") or (not same and ".classes." in step.ours[0]):
             continue
@@ -103,7 +112,13 @@ def with_head(
     return fresh
 
 
-def _without_pooler(module: Transformer, kind: HeadKind) -> bool:
-    """Whether a bare encoder goes without BERT's pooler: a mean does not read it, and it would never be trained."""
-    head = module.spec.head
-    return kind == "contrastive" and not (isinstance(head, PoolingSpec) and head.mode == "dense")
+def check_layout(spec: ModelSpec, objective: Objective) -> None:
+    """Raises ConfigError for a model of another layout than that of the objective; labels also train the decoder of an
+    encoder-decoder."""
+    both = objective == "labels" and spec.family in ENCODER_DECODERS
+    if spec.layout != LAYOUTS[objective] and not both:
+        fitting = next(name for name, layout in LAYOUTS.items() if layout == spec.layout)
+        raise ConfigError(
+            f"objective {objective} needs the layout {LAYOUTS[objective]}; {spec.family} is of layout {spec.layout}, "
+            f"whose objective is {fitting}"
+        )

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from triptych.checkpoints.header import Header, read_header
+from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.errors import InputError, TextError
 from triptych.files import exists
 from triptych.spec import FramesSpec, LMHeadSpec, MaskedLMHeadSpec, PatchesSpec
 from triptych.text import corpus
-from triptych.train.layouts import check_layout
-from triptych.train.new_head import HEAD_KINDS, head_config
+from triptych.train.new_head import HEAD_KINDS, check_layout, head_config
 from triptych.train.recipe import Objective, Recipe, check_recipe, read_tables, sections
 from triptych.train.recipe_keys import Key, keys, single_keys, toml
 from triptych.train.records import columns_of
@@ -61,21 +60,25 @@ def write_new_recipe(
 
     Raises InputError for a file that exists, for a `base` that no objective trains, for records that name no objective,
     and for an adapter or an objective without a `base` or with a `recipe`; TextError for `data` that are neither a file
-    nor a folder nor known by a name; ConfigError for changes that do not fit and
-    for a `base` that the objective does not train; and what reading `base` and `data` raises.
+    nor a folder nor known by a name; ConfigError for changes that do not fit and for a `base` that the objective does
+    not train; and what reading `base` and `data` raises.
     """
     path = Path(path)
     if path.suffix != ".toml":
         raise InputError(f"{path}: a recipe is a .toml file; write --new {path.with_suffix('.toml')}")
     if exists(path):
         raise InputError(f"{path} exists and is not overwritten; choose another name")
-    if adapter and (base is None or recipe is not None):
+    alone = base is not None and recipe is None  # an existing model and no other recipe
+    if adapter and not alone:
         raise InputError("a new recipe of an adapter is for an existing model alone; give that one and no other recipe")
-    if objective is not None and (base is None or recipe is not None):
+    if objective is not None and not alone:
         raise InputError("an objective is chosen for an existing model alone; in a recipe it is objective.name")
     if data is not None and not known_by_name(data):
-        _check_data(data)
-    if base is not None and recipe is None:
+        if not exists(Path(data)):
+            raise TextError(f"no file or folder {data}; give a UTF-8 text file, a folder of them or a file of records")
+        if not columns_of(data):
+            corpus.read_documents(data)  # raises TextError where there is no text
+    if base is not None and alone:
         tables = fine_tuning_tables(base, data, objective, adapter=adapter)
     else:
         tables = read_tables(recipe or "decoder")
@@ -92,14 +95,6 @@ def write_new_recipe(
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
     return checked
-
-
-def _check_data(path: str) -> None:
-    """Raises TextError where there is neither text nor records at `path`."""
-    if not exists(Path(path)):
-        raise TextError(f"no file or folder {path}; give a UTF-8 text file, a folder of them or a file of records")
-    if not columns_of(path):
-        corpus.read_documents(path)
 
 
 def fine_tuning_tables(
@@ -121,8 +116,11 @@ def fine_tuning_tables(
     elif chosen is None:
         chosen = _OBJECTIVE[spec.layout]
         if chosen == "seq2seq" and path not in (None, SHAKESPEARE, FOLDED):
-            chosen = "corruption"  # other texts come without pairs
-            _check_sentinels(header)
+            chosen, tokenizer = "corruption", header.tokenizer()  # other texts come without pairs
+            if tokenizer is None or tokenizer.backend.token_to_id("<extra_id_0>") is None:
+                wanted = "audio and text" if isinstance(spec.reads.embed, FramesSpec) else "source and target"
+                problem = f"a {spec.family} learns from records, not from plain text"
+                raise InputError(f"{problem}; give some with the fields {wanted}")
         data["held_out_limit"] = 2000 if spec.layout == "encoder-decoder" else 20000
     elif path is None and chosen not in PLAIN_TEXT:
         raise InputError(f"objective {chosen} reads records; give the file with --data")
@@ -134,7 +132,8 @@ def fine_tuning_tables(
     if kind is None and not isinstance(spec.head, LMHeadSpec | MaskedLMHeadSpec):
         raise InputError(
             f"{base} is a {spec.family} {spec.layout} without a head that predicts tokens, which objective {chosen} "
-            f"needs; {_HEADS}, or records of an objective that has a head of its own: {', '.join(HEAD_KINDS)}"
+            "needs; take a checkpoint that has one (ForCausalLM, ForMaskedLM or ForConditionalGeneration), or records "
+            f"of an objective that has a head of its own: {', '.join(HEAD_KINDS)}"
         )
     unpacked = not adapter and stores_packed(header.source)
     model: dict[str, Any] = {"path": base} | ({"dequantize": True} if unpacked else {})
@@ -145,16 +144,6 @@ def fine_tuning_tables(
         "objective": {"name": chosen},
         "run": {"rows": ROWS, "length": min(LENGTH, spec.context or LENGTH), "seconds": SECONDS},
     }
-
-
-def _check_sentinels(header: Header) -> None:
-    """Raises InputError for an encoder-decoder that cannot fill in spans that were removed from plain text."""
-    tokenizer, spec = header.tokenizer(), header.spec
-    if tokenizer is None or tokenizer.backend.token_to_id("<extra_id_0>") is None:
-        fields = "audio and text" if isinstance(spec.reads.embed, FramesSpec) else "source and target"
-        raise InputError(
-            f"a {spec.family} learns from records, not from plain text; give some with the fields {fields}"
-        )
 
 
 def objective_of(path: str) -> Objective | None:
@@ -170,9 +159,6 @@ def objective_of(path: str) -> Objective | None:
         f"{path} has the fields {', '.join(columns)}, by which no objective is known; name it with --objective, "
         "and the fields with --set 'data.columns={text = \"...\"}'"
     )
-
-
-_HEADS = "take a checkpoint that has one (ForCausalLM, ForMaskedLM or ForConditionalGeneration)"
 
 
 def recipe_text(recipe: Recipe, path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Training objectives: the shift of the targets, the loss mask and the loss.
+"""Training objectives: the shift of the targets, the loss mask and the loss; and rows to be read before a run.
 
 An `Example` is one row whose targets are shifted already: `targets[t]` is the token the model should predict at
 position `t`, and `trained[t]` whether it counts in the loss.  Both follow from the structure of the row (where it
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -158,22 +159,19 @@ def collate(examples: Sequence[Example], device: torch.device | str = "cpu") -> 
 def token_batch(examples: Sequence[Example], device: torch.device | str) -> TrainingBatch:
     """The tokens of the rows as one flat batch, and those of their sources."""
     trained = np.concatenate([e.trained for e in examples])
-    on = partial(_tensor, device=torch.device(device))
-    source = None
-    if examples[0].source is not None:
-        sources = [e.source for e in examples if e.source is not None]
-        source = (on(np.concatenate(sources)), Rows(tuple(map(len, sources))))
+    sources = [e.source for e in examples if e.source is not None]
     return TrainingBatch(
-        ids=on(np.concatenate([e.ids for e in examples])),
+        ids=joined([e.ids for e in examples], device),
         rows=Rows(tuple(len(e.ids) for e in examples)),
-        at=on(np.flatnonzero(trained)),
-        targets=on(np.concatenate([e.targets for e in examples])[trained]),
-        source=source,
+        at=joined([np.flatnonzero(trained)], device),
+        targets=joined([np.concatenate([e.targets for e in examples])[trained]], device),
+        source=(joined(sources, device), Rows(tuple(map(len, sources)))) if sources else None,
     )
 
 
-def _tensor(values: NDArray[np.integer], device: torch.device) -> Tensor:
-    return torch.from_numpy(values.astype(np.int64)).to(device, non_blocking=True)
+def joined(arrays: Sequence[NDArray[np.integer]], device: torch.device | str) -> Tensor:
+    """The numbers of all arrays, end to end, as int64 on `device`."""
+    return torch.from_numpy(np.concatenate(arrays).astype(np.int64)).to(device, non_blocking=True)
 
 
 def final(module: Transformer, batch: TrainingBatch, random: torch.Generator | None = None) -> Tensor:
@@ -196,6 +194,67 @@ def loss(
 
 
 def _nats(module: Transformer, rows: Rows, x: Tensor, targets: Tensor) -> Tensor:
-    logits = module.unembed(x, rows)
-    exact = torch.promote_types(logits.dtype, torch.float32)
-    return F.cross_entropy(logits.to(exact), targets, reduction="sum")
+    return F.cross_entropy(exact(module.unembed(x, rows)), targets, reduction="sum")
+
+
+def exact(outputs: Tensor) -> Tensor:
+    """The outputs in fp32 or better, in which every loss is computed."""
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+
+#: A token whose prediction counts in the loss, one that the model only reads, or one that is predicted from its own
+#: place, where another stands for it.
+State = Literal["trained", "read", "hidden"]
+
+
+@dataclass(frozen=True)
+class ShownToken:
+    """The input token, its target, and whether the target counts in the loss."""
+
+    token: str
+    target: str
+    trained: bool
+
+
+@dataclass(frozen=True)
+class ShownRow:
+    """One row; `source` are the encoder's tokens, which are not trained.  Where `shifted`, the target of a token is the
+    one after it."""
+
+    tokens: tuple[ShownToken, ...]
+    source: tuple[str, ...] = ()
+    shifted: bool = True
+
+    @property
+    def text(self) -> list[tuple[str, State]]:
+        """The tokens of the row's text in order, each once, with its state: of a shifted row the first input, then the
+        targets; otherwise the targets."""
+        states: list[State] = ["trained" if one.trained else "read" for one in self.tokens]
+        if not self.shifted:
+            hidden = [one.trained and one.token != one.target for one in self.tokens]
+            states = ["hidden" if hides else state for hides, state in zip(hidden, states, strict=True)]
+            return [(one.target, state) for one, state in zip(self.tokens, states, strict=True)]
+        first: list[tuple[str, State]] = [(one.token, "read") for one in self.tokens[:1]]
+        return first + [(one.target, state) for one, state in zip(self.tokens, states, strict=True)]
+
+    @property
+    def trained(self) -> int:
+        return sum(token.trained for token in self.tokens)
+
+
+def show_batch(examples: Sequence[Example], tokenizer: Tokenizer | None, *, shifted: bool = True) -> list[ShownRow]:
+    """The rows of a draw with their tokens readable: `job.trainer.data.draw(seed, step, rows)`.
+
+    Without a tokenizer the rows are those of images, whose positions have numbers.  `shifted` says whether each target
+    is the token after its input, as it is but for masked language modelling.
+    """
+    rows = []
+    for example in examples:
+        if tokenizer is None:
+            names = [str(i) for i in range(len(example.ids))], [""] * len(example.ids)
+        else:
+            names = tokenizer.tokens(example.ids.tolist()), example.target_names(tokenizer)
+        tokens = tuple(ShownToken(*fields) for fields in zip(*names, example.trained.tolist(), strict=True))
+        source = () if example.source is None or tokenizer is None else tuple(tokenizer.tokens(example.source.tolist()))
+        rows.append(ShownRow(tokens, source, shifted))
+    return rows

@@ -10,19 +10,16 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from triptych.errors import ConfigError, nearest
 from triptych.families.named import NAMED
-from triptych.train.adapters import AdapterRecipe
-from triptych.train.base_model import BaseSettings
-from triptych.train.key_names import meant
-from triptych.train.loop import RunSettings
+from triptych.train.base_model import AdapterRecipe, BaseSettings
 from triptych.train.optim import OptimizerSettings, Schedule
-from triptych.train.settings import Positive, Rate, Section
+from triptych.train.settings import Positive, Rate, RunSettings, Section, meant
 
 Objective = Literal[
     "causal", "masked", "seq2seq", "labels", "tags", "spans", "contrastive", "chat", "corruption", "replaced",
@@ -261,21 +258,16 @@ def _add_named_size(tables: dict[str, Any], where: str, changed: Mapping[tuple[s
 
 
 def _parse_change(change: str) -> tuple[list[str], object]:
-    """Key and value of `a.b=c`."""
+    """Key and value of `a.b=c`: a TOML value, or a string where it is not TOML (a path, a word)."""
     key, equals, text = change.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
         raise ConfigError(f"--set {change}: write it as section.key=value, for example run.seconds=90")
-    return path, _parse_value(text.strip())
-
-
-def _parse_value(text: str) -> object:
-    """`text` as a TOML value, or as a string where it is not TOML (a path, a word)."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = tomllib.loads(f"value = {text.strip()}")
     except (tomllib.TOMLDecodeError, RecursionError):
-        return text
-    return parsed["value"] if len(parsed) == 1 else text
+        parsed = {}
+    return path, parsed["value"] if len(parsed) == 1 else text.strip()
 
 
 def _set(tables: dict[str, Any], path: Sequence[str], value: object, where: str) -> None:
@@ -320,7 +312,9 @@ def _problem(problem: ErrorDetails) -> str:
             beside = ", ".join(key for key in BaseSettings.model_fields if key != "path")
             return f"{name} does not go with model.path, which has a config of its own; only {beside} does"
         case "extra_forbidden":
-            return f"{name} is not a key of a recipe{meant(path, _keys(path[:-1]), _every_key())}"
+            every = [(table, key) for table, section in sections().items() for key in section.model_fields]
+            keys = list((sections()[path[0]] if len(path) > 1 else Recipe).model_fields)
+            return f"{name} is not a key of a recipe{meant(path, keys, [*every, ('tokenizer',)])}"
         case "missing":
             return f"{name} is missing"
         case "value_error":
@@ -329,28 +323,11 @@ def _problem(problem: ErrorDetails) -> str:
             return f"{name} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
-def _keys(path: Sequence[str]) -> list[str]:
-    """The keys of the section at `path`."""
-    section: type[BaseModel] = Recipe
-    for name in path:
-        section = sections()[name]
-    return list(section.model_fields)
-
-
 def sections() -> dict[str, type[Section]]:
     """The tables of a recipe by name; that of `model` is what stands in it for an existing model."""
     fields = {name: (field.annotation, *get_args(field.annotation)) for name, field in Recipe.model_fields.items()}
-    fields["model"] = (BaseSettings,)
-    return {name: kind for name, kinds in fields.items() for kind in kinds if _is_section(kind)}
-
-
-def _every_key() -> list[tuple[str, ...]]:
-    """The path of every key of a recipe: `("run", "rows")` and so on."""
-    return [(name, key) for name, section in sections().items() for key in section.model_fields] + [("tokenizer",)]
-
-
-def _is_section(kind: object) -> TypeGuard[type[Section]]:
-    return isinstance(kind, type) and issubclass(kind, Section)
+    kinds = [(name, kind) for name, of in (fields | {"model": (BaseSettings,)}).items() for kind in of]
+    return {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Section)}
 
 
 def _copy(tables: Mapping[str, Any]) -> dict[str, Any]:

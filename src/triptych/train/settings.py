@@ -1,10 +1,15 @@
-"""The base class of every section of a recipe: validated, frozen, unknown keys refused."""
+"""The base class of every section of a recipe, that of `run`, and which key was meant by a name that is none."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from triptych.errors import nearest
+from triptych.train.arithmetic import Precision
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -17,3 +22,97 @@ class Section(BaseModel):
     (`triptych.train.new_recipe`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class RunSettings(Section):
+    """How long, in what batches and where a run trains, and what it writes.
+
+    `seconds` counts from the first step: steps, and the evaluations, samples and checkpoints between and after them.
+    No step begins that would end later than that, going by those before it, with what follows the last one; the first
+    step is always taken.  Before the end, evaluations, samples and checkpoints take at most a tenth of `seconds` each,
+    and are left out beyond.  The evaluation at the end takes at most a tenth too, and uses evenly spaced parts of the
+    held-out data, at least one batch, if all of it would take longer."""
+
+    rows: Positive
+    """Number of rows in a step."""
+    length: Annotated[int, Field(gt=1)]
+    """Largest number of tokens in a row."""
+    steps: Positive | None = None
+    """The run ends after this many optimizer steps; with `seconds` too, at whichever comes first."""
+    seconds: Rate | None = None
+    """The run ends after this many seconds of training, evaluations, samples and checkpoints included."""
+    accumulate: Positive = 1
+    """Number of micro-batches into which a step is divided: more need less memory, and the step is the same."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the order of the data, of dropout, of hidden tokens and of a new model's weights."""
+    precision: Precision = "auto"
+    """Of the arithmetic: `bf16`, `fp32`, or `auto`, which is bf16 where the processor has it and the model is at least
+    128 wide; narrower ones gain nothing by it, and lose where rows have many lengths.  Weights are fp32."""
+    compile: bool = False
+    """Compile the blocks with torch, which takes minutes at first and makes long runs faster."""
+    recompute: bool = False
+    """Compute activations again in the backward pass, which needs less memory and one more forward."""
+    threads: Positive | None = None
+    """Largest number of CPU threads, by default those of the machine; a small model is no faster with more than one."""
+    device: str = "cpu"
+    """`cpu`, or `cuda` or `cuda:N` for a GPU.  A run uses one device."""
+    evaluate_every: Share = 0.1
+    """Evaluate on the held-out data each time this share of the run is done, in [0, 1]; 0 is never."""
+    save_every: Share = 0.1
+    """Write a checkpoint each time this share of the run is done, in [0, 1]; 0 is never, at the end neither."""
+    sample_every: Share = 0.2
+    """Show a sample of a decoder each time this share of the run is done, in [0, 1]; 0 is never."""
+    out: str | None = None
+    """Directory for checkpoints, and for the finished model in `model/`.  Without it nothing is saved."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> RunSettings:
+        if self.steps is None and self.seconds is None:
+            raise ValueError("needs an end; give run.steps, run.seconds or both")
+        return self
+
+    def progress(self, step: int, elapsed: float, reserved: float = 0.0) -> float:
+        """The share of the run that is done after `step` steps and `elapsed` seconds, in [0, 1]; `reserved` seconds at
+        the end are for what follows the last step."""
+        by_step = step / self.steps if self.steps else 0.0
+        by_time = 0.0 if self.seconds is None else elapsed / max(self.seconds - reserved, 1e-9)
+        return min(1.0, max(by_step, by_time))
+
+    def left(self, step: int, elapsed: float) -> float:
+        """Seconds until the end at the average speed so far."""
+        by_time = math.inf if self.seconds is None else self.seconds - elapsed
+        by_step = math.inf if self.steps is None or not step else (self.steps - step) * elapsed / step
+        return max(0.0, min(by_time, by_step))
+
+
+#: What transformers, PyTorch and others call a key -> the key.
+_OTHERS = {
+    name: key
+    for key, names in {
+        "optimizer.lr": "learning_rate max_lr", "optimizer.name": "optim", "optimizer.eps": "adam_epsilon",
+        "optimizer.betas": "adam_beta1 adam_beta2 beta1 beta2", "optimizer.weight_decay": "wd",
+        "optimizer.clip": "grad_clip gradient_clip max_grad_norm", "schedule.floor": "min_lr",
+        "schedule.shape": "lr_scheduler lr_scheduler_type scheduler", "schedule.warmup": "warmup_ratio warmup_steps",
+        "run.rows": "batch_size per_device_train_batch_size batch",
+        "run.length": "block_size max_length max_seq_length seq_len sequence_length context_length max_len",
+        "run.steps": "max_steps iterations max_iters epochs num_epochs num_train_epochs", "run.seconds": "time",
+        "run.accumulate": "gradient_accumulation_steps grad_accum", "run.precision": "dtype bf16 fp16",
+        "run.compile": "torch_compile", "run.recompute": "gradient_checkpointing", "run.evaluate_every": "eval_steps",
+        "run.save_every": "save_steps", "run.out": "output_dir out_dir", "data.path": "dataset train_file",
+        "objective.rate": "mlm_probability", "objective.name": "task",
+        "model.path": "model_name_or_path base_model pretrained",
+    }.items()
+    for name in names.split()
+}  # fmt: skip
+
+
+def meant(path: Sequence[str], beside: Sequence[str], every: Sequence[tuple[str, ...]]) -> str:
+    """`" (did you mean 'run.seconds'?)"` for the unknown key at `path`, or the empty string.
+
+    `beside` are the keys of its table, `every` all keys of a recipe with their tables.
+    """
+    name = path[-1]
+    same = [".".join(key) for key in every if key[-1] == name]
+    if name in _OTHERS or same:
+        return f" (did you mean {_OTHERS.get(name) or ' or '.join(same)!r}?)"
+    return nearest(name, beside) or nearest(".".join(path), [".".join(key) for key in every])

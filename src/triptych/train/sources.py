@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from triptych.errors import TextError, counted
+from triptych.errors import ConfigError, TextError, counted
 from triptych.text import corpus, shakespeare
 from triptych.train.data import Use, random_numbers
-from triptych.train.recipe import DataSettings
+from triptych.train.recipe import DataSettings, Recipe
 from triptych.train.records import SUFFIXES, read_records
 
 SHAKESPEARE = "shakespeare"
@@ -163,3 +163,17 @@ def _cut(documents: Sequence[str], limit: int) -> list[str]:
             shortened.append(document[:limit])
         limit -= len(document)
     return shortened
+
+
+def refuse_records(recipe: Recipe) -> None:
+    """Raises ConfigError for keys that only objectives with records or pairs read.
+
+    Plain text may come from a file of records too, whose column of texts `data.columns` names.
+    """
+    data, name = recipe.data, recipe.objective.name
+    from_records, pairs = Path(data.path).suffix.lower() in SUFFIXES, name == "seq2seq"
+    unread = [("columns", bool(data.columns) and not from_records), ("cut_longer", data.cut_longer)]
+    unread += [("held_out_path", data.held_out_path is not None and not (pairs and from_records))]
+    if keys := [f"data.{key}" for key, is_set in unread if is_set]:
+        reads = f"pairs from {', '.join(SUFFIXES)}, each whole" if pairs else "plain text"
+        raise ConfigError(f"objective {name} reads {reads}, and not {' and '.join(keys)}; remove what it does not read")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -12,13 +13,13 @@ from torch import Tensor
 from triptych.errors import InputError, shown
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
-from triptych.train import baselines, metrics
+from triptych.train import metrics
 from triptych.train.data import Data
 from triptych.train.evaluate import HeldOut, Score
 from triptych.train.labelled import LabelledExample, SpanLoss, labelled
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
-from triptych.train.task import HeadTask, JudgedRows, epoch_rows, read_split, trained_at
+from triptych.train.task import HeadTask, JudgedRows, Outputs, epoch_rows, read_split, trained_at
 
 LONGEST = 30  # tokens of an answer, as in SQuAD's evaluation
 
@@ -46,16 +47,14 @@ class SpanTask(HeadTask):
         self.train, self.held = ([_question(record) for record in side] for side in sides)
         self.texts = [text for one in self.train for text in (one.question, one.context)]
 
-    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
+    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
         loss = SpanLoss(self.recipe.objective.smoothing)
-        length = self.recipe.run.length
-
-        def rows(questions: Sequence[Question]) -> list[LabelledExample]:
-            return [row for i, one in enumerate(questions) for row in windows(one, tokenizer, length, loss, i)]
-
-        data, held = epoch_rows(rows(self.train)), rows(self.held)
-        judge = SpanJudge(tuple(self.held), tuple(map(_overlapping, self.held)))
-        return data, JudgedRows.batched(held, judge, tokens, self.recipe.run.device)
+        train, held = (
+            [row for i, one in enumerate(side) for row in windows(one, self.tokenizer, self.length, loss, i)]
+            for side in (self.train, self.held)
+        )
+        judge = partial(_judged, self.held, [_overlapping(one) for one in self.held])
+        return epoch_rows(train), JudgedRows.of_rows(held, judge, tokens, self.device)
 
 
 def windows(one: Question, tokenizer: Tokenizer, length: int, loss: SpanLoss, number: int) -> list[LabelledExample]:
@@ -93,32 +92,26 @@ def _span(window: Encoded, one: Question) -> tuple[int, int] | None:
     return (first[0], last[-1]) if first and last else None
 
 
-@dataclass(frozen=True, eq=False)
-class SpanJudge:
+def _judged(questions: Sequence[Question], guesses: Sequence[str], nats: float, count: int, rows: Outputs) -> Score:
     """F1 and exact match of the best span over all windows of a question, beside the F1 of `guesses`."""
-
-    questions: tuple[Question, ...]
-    guesses: tuple[str, ...]
-
-    def __call__(self, nats: float, count: int, rows: Sequence[tuple[LabelledExample, Tensor]]) -> Score:
-        may_be_empty = any(one.start is None for one in self.questions)
-        by_question: defaultdict[int, list[tuple[LabelledExample, Tensor]]] = defaultdict(list)
-        for example, output in rows:
-            by_question[example.number].append((example, output))
-        f1, exact, guessed, empty = [], [], [], []
-        for number, of in by_question.items():
-            one = self.questions[number]
-            answer = best_span(of, one.context, may_be_empty=may_be_empty)
-            f1.append(metrics.answer_f1(answer, one.answer))
-            exact.append(metrics.exact_match(answer, one.answer))
-            guessed.append(metrics.answer_f1(self.guesses[number], one.answer))
-            empty.append(float(one.start is None))
-        figures = {"F1": float(np.mean(f1)), "exact match": float(np.mean(exact))}
-        simple = {"majority (no answer)": float(np.mean(empty)), "word overlap": float(np.mean(guessed))}
-        return Score(nats, count, round(sum(exact)), round(sum(empty)), metrics=figures, baselines=simple)
+    may_be_empty = any(one.start is None for one in questions)
+    by_question: defaultdict[int, list[tuple[LabelledExample, Tensor]]] = defaultdict(list)
+    for example, output in rows:
+        by_question[example.number].append((example, output))
+    f1, exact, guessed, empty = [], [], [], []
+    for number, of in by_question.items():
+        one = questions[number]
+        answer = best_span(of, one.context, may_be_empty=may_be_empty)
+        f1.append(metrics.answer_f1(answer, one.answer))
+        exact.append(metrics.exact_match(answer, one.answer))
+        guessed.append(metrics.answer_f1(guesses[number], one.answer))
+        empty.append(float(one.start is None))
+    figures = {"F1": float(np.mean(f1)), "exact match": float(np.mean(exact))}
+    simple = {"majority (no answer)": float(np.mean(empty)), "word overlap": float(np.mean(guessed))}
+    return Score(nats, count, round(sum(exact)), round(sum(empty)), metrics=figures, baselines=simple)
 
 
-def best_span(rows: Sequence[tuple[LabelledExample, Tensor]], context: str, *, may_be_empty: bool) -> str:
+def best_span(rows: Outputs, context: str, *, may_be_empty: bool) -> str:
     """The text of the span with the highest sum of scores in any window; empty where the first tokens' score is higher.
 
     As in SQuAD's reference, a question has no answer only if that holds in its least sure window.
@@ -156,6 +149,6 @@ def _question(record: DataRecord) -> Question:
 
 def _overlapping(one: Question) -> str:
     """The sentence of the context with the most words of the question, a guess without training."""
-    question = set(baselines.words(one.question))
+    question = set(metrics.words(one.question))
     sentences = [part for part in one.context.replace("?", ".").replace("!", ".").split(".") if part.strip()]
-    return max(sentences, key=lambda part: len(question & set(baselines.words(part))), default="").strip()
+    return max(sentences, key=lambda part: len(question & set(metrics.words(part))), default="").strip()

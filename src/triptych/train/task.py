@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -13,14 +14,14 @@ from triptych import nn
 from triptych.errors import ConfigError, InputError, TextError, shown
 from triptych.families import read_config
 from triptych.nn import Transformer
-from triptych.spec import ClassHeadSpec, PoolingSpec, ReplacedHeadSpec, SpanHeadSpec, TokenHeadSpec
+from triptych.spec import LMHeadSpec
 from triptych.text import Encoded, Tokenizer, shakespeare_labels
 from triptych.train import sources
 from triptych.train.data import Data, EpochRows
 from triptych.train.evaluate import HeldOut, Score, batched
-from triptych.train.labelled import LabelledBatch, LabelledExample, exact
-from triptych.train.new_head import HeadKind, head_config, label_names, with_head
-from triptych.train.objectives import Example, TrainingBatch
+from triptych.train.labelled import LabelledBatch, LabelledExample
+from triptych.train.new_head import HEADS, HeadKind, head_config, label_names, with_head
+from triptych.train.objectives import Example, TrainingBatch, exact
 from triptych.train.recipe import DataSettings, Recipe
 from triptych.train.records import DataRecord, read_records, split
 
@@ -29,29 +30,36 @@ SHAKESPEARE: dict[str, shakespeare_labels.Kind] = {
     "shakespeare:speakers": "speakers",
 }
 TURNS = "shakespeare:turns:"  # and the name of a person: conversations
-HEADS: dict[HeadKind, type] = {
-    "labels": ClassHeadSpec,
-    "tags": TokenHeadSpec,
-    "spans": SpanHeadSpec,
-    "contrastive": PoolingSpec,
-    "replaced": ReplacedHeadSpec,
-}
 
 
 class ObjectiveTask:
-    """An objective with data of its own.  `texts` are those that a new tokenizer is trained on, `notes` what a user
-    should know of how they were read, `head` the class of the
-    head that it trains, None for the usual one of its layout.  `files` are those beside the weights of the model, which
-    say how other inputs than text are prepared.  Without `reads_text` the model needs no tokenizer."""
+    """An objective with its data.  `texts` are those that a new tokenizer is trained on, `notes` what a user should
+    know of how they were read, `head` the class of the head that the model needs.  `words` and `files` are those of the
+    model once it is made: its tokenizer, and what stands beside its weights and says how other inputs than text are
+    prepared."""
 
-    head: type | None = None
-    reads_text: ClassVar[bool] = True
+    head: type = LMHeadSpec
 
     def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
+        self.recipe, self.length, self.device = recipe, recipe.run.length, recipe.run.device
         self.texts: list[str] = []
         self.notes: list[str] = []
         self.files: Mapping[str, bytes] = {}
+        self.words: Tokenizer | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model.  Raises TextError where it has none."""
+        if self.words is None:
+            name = self.recipe.objective.name
+            raise TextError(f"objective {name} needs a model with a tokenizer; add its tokenizer.json")
+        return self.words
+
+    @property
+    def folders(self) -> tuple[Path, Path]:
+        """From where the files lie that the records to train on name, and those held out."""
+        data = self.recipe.data
+        return Path(data.path).parent, Path(data.held_out_path or data.path).parent
 
     def new(self, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
         """A fresh model of the config `hf`, and the config to save with it."""
@@ -72,15 +80,9 @@ class ObjectiveTask:
     def check_labels(self, module: Transformer, hf: Mapping[str, Any]) -> None:
         """Raises ConfigError where a run to be resumed has other labels than its data."""
 
-    def data(self, module: Transformer, tokenizer: Tokenizer, tokens: int) -> tuple[Data, HeldOut]:
+    def data(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
         """Rows to train on, and those held out in batches of about `tokens` tokens."""
         raise NotImplementedError
-
-    def data_without_text(self, module: Transformer, tokens: int) -> tuple[Data, HeldOut]:
-        """The same for a model without a tokenizer.  Raises TextError where the objective reads or writes text."""
-        raise TextError(
-            f"objective {self.recipe.objective.name} needs a model with a tokenizer; add its tokenizer.json"
-        )
 
 
 class HeadTask(ObjectiveTask):
@@ -90,7 +92,7 @@ class HeadTask(ObjectiveTask):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
-        self.head = HEADS[self.kind]
+        self.head, _ = HEADS[self.kind]
         self.labels: list[str] | None = None
         self.several = False
 
@@ -101,7 +103,7 @@ class HeadTask(ObjectiveTask):
         return nn.new(spec, self.recipe.run.seed), config
 
     def adapted(self, module: Transformer, hf: dict[str, Any]) -> tuple[Transformer, dict[str, Any]]:
-        known = label_names(module.spec, hf) if isinstance(module.spec.head, HEADS[self.kind]) else None
+        known = label_names(module.spec, hf) if isinstance(module.spec.head, self.head) else None
         if known is not None and self.labels is not None and set(self.labels) <= set(known):
             self.labels = known  # the head is trained on, also where the data lack one of its labels
         config = self._config(hf)
@@ -124,19 +126,15 @@ def read_split(
     data: DataSettings, needed: Sequence[str], optional: Sequence[str] = ()
 ) -> tuple[list[DataRecord], list[DataRecord]]:
     """The records to train on and those held out: of `held_out_path`, or drawn at random."""
-    if data.path in (sources.SHAKESPEARE, sources.FOLDED) and set(needed) == {"text", "text_b"}:
-        return _editions(data)
-    if data.path.startswith(TURNS):
-        train, held = _turns(data, needed)
-        return train, sources.limited(held, data)
-    if data.path in SHAKESPEARE:
-        train, held = _shakespeare(data, needed)
-        return train, sources.limited(held, data)
-    records = read_records(data.path, needed, optional, data.columns)
-    if data.held_out_path is None:
-        train, held = split(records, data.held_out, data.path)
+    editions = data.path in (sources.SHAKESPEARE, sources.FOLDED) and set(needed) == {"text", "text_b"}
+    if editions or data.path in SHAKESPEARE or data.path.startswith(TURNS):
+        train, held = _of_plays(data, set(needed))
     else:
-        train, held = records, read_records(data.held_out_path, needed, optional, data.columns)
+        train, held = read_records(data.path, needed, optional, data.columns), []
+        if data.held_out_path is None:
+            train, held = split(train, data.held_out, data.path)
+        else:
+            held = read_records(data.held_out_path, needed, optional, data.columns)
     return train, sources.limited(held, data)
 
 
@@ -145,67 +143,39 @@ def known_by_name(path: str) -> bool:
     return path in (sources.SHAKESPEARE, sources.FOLDED, *SHAKESPEARE) or path.startswith(TURNS)
 
 
-def _shakespeare(data: DataSettings, needed: Sequence[str]) -> tuple[list[DataRecord], list[DataRecord]]:
-    if set(needed) != {"text", "label"}:
-        raise ConfigError(f"data.path = {data.path!r} has texts with a label each; use objective labels")
-    _refuse_own_fields(data)
-    train, held = shakespeare_labels.labelled(SHAKESPEARE[data.path])
-    sides = ([DataRecord({"text": one.text, "label": one.label}, one.where) for one in side] for side in (train, held))
-    return next(sides), next(sides)
-
-
-def _editions(data: DataSettings) -> tuple[list[DataRecord], list[DataRecord]]:
-    """Lines of the First Folio beside those of the modern edition, or pieces of `data.words` words, each pair once."""
-    _refuse_own_fields(data)
-    train, held = (
+def _of_plays(data: DataSettings, needed: set[str]) -> Sequence[list[DataRecord]]:
+    """Texts with labels, conversations of one answer with a person, or lines of the First Folio beside those of the
+    modern edition (or pieces of `data.words` words), each pair once."""
+    name, fields, has = data.path.removeprefix(TURNS), needed, ""
+    if data.path in SHAKESPEARE:
+        fields, has = {"text", "label"}, "texts with a label each; use objective labels"
+    elif data.path.startswith(TURNS):
+        fields, has = {"messages"}, "conversations; use objective chat"
+        if name not in shakespeare_labels.SPEAKERS:
+            known = ", ".join(shakespeare_labels.SPEAKERS)
+            raise ConfigError(f"data.path = {data.path!r} names no person whose turns are known; they are {known}")
+    if needed != fields:
+        raise ConfigError(f"data.path = {data.path!r} has {has}")
+    if data.columns or data.held_out_path is not None:
+        raise ConfigError(f"data.path = {data.path!r} has its own fields and held-out texts; remove the other keys")
+    if data.path in SHAKESPEARE:
+        labelled = shakespeare_labels.labelled(SHAKESPEARE[data.path])
+        return [[DataRecord({"text": one.text, "label": one.label}, one.where) for one in side] for side in labelled]
+    if data.path.startswith(TURNS):
+        return [[_conversation(name, turn) for turn in side] for side in shakespeare_labels.turns(name)]
+    return [
         [
             DataRecord({"text": folio, "text_b": modern}, f"{data.path}, pair {number}")
             for number, (folio, modern) in enumerate(dict.fromkeys(side), 1)
         ]
         for side in sources.pairs(data)
-    )
-    return train, held
-
-
-def _turns(data: DataSettings, needed: Sequence[str]) -> tuple[list[DataRecord], list[DataRecord]]:
-    """Conversations of one answer, of the person that `data.path` names."""
-    name = data.path.removeprefix(TURNS)
-    if name not in shakespeare_labels.SPEAKERS:
-        raise ConfigError(
-            f"data.path = {data.path!r} names no person whose turns are known; they are "
-            f"{', '.join(shakespeare_labels.SPEAKERS)}"
-        )
-    if set(needed) != {"messages"}:
-        raise ConfigError(f"data.path = {data.path!r} has conversations; use objective chat")
-    _refuse_own_fields(data)
-    sides = ([_conversation(name, turn) for turn in side] for side in shakespeare_labels.turns(name))
-    return next(sides), next(sides)
+    ]
 
 
 def _conversation(name: str, turn: shakespeare_labels.Turn) -> DataRecord:
     said = {"system": shakespeare_labels.system_message(name), "user": turn.asked, "assistant": turn.answer}
     messages = [{"role": role, "content": content} for role, content in said.items()]
     return DataRecord({"messages": messages}, turn.where)
-
-
-def _refuse_own_fields(data: DataSettings) -> None:
-    if data.columns or data.held_out_path is not None:
-        raise ConfigError(f"data.path = {data.path!r} has its own fields and held-out texts; remove the other keys")
-
-
-def ordered_labels(labels: Iterable[str]) -> list[str]:
-    """The different labels in order: by number where all are numbers, else by name."""
-    every = set(labels)
-    numbers = all(label.isdecimal() and len(label) < 19 for label in every)
-    return sorted(every, key=lambda label: (int(label) if numbers else 0, label))
-
-
-def refuse_unseen(unseen: Iterable[tuple[str, DataRecord]], what: str = "label") -> None:
-    """Raises InputError for the first label of a held-out record that no training record has."""
-    for label, record in unseen:
-        raise InputError(
-            f"{record.where}: the {what} {shown(label)} occurs in no training record; remove the record or add others"
-        )
 
 
 class Fitter:
@@ -250,11 +220,9 @@ class Fitter:
             )
 
 
-@runtime_checkable
-class Judge(Protocol):
-    """Turns what a head gave for held-out rows into a score."""
-
-    def __call__(self, nats: float, count: int, rows: Sequence[tuple[LabelledExample, Tensor]]) -> Score: ...
+#: Rows and what the head gave for each, and what makes a score of these, of the sum of their losses and of its weight.
+Outputs = Sequence[tuple[LabelledExample, Tensor]]
+Judge = Callable[[float, int, Outputs], Score]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -264,12 +232,9 @@ class JudgedRows(HeldOut):
     judge: Judge
 
     @staticmethod
-    def batched(examples: Sequence[LabelledExample], judge: Judge, tokens: int, device: str) -> JudgedRows:
+    def of_rows(rows: Iterable[Example], judge: Judge, tokens: int, device: str) -> JudgedRows:
         """The rows in batches of about `tokens` tokens."""
-        return JudgedRows(batched(examples, tokens, device), commonest=0, judge=judge)
-
-    def of_batches(self, batches: tuple[TrainingBatch, ...]) -> JudgedRows:
-        return JudgedRows(batches, commonest=0, judge=self.judge)
+        return JudgedRows(batched(rows, tokens, device), judge=judge)
 
     def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
         nats, count, rows = 0.0, 0.0, list[tuple[LabelledExample, Tensor]]()

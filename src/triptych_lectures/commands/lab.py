@@ -140,8 +140,7 @@ def _show_sizes(name: str, settings: LabSettings, *, as_json: bool) -> None:
 
     names = list(LABS) if name == ALL else [known(name)]
     with screen.waiting("loading torch"):
-        from triptych_lectures.labs.lab import Setup
-        from triptych_lectures.labs.sizes import own_sizes, shown_size, size_rows, size_values
+        from triptych_lectures.labs.lab import Setup, own_sizes, shown_size, size_rows, size_values
 
         own = own_sizes(names, settings.sizes, full=settings.full)
         kinds = [labs.lab_class(lab) for lab in names]
@@ -213,9 +212,8 @@ def _outcomes(
     """The runs of the labs, one after the other: one seed each, or several of which the finished ones are kept."""
     from triptych_lectures.labs import report as reporting
     from triptych_lectures.labs.kept import KeptResults, package_digest
-    from triptych_lectures.labs.lab import Setup
+    from triptych_lectures.labs.lab import Setup, own_sizes
     from triptych_lectures.labs.seeds import over_seeds
-    from triptych_lectures.labs.sizes import own_sizes
 
     sizes = own_sizes(names, settings.sizes, full=settings.full)
     setup = Setup(seed=settings.seed, progress=say, model=settings.model, data=settings.data, full=settings.full)

@@ -12,10 +12,10 @@ from triptych.arguments import integer
 from triptych.errors import InputError, nearest
 
 # Importing these files enters their exercises.
-from triptych_lectures.exercises import fundamentals, textbook, textbook_code, worked
+from triptych_lectures.exercises import fundamentals, textbook, textbook_code
 from triptych_lectures.exercises.exercise import MAKERS, Answer, Exercise, ExerciseQuestion, make
 
-_FILES = (fundamentals, worked, textbook, textbook_code)
+_FILES = (fundamentals, textbook, textbook_code)
 NAMES = {name: MAKERS[name][0] for name in sorted(MAKERS, key=lambda name: (name[:2], int(name[3:])))}
 """The exercises and their titles, in the order of the lectures."""
 
@@ -43,9 +43,8 @@ def check(exercise: Exercise, answers: Sequence[str]) -> list[bool]:
         raise InputError(f'answers are a list of texts, one for each question: ["256", "16"], not {answers!r}')
     if not 1 <= len(answers) <= len(exercise.questions):
         raise InputError(
-            f"{exercise.name} has {len(exercise.questions)} questions, so give 1 to {len(exercise.questions)} "
-            "answers in "
-            f"their order, not {len(answers)}"
+            f"{exercise.name} has {len(exercise.questions)} questions, so give 1 to {len(exercise.questions)} answers "
+            f"in their order, not {len(answers)}"
         )
     return [question.is_right(given) for question, given in zip(exercise.questions, answers, strict=False)]
 

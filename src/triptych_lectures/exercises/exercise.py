@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -56,7 +56,8 @@ class Exercise:
     questions: tuple[ExerciseQuestion, ...]
 
 
-Draft = tuple[str, Sequence[ExerciseQuestion]]
+Draft = tuple[str | Sequence[str], Sequence[tuple[str, Any, str]]]
+"""What is given, its lines where there are several, and of each question its text, answer and solution."""
 Maker = Callable[[np.random.Generator], Draft]
 MAKERS: dict[str, tuple[str, Maker]] = {}
 
@@ -76,7 +77,16 @@ def make(name: str, seed: int) -> Exercise:
     title, maker = MAKERS[name]
     lecture, _, place = name[1:].partition(".")
     given, questions = maker(np.random.default_rng([seed, int(lecture), int(place)]))
-    return Exercise(name, title, seed, given, tuple(questions))
+    lines = given if isinstance(given, str) else "\n".join(given)
+    asked = tuple(ExerciseQuestion(text, _answer(answer), solution) for text, answer, solution in questions)
+    return Exercise(name, title, seed, lines, asked)
+
+
+def _answer(x: Any) -> Answer:
+    """Numbers of NumPy and torch as plain ones, an array row by row."""
+    if not isinstance(x, np.ndarray | np.generic | torch.Tensor):
+        return cast(Answer, x)
+    return row(x) if x.ndim else cast(Answer, x.item())
 
 
 # ---------------------------------------------------------------- what the makers share

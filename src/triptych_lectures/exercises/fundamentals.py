@@ -1,4 +1,4 @@
-"""The exercises of the lecture on fundamentals (L0)."""
+"""The exercises of the lecture on fundamentals (L0), and the practice problems of the page of worked examples (L2)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,8 @@ import torch
 from triptych import families
 from triptych.attention import attend, attention_pattern
 from triptych.count import count
-from triptych_lectures.exercises.exercise import (
-    Draft,
-    ExerciseQuestion,
-    exercise,
-    listed,
-    matrix,
-    pick,
-    row,
-    small,
-    tensor,
-)
+from triptych.spec import causal
+from triptych_lectures.exercises.exercise import Draft, exercise, listed, matrix, number, pick, row, small, tensor
 
 SENTENCE = ("She", "sat", "by", "the", "river", "bank")
 
@@ -35,25 +26,19 @@ def attention_by_hand(random: np.random.Generator) -> Draft:
     weights = attention_pattern(tensor(q), tensor(k))[asked]
     out = attend(tensor(q), tensor(k), tensor(v))[asked]
     scores = k @ q[asked] / np.sqrt(2)
-    given = "\n".join((
+    given = (
         "Three tokens of width 4 and one head of width 2. The rows of each W are its outputs, so q = x Wᵀ.",
         matrix("X", x), matrix("W_Q", w_q), matrix("W_K", w_k), matrix("W_V", w_v),
-    ))  # fmt: skip
+    )  # fmt: skip
     return given, [
-        ExerciseQuestion(
-            f"What is the query of token {asked + 1}?", row(q[asked]), f"Its row of X times W_Qᵀ: {listed(q[asked])}."
-        ),
-        ExerciseQuestion(
+        (f"What is the query of token {asked + 1}?", q[asked], f"Its row of X times W_Qᵀ: {listed(q[asked])}."),
+        (
             f"What are the attention weights of token {asked + 1}, with 1/√d and without a mask?",
-            row(weights),
+            weights,
             f"The keys are {', '.join(listed(one) for one in k)}; the scores over √2 are {listed(scores)}; softmax of "
             "them adds up to 1.",
         ),
-        ExerciseQuestion(
-            "What is its output?",
-            row(out),
-            f"The weights times the values {', '.join(listed(one) for one in v)}, added up.",
-        ),
+        ("What is its output?", out, f"The weights times the values {', '.join(listed(one) for one in v)}, added up."),
     ]
 
 
@@ -68,20 +53,18 @@ def a_block(random: np.random.Generator) -> Draft:
         f"residuals; no biases. It reads [{batch}, {tokens}, {width}]."
     )
     return given, [
-        ExerciseQuestion(
-            "What is the shape of its output?", (batch, tokens, width), "A residual stream keeps its shape."
-        ),
-        ExerciseQuestion(
+        ("What is the shape of its output?", (batch, tokens, width), "A residual stream keeps its shape."),
+        (
             "What is the shape of the queries, as batch, heads, tokens, head width?",
             (batch, heads, tokens, width // heads),
             f"{width} / {heads} = {width // heads} numbers for each head.",
         ),
-        ExerciseQuestion(
+        (
             "What is the shape inside the MLP?",
             (batch, tokens, hidden),
             "gate and up both give the hidden width, and their product keeps it.",
         ),
-        ExerciseQuestion(
+        (
             "How many parameters has the block?",
             attention + mlp + norms,
             f"Attention 4·D² = {attention:,}, SwiGLU 3·D·F = {mlp:,}, two norms 2·D = {norms:,}.",
@@ -98,22 +81,22 @@ def agreement(random: np.random.Generator) -> Draft:
         theirs = torch.nn.functional.scaled_dot_product_attention(x, y, z)[0]
         unscaled = attend(tensor(q), tensor(k), tensor(v), scale=1.0)
         apart = float((theirs - unscaled).abs().max())
-    given = "\n".join((
+    given = (
         f"Two tokens, one head of width {width}.", matrix("q", q), matrix("k", k), f"  v = {listed(v[:, 0])}",
-    ))  # fmt: skip
+    )  # fmt: skip
     return given, [
-        ExerciseQuestion(
+        (
             "What does scaled_dot_product_attention of PyTorch give for the two tokens?",
-            row(theirs),
+            theirs,
             f"It divides by √{width}; the weights are {listed(row(attention_pattern(tensor(q), tensor(k))))}, "
             "row by row.",
         ),
-        ExerciseQuestion(
+        (
             "How far from it, at most, is the same without the division by √d?",
             apart,
             f"Without it the outputs are {listed(row(unscaled))}.",
         ),
-        ExerciseQuestion("For which head width would the two be equal?", 1, "√1 = 1: there is nothing to divide by."),
+        ("For which head width would the two be equal?", 1, "√1 = 1: there is nothing to divide by."),
     ]
 
 
@@ -126,22 +109,21 @@ def losses(random: np.random.Generator) -> Draft:
         f"loss on held-out text is {loss} nats a character."
     )
     return given, [
-        ExerciseQuestion(
+        (
             "What loss, in nats, has a decoder that knows nothing?",
             log(vocab),
             f"Every character has probability 1/{vocab}, so the loss is ln {vocab}.",
         ),
-        ExerciseQuestion(
+        (
             "Among how many characters does the trained one choose, on average (its perplexity)?",
-            float(np.exp(loss)),
+            np.exp(loss),
             f"exp({loss}).",
         ),
-        ExerciseQuestion(
+        (
             "How many pairs of a token and one that it must not see has a row?",
             tokens * (tokens - 1) // 2,
-            f"T(T−1)/2 of {tokens}: without the mask each token sees the next one, which is its answer, so that "
-            "the loss "
-            "falls towards 0 and generation is nonsense.",
+            f"T(T−1)/2 of {tokens}: without the mask each token sees the next one, which is its answer, so that the "
+            "loss falls towards 0 and generation is nonsense.",
         ),
     ]
 
@@ -159,24 +141,23 @@ def which_head(random: np.random.Generator) -> Draft:
     weights[:, [0, 1, 2, 3, 5]] *= ((1 - weights[:, 4]) / weights[:, [0, 1, 2, 3, 5]].sum(1))[:, None]
     weights = weights.round(2)
     ratio = weights[:, 4] / usual.round(2)
-    given = "\n".join((
+    given = (
         f"{' '.join(SENTENCE)}: the weights of the last word on each word, by three heads.",
         matrix("pattern, row of bank", weights, [f"head {h + 1}" for h in range(heads)]),
         f"What each head gives to the word just before, on average over other texts: {listed(usual.round(2))}",
-    ))  # fmt: skip
+    )  # fmt: skip
     best = int(ratio.argmax())
     return given, [
-        ExerciseQuestion(
+        (
             "Which head reads the word river most?",
             int(weights[:, 4].argmax()) + 1,
             f"Its weights on river are {listed(weights[:, 4])}.",
         ),
-        ExerciseQuestion(
+        (
             "Which head links bank to river more than its habit of reading the word before explains?",
             best + 1,
-            f"Weight over habit is {listed(ratio)}: a head that always reads the word before says nothing about "
-            "the two "
-            "words. What the link does to the model only its removal shows.",
+            f"Weight over habit is {listed(ratio)}: a head that always reads the word before says nothing about the "
+            "two words. What the link does to the model only its removal shows.",
         ),
     ]
 
@@ -194,18 +175,16 @@ def parameters(random: np.random.Generator) -> Draft:
     attention, mlp, norms = 4 * width**2, 3 * width * hidden, 2 * width
     given = (
         f"D = {width:,}, {heads} heads of width 64, {layers} layers, SwiGLU with F = {hidden:,}, V = {vocab:,}, "
-        "RMSNorm "
-        "before each sublayer and at the end, no biases, the head tied to the embedding."
+        "RMSNorm before each sublayer and at the end, no biases, the head tied to the embedding."
     )
     return given, [
-        ExerciseQuestion("How many parameters has the attention of one layer?", attention, f"4·D² = 4·{width:,}²."),
-        ExerciseQuestion("How many has its MLP?", mlp, f"3·D·F = 3·{width:,}·{hidden:,}."),
-        ExerciseQuestion(
+        ("How many parameters has the attention of one layer?", attention, f"4·D² = 4·{width:,}²."),
+        ("How many has its MLP?", mlp, f"3·D·F = 3·{width:,}·{hidden:,}."),
+        (
             "How many has the model?",
             total,
             f"{layers} layers of {attention + mlp + norms:,} with their norms, V·D = {vocab * width:,} for the "
-            "embedding "
-            f"and head, D = {width:,} for the last norm.",
+            f"embedding and head, D = {width:,} for the last norm.",
         ),
     ]
 
@@ -218,22 +197,22 @@ def permuted(random: np.random.Generator) -> Draft:
     while (order == np.arange(4)).any():
         order = random.permutation(4)
     asked = int(random.integers(4))
-    given = "\n".join((
+    given = (
         "One layer of attention without positions and without a mask reads the tokens A B C D and gives",
         matrix("Z", outputs, list(names)), f"Now it reads {' '.join(names[i] for i in order)}.",
-    ))  # fmt: skip
+    )  # fmt: skip
     return given, [
-        ExerciseQuestion(
+        (
             f"What is its output at place {asked + 1}?",
-            row(outputs[order[asked]]),
+            outputs[order[asked]],
             f"{names[order[asked]]} stands there, and its output moves with it: the layer is equivariant.",
         ),
-        ExerciseQuestion(
+        (
             "What is the mean of the four outputs now?",
-            row(outputs.mean(0)),
+            outputs.mean(0),
             "A mean does not depend on the order: pooled, the layer is invariant.",
         ),
-        ExerciseQuestion(
+        (
             "Does the output of A stay the same if the layer has a causal mask, yes or no?",
             "no",
             "A stood first and saw only itself; now it sees the tokens before it too.",
@@ -257,19 +236,102 @@ def config_shapes(random: np.random.Generator) -> Draft:
         f"  {json.dumps(key)}: {json.dumps(config[key])}" for key in list(config)[1:6]
     )
     return given, [
-        ExerciseQuestion(
+        (
             "What is the shape of layer 0's query projection, outputs before inputs?",
             shapes[f"{first}attn.q.weight"],
             f"{heads} heads of {head} numbers, from {width:,}.",
         ),
-        ExerciseQuestion(
+        (
             "What is that of its key projection?",
             shapes[f"{first}attn.k.weight"],
             f"{groups} key/value heads of {head} numbers: {heads // groups} query heads read each.",
         ),
-        ExerciseQuestion(
+        (
             "What is that of the MLP's down projection?",
             shapes[f"{first}mlp.down.weight"],
             f"From F = {hidden:,} back to D = {width:,}.",
+        ),
+    ]
+
+
+@exercise("L2.1", "Attention with one number a token")
+def one_number_a_token(random: np.random.Generator) -> Draft:
+    tokens = 3
+    q, k = small(random, tokens, 1, low=-1, high=3), small(random, tokens, 1)
+    v = 10 * small(random, tokens, 1, low=1, high=6)
+    asked = int(random.integers(tokens))
+    weights = attention_pattern(tensor(q), tensor(k), scale=1.0)[asked]
+    scores = q[asked, 0] * k[:, 0]
+    out = attend(tensor(q), tensor(k), tensor(v), scale=1.0)[asked, 0]
+    given = (
+        "Three tokens have a query, a key and a value of one number each; scores are not scaled.",
+        f"  q = {listed(q[:, 0])}   k = {listed(k[:, 0])}   v = {listed(v[:, 0])}",
+    )  # fmt: skip
+    return given, [
+        (
+            f"What are the scores of token {asked + 1} against the three tokens?",
+            scores,
+            f"Its query {number(q[asked, 0])} times each key: {listed(scores)}.",
+        ),
+        (
+            "What are its three attention weights?",
+            weights,
+            f"softmax({listed(scores)}): each exp(score) over their sum {number(float(np.exp(scores).sum()))}.",
+        ),
+        (
+            "What is its output?",
+            out,
+            f"The weights {listed(row(weights))} times the values {listed(v[:, 0])}, added up.",
+        ),
+    ]
+
+
+@exercise("L2.2", "Shapes of the heads")
+def shapes_of_heads(random: np.random.Generator) -> Draft:
+    heads, width, tokens = pick(random, 4, 8, 12, 16), pick(random, 32, 64, 80), pick(random, 48, 100, 128, 200)
+    model = heads * width
+    given = f"A layer has width D = {model:,} and {heads} heads that share it evenly. It reads {tokens} tokens."
+    return given, [
+        ("How wide is each head?", width, f"D / H = {model:,} / {heads} = {width}."),
+        (
+            "What is the shape of all heads' scores, as heads, queries, keys?",
+            (heads, tokens, tokens),
+            f"Each of the {heads} heads compares {tokens} queries with {tokens} keys.",
+        ),
+        (
+            "What is the shape of the concatenated heads, and so of the output?",
+            (tokens, model),
+            f"{heads} vectors of {width} numbers side by side are {model:,} numbers for each of {tokens} tokens.",
+        ),
+    ]
+
+
+@exercise("L2.3", "Where the causal mask enters")
+def where_the_mask_enters(random: np.random.Generator) -> Draft:
+    tokens = 4
+    at = int(random.integers(1, tokens - 1))
+    scores = small(random, tokens, tokens, low=-1, high=4)
+    identity = np.eye(tokens)
+    with_mask = attention_pattern(tensor(scores), tensor(identity), scale=1.0, mask=causal())[at]
+    without = attention_pattern(tensor(scores), tensor(identity), scale=1.0)[at]
+    given = matrix("scores q·kᵀ/√d of 4 tokens", scores) + "\nThe mask adds 0 or −∞ to them before softmax."
+    later = float(without[at + 1 :].sum())
+    return given, [
+        (
+            f"What are the four weights of token {at + 1} under the causal mask?",
+            with_mask,
+            f"Only the first {at + 1} scores of its row are left; softmax over {listed(scores[at, : at + 1])}, "
+            "then zeros.",
+        ),
+        (
+            "Without the mask, how much of its weight would go to later tokens?",
+            later,
+            f"softmax over the whole row {listed(scores[at])} is {listed(row(without))}; the last {tokens - at - 1} "
+            f"add up to {number(later)}. In training they hold the answer, in generation they do not exist.",
+        ),
+        (
+            "How many of the 16 scores does the mask remove?",
+            tokens * (tokens - 1) // 2,
+            "Those above the diagonal: T(T−1)/2 = 6.",
         ),
     ]

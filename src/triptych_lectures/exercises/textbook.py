@@ -7,18 +7,7 @@ from math import sqrt
 import numpy as np
 
 from triptych.attention import attend, attention_pattern
-from triptych_lectures.exercises.exercise import (
-    Draft,
-    ExerciseQuestion,
-    exercise,
-    listed,
-    matrix,
-    number,
-    pick,
-    row,
-    small,
-    tensor,
-)
+from triptych_lectures.exercises.exercise import Draft, exercise, listed, matrix, number, pick, row, small, tensor
 
 
 @exercise("L4.1", "A soft dictionary")
@@ -35,23 +24,23 @@ def soft_dictionary(random: np.random.Generator) -> Draft:
         alone = int((scores == scores.max()).sum()) == 1
         if alone and abs(sharp - values[best]) < abs(soft - values[best]):
             break
-    given = "\n".join((
+    given = (
         "A dictionary of three keys and values, asked with one query; scores are q·k times β.",
         matrix("keys", keys), f"  values = {listed(values)}   query = {listed(query)}",
-    ))  # fmt: skip
+    )  # fmt: skip
     return given, [
-        ExerciseQuestion(
+        (
             "What would a dictionary return, that takes the value of the best key alone?",
-            float(values[best]),
+            values[best],
             f"The scores are {listed(scores)}; the best is key {best + 1}.",
         ),
-        ExerciseQuestion(
+        (
             "What does attention return at β = 1?",
             soft,
             f"The weights are softmax({listed(scores)}) = "
             f"{listed(row(attention_pattern(tensor(query), tensor(keys), scale=1.0)))}.",
         ),
-        ExerciseQuestion(
+        (
             f"And at β = {beta}?",
             sharp,
             f"softmax({listed(beta * scores)}): nearer to the dictionary's answer, and still a smooth function of the "
@@ -64,22 +53,20 @@ def soft_dictionary(random: np.random.Generator) -> Draft:
 def variance(random: np.random.Generator) -> Draft:
     d, q, k = pick(random, 32, 64, 128, 256), pick(random, 0.5, 1.0, 2.0), pick(random, 0.5, 1.5, 3.0)
     given = (
-        f"q and k have d = {d} independent entries with mean 0; those of q have standard deviation {number(q)}, "
-        "those of "
-        f"k {number(k)}."
+        f"q and k have d = {d} independent entries with mean 0; those of q have standard deviation {number(q)}, those "
+        f"of k {number(k)}."
     )
     spread = d * q**2 * k**2
     return given, [
-        ExerciseQuestion(
+        (
             "What is the variance of q·k?",
-            float(spread),
+            spread,
             f"A product of two such entries has mean 0 and variance {number(q)}²·{number(k)}²; variances of d "
-            "independent "
-            f"products add up: {d}·{number(q**2 * k**2)}.",
+            f"independent products add up: {d}·{number(q**2 * k**2)}.",
         ),
-        ExerciseQuestion(
+        (
             "What is its standard deviation after division by √d?",
-            float(q * k),
+            q * k,
             f"√({number(spread)}/{d}) = {number(q)}·{number(k)}, whatever d is.",
         ),
     ]
@@ -95,9 +82,9 @@ def without_root(random: np.random.Generator) -> Draft:
     steep, gentle = (float(p[top] * (1 - p[top])) for p in (unscaled, scaled))
     given = f"A query of width d = {d} has the scores q·k = {listed(scores)} with three keys."
     return given, [
-        ExerciseQuestion("What are its weights without a scale?", row(unscaled), f"softmax({listed(scores)})."),
-        ExerciseQuestion("What are they with 1/√d?", row(scaled), f"softmax({listed(scores / sqrt(d))})."),
-        ExerciseQuestion(
+        ("What are its weights without a scale?", unscaled, f"softmax({listed(scores)})."),
+        ("What are they with 1/√d?", scaled, f"softmax({listed(scores / sqrt(d))})."),
+        (
             "What is the derivative of the largest of these scaled weights with respect to its scaled score?",
             gentle,
             f"p(1−p); without the scale it is {number(steep)}: a choice that is made already "
@@ -115,22 +102,19 @@ def best_match_and_content(random: np.random.Generator) -> Draft:
     values = 10.0 * random.permutation(np.arange(1, 4))
     values = np.roll(values, 1) if values.argmax() == best else values
     weights = attention_pattern(tensor(q), tensor(keys))
-    given = "\n".join((
+    given = (
         "A query and three tokens, each with a key and a value of one number.",
         f"  q = {listed(q)}", matrix("k", keys, ["1", "2", "3"]), f"  v = {listed(values)}",
-    ))  # fmt: skip
+    )  # fmt: skip
     scores = keys @ q / sqrt(2)
     return given, [
-        ExerciseQuestion("Which token matches the query best?", best + 1, f"q·k/√2 is {listed(scores)}."),
-        ExerciseQuestion(
-            "Which token has the largest value?", int(values.argmax()) + 1, f"The values are {listed(values)}."
-        ),
-        ExerciseQuestion(
+        ("Which token matches the query best?", best + 1, f"q·k/√2 is {listed(scores)}."),
+        ("Which token has the largest value?", int(values.argmax()) + 1, f"The values are {listed(values)}."),
+        (
             "What is the output?",
-            float(weights @ tensor(values)),
-            f"The weights {listed(row(weights))} are made by the keys alone, and average the values: with one "
-            "vector for "
-            "both, a token could not be easy to find and say something else.",
+            weights @ tensor(values),
+            f"The weights {listed(row(weights))} are made by the keys alone, and average the values: with one vector "
+            "for both, a token could not be easy to find and say something else.",
         ),
     ]
 
@@ -144,18 +128,18 @@ def mask_of_a_row(random: np.random.Generator) -> Draft:
     given = f"A row of {tokens} places under a causal mask, the last {padding} of which {verb} padding."
     allowed = sum(min(i, words) for i in range(1, tokens + 1))
     return given, [
-        ExerciseQuestion(
+        (
             f"Which places may query {asked} see?",
             tuple(range(1, asked + 1)),
             "Itself and all before it; padding comes later.",
         ),
-        ExerciseQuestion(
+        (
             "How many of all pairs are allowed, those of the queries on padding included?",
             allowed,
             f"Query i sees the first min(i, {words}) places: "
             f"{' + '.join(str(min(i, words)) for i in range(1, tokens + 1))}.",
         ),
-        ExerciseQuestion(
+        (
             "What weight has a pair whose score is −∞, if its query sees anything at all?",
             0,
             "exp(−∞) is exactly 0, and so is its share of the sum.",
@@ -168,19 +152,17 @@ def score_shapes(random: np.random.Generator) -> Draft:
     tokens, source, heads = pick(random, 7, 10, 12), pick(random, 15, 18, 21), pick(random, 4, 6, 8)
     given = f"A decoder reads {tokens} tokens, its encoder {source}; attention has {heads} heads."
     return given, [
-        ExerciseQuestion(
+        (
             "What is the shape of the scores of self-attention in the decoder, as heads, queries, keys?",
             (heads, tokens, tokens),
             "Every token asks every token of its own sequence; the mask removes some and changes no shape.",
         ),
-        ExerciseQuestion(
+        (
             "What is that of cross-attention?",
             (heads, tokens, source),
             "Queries come from the decoder, keys from the encoder.",
         ),
-        ExerciseQuestion(
-            "What is that of self-attention in the encoder?", (heads, source, source), "Both come from the source."
-        ),
+        ("What is that of self-attention in the encoder?", (heads, source, source), "Both come from the source."),
     ]
 
 
@@ -190,17 +172,17 @@ def heads_and_one(random: np.random.Generator) -> Draft:
     given = f"Attention of width D = {width} over {tokens} tokens, with {heads} heads of width D/H or one of width D."
     flops = 2 * tokens * tokens * width
     return given, [
-        ExerciseQuestion(
+        (
             "How many weights do the four projections have, with either?",
             4 * width * width,
             f"4·{width}²: heads cut the same matrices into pieces.",
         ),
-        ExerciseQuestion(
+        (
             "How many FLOPs do the scores of all heads take together?",
             flops,
             f"{heads}·2·T²·(D/H) = 2·{tokens}²·{width}, as many as one head takes.",
         ),
-        ExerciseQuestion(
+        (
             "How many scores have all heads, and how many has one?",
             (heads * tokens**2, tokens**2),
             f"H·T² = {heads * tokens**2:,} against T² = {tokens**2:,}: this is what the softmax and the memory "
@@ -216,19 +198,14 @@ def induction(random: np.random.Generator) -> Draft:
     sequence = [*letters, letters[again]]
     given = f"A model reads {' '.join(sequence)}."
     return given, [
-        ExerciseQuestion(
-            "At which place was the last token seen before?",
-            again + 1,
-            f"{letters[again]} stands at place {again + 1}.",
-        ),
-        ExerciseQuestion(
+        ("At which place was the last token seen before?", again + 1, f"{letters[again]} stands at place {again + 1}."),
+        (
             "To which place does an induction head attend from the last token?",
             again + 2,
-            "To the token after the earlier one. The layer below wrote, at each place, which token stands "
-            "before it; the "
-            "head looks for the place that says its own token.",
+            "To the token after the earlier one. The layer below wrote, at each place, which token stands before it; "
+            "the head looks for the place that says its own token.",
         ),
-        ExerciseQuestion(
+        (
             "Which token does it make likelier next?",
             letters[again + 1],
             f"It copies what it attends to: {letters[again]} was followed by {letters[again + 1]}.",
@@ -243,13 +220,13 @@ def flops_over_length(random: np.random.Generator) -> Draft:
     long = short * times
     given = f"Attention over {short:,} tokens, and over {long:,}."
     return given, [
-        ExerciseQuestion(
+        (
             "By what factor do the FLOPs of scores and weighted sums grow?",
             times**2,
             f"They are proportional to T²: {times}².",
         ),
-        ExerciseQuestion("By what factor do those of the projections grow?", times, "They are proportional to T."),
-        ExerciseQuestion(
+        ("By what factor do those of the projections grow?", times, "They are proportional to T."),
+        (
             f"How many scores has the longer row, at most, where each token sees the {window} last ones only?",
             long * window,
             f"T·{window}; the first tokens see fewer. That is linear in T.",
@@ -262,17 +239,16 @@ def one_line_apart(random: np.random.Generator) -> Draft:
     tokens = pick(random, 8, 12, 20, 30)
     given = f"The same attention layer reads {tokens} tokens once as an encoder and once as a decoder."
     return given, [
-        ExerciseQuestion("How many pairs of tokens does the encoder's mask allow?", tokens**2, f"All {tokens}²."),
-        ExerciseQuestion(
+        ("How many pairs of tokens does the encoder's mask allow?", tokens**2, f"All {tokens}²."),
+        (
             "How many does the decoder's?",
             tokens * (tokens + 1) // 2,
             "T(T+1)/2: those on the diagonal and below it. The one line is the mask.",
         ),
-        ExerciseQuestion(
+        (
             f"The last token is replaced by another. How many of the decoder's {tokens - 1} outputs before it change?",
             0,
-            "None: no earlier place sees the last one. So what was computed stays valid while the text grows, "
-            "and can be "
-            "kept in a cache; an encoder would have to begin anew.",
+            "None: no earlier place sees the last one. So what was computed stays valid while the text grows, and can "
+            "be kept in a cache; an encoder would have to begin anew.",
         ),
     ]

@@ -10,18 +10,7 @@ from torch import Tensor
 
 from triptych.attention import attend, attention_pattern
 from triptych.spec import causal
-from triptych_lectures.exercises.exercise import (
-    Draft,
-    ExerciseQuestion,
-    exercise,
-    listed,
-    matrix,
-    number,
-    pick,
-    row,
-    small,
-    tensor,
-)
+from triptych_lectures.exercises.exercise import Draft, exercise, listed, matrix, number, pick, row, small, tensor
 
 WORDS = ("the", "mill", "old", "turns")
 ROLES = ("previous", "first", "itself", "uniform")
@@ -36,15 +25,13 @@ def entropy_of_rows(random: np.random.Generator) -> Draft:
     soft = attention_pattern(tensor(scores[None]), tensor(np.eye(4)), scale=d**-0.5)[0]
     given = f"One query of width {d} and four keys; q·k = {listed(scores)}."
     return given, [
-        ExerciseQuestion(
-            "What are the weights with 1/√d?", row(soft), f"softmax of {listed(scores / sqrt(d))}; they add up to 1."
-        ),
-        ExerciseQuestion(
+        ("What are the weights with 1/√d?", soft, f"softmax of {listed(scores / sqrt(d))}; they add up to 1."),
+        (
             "What is their entropy in nats?",
             _entropy(soft),
             f"−Σ p ln p; of equal weights it would be ln 4 = {number(log(4))}.",
         ),
-        ExerciseQuestion(
+        (
             "Is the entropy without 1/√d larger or smaller?",
             "smaller" if _entropy(sharp) < _entropy(soft) else "larger",
             f"It is {number(_entropy(sharp))}: larger differences make a sharper choice.",
@@ -65,18 +52,18 @@ def equal_tokens(random: np.random.Generator) -> Draft:
     masked = _distinct(attend(x, x, x, mask=causal()))
     given = f"Self-attention without positions reads: {' '.join(WORDS[i] for i in sequence)}"
     return given, [
-        ExerciseQuestion(
+        (
             "How many different output vectors are there without a mask?",
             both,
             "Equal tokens ask the same of the same keys, so each word has one output, wherever it stands.",
         ),
-        ExerciseQuestion(
+        (
             "How many are there under a causal mask?",
             masked,
             "Now each place sees another set of tokens. Two places of one word agree only if the words before them are "
             "there in the same proportions.",
         ),
-        ExerciseQuestion(
+        (
             "How many are there, without a mask, once each place has a position of its own added to its input?",
             len(sequence),
             "All inputs differ, and with them the queries.",
@@ -100,17 +87,15 @@ def causal_map(random: np.random.Generator) -> Draft:
     pattern = attention_pattern(tensor(np.zeros((tokens, 2))), tensor(np.zeros((tokens, 2))), mask=causal())
     given = f"{tokens} tokens whose scores are all equal, under a causal mask."
     return given, [
-        ExerciseQuestion(
-            "What is the weight of the first token on itself?", float(pattern[0, 0]), "It sees nothing else."
-        ),
-        ExerciseQuestion(
+        ("What is the weight of the first token on itself?", pattern[0, 0], "It sees nothing else."),
+        (
             f"What is each weight of token {asked} that is not 0?",
-            float(pattern[asked - 1, 0]),
+            pattern[asked - 1, 0],
             f"It shares its attention equally among {asked} tokens.",
         ),
-        ExerciseQuestion(
+        (
             "How many weights of the map are exactly 0?",
-            int((pattern == 0).sum()),
+            (pattern == 0).sum(),
             f"Those above the diagonal: {tokens}·{tokens - 1}/2.",
         ),
     ]
@@ -122,16 +107,14 @@ def shapes_through(random: np.random.Generator) -> Draft:
     width = heads * each
     given = f"D = {width}, {heads} heads, T = {tokens}; the batch is left out."
     return given, [
-        ExerciseQuestion("What is the shape of q before it is split?", (tokens, width), "x W_Qᵀ: [T, D]."),
-        ExerciseQuestion(
+        ("What is the shape of q before it is split?", (tokens, width), "x W_Qᵀ: [T, D]."),
+        (
             "What is it after, with the heads first?",
             (heads, tokens, each),
             f"[T, H, D/H], then the first two axes change places; D/H = {each}.",
         ),
-        ExerciseQuestion(
-            "What is the shape of the scores?", (heads, tokens, tokens), "q times k with its last axes swapped."
-        ),
-        ExerciseQuestion(
+        ("What is the shape of the scores?", (heads, tokens, tokens), "q times k with its last axes swapped."),
+        (
             "What is that of the heads' outputs, joined?",
             (tokens, width),
             "[H, T, D/H] back to [T, H, D/H], then the last two axes become one.",
@@ -147,18 +130,18 @@ def alignment(random: np.random.Generator) -> Draft:
     scores[np.arange(3), true] += 3
     pattern = attention_pattern(tensor(scores), tensor(np.eye(4)), scale=1.0)
     asked = int(random.integers(3))
-    given = "\n".join((
+    given = (
         f"Three target tokens ({', '.join(target)}) read four source tokens ({', '.join(source)}).",
         matrix("scores", scores, list(target)),
-    ))  # fmt: skip
+    )  # fmt: skip
     return given, [
-        ExerciseQuestion("What is the shape of the map?", (3, 4), "Target by source."),
-        ExerciseQuestion(
+        ("What is the shape of the map?", (3, 4), "Target by source."),
+        (
             f"What are the weights of {target[asked]}?",
-            row(pattern[asked]),
+            pattern[asked],
             f"softmax of {listed(scores[asked])}; no mask, since the whole source is there.",
         ),
-        ExerciseQuestion(
+        (
             "Which source place is each target token aligned with, in order?",
             tuple(int(i) + 1 for i in pattern.argmax(-1)),
             "The largest weight of each row.",
@@ -177,15 +160,15 @@ def largest_difference(random: np.random.Generator) -> Draft:
         f"  {name} = [{', '.join(f'{x:.6f}' for x in values)}]"
         for name, values in (("ours  ", ours), ("theirs", theirs))
     )
-    given = "\n".join(("Two implementations give", *both))
+    given = ("Two implementations give", *both)
     return given, [
-        ExerciseQuestion("What is the largest absolute difference?", largest, "Of the four, one differs."),
-        ExerciseQuestion(
+        ("What is the largest absolute difference?", largest, "Of the four, one differs."),
+        (
             "Do they agree to 1e-5, yes or no?",
             "yes" if largest <= 1e-5 else "no",
             f"{number(largest)} against 0.00001.",
         ),
-        ExerciseQuestion(
+        (
             "fp32 keeps about 7 digits. Which difference would it allow for a value near 1: 1e-7, 1e-4 or 1e-2?",
             1e-7,
             "2⁻²³ is 1.2e-7; sums of many products add a few of these. A larger difference has another cause.",
@@ -208,13 +191,13 @@ def role_of_a_head(random: np.random.Generator) -> Draft:
     given = matrix("pattern of a causal head", pattern)
     mass = float(np.mean([pattern[i, i - 1] for i in range(1, tokens)]))
     return given, [
-        ExerciseQuestion(
+        (
             f"Which does it read: {', '.join(ROLES[:-1])} or {ROLES[-1]}?",
             role,
             "Look down the columns and along the diagonals: where every row has its largest weight, the head "
             "has a habit.",
         ),
-        ExerciseQuestion(
+        (
             "How much of its weight do tokens 2 to 5 give to the token before them, on average?",
             mass,
             f"The mean of {listed([pattern[i, i - 1] for i in range(1, tokens)])}; equal weights would give "
@@ -232,17 +215,17 @@ def cache_bytes(random: np.random.Generator) -> Draft:
         f"{layers} layers, {heads} query heads and {groups} key/value heads of width {width}, fp16, {tokens:,} tokens."
     )
     return given, [
-        ExerciseQuestion(
+        (
             "How many bytes has the cache?",
             size,
             f"Keys and values: 2·{layers}·{groups}·{width}·{tokens:,} numbers of 2 bytes.",
         ),
-        ExerciseQuestion(
+        (
             "How many times as many would it have without grouping?",
             heads // groups,
             f"One key/value head for each of {heads}.",
         ),
-        ExerciseQuestion(
+        (
             "How many tokens does each layer project to write the next one, with the cache?",
             1,
             f"The newest alone; without the cache it would be all {tokens:,} and one, again for each token.",
@@ -255,20 +238,13 @@ def time_over_length(random: np.random.Generator) -> Draft:
     linear, square = pick(random, 1, 2, 3), pick(random, 0.5, 1.0, 2.0)
     times = [linear * n + square * n**2 for n in (1, 2, 8)]
     given = (
-        f"A forward takes {number(times[0])} ms for 256 tokens and {number(times[1])} ms for 512. Its time is "
-        "a·n + b·n², "
-        "with n = T/256."
+        f"A forward takes {number(times[0])} ms for 256 tokens and {number(times[1])} ms for 512. Its time is a·n + "
+        "b·n², with n = T/256."
     )
     return given, [
-        ExerciseQuestion(
-            "What is b, in ms?", float(square), f"t(2) − 2·t(1) = 2b: ({number(times[1])} − 2·{number(times[0])})/2."
-        ),
-        ExerciseQuestion(
-            "How long will 2,048 tokens take, in ms?",
-            float(times[2]),
-            f"n = 8: 8·{number(linear)} + 64·{number(square)}.",
-        ),
-        ExerciseQuestion(
+        ("What is b, in ms?", square, f"t(2) − 2·t(1) = 2b: ({number(times[1])} − 2·{number(times[0])})/2."),
+        ("How long will 2,048 tokens take, in ms?", times[2], f"n = 8: 8·{number(linear)} + 64·{number(square)}."),
+        (
             "By what factor does the time grow with each doubling, for very long rows?",
             4,
             "The square outgrows the rest; at short lengths projections and MLPs hide it, and the factor is "
@@ -292,15 +268,11 @@ def backward(random: np.random.Generator) -> Draft:
         f"z = Σ p v. The loss has the gradient {number(gradient)} at z."
     )
     return given, [
-        ExerciseQuestion(
+        (
             "What are the gradients at the three values?",
-            row(values.grad),
+            values.grad,
             f"p times the gradient at z, with p = {listed(weights)}.",
         ),
-        ExerciseQuestion("What are those at the weights p?", row(gradient * v), "v times the gradient at z."),
-        ExerciseQuestion(
-            "What are those at the scores?",
-            row(s.grad),
-            "p·(g − Σ p g) with g from the question before; they add up to 0.",
-        ),
+        ("What are those at the weights p?", gradient * v, "v times the gradient at z."),
+        ("What are those at the scores?", s.grad, "p·(g − Σ p g) with g from the question before; they add up to 0."),
     ]

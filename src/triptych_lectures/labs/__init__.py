@@ -57,12 +57,19 @@ LABS = {
 }
 
 # The files of labs that share one; the others have files of their own names.
-FILES: dict[str, str] = {
-    "trained-scale": "reading_heads",
-    "trained-scores": "reading_heads",
-    "cosine-scores": "reading_heads",
-    "norm-placement": "deep_stacks",
-    "residual-scaling": "deep_stacks",
+FILES = {
+    lab: file
+    for file, labs in {
+        "scores": ("scaling", "additive-vs-dot"),
+        "lookup_and_order": ("soft-vs-hard", "permutation"),
+        "heads_and_width": ("heads-vs-width", "trained-heads"),
+        "reading_heads": ("trained-scale", "trained-scores", "cosine-scores"),
+        "deep_stacks": ("norm-placement", "residual-scaling"),
+        "serving": ("speculation", "linear-state"),
+        "translation": ("recurrence", "panels"),
+        "pictures": ("captions", "image-labels"),
+    }.items()
+    for lab in labs
 }
 
 # What a lab may be given in place of its own; the labs that are not here make their own model and text.

@@ -12,9 +12,9 @@ from statistics import fmean
 
 from triptych import nn
 from triptych.page import Curve, TableSection
-from triptych.spec import GLUSpec, LearnedSpec, MLPSpec, RMSNormSpec, glu, mlp
+from triptych.spec import GLUSpec, MLPSpec, glu, mlp
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, decoder
+from triptych_lectures.labs.small import block
 from triptych_lectures.labs.trained import (
     GeneratedTask,
     LookupTable,
@@ -23,6 +23,7 @@ from triptych_lectures.labs.trained import (
     TrainedRun,
     TrainingBudget,
     train,
+    with_positions,
 )
 
 NONE, RELU, GELU, SWIGLU = "no MLP", "ReLU", "GELU", "SwiGLU"
@@ -30,7 +31,6 @@ KINDS = (NONE, RELU, GELU, SWIGLU)
 EQUAL = 0.05  # shares of the way from a guess to the best loss that are nearer than this count as equal
 
 
-@dataclass(frozen=True)
 class ActivationsLab(Lab):
     """Each kind of MLP on the same tables, and on copying the token before; then shuffled answers."""
 
@@ -92,18 +92,12 @@ class ActivationsLab(Lab):
             GELU: mlp(width, self.hidden, "gelu"),
             SWIGLU: glu(width, 2 * self.hidden // 3, "silu"),
         }
-        layer = block(width, 1, self.hidden)
-        if inner[name] is None:
-            layer = replace(layer, mlp=None, mlp_norm=None)
-        else:
-            layer = replace(layer, mlp=inner[name])
-        positions = LearnedSpec(length=self.length, width=width)
-        return nn.new(decoder(self.symbols, [layer], embedded=positions, final_norm=RMSNormSpec(width=width)), seed)
+        layer = block(width, 1, None if name == NONE else self.hidden)
+        return with_positions([replace(layer, mlp=inner[name])], self.symbols, self.length, seed)
 
     def _train(self, name: str, task: GeneratedTask, seed: int) -> TrainedRun:
-        return train(
-            self.model(name, seed), task, TrainingBudget(self.steps, self.rows, self.rate, shape="linear"), seed
-        )
+        budget = TrainingBudget(self.steps, self.rows, self.rate, shape="linear")
+        return train(self.model(name, seed), task, budget, seed)
 
     def _table(self, trained: dict[str, TrainedActivation]) -> TableSection:
         rows = []

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +13,14 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.model import Model, create, load
-from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
+from triptych.page import AttentionMap, AttentionSection, Curve, Section
 from triptych.probe import Edit, Where
 from triptych.text import SEQ2SEQ, character_tokenizer
 from triptych.train import OptimizerSettings, Pairs
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import SHAKESPEARE, Pair, pairs
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
-from triptych_lectures.labs.small import Points, fit
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import Points, fit, share_table
 
 # Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
 LONGEST = 64  # letters of an old spelling
@@ -32,7 +31,6 @@ MODEL: dict[str, object] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
 class AlignmentLab(Lab):
     """Where the cross-attention of a spelling model peaks, beside the cheapest alignments of the two spellings."""
 
@@ -42,25 +40,23 @@ class AlignmentLab(Lab):
         " is false too if hiding the aligned letters costs no more than hiding as many others, the control."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {
-        "letters": "abcdefghiklmnoprstvy", "shortest": 4, "longest": 9, "doubled": 0.4, "trained": 20_000, "held": 200,
-        "width": 128, "hidden": 256, "heads": 4, "layers": 2, "rate": 3e-3, "steps": 260, "rows": 96,
-    }  # fmt: skip
 
-    letters: str = size("abcdefghiklm", "letters of made-up words; two or more, all different")
-    shortest: int = size(3, "letters of the shortest made-up word")
-    longest: int = size(6, "letters of the longest one, at most 31")
-    doubled: float = size(0.5, "share of its letters that the old spelling doubles, at most 1")
-    trained: int = size(4_000, "made-up pairs to train on")
-    held: int = size(100, "held-out pairs")
-    width: int = size(64, "model width D")
-    hidden: int = size(64, "MLP width")
-    heads: int = size(2, "heads of each layer")
+    letters: str = size(
+        "abcdefghiklm", "letters of made-up words; two or more, all different", full="abcdefghiklmnoprstvy"
+    )
+    shortest: int = size(3, "letters of the shortest made-up word", full=4)
+    longest: int = size(6, "letters of the longest one, at most 31", full=9)
+    doubled: float = size(0.5, "share of its letters that the old spelling doubles, at most 1", full=0.4)
+    trained: int = size(4_000, "made-up pairs to train on", full=20_000)
+    held: int = size(100, "held-out pairs", full=200)
+    width: int = size(64, "model width D", full=128)
+    hidden: int = size(64, "MLP width", full=256)
+    heads: int = size(2, "heads of each layer", full=4)
     head_width: int = size(32, "width of a head")
-    layers: int = size(1, "layers of the encoder; the decoder has one")
-    rate: float = size(5e-3, "learning rate; Muon's is twice as large")
-    steps: int = size(220, "training steps")
-    rows: int = size(48, "rows of a training step")
+    layers: int = size(1, "layers of the encoder; the decoder has one", full=2)
+    rate: float = size(5e-3, "learning rate; Muon's is twice as large", full=3e-3)
+    steps: int = size(220, "training steps", full=260)
+    rows: int = size(48, "rows of a training step", full=96)
 
     def __post_init__(self) -> None:
         if not self.shortest <= self.longest <= 31 or self.doubled > 1:
@@ -104,12 +100,10 @@ class AlignmentLab(Lab):
         )
         rows = [("mean of the heads", hits), *((f"head {i}", hit) for i, hit in enumerate(shares[layer][:-1]))]
         rows += [("the diagonal", diagonal), ("a letter at random", chance)]
-        visible = [("every letter", sees_all), ("not the partners", not_partners), ("not as many others", not_others)]
+        visible = {"every letter": sees_all, "not the partners": not_partners, "not as many others": not_others}
         sections: list[Section] = [
-            TableSection(
-                "Strongest attention on a true partner", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in rows]
-            ),
-            TableSection("Letters right", ("the decoder sees", "share"), [[name, f"{x:.1%}"] for name, x in visible]),
+            share_table("Strongest attention on a true partner", ("whose", "share"), dict(rows)),
+            share_table("Letters right", ("the decoder sees", "share"), visible),
             *subject.maps(layer, patterns[layer]),
         ]
         if losses:

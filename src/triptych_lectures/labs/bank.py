@@ -16,16 +16,16 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, Where
-from triptych.probe.mean_weight import at_offset, mean_weight
+from triptych.probe.role_scores import at_offset, mean_weight
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.pretrained import decoder
+from triptych_lectures.labs.small import curve
 
 SHORES = ("She sat by the river bank", "They fished from the muddy bank", "We swam to the other bank")
 LENDERS = ("She went to the money bank", "He borrowed cash from the bank", "They robbed the bank")
 SHOWN = 8  # of the heads that are cut, in the table and as maps
 
 
-@dataclass(frozen=True)
 class BankLab(Lab):
     """Two sentences that end in one word: its vectors by layer, as they are and with attention cut off."""
 
@@ -71,10 +71,18 @@ class BankLab(Lab):
         first = (self.start, self.word)
         pair = SentencePair(model, self.ambiguous, first, (self.other_start, self.other_word))
         early, late = pair.readers(readers)
-        cosines, senses, content = Cosines.of(pair, early, late), self._senses(model), pair.content()
+        cuts: tuple[Sequence[Edit], ...] = ((), pair.cut(), pair.cut(back=1), pair.cut(early), pair.cut(late))
+        cosines, senses, content = Cosines(*map(pair.cosines, cuts)), self._senses(model), pair.content()
         almost = SentencePair(model, self.ambiguous, first, (self.start, self.other_word))
         checks = (
-            *self._checks_of_cuts(cosines),
+            Check(f"cosine of the two {self.ambiguous!r}s as they enter", cosines.whole[0], least=1 - 1e-6),
+            Check("lowest cosine in a later layer", min(cosines.whole), most=0.9),
+            Check(f"share of the separation left when {self.link}", cosines.left(cosines.word), most=0.3),
+            Check(
+                "control: share of the separation left when it cannot see the word before that one instead",
+                cosines.left(cosines.before),
+                least=0.7,
+            ),
             Check(
                 "separation left if the sentences differ in no other word",
                 1 - min(almost.cosines(almost.cut())),
@@ -100,19 +108,6 @@ class BankLab(Lab):
             pair.maps(early[:SHOWN]),
         )
         return LabResult("How does one word get two meanings?", self._meaning(cosines, content), checks, sections)
-
-    def _checks_of_cuts(self, c: Cosines) -> tuple[Check, ...]:
-        """Whether the vectors part, and whether that hangs on the one link."""
-        return (
-            Check(f"cosine of the two {self.ambiguous!r}s as they enter", c.whole[0], least=1 - 1e-6),
-            Check("lowest cosine in a later layer", min(c.whole), most=0.9),
-            Check(f"share of the separation left when {self.link}", c.left(c.word), most=0.3),
-            Check(
-                "control: share of the separation left when it cannot see the word before that one instead",
-                c.left(c.before),
-                least=0.7,
-            ),
-        )
 
     def _checks_of_heads(
         self, c: Cosines, content: Content, senses: tuple[Lines, Lines], ratio: float
@@ -180,11 +175,6 @@ class Cosines:
     few: Lines  #: the strongest early readers of the word cannot
     control: Lines  #: as many later readers cannot
 
-    @staticmethod
-    def of(pair: SentencePair, early: Sequence[Head], late: Sequence[Head]) -> Cosines:
-        cuts: tuple[Sequence[Edit], ...] = ((), pair.cut(), pair.cut(back=1), pair.cut(early), pair.cut(late))
-        return Cosines(*map(pair.cosines, cuts))
-
     def left(self, cosines: Lines) -> float:
         """The share of the separation that remains."""
         separation = sum(1 - x for x in self.whole)
@@ -221,16 +211,13 @@ class SentencePair:
     def weights(self) -> Tensor:
         """`[L, 2, H]`: the weight that the last word gives the deciding word of each sentence."""
         of_words = [
-            [mean_weight(p[:, -1:], self._within(p, w)) for p, w in zip(layer, self.words, strict=True)]
+            [
+                mean_weight(pattern[:, -1:], torch.tensor([[key in word for key in range(pattern.shape[-1])]]))
+                for pattern, word in zip(layer, self.words, strict=True)
+            ]
             for layer in self.patterns
         ]
         return torch.stack([torch.stack(layer) for layer in of_words])
-
-    @staticmethod
-    def _within(pattern: Tensor, word: range) -> Tensor:
-        """`[1, S]`: one query reads the tokens of a word."""
-        keys = torch.arange(pattern.shape[-1])
-        return ((keys >= word.start) & (keys < word.stop))[None]
 
     def elsewhere(self) -> Tensor:
         """`[L, H]`: the mean weight that the tokens before the deciding word give the token before them."""
@@ -298,8 +285,7 @@ def _cosines(a: Tensor, b: Tensor) -> Lines:
 
 
 def _curve(title: str, lines: dict[str, Lines]) -> Curve:
-    series = {name: [(float(i), x) for i, x in enumerate(line)] for name, line in lines.items()}
-    return Curve(title, "blocks passed", "cosine", series, {})
+    return curve(title, "blocks passed", "cosine", range(max(map(len, lines.values()))), lines)
 
 
 def _mean(values: Sequence[float]) -> float:

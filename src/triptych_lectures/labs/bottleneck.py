@@ -7,7 +7,6 @@ A recurrent encoder-decoder copies sequences.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +14,13 @@ from torch.nn import functional as F
 
 from triptych.attention import attend
 from triptych.errors import InputError
-from triptych.page import Curve, TableSection
+from triptych.page import TableSection
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import growth, power
+from triptych_lectures.labs.small import curve, growth, power
 
 WARMUP = 20  # training steps
 
 
-@dataclass(frozen=True)
 class BottleneckLab(Lab):
     """Copies of 1 to 16 symbols by two fixed vectors and by attention; the gradient through 16 to 512 steps."""
 
@@ -56,20 +54,14 @@ class BottleneckLab(Lab):
         if self.narrow >= self.wide:
             raise InputError(f"sizes narrow {self.narrow} and wide {self.wide}: the narrow vector must be the smaller")
 
-    @property
-    def kinds(self) -> dict[str, ArchitectureKind]:
-        return {
-            f"vector of {self.narrow}": ArchitectureKind(self.narrow, attention=False),
-            f"vector of {self.wide}": ArchitectureKind(self.wide, attention=False),
-            "attention": ArchitectureKind(self.narrow, attention=True),
-        }
-
     def run(self, setup: Setup) -> LabResult:
         right: dict[str, list[float]] = {}
         parameters: dict[str, int] = {}
-        for name, kind in self.kinds.items():
+        narrow_one, wide_one = (f"vector of {code}" for code in (self.narrow, self.wide))
+        for name in (narrow_one, wide_one, "attention"):
             setup.progress(f"{name}: training {self.steps} steps")
-            right[name], parameters[name] = self._train(kind, setup.seed)
+            code = self.wide if name == wide_one else self.narrow
+            right[name], parameters[name] = self._train(code, name == "attention", setup.seed)
         setup.progress("gradients through untrained states")
         through, looked = (
             [self._gradient(name, back, setup.seed) for back in self.back] for name in ("GRU", "attention")
@@ -79,20 +71,12 @@ class BottleneckLab(Lab):
         narrow, wide, attention = right.values()
         middle = self.lengths.index(4)
         checks = (
-            Check(f"vector of {self.narrow}: symbols right at length {first}", narrow[0], least=0.95),
-            Check(f"vector of {self.narrow}: symbols right at length {last}", narrow[-1], most=0.5),
-            Check(
-                f"vector of {self.wide}: symbols right at length 4, less of {self.narrow}",
-                wide[middle] - narrow[middle],
-                0.15,
-            ),
-            Check(f"vector of {self.wide}: symbols right at length {last}", wide[-1], most=0.8),
+            Check(f"{narrow_one}: symbols right at length {first}", narrow[0], least=0.95),
+            Check(f"{narrow_one}: symbols right at length {last}", narrow[-1], most=0.5),
+            Check(f"{wide_one}: symbols right at length 4, less of {self.narrow}", wide[middle] - narrow[middle], 0.15),
+            Check(f"{wide_one}: symbols right at length {last}", wide[-1], most=0.8),
             Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),
-            Check(
-                f"parameters, attention over vector of {self.wide}",
-                parameters["attention"] / parameters[f"vector of {self.wide}"],
-                most=1.0,
-            ),
+            Check(f"parameters, attention over {wide_one}", parameters["attention"] / parameters[wide_one], most=1.0),
             Check("GRU, untrained: what is left of the gradient after each further step", each, most=0.9),
             Check(f"attention, untrained: the gradient from T {far} on goes as T to the power", falls, -1.2, -0.8),
         )
@@ -106,16 +90,24 @@ class BottleneckLab(Lab):
             " the gradient, while attention reaches any place in one step and its gradient is the weight of one place"
             " among T. A GRU can hold more with more width and training; the limits here are those of these sizes."
         )
-        return LabResult(
-            "What does a fixed vector hold?", meaning, checks, self._sections(right, parameters, (through, looked))
+        rows = [[name, f"{parameters[name]:,}", *(f"{x:.0%}" for x in line)] for name, line in right.items()]
+        steps = [[str(n), f"{a:.1g}", f"{b:.1g}"] for n, a, b in zip(self.back, through, looked, strict=True)]
+        reach, chance = {"GRU": through, "attention": looked}, {"chance": 1 / self.symbols}
+        far_back = "Gradient of the last output at the first input"
+        sections = (
+            TableSection("Symbols copied right", ("model", "parameters", *(f"length {n}" for n in self.lengths)), rows),
+            TableSection(f"{far_back}, before training", ("steps back", *reach), steps),
+            curve("Symbols copied right", "length of the source", "share", self.lengths, right, chance),
+            curve(far_back, "steps back", "norm", self.back, reach, log="xy"),
         )
+        return LabResult("What does a fixed vector hold?", meaning, checks, sections)
 
-    def _train(self, kind: ArchitectureKind, seed: int) -> tuple[list[float], int]:
+    def _train(self, code: int, attention: bool, seed: int) -> tuple[list[float], int]:
         """(share of symbols right at each length, parameters)"""
         noise = torch.Generator().manual_seed(seed)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            model = Copier(kind, self.symbols, self.width)
+            model = Copier(code, attention, self.symbols, self.width)
         optimizer = torch.optim.Adam(model.parameters(), self.rate)
         for step in range(self.steps):
             for group in optimizer.param_groups:
@@ -141,11 +133,8 @@ class BottleneckLab(Lab):
             x = torch.randn(1, back + 1, width, generator=noise, dtype=torch.float64, requires_grad=True)
             with torch.random.fork_rng():
                 torch.manual_seed(seed * self.draws + draw)
-                gru, query, key = (
-                    nn.GRU(width, width, batch_first=True),
-                    nn.Linear(width, width),
-                    nn.Linear(width, width),
-                )
+                gru = nn.GRU(width, width, batch_first=True)
+                query, key = nn.Linear(width, width), nn.Linear(width, width)
             if name == "GRU":
                 out = gru.double()(x)[0]
             else:
@@ -154,56 +143,21 @@ class BottleneckLab(Lab):
             logs.append(math.log(float(gradient[0, 0].norm())))
         return math.exp(sum(logs) / self.draws)
 
-    def _sections(
-        self, right: dict[str, list[float]], parameters: dict[str, int], gradients: tuple[list[float], list[float]]
-    ) -> tuple[TableSection, TableSection, Curve, Curve]:
-        through, looked = gradients
-        rows = [[name, f"{parameters[name]:,}", *(f"{x:.0%}" for x in line)] for name, line in right.items()]
-        copied = TableSection(
-            "Symbols copied right", ("model", "parameters", *(f"length {n}" for n in self.lengths)), rows
-        )
-        steps = TableSection(
-            "Gradient of the last output at the first input, before training",
-            ("steps back", "GRU", "attention"),
-            [[str(n), f"{a:.1g}", f"{b:.1g}"] for n, a, b in zip(self.back, through, looked, strict=True)],
-        )
-        quality = {
-            name: [(float(n), x) for n, x in zip(self.lengths, line, strict=True)] for name, line in right.items()
-        }
-        reach = {
-            name: [(float(n), x) for n, x in zip(self.back, line, strict=True)]
-            for name, line in (("GRU", through), ("attention", looked))
-        }
-        return (
-            copied,
-            steps,
-            Curve("Symbols copied right", "length of the source", "share", quality, {"chance": 1 / self.symbols}, ""),
-            Curve("Gradient of the last output at the first input", "steps back", "norm", reach, {}, "xy"),
-        )
-
-
-@dataclass(frozen=True)
-class ArchitectureKind:
-    """How the decoder learns what the source is: a vector of `code` numbers, and attention over its states or not."""
-
-    code: int
-    attention: bool
-
 
 class Copier(nn.Module):
     """A GRU encoder and a GRU decoder.  The last state of the source, mapped to `code` numbers, starts the decoder and
     is part of each of its inputs; with attention its states also query all states of the source (Luong et al. 2015).
     """
 
-    def __init__(self, kind: ArchitectureKind, symbols: int, width: int) -> None:
+    def __init__(self, code: int, attention: bool, symbols: int, width: int) -> None:
         super().__init__()
-        self.kind, self.symbols = kind, symbols
+        self.attention, self.symbols = attention, symbols
         self.embed = nn.Embedding(symbols + 1, width)  # the last one starts the target
         self.encoder = nn.GRU(width, width, batch_first=True)
-        self.code, self.first_state = nn.Linear(width, kind.code), nn.Linear(kind.code, width)
-        self.decoder = nn.GRU(width + kind.code, width, batch_first=True)
+        self.code, self.first_state = nn.Linear(width, code), nn.Linear(code, width)
+        self.decoder = nn.GRU(width + code, width, batch_first=True)
         self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
-        self.head = nn.Linear(2 * width if kind.attention else width, symbols)
+        self.head = nn.Linear(2 * width if attention else width, symbols)
 
     def forward(self, source: Tensor) -> Tensor:
         """`[B, T]` -> logits `[B, T, symbols]` of a copy, the right symbols before each one given."""
@@ -213,7 +167,7 @@ class Copier(nn.Module):
         written = self.embed(torch.cat([begin, source[:, :-1]], 1))
         inputs = torch.cat([written, code[:, None].expand(-1, source.shape[1], -1)], -1)
         own, _ = self.decoder(inputs, self.first_state(code).tanh()[None])
-        if self.kind.attention:
+        if self.attention:
             read = attend(self.query(own)[:, None], self.key(states)[:, None], states[:, None])[:, 0]
             own = torch.cat([own, read], -1)
         logits: Tensor = self.head(own)

@@ -6,7 +6,6 @@ The corrections that need an experiment of their own are in other labs: √d in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,8 +46,9 @@ SMALL: dict[str, dict[str, Any]] = {
            "num_heads": 4},
 }  # fmt: skip
 
+Checks = tuple[Check, ...]
 
-@dataclass(frozen=True)
+
 class CorrectionsLab(Lab):
     """Each statement beside the numbers that decide it."""
 
@@ -66,39 +66,46 @@ class CorrectionsLab(Lab):
 
     def run(self, setup: Setup) -> LabResult:
         noise = torch.Generator().manual_seed(setup.seed)
-        corrections = [
-            self._large_negative(noise), self._mask_order(noise), self._cross_mask(noise), self._value_width(noise),
-            _sharpness(), _layer_norm(), _t5_scale(setup.seed), _gpt2(), _mlp_width(), _norm_places(),
-            _attention_norms(setup.seed), _gpt_and_bert(), _generation(setup.seed), self._swiglu(),
-        ]  # fmt: skip
+        corrections: dict[tuple[str, str], Checks] = {
+            ("L4 12.5", "filling with -1e9 gives exactly 0"): self._large_negative(noise),
+            ("L1", "the mask is added before dividing by √d"): self._mask_order(noise),
+            ("L1", "cross-attention needs no mask"): self._cross_mask(noise),
+            ("L0 2.5", "all models have d_v = d_k"): self._value_width(noise),
+            ("often said", "without √d softmax is too flat"): _sharpness(),
+            ("L1", "LayerNorm divides by σ + ε"): _layer_norm(),
+            ("L0, L1", "every model divides by √d"): _t5_scale(setup.seed),
+            ("L1", "GPT-2 base has D 1024, and its MLP no biases"): _gpt2(),
+            ("L0", "F is 2.7 D"): _mlp_width(),
+            ("L0 9.2", "real models are pre-norm"): _norm_places(),
+            ("L0 3", "attention does not normalize"): _attention_norms(setup.seed),
+            ("L4 12.5", "GPT and BERT differ in the mask alone"): _gpt_and_bert(),
+            ("L1", "training and generation read the same"): _generation(setup.seed),
+            ("L4 12.10", "SwiGLU's MLP is 4 d wide"): self._swiglu(),
+        }
         rows = [
-            [one.where if not i else "", one.says if not i else "", check.claim, check.shown]
-            for one in corrections
-            for i, check in enumerate(one.checks)
+            [*(("", "") if i else statement), check.claim, check.shown]
+            for statement, checks in corrections.items()
+            for i, check in enumerate(checks)
         ]
         table = TableSection("Statements of the lectures", ("lecture", "it says", "computed here", "value"), rows)
-        checks = tuple(check for one in corrections for check in one.checks)
-        return LabResult("Which statements of the lectures do not hold?", MEANING, checks, (table,))
+        every = tuple(check for checks in corrections.values() for check in checks)
+        return LabResult("Which statements of the lectures do not hold?", MEANING, every, (table,))
 
-    def _large_negative(self, noise: torch.Generator) -> Correction:
+    def _large_negative(self, noise: torch.Generator) -> Checks:
         n = self.tokens
         q, visible = _draw(noise, n, self.width), torch.ones(n, n).tril(-1).bool()  # the first row sees nothing
         ours = attend(q, q, torch.eye(n, dtype=q.dtype), mask=dense(visible))[0]
         filled = (q @ q.mT).masked_fill(~visible, -1e9).softmax(-1)[0]
-        return Correction(
-            "L4 12.5",
-            "filling with -1e9 gives exactly 0",
-            (
-                Check("largest weight of a row that sees nothing", float(ours.max()), 0.0, 0.0),
-                Check(
-                    "a row that sees nothing filled with -1e9, distance from even weights",
-                    _gap(filled, filled * 0 + 1 / n),
-                    most=1e-12,
-                ),
+        return (
+            Check("largest weight of a row that sees nothing", float(ours.max()), 0.0, 0.0),
+            Check(
+                "a row that sees nothing filled with -1e9, distance from even weights",
+                _gap(filled, filled * 0 + 1 / n),
+                most=1e-12,
             ),
         )
 
-    def _mask_order(self, noise: torch.Generator) -> Correction:
+    def _mask_order(self, noise: torch.Generator) -> Checks:
         n, root = self.tokens, self.width**0.5
         q, k, bias = _draw(noise, n, self.width), _draw(noise, n, self.width), _draw(noise, n, n)
         hidden = torch.zeros(n, n, dtype=q.dtype).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
@@ -109,71 +116,44 @@ class CorrectionsLab(Lab):
             return ((q @ k.mT + added) / root).softmax(-1), (q @ k.mT / root + added).softmax(-1)
 
         before, after = orders(bias)
-        return Correction(
-            "L1",
-            "the mask is added before dividing by √d",
-            (
-                Check("a mask of 0 and -∞ before or after the division, difference", _gap(*orders(hidden)), most=1e-12),
-                Check("a finite bias before or after it, difference", _gap(before, after), least=0.02),
-                Check(
-                    "distance of `attend` from the order after",
-                    _gap(attend(q, k, identity, bias=bias), after),
-                    most=1e-12,
-                ),
+        return (
+            Check("a mask of 0 and -∞ before or after the division, difference", _gap(*orders(hidden)), most=1e-12),
+            Check("a finite bias before or after it, difference", _gap(before, after), least=0.02),
+            Check(
+                "distance of `attend` from the order after", _gap(attend(q, k, identity, bias=bias), after), most=1e-12
             ),
         )
 
-    def _cross_mask(self, noise: torch.Generator) -> Correction:
+    def _cross_mask(self, noise: torch.Generator) -> Checks:
         n = self.tokens
         q, k, padding = _draw(noise, n, self.width), _draw(noise, n, self.width), _draw(noise, 2, self.width)
         alone, padded = attend(q, k, k), torch.cat([k, padding])
         hidden = attend(q, padded, padded, mask=keys(n))
-        return Correction(
-            "L1",
-            "cross-attention needs no mask",
-            (
-                Check(
-                    "change of the output by padding of the source that a mask hides", _gap(hidden, alone), most=1e-12
-                ),
-                Check(
-                    "change of the output by padding of the source that no mask hides",
-                    _gap(attend(q, padded, padded), alone),
-                    least=0.01,
-                ),
+        return (
+            Check("change of the output by padding of the source that a mask hides", _gap(hidden, alone), most=1e-12),
+            Check(
+                "change of the output by padding of the source that no mask hides",
+                _gap(attend(q, padded, padded), alone),
+                least=0.01,
             ),
         )
 
-    def _value_width(self, noise: torch.Generator) -> Correction:
+    def _value_width(self, noise: torch.Generator) -> Checks:
         q, k, v = (_draw(noise, self.tokens, width) for width in (192, 192, 128))  # of DeepSeek-V2's latent attention
         width = attend(q, k, v, mask=causal()).shape[-1]
-        return Correction(
-            "L0 2.5", "all models have d_v = d_k", (Check("width of values beside keys of 192", width, 128, 128),)
-        )
+        return (Check("width of values beside keys of 192", width, 128, 128),)
 
-    def _swiglu(self) -> Correction:
+    def _swiglu(self) -> Checks:
         def parameters(part: spec.Part) -> int:
             return sum(p.numel() for p in nn.build(part).parameters())
 
         width = self.mlp
         plain = parameters(spec.mlp(width, 4 * width, "gelu"))
         wide, narrow = (parameters(spec.glu(width, hidden, "silu")) / plain for hidden in (4 * width, 8 * width // 3))
-        return Correction(
-            "L4 12.10",
-            "SwiGLU's MLP is 4 d wide",
-            (
-                Check("parameters of SwiGLU with 4 d over a plain MLP's", wide, 1.5, 1.5),
-                Check("parameters of SwiGLU with 8/3 d over a plain MLP's", narrow, 1.0, 1.0),
-            ),
+        return (
+            Check("parameters of SwiGLU with 4 d over a plain MLP's", wide, 1.5, 1.5),
+            Check("parameters of SwiGLU with 8/3 d over a plain MLP's", narrow, 1.0, 1.0),
         )
-
-
-@dataclass(frozen=True, eq=False)
-class Correction:
-    """One statement: where it stands, what it says, and the criteria that decide whether it is so."""
-
-    where: str
-    says: str
-    checks: tuple[Check, ...]
 
 
 MEANING = (
@@ -192,7 +172,7 @@ def _gap(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max())
 
 
-def _sharpness() -> Correction:
+def _sharpness() -> Checks:
     """With the numbers of one seed, since the page quotes these entropies."""
     drawn = np.random.default_rng(0)
     q, k = (torch.from_numpy(drawn.standard_normal((64, 64))) for _ in range(2))
@@ -201,17 +181,13 @@ def _sharpness() -> Correction:
         pattern = attend(q, k, torch.eye(64, dtype=q.dtype), scale=scale)
         return float(-torch.special.xlogy(pattern, pattern).sum(-1).mean())
 
-    return Correction(
-        "often said",
-        "without √d softmax is too flat",
-        (
-            Check("entropy of 64 weights, d 64, without the division, nats", entropy(1.0), 0.6107, 0.6109),
-            Check("entropy of 64 weights, d 64, divided by √d, nats", entropy(None), 3.6808, 3.6810),
-        ),
+    return (
+        Check("entropy of 64 weights, d 64, without the division, nats", entropy(1.0), 0.6107, 0.6109),
+        Check("entropy of 64 weights, d 64, divided by √d, nats", entropy(None), 3.6808, 3.6810),
     )
 
 
-def _layer_norm() -> Correction:
+def _layer_norm() -> Checks:
     x = torch.tensor([0.0, 0.001, 0.002, 0.003], dtype=torch.float64)
     norm = nn.build(spec.LayerNormSpec(width=4, eps=1e-5)).double()
     with torch.no_grad():
@@ -219,19 +195,15 @@ def _layer_norm() -> Correction:
         norm.get_parameter("bias").fill_(0)
         ours = norm(x[None])[0]
     lecture = (x - x.mean()) / (x.std(correction=0) + 1e-5)
-    return Correction(
-        "L1",
-        "LayerNorm divides by σ + ε",
-        (
-            Check("last of LayerNorm([0, .001, .002, .003]), ε 1e-5", float(ours[3]), 0.44721, 0.44722),
-            Check("third of LayerNorm([0, .001, .002, .003]), ε 1e-5", float(ours[2]), 0.14907, 0.14908),
-            Check("the last with σ + ε", float(lecture[3]), 1.3297, 1.3298),
-            Check("the third with σ + ε", float(lecture[2]), 0.44324, 0.44326),
-        ),
+    return (
+        Check("last of LayerNorm([0, .001, .002, .003]), ε 1e-5", float(ours[3]), 0.44721, 0.44722),
+        Check("third of LayerNorm([0, .001, .002, .003]), ε 1e-5", float(ours[2]), 0.14907, 0.14908),
+        Check("the last with σ + ε", float(lecture[3]), 1.3297, 1.3298),
+        Check("the third with σ + ε", float(lecture[2]), 0.44324, 0.44326),
     )
 
 
-def _t5_scale(seed: int) -> Correction:
+def _t5_scale(seed: int) -> Checks:
     model = Model(nn.new(families.read_config(SMALL["T5"]), seed, torch.float64))
     trace = model.trace([[5, 6, 7, 9, 11, 3]], [[0, 2]], read=["encoder.blocks.0.attn.*"])
     q, k, scores = (trace[f"encoder.blocks.0.attn.{site}"][0] for site in ("q", "k", "scores"))
@@ -243,16 +215,12 @@ def _t5_scale(seed: int) -> Correction:
         diagonals = [rest.diagonal(n, 1, 2) for n in range(-4, 5)]
         return max(float((line - line[:, :1]).abs().max()) for line in diagonals)
 
-    return Correction(
-        "L0, L1",
-        "every model divides by √d",
-        (
-            Check("T5's scores less q·k: distance from a bias of the distance", left(products), most=1e-12),
-            Check(
-                "T5's scores less q·k/√d: distance from a bias of the distance",
-                left(products / products.new_tensor(16.0).sqrt()),
-                least=1e-3,
-            ),
+    return (
+        Check("T5's scores less q·k: distance from a bias of the distance", left(products), most=1e-12),
+        Check(
+            "T5's scores less q·k/√d: distance from a bias of the distance",
+            left(products / products.new_tensor(16.0).sqrt()),
+            least=1e-3,
         ),
     )
 
@@ -261,30 +229,22 @@ def _count(name: str) -> Count:
     return count(families.read_config(dict(PUBLISHED[name]), where=name))
 
 
-def _gpt2() -> Correction:
+def _gpt2() -> Checks:
     base, medium = _count("GPT-2"), _count("GPT-2 medium")
     biases = sum(shape[0] for name, shape in base.spec.shapes().items() if ".mlp." in name and name.endswith(".bias"))
-    return Correction(
-        "L1",
-        "GPT-2 base has D 1024, and its MLP no biases",
-        (
-            Check("parameters with D 768", base.total, 124_439_808, 124_439_808),
-            Check("parameters with D 1024, GPT-2 medium", medium.total, 354_823_168, 354_823_168),
-            Check("biases of the 12 MLPs", biases, 12 * (3072 + 768), 12 * (3072 + 768)),
-        ),
+    return (
+        Check("parameters with D 768", base.total, 124_439_808, 124_439_808),
+        Check("parameters with D 1024, GPT-2 medium", medium.total, 354_823_168, 354_823_168),
+        Check("biases of the 12 MLPs", biases, 12 * (3072 + 768), 12 * (3072 + 768)),
     )
 
 
-def _mlp_width() -> Correction:
+def _mlp_width() -> Checks:
     ratios = {name: hidden / width for name, (width, hidden) in WIDTHS.items()}
     near = ("Llama-1 13B", "Llama-1 33B", "Llama-2 7B")
-    return Correction(
-        "L0",
-        "F is 2.7 D",
-        tuple(
-            Check(f"F over D of {name}", ratio, *((2.68, 2.7) if name in near else (3.5, None)))
-            for name, ratio in ratios.items()
-        ),
+    return tuple(
+        Check(f"F over D of {name}", ratio, *((2.68, 2.7) if name in near else (3.5, None)))
+        for name, ratio in ratios.items()
     )
 
 
@@ -299,46 +259,34 @@ def _norms(names: Iterable[str]) -> list[spec.NormsSpec]:
     return [block.attn_norm for stack in stacks for block in stack.blocks]
 
 
-def _norm_places() -> Correction:
+def _norm_places() -> Checks:
     def after(*names: str) -> float:
         """The share of their blocks that normalize after the addition."""
         norms = _norms(names)
         return sum(norm.post is not None and norm.pre is None for norm in norms) / len(norms)
 
-    return Correction(
-        "L0 9.2",
-        "real models are pre-norm",
-        (
-            Check("share of post-norm blocks, BERT and BART", after("BERT", "BART"), 1.0, 1.0),
-            Check("share of post-norm blocks, GPT-2 and Llama", after("GPT-2", "Llama"), 0.0, 0.0),
-        ),
+    return (
+        Check("share of post-norm blocks, BERT and BART", after("BERT", "BART"), 1.0, 1.0),
+        Check("share of post-norm blocks, GPT-2 and Llama", after("GPT-2", "Llama"), 0.0, 0.0),
     )
 
 
-def _attention_norms(seed: int) -> Correction:
+def _attention_norms(seed: int) -> Checks:
     def away(name: str, site: str) -> float:
         """How far the mean square of a head's queries is from 1, at most."""
         trace = Model(nn.new(_small(name), seed, torch.float64)).trace([[3, 14, 15]], read=[f"blocks.0.attn.{site}"])
         return float((trace[f"blocks.0.attn.{site}"][0].square().mean(-1) - 1).abs().max())
 
-    return Correction(
-        "L0 3",
-        "attention does not normalize",
-        (
-            Check(
-                "queries of Qwen3 as scores read them: mean square, distance from 1", away("Qwen3", "q_rot"), most=0.02
-            ),
-            Check("queries of Qwen3 before their norm: mean square, distance from 1", away("Qwen3", "q"), least=0.1),
-            Check(
-                "queries of Llama, which has no such norm: mean square, distance from 1",
-                away("Llama", "q_rot"),
-                least=0.1,
-            ),
+    return (
+        Check("queries of Qwen3 as scores read them: mean square, distance from 1", away("Qwen3", "q_rot"), most=0.02),
+        Check("queries of Qwen3 before their norm: mean square, distance from 1", away("Qwen3", "q"), least=0.1),
+        Check(
+            "queries of Llama, which has no such norm: mean square, distance from 1", away("Llama", "q_rot"), least=0.1
         ),
     )
 
 
-def _gpt_and_bert() -> Correction:
+def _gpt_and_bert() -> Checks:
     bert, gpt = _small("BERT").encoder, _small("GPT-2").decoder
     assert bert is not None
     assert gpt is not None
@@ -351,16 +299,12 @@ def _gpt_and_bert() -> Correction:
         type(_small("BERT").head) is not type(_small("GPT-2").head)
     )
     claim = f"differences beside the mask: {', '.join(pairs)}, head"
-    return Correction("L4 12.5", "GPT and BERT differ in the mask alone", (Check(claim, differ, 4, 4),))
+    return (Check(claim, differ, 4, 4),)
 
 
-def _generation(seed: int) -> Correction:
+def _generation(seed: int) -> Checks:
     model, start, count_new = Model(nn.new(_small("Llama"), seed)), 3, 12
     row = torch.randint(50, (start + count_new,), generator=torch.Generator().manual_seed(seed)).tolist()
     (written,) = model.generate([row[:start]], max_new_tokens=count_new)
     wrong = sum(a != b for a, b in zip(written.ids, row[start:], strict=False))
-    return Correction(
-        "L1",
-        "training and generation read the same",
-        (Check(f"of {count_new} tokens that generation reads, other than in training", wrong, least=1),),
-    )
+    return (Check(f"of {count_new} tokens that generation reads, other than in training", wrong, least=1),)

@@ -8,9 +8,6 @@ own symbol needs no attention, so that a stack fails at it for one reason: it ca
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +17,7 @@ from triptych.page import Curve, TableSection
 from triptych.spec import LayerNormSpec, NormsSpec, SinusoidalSpec
 from triptych.train import collate
 from triptych.train.objectives import final
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import block, decoder, power
 from triptych_lectures.labs.trained import (
     GeneratedTask,
@@ -40,7 +37,6 @@ LEARNED = 0.5  # a stack was trained if its loss went at least half the way from
 PRE, POST = "pre-norm", "post-norm"
 
 
-@dataclass(frozen=True)
 class StackLab(Lab):
     """What a run of a lab can change: the stacks, their task and their training."""
 
@@ -79,7 +75,6 @@ class StackLab(Lab):
 WITHOUT, WITH = "no warm-up", "warm-up"
 
 
-@dataclass(frozen=True)
 class NormPlacementLab(StackLab):
     """Each placement of the norm, with and without a warm-up, at each depth; then shuffled answers."""
 
@@ -90,11 +85,10 @@ class NormPlacementLab(StackLab):
         " reason."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {
-        "depths": (4, 6, 8, 10, 12, 16, 64)
-    }  # how deep a stack a warm-up saves differs from seed to seed
 
-    depths: tuple[int, ...] = size((4, 6), "layers of the stacks, in ascending order", ascending=True)
+    depths: tuple[int, ...] = size(
+        (4, 6), "layers of the stacks, in ascending order", ascending=True, full=(4, 6, 8, 10, 12, 16, 64)
+    )
     warmup: float = size(
         0.5, "share of the steps over which the learning rate rises, where there is a warm-up; at most 1", most=1
     )
@@ -184,7 +178,6 @@ class NormPlacementLab(StackLab):
 SCALED, PLAIN, FIXED, LARGE, ZERO = "scaled by 1/√(2L)", "not scaled", "all 0.02", "all 4 times larger", "0"
 
 
-@dataclass(frozen=True)
 class ResidualScalingLab(StackLab):
     """The stream of untrained stacks over depth; then each way of drawing, trained at each depth; shuffled answers."""
 
@@ -216,11 +209,13 @@ class ResidualScalingLab(StackLab):
                 runs[way, depth] = self._train(way, depth, task, setup.seed)
         setup.progress("shuffled answers")
         shuffled = self._train(ZERO, self.depths[0], Shuffled(task), setup.seed)
+        rows = [[str(depth), *(f"{growth[way][i]:.3g}" for way in growth)] for i, depth in enumerate(self.untrained)]
+        title = "Variance of the stream after the last block over before the first"
         return LabResult(
             "How should the weights that write to the residual stream begin?",
             self._meaning(runs, growth),
             self._checks(runs, growth, shuffled),
-            (self._growth_table(growth), self._table(runs), self._curve(runs)),
+            (TableSection(title, ("layers", *growth), rows), self._table(runs), self._curve(runs)),
         )
 
     def _checks(self, runs: ScalingRuns, growth: dict[str, list[float]], shuffled: TrainedRun) -> tuple[Check, ...]:
@@ -298,12 +293,6 @@ class ResidualScalingLab(StackLab):
         final(module, collate(held_out_rows(task, self.rows, seed)))
         first, last = streams
         return float(last.var() / first.var())
-
-    def _growth_table(self, growth: dict[str, list[float]]) -> TableSection:
-        rows = [[str(depth), *(f"{growth[way][i]:.3g}" for way in growth)] for i, depth in enumerate(self.untrained)]
-        return TableSection(
-            "Variance of the stream after the last block over before the first", ("layers", *growth), rows
-        )
 
     def _table(self, runs: ScalingRuns) -> TableSection:
         rows = [

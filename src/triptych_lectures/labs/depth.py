@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,16 +12,15 @@ from torch import Tensor
 
 from triptych import nn
 from triptych.errors import InputError
-from triptych.page import Curve, Section, TableSection
+from triptych.page import TableSection
 from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
 from triptych.train import Example, collate, loss
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
-from triptych_lectures.labs.small import Points, block, decoder, growth, power
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import block, curve, decoder, growth, power
 
 VOCAB = 97
 
 
-@dataclass(frozen=True)
 class DepthLab(Lab):
     """Untrained stacks of 2 to 64 blocks: the gradient at the first and the last."""
 
@@ -34,12 +31,11 @@ class DepthLab(Lab):
         " with depth alike for both."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"draws": 4}
 
     depths: tuple[int, ...] = size(
         (2, 4, 8, 16, 32, 64), "blocks of the untrained stacks, ascending", values=2, ascending=True
     )
-    draws: int = size(2, "untrained models of which each gradient is a mean")
+    draws: int = size(2, "untrained models of which each gradient is a mean", full=4)
     width: int = size(64, "model width of the untrained stacks, a multiple of the heads")
     hidden: int = size(256, "MLP width of the untrained stacks")
     heads: int = size(4, "heads of each block")
@@ -78,8 +74,19 @@ class DepthLab(Lab):
             " with depth, under pre-norm it does as 1/√depth (theorem 1 of Xiong et al.). Lab `norm-placement` shows"
             " what that means in training. The rates are those of Xavier's weights at one width."
         )
-        sections: tuple[Section, ...] = (self._gradient_table(arrives), *self._curves(arrives, last))
-        return LabResult("What carries the gradient through a deep stack?", meaning, checks, sections)
+        table = TableSection(
+            "Gradient at the first block over that at the last, before training",
+            ("layers", *STACKS),
+            [[str(d), *(f"{arrives[name][i]:.2g}" for name in STACKS)] for i, d in enumerate(depths)],
+        )
+        curves = [
+            curve(title, "layers", "gradient norm", depths, lines, log="xy")
+            for title, lines in (
+                ("Arriving at the first block, over the last", arrives),
+                ("Weights of the last block", last),
+            )
+        ]
+        return LabResult("What carries the gradient through a deep stack?", meaning, checks, (table, *curves))
 
     def _measure(self, name: str, depth: int, seed: int) -> tuple[float, float]:
         """(gradient at the first block's input over that at the last's output, gradient of the last block's weights),
@@ -89,7 +96,13 @@ class DepthLab(Lab):
         return ratio, last
 
     def _spec(self, name: str, depth: int) -> ModelSpec:
-        kind, norms = _kind(name, self.width)
+        norm = LayerNormSpec(width=self.width)
+        kind, norms = {
+            "pre-norm": (parts.BlockSpec, NormsSpec(pre=norm)),
+            "post-norm": (parts.BlockSpec, NormsSpec(post=norm)),
+            "no residual": (NoResidual, NormsSpec()),
+            "no residual, with norms": (NoResidual, NormsSpec(pre=norm)),
+        }[name]
         usual = block(self.width, self.heads, self.hidden, norms=norms)
         layer = kind(attn=usual.attn, mlp=usual.mlp, attn_norm=norms, mlp_norm=norms)
         spec = decoder(VOCAB, (layer,) * depth, embedded=SinusoidalSpec(width=self.width), final_norm=norms.pre)
@@ -110,27 +123,6 @@ class DepthLab(Lab):
         first, last, *own = torch.autograd.grad(nats / count, [stream[0], stream[-1], *weights])
         return float(first.norm() / last.norm()), math.sqrt(sum(float(g.square().sum()) for g in own))
 
-    def _gradient_table(self, arrives: dict[str, list[float]]) -> TableSection:
-        return TableSection(
-            "Gradient at the first block over that at the last, before training",
-            ("layers", *STACKS),
-            [[str(d), *(f"{arrives[name][i]:.2g}" for name in STACKS)] for i, d in enumerate(self.depths)],
-        )
-
-    def _curves(self, arrives: dict[str, list[float]], last: dict[str, list[float]]) -> tuple[Curve, ...]:
-        return tuple(
-            Curve(title, "layers", "gradient norm", self._lines(series), {}, "xy")
-            for title, series in (
-                ("Arriving at the first block, over the last", arrives),
-                ("Weights of the last block", last),
-            )
-        )
-
-    def _lines(self, series: dict[str, list[float]]) -> dict[str, Points]:
-        return {
-            name: [(float(depth), y) for depth, y in zip(self.depths, ys, strict=True)] for name, ys in series.items()
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class NoResidual(parts.BlockSpec):
@@ -146,17 +138,6 @@ class NoResidualBlock(nn.Block, of=NoResidual):
 
 
 STACKS = ("pre-norm", "post-norm", "no residual", "no residual, with norms")
-
-
-def _kind(name: str, width: int) -> tuple[type[parts.BlockSpec], NormsSpec]:
-    """The blocks of one of `STACKS` and their norms."""
-    norm = LayerNormSpec(width=width)
-    return {
-        "pre-norm": (parts.BlockSpec, NormsSpec(pre=norm)),
-        "post-norm": (parts.BlockSpec, NormsSpec(post=norm)),
-        "no residual": (NoResidual, NormsSpec()),
-        "no residual, with norms": (NoResidual, NormsSpec(pre=norm)),
-    }[name]
 
 
 def _geometric_mean(gradients: list[float]) -> float:

@@ -6,27 +6,21 @@ cue and the place; only the second still says it after a wrong token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from triptych import nn
 from triptych.errors import InputError
 from triptych.page import Curve, TableSection
-from triptych.spec import LearnedSpec, RMSNormSpec
-from triptych.train import Example, collate
-from triptych.train.objectives import final
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, number, size
-from triptych_lectures.labs.small import Points, block, decoder
-from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, train
+from triptych.train import Example
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, number, size
+from triptych_lectures.labs.small import block, curve
+from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, logits, train, with_positions
 
 
-@dataclass(frozen=True)
 class ExposureBiasLab(Lab):
     """One decoder trained on true prefixes and others on prefixes with wrong tokens; all write after their own."""
 
@@ -37,18 +31,19 @@ class ExposureBiasLab(Lab):
         " prefixes of training help is false if the model trained so does not come back to the text either."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"noises": (0.01, 0.05, 0.3), "steps": 600, "tested": 1000}
 
     texts: int = size(16, "texts to recite, two or more")
     length: int = size(16, "tokens of a text, 4 or more; no token occurs twice in all texts")
     replaced: float = size(0.1, "share of the tokens that are replaced when the model writes, below 1")
-    noises: tuple[float, ...] = size((0.3,), "shares that are replaced in the prefixes of training, ascending, below 1")
+    noises: tuple[float, ...] = size(
+        (0.3,), "shares that are replaced in the prefixes of training, ascending, below 1", full=(0.01, 0.05, 0.3)
+    )
     width: int = size(48, "width of the residual stream, a multiple of 4")
     layers: int = size(2, "blocks")
-    steps: int = size(300, "training steps")
+    steps: int = size(300, "training steps", full=600)
     rows: int = size(32, "rows of a step")
     rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
-    tested: int = size(200, "texts that each model writes in each test")
+    tested: int = size(200, "texts that each model writes in each test", full=1000)
 
     def __post_init__(self) -> None:
         if self.texts < 2 or self.length < 4:
@@ -65,7 +60,11 @@ class ExposureBiasLab(Lab):
         for share in (0.0, *self.noises):
             setup.progress(f"trained with {share:.0%} of the prefix replaced: {self.steps} steps")
             module, runs[share] = self._train(replace(texts, noise=share), setup.seed)
-            written[share] = self._written(module, texts, setup.seed)
+            forced, free = (
+                self.errors(module, texts, setup.seed, share=self.replaced, forced=after_true)
+                for after_true in (True, False)
+            )
+            written[share] = WritingErrors(forced, free, self.errors(module, texts, setup.seed, share=0.0))
         return LabResult(
             "Does a model trained on true prefixes come back from a wrong token?",
             self._meaning(written),
@@ -117,20 +116,10 @@ class ExposureBiasLab(Lab):
         )
 
     def _train(self, task: RecitedTexts, seed: int) -> tuple[nn.Transformer, TrainedRun]:
-        layer = block(self.width, 4, 2 * self.width)
-        positions = LearnedSpec(length=self.length, width=self.width)
-        final_norm = RMSNormSpec(width=self.width)
-        ids = task.classes + task.count
-        module = nn.new(decoder(ids, [layer] * self.layers, embedded=positions, final_norm=final_norm), seed)
+        blocks = [block(self.width, 4, 2 * self.width)] * self.layers
+        module = with_positions(blocks, task.classes + task.count, self.length, seed)
         return module, train(module, task, TrainingBudget(self.steps, self.rows, self.rate, shape="linear"), seed)
 
-    def _written(self, module: nn.Transformer, texts: RecitedTexts, seed: int) -> WritingErrors:
-        forced, free = (
-            self.errors(module, texts, seed, share=self.replaced, forced=after_true) for after_true in (True, False)
-        )
-        return WritingErrors(forced, free, self.errors(module, texts, seed, share=0.0))
-
-    @torch.no_grad()
     def errors(
         self, module: nn.Transformer, texts: RecitedTexts, seed: int, *, share: float, forced: bool = False
     ) -> NDArray[np.float64]:
@@ -144,7 +133,8 @@ class ExposureBiasLab(Lab):
         true, ids = texts.tokens[chosen], texts.cues(chosen)
         wrong = np.zeros(texts.length)
         for place in range(texts.length):
-            choices = _choices(module, ids)
+            last = np.arange(ids.shape[1]) == place
+            choices = logits(module, [Example(row, row, last) for row in ids]).argmax(-1).numpy().astype(np.int32)
             wrong[place] = (choices != true[:, place]).mean()
             written = true[:, place] if forced else choices
             ids = np.concatenate([ids, texts.disturbed(written, share, noise)[:, None]], axis=1)
@@ -153,10 +143,9 @@ class ExposureBiasLab(Lab):
     def _curve(self, written: dict[float, WritingErrors]) -> Curve:
         lines = {f"trained on {_name(share)}": errors.free for share, errors in written.items()}
         lines |= {"true prefixes, after true tokens": written[0.0].forced, "never coming back": self.never_back()}
-        points: dict[str, Points] = {
-            name: [(float(i + 1), float(x)) for i, x in enumerate(wrong)] for name, wrong in lines.items()
-        }
-        return Curve(f"Written with {self.replaced:.0%} of the tokens replaced", "token", "share wrong", points, {})
+        title = f"Written with {self.replaced:.0%} of the tokens replaced"
+        shares = {name: wrong.tolist() for name, wrong in lines.items()}
+        return curve(title, "token", "share wrong", range(1, self.length + 1), shares)
 
 
 @dataclass(frozen=True)
@@ -214,13 +203,6 @@ def _halves(errors: NDArray[np.float64]) -> tuple[float, float]:
     """The mean of the first half of the places and that of the second."""
     first, second = np.array_split(errors, 2)
     return float(first.mean()), float(second.mean())
-
-
-def _choices(module: nn.Transformer, ids: NDArray[np.int32]) -> NDArray[np.int32]:
-    """[R]: the most probable token after each row of ids [R, T]."""
-    last = np.arange(ids.shape[1]) == ids.shape[1] - 1
-    batch = collate([Example(row, row, last) for row in ids])
-    return module.unembed(final(module, batch), batch.rows).argmax(-1).numpy().astype(np.int32)
 
 
 def _name(share: float) -> str:

@@ -7,9 +7,8 @@ way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +16,8 @@ import torch
 from triptych.attention import attend
 from triptych.page import Curve, MatrixSection, TableSection
 from triptych.spec import causal
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
-from triptych_lectures.labs.small import power
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import curve, power
 from triptych_lectures.scratch import numpy_flash
 from triptych_lectures.scratch.numpy_flash import LOWEST, Memory
 from triptych_lectures.scratch.numpy_transformer import Array
@@ -28,7 +27,6 @@ DRAWN = 8  # tiles in each direction of the drawing
 EVERYTHING = slice(None)
 
 
-@dataclass(frozen=True)
 class FlashTilesLab(Lab):
     """Numbers moved over T and over the size of the fast memory, and the differences from `attend` and autograd."""
 
@@ -40,18 +38,21 @@ class FlashTilesLab(Lab):
         " the fast memory has only d² numbers."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {
-        "lengths": (256, 512, 1024, 2048, 4096),
-        "width": 64,
-        "memories": (4096, 8192, 16384, 32768, 65536),
-    }
 
     lengths: tuple[int, ...] = size(
-        (128, 256, 512, 1024), "tokens, queries and keys alike, ascending", values=2, ascending=True
+        (128, 256, 512, 1024),
+        "tokens, queries and keys alike, ascending",
+        values=2,
+        ascending=True,
+        full=(256, 512, 1024, 2048, 4096),
     )
-    width: int = size(32, "d, the width of the head")
+    width: int = size(32, "d, the width of the head", full=64)
     memories: tuple[int, ...] = size(
-        (1024, 2048, 4096, 8192, 16384), "numbers that the fast memory is for, ascending", values=2, ascending=True
+        (1024, 2048, 4096, 8192, 16384),
+        "numbers that the fast memory is for, ascending",
+        values=2,
+        ascending=True,
+        full=(4096, 8192, 16384, 32768, 65536),
     )
 
     def run(self, setup: Setup) -> LabResult:
@@ -87,7 +88,11 @@ class FlashTilesLab(Lab):
                 max(moved.fast / memory for memory, moved in by_memory.items()),
                 most=1.5,
             ),
-            Check(f"plain over tiles, numbers moved forward, fast memory {largest:,}", _saved(whole, tiled), least=2.0),
+            Check(
+                f"plain over tiles, numbers moved forward, fast memory {largest:,}",
+                whole[longest].forward / tiled[longest].forward,
+                least=2.0,
+            ),
             Check(
                 "plain over tiles, numbers moved forward, a fast memory of d² numbers",
                 whole[longest].forward / small.forward,
@@ -122,7 +127,7 @@ class FlashTilesLab(Lab):
         self, tiled: dict[int, Moved], whole: dict[int, Moved], by_memory: dict[int, Moved]
     ) -> tuple[Curve, Curve]:
         over_t = {
-            name: [(float(n), float(getattr(one, what))) for n, one in moved.items()]
+            name: [float(getattr(one, what)) for one in moved.values()]
             for name, moved, what in (
                 ("moved, plain", whole, "forward"),
                 ("moved, tiles", tiled, "forward"),
@@ -130,14 +135,20 @@ class FlashTilesLab(Lab):
                 ("slow memory beside, tiles", tiled, "extra"),
             )
         }
-        over_memory = {
-            way: [(float(m), float(getattr(one, way))) for m, one in by_memory.items()]
-            for way in ("forward", "backward")
-        }
+        ways = ("forward", "backward")
+        over_memory = {way: [float(getattr(one, way)) for one in by_memory.values()] for way in ways}
         lines = {"plain, forward": float(whole[self.lengths[-1]].forward)}
         return (
-            Curve("Numbers over the length", "T", "numbers", over_t, {}, "xy"),
-            Curve(f"Numbers moved at T {self.lengths[-1]:,}", "fast memory", "numbers", over_memory, lines, "xy"),
+            curve("Numbers over the length", "T", "numbers", self.lengths, over_t, log="xy"),
+            curve(
+                f"Numbers moved at T {self.lengths[-1]:,}",
+                "fast memory",
+                "numbers",
+                by_memory,
+                over_memory,
+                lines,
+                "xy",
+            ),
         )
 
 
@@ -221,11 +232,6 @@ def _arrays(random: np.random.Generator, queries: int, keys: int, width: int) ->
 
 def _grown(moved: dict[int, Moved], what: str) -> float:
     return power(list(moved), [getattr(one, what) for one in moved.values()])
-
-
-def _saved(whole: dict[int, Moved], tiled: dict[int, Moved]) -> float:
-    longest = max(tiled)
-    return whole[longest].forward / tiled[longest].forward
 
 
 def drawing() -> MatrixSection:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,18 +10,17 @@ import torch
 from triptych import families, nn
 from triptych.errors import InputError
 from triptych.model import Model
-from triptych.page import Curve, TableSection
+from triptych.page import TableSection
 from triptych.train import Example, Optimizer, OptimizerSettings, TrainingBatch, collate, loss
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import curve
 from triptych_lectures.scratch import numpy_transformer as by_hand
 from triptych_lectures.scratch.numpy_transformer import Array, Config, Weights
 
 WIDTHS = tuple(10 ** (-power / 2) for power in range(2, 17))  # h of the finite differences
 PARTS = ("embed", "attention", "SwiGLU", "RMSNorm", "head")
-Points = list[tuple[float, float]]
 
 
-@dataclass(frozen=True)
 class GradientsLab(Lab):
     """Every weight's gradient by hand, by autograd and by finite differences; then training by both."""
 
@@ -77,7 +75,7 @@ class GradientsLab(Lab):
             Check("gradients differ from autograd's, relative to the largest, by", max(errors.values()), most=1e-8),
             Check(
                 "finite differences differ from the gradients, relatively, by",
-                max(map(_best, slopes.values())),
+                max(map(min, slopes.values())),
                 most=1e-6,
             ),
             Check(f"losses of {self.steps} steps of AdamW differ by", loss_difference, most=1e-6),
@@ -99,13 +97,10 @@ class GradientsLab(Lab):
             ("part", "weights", "largest", "from autograd", "from finite differences"),
             rows,
         )
-        steps = (
-            [(float(step), a) for step, (a, _) in enumerate(losses)],
-            [(float(s), b) for s, (_, b) in enumerate(losses)],
-        )
+        both = dict(zip(("by hand", "the library"), zip(*losses, strict=True), strict=True))
         shown = (
-            Curve("Finite differences beside the gradient", "h", "relative error", slopes, {}, "xy"),
-            Curve("Training", "step", "nats a token", {"by hand": steps[0], "the library": steps[1]}, {}),
+            curve("Finite differences beside the gradient", "h", "relative error", WIDTHS, slopes, log="xy"),
+            curve("Training", "step", "nats a token", range(self.steps), both),
         )
         return LabResult("Is a backward written by hand the same as autograd's?", meaning, checks, (table, *shown))
 
@@ -182,9 +177,9 @@ def part_of(name: str) -> str:
 
 def _slopes(
     part: str, w: Weights, dw: Weights, rows: tuple[Array, Array], c: Config, random: np.random.Generator
-) -> Points:
-    """(h, relative error of the slope) along one direction in the weights of `part`: half its gradient, half noise,
-    so that the slope is neither 0 nor determined by the gradient alone."""
+) -> list[float]:
+    """For each h of WIDTHS the relative error of the slope along one direction in the weights of `part`: half its
+    gradient, half noise, so that the slope is neither 0 nor determined by the gradient alone."""
     own = [name for name in w if part_of(name) == part]
     gradient = _unit({name: dw[name] for name in own})
     noise = _unit({name: random.normal(size=w[name].shape) for name in own})
@@ -195,7 +190,7 @@ def _slopes(
         moved = w | {name: w[name] + h * way[name] for name in own}
         return by_hand.cross_entropy(by_hand.forward(moved, rows[0], c)[0], rows[1])[0]
 
-    return [(h, abs((at(h) - at(-h)) / (2 * h) / slope - 1)) for h in WIDTHS]
+    return [abs((at(h) - at(-h)) / (2 * h) / slope - 1) for h in WIDTHS]
 
 
 def _unit(way: Weights) -> Weights:
@@ -203,11 +198,7 @@ def _unit(way: Weights) -> Weights:
     return {name: x / length for name, x in way.items()}
 
 
-def _best(points: Points) -> float:
-    return min(error for _, error in points)
-
-
-def _row(part: str, w: Weights, dw: Weights, errors: dict[str, float], points: Points) -> list[str]:
+def _row(part: str, w: Weights, dw: Weights, errors: dict[str, float], slopes: list[float]) -> list[str]:
     own = [name for name in w if part_of(name) == part]
     size, largest = sum(w[n].size for n in own), max(float(np.abs(dw[n]).max()) for n in own)
-    return [part, f"{size:,}", f"{largest:.2g}", f"{max(errors[n] for n in own):.1e}", f"{_best(points):.1e}"]
+    return [part, f"{size:,}", f"{largest:.2g}", f"{max(errors[n] for n in own):.1e}", f"{min(slopes):.1e}"]

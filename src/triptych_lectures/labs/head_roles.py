@@ -16,7 +16,7 @@ from triptych import nn
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Section, TableSection
-from triptych.probe.mean_weight import mean_weight
+from triptych.probe.role_scores import mean_weight
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.pretrained import decoder
 
@@ -28,7 +28,6 @@ MARKS = {",", ";", "."}
 EVEN = "even weights"
 
 
-@dataclass(frozen=True)
 class HeadRolesLab(Lab):
     """Score every head for four roles, beside even weights and a model of random weights."""
 
@@ -124,11 +123,10 @@ def _meaning(scored: Scored) -> str:
     return (
         f"On a text of {len(scored.tokens)} tokens {before.name} gives the token before {before.score:.2f} of its"
         f" weight, {marks.name} gives punctuation {marks.score:.2f}, and {first.name} gives the first token"
-        f" {first.score:.2f}, whatever the text: an attention sink (Xiao et al. 2024), where a head puts the weight"
-        f" it does not need. These can be read off their maps. Not every head can: {far.name} is at least"
-        f" {far.score:.2f} of 1 away from every one of these patterns and from even weights. A score describes where"
-        " a head looks on this text; what the model uses it for takes an intervention, as in the labs bank and"
-        " induction."
+        f" {first.score:.2f}, whatever the text: an attention sink (Xiao et al. 2024), where a head puts the weight it"
+        f" does not need. These can be read off their maps. Not every head can: {far.name} is at least {far.score:.2f}"
+        " of 1 away from every one of these patterns and from even weights. A score describes where a head looks on"
+        " this text; what the model uses it for takes an intervention, as in the labs bank and induction."
     )
 
 

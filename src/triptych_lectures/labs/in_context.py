@@ -6,12 +6,10 @@ weights do not change while it is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from triptych import nn
@@ -19,13 +17,11 @@ from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.spec import AlibiSpec, RMSNormSpec
 from triptych.train import Example, collate
-from triptych.train.objectives import final
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, number, size
-from triptych_lectures.labs.small import block, decoder
-from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, held_out_rows, train
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, number, size
+from triptych_lectures.labs.small import block, curve, decoder
+from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, held_out_rows, logits, train
 
 
-@dataclass(frozen=True)
 class InContextLab(Lab):
     """One decoder trained on ever new functions and others on few; all are tested on functions never trained."""
 
@@ -36,17 +32,18 @@ class InContextLab(Lab):
         " answers in the row are random, what is measured would not be the use of the examples."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"pools": (1, 16, 256), "steps": 800, "tested": 1000}
 
     symbols: int = size(8, "different inputs, and as many different answers, two or more")
     examples: int = size(16, "examples of a row, two or more")
-    pools: tuple[int, ...] = size((1,), "how many functions the other models are trained on; the first is 1")
+    pools: tuple[int, ...] = size(
+        (1,), "how many functions the other models are trained on; the first is 1", full=(1, 16, 256)
+    )
     width: int = size(48, "width of the residual stream, a multiple of the heads")
     heads: int = size(3, "heads of each of the two layers")
-    steps: int = size(500, "training steps")
+    steps: int = size(500, "training steps", full=800)
     rows: int = size(32, "rows of a step")
     rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
-    tested: int = size(300, "rows of each test")
+    tested: int = size(300, "rows of each test", full=1000)
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -132,9 +129,9 @@ class InContextLab(Lab):
     def _curve(self, on_new: dict[str, Answered], unrelated: Answered) -> Curve:
         lines = {f"trained on {name}": answers.errors for name, answers in on_new.items()}
         lines |= {"answers in the row random": unrelated.errors, "least possible": self.best_errors()}
-        points = {name: [(float(i + 1), float(x)) for i, x in enumerate(errors)] for name, errors in lines.items()}
-        chance = {"guess": 1 - 1 / self.symbols}
-        return Curve("Functions that were never trained", "example of the row", "share wrong", points, chance)
+        shares, chance = {name: errors.tolist() for name, errors in lines.items()}, {"guess": 1 - 1 / self.symbols}
+        title, places = "Functions that were never trained", range(1, self.examples + 1)
+        return curve(title, "example of the row", "share wrong", places, shares, chance)
 
     def _table(self, on_new: dict[str, Answered], runs: dict[str, TrainedRun]) -> TableSection:
         rows = [
@@ -224,13 +221,11 @@ def _share(answers: Answered, *, shown: bool) -> float:
     return float(answers.right[answers.shown == shown].mean())
 
 
-@torch.no_grad()
 def answered(module: nn.Transformer, task: Lookups, count: int, seed: int) -> Answered:
     """The answers of `module` to `count` rows that it was not trained on."""
     rows = held_out_rows(task, count, seed)
-    batch = collate(rows)
-    answers = module.unembed(final(module, batch), batch.rows).argmax(-1)
+    answers = logits(module, rows).argmax(-1)
     inputs = np.stack([row.ids[row.trained] for row in rows])
     earlier = np.tril(np.ones((task.examples, task.examples), dtype=bool), -1)
     shown = ((inputs[:, :, None] == inputs[:, None, :]) & earlier).any(-1)
-    return Answered((answers == batch.targets).numpy().reshape(inputs.shape), shown)
+    return Answered((answers == collate(rows).targets).numpy().reshape(inputs.shape), shown)

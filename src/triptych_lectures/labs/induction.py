@@ -14,7 +14,7 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, zero
-from triptych.probe.mean_weight import at_offset, mean_weight
+from triptych.probe.role_scores import at_offset, mean_weight
 from triptych.spec import AlibiSpec, RMSNormSpec
 from triptych.train import Example, OptimizerSettings, Pairs
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
@@ -23,7 +23,6 @@ from triptych_lectures.labs.small import Points, block, decoder, fit
 OFFSETS = 8  # places back among which the one a head reads most is searched
 
 
-@dataclass(frozen=True)
 class InductionLab(Lab):
     """Random sequences, each repeated once: one layer and two layers of attention learn the repetition."""
 

@@ -25,8 +25,7 @@ from triptych.errors import CheckpointError, InputError
 from triptych.files import read_regular
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Sample, Samples, Section, TableSection
 from triptych_lectures.labs import lab_class
-from triptych_lectures.labs.lab import Check, LabResult, Setup
-from triptych_lectures.labs.sizes import shown_size, size_values
+from triptych_lectures.labs.lab import Check, LabResult, Setup, shown_size, size_values
 
 LIMIT = 256 << 20  # bytes of one file
 _PLAIN: dict[str, type[Any]] = {kind.kind: kind for kind in (TableSection, Facts, Curve, Prose)}

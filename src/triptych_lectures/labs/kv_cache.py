@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,11 +17,12 @@ from triptych.model import Model
 from triptych.nn import Batch, empty
 from triptych.page import Curve, Facts, TableSection
 from triptych_lectures.labs.counting import ProductCounts, products, shortest_seconds
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.parameters import QWEN3_4B
 from triptych_lectures.labs.pretrained import decoder
+from triptych_lectures.labs.small import curve
 
 
-@dataclass(frozen=True)
 class KvCacheLab(Lab):
     """The same tokens with a cache and by computing everything again; FLOPs, reads and bytes over the length."""
 
@@ -32,14 +32,17 @@ class KvCacheLab(Lab):
         " bytes than the formula says. It is false too if the FLOPs of one more token do not fall, and the more so the"
         " longer the text."
     )
-    full: ClassVar[Mapping[str, Size]] = {"written": 24, "lengths": (64, 128, 256, 512), "repeats": 3}
 
     prompt: str = size("Once upon a time, in a village by the sea, there lived", "text that is continued")
-    written: int = size(12, "tokens written both ways")
+    written: int = size(12, "tokens written both ways", full=24)
     lengths: tuple[int, ...] = size(
-        (64, 128, 512), "tokens before the one that is counted; powers of two from 64 on", values=2, ascending=True
+        (64, 128, 512),
+        "tokens before the one that is counted; powers of two from 64 on",
+        values=2,
+        ascending=True,
+        full=(64, 128, 256, 512),
     )
-    repeats: int = size(2, "times that each is timed; the shortest is shown")
+    repeats: int = size(2, "times that each is timed; the shortest is shown", full=3)
 
     def __post_init__(self) -> None:
         if any(n < 64 or n & (n - 1) for n in self.lengths):
@@ -91,12 +94,7 @@ class KvCacheLab(Lab):
         )
 
 
-# As published; L0 2.9 asks for its cache at 4,096 positions in fp16, and gives 603,979,776 bytes.
-QWEN3_4B = {
-    "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-    "max_position_embeddings": 40960, "tie_word_embeddings": True,
-}  # fmt: skip
+# L0 2.9 asks for the cache of Qwen3-4B at 4,096 positions in fp16, and gives its bytes.
 LECTURE_POSITIONS, LECTURE_BYTES = 4096, 603_979_776
 
 
@@ -168,13 +166,12 @@ class NextToken:
 
 
 def _counted_bytes(model: Model, positions: int) -> int:
-    numbers = count(model.spec).cache_bytes(positions, dtype="fp32") // 4
-    return numbers * model.module.dtype.itemsize
+    return count(model.spec).cache_bytes(positions, dtype="fp32") // 4 * model.module.dtype.itemsize
 
 
 def _lecture_bytes() -> int:
     """Of a real cache filled with 4,096 tokens, on the device where tensors have sizes and no memory."""
-    module = empty(read_config(QWEN3_4B, where="Qwen3-4B")).half()
+    module = empty(read_config(dict(QWEN3_4B), where="Qwen3-4B")).half()
     assert module.decoder is not None
     cache = module.decoder.cache(1)
     step = cache.begin(Rows((LECTURE_POSITIONS,)), "")
@@ -199,14 +196,9 @@ def _sections(
     ]
     header = ["T", "FLOPs, all again", "with the cache", "times fewer", "read, all again", "read, with the cache"]
     header += ["time, all again", "time, with the cache", "times faster", "cache"]
-    flops = {
-        "all again": [(float(n), float(cost.again.total)) for n, cost in zip(lengths, costs, strict=True)],
-        "with the cache": [(float(n), float(cost.once.total)) for n, cost in zip(lengths, costs, strict=True)],
-    }
-    seconds = {
-        "all again": [(float(n), cost.again_seconds) for n, cost in zip(lengths, costs, strict=True)],
-        "with the cache": [(float(n), cost.once_seconds) for n, cost in zip(lengths, costs, strict=True)],
-    }
+    again, once = "all again", "with the cache"
+    seconds = {again: [cost.again_seconds for cost in costs], once: [cost.once_seconds for cost in costs]}
+    flops = {again: [float(cost.again.total) for cost in costs], once: [float(cost.once.total) for cost in costs]}
     lecture = f"{LECTURE_BYTES:,} bytes ({LECTURE_BYTES / 2**20:.0f} MiB)"
     facts = [
         ("a token of this model", f"{_counted_bytes(model, 1):,} bytes"),
@@ -214,7 +206,7 @@ def _sections(
     ]
     return (
         TableSection("The next token after T", header, cells),
-        Curve("Seconds for the next token", "T", "s", seconds, {}, "xy"),
-        Curve("FLOPs for the next token", "T", "FLOPs", flops, {}, "xy"),
+        curve("Seconds for the next token", "T", "s", lengths, seconds, log="xy"),
+        curve("FLOPs for the next token", "T", "FLOPs", lengths, flops, log="xy"),
         Facts("Size of the cache", facts),
     )

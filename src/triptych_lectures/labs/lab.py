@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from triptych.errors import InputError, nearest
 from triptych.page import Section
+from triptych_lectures.labs import lab_class
 
 L = TypeVar("L", bound="Lab")
 Size = int | float | str | tuple[int, ...] | tuple[float, ...]
@@ -57,18 +58,10 @@ class Limits:
                 raise InputError(f"size {name}: {number} must be a multiple of {self.multiple}")
 
 
-def size(
-    default: Any,
-    about: str,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    multiple: int | None = None,
-    values: int = 1,
-    ascending: bool = False,
-) -> Any:
-    """A field of a lab: its default, one line that says what it is, with its unit, and its `Limits`."""
-    return field(default=default, metadata={"about": about, "limits": Limits(least, most, multiple, values, ascending)})
+def size(default: Any, about: str, *, full: Size | None = None, **limits: Any) -> Any:
+    """A field of a lab: its default, one line that says what it is, with its unit, its value in a full run where that
+    is another, and its `Limits`."""
+    return field(default=default, metadata={"about": about, "full": full, "limits": Limits(**limits)})
 
 
 @dataclass(frozen=True)
@@ -196,9 +189,10 @@ class LabResult:
 LAB_CLASSES: dict[str, type[Lab]] = {}  # those that are imported, by their names
 
 
+@dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Lab:
-    """A lab: a frozen dataclass whose fields, made by `size`, are its sizes, and which runs with them.
+    """A lab: its subclasses are frozen dataclasses whose fields, made by `size`, are its sizes.
 
     name          as on the command line.
     falsified_by  what would have shown its claim false.
@@ -212,6 +206,9 @@ class Lab:
     full: ClassVar[Mapping[str, Size]] = {}
 
     def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+        sizes = {declared.name: declared.metadata["full"] for declared in dataclasses.fields(cls)}
+        cls.full = {name: value for name, value in sizes.items() if value is not None}
         if "name" in vars(cls):
             LAB_CLASSES[cls.name] = cls
 
@@ -234,3 +231,55 @@ class Lab:
             if declared.name in values:
                 declared.metadata["limits"].check(declared.name, values[declared.name])
         return cls(**vars(base) | values)
+
+
+@dataclass(frozen=True)
+class SizeRow:
+    """One size of a lab: what it is, its default, and its value in a full run."""
+
+    name: str
+    about: str
+    quick: Size
+    full: Size
+
+
+def size_rows(kind: type[Lab]) -> list[SizeRow]:
+    """The sizes of a lab; none for one that has no fields."""
+    quick, full = kind.sized(Setup()), kind.sized(Setup(full=True))
+    fields = dataclasses.fields(kind)
+    return [SizeRow(f.name, f.metadata["about"], getattr(quick, f.name), getattr(full, f.name)) for f in fields]
+
+
+def size_values(kind: type[Lab], setup: Setup) -> dict[str, Size]:
+    """The sizes of a run by name.  Raises InputError for those that the lab cannot have."""
+    if setup.sizes and not size_rows(kind):
+        raise InputError(f"the lab {kind.name} has no sizes, so --set does not apply to it")
+    sized = kind.sized(setup)
+    return {row.name: getattr(sized, row.name) for row in size_rows(kind)}
+
+
+def own_sizes(names: Sequence[str], sizes: Mapping[str, Size], *, full: bool = False) -> dict[str, dict[str, Size]]:
+    """For each lab, those of `sizes` that it has.  A single lab must have all of them, of several at least one each.
+
+    Raises InputError for a size that no lab has, and for a value that a lab cannot use.
+    """
+    if not sizes:
+        return {name: {} for name in names}
+    labs = [lab_class(name) for name in names]
+    if len(labs) == 1:
+        size_values(labs[0], Setup(sizes=sizes, full=full))
+        return {labs[0].name: dict(sizes)}
+    owned = {kind.name: {row.name for row in size_rows(kind)} for kind in labs}
+    every = sorted(set().union(*owned.values()))
+    for name in sizes:
+        if name not in every:
+            raise InputError(f"no lab has a size {name!r}{nearest(name, every)}; `triptych lab all --sizes` lists them")
+    own = {of: {name: value for name, value in sizes.items() if name in has} for of, has in owned.items()}
+    for kind in labs:
+        size_values(kind, Setup(sizes=own[kind.name], full=full))
+    return own
+
+
+def shown_size(value: Size) -> str:
+    """A size as `--set` reads it: numbers of a tuple are separated by commas."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,16 +10,14 @@ from triptych import nn
 from triptych.model import Model
 from triptych.page import Curve, Sample, Samples, Section, TableSection
 from triptych.spec import Mask, causal, full
-from triptych.spec import ModelSpec as Spec
 from triptych.train import Job, Recipe, check_recipe, evaluate, prepare
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
-from triptych_lectures.labs.small import Points, fit
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import Points, fit, masked
 
 OPENING = 40  # characters of the prompt, at most
 MASKS = {"with the mask": causal(), "without": full()}
 
 
-@dataclass(frozen=True)
 class MaskLeakLab(Lab):
     """A small character decoder, trained and used with and without its mask: all four."""
 
@@ -33,15 +29,14 @@ class MaskLeakLab(Lab):
         " frequencies."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"steps": 1000, "held_out": 16_384}
 
     width: int = size(64, "model width D, a multiple of 8", multiple=8)
     hidden: int = size(172, "MLP width")
     layers: int = size(2, "layers of each model")
-    steps: int = size(200, "training steps")
+    steps: int = size(200, "training steps", full=1000)
     rows: int = size(16, "rows of a training step")
     length: int = size(64, "characters of a row, at most 256", most=256)
-    held_out: int = size(4096, "characters of held-out text")
+    held_out: int = size(4096, "characters of held-out text", full=16_384)
     written: int = size(160, "characters that each model writes")
 
     def run(self, setup: Setup) -> LabResult:
@@ -76,32 +71,31 @@ class MaskLeakLab(Lab):
         return LabResult(question, meaning, checks, self._sections(job, models, guess, setup.seed))
 
     def _recipe(self, setup: Setup) -> Recipe:
+        sizes = {"rows": self.rows, "length": self.length, "steps": self.steps}
         model = {"model_type": "llama", "hidden_size": self.width, "intermediate_size": self.hidden}
-        model |= {"num_hidden_layers": self.layers}
-        model |= {"num_attention_heads": 4, "max_position_embeddings": 256, "tie_word_embeddings": False}
+        model |= {
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 256,
+            "tie_word_embeddings": False,
+        }
         return check_recipe(
             {
                 "model": model,
                 "tokenizer": "characters",
                 "data": {"path": setup.data or "shakespeare", "held_out_limit": self.held_out},
                 "objective": {"name": "causal"},
-                "run": {
-                    "rows": self.rows,
-                    "length": self.length,
-                    "steps": self.steps,
-                    "seed": setup.seed,
-                    "precision": "fp32",
-                },
+                "run": sizes | {"seed": setup.seed, "precision": "fp32"},
             }
         )
 
     def _train(self, job: Job, mask: Mask, seed: int) -> Trained:
-        module = nn.new(_masked(job.trainer.module.spec, mask), seed)
+        module = nn.new(masked(job.trainer.module.spec, mask), seed)
         losses = fit(module, job.trainer.data, rows=self.rows, length=self.length, steps=self.steps, seed=seed)
         assert job.trainer.held is not None
         used = {}
         for name, other in MASKS.items():
-            same = nn.new(_masked(module.spec, other))
+            same = nn.new(masked(module.spec, other))
             same.load_state_dict(module.state_dict())
             used[name] = same, evaluate(same, job.trainer.held).nats_per_token
         return Trained(losses, used)
@@ -134,14 +128,6 @@ class Trained:
 
     losses: Points
     used: dict[str, tuple[nn.Transformer, float]]
-
-
-def _masked(model: Spec, mask: Mask) -> Spec:
-    """`model` with `mask` in place of its own; the mask is part of the spec and not of the weights."""
-    stack = model.decoder
-    assert stack is not None
-    kinds = {name: replace(kind, mask=mask) for name, kind in stack.kinds.items()}
-    return replace(model, decoder=replace(stack, kinds=kinds))
 
 
 def _frequencies(job: Job) -> float:

@@ -8,10 +8,9 @@ guessing.  The quick run trains on single words; the full one, or `--model` with
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import ClassVar
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from triptych.train import OptimizerSettings, Pairs
 from triptych.train.metrics import distance, translation
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import FOLDED, Pair, pairs, pieces
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import Points, fit
 
 LONGEST = 128  # letters of a line
@@ -33,7 +32,6 @@ FIRST = OptimizerSettings(name="muon", lr=3e-3, muon_lr=6e-3)
 LATER = OptimizerSettings(name="muon", lr=1.5e-3, muon_lr=3e-3, weight_decay=0.01)
 
 
-@dataclass(frozen=True)
 class ModernizeLab(Lab):
     """A spelling model, a table of words and copying on held-out plays."""
 
@@ -44,21 +42,17 @@ class ModernizeLab(Lab):
         " run, which writes single words, would be false if of words that modern editions spell otherwise no more"
         " letters were right than copying has."
     )
-    full: ClassVar[Mapping[str, Size]] = {
-        "steps": (6000, 3600), "rows": 64, "words": (10, 24), "width": 128, "layers": 3, "decoder_layers": 2,
-        "passages": 1_000_000, "held": 1000,
-    }  # fmt: skip
 
-    steps: tuple[int, ...] = size((300,), "training steps of each part of the training")
-    rows: int = size(96, "rows of a training step")
+    steps: tuple[int, ...] = size((300,), "training steps of each part of the training", full=(6000, 3600))
+    rows: int = size(96, "rows of a training step", full=64)
     words: tuple[int, ...] = size(
-        (1,), "most words of a row in each part; of 1, single words are judged, else whole lines"
+        (1,), "most words of a row in each part; of 1, single words are judged, else whole lines", full=(10, 24)
     )
-    width: int = size(64, "width of the model")
-    layers: int = size(1, "blocks of the encoder")
-    decoder_layers: int = size(1, "blocks of the decoder")
-    passages: int = size(12_000, "passages to train on, evenly spaced among those of 32 plays")
-    held: int = size(400, "held-out rows, evenly spaced among those of three plays")
+    width: int = size(64, "width of the model", full=128)
+    layers: int = size(1, "blocks of the encoder", full=3)
+    decoder_layers: int = size(1, "blocks of the decoder", full=2)
+    passages: int = size(12_000, "passages to train on, evenly spaced among those of 32 plays", full=1_000_000)
+    held: int = size(400, "held-out rows, evenly spaced among those of three plays", full=1000)
 
     def __post_init__(self) -> None:
         if len(self.steps) != len(self.words):

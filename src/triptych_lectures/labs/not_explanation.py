@@ -8,24 +8,27 @@ next word of a pretrained decoder.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
-from triptych_lectures.labs.other_patterns import Path, Replacement
-from triptych_lectures.labs.patterns_of_classifier import AskedKind, ClassifierResult, ClassifierSizes, of_classifier
-from triptych_lectures.labs.patterns_of_decoder import DecoderResult, DecoderSizes, of_decoder
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.other_patterns import (
+    AskedKind,
+    ClassifierResult,
+    DecoderResult,
+    Path,
+    Replacement,
+    of_classifier,
+    of_decoder,
+)
 from triptych_lectures.labs.pretrained import decoder
+from triptych_lectures.labs.small import curve, share_table
 
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"
 
 
-@dataclass(frozen=True)
 class NotExplanationLab(Lab):
     """The attention of all layers: replaced by an optimized alternative, shuffled, cut token by token."""
 
@@ -37,20 +40,19 @@ class NotExplanationLab(Lab):
         " changes the output most."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"layers": 3, "heads": 8, "searched": 48, "search_steps": 80}
 
     kinds: int = size(8, "kinds of which the classifier is asked for one")
     values: int = size(4, "values that a kind may have, two or more, which are the labels", least=2)
     length: int = size(16, "tokens of a row beside the first, at least as many as kinds")
     width: int = size(32, "width of the classifier's residual stream")
-    heads: int = size(4, "heads of each layer, which divide the width")
-    layers: int = size(2, "blocks of the classifier")
+    heads: int = size(4, "heads of each layer, which divide the width", full=8)
+    layers: int = size(2, "blocks of the classifier", full=3)
     trained: int = size(250, "training steps of the classifier")
     rows: int = size(32, "rows of a training step")
     learning_rate: float = size(3e-3, "learning rate of AdamW, which falls linearly to 0")
     tested: int = size(200, "rows that the share of right answers is taken from")
-    searched: int = size(24, "rows whose patterns are searched")
-    search_steps: int = size(50, "steps of the search in the classifier")
+    searched: int = size(24, "rows whose patterns are searched", full=48)
+    search_steps: int = size(50, "steps of the search in the classifier", full=80)
     search_rate: float = size(0.5, "learning rate of that search")
     search_faithful: float = size(1.0, "weight of the output in the loss of that search")
     text: str = size(TEXT, "text whose next word the decoder predicts")
@@ -66,23 +68,15 @@ class NotExplanationLab(Lab):
             raise InputError(f"sizes width {self.width} and heads {self.heads}: the width must be a multiple")
 
     @property
-    def classifier(self) -> ClassifierSizes:
-        return ClassifierSizes(
-            AskedKind(self.kinds, self.values, self.length), self.width, self.heads, self.layers, self.trained,
-            self.rows, self.learning_rate, self.tested, self.searched, self.search_steps, self.search_rate,
-            self.search_faithful,
-        )  # fmt: skip
-
-    @property
-    def decoder(self) -> DecoderSizes:
-        return DecoderSizes(self.text, self.steps, self.rate, self.faithful, self.sensitive)
+    def task(self) -> AskedKind:
+        return AskedKind(self.kinds, self.values, self.length)
 
     def run(self, setup: Setup) -> LabResult:
         last = None
         if setup.full or setup.model is not None:
-            last = of_decoder(decoder(setup), self.decoder, setup.seed, setup.progress)
+            last = of_decoder(decoder(setup), self, setup.seed, setup.progress)
         setup.progress(f"a classifier: {self.trained} steps, and as many with shuffled labels")
-        small = of_classifier(self.classifier, setup.seed)
+        small = of_classifier(self, setup.seed)
         checks, meaning, sections = _classifier_checks(small), self._meaning(small), _classifier_sections(small)
         if last is not None:
             checks, meaning = (*checks, *_decoder_checks(last)), f"{meaning} {_decoder_meaning(last)}"
@@ -90,15 +84,15 @@ class NotExplanationLab(Lab):
         return LabResult("Does a pattern of attention explain the output?", meaning, checks, sections)
 
     def _meaning(self, result: ClassifierResult) -> str:
-        named = result.named
+        hiding, gradient, attention, alternative = result.named.values()
         return (
             f"A classifier of {self.layers} layers answers which value the kind that is asked for has. All its"
             f" attention can be exchanged at once for weights {result.other.attention:.2f} of 1 away, and its answers"
             f" stay: the largest change is {result.changed:.4f}. Weights shuffled by {result.mixed.attention:.2f}"
             f" change them by {result.mixed.output:.2f}. The token that decides is known here. Hiding tokens one by one"
-            f" names it in {named.ablation:.0%} of the rows (without it a guess is still right in 1 of {self.values}),"
-            f" the gradient in {named.gradient:.0%}, the most attention in {named.attention:.0%}, and the most"
-            f" attention of the alternative, which gives the same answers, in {named.alternative:.0%}."
+            f" names it in {hiding:.0%} of the rows (without it a guess is still right in 1 of {self.values}), the"
+            f" gradient in {gradient:.0%}, the most attention in {attention:.0%}, and the most attention of the"
+            f" alternative, which gives the same answers, in {alternative:.0%}."
         )
 
 
@@ -118,17 +112,14 @@ def _classifier_checks(result: ClassifierResult) -> tuple[Check, ...]:
               result.mixed.attention / result.other.attention, most=1.05),
         Check("control: output change under the shuffled patterns in all layers", result.mixed.output, least=0.5),
         Check("output change when the deciding token is hidden", result.needed, least=0.5),
-        Check("rows in which the deciding token is named by hiding tokens one by one", named.ablation, least=0.5),
+        Check("rows in which the deciding token is named by hiding tokens one by one", named["hiding it"], least=0.5),
         Check("rows in which the deciding token is named by the most attention, less by that of the alternative",
-              named.attention - named.alternative, least=0.2),
+              named["attention"] - named["attention of the alternative"], least=0.2),
         Check("control: learned from shuffled labels", result.shuffled_labels.learned, most=0.1),
     )  # fmt: skip
 
 
 def _classifier_sections(result: ClassifierResult) -> tuple[Section, ...]:
-    named = result.named
-    by = (("hiding it", named.ablation), ("gradient", named.gradient), ("attention", named.attention),
-          ("attention of the alternative", named.alternative))  # fmt: skip
     layers = [
         [str(layer), f"{moved:.3f}", f"{apart:.2f}"]
         for layer, (moved, apart) in enumerate(zip(result.alone, result.apart, strict=True))
@@ -140,7 +131,7 @@ def _classifier_sections(result: ClassifierResult) -> tuple[Section, ...]:
             ("layer", "output change, this layer shuffled", "distance of the alternative"),
             layers,
         ),
-        TableSection("Rows in which the deciding token is named", ("by", "share"), [[n, f"{x:.0%}"] for n, x in by]),
+        share_table("Rows in which the deciding token is named", ("by", "share"), result.named, ".0%"),
         _curve("The search for other patterns, classifier", result.path),
     )
 
@@ -172,7 +163,8 @@ def _decoder_checks(result: DecoderResult) -> tuple[Check, ...]:
 
 
 def _decoder_meaning(result: DecoderResult) -> str:
-    tokens, weights, read, needed = result.last.tokens, result.weights, result.most_read, result.most_needed
+    tokens, weights, read = result.last.tokens, result.weights, result.most_read
+    needed = result.hidden.index(result.drop)
     return (
         "In all layers and heads of the decoder at once the last token's attention can be exchanged for weights that"
         " look elsewhere, and the next word keeps its probability: the picture of the weights is one of many that give"
@@ -185,10 +177,19 @@ def _decoder_meaning(result: DecoderResult) -> str:
 
 
 def _decoder_sections(result: DecoderResult) -> tuple[Section, ...]:
+    by_layer = [
+        [str(layer), f"{result.alone[layer]:.3f}", f"{apart:.2f}"]
+        for layer, apart in zip(result.sensitive, result.apart, strict=True)
+    ]
+    header = ("layer", "output change, this layer shuffled", "distance of the alternative here")
+    tokens = zip(result.last.tokens, result.weights, result.hidden, strict=True)
+    by_token = [[token, f"{weight:.1%}", f"{change:.3f}"] for token, weight, change in tokens]
     return (
         _replacements("Decoder", result.other, result.mixed),
-        _by_layer(result),
-        _by_token(result),
+        TableSection("Decoder, layers where a shuffle moves the output most", header, by_layer),
+        TableSection(
+            "From the last token, all layers", ("token", "share of attention", "output change if hidden"), by_token
+        ),
         _curve("The search for other patterns, decoder", result.path),
         _maps(result),
     )
@@ -203,29 +204,9 @@ def _replacements(model: str, other: Replacement, mixed: Replacement) -> TableSe
     return TableSection(title, ("patterns", "attention", "output"), rows)
 
 
-def _by_layer(result: DecoderResult) -> TableSection:
-    rows = [
-        [str(layer), f"{result.alone[layer]:.3f}", f"{apart:.2f}"]
-        for layer, apart in zip(result.sensitive, result.apart, strict=True)
-    ]
-    header = ("layer", "output change, this layer shuffled", "distance of the alternative here")
-    return TableSection("Decoder, layers where a shuffle moves the output most", header, rows)
-
-
-def _by_token(result: DecoderResult) -> TableSection:
-    each = zip(result.last.tokens, result.weights, result.hidden, strict=True)
-    rows = [[token, f"{weight:.1%}", f"{change:.3f}"] for token, weight, change in each]
-    return TableSection(
-        "From the last token, all layers", ("token", "share of attention", "output change if hidden"), rows
-    )
-
-
 def _curve(title: str, path: Path) -> Curve:
-    series = {
-        name: [(float(i), step[which]) for i, step in enumerate(path)]
-        for which, name in enumerate(("attention", "output"))
-    }
-    return Curve(title, "step", "distance from the original, 0 to 1", series, {})
+    lines = dict(zip(("attention", "output"), zip(*path, strict=True), strict=True))
+    return curve(title, "step", "distance from the original, 0 to 1", range(len(path)), lines)
 
 
 def _maps(result: DecoderResult) -> AttentionSection:

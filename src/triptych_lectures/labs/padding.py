@@ -10,24 +10,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from triptych import nn
 from triptych.errors import InputError
 from triptych.page import Curve, TableSection
-from triptych.spec import Mask, RMSNormSpec, full, keys
+from triptych.spec import RMSNormSpec, full, keys
 from triptych.train import Example, collate
-from triptych.train.objectives import final
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, decoder
-from triptych_lectures.labs.trained import GeneratedTask, Shuffled, TrainedRun, TrainingBudget, held_out_rows, train
+from triptych_lectures.labs.small import block, decoder, masked
+from triptych_lectures.labs.trained import (
+    GeneratedTask,
+    Shuffled,
+    TrainedRun,
+    TrainingBudget,
+    held_out_rows,
+    logits,
+    train,
+)
 
 HEADS = 4
 MASKED, UNMASKED = "without padding", "with padding, unmasked"
 
 
-@dataclass(frozen=True)
 class PaddingLab(Lab):
     """Trained on rows alone and on rows padded in silence; both answer rows alone, padded, and padded with a mask."""
 
@@ -68,11 +73,12 @@ class PaddingLab(Lab):
                 answers[name, padding] = of_padding
         setup.progress("shuffled answers")
         _, shuffled = self._train(Shuffled(task), setup.seed)
+        lines = {f"trained {name}": run.losses for name, run in runs.items()}
         return LabResult(
             "What happens when padding is not masked?",
             self._meaning(answers),
             self._checks(answers, shuffled),
-            (self._table(answers), _curve(runs)),
+            (self._table(answers), Curve("In training", "step", "nats a row", lines, {"guess": runs[MASKED].guess})),
         )
 
     def _checks(self, answers: dict[tuple[str, str], Answers], shuffled: TrainedRun) -> tuple[Check, ...]:
@@ -80,7 +86,7 @@ class PaddingLab(Lab):
         trained, most = self.padded[0], self.padded[-1]
         alone, far = answers[MASKED, "alone"], answers[MASKED, _beside(most)]
         used = answers[UNMASKED, _beside(trained)]
-        masked = [of_padding.moved for (_, padding), of_padding in answers.items() if padding.endswith("masked")]
+        hidden = [of_padding.moved for (_, padding), of_padding in answers.items() if padding.endswith("masked")]
         return (
             Check("trained without padding, rows alone: right", alone.right, least=0.9),
             Check(
@@ -96,7 +102,7 @@ class PaddingLab(Lab):
                 answers[UNMASKED, _beside(most)].moved,
                 least=1.0,
             ),
-            Check("control: padded and masked: largest change of a log-probability, nats", max(masked), most=1e-3),
+            Check("control: padded and masked: largest change of a log-probability, nats", max(hidden), most=1e-3),
             Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
         )
 
@@ -113,14 +119,12 @@ class PaddingLab(Lab):
             " This library keeps rows end to end without padding, so that there is nothing to forget."
         )
 
-    def encoder(self, seed: int) -> nn.Transformer:
+    def _train(self, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
         """Blocks in which tokens see each other, without positions; two ids follow the symbols: padding, marker."""
         layer = block(self.width, HEADS, 2 * self.width)
         final_norm = RMSNormSpec(width=self.width)
-        return nn.new(decoder(self.symbols + 2, [layer] * self.layers, final_norm=final_norm, mask=full()), seed)
-
-    def _train(self, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
-        module = self.encoder(seed)
+        blocks = [layer] * self.layers
+        module = nn.new(decoder(self.symbols + 2, blocks, final_norm=final_norm, mask=full()), seed)
         return module, train(module, task, TrainingBudget(self.steps, self.rows, self.rate, shape="linear"), seed)
 
     def _answered(self, module: nn.Transformer, rows: Sequence[Example]) -> dict[str, Answers]:
@@ -131,7 +135,9 @@ class PaddingLab(Lab):
         for length in self.padded:
             beside = [padded(row, length, self.symbols) for row in rows]
             answers[_beside(length)] = _answers(module, beside, alone)
-            answers[f"{_beside(length)}, masked"] = _answers(_with_mask(module, full() & keys(lengths)), beside, alone)
+            other = nn.new(masked(module.spec, full() & keys(lengths)))
+            other.load_state_dict(module.state_dict())
+            answers[f"{_beside(length)}, masked"] = _answers(other, beside, alone)
         return answers
 
     def _table(self, answers: dict[tuple[str, str], Answers]) -> TableSection:
@@ -194,29 +200,12 @@ def _beside(length: int) -> str:
     return f"padded to {length}"
 
 
-def _with_mask(module: nn.Transformer, mask: Mask) -> nn.Transformer:
-    """The same weights under another mask."""
-    stack = module.spec.decoder
-    assert stack is not None
-    kinds = {name: replace(kind, mask=mask) for name, kind in stack.kinds.items()}
-    other = nn.new(replace(module.spec, decoder=replace(stack, kinds=kinds)))
-    other.load_state_dict(module.state_dict())
-    return other
-
-
-@torch.no_grad()
 def _log_probabilities(module: nn.Transformer, rows: Sequence[Example]) -> Tensor:
     """[R, V]: of the answer to each row, in nats."""
-    batch = collate(rows)
-    return module.unembed(final(module, batch), batch.rows).double().log_softmax(-1)
+    return logits(module, rows).double().log_softmax(-1)
 
 
 def _answers(module: nn.Transformer, rows: Sequence[Example], alone: Tensor) -> Answers:
     log_p = _log_probabilities(module, rows)
     share = float((log_p.argmax(-1) == collate(rows).targets).double().mean())
     return Answers(share, float((log_p - alone).abs().max()))
-
-
-def _curve(runs: dict[str, TrainedRun]) -> Curve:
-    lines = {f"trained {name}": run.losses for name, run in runs.items()}
-    return Curve("In training", "step", "nats a row", lines, {"guess": runs[MASKED].guess})

@@ -8,24 +8,21 @@ and copy a shared page before they write to it.  Read through the table, the key
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from triptych.generate import Engine, LiveRow, Request
 from triptych.nn import Transformer, new
-from triptych.page import Curve, MatrixSection, TableSection
+from triptych.page import MatrixSection, TableSection
 from triptych.spec import RopeSpec
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
-from triptych_lectures.labs.small import block, decoder
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import block, curve, decoder
 
 VOCAB, WIDTH, HEADS = 53, 32, 4
 
 
-@dataclass(frozen=True)
 class PagedCacheLab(Lab):
     """The same requests without reuse, with it, with pages that are not copied, and with prompts that share nothing."""
 
@@ -36,12 +33,11 @@ class PagedCacheLab(Lab):
         " beyond the tokens that differ, or if sharing without a copy before writing gave the same keys."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"rows": 16, "shared": 203, "own": 21, "new": 96}
 
-    rows: int = size(6, f"requests that begin alike, 2 to {VOCAB // 2}", least=2, most=VOCAB // 2)
-    shared: int = size(43, "tokens of the common beginning; the engine reuses 8 or more")
-    own: int = size(9, "tokens that each prompt has of its own")
-    new: int = size(24, "tokens written by the longest; others write less")
+    rows: int = size(6, f"requests that begin alike, 2 to {VOCAB // 2}", least=2, most=VOCAB // 2, full=16)
+    shared: int = size(43, "tokens of the common beginning; the engine reuses 8 or more", full=203)
+    own: int = size(9, "tokens that each prompt has of its own", full=21)
+    new: int = size(24, "tokens written by the longest; others write less", full=96)
     page: int = size(16, "tokens of a page")
 
     def run(self, setup: Setup) -> LabResult:
@@ -87,11 +83,15 @@ class PagedCacheLab(Lab):
             " waste is less than one page a row. The engine has no pages; the table here is laid over its numbers to"
             " show them."
         )
+        names = ("tokens held by rows", "tokens not shared", "places of slots", "places of pages")
+        lines = {name: [float(at[i]) for at in reused.history] for i, name in enumerate(names)}
+        steps = range(1, len(reused.history) + 1)
+        places = curve("Places of the cache, step by step", "step", "tokens", steps, lines)
         return LabResult(
             "What do pages of a cache save, and what does reuse of a prompt?",
             meaning,
             checks,
-            (_table(plain, reused, apart), _curve(reused), drawing(reused)),
+            (_table(plain, reused, apart), places, drawing(reused)),
         )
 
     def prompts_of(self, seed: int, *, alike: bool = True) -> list[list[int]]:
@@ -220,15 +220,6 @@ def _table(plain: Written, reused: Written, apart: Written) -> TableSection:
         rows.append([name, *(f"{n:,}" for n in numbers)])
     header = ("", "prompt tokens computed", "tokens held", "not shared", "places of slots", "of pages", "pages copied")
     return TableSection("At the step that holds most", header, rows)
-
-
-def _curve(reused: Written) -> Curve:
-    names = ("tokens held by rows", "tokens not shared", "places of slots", "places of pages")
-    lines = {
-        name: [(float(step), float(at[column])) for step, at in enumerate(reused.history, 1)]
-        for column, name in enumerate(names)
-    }
-    return Curve("Places of the cache, step by step", "step", "tokens", lines, {}, "")
 
 
 def drawing(reused: Written) -> MatrixSection:

@@ -6,16 +6,16 @@ The shapes are computed here from the numbers of a config alone, independently o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from triptych import families
 from triptych.count import PARTS, Count, count
 from triptych.errors import InputError
-from triptych.page import Curve, TableSection
+from triptych.page import TableSection
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.pretrained import decoder
+from triptych_lectures.labs.small import curve
 
 Shape = tuple[int, ...]
 
@@ -37,7 +37,6 @@ KEYS = {  # what each key of the config is called here
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
 class ParametersLab(Lab):
     """Predict every tensor of Qwen3-4B and count it, then every tensor of a checkpoint and load it."""
 
@@ -76,6 +75,13 @@ class ParametersLab(Lab):
             " that are its narrower MLP, the rest the norms it leaves out. Attention costs the same either way. Of the"
             " loaded model nothing was left over and nothing was missing; that its values are right, shapes cannot say."
         )
+        counts = {"Qwen3-4B": qwen, "the exercise": exercise, name: count(model.spec)}
+        shown = [part for part in PARTS if any(c.parameters[part] for c in counts.values())]
+        rows = [[part, *(f"{c.parameters[part]:,}" for c in counts.values())] for part in shown]
+        # where the exercise's 3.2 billion and the published 4.0 lie on one line
+        wider = [count(families.read_config({**QWEN3_4B, "intermediate_size": F})) for F in self.hidden]
+        kinds, published = ("all", "mlp", "attention", "embedding"), {"published": PUBLISHED / 1e9}
+        lines = {kind: [(c.parameters.get(kind) or c.total) / 1e9 for c in wider] for kind in kinds}
         sections = (
             _first_block(qwen, loaded, name),
             TableSection(
@@ -83,8 +89,10 @@ class ParametersLab(Lab):
                 ("key", "meaning", "value"),
                 [[key, KEYS[key], f"{QWEN3_4B[key]:,}"] for key in KEYS],
             ),
-            _by_part({"Qwen3-4B": qwen, "the exercise": exercise, name: count(model.spec)}),
-            _over_hidden(self.hidden),
+            TableSection(
+                "Parameters", ("part", *counts), [*rows, ["total", *(f"{c.total:,}" for c in counts.values())]]
+            ),
+            curve("Qwen3-4B with another MLP width", "F", "billion parameters", self.hidden, lines, published),
         )
         return LabResult(
             "Which tensors does a config ask for, and how many numbers is that?", meaning, checks, sections
@@ -129,19 +137,3 @@ def _first_block(qwen: Count, loaded: Mapping[str, Shape], name: str) -> TableSe
 
     rows = [[tensor, formula, text(shapes, tensor), text(loaded, tensor)] for tensor, formula in letters.items()]
     return TableSection("The weights of block 0, [out, in]", ("tensor", "shape", "Qwen3-4B", name), rows)
-
-
-def _by_part(counts: Mapping[str, Count]) -> TableSection:
-    parts = [part for part in PARTS if any(c.parameters[part] for c in counts.values())]
-    rows = [[part, *(f"{c.parameters[part]:,}" for c in counts.values())] for part in parts]
-    return TableSection("Parameters", ("part", *counts), [*rows, ["total", *(f"{c.total:,}" for c in counts.values())]])
-
-
-def _over_hidden(hidden: tuple[int, ...]) -> Curve:
-    """Where the exercise's 3.2 billion and the published 4.0 lie on one line."""
-    counts = {F: count(families.read_config({**QWEN3_4B, "intermediate_size": F})) for F in hidden}
-    series = {
-        part: [(float(F), (c.parameters.get(part) or c.total) / 1e9) for F, c in counts.items()]
-        for part in ("all", "mlp", "attention", "embedding")
-    }
-    return Curve("Qwen3-4B with another MLP width", "F", "billion parameters", series, {"published": PUBLISHED / 1e9})

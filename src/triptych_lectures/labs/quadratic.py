@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,11 +19,11 @@ from triptych.count import count
 from triptych.errors import InputError
 from triptych.families import read_config
 from triptych.model import Model
-from triptych.page import Curve, Facts, Section, TableSection
+from triptych.page import Facts, Section, TableSection
 from triptych.spec import Mask, block_sparse, causal, window
 from triptych_lectures.labs.counting import peak_bytes, products, shortest_seconds
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
-from triptych_lectures.labs.small import block, decoder, power
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import block, curve, decoder, power
 
 SAME = 512  # tokens at which results that should be equal are compared
 LINEAR, SQUARE = (0.9, 1.1), (1.9, 2.1)
@@ -32,7 +31,6 @@ LAYER_VOCAB = 64
 WHOLE, WEIGHTS, PAIRS = "all matrix products", "products with weights", "products of queries, keys and values"
 
 
-@dataclass(frozen=True)
 class QuadraticLab(Lab):
     """FLOPs and bytes of each mechanism over T, and the powers of T they grow as; then those of a whole layer."""
 
@@ -43,7 +41,6 @@ class QuadraticLab(Lab):
         " attention that should be exact differs from the definition."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"repeats": 2}
 
     lengths: tuple[int, ...] = size(
         (128, 256, 512, 1024, 2048, 4096, 8192), "tokens T, ascending; those of short and long too", ascending=True
@@ -56,7 +53,7 @@ class QuadraticLab(Lab):
     block: int = size(64, "tokens of a block of the block pattern")
     layer: int = size(512, "model width of the whole layer that is counted, a multiple of the head width")
     resident: int = size(8192, "tokens at which the memory of the process is measured")
-    repeats: int = size(1, "times that each is timed; the shortest is shown")
+    repeats: int = size(1, "times that each is timed; the shortest is shown", full=2)
 
     def __post_init__(self) -> None:
         for name, ends in (("short", self.short), ("long", self.long)):
@@ -124,7 +121,14 @@ class QuadraticLab(Lab):
         sections: tuple[Section, ...] = (
             *self._tables(flops, nbytes, seconds, layer),
             self._facts(share),
-            *self._curves(flops, nbytes, layer),
+            *(
+                curve(title, "T", unit, self.lengths, {name: of.values() for name, of in lines.items()}, log="xy")
+                for title, unit, lines in (
+                    ("FLOPs of attention", "FLOPs", flops),
+                    ("Memory of tensors beside q, k and v", "bytes", nbytes),
+                    (f"FLOPs of a layer of width {self.layer}", "FLOPs", layer),
+                )
+            ),
         )
         return LabResult("What do T tokens of attention cost?", meaning, checks, sections)
 
@@ -222,16 +226,13 @@ class QuadraticLab(Lab):
             ]
             return TableSection(title, header, rows)
 
-        def millions(x: float) -> str:
-            return f"{x / 1e6:,.1f} M"
-
         heads = f"{self.heads} heads of width {self.width}"
         scores = [f"{4 * self.heads * n * n / 2**20:,.1f} MiB" for n in shown]
         memory = table("Memory of tensors beside q, k and v", nbytes, lambda x: f"{x / 2**20:,.1f} MiB")
         return (
-            table(f"FLOPs of matrix products, {heads}", flops, millions),
+            table(f"FLOPs of matrix products, {heads}", flops, lambda x: f"{x / 1e6:,.1f} M"),
             replace(memory, rows=[["one score matrix, counted", *scores, "2.00"], *memory.rows]),
-            table(f"FLOPs of a decoder of one layer of width {self.layer}", layer, millions),
+            table(f"FLOPs of a decoder of one layer of width {self.layer}", layer, lambda x: f"{x / 1e6:,.1f} M"),
             table(f"Processor time, {heads}; it decides nothing", seconds, lambda x: f"{x * 1e3:,.1f} ms"),
         )
 
@@ -243,17 +244,6 @@ class QuadraticLab(Lab):
         ]
         process = [(f"memory of the process, {name}", f"{x:.2f} score matrices") for name, x in share.items()]
         return Facts(f"At {longest:,} tokens", keys + process)
-
-    def _curves(self, flops: Measured, nbytes: Measured, layer: Measured) -> tuple[Curve, ...]:
-        def curve(title: str, unit: str, measured: Measured) -> Curve:
-            lines = {name: [(float(n), x) for n, x in values.items()] for name, values in measured.items()}
-            return Curve(title, "T", unit, lines, {}, "xy")
-
-        return (
-            curve("FLOPs of attention", "FLOPs", flops),
-            curve("Memory of tensors beside q, k and v", "bytes", nbytes),
-            curve(f"FLOPs of a layer of width {self.layer}", "FLOPs", layer),
-        )
 
 
 Tensors = tuple[Tensor, Tensor, Tensor]

@@ -8,9 +8,9 @@ The labs `scaling` and `additive-vs-dot` have what is so before training.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
 
 import torch
 
@@ -19,7 +19,7 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import AdditiveSpec, AttentionSpec, RMSNormSpec, attention
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.trained import (
     Places,
     Shuffled,
@@ -34,7 +34,6 @@ from triptych_lectures.labs.trained import (
 Heads = dict[tuple[str, int], TrainedHead]
 
 
-@dataclass(frozen=True)
 class ReadingLab(Lab):
     """One head for each of several cases learns to read the symbol some places back; one on shuffled answers.
 
@@ -66,6 +65,15 @@ class ReadingLab(Lab):
         """`module` after training with these sizes."""
         return trained_head(module, Shuffled(self.task) if shuffled else self.task, self.budget, self.tested, seed)
 
+    def swept(self, setup: Setup, heads: Mapping[tuple[str, int], Callable[[], nn.Transformer]]) -> Heads:
+        """Each head after training, by its name and its d."""
+        trained: Heads = {}
+        for (name, d), head in heads.items():
+            setup.progress(f"d {d}, {name}: {self.steps} steps")
+            trained[name, d] = self.learned(head(), setup.seed)
+        setup.progress("shuffled answers")
+        return trained
+
     def control(self, shuffled: TrainedHead) -> Check:
         """A head that was trained on shuffled answers is right by chance."""
         claim = "control: answers right, trained on shuffled ones"
@@ -93,7 +101,6 @@ def training_curve(title: str, unit: str, heads: Mapping[str, TrainedHead]) -> C
 SCALED, PLAIN, SMALLER = "1/√d", "no scale", "no scale, smaller weights"
 
 
-@dataclass(frozen=True)
 class TrainedScaleLab(ReadingLab):
     """One head for each d with and without the scale, and at the largest d with smaller weights; shuffled answers."""
 
@@ -111,12 +118,8 @@ class TrainedScaleLab(ReadingLab):
     length: int = size(32, "symbols of a row, more than `back`", least=2)
 
     def run(self, setup: Setup) -> LabResult:
-        heads: Heads = {}
-        for d in self.widths:
-            for name in (SCALED, PLAIN, SMALLER)[: 3 if d == self.widths[-1] else 2]:
-                setup.progress(f"d {d}, {name}: {self.steps} steps")
-                heads[name, d] = self.learned(self.head(name, d, setup.seed), setup.seed)
-        setup.progress("shuffled answers")
+        cases = [(name, d) for d in self.widths for name in (SCALED, PLAIN)] + [(SMALLER, self.widths[-1])]
+        heads = self.swept(setup, {case: partial(self.head, *case, setup.seed) for case in cases})
         shuffled = self.learned(self.head(SCALED, self.widths[0], setup.seed), setup.seed, shuffled=True)
         at_most = {name: heads[name, self.widths[-1]] for name in (SCALED, PLAIN, SMALLER)}
         return LabResult(
@@ -173,7 +176,6 @@ DIVIDED, UNDIVIDED, ADDITIVE = "dot product, 1/√d", "dot product, no scale", "
 SCORES = (DIVIDED, UNDIVIDED, ADDITIVE)
 
 
-@dataclass(frozen=True)
 class TrainedScoresLab(ReadingLab):
     """One head for each score and each d; shuffled answers."""
 
@@ -184,19 +186,19 @@ class TrainedScoresLab(ReadingLab):
         " stayed behind the additive score, the division would not be what makes up for the difference."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"widths": (16, 512, 2048), "tested": 200}
 
     widths: tuple[int, ...] = size(
-        (16, 2048), "d, the widths of queries and keys, in ascending order", values=2, ascending=True
+        (16, 2048),
+        "d, the widths of queries and keys, in ascending order",
+        values=2,
+        ascending=True,
+        full=(16, 512, 2048),
     )
+    tested: int = size(64, "rows that the share of right answers is taken from", full=200)
 
     def run(self, setup: Setup) -> LabResult:
-        heads: Heads = {}
-        for d in self.widths:
-            for name in SCORES:
-                setup.progress(f"d {d}, {name}: {self.steps} steps")
-                heads[name, d] = self.learned(self.head(name, d, setup.seed), setup.seed)
-        setup.progress("shuffled answers")
+        cases = [(name, d) for d in self.widths for name in SCORES]
+        heads = self.swept(setup, {case: partial(self.head, *case, setup.seed) for case in cases})
         shuffled = self.learned(self.head(ADDITIVE, self.widths[0], setup.seed), setup.seed, shuffled=True)
         at_most = {name: heads[name, self.widths[-1]] for name in SCORES}
         return LabResult(
@@ -271,7 +273,6 @@ class TrainedCosine(TrainedHead):
 CosineHeads = dict[tuple[str, str], TrainedCosine]
 
 
-@dataclass(frozen=True)
 class CosineScoresLab(ReadingLab):
     """A head with each score, from weights as they are drawn and from larger ones; shuffled answers."""
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
+from typing import Literal
 
 from triptych import nn
+from triptych.page import Curve, TableSection
 from triptych.spec import (
     BlockSpec,
     EmbedSpec,
@@ -68,6 +71,14 @@ def decoder(
     return ModelSpec(family="triptych", decoder=stack, head=head, init_std=width**-0.5)
 
 
+def masked(model: ModelSpec, mask: Mask) -> ModelSpec:
+    """The decoder `model` with `mask` in place of its own; the mask is part of the spec and not of the weights."""
+    stack = model.decoder
+    assert stack is not None
+    kinds = {name: replace(kind, mask=mask) for name, kind in stack.kinds.items()}
+    return replace(model, decoder=replace(stack, kinds=kinds))
+
+
 def fit(
     module: nn.Transformer,
     data: Data,
@@ -87,17 +98,33 @@ def fit(
     return [(float(step.step), step.loss) for step in trainer.at.history]
 
 
+def curve(
+    title: str,
+    x: str,
+    y: str,
+    places: Iterable[float],
+    lines: Mapping[str, Iterable[float]],
+    guides: Mapping[str, float] | None = None,
+    log: Literal["", "x", "y", "xy"] = "",
+) -> Curve:
+    """A curve whose lines all have their values at the same `places`."""
+    at = [float(place) for place in places]
+    series = {name: list(zip(at, line, strict=True)) for name, line in lines.items()}
+    return Curve(title, x, y, series, dict(guides or {}), log)
+
+
+def share_table(title: str, header: tuple[str, str], shares: Mapping[str, float], form: str = ".1%") -> TableSection:
+    """One number a row, percent by default."""
+    return TableSection(title, header, [[name, format(share, form)] for name, share in shares.items()])
+
+
 def growth(xs: Sequence[float], ys: Sequence[float]) -> float:
     """b of the exponential `y = a e^(bx)` fitted by least squares of the logarithms; NaN when a y is 0."""
-    return _slope(xs, [math.log(y) if y else -math.inf for y in ys])
+    logs = [math.log(y) if y else -math.inf for y in ys]
+    mx, my = fmean(xs), fmean(logs)
+    return sum((x - mx) * (y - my) for x, y in zip(xs, logs, strict=True)) / sum((x - mx) ** 2 for x in xs)
 
 
 def power(xs: Sequence[float], ys: Sequence[float]) -> float:
     """b of the power law `y = a x^b` fitted by least squares of the logarithms; NaN when a y is 0."""
     return growth([math.log(x) for x in xs], ys)
-
-
-def _slope(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Of the line through the points, by least squares."""
-    mx, my = fmean(xs), fmean(ys)
-    return sum((x - mx) * (y - my) for x, y in zip(xs, ys, strict=True)) / sum((x - mx) ** 2 for x in xs)

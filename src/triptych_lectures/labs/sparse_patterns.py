@@ -7,21 +7,20 @@ fused kernel are called with, whatever a mask hides of them.  Processor time is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from triptych.attention import attend, attend_reference
-from triptych.page import Curve, MatrixSection, TableSection
+from triptych.page import MatrixSection, Section, TableSection
 from triptych.spec import Mask, block_sparse, causal, dense
 from triptych.spec.masks import Points
 from triptych_lectures.labs.counting import products, shortest_seconds
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
-from triptych_lectures.labs.small import power
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import curve, power
 
 STRIDED, POWERS, ALL, ARRAY = "strided, O(T √T)", "powers of two, O(T log T)", "all pairs", "strided, as an array"
 REACH = 256  # positions whose paths through layers are counted
@@ -29,7 +28,6 @@ DRAWN = 32
 REPEATS = 3  # the smallest time counts
 
 
-@dataclass(frozen=True)
 class SparsePatternsLab(Lab):
     """Pairs computed and processor time of each pattern over T, and how many layers connect all positions."""
 
@@ -41,10 +39,15 @@ class SparsePatternsLab(Lab):
         " the definition."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {"lengths": (256, 512, 1024, 2048, 4096, 8192), "width": 64}
 
-    lengths: tuple[int, ...] = size((512, 1024, 2048, 4096, 8192), "tokens, ascending", values=2, ascending=True)
-    width: int = size(16, "the width of the head")
+    lengths: tuple[int, ...] = size(
+        (512, 1024, 2048, 4096, 8192),
+        "tokens, ascending",
+        values=2,
+        ascending=True,
+        full=(256, 512, 1024, 2048, 4096, 8192),
+    )
+    width: int = size(16, "the width of the head", full=64)
     block: int = size(8, "positions of a block of the strided pattern")
     powers_block: int = size(16, "positions of a block of the pattern of powers of two")
     same: int = size(512, "tokens at which results are compared with the definition")
@@ -64,7 +67,9 @@ class SparsePatternsLab(Lab):
             }
         setup.progress("comparing with the definition, and following paths through layers")
         hops = {way: layers_to_reach_all(ways.mask(way, REACH)) for way in (STRIDED, POWERS)}
-        per_log = [n / (length * self._blocks_seen(length)) for length, n in computed[POWERS].items()]
+        # blocks that the last query sees under powers of two: its own and one for each power below their number
+        seen = {n: 1 + (-(-n // self.powers_block) - 1).bit_length() for n in self.lengths}
+        per_log = [found / (n * seen[n]) for n, found in computed[POWERS].items()]
         blocks = -(-REACH // self.powers_block)
         checks = (
             Check(f"{ALL}: pairs computed grow as T to the power", _power(computed[ALL]), 1.95, 2.05),
@@ -92,19 +97,16 @@ class SparsePatternsLab(Lab):
             " table). In cached decoding a pattern saves nothing here: a later query may see any block, and one query"
             " reads all keys."
         )
-        sections = (
+        sections: tuple[Section, ...] = (
             self._table(ways, computed, seconds),
-            _curve("Pairs computed", "pairs", computed),
-            _curve("Processor time", "s", seconds),
+            *(
+                curve(title, "T", unit, self.lengths, {way: of.values() for way, of in lines.items()}, log="xy")
+                for title, unit, lines in (("Pairs computed", "pairs", computed), ("Processor time", "s", seconds))
+            ),
             drawing(STRIDED),
             drawing(POWERS),
         )
         return LabResult("Do sparse patterns cost O(T √T) and O(T log T)?", meaning, checks, sections)
-
-    def _blocks_seen(self, length: int) -> int:
-        """Blocks that the last query sees under powers of two: its own and one for each power below their number."""
-        blocks = -(-length // self.powers_block)
-        return 1 + (blocks - 1).bit_length()
 
     def _table(
         self, ways: Ways, computed: dict[str, dict[int, float]], seconds: dict[str, dict[int, float]]
@@ -196,11 +198,6 @@ def _settled(seconds: dict[int, float]) -> float:
     """The power of T between the two largest lengths, where what does not depend on T weighs least."""
     (a, x), (b, y) = sorted(seconds.items())[-2:]
     return math.log(max(y, 1e-9) / max(x, 1e-9)) / math.log(b / a)
-
-
-def _curve(title: str, unit: str, measured: dict[str, dict[int, float]]) -> Curve:
-    lines = {way: [(float(n), x) for n, x in values.items()] for way, values in measured.items()}
-    return Curve(title, "T", unit, lines, {}, "xy")
 
 
 def drawing(way: str) -> MatrixSection:

@@ -10,10 +10,9 @@ or if a model trained on the same sounds with their transcripts shuffled does as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from triptych.media import audio
 from triptych.model import Model, create
-from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
+from triptych.page import AttentionMap, AttentionSection, Curve
 from triptych.text import SPEECH, WhisperTokens, with_whisper_tokens, word_tokenizer
 from triptych.train import Example, OptimizerSettings
 from triptych.train.audio_records import Speech
@@ -29,15 +28,14 @@ from triptych.train.data import Use, random_numbers
 from triptych.train.metrics import word_error_rate
 from triptych.train.objectives import Ids
 from triptych_lectures.data.digit_recordings import DIGITS, HEARD, UNHEARD, Clips, DigitRecorder, Recording, SpokenWords
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, Size, size
-from triptych_lectures.labs.small import Points, fit
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import Points, fit, share_table
 
 RIGHT = 0.95  # of the words, by the claim
 SPARE = 0.1  # three standard deviations of a share of 200 words, of which the best constant text has a third right
 MARGIN = 0.04  # seconds before and behind a word that count as it: two positions of the encoder
 
 
-@dataclass(frozen=True)
 class SpokenDigitsLab(Lab):
     """Train on the voices of `HEARD`, transcribe those of `UNHEARD`; beside it the same with shuffled transcripts."""
 
@@ -48,35 +46,22 @@ class SpokenDigitsLab(Lab):
         " does as well."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {
-        "steps": 1000,
-        "control": 600,
-        "rows": 16,
-        "width": 96,
-        "mels": 40,
-        "seconds": 4.8,
-        "silence": 0.2,
-        "least": 3,
-        "most": 7,
-        "digits": 10,
-        "speakers": 160,
-        "unheard": 24,
-        "tested": 200,
-    }
 
-    steps: int = size(240, "training steps")
-    control: int = size(120, "training steps of the control, whose transcripts are shuffled")
-    rows: int = size(16, "recordings of a step")
-    width: int = size(64, "width of the model")
-    mels: int = size(32, "mel bands of a frame")
-    seconds: float = size(1.6, "seconds of sound that the model reads at once")
-    silence: float = size(1.6, "seconds of silence behind a sound, at most to the end of what is read at once")
-    least: int = size(1, "fewest words of a recording")
-    most: int = size(2, "most words of a recording")
-    digits: int = size(5, "different words, from zero on")
-    speakers: int = size(80, "voices at a speed and a pitch in training")
-    unheard: int = size(24, "voices at a speed and a pitch that are tested")
-    tested: int = size(150, "recordings that are tested")
+    steps: int = size(240, "training steps", full=1000)
+    control: int = size(120, "training steps of the control, whose transcripts are shuffled", full=600)
+    rows: int = size(16, "recordings of a step", full=16)
+    width: int = size(64, "width of the model", full=96)
+    mels: int = size(32, "mel bands of a frame", full=40)
+    seconds: float = size(1.6, "seconds of sound that the model reads at once", full=4.8)
+    silence: float = size(
+        1.6, "seconds of silence behind a sound, at most to the end of what is read at once", full=0.2
+    )
+    least: int = size(1, "fewest words of a recording", full=3)
+    most: int = size(2, "most words of a recording", full=7)
+    digits: int = size(5, "different words, from zero on", full=10)
+    speakers: int = size(80, "voices at a speed and a pitch in training", full=160)
+    unheard: int = size(24, "voices at a speed and a pitch that are tested", full=24)
+    tested: int = size(150, "recordings that are tested", full=200)
     noise: tuple[float, ...] = size((10.0, 30.0), "least and greatest signal-to-noise ratio, in dB")
     lr: float = size(3e-3, "learning rate of AdamW's share")
     muon: float = size(6e-3, "learning rate of Muon's share")
@@ -115,28 +100,26 @@ class SpokenDigitsLab(Lab):
             f" {_last(losses[: self.control]):.2f}. These are the voices of one synthesizer, and their words are joined"
             " with pauses: people speak less alike."
         )
-        rows = [
-            ("voices never heard", right),
-            ("voices of the training", known),
-            ("voices never heard, trained on shuffled transcripts", shuffled),
-            ("the constant text with the most words right", blind),
-        ]
-        sections: list[Section] = [
-            TableSection("Words right", ("whose", "share"), [[name, f"{x:.1%}"] for name, x in rows]),
-            TableSection(
-                f"Strongest attention of decoder layer {aligned.layer}, which was chosen on voices of the training",
-                ("where it lies", "share"),
-                [
-                    ["the word that is written", f"{aligned.own:.1%}"],
-                    ["another word of the recording", f"{aligned.other:.1%}"],
-                    ["later than for the word before", f"{aligned.later:.1%}"],
-                ],
-            ),
+        shares = {
+            "voices never heard": right,
+            "voices of the training": known,
+            "voices never heard, trained on shuffled transcripts": shuffled,
+            "the constant text with the most words right": blind,
+        }
+        lies = {
+            "the word that is written": aligned.own,
+            "another word of the recording": aligned.other,
+            "later than for the word before": aligned.later,
+        }
+        where = f"Strongest attention of decoder layer {aligned.layer}, which was chosen on voices of the training"
+        sections = (
+            share_table("Words right", ("whose", "share"), shares),
+            share_table(where, ("where it lies", "share"), lies),
             trained.map(tested[0], aligned.layer),
             Curve("Training", "step", "nats a token", {"transcripts": losses, "shuffled": control_losses}, {}),
-        ]
+        )
         question = "Does a model trained on synthesized digits write those of voices that it never heard?"
-        return LabResult(question, meaning, checks, tuple(sections))
+        return LabResult(question, meaning, checks, sections)
 
     def _clips(self, seed: int, spoken: SpokenWords) -> tuple[tuple[Clips, ...], tuple[Clips, ...]]:
         """The words of each speaker: heard in training, and not."""

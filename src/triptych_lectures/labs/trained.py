@@ -121,14 +121,12 @@ class Shuffled:
         rows = self.task.rows(noise, count)
         answers = noise.permutation(np.concatenate([row.targets[row.trained] for row in rows]))
         ends = np.cumsum([row.trained.sum() for row in rows])[:-1]
-        return [_answered(row, own) for row, own in zip(rows, np.split(answers, ends), strict=True)]
-
-
-def _answered(row: Example, answers: Ids) -> Example:
-    """`row` with other answers at its trained tokens."""
-    targets = row.targets.copy()
-    targets[row.trained] = answers
-    return Example(row.ids, targets, row.trained, row.source)
+        mixed = []
+        for row, own in zip(rows, np.split(answers, ends), strict=True):
+            targets = row.targets.copy()
+            targets[row.trained] = own
+            mixed.append(Example(row.ids, targets, row.trained, row.source))
+        return mixed
 
 
 @dataclass(frozen=True)
@@ -149,14 +147,12 @@ class Generated:
 
 @dataclass(frozen=True)
 class TrainingBudget:
-    """What a training run may use: steps, rows of a step, learning rate, share of the steps that warm up, and the
-    global norm to which gradients are clipped, 0 for none."""
+    """What a training run may use: steps, rows of a step, learning rate, and the share of the steps that warm up."""
 
     steps: int
     rows: int
     rate: float
     warmup: float = 0.0
-    clip: float = 0.0
     shape: Literal["constant", "linear", "cosine"] = "constant"
 
 
@@ -191,7 +187,7 @@ class TrainedRun:
 
 def train(module: nn.Transformer, task: GeneratedTask, budget: TrainingBudget, seed: int) -> TrainedRun:
     """Train `module` in place with AdamW, without weight decay."""
-    settings = OptimizerSettings(name="adamw", lr=budget.rate, weight_decay=0.0, clip=budget.clip)
+    settings = OptimizerSettings(name="adamw", lr=budget.rate, weight_decay=0.0, clip=0.0)
     schedule = Schedule(shape=budget.shape, warmup=budget.warmup)
     guess = math.log(task.classes)
     longest = max(len(row.ids) for row in held_out_rows(task, 8, seed))
@@ -232,10 +228,15 @@ def trained_head(
 
 def attention_alone(attn: AttentionSpec, symbols: int, length: int, seed: int) -> nn.Transformer:
     """A decoder with this attention as its only layer, without an MLP, and with learned positions."""
-    width = attn.q.inputs
-    block = BlockSpec(attn=attn, mlp=None, attn_norm=NormsSpec(pre=RMSNormSpec(width=width)), mlp_norm=None)
+    norms = NormsSpec(pre=RMSNormSpec(width=attn.q.inputs))
+    return with_positions([BlockSpec(attn=attn, mlp=None, attn_norm=norms, mlp_norm=None)], symbols, length, seed)
+
+
+def with_positions(blocks: Sequence[BlockSpec], symbols: int, length: int, seed: int) -> nn.Transformer:
+    """A decoder of these blocks with learned positions and a last norm."""
+    width = blocks[0].attn.q.inputs
     positions = LearnedSpec(length=length, width=width)
-    return nn.new(decoder(symbols, [block], embedded=positions, final_norm=RMSNormSpec(width=width)), seed)
+    return nn.new(decoder(symbols, blocks, embedded=positions, final_norm=RMSNormSpec(width=width)), seed)
 
 
 def multiply_queries_and_keys(module: nn.Transformer, factor: float) -> None:
@@ -251,11 +252,15 @@ def held_out_rows(task: GeneratedTask, count: int, seed: int) -> list[Example]:
 
 
 @torch.no_grad()
+def logits(module: nn.Transformer, rows: Sequence[Example]) -> Tensor:
+    """[N, V]: at the trained tokens of `rows`, one row after the other."""
+    batch = collate(rows)
+    return module.unembed(final(module, batch), batch.rows)
+
+
 def right(module: nn.Transformer, rows: Sequence[Example]) -> float:
     """The share of the trained tokens of `rows` whose answer has the largest logit."""
-    batch = collate(rows)
-    answers = module.unembed(final(module, batch), batch.rows).argmax(-1)
-    return float((answers == batch.targets).double().mean())
+    return float((logits(module, rows).argmax(-1) == collate(rows).targets).double().mean())
 
 
 def redraw(module: nn.Transformer, seed: int, std: float, *, written: float | None = None) -> None:
@@ -266,8 +271,4 @@ def redraw(module: nn.Transformer, seed: int, std: float, *, written: float | No
         if ".blocks." in name and weight.dim() == 2:
             writes = name.endswith(("attn.out.weight", "mlp.down.weight"))
             own = written if writes and written is not None else std
-            weight.data = _normal(weight, own, noise)
-
-
-def _normal(weight: Tensor, std: float, noise: torch.Generator) -> Tensor:
-    return std * torch.randn(weight.shape, generator=noise, dtype=weight.dtype)
+            weight.data = own * torch.randn(weight.shape, generator=noise, dtype=weight.dtype)

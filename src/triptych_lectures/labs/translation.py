@@ -1,5 +1,10 @@
-"""The translation that models are compared on: its sizes, sentences to train on and held-out ones, what a model writes
-for them, and how much of it is wrong."""
+"""The translation that models are compared on, and two comparisons on it.
+
+`recurrence`: a recurrent encoder-decoder with one fixed vector, one with attention, and a transformer (Cho et al. 2014;
+Bahdanau et al. 2015; lectures L0 and L1).  `panels`: one translation in three layouts, an encoder-decoder, a decoder
+with a prefix mask, and a decoder with a plain prompt (Vaswani et al. 2017; Raffel et al. 2020, section 3.2; Radford et
+al. 2019; lectures L0, L1 and L4).
+"""
 
 from __future__ import annotations
 
@@ -7,30 +12,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from triptych.page import Curve
+from triptych.page import Curve, TableSection
 from triptych.train.metrics import distance
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, SecondLanguage, Vocabulary
-from triptych_lectures.labs.lab import Lab, Setup, size
-from triptych_lectures.labs.translators import END_ID, START_ID, Builder, Ids, TrainedTranslator, Training, Translator
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import curve
+from triptych_lectures.labs.translators import (
+    END_ID,
+    START_ID,
+    Builder,
+    Ids,
+    TrainedTranslator,
+    Training,
+    Translator,
+    bahdanau,
+    behind_prefix,
+    behind_prompt,
+    beside_encoder,
+    fixed_vector,
+)
 
 HEADS = 4  # of self-attention
 
 
-@dataclass(frozen=True)
 class TranslationSizes(Lab):
     """What a run of a lab about translation can change: the training, the models, the language and its sentences."""
 
-    steps: int = size(150, "training steps of each model")
+    steps: int = size(150, "training steps of each model", full=800)
     rows: int = size(48, "sentences of a training step")
     rate: float = size(6e-3, "highest learning rate")
     width: int = size(64, f"width of embeddings and blocks, a multiple of {HEADS}", multiple=HEADS)
     layers: int = size(1, "blocks of the encoder, and of the decoder beside it; a decoder alone has twice as many")
-    nouns: int = size(4, "nouns of the language", least=2, most=len(NOUNS))
-    verbs: int = size(3, "verbs of the language", least=2, most=len(VERBS))
-    adjectives: int = size(2, "adjectives of the language", least=2, most=len(ADJECTIVES))
-    clauses: int = size(1, "most clauses of a sentence", most=16)
-    train: int = size(3000, "sentences to train on")
-    held: int = size(120, "held-out sentences, four or more, judged in quarters by length", least=4)
+    nouns: int = size(4, "nouns of the language", least=2, most=len(NOUNS), full=12)
+    verbs: int = size(3, "verbs of the language", least=2, most=len(VERBS), full=8)
+    adjectives: int = size(2, "adjectives of the language", least=2, most=len(ADJECTIVES), full=6)
+    clauses: int = size(1, "most clauses of a sentence", most=16, full=3)
+    train: int = size(3000, "sentences to train on", full=20_000)
+    held: int = size(120, "held-out sentences, four or more, judged in quarters by length", least=4, full=400)
 
     def task(self, seed: int) -> TranslationTask:
         """The language that `seed` draws, and its sentences."""
@@ -186,3 +204,140 @@ def word_by_word(task: TranslationTask) -> list[Ids]:
     best = {word: max(of_word, key=lambda words: of_word[words]) for word, of_word in counts.items()}
     number = task.vocabulary.number
     return [[number[target] for word in pair.source for target in best.get(word, ())] for pair in task.held]
+
+
+FIXED, ATTENTION, TRANSFORMER = "GRU, fixed vector", "GRU, attention", "transformer"
+RECURRENCE: dict[str, Builder] = {FIXED: fixed_vector, ATTENTION: bahdanau, TRANSFORMER: beside_encoder}
+
+
+class RecurrenceLab(TranslationSizes):
+    """Three models on the same sentences: what they get wrong by the length of the source, and how long they take."""
+
+    name = "recurrence"
+    falsified_by = (
+        "The claim is false if attention leaves more than half of the fixed vector's wrong tokens in the longest"
+        " quarter of the sentences, or if the fixed vector loses no more from the shortest quarter to the longest than"
+        " attention does. A task that word-by-word translation solves, or that attention does not learn, would show"
+        " nothing either way."
+    )
+    seeds = 5
+
+    steps: int = size(200, "training steps of each model", full=800)
+    rows: int = size(64, "sentences of a training step")
+    layers: int = size(1, "blocks of the transformer's encoder, and of its decoder")
+    clauses: int = size(2, "most clauses of a sentence", most=16, full=4)
+
+    def run(self, setup: Setup) -> LabResult:
+        comparison = compared(self, RECURRENCE, setup)
+        question = "What does a recurrent translator lose with length, and what does attention give back?"
+        lines = {**comparison.judged, "word by word": comparison.word_by_word}
+        header = ("model", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
+        sources = comparison.task.sources
+        lengths = [sum(len(sources[i]) - 1 for i in group) / len(group) for group in quarters(sources)]
+        shares = {name: judgement.by_length for name, judgement in lines.items()}
+        sections = (
+            TableSection("Wrong tokens, written freely", header, [[name, *of.cells] for name, of in lines.items()]),
+            _cost(comparison),
+            curve("Wrong tokens by length", "words of the source", "share", lengths, shares),
+            comparison.losses,
+        )
+        return LabResult(question, MEANING_OF_RECURRENCE, _recurrence_checks(comparison), sections)
+
+
+MEANING_OF_RECURRENCE = (
+    "All models read the same sentences in the same order, with the same optimizer and number of steps, and write"
+    " freely. One vector has to hold the whole source, so that it loses more the longer the source is; attention"
+    " reads the states of the source again for each word. Recurrence has another cost: each cell waits for the one"
+    " before, so that a training step is a chain as long as the source and the target together, while that of a"
+    " transformer is as long as its blocks are many. Wrong tokens are those to insert, delete or replace, over the"
+    " tokens of the right translation."
+)
+
+
+def _recurrence_checks(comparison: Comparison) -> tuple[Check, ...]:
+    fixed, attention = comparison.judged[FIXED], comparison.judged[ATTENTION]
+    # by how much the share of wrong tokens is larger in the longest quarter than in the shortest
+    lost, lost_by_attention = (judgement.by_length[-1] - judgement.by_length[0] for judgement in (fixed, attention))
+    longer = "increase of wrong tokens from the shortest quarter to the longest, fixed vector"
+    return (
+        Check(
+            f"{ATTENTION}: wrong tokens, over those of word by word",
+            attention.wrong / comparison.word_by_word.wrong,
+            most=0.5,
+        ),
+        Check(
+            "longest quarter: wrong tokens of the fixed vector, over those of attention",
+            fixed.by_length[-1] / max(attention.by_length[-1], 1e-9),
+            least=2.0,
+        ),
+        Check(longer, lost, least=0.1),
+        Check(f"{longer} less attention", lost - lost_by_attention, least=0.1),
+    )
+
+
+def _cost(comparison: Comparison) -> TableSection:
+    """Of each model the steps, and the operations one after the other, to the loss that both with attention reach."""
+    source = max(len(source) for source in comparison.task.sources)
+    target = max(len(target) for target in comparison.task.targets)
+    level = max(comparison.trained[name].last for name in (ATTENTION, TRANSFORMER))
+    rows = []
+    for name, translator in comparison.trained.items():
+        chain, steps = translator.model.sequential_steps(source, target), translator.reached(level)
+        seconds = "–" if steps is None else f"{translator.seconds * steps / len(translator.losses):.1f} s"
+        reached = ["–", "–"] if steps is None else [str(steps), f"{steps * chain:,}"]
+        rows.append([name, f"{translator.model.parameters:,}", str(chain), *reached, seconds])
+    return TableSection(
+        f"To the loss that both with attention reach, {level:.2f} nats a token",
+        ("model", "parameters", "chain of one step", "steps", "steps one after another", "processor time"),
+        rows,
+    )
+
+
+PANELS: dict[str, Builder] = {
+    "encoder-decoder": beside_encoder,
+    "decoder, prefix mask": behind_prefix,
+    "decoder, plain prompt": behind_prompt,
+}
+
+
+class PanelsLab(TranslationSizes):
+    """Three layouts on the same sentences: what they get wrong, with how many parameters."""
+
+    name = "panels"
+    falsified_by = (
+        "The claim is false if one of the layouts, with no more parameters than the encoder-decoder and the same"
+        " sentences and steps, leaves more than half of the wrong tokens of word-by-word translation. That word by word"
+        " is wrong for less than half of the tokens would mean that the task asks for no reading of the sentence, and"
+        " show nothing."
+    )
+    seeds = 5
+
+    def run(self, setup: Setup) -> LabResult:
+        comparison = compared(self, PANELS, setup)
+        reference = comparison.word_by_word.wrong
+        encoder_decoder, *alone = [translator.model.parameters for translator in comparison.trained.values()]
+        checks = (
+            Check("word by word: wrong tokens", reference, least=0.5),
+            *(
+                Check(f"{name}: wrong tokens, over those of word by word", judgement.wrong / reference, most=0.5)
+                for name, judgement in comparison.judged.items()
+            ),
+            Check("parameters of the larger decoder, over the encoder-decoder's", max(alone) / encoder_decoder, most=1),
+        )
+        header = ("layout", "parameters", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
+        rows = [
+            [name, f"{comparison.trained[name].model.parameters:,}", *judgement.cells]
+            for name, judgement in comparison.judged.items()
+        ]
+        rows.append(["word by word", "–", *comparison.word_by_word.cells])
+        sections = (TableSection("Wrong tokens, written freely", header, rows), comparison.losses)
+        return LabResult("Does a translation need an encoder?", MEANING_OF_PANELS, checks, sections)
+
+
+MEANING_OF_PANELS = (
+    "A translation needs no layout of its own: a decoder alone that finds the source in front of the target writes it"
+    " too. With the prefix mask each word of the source sees those after it, as in an encoder; with a plain prompt it"
+    " sees only those before it, and what a later word decides - the noun its gender, the verb the sense of a noun -"
+    " has to be put together when the target is written. Wrong tokens are those to insert, delete or replace, over"
+    " the tokens of the right translation."
+)

@@ -1,5 +1,6 @@
 """Five ways to solve one translation: a decoder of a transformer beside an encoder, behind a prefix mask or a plain
-prompt, and a recurrent encoder-decoder with a fixed vector or attention.
+prompt, and a recurrent encoder-decoder with one fixed vector (Sutskever et al. 2014; Cho et al. 2014) or with attention
+over all states of the source (Bahdanau et al. 2015).
 
 All are trained on the same pairs in the same order, with the same optimizer, schedule and number of steps, and write
 freely: each token after those that the model itself wrote.
@@ -10,17 +11,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 from torch.optim import AdamW
 
 from triptych import nn
-from triptych.attention import Rows
+from triptych.attention import Rows, additive
 from triptych.spec import (
     BlockSpec,
     EmbedSpec,
@@ -34,13 +35,13 @@ from triptych.spec import (
     StackSpec,
     attention,
     full,
+    keys,
     mlp,
     same_document,
 )
 from triptych.spec.parts import LinearSpec
 from triptych.train import Data, Example, OptimizerSettings, Pairs, Schedule, TrainingBatch
 from triptych.train.data import EpochRows
-from triptych_lectures.labs.recurrent import RecurrentTranslator
 from triptych_lectures.labs.small import CAUSAL, block, decoder, fit
 
 Ids = list[int]
@@ -73,23 +74,24 @@ class Training:
         return Schedule(shape="linear", warmup=0.1)
 
 
-@runtime_checkable
-class Translator(Protocol):
+class Translator:
     """A model that writes the translation of a source."""
+
+    module: torch.nn.Module
 
     @property
     def parameters(self) -> int:
         """How many numbers it learns."""
-        ...
+        return sum(p.numel() for p in self.module.parameters())
 
     def next_tokens(self, sources: Sequence[Ids], written: Sequence[Ids]) -> Tensor:
         """`[B]`, the likeliest token after each row of `written`, all of one length and each begun by `START_ID`."""
-        ...
+        raise NotImplementedError
 
     def sequential_steps(self, source: int, target: int) -> int:
         """The longest chain of cells or sublayers of one forward in training, each of which must wait for the one
         before it."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,17 +137,15 @@ def with_prefixes(lengths: Sequence[int], prefixes: Sequence[int]) -> Rows:
     return Rows(tuple(lengths), documents=torch.from_numpy(np.concatenate(documents)))
 
 
-class BesideEncoder:
+class BesideEncoder(Translator):
     """A decoder that reads the output of an encoder through cross-attention."""
+
+    module: nn.Transformer
 
     def __init__(self, module: nn.Transformer) -> None:
         self.module = module
         stacks = [stack for stack in (module.spec.encoder, module.spec.decoder) if stack is not None]
         self.sublayers = sum(2 + (block.cross is not None) for stack in stacks for block in stack.blocks)
-
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.module.parameters())
 
     def sequential_steps(self, source: int, target: int) -> int:
         return self.sublayers
@@ -181,18 +181,24 @@ def beside_encoder(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Train
     return _fit(BesideEncoder(module), Pairs.of(pairs, START_ID, _longest(pairs)), training)
 
 
-def behind_prefix(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
-    """A decoder that sees the whole source from everywhere, trained."""
-    module = nn.new(_alone(vocab, training, CAUSAL | same_document()), training.seed)
-    rows = EpochRows(tuple(_prompted(pair, PrefixExample) for pair in pairs))
-    return _fit(BehindPrompt(module, prefix=True), rows, training)
+def _behind(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training, *, prefix: bool) -> TrainedTranslator:
+    """A decoder of twice as many blocks as a stack of the encoder-decoder has, so that both have as many MLPs; trained
+    on rows of the source, the start token and the target, of which the target alone counts."""
+    blocks = [block(training.width, training.heads, 2 * training.width)] * (2 * training.layers)
+    mask = CAUSAL | same_document() if prefix else CAUSAL
+    spec = decoder(vocab, blocks, final_norm=RMSNormSpec(width=training.width), mask=mask)
+    assert spec.decoder is not None
+    spec = replace(spec, decoder=replace(spec.decoder, embed=_embed(vocab, training.width)))
+    examples, kind = list[Example](), PrefixExample if prefix else Example
+    for source, target in pairs:
+        row = np.array([*source, START_ID, *target], dtype=np.int32)
+        examples.append(kind(row[:-1], row[1:], np.arange(len(row) - 1) >= len(source)))
+    module = nn.new(spec, training.seed)
+    return _fit(BehindPrompt(module, prefix=prefix), EpochRows(tuple(examples)), training)
 
 
-def behind_prompt(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
-    """A decoder for which the source is a prompt like any other, trained."""
-    module = nn.new(_alone(vocab, training, CAUSAL), training.seed)
-    rows = EpochRows(tuple(_prompted(pair, Example) for pair in pairs))
-    return _fit(BehindPrompt(module, prefix=False), rows, training)
+behind_prefix = partial(_behind, prefix=True)  # it sees the whole source from everywhere
+behind_prompt = partial(_behind, prefix=False)  # the source is a prompt like any other
 
 
 def encoder_decoder(vocab: int, training: Training) -> ModelSpec:
@@ -217,24 +223,9 @@ def encoder_decoder(vocab: int, training: Training) -> ModelSpec:
     )  # fmt: skip
 
 
-def _alone(vocab: int, training: Training, mask: Mask) -> ModelSpec:
-    """A decoder of twice as many blocks as a stack of the encoder-decoder has, so that both have as many MLPs."""
-    blocks = [block(training.width, training.heads, 2 * training.width)] * (2 * training.layers)
-    spec = decoder(vocab, blocks, final_norm=RMSNormSpec(width=training.width), mask=mask)
-    assert spec.decoder is not None
-    return replace(spec, decoder=replace(spec.decoder, embed=_embed(vocab, training.width)))
-
-
 def _embed(vocab: int, width: int) -> EmbedSpec:
     """Embeddings as large as the sinusoids that are added to them (Vaswani et al. 2017, section 3.4)."""
     return EmbedSpec(vocab=vocab, width=width, position=SinusoidalSpec(width=width), scale=width**0.5)
-
-
-def _prompted(pair: tuple[Ids, Ids], kind: type[Example]) -> Example:
-    """A row of the source, the start token and the target, trained on the target alone."""
-    source, target = pair
-    row = np.array([*source, START_ID, *target], dtype=np.int32)
-    return kind(row[:-1], row[1:], np.arange(len(row) - 1) >= len(source))
 
 
 def _fit(model: BesideEncoder, data: Data, training: Training) -> TrainedTranslator:
@@ -250,15 +241,11 @@ def _fit(model: BesideEncoder, data: Data, training: Training) -> TrainedTransla
 # ---------------------------------------------------------------- recurrent
 
 
-class Recurrent:
+class Recurrent(Translator):
     """A recurrent encoder-decoder."""
 
     def __init__(self, module: RecurrentTranslator) -> None:
         self.module = module
-
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.module.parameters())
 
     def sequential_steps(self, source: int, target: int) -> int:
         return source + target
@@ -267,16 +254,6 @@ class Recurrent:
     def next_tokens(self, sources: Sequence[Ids], written: Sequence[Ids]) -> Tensor:
         logits: Tensor = self.module([torch.tensor(source) for source in sources], torch.tensor(written))
         return logits[:, -1].argmax(-1)
-
-
-def fixed_vector(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
-    """The source through one vector, trained."""
-    return _recurrent(pairs, vocab, training, attention=False)
-
-
-def bahdanau(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
-    """The source through attention, trained."""
-    return _recurrent(pairs, vocab, training, attention=True)
 
 
 def _recurrent(
@@ -302,6 +279,9 @@ def _recurrent(
     return TrainedTranslator(Recurrent(module.eval()), losses, time.process_time() - began)
 
 
+fixed_vector, bahdanau = partial(_recurrent, attention=False), partial(_recurrent, attention=True)
+
+
 def _recurrent_loss(module: RecurrentTranslator, examples: Sequence[Example]) -> Tensor:
     """Mean nats of the trained tokens."""
     sources, written, targets = [], [], []
@@ -324,3 +304,49 @@ def _longest(pairs: Sequence[tuple[Ids, Ids]]) -> int:
 
 def _flat(rows: Sequence[Ids]) -> Tensor:
     return torch.tensor([token for row in rows for token in row])
+
+
+class RecurrentTranslator(torch.nn.Module):
+    """A bidirectional GRU reads the source, another GRU writes the target, each with states of width D.
+
+    The last states of the source start the decoder.  Without attention they are also a part of each of its inputs;
+    with attention this part is the mean of the source's states, weighted by an additive score against the decoder's
+    state before.
+    """
+
+    def __init__(self, vocab: int, width: int, *, attention: bool) -> None:
+        super().__init__()
+        self.width, self.attention = width, attention
+        self.embed = torch.nn.Embedding(vocab, width)
+        self.encoder = torch.nn.GRU(width, width // 2, batch_first=True, bidirectional=True)
+        self.first_state = torch.nn.Linear(width, width)
+        self.decoder = torch.nn.GRUCell(2 * width, width)
+        self.query, self.key = torch.nn.Linear(width, width, bias=False), torch.nn.Linear(width, width, bias=False)
+        self.score = torch.nn.Parameter(torch.empty(width).normal_(0, width**-0.5))
+        self.head = torch.nn.Linear(2 * width, vocab)
+        if not attention:
+            del self.query, self.key, self.score
+
+    def forward(self, sources: Sequence[Tensor], written: Tensor) -> Tensor:
+        """Rows of source ids, and `[B, T]` decoder inputs -> logits `[B, T, V]` of the token after each."""
+        lengths = torch.tensor([len(source) for source in sources])
+        embedded = self.embed(pad_sequence(list(sources), batch_first=True))
+        packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
+        states, last = self.encoder(packed)
+        states, _ = pad_packed_sequence(states, batch_first=True)
+        fixed = torch.cat([last[0], last[1]], -1)
+        state, outputs = self.first_state(fixed).tanh(), []
+        for token in self.embed(written).unbind(1):
+            context = self._read(state, states, lengths) if self.attention else fixed
+            state = self.decoder(torch.cat([token, context], -1), state)
+            outputs.append(torch.cat([state, context], -1))
+        logits: Tensor = self.head(torch.stack(outputs, 1))
+        return logits
+
+    def _read(self, state: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
+        """`[B, D]`: the mean of the source's states `[B, S, D]` that one state `[B, D]` asks for."""
+        read = additive(
+            state[:, None, None], states[:, None], states[:, None],
+            w_q=self.query.weight, w_k=self.key.weight, w_v=self.score, mask=keys(lengths.tolist()),
+        )  # fmt: skip
+        return read[:, 0, 0]

@@ -5,9 +5,8 @@ Beside it stand IBM Model 1 (Brown et al. 1993) and the diagonal, all judged by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +17,8 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, Link
-from triptych_lectures.labs.lab import Check, LabResult, Setup, Size, size
+from triptych_lectures.labs.lab import Check, LabResult, Setup, size
+from triptych_lectures.labs.small import share_table
 from triptych_lectures.labs.translation import TranslationSizes, TranslationTask, as_ids, loss_points
 from triptych_lectures.labs.translators import START_ID, BesideEncoder, TrainedTranslator, beside_encoder
 
@@ -26,7 +26,6 @@ MOST = 0.25  # alignment error rate
 SITE = "decoder.blocks.*.cross.pattern"
 
 
-@dataclass(frozen=True)
 class WordAlignmentLab(TranslationSizes):
     """The alignment error rate of each head of a translation model, of IBM Model 1 and of the diagonal."""
 
@@ -37,25 +36,16 @@ class WordAlignmentLab(TranslationSizes):
         " A model that is not trained, or trained on shuffled pairs, must not reach it."
     )
     seeds = 5
-    full: ClassVar[Mapping[str, Size]] = {
-        "steps": 1000,
-        "nouns": 12,
-        "verbs": 8,
-        "adjectives": 6,
-        "clauses": 4,
-        "train": 20_000,
-        "held": 800,
-    }
 
-    steps: int = size(300, "training steps")
+    steps: int = size(300, "training steps", full=1000)
     cross_heads: int = size(1, "heads of cross-attention; with several, each reads a part of what a word needs")
     layers: int = size(2, "blocks of the encoder, and of the decoder")
-    nouns: int = size(6, "nouns of the language", least=2, most=len(NOUNS))
-    verbs: int = size(4, "verbs of the language", least=2, most=len(VERBS))
-    adjectives: int = size(3, "adjectives of the language", least=2, most=len(ADJECTIVES))
-    clauses: int = size(3, "most clauses of a sentence; words repeat in long ones", most=16)
-    train: int = size(4000, "sentences to train on")
-    held: int = size(200, "held-out sentences; on the first half layer and head are chosen", least=2)
+    nouns: int = size(6, "nouns of the language", least=2, most=len(NOUNS), full=12)
+    verbs: int = size(4, "verbs of the language", least=2, most=len(VERBS), full=8)
+    adjectives: int = size(3, "adjectives of the language", least=2, most=len(ADJECTIVES), full=6)
+    clauses: int = size(3, "most clauses of a sentence; words repeat in long ones", most=16, full=4)
+    train: int = size(4000, "sentences to train on", full=20_000)
+    held: int = size(200, "held-out sentences; on the first half layer and head are chosen", least=2, full=800)
 
     def __post_init__(self) -> None:
         if self.width % self.cross_heads:
@@ -139,9 +129,9 @@ def _sections(
     held: dict[str, float],
     patterns: dict[HeadPlace, list[Tensor]],
 ) -> tuple[TableSection, TableSection, AttentionSection, AttentionSection, Curve]:
-    rates = TableSection("Held-out sentences", ("links of", "error rate"), [[n, f"{x:.3f}"] for n, x in held.items()])
-    rows = [[place.name, f"{rate:.3f}"] for place, rate in chosen.items()]
-    choice = TableSection("The sentences that layer and head are chosen on", ("links of", "error rate"), rows)
+    header, of_heads = ("links of", "error rate"), {place.name: rate for place, rate in chosen.items()}
+    rates = share_table("Held-out sentences", header, held, ".3f")
+    choice = share_table("The sentences that layer and head are chosen on", header, of_heads, ".3f")
     place = min(chosen, key=lambda candidate: chosen[candidate])
     i = min(range(len(task.held) // 2, len(task.held)), key=lambda i: abs(len(task.held[i].source) - 8))
     pair, weights = task.held[i], patterns[place][i]
@@ -149,11 +139,10 @@ def _sections(
     true = torch.zeros(weights.shape)
     for t, s in pair.sure:
         true[t, s] = 1.0
-    maps = [AttentionMap("cross", place.layer, target, source, x[None].numpy()) for x in (weights, true)]
     note = "Rows are the words to write, columns those to read."
     learned, sure = (
-        AttentionSection(f"A sentence: {place.name}", note, maps[:1]),
-        AttentionSection("Its sure links", note, maps[1:]),
+        AttentionSection(title, note, [AttentionMap("cross", place.layer, target, source, x[None].numpy())])
+        for title, x in ((f"A sentence: {place.name}", weights), ("Its sure links", true))
     )
     losses = Curve("Training", "step", "nats a token", {"loss": loss_points(trained)}, {})
     return rates, choice, learned, sure, losses

@@ -1,0 +1,271 @@
+"""One step of each way in which layers keep their keys and values: all of them, a ring, sums, or nothing.
+
+Causal linear attention (Katharopoulos et al. 2020) weighs the value v_j by `φ(q)·φ(k_j)`, so what a query needs of all
+keys before it is `Σ φ(k_j) v_jᵀ [K, Kv]` and `Σ φ(k_j) [K]`: two sums of constant size.  A step adds its tokens to
+these sums when it is finished, and its queries read the sums before it and its own keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from triptych.attention.mechanisms import LINEAR, Mechanism, divided, features, running
+from triptych.attention.request import ContentBias, Heads, ScoreBias, placed_request
+from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
+from triptych.attention.rows import Rows, batched, neighbours
+from triptych.attention.store import Snapshot, Store
+from triptych.errors import InputError
+from triptych.spec.masks import Mask
+
+
+@runtime_checkable
+class KeyStep(Protocol):
+    """One step of the layers that store their keys in the same way."""
+
+    @property
+    def layout(self) -> PlansRows:
+        """Where their keys lie once this step's are in."""
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in a layer's new keys [N, G, K] and values [N, G, Kv] -> all that its queries may see, as `layout`."""
+
+
+@runtime_checkable
+class CacheStep(Protocol):
+    """One forward's use of a cache.  `context` is what the stack decided in the step before, where that was one token
+    of each of the same rows; None elsewhere."""
+
+    context: object | None
+
+    def of(self, layer: int) -> KeyStep: ...
+
+    def finish(self) -> None:
+        """Count the step, once every layer was extended with it."""
+
+
+@runtime_checkable
+class KVCache(Protocol):
+    """What a decoder's forward needs of a cache; `NullCache` keeps nothing."""
+
+    def begin(self, rows: Rows, provenance: str) -> CacheStep: ...
+
+
+class NullCache:
+    """Keeps nothing: training, encoders, scoring."""
+
+    def begin(self, rows: Rows, provenance: str) -> NullStep:
+        return NullStep(FlatKeys(rows))
+
+
+NULL_CACHE = NullCache()
+
+
+@dataclass(eq=False)
+class NullStep:
+    layout: FlatKeys
+    context: object | None = None
+
+    def of(self, layer: int) -> NullStep:
+        return self
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return k, v
+
+    def finish(self) -> None:
+        pass
+
+
+class FullStep:
+    """Layers that keep every token: a key's place is its position.  A first prefill gives the new keys
+    and values back as they are, which keeps their gradient; causality still applies.
+
+    Where the store keeps numbers in another form than they are computed in, every query gets what is kept, in a first
+    prefill too, so that a prompt is the same in any pieces.  The rows' keys are then decoded in each step."""
+
+    def __init__(self, stores: Sequence[Store], like: Store, rows: Rows, *, fresh: bool) -> None:
+        self.stores, self.rows, self.fresh = stores, rows, fresh
+        slots = rows.slots
+        self.run = neighbours(slots) if slots and rows.even else None
+        self.exact = like.form.exact
+        self.layout: KeyLayout = FlatKeys(rows) if fresh else SlotKeys(rows.ends, slots)
+        if not fresh and not self.exact:
+            self.layout = SlotKeys(rows.ends, tuple(range(len(rows))))
+        if self.run is not None:
+            self.at = slice(rows.past[0], rows.ends[0])
+        else:
+            self.slot_of, self.place = token_places(rows, like.k.device)
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        store, rows = self.stores[layer], self.rows
+        keys, values = store.k, store.v
+        new_k, new_v = store.encode(k, v)
+        if self.run is None:
+            keys[self.slot_of, :, self.place] = new_k
+            values[self.slot_of, :, self.place] = new_v
+        elif rows.longest == 1:
+            keys[self.run, :, self.at] = new_k.unsqueeze(2)
+            values[self.run, :, self.at] = new_v.unsqueeze(2)
+        else:
+            keys[self.run, :, self.at] = new_k.view(len(rows.lengths), rows.longest, *new_k.shape[1:]).transpose(1, 2)
+            values[self.run, :, self.at] = new_v.view(len(rows.lengths), rows.longest, *new_v.shape[1:]).transpose(1, 2)
+        if self.exact:
+            return (k, v) if self.fresh else (keys, values)
+        if self.fresh:
+            return store.decode(new_k, new_v)
+        slots = list(rows.slots) if self.run is None else self.run
+        end = max(rows.ends, default=0)
+        return store.decode(keys[slots, :, :end], values[slots, :, :end])
+
+
+class RingStep:
+    """Layers that look back less than `window` positions keep that many in a ring: position p stands at place
+    `p % window`.  A chunk of several tokens reads the old ring beside its own keys, since writing them overwrites what
+    its first queries see.  What queries get is in every case what the store keeps (`FullStep`)."""
+
+    def __init__(self, stores: Sequence[Store], like: Store, window: int, rows: Rows, *, fresh: bool) -> None:
+        self.stores, self.rows, self.fresh, self.window = stores, rows, fresh, window
+        device = like.k.device
+        slot, position = token_places(rows, device)
+        self.last: Tensor | None = None
+        if rows.longest > window:  # the last of the new tokens, so that no place is written twice
+            end = torch.tensor(rows.ends, device=device)[rows.row_of(device)]
+            self.last = (position >= end - window).nonzero()[:, 0]
+            slot, position = slot[self.last], position[self.last]
+        self.slot_of, self.place = slot, position % window
+        self.layout: KeyLayout
+        if fresh:
+            self.layout = FlatKeys(rows)
+        elif rows.longest <= 1:
+            slots = rows.slots if like.form.exact else tuple(range(len(rows)))
+            self.layout = SlotKeys(rows.ends, slots, ring_positions(rows.ends, window, device))
+        else:
+            self.slots = torch.tensor(rows.slots, device=device)
+            self.row, self.step_place = rows.row_of(device), token_places(Rows(rows.lengths), device)[1]
+            self.layout = self._beside(device)
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        store = self.stores[layer]
+        new_k, new_v = store.encode(k, v)
+        if not store.form.exact:
+            k, v = store.decode(new_k, new_v)
+        visible = (k, v) if self.fresh else None
+        if visible is None and self.rows.longest > 1:
+            old_k, old_v = store.decode(store.k[self.slots], store.v[self.slots])
+            visible = self._joined(old_k, k), self._joined(old_v, v)
+        if self.last is not None:
+            new_k, new_v = new_k[self.last], new_v[self.last]
+        store.k[self.slot_of, :, self.place] = new_k
+        store.v[self.slot_of, :, self.place] = new_v
+        if visible is not None:
+            return visible
+        if store.form.exact:
+            return store.k, store.v
+        slots = list(self.rows.slots)
+        return store.decode(store.k[slots], store.v[slots])
+
+    def _joined(self, ring: Tensor, new: Tensor) -> Tensor:
+        """The rows' rings and their new tokens, `[B, G, window + longest, K]`."""
+        room = new.new_zeros(len(self.rows), self.rows.longest, *new.shape[1:])
+        room = room.index_put((self.row, self.step_place), new)
+        return torch.cat((ring.to(new.dtype), room.transpose(1, 2)), 2)
+
+    def _beside(self, device: torch.device) -> SlotKeys:
+        rows = self.rows
+        place = torch.arange(rows.longest, device=device)
+        past, length = (torch.tensor(x, device=device)[:, None] for x in (rows.past, rows.lengths))
+        positions = (past + place).masked_fill(place >= length, -1)
+        positions = torch.cat((ring_positions(rows.past, self.window, device), positions), 1)
+        return SlotKeys((positions.shape[1],) * len(rows), tuple(range(len(rows))), positions)
+
+
+def ring_positions(lengths: Sequence[int], window: int, device: torch.device) -> Tensor:
+    """`[B, window]`: the last position below each length that belongs at each place of its ring, -1 for none.
+
+    After a trim a place may hold a forgotten token instead; `Cache.trim` refuses where a window would still see it.
+    """
+    length = torch.tensor(list(lengths), device=device)[:, None]
+    place = torch.arange(window, device=device)
+    return (length - 1 - (length - 1 - place) % window).clamp(min=-1)
+
+
+def token_places(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The slot and the absolute position of each token."""
+    return torch.tensor(rows.slots, device=device)[rows.row_of(device)], rows.positions(device)
+
+
+@dataclass(frozen=True, eq=False)
+class SumPlan:
+    """Linear attention of `rows` over their new keys and values behind the sums of what came before, which it plans by
+    itself: k `[N, G, K]` are features, v `[N + B * K, G, Kv + 1]` the values, with a 1 behind each, and then for each
+    row its sums, one row of them for each feature."""
+
+    rows: Rows
+
+    def plan(
+        self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = LINEAR
+    ) -> SumPlan:
+        """Raises InputError for what linear attention has no form for, as without a cache."""
+        if mechanism is not LINEAR:
+            raise InputError("a cache of sums serves linear attention alone")
+        LINEAR.plan(placed_request(rows, rows.longest, mask, heads, bias)[0])  # raises where it cannot serve
+        return SumPlan(rows)
+
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, content: ContentBias | None = None
+    ) -> Tensor:
+        """q [N, H, K] -> [N, H, Kv]."""
+        rows, groups = self.rows, k.shape[1]
+        batching = batched(rows, q.device)
+        new, before = v[: rows.total], v[rows.total :].view(len(rows), -1, *v.shape[1:]).transpose(1, 2)
+        queries = batching.batch(features(q.to(k.dtype)))
+        grouped = queries.view(len(rows), groups, -1, *queries.shape[2:])  # [B, G, H / G, T, K]
+        keys, values = (batching.batch(x)[:, :, None] for x in (k, new))
+        total = running(grouped, keys, values) + grouped @ before[:, :, None]
+        return batching.flat(divided(total).flatten(1, 2)).to(q.dtype)
+
+
+class SumStep:
+    """One step of the layers that keep sums.  A first prefill gives the fresh tensors back, as `FullStep` does."""
+
+    def __init__(self, stores: Sequence[Store], rows: Rows, snapshots: dict[int, Snapshot], *, fresh: bool) -> None:
+        self.stores, self.rows, self.snapshots, self.fresh = stores, rows, snapshots, fresh
+        self.layout = FlatKeys(rows) if fresh else SumPlan(rows)
+        self.slots = list(rows.slots)
+        self.begin = [row for row, past in enumerate(rows.past) if not past]  # what their slots still have is forgotten
+        self.after: dict[int, Tensor] = {}  # of each layer, written by `finish`
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        store, rows = self.stores[layer], self.rows
+        k_terms, v_terms = k.detach().to(store.k.dtype), v.detach().to(store.k.dtype)
+        new_k, new_v = features(k_terms), F.pad(v_terms, (0, 1), value=1.0)  # in the store's precision
+        batching = batched(rows, k.device)
+        before = torch.cat((store.k[self.slots], store.v[self.slots]), -1)
+        before[self.begin] = 0.0
+        self.after[layer] = before + batching.batch(new_k).mT @ batching.batch(new_v)
+        for row, slot in enumerate(self.slots):
+            if slot in self.snapshots:
+                here = slice(rows.starts[row], rows.starts[row] + rows.lengths[row])
+                self.snapshots[slot].added[layer] = new_k[here], new_v[here]
+        if self.fresh:
+            return k, v
+        return new_k, torch.cat((new_v, before.transpose(1, 2).flatten(0, 1)))
+
+    def finish(self) -> None:
+        """Add the step's tokens.  Not before every layer was extended: a step that fails changes nothing."""
+        for layer, after in self.after.items():
+            store = self.stores[layer]
+            store.k[self.slots], store.v[self.slots] = after[..., :-1], after[..., -1:]
+
+
+def put_back(store: Store, slot: int, snapshot: Snapshot, layer: int, count: int) -> None:
+    """The sums of a slot as they were at `hold`, and after the first `count` of the tokens that came since."""
+    new_k, new_v = (x[:count].transpose(0, 1) for x in snapshot.added[layer])
+    k, v = snapshot.sums[layer]
+    after = torch.cat((k, v), -1) + new_k.mT @ new_v
+    store.k[slot], store.v[slot] = after[..., :-1], after[..., -1:]

@@ -1,0 +1,124 @@
+"""Labels of whole rows, the likeliest words behind masks, and the batches in which such tasks run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from triptych.arguments import integer
+from triptych.errors import InputError
+from triptych.nn import Batch, Transformer, flat
+from triptych.spec import ClassHeadSpec, MaskedLMHeadSpec, ModelSpec, TokenHeadSpec
+from triptych.tasks.model_inputs import TaskModel, Texts
+from triptych.text import Encoded
+
+BATCH_TOKENS = 4096  # tokens of one batch, unless a single row is longer
+
+
+def batches(lengths: Sequence[int], tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
+    """Indices of rows grouped by length, longest first, at most `tokens` tokens a group (one row at the least)."""
+    group: list[int] = []
+    total = 0
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if group and total + lengths[i] > tokens:
+            yield group
+            group, total = [], 0
+        group.append(i)
+        total += lengths[i]
+    if group:
+        yield group
+
+
+@torch.inference_mode()
+def head_outputs(module: Transformer, rows: Sequence[Encoded | Tensor]) -> list[Tensor]:
+    """The output of the head for each row in fp32: `[C]` of a head over classes, `[T, C]` of one over tokens.
+
+    An encoder-decoder reads each row in its decoder too, shifted one position to the right; where the config names no
+    start token, the row's own last token is put first (mBART's language).  Raises InputError for a row that does not
+    end with an end-of-text token where an encoder-decoder classifies at that token.
+    """
+    outputs: list[Tensor] = [torch.empty(0)] * len(rows)
+    lengths = [module.length(row) if isinstance(row, Tensor) else len(row.ids) for row in rows]
+    for group in batches(lengths):
+        for i, output in zip(group, _forward(module, [rows[i] for i in group]), strict=True):
+            outputs[i] = output.float()
+    return outputs
+
+
+def _forward(module: Transformer, either: Sequence[Encoded | Tensor]) -> Sequence[Tensor]:
+    if pixels := [row for row in either if isinstance(row, Tensor)]:
+        inputs, where = module.flat(pixels)
+        return list(module.logits(Batch(inputs=inputs, rows=where)))
+    rows = [row for row in either if isinstance(row, Encoded)]
+    device, ids = module.device, module.spec.ids
+    tokens, where = flat([row.ids for row in rows], device)
+    types = torch.tensor([kind for row in rows for kind in row.token_types], device=device)
+    for i, row in enumerate(rows):
+        if module.decoder is not None and isinstance(module.spec.head, ClassHeadSpec) and row.ids[-1] not in ids.eos:
+            raise InputError(f"text {i} does not end with an end-of-text token, where this model looks for the label")
+    output = module.logits(module.labelled_batch(tokens, where, token_types=types))
+    return list(output) if isinstance(module.spec.head, ClassHeadSpec) else where.split(output)
+
+
+def label_names(spec: ModelSpec, hf: Mapping[str, Any]) -> list[str]:
+    """The names of the classes in the config `hf`; `LABEL_0`, `LABEL_1`, ... where it has none."""
+    if not isinstance(spec.head, ClassHeadSpec | TokenHeadSpec):
+        return []
+    names = hf.get("id2label") or {}
+    return [str(names.get(str(i), names.get(i, f"LABEL_{i}"))) for i in range(spec.head.classes.outputs)]
+
+
+def classify(
+    model: TaskModel, texts: Texts, *, second: Sequence[str] | None = None
+) -> list[list[tuple[str, float]]]:  # fmt: skip
+    """The labels of each text, or image, with their probabilities, best first.
+
+    `second` has the second text of each pair (premise and hypothesis, query and passage).  The probabilities are a
+    softmax over the labels; of a model with one label, or whose labels may hold together (`problem_type` of its
+    config), a sigmoid of each.  A regression gives its score.
+
+    Raises InputError for a model without a head over classes.
+    """
+    rows = model.inputs.labelled(texts, second)
+    if not isinstance(model.spec.head, ClassHeadSpec):
+        raise InputError(f"this {model.spec.family} model has no head over classes, so it cannot classify")
+    labels, problem = model.labels, model.inputs.hf.get("problem_type")
+    ranked = []
+    for scores in head_outputs(model.module, rows):
+        if problem == "multi_label_classification" or (len(labels) == 1 and problem != "regression"):
+            scores = scores.sigmoid()
+        elif problem != "regression":
+            scores = scores.softmax(-1)
+        ranked.append(sorted(zip(labels, scores.tolist(), strict=True), key=lambda pair: -pair[1]))
+    return ranked
+
+
+@torch.inference_mode()
+def fill(model: TaskModel, texts: Texts, *, top: int = 5) -> list[list[list[tuple[str, float]]]]:
+    """The `top` likeliest tokens at each mask token of each text, as (text of the token, probability), best first:
+    `fill(texts)[text][mask][rank]`.
+
+    Raises InputError for a model without a masked-LM head, a tokenizer without a mask token, and a text without one.
+    """
+    tokenizer, module = model.inputs.words, model.module
+    mask_id = tokenizer.mask_id
+    if mask_id is None:
+        raise InputError("this tokenizer has no mask token, so there is nothing to fill in")
+    rows = model.inputs.ids(texts)
+    if not isinstance(model.spec.head, MaskedLMHeadSpec):
+        raise InputError(f"this {model.spec.family} model has no masked-LM head, so it cannot fill words in")
+    integer("top", top, 1)
+    for i, row in enumerate(rows):
+        if mask_id not in row:
+            raise InputError(f"text {i} has no mask token to fill")
+    ids, where = flat(rows, module.device)
+    probs = torch.softmax(module.logits(Batch(inputs=ids, rows=where)).float(), dim=-1)
+    answers = []
+    for row, p in zip(rows, where.split(probs), strict=True):
+        best = [p[i].topk(min(top, p.shape[-1])) for i, token in enumerate(row) if token == mask_id]
+        pairs = [zip(one.indices.tolist(), one.values.tolist(), strict=True) for one in best]
+        answers.append([[(tokenizer.decode([i]).strip(), p) for i, p in mask] for mask in pairs])
+    return answers

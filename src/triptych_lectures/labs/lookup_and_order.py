@@ -1,0 +1,290 @@
+"""What attention is as a function.
+
+`soft-vs-hard`: is it a dictionary lookup, and why a soft one?  (Lectures L0 2.1, L4 exercise 1; Graves et al. 2014)
+softmax(β q·k) v: at β = 0 the mean of all values, as β grows the value of the best key and of no other.  Between the
+two, the answer has a gradient in the query, and so a network can learn the query.
+
+`permutation`: does it know the order of its input?
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from triptych import nn
+from triptych.attention import attend
+from triptych.errors import InputError
+from triptych.model import Model
+from triptych.page import TableSection
+from triptych.spec import AlibiSpec, LearnedSpec, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
+from triptych.spec.positions import Absolute, Position
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import block, curve, decoder
+
+
+class SoftVsHardLab(Lab):
+    """Noisy questions to a dictionary over β; then a question that is learned by gradient descent, soft and hard."""
+
+    name = "soft-vs-hard"
+    falsified_by = (
+        "The claim is false if the answer at large β differs from the dictionary's by more than rounding. It is false"
+        " too if gradient descent on the query succeeds at large β, or fails at small β."
+    )
+    seeds = 5
+
+    entries: int = size(16, "entries of the dictionary, two or more", least=2)
+    questions: int = size(32, "questions to it")
+    width: int = size(24, "width of keys and questions")
+    values: int = size(20, "width of the values")
+    sharpness: tuple[float, ...] = size(tuple(2.0**i for i in range(-2, 13, 2)), "β of the table, the last one hard")
+    soft: float = size(4.0, "β at which a question is learned")
+    steps: int = size(400, "steps of gradient descent")
+    rate: float = size(0.3, "learning rate, times 1/β")
+
+    @property
+    def hard(self) -> float:
+        return self.sharpness[-1]
+
+    def run(self, setup: Setup) -> LabResult:
+        book = _Dictionary(self, setup.seed)
+        rows = [book.measure(beta) for beta in self.sharpness]
+        learned = {beta: book.learn(beta) for beta in (self.soft, self.hard)}
+        table = TableSection(
+            f"{self.questions} questions to a dictionary of {self.entries} entries",
+            ("β", "weight of the best key", "error against dict[key]", "bound", "|d answer / d question|"),
+            [[f"{beta:g}", *(f"{x:.3g}" for x in row)] for beta, row in zip(self.sharpness, rows, strict=True)],
+        )
+        columns = {"error against dict[key]": 1, "gradient in the question": 3}
+        lines = {name: [max(row[column], 1e-16) for row in rows] for name, column in columns.items()}
+        losses, unit = {f"β = {beta:g}": of for beta, of in learned.items()}, "squared distance from the wanted value"
+        steps = range(len(learned[self.soft]))
+        curves = (
+            curve(
+                "From the mean of all values to one of them", "sharpness β", "distance, size of gradient",
+                self.sharpness, lines, log="xy",
+            ),
+            curve("Learning what to ask", "step of gradient descent", unit, steps, losses, log="y"),
+        )  # fmt: skip
+        checks = (
+            Check("at β 0, distance from the mean of all values", book.from_mean(), most=1e-12),
+            Check(f"at β {self.hard:g}, distance from dict[key]", rows[-1][1], most=1e-9),
+            Check("largest error over its bound 2 max|v| (S-1) exp(-β gap)", max(r[1] / r[2] for r in rows), most=1.0),
+            Check("gradient against finite differences, relative", book.gradient_error(), most=1e-6),
+            Check(f"at β {self.hard:g}, largest gradient of an answer", rows[-1][3], most=1e-9),
+            Check(
+                f"at β {self.soft:g}, loss after learning over before",
+                learned[self.soft][-1] / learned[self.soft][0],
+                most=0.05,
+            ),
+            Check(
+                f"at β {self.hard:g}, loss after learning over before",
+                learned[self.hard][-1] / learned[self.hard][0],
+                least=0.95,
+            ),
+        )
+        return LabResult(
+            "Is attention a dictionary lookup, and why a soft one?", MEANING_OF_LOOKUP, checks, (table, *curves)
+        )
+
+
+MEANING_OF_LOOKUP = (
+    "Every entry answers, in proportion to exp(β q·k). The other entries lose weight exponentially in β times the gap"
+    " between the best score and the next, so a sharp enough attention returns exactly what a dictionary would. But a"
+    " dictionary's answer does not change when the question changes a little: its gradient is zero wherever there is"
+    " one, and descent stands still. A soft answer has a gradient, and descent finds the question to ask. The scale"
+    " 1/√d and the length of learned queries and keys set β in a transformer."
+)
+
+
+class _Dictionary:
+    """Keys of unit length, values, and questions that are keys plus noise, each with the key it came from.  fp64."""
+
+    def __init__(self, sizes: SoftVsHardLab, seed: int) -> None:
+        self.sizes = sizes
+        noise = torch.Generator().manual_seed(seed)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=noise, dtype=torch.float64)
+
+        self.keys = torch.nn.functional.normalize(draw(sizes.entries, sizes.width), dim=-1)
+        self.values = draw(sizes.entries, sizes.values)
+        self.wanted = torch.randint(sizes.entries, (sizes.questions,), generator=noise)
+        self.questions = self.keys[self.wanted] + 0.05 * draw(sizes.questions, sizes.width)
+        self.start = self.keys[0]  # learning begins with the question for another entry, the furthest from its goal
+        self.goal = int((self.keys @ self.start).argmin())
+        # A Python dictionary with the same entries.
+        self.plain = dict(enumerate(self.values))
+        self.answers = torch.stack([self.plain[int(name)] for name in self.wanted])
+
+    def ask(self, questions: Tensor, beta: float) -> Tensor:
+        """[T, K] -> [T, Kv]"""
+        return attend(questions, self.keys, self.values, scale=beta)
+
+    def measure(self, beta: float) -> tuple[float, float, float, float]:
+        """(mean weight of the best key, largest error, its bound, largest |gradient| in a question)"""
+        pattern = attend(self.questions, self.keys, torch.eye(len(self.keys), dtype=torch.float64), scale=beta)
+        best = pattern.gather(1, self.wanted[:, None])
+        error = (self.ask(self.questions, beta) - self.answers).abs().max().item()
+        top = (self.questions @ self.keys.T).topk(2).values
+        gap = (top[:, 0] - top[:, 1]).min().item()
+        bound = 2 * self.values.abs().max().item() * (len(self.keys) - 1) * math.exp(-beta * gap)
+        return best.mean().item(), error, bound + 1e-15, self.gradient(beta).abs().max().item()
+
+    def gradient(self, beta: float) -> Tensor:
+        """[T, K]: of the first number of each answer in its question."""
+        questions = self.questions.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.ask(questions, beta)[:, 0].sum(), questions)
+        return slope
+
+    def gradient_error(self, step: float = 1e-5) -> float:
+        """Largest difference from central differences along one direction, over the largest gradient."""
+        slope, along = self.gradient(self.sizes.soft), torch.linspace(-1, 1, self.sizes.width, dtype=torch.float64)
+        ahead, behind = (self.ask(self.questions + sign * step * along, self.sizes.soft)[:, 0] for sign in (1, -1))
+        return (((ahead - behind) / (2 * step) - slope @ along).abs().max() / slope.abs().max()).item()
+
+    def from_mean(self) -> float:
+        return (self.ask(self.questions, 0.0) - self.values.mean(0)).abs().max().item()
+
+    def learn(self, beta: float) -> list[float]:
+        """Squared distance from one entry's value while a question is moved down its gradient, step by step."""
+        question, losses = self.start[None].clone().requires_grad_(), []
+        for _ in range(self.sizes.steps):
+            loss = (self.ask(question, beta) - self.values[self.goal]).square().sum()
+            (slope,) = torch.autograd.grad(loss, question)
+            losses.append(loss.item())
+            question = (question - self.sizes.rate / beta * slope).detach().requires_grad_()
+        return losses
+
+
+NONE = "none"
+MASKS = {"bidirectional": full(), "causal": causal()}
+
+
+class PermutationLab(Lab):
+    """Models of random weights in fp64: f(shuffled x) beside shuffled f(x), for every position part and both masks."""
+
+    name = "permutation"
+    falsified_by = (
+        "The claim is false if, without positions and without a mask, the outputs of permuted tokens differ from the"
+        " permuted outputs by more than rounding. It is false too if they do not differ with a causal mask or with a"
+        " position part, which are the controls."
+    )
+    seeds = 5
+
+    width: int = size(48, "model width D, a multiple of 2 x heads")
+    heads: int = size(4, "heads of each block")
+    blocks: int = size(4, "blocks of each model")
+    tokens: int = size(24, "tokens of the row, at least 2")
+
+    def __post_init__(self) -> None:
+        if self.width % (2 * self.heads) or self.tokens < 2:
+            raise InputError("sizes width, heads, tokens: the width must be a multiple of 2 x heads, tokens 2 or more")
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return ("embed", *(f"blocks.{i}.resid_post" for i in range(self.blocks)))
+
+    @property
+    def twins(self) -> tuple[int, int]:
+        """Places that hold the same token."""
+        return self.tokens * 5 // 24, self.tokens * 17 // 24
+
+    def run(self, setup: Setup) -> LabResult:
+        errors, twins = {}, {}
+        for name in self._parts(causal=False):
+            for mask in MASKS:
+                model = self._model(name, mask, setup.seed)
+                errors[name, mask] = self._errors(model, setup.seed)
+                twins[name, mask] = self._twins(model, setup.seed)
+        table = TableSection(
+            f"{self.blocks} blocks on {self.tokens} tokens, fp64: how far f(shuffled x) is from shuffled f(x), relative"
+            " to f(x)",
+            ("positions", "bidirectional", "causal", "same token at two places, bidirectional"),
+            [
+                [name, *(f"{errors[name, mask][-1]:.2g}" for mask in MASKS), f"{twins[name, 'bidirectional']:.2g}"]
+                for name in self._parts(causal=False)
+            ],
+        )
+        shown = [(NONE, "bidirectional"), (NONE, "causal"), ("sinusoidal", "bidirectional"), ("RoPE", "bidirectional")]
+        # 1e-17 stands for an exact 0, which a logarithm cannot show
+        lines = {f"{name}, {mask}": [max(error, 1e-17) for error in errors[name, mask]] for name, mask in shown}
+        rounding = {"fp64 rounding": torch.finfo(torch.float64).eps}
+        after = curve(
+            "Permutation error after each block", "blocks passed", "relative error of permutation",
+            range(len(self.sites)), lines, rounding, "y",
+        )  # fmt: skip
+        return LabResult("Does attention know the order of its input?", MEANING, _checks(errors, twins), (table, after))
+
+    def _parts(self, *, causal: bool) -> dict[str, Absolute | Position | None]:
+        return {
+            NONE: None,
+            "sinusoidal": SinusoidalSpec(width=self.width),
+            "learned": LearnedSpec(length=self.tokens, width=self.width),
+            "RoPE": RopeSpec(width=self.width // self.heads),
+            "ALiBi": AlibiSpec(heads=self.heads),
+            "T5 buckets": T5BucketsSpec(heads=self.heads, bidirectional=not causal),
+        }
+
+    def _model(self, name: str, mask: str, seed: int) -> Model:
+        part = self._parts(causal=mask == "causal")[name]
+        absolute = part if isinstance(part, LearnedSpec | SinusoidalSpec) else None
+        inside = None if isinstance(part, LearnedSpec | SinusoidalSpec) else part
+        blocks = [block(self.width, self.heads, 2 * self.width)] * self.blocks
+        spec = decoder(self.tokens, blocks, embedded=absolute, inside=inside, mask=MASKS[mask])
+        return Model(nn.new(spec, seed, torch.float64))
+
+    def _errors(self, model: Model, seed: int) -> list[float]:
+        """After the embedding and each block: the largest |f(x[order]) - f(x)[order]|, over the spread of f(x)."""
+        order = torch.randperm(self.tokens, generator=torch.Generator().manual_seed(seed))
+        # Every token occurs once, so that a permutation of tokens is one of places.
+        straight, shuffled = (
+            model.trace([ids.tolist()], read=self.sites) for ids in (torch.arange(self.tokens), order)
+        )
+        errors = []
+        for site in self.sites:
+            out = straight[site][0]
+            errors.append(((shuffled[site][0] - out[order]).abs().max() / out.std()).item())
+        return errors
+
+    def _twins(self, model: Model, seed: int) -> float:
+        """How far apart the last block leaves one token that stands at two places of a row, over the spread."""
+        ids = torch.randperm(self.tokens, generator=torch.Generator().manual_seed(seed))
+        first, second = self.twins
+        ids[second] = ids[first]
+        last = self.sites[-1]
+        out = model.trace([ids.tolist()], read=[last])[last][0]
+        return ((out[first] - out[second]).abs().max() / out.std()).item()
+
+
+MEANING = (
+    "Without positions a bidirectional transformer treats its input as a set: shuffle the tokens and the same vectors"
+    " come out, shuffled alike, up to rounding. The outputs move, so this is equivariance, not invariance. Two equal"
+    " tokens in one row then get equal vectors. Any position part makes them differ - sinusoids and tables already at"
+    " the input, RoPE, ALiBi and T5's buckets from the first attention on. So does a causal mask alone, since the t-th"
+    " token sees t tokens: a decoder without positions depends on order. Random weights show what can be"
+    " distinguished, not what a trained model does with it."
+)
+
+
+def _checks(errors: dict[tuple[str, str], list[float]], twins: dict[tuple[str, str], float]) -> tuple[Check, ...]:
+    with_positions = [key for key in errors if key[0] != NONE]
+    return (
+        Check("no positions, bidirectional: error of permutation", errors[NONE, "bidirectional"][-1], most=1e-12),
+        Check("no positions, causal: error of permutation", errors[NONE, "causal"][-1], least=0.1),
+        Check(
+            "the smallest error with a position part, either mask",
+            min(errors[key][-1] for key in with_positions),
+            least=0.02,
+        ),
+        Check(
+            "no positions, bidirectional: distance between two equal tokens", twins[NONE, "bidirectional"], most=1e-12
+        ),
+        Check(
+            "the smallest distance between two equal tokens with a position part, or a causal mask",
+            min(distance for key, distance in twins.items() if key != (NONE, "bidirectional")),
+            least=0.01,
+        ),
+    )

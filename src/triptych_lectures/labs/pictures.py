@@ -1,0 +1,370 @@
+"""Models that read drawn pictures.
+
+`captions`: does a decoder of text attend to the part of an image that it names?  (Xu et al. 2015; lecture L4)  A ViT
+reads drawn scenes of two objects, and a decoder writes "a red square left of a blue circle".  It is asked about pairs
+of a colour and a shape that no scene in training had, so that no caption can be remembered.
+
+`image-labels`: does a ViT learn what pixels alone do not tell?  (Dosovitskiy et al. 2021)  One object of any colour
+lies anywhere in a noisy image, and its shape is asked for.  Beside the ViT stand the commonest shape and a linear model
+of the pixels, which has the same pictures and finds no shape that moves about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from triptych.errors import InputError
+from triptych.media.image import Preparation, png
+from triptych.model import Model, create
+from triptych.page import Curve, PatchWeights, Picture, PicturesSection, Section, TableSection
+from triptych.spec import PatchesSpec
+from triptych.text import SEQ2SEQ, Tokenizer, word_tokenizer
+from triptych.train import OptimizerSettings, metrics, seq2seq
+from triptych.train.data import EpochRows, HiddenWords
+from triptych.train.image_tasks import CaptionExample, in_memory, labelled_images
+from triptych.train.labelled import ClassLoss
+from triptych_lectures.data.scenes import COLOURS, RELATIONS, SHAPES, SIDE, Scene, scenes, shapes
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import Points, fit, share_table
+
+# The dark ground is 0, and positions begin as large as what is drawn: a relation is read from positions alone.
+PREPARATION = Preparation(height=SIDE, width=SIDE, mean=(0.063,) * 3)
+POSITIONS = 4.0  # what the first positions of the encoder are multiplied by
+QUESTION = "Does a decoder of text attend to the part of an image that it names?"
+LONGEST = 16  # most words of a caption
+HEADS = 4  # of each layer of both stacks
+OPTIMIZER = OptimizerSettings(name="muon", lr=3e-3, muon_lr=1e-2, weight_decay=0.5)
+HIDDEN = 0.9  # share of the words so far that are hidden in training
+SMOOTHING = 0.15  # share of each target that is spread over all words
+OF_CONTROL = 0.05  # most captions that may be right after training on shuffled ones
+KINDS = {"colour": tuple(COLOURS), "shape": SHAPES, "relation": tuple(name.split()[0] for name in RELATIONS)}
+
+Patterns = list[list[Tensor]]  # for each decoder layer, for each scene, [H, T, 1 + patches]
+
+
+class CaptionsLab(Lab):
+    """Captions of pairs that were never seen, and where cross-attention is while each word is written."""
+
+    name = "captions"
+    falsified_by = (
+        "The claim is false if, in a full run, more than one caption in twenty is wrong of new pairs of a colour and a"
+        " shape, or if cross-attention gives the patches of the named object less than three times the weight that"
+        " equal weights would. In the smaller run, which stops before all is learned, it is false at one caption in two"
+        " and at twice equal weights; a model that can only write pairs it was trained on has no caption of a new pair"
+        " right."
+    )
+    seeds = 5
+
+    scenes: int = size(6000, "scenes to train on", full=16_000)
+    judged: int = size(200, "scenes held out, and as many of known pairs to choose the layer on", full=300)
+    steps: int = size(400, "training steps", full=1500)
+    control: int = size(100, "training steps of the control, on shuffled captions", full=200)
+    rows: int = size(64, "scenes of a step")
+    patch: int = size(12, f"pixels of a patch's side; {SIDE} is a multiple of it")
+    width: int = size(64, f"numbers of a vector in both stacks, a multiple of {HEADS}", multiple=HEADS)
+    layers: int = size(2, "layers of the encoder")
+    decoder_layers: int = size(1, "layers of the decoder")
+
+    def __post_init__(self) -> None:
+        if SIDE % self.patch:
+            raise InputError(f"size patch: {self.patch} must divide the {SIDE} pixels of an image's side")
+
+    def run(self, setup: Setup, *, shuffled: bool = False) -> LabResult:
+        """The lab; with `shuffled`, its control: every caption is trained beside the picture of another scene."""
+        setup.progress(f"drawing {self.scenes:,} scenes")
+        train = scenes(self.scenes, setup.seed)
+        known = scenes(self.judged, setup.seed + 1)
+        held = scenes(self.judged, setup.seed, held_out=True)
+        tokenizer = word_tokenizer([scene.caption for scene in train], 100, SEQ2SEQ)
+        random = np.random.default_rng(setup.seed)
+        mixed = [train[i].caption for i in random.permutation(len(train))]
+        captions = mixed if shuffled else [scene.caption for scene in train]
+        model, control = (self.created(tokenizer, setup.seed) for _ in range(2))
+        untrained = Captioned(model, held)
+        setup.progress(f"training for {self.steps} steps")
+        losses = self.trained(model, train, captions, self.steps, setup.seed)
+        setup.progress(f"training the control for {self.control} steps")
+        self.trained(control, train, mixed, self.control, setup.seed)
+        setup.progress("writing captions")
+        measured = Measured(untrained, Captioned(control, held), Captioned(model, held), Captioned(model, known))
+        claim = WHOLE if setup.full else SMALLER
+        on_object = measured.new.on_objects()[measured.layer]
+        checks = (
+            Check("captions of pairs never seen that are right in every word", measured.new.exact(), least=claim.exact),
+            Check("weight on the patches of the named object, over chance", on_object, least=claim.on_object),
+            Check("captions right after training on shuffled ones", measured.control.exact(), most=OF_CONTROL),
+        )
+        sections = (*measured.sections(), Curve("Training", "step", "nats a word", {"loss": losses}, {}))
+        return LabResult(QUESTION, _meaning(measured.layer, claim), checks, sections)
+
+    def created(self, tokenizer: Tokenizer, seed: int) -> Model:
+        """A ViT and a GPT-2 that reads it, untrained."""
+        shared = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        encoder = shared | {
+            "model_type": "vit", "hidden_size": self.width, "num_hidden_layers": self.layers,
+            "num_attention_heads": HEADS,
+            "intermediate_size": 2 * self.width, "image_size": SIDE, "patch_size": self.patch,
+        }  # fmt: skip
+        decoder = {
+            "model_type": "gpt2", "n_embd": self.width, "n_layer": self.decoder_layers, "n_head": HEADS,
+            "n_inner": 2 * self.width, "n_positions": LONGEST, "vocab_size": tokenizer.vocab_size,
+            "add_cross_attention": True, "initializer_range": 0.08, "resid_pdrop": 0.0, "attn_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+        }  # fmt: skip
+        start = tokenizer.pad_id
+        ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": start, "decoder_start_token_id": start}
+        config: dict[str, Any] = {"model_type": "vision-encoder-decoder", "is_encoder_decoder": True} | ids
+        model = create(config | {"encoder": encoder, "decoder": decoder}, tokenizer, seed=seed)
+        with torch.no_grad():
+            model.module.get_parameter("encoder.embed.position.weight").mul_(POSITIONS)
+        return model
+
+    def trained(self, model: Model, train: Sequence[Scene], captions: Sequence[str], steps: int, seed: int) -> Points:
+        """Train the model on scenes with these captions; (step, loss in nats)."""
+        examples = list[CaptionExample]()
+        start, words = model.spec.ids.start, model.inputs.words
+        assert start is not None
+        for scene, caption in zip(train, captions, strict=True):
+            text = seq2seq([0], words.encode(caption), start)
+            image = in_memory(scene.pixels, PREPARATION)
+            row = (text.ids, text.targets, text.trained)
+            examples.append(CaptionExample(*row, image=image, read=model.module.flat, smoothing=SMOOTHING))
+        hidden = words.unk_id
+        assert hidden is not None
+        # Otherwise the decoder learns first which shapes follow "red", among which the held-out pairs are not.
+        data = HiddenWords(tuple(examples), hidden, HIDDEN)
+        return fit(model.module, data, rows=self.rows, length=LONGEST, steps=steps, seed=seed, optimizer=OPTIMIZER)
+
+
+class Claim(NamedTuple):
+    """What must be reached on pairs never seen: the share of captions right in every word, and the weight on the
+    patches of the named object over that of equal weights."""
+
+    exact: float
+    on_object: float
+
+
+WHOLE, SMALLER = Claim(exact=0.95, on_object=3.0), Claim(exact=0.5, on_object=2.0)
+
+
+def _meaning(layer: int, claim: Claim) -> str:
+    whole = (
+        "No scene in training had these pairs of a colour and a shape, so that the model must read both from the image"
+        " and put them together. While it writes the words of one object, the weights of its cross-attention lie on the"
+        " patches of that object; chance is the weight that these patches have when all keys have the same. Layer"
+        f" {layer} was chosen on other scenes."
+    )
+    if claim is WHOLE:
+        return whole
+    return (
+        f"{whole} This is the smaller version: it stops before all is learned, and is held to {claim.exact:.0%} of the"
+        f" captions and {claim.on_object:g} times chance. `--full` asks for {WHOLE.exact:.0%} and"
+        f" {WHOLE.on_object:g} times."
+    )
+
+
+class Captioned:
+    """What a model writes about scenes, and where it looks while it reads the right caption."""
+
+    def __init__(self, model: Model, pictured: Sequence[Scene]) -> None:
+        slot = model.spec.reads.embed
+        assert isinstance(slot, PatchesSpec)
+        self.scenes, self.patch = pictured, slot.patch
+        images = [PREPARATION.normalized(scene.pixels.astype(np.float32)) for scene in pictured]
+        pixels = [torch.from_numpy(image).permute(2, 0, 1) for image in images]
+        self.written = [output.text.split() for output in model.generate(pixels, max_new_tokens=LONGEST - 1)]
+        start, words = model.spec.ids.start, model.inputs.words
+        assert start is not None
+        read = [[start, *words.encode(scene.caption)[:-1]] for scene in pictured]
+        trace = model.trace(pixels, read, read=["decoder.blocks.*.cross.pattern"])
+        self.patterns: Patterns = [trace[site] for site in trace]
+
+    def exact(self) -> float:
+        """The share of captions that are right in every word."""
+        pairs = zip(self.written, self.scenes, strict=True)
+        return float(np.mean([words == scene.caption.split() for words, scene in pairs]))
+
+    def shares(self) -> list[str]:
+        """The share of captions that are right, and of words by kind, right at their place."""
+        shares = [self.exact()]
+        for words in KINDS.values():
+            right = [
+                i < len(written) and written[i] == word
+                for written, scene in zip(self.written, self.scenes, strict=True)
+                for i, word in enumerate(scene.caption.split())
+                if word in words
+            ]
+            shares.append(float(np.mean(right)))
+        return [f"{share:.1%}" for share in shares]
+
+    def on_objects(self) -> list[float]:
+        """For each layer, the mean weight on the patches of the object whose colour or shape is written, over what it
+        would be with equal weights; the mean over heads."""
+        weights: list[list[float]] = [[] for _ in self.patterns]
+        chance = []
+        for number, scene in enumerate(self.scenes):
+            for place, covered in _named(scene, self.patch):
+                chance.append(covered.mean() * len(covered) / (len(covered) + 1))  # one key is no patch
+                on = torch.from_numpy(covered)
+                for layer, pattern in zip(weights, self.patterns, strict=True):
+                    layer.append(float(pattern[number][:, place, 1:][:, on].sum(-1).mean()))
+        return [float(np.mean(layer) / np.mean(chance)) for layer in weights]
+
+    def pictures(self, layer: int, count: int = 3) -> PicturesSection:
+        """The first scenes under the weights of each word, the mean over heads."""
+        shown = []
+        side = SIDE // self.patch
+        for number, scene in enumerate(self.scenes[:count]):
+            words, on = scene.caption.split(), dict(_named(scene, self.patch))
+            items = []
+            for place, word in enumerate(words):
+                if word in ("a", "of"):
+                    continue
+                weights = self.patterns[layer][number][:, place, 1:].mean(0).double().numpy()
+                about = f"{weights[on[place]].sum():.0%} on the object" if place in on else ""
+                items.append(PatchWeights(word, weights.reshape(side, side).clip(0, 1), about))
+            name = f"{scene.caption}; written: {' '.join(self.written[number])}"
+            shown.append(Picture(name, png(scene.pixels), items))
+        return PicturesSection(
+            "Where it looks while it writes a word",
+            f"Cross-attention of decoder layer {layer}, the mean over its heads, in scenes with pairs never seen: the"
+            " darker a patch, the less weight it has.",
+            shown,
+        )
+
+
+def _named(scene: Scene, patch: int) -> list[tuple[int, NDArray[np.bool_]]]:
+    """The place in the caption of each word that names a colour or a shape, and the patches of its object."""
+    words = scene.caption.split()
+    places = (1, 2), (len(words) - 2, len(words) - 1)
+    named = zip(scene.objects, places, strict=True)
+    return [(place, drawn.patches(patch)) for drawn, places_of_it in named for place in places_of_it]
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """The model before training, its control and the model after training, on pairs that were never seen; `known` is
+    the trained model on pairs that were."""
+
+    untrained: Captioned
+    control: Captioned
+    new: Captioned
+    known: Captioned
+
+    @cached_property
+    def layer(self) -> int:
+        """The decoder's layer with the most weight on the named object in scenes of known pairs."""
+        return int(np.argmax(self.known.on_objects()))
+
+    def sections(self) -> tuple[Section, ...]:
+        rows = {
+            "before training": self.untrained, "trained on shuffled captions": self.control, "trained": self.new,
+            "the same, of pairs seen in training": self.known,
+        }  # fmt: skip
+        layers = zip(self.new.on_objects(), self.untrained.on_objects(), strict=True)
+        return (
+            TableSection(
+                "Captions and words right",
+                ("model", "caption", *KINDS),
+                [[name, *captioned.shares()] for name, captioned in rows.items()],
+            ),
+            TableSection(
+                "Weight on the patches of the named object",
+                ("decoder layer", "trained", "before training"),
+                [[str(i), *(f"{weight:.2f} × chance" for weight in of_layer)] for i, of_layer in enumerate(layers)],
+            ),
+            self.new.pictures(self.layer),
+        )
+
+
+PATCH = 6  # pixels of a patch's side
+
+
+class ImageLabelsLab(Lab):
+    """A ViT on drawn shapes beside two simpler guesses and a control."""
+
+    name = "image-labels"
+    falsified_by = (
+        "The claim is false if the ViT names the shapes of new pictures no better than logistic regression on their"
+        " pixels, which cannot put two pixels together. That it reads the shape is false if it names new shapes as well"
+        " after training on shuffled labels, for then something else than the pictures would tell them."
+    )
+    seeds = 5
+
+    pictures: int = size(4000, "pictures to train on", full=10_000)
+    judged: int = size(400, "pictures held out", full=1000)
+    steps: int = size(300, "training steps", full=600)
+    rows: int = size(64, "pictures of a step")
+    width: int = size(48, f"numbers of a vector, a multiple of {HEADS}", multiple=HEADS)
+    layers: int = size(2, "layers")
+
+    def run(self, setup: Setup, *, shuffled: bool = False) -> LabResult:
+        """The lab; with `shuffled`, its control: every label is trained beside another picture."""
+        setup.progress(f"drawing {self.pictures:,} pictures")
+        train, held = shapes(self.pictures, setup.seed), shapes(self.judged, setup.seed + 1)
+        right, wanted = (np.array([SHAPES.index(shape) for _, shape in side]) for side in (train, held))
+        mixed = np.random.default_rng(setup.seed).permutation(right)
+        pixels = [np.stack([picture for picture, _ in side]).reshape(len(side), -1) for side in (train, held)]
+        setup.progress("fitting the linear model")
+        vectors = [side.astype(np.float32) for side in pixels]
+        guesses = metrics.linear(vectors[0], right, vectors[1], len(SHAPES))
+        setup.progress(f"training for {self.steps} steps, twice")
+        pictures = [picture for picture, _ in train]
+        model, losses = self.trained(pictures, mixed if shuffled else right, setup.seed)
+        control, _ = self.trained(pictures, mixed, setup.seed)
+        named = {
+            "commonest shape": metrics.majority(right, len(held)),
+            "linear model of the pixels": guesses,
+            "ViT trained on shuffled labels": predicted(control, held),
+            "ViT": predicted(model, held),
+        }
+        shares = {name: float((guess == wanted).mean()) for name, guess in named.items()}
+        best = max(shares["commonest shape"], shares["linear model of the pixels"])
+        checks = (
+            Check("shapes right", shares["ViT"], least=0.9),
+            Check("more than the better of the commonest shape and the linear model", shares["ViT"] - best, least=0.3),
+            Check("shapes right after training on shuffled labels", shares["ViT trained on shuffled labels"], most=0.3),
+        )
+        sections = (
+            share_table("Shapes right", ("who names them", "share"), shares),
+            Curve("Training", "step", "nats an image", {"loss": losses}, {}),
+        )
+        meaning = (
+            "Any pixel is as often inside a circle as inside a square, because the objects lie in any place: a sum of"
+            " pixel weights cannot tell them. Attention compares patches, and the first vector gathers what they have"
+            " in common. The control, trained on shuffled labels, shows what is right by chance."
+        )
+        return LabResult(
+            "Does a ViT learn a shape that a linear model of the pixels does not find?", meaning, checks, sections
+        )
+
+    def trained(
+        self, pictures: list[NDArray[np.uint8]], labels: NDArray[np.integer], seed: int
+    ) -> tuple[Model, list[tuple[float, float]]]:
+        """A ViT trained on pictures with these labels, and (step, loss in nats)."""
+        config = {
+            "model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": self.width,
+            "num_hidden_layers": self.layers, "num_attention_heads": HEADS, "intermediate_size": 2 * self.width,
+            "image_size": SIDE, "patch_size": PATCH, "initializer_range": 0.1, "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0, "id2label": {str(i): shape for i, shape in enumerate(SHAPES)},
+        }  # fmt: skip
+        model = create(config, seed=seed)
+        images = [in_memory(picture, PREPARATION) for picture in pictures]
+        data = EpochRows(tuple(labelled_images(model.module, images, labels[:, None], ClassLoss(SHAPES))))
+        steps, length = self.steps, (SIDE // PATCH) ** 2 + 1
+        losses = fit(model.module, data, rows=self.rows, length=length, steps=steps, seed=seed, optimizer=OPTIMIZER)
+        return model, losses
+
+
+def predicted(model: Model, side: Sequence[tuple[NDArray[np.uint8], str]]) -> NDArray[np.int64]:
+    """The most probable class of each picture."""
+    ranked = model.classify([in_memory(picture, PREPARATION).pixels() for picture, _ in side])
+    return np.array([SHAPES.index(labels[0][0]) for labels in ranked])

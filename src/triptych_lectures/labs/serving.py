@@ -1,0 +1,328 @@
+"""Two ways in which the engine that serves every generation saves work (lecture L4 12.9).
+
+`speculation`: what do guessed tokens change, and what do they save?  (Leviathan et al. 2023)  A decoder writes with and
+without guesses: of a draft model that is the decoder itself with noise added to its weights, from none to so much that
+nothing is left; of prompt lookup; and of a source that is wrong always.
+
+`linear-state`: does linear attention write with a state of constant size?  (Katharopoulos et al. 2020)  The same
+decoder with linear attention and with softmax: the cache of the first holds two sums a layer, that of the second the
+keys and values of all tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from triptych import nn
+from triptych.count import count
+from triptych.errors import InputError
+from triptych.generate import DraftModel, Drafts, Engine, LiveRow, PromptLookup, Request, Sampling, Speculation
+from triptych.model import Model
+from triptych.page import TableSection
+from triptych.spec import LinearKernelSpec, ModelSpec, RopeSpec
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import block, curve, decoder, power
+
+HEADS = 4
+NOTHING, WRONG, LOOKUP = "no guesses", "always wrong", "prompt lookup"
+
+
+class SpeculationLab(Lab):
+    """Texts, forwards and guesses of each way to write."""
+
+    name = "speculation"
+    falsified_by = (
+        "The claim would be false if one token of one text, greedy or sampled, differed with guesses. It would also be"
+        " false if a draft that agrees always did not save forwards, if one that rarely agrees saved as many, or if a"
+        " wrong guess were accepted."
+    )
+    seeds = 5
+
+    rows: int = size(8, "texts written at once, half of them sampled", full=32)
+    new: int = size(48, "tokens of each, two or more", least=2, full=160)
+    tokens: int = size(4, "guesses of a forward, at most")
+    width: int = size(48, f"width of the decoder, a multiple of {2 * HEADS}", multiple=2 * HEADS)
+    vocab: int = size(61, "ids that it knows, two or more", least=2)
+    noise: tuple[float, ...] = size(
+        (0.02, 0.1, 0.5),
+        "noise in the draft's weights, over their own deviation",
+        full=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+    )
+
+    def run(self, setup: Setup) -> LabResult:
+        setup.progress(f"{self.rows} texts of {self.new} tokens without guesses")
+        module = self.model(setup.seed)
+        requests = self.requests_of(setup.seed)
+        plain = self.write(module, requests, None)
+        runs = {NOTHING: plain}
+        ways: dict[str, Callable[[], Drafts]] = {"draft: itself": lambda: self.draft(module, 0.0, setup.seed)}
+        for amount in self.noise:
+            ways[f"draft: noise {amount:g}"] = partial(self.draft, module, amount, setup.seed)
+        ways |= {LOOKUP: PromptLookup, WRONG: lambda: AlwaysWrong(plain.texts, self.vocab)}
+        for name, make in ways.items():
+            setup.progress(name)
+            runs[name] = self.write(module, requests, make())
+        drafts = [runs[name] for name in ways if name.startswith("draft")]
+        ideal = -(-(self.new - 1) // (self.tokens + 1)) + 1
+        checks = (
+            Check(
+                "tokens that differ from those without guesses",
+                sum(different(one, plain) for one in runs.values()),
+                most=0,
+            ),
+            Check("share of guesses accepted, draft: itself", drafts[0].rate, least=0.99),
+            Check("forwards, draft: itself, over the fewest possible", drafts[0].forwards / ideal, most=1.1),
+            Check(
+                "forwards without guesses over those of draft: itself", plain.forwards / drafts[0].forwards, least=2.0
+            ),
+            Check(
+                "forwards of the worst draft over those of the best",
+                drafts[-1].forwards / drafts[0].forwards,
+                least=1.5,
+            ),
+            Check(f"guesses accepted, {WRONG}", runs[WRONG].accepted, most=0),
+            Check(f"forwards, {WRONG}, over those without guesses", runs[WRONG].forwards / plain.forwards, least=1.0),
+            Check(
+                f"tokens through the decoder, {WRONG}, over those without",
+                runs[WRONG].through / plain.through,
+                least=2.0,
+            ),
+        )
+        meaning = (
+            "Each token is chosen from the decoder's own logits, with the random number of its place, and a guess"
+            " counts only where it is that token. So no guess changes a text, sampled or not; what depends on guesses"
+            " is how many tokens one forward gives. A draft that agrees always gives them all at once, one that has"
+            " little in common with the decoder gives nearly none. A wrong guess costs: it goes through the decoder and"
+            " is thrown away, so a draft that is always wrong needs as many forwards as none and sends several times"
+            " the tokens through them. Whether that pays is a question of time, which the engine measures while it"
+            " runs; here guesses are always made."
+        )
+        lines = {
+            "guesses accepted": [one.rate for one in drafts[1:]],
+            "forwards, over those without guesses": [one.forwards / plain.forwards for one in drafts[1:]],
+        }
+        agreement = curve("The draft model's agreement", "noise in its weights", "share", self.noise, lines, log="x")
+        question = "What do guessed tokens change, and what do they save?"
+        return LabResult(question, meaning, checks, (_table(runs, plain), agreement))
+
+    def model(self, seed: int) -> nn.Transformer:
+        """A decoder with random weights, large enough for its choices to differ from place to place."""
+        blocks = [block(self.width, HEADS, 2 * self.width)] * 2
+        torch_seed = random.Random(seed).randrange(1 << 30)
+        module = nn.new(decoder(self.vocab, blocks, inside=RopeSpec(width=self.width // HEADS)), torch_seed)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.dim() == 2:
+                    parameter.mul_(2.0)
+        return module.eval()
+
+    def requests_of(self, seed: int) -> list[Request]:
+        """Prompts of random ids; every second text is sampled."""
+        draw = random.Random(seed)
+        return [
+            Request(
+                prompt=[draw.randrange(self.vocab) for _ in range(6)], max_new_tokens=self.new, number=i,
+                sampling=Sampling(temperature=float(i % 2), seed=seed),
+            )
+            for i in range(self.rows)
+        ]  # fmt: skip
+
+    def draft(self, module: nn.Transformer, amount: float, seed: int) -> DraftModel:
+        """The same model with noise of `amount` times the deviation of each matrix added to it."""
+        noise, other = torch.Generator().manual_seed(seed), self.model(seed)
+        with torch.no_grad():
+            for noisy, exact in zip(other.parameters(), module.parameters(), strict=True):
+                noisy.copy_(exact)
+                if noisy.dim() == 2:
+                    noisy.add_(torch.randn(noisy.shape, generator=noise), alpha=amount * float(noisy.std()))
+        return DraftModel(Engine(other), self.vocab)
+
+    def write(self, module: nn.Transformer, requests: Sequence[Request], drafts: Drafts | None) -> SpeculativeRun:
+        """All texts at once; the counts are those of the engine's rows and steps."""
+        speculation = None if drafts is None else Speculation(drafts, self.tokens, adaptive=False)
+        engine = Engine(module, speculation=speculation)
+        rows = engine.add(*requests)
+        steps = 0
+        while engine.rows:
+            engine.step()
+            steps += 1
+        drafted, accepted = sum(row.drafted for row in rows), sum(row.accepted for row in rows)
+        through = sum(len(row.new) for row in rows) - len(rows) - accepted + drafted
+        return SpeculativeRun([row.new for row in rows], steps, through, drafted, accepted)
+
+
+@dataclass(frozen=True)
+class SpeculativeRun:
+    """What one way to write gave: the texts, forwards of the decoder, tokens that went through it after the prompts,
+    and guesses made and accepted."""
+
+    texts: list[list[int]]
+    forwards: int
+    through: int
+    drafted: int
+    accepted: int
+
+    @property
+    def rate(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+class AlwaysWrong:
+    """Guesses that are never what the row goes on with: the next id after each right one."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], vocab: int) -> None:
+        self.texts, self.vocab = texts, vocab
+
+    def guess(self, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[list[int]]:
+        places = [
+            (self.texts[row.request.number], len(row.new), count) for row, count in zip(rows, counts, strict=True)
+        ]
+        return [[(token + 1) % self.vocab for token in text[at : at + count]] for text, at, count in places]
+
+    def forget(self, rows: Sequence[LiveRow]) -> None:
+        """Nothing is kept of rows."""
+
+    def reset(self) -> None:
+        """Nothing is kept."""
+
+
+def different(one: SpeculativeRun, other: SpeculativeRun) -> int:
+    pairs = zip(one.texts, other.texts, strict=True)
+    return sum(a != b for x, y in pairs for a, b in zip(x, y, strict=True))
+
+
+def _table(runs: dict[str, SpeculativeRun], plain: SpeculativeRun) -> TableSection:
+    rows = []
+    for name, written in runs.items():
+        guesses = f"{written.drafted:,}", f"{written.accepted:,}", f"{written.rate:.1%}"
+        rows.append(
+            [name, *guesses, str(written.forwards), f"{plain.forwards / written.forwards:.2f}", f"{written.through:,}"]
+        )
+    header = ("", "guesses", "accepted", "rate", "forwards", "times fewer", "tokens through the decoder")
+    return TableSection("Guesses and forwards", header, rows)
+
+
+VOCAB, LAYERS = 59, 2
+LINEAR, SOFTMAX = "linear attention", "softmax attention"
+
+
+class LinearStateLab(Lab):
+    """Bytes and differences of both caches over the length."""
+
+    name = "linear-state"
+    falsified_by = (
+        "The claim would be false if the bytes of the cache of linear attention changed with the length, or if a token"
+        " or, beyond rounding, a log-probability differed from those of a forward over the whole text. It would say"
+        " nothing if the same measurement did not show the cache of softmax attention growing with the length."
+    )
+    seeds = 5
+
+    lengths: tuple[int, ...] = size(
+        (64, 128, 256, 512),
+        "tokens of the text, prompt and new ones, ascending",
+        values=2,
+        ascending=True,
+        full=(64, 256, 1024, 4096),
+    )
+    width: int = size(48, f"width of the decoder, a multiple of {2 * HEADS}", multiple=2 * HEADS, full=96)
+    new: int = size(24, "tokens written at each length, fewer than the shortest has", full=48)
+
+    def __post_init__(self) -> None:
+        if self.lengths[0] <= self.new:
+            raise InputError(f"sizes lengths and new: each length must be above the {self.new} new tokens")
+
+    def run(self, setup: Setup) -> LabResult:
+        points: dict[str, dict[int, MeasuredLength]] = {}
+        for name, spec in self.specs().items():
+            setup.progress(f"{name}: {', '.join(f'{n:,}' for n in self.lengths)} tokens")
+            model = Model(nn.new(spec, setup.seed))
+            points[name] = {n: measure(model, n, self.new, setup.seed) for n in self.lengths}
+        every = [point for of_length in points.values() for point in of_length.values()]
+        first, last = self.lengths[0], self.lengths[-1]
+        linear, softmax = points[LINEAR], points[SOFTMAX]
+        counted = count(self.specs()[LINEAR]).cache_bytes(last, dtype="fp32")
+        checks = (
+            Check(
+                f"{LINEAR}: bytes of a row at {last:,} tokens over those at {first:,}",
+                linear[last].nbytes / linear[first].nbytes,
+                1.0,
+                1.0,
+            ),
+            Check(
+                f"{SOFTMAX}: bytes of a row grow as T to the power",
+                power(self.lengths, [of.nbytes for of in softmax.values()]),
+                0.95,
+                1.05,
+            ),
+            Check(f"{LINEAR}: bytes over those that `count` gives", linear[last].nbytes / counted, 1.0, 1.0),
+            Check(
+                f"{LINEAR}: FLOPs of one more token by `count`, last over first",
+                linear[last].flops / linear[first].flops,
+                1.0,
+                1.0,
+            ),
+            Check("tokens that differ from those without a cache", sum(one.tokens for one in every), most=0),
+            Check("largest difference of a log-probability", max(one.difference for one in every), most=1e-4),
+        )
+        meaning = (
+            "A weight of linear attention is a product of features, so the sums over all tokens so far are all that the"
+            " next one needs of them: K times Kv + 1 numbers for each group of heads, after ten tokens as after ten"
+            " thousand. Softmax attention needs each key for itself, and its cache and the work of one more token grow"
+            " with the text. The state is kept in fp32 whatever else a cache keeps. A sum cannot forget a token: the"
+            " engine takes it back only whole, or by the guesses of one step. What is computed is another function than"
+            " softmax attention."
+        )
+        rows = [
+            [f"{n:,}", name, f"{of[n].nbytes:,} bytes", f"{of[n].flops:,}", f"{of[n].difference:.1e}"]
+            for n in self.lengths
+            for name, of in points.items()
+        ]
+        header = ("T", "", "cache of a row", "FLOPs of one more token", "largest difference, nats")
+        lines = {name: [float(point.nbytes) for point in of.values()] for name, of in points.items()}
+        sections = (
+            TableSection("The cache over the length", header, rows),
+            curve("Bytes of a row in the cache", "T", "bytes", self.lengths, lines, log="xy"),
+        )
+        return LabResult("Does linear attention write with a state of constant size?", meaning, checks, sections)
+
+    def specs(self) -> dict[str, ModelSpec]:
+        """The same decoder with both kinds of attention."""
+        plain = block(self.width, HEADS, 2 * self.width)
+        linear = replace(plain, attn=replace(plain.attn, mechanism=LinearKernelSpec()))
+        inside = RopeSpec(width=self.width // HEADS)
+        blocks = {LINEAR: linear, SOFTMAX: plain}
+        return {name: decoder(VOCAB, [kind] * LAYERS, inside=inside) for name, kind in blocks.items()}
+
+
+@dataclass(frozen=True)
+class MeasuredLength:
+    """At one length: bytes of a row in the cache, FLOPs of one more token, and the largest difference of a
+    log-probability (nats) from that of a forward over the whole text; `tokens` of those differ."""
+
+    nbytes: int
+    flops: int
+    difference: float
+    tokens: int
+
+
+def measure(model: Model, length: int, new: int, seed: int) -> MeasuredLength:
+    """Write the last `new` of `length` tokens, the prompt read in two pieces."""
+    noise = torch.Generator().manual_seed(seed)
+    prompt = torch.randint(VOCAB, (length - new,), generator=noise).tolist()
+    engine = Engine(model.module, chunk=-(-len(prompt) // 2))
+    engine.cache.longest = length
+    (row,) = engine.add(Request(prompt=prompt, max_new_tokens=new, all_logits=True, keep_slot=True))
+    seen: list[Tensor] = []
+    while engine.rows:
+        seen += [output.logits for output in engine.step() if output.logits is not None]
+    written = torch.cat(seen)[len(prompt) - 1 :].log_softmax(-1)
+    whole = model.logits([row.ids[:-1]])[0][len(prompt) - 1 :].log_softmax(-1)
+    differing = int((whole.argmax(-1) != torch.tensor(row.new)).sum())
+    flops = count(model.spec).decode_flops(length)
+    return MeasuredLength(engine.cache.nbytes, flops, float((written - whole).abs().max()), differing)

@@ -1,0 +1,39 @@
+"""What tests of labs share: which criteria of a result failed, and a task whose rows are known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from triptych.train import Example
+from triptych_lectures.labs.lab import LabResult
+from triptych_lectures.labs.trained import Shuffled
+
+
+def failed(result: LabResult) -> set[str]:
+    """The claim of each criterion that was not met."""
+    return {check.claim for check in result.checks if not check.passed}
+
+
+@dataclass(frozen=True)
+class Known:
+    """A task with one set of rows."""
+
+    known: list[Example]
+    classes: int = 3
+
+    def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
+        return self.known
+
+
+def shuffle_rows(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    """Every task of this kind has its answers in a random order."""
+    rows = kind.rows
+
+    def shuffled(self: Any, noise: np.random.Generator, count: int) -> list[Example]:
+        return Shuffled(Known(rows(self, noise, count))).rows(noise, count)
+
+    monkeypatch.setattr(kind, "rows", shuffled)
