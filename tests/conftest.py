@@ -26,6 +26,7 @@ import torch
 import checked
 import processors
 import short_run
+from browser import Browser
 
 gc.disable()  # until the tests are collected: what modules define stays as long as the process
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # commands read the number of threads from it
@@ -57,6 +58,12 @@ def seeded() -> Iterator[None]:
     yield
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import json
 import random
 import unicodedata
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import sentencepiece
@@ -91,9 +91,10 @@ def random_texts(count: int, specials: tuple[str, ...] = (), seed: int = 0) -> l
 # -- tokenizers -------------------------------------------------------------------------------------------------------
 
 
-def _trained(backend: Backend, trainer: object) -> None:
+def _trained(backend: Backend, trainer: Callable[..., object], **options: object) -> None:
     """Train on our documentation and on random texts, so that characters of all scripts are in the vocabulary."""
-    backend.train_from_iterator([*words(), *random_texts(1000, seed=1)], trainer)
+    texts = [*words(), *random_texts(1000, seed=1)]
+    backend.train_from_iterator(texts, trainer(show_progress=False, **options))
 
 
 def _split_bpe(name: str) -> Tokenizer:
@@ -105,18 +106,13 @@ def _split_bpe(name: str) -> Tokenizer:
     backend.pre_tokenizer = byte_level_words(split)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    _trained(backend, trainers.BpeTrainer(vocab_size=1200, initial_alphabet=alphabet, show_progress=False))
+    _trained(backend, trainers.BpeTrainer, vocab_size=1200, initial_alphabet=alphabet)
     backend.add_special_tokens([AddedToken("<|endoftext|>"), AddedToken("<s>", normalized=False)])
     backend.add_tokens([AddedToken("<tool>", lstrip=True, rstrip=True), AddedToken("the model", single_word=True)])
     backend.add_tokens([AddedToken("<t", normalized=False), AddedToken("Å", normalized=True)])
-    backend.post_processor = processors.Sequence(
-        [
-            processors.ByteLevel(trim_offsets=False),
-            processors.TemplateProcessing(
-                single="<s> $A", pair=None, special_tokens=[("<s>", backend.token_to_id("<s>"))]
-            ),
-        ]
-    )
+    special = [("<s>", backend.token_to_id("<s>"))]
+    begins = processors.TemplateProcessing(single="<s> $A", pair=None, special_tokens=special)
+    backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), begins])
     return Tokenizer(backend, Specials(bos="<s>", eos="<|endoftext|>"))
 
 
@@ -126,10 +122,7 @@ def _roberta() -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     special = ["<s>", "</s>", "<unk>", "<mask>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=900, initial_alphabet=alphabet, special_tokens=special, show_progress=False
-    )
-    _trained(backend, trainer)
+    _trained(backend, trainers.BpeTrainer, vocab_size=900, initial_alphabet=alphabet, special_tokens=special)
     backend.add_special_tokens([AddedToken("<mask>", lstrip=True)])
     backend.post_processor = processors.RobertaProcessing(("</s>", 1), ("<s>", 0))
     return Tokenizer(backend, Specials(cls="<s>", sep="</s>"))
@@ -140,10 +133,8 @@ def _llama(scheme: str | None) -> Tokenizer:
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     backend = Backend(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", "always")
-    trainer = trainers.BpeTrainer(
-        vocab_size=1500, special_tokens=["<unk>", "<s>", "</s>", *bytes_], limit_alphabet=400, show_progress=False
-    )
-    _trained(backend, trainer)
+    special = ["<unk>", "<s>", "</s>", *bytes_]
+    _trained(backend, trainers.BpeTrainer, vocab_size=1500, special_tokens=special, limit_alphabet=400)
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in ("<unk>", "<s>", "</s>")])
     after = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     if scheme is None:
@@ -165,10 +156,7 @@ def _bert(lowercase: bool) -> Tokenizer:
     backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    _trained(
-        backend,
-        trainers.WordPieceTrainer(vocab_size=4000, limit_alphabet=2000, special_tokens=special, show_progress=False),
-    )
+    _trained(backend, trainers.WordPieceTrainer, vocab_size=4000, limit_alphabet=2000, special_tokens=special)
     backend.decoder = decoders.WordPiece()
     backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     config = {"clean_up_tokenization_spaces": True}
@@ -207,9 +195,8 @@ def _t5() -> Tokenizer:
     backend.normalizer = normalizers.Precompiled(charsmap())
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     backend.decoder = decoders.Metaspace()
-    backend.add_special_tokens(
-        [AddedToken(text, normalized=False) for text in ("<pad>", "</s>", "<unk>", "<extra_id_0>")]
-    )
+    special = ("<pad>", "</s>", "<unk>", "<extra_id_0>")
+    backend.add_special_tokens([AddedToken(text, normalized=False) for text in special])
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", pair=None, special_tokens=[("</s>", 1)])
     return Tokenizer(backend, Specials(pad="<pad>", eos="</s>", unk="<unk>"))
 
@@ -232,15 +219,8 @@ def _marian() -> Tokenizer:
 def _steps() -> Tokenizer:
     """Steps that no other of these tokenizers has."""
     backend = Backend(models.BPE(unk_token="<unk>", continuing_subword_prefix="##", end_of_word_suffix="</w>"))
-    backend.normalizer = normalizers.Sequence(
-        [
-            normalizers.Strip(),
-            normalizers.NFKD(),
-            normalizers.StripAccents(),
-            normalizers.Lowercase(),
-            normalizers.NFC(),
-        ]
-    )
+    cleaned = [getattr(normalizers, name)() for name in ("Strip", "NFKD", "StripAccents", "Lowercase", "NFC")]
+    backend.normalizer = normalizers.Sequence(cleaned)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Whitespace(),
@@ -251,11 +231,8 @@ def _steps() -> Tokenizer:
             pre_tokenizers.CharDelimiterSplit("-"),
         ]
     )
-    trainer = trainers.BpeTrainer(
-        vocab_size=3000, special_tokens=["<unk>"], continuing_subword_prefix="##", end_of_word_suffix="</w>",
-        show_progress=False,
-    )  # fmt: skip
-    _trained(backend, trainer)
+    affixes = {"continuing_subword_prefix": "##", "end_of_word_suffix": "</w>"}
+    _trained(backend, trainers.BpeTrainer, vocab_size=3000, special_tokens=["<unk>"], **affixes)
     backend.decoder = decoders.BPEDecoder("</w>")
     return Tokenizer(backend, Specials(unk="<unk>"))
 
@@ -269,11 +246,7 @@ KINDS: Mapping[str, Callable[[], Tokenizer]] = {
     "words": lambda: word_tokenizer([*words(), *random_texts(400, seed=1)], 4000, ENCODER),
     "bytes": byte_tokenizer,
     "gpt-2": lambda: bpe_tokenizer(words(), 1000),
-    "llama3": lambda: _split_bpe("llama3"),
-    "qwen2": lambda: _split_bpe("qwen2"),
-    "tekken": lambda: _split_bpe("tekken"),
-    "gpt-4o": lambda: _split_bpe("gpt-4o"),
-    "smollm": lambda: _split_bpe("smollm"),
+    **{name: partial(_split_bpe, name) for name in ("llama3", "qwen2", "tekken", "gpt-4o", "smollm")},
     "roberta": _roberta,
     "llama2": lambda: _llama(None),
     "mistral": lambda: _llama("first"),

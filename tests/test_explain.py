@@ -122,9 +122,8 @@ def test_a_forward_that_turns_the_wrong_way_turns_it_red(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Rope, "prepare", backwards)
     walk = explain(model, IDS)
-    assert [step.title for step, error in zip(walk.steps, walk.errors, strict=True) if error > TOLERANCE] == [
-        "Rotation"
-    ]
+    wrong = [step.title for step, error in zip(walk.steps, walk.errors, strict=True) if error > TOLERANCE]
+    assert wrong == ["Rotation"]
 
 
 def test_a_step_cannot_use_what_was_not_printed() -> None:
@@ -172,7 +171,7 @@ def formulas(walk: Walk) -> dict[str, str]:
     return {f"{step.part}: {step.title}": step.formula for step in walk.steps}
 
 
-def test_an_operation_added_to_a_forward_is_in_the_walk() -> None:
+def test_an_operation_added_to_a_forward_is_in_the_walk_and_one_removed_is_not() -> None:
     model = Model(tiny.decoder())
     before, block = explain(model, IDS), model.module.get_submodule("decoder.blocks.0")
     mlp: Any = block.mlp
@@ -187,11 +186,6 @@ def test_an_operation_added_to_a_forward_is_in_the_walk() -> None:
     assert "Softcap" not in titles(before)
     assert formulas(walk)["Block 0, MLP: Softcap"] == "o = 3 · tanh(y / 3)"
     assert len(walk.steps) == len(before.steps) + 1
-
-
-def test_an_operation_removed_from_a_forward_is_not_in_the_walk() -> None:
-    model = Model(tiny.decoder())
-    before, block = explain(model, IDS), model.module.get_submodule("decoder.blocks.0")
     block.mlp_norm.pre.forward = lambda x: x  # type: ignore[union-attr, assignment]
     walk = explain(model, IDS)
     assert walk.agrees, walk.verdict
@@ -241,7 +235,7 @@ def test_every_operation_of_the_table_is_recomputed_or_refused() -> None:
 # ---------------------------------------------------------------- where it ends
 
 
-def test_an_encoder_fills_its_mask() -> None:
+def test_an_encoder_fills_its_mask_or_gives_its_vector() -> None:
     model = load(checkpoint("encoder"))
     walk = explain(model, "the old [MASK] stands where", head=1)
     assert walk.agrees
@@ -251,10 +245,6 @@ def test_an_encoder_fills_its_mask() -> None:
     assert model.tokenizer.decode([walk.token]).strip() == word  # type: ignore[list-item]
     assert f"p {chance:.4f}" in walk.outcome
     assert dict(walk.facts)["Row"] == "3, [MASK]"
-
-
-def test_an_encoder_without_a_mask_gives_its_vector() -> None:
-    model = load(checkpoint("encoder"))
     walk = explain(model, "the old mill stands")
     assert torch.equal(made(walk, "pooled"), model.encode(["the old mill stands"])[0])
     assert dict(walk.facts)["Row"].endswith("stands")  # not the separator after it
@@ -272,11 +262,8 @@ def test_pooling(mode: Any) -> None:
 
 @pytest.mark.parametrize("panel", ["decoder", "encoder", "encoder-decoder"])
 def test_the_models_of_the_quickstart(panel: str) -> None:
-    tokenizer = {
-        "decoder": lambda: byte_tokenizer(DECODER),
-        "encoder": lambda: word_tokenizer([SENTENCE], 90),
-        "encoder-decoder": lambda: byte_tokenizer(SEQ2SEQ),
-    }[panel]()
+    specials = DECODER if panel == "decoder" else SEQ2SEQ
+    tokenizer = word_tokenizer([SENTENCE], 90) if panel == "encoder" else byte_tokenizer(specials)
     ids = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
     ids |= {"decoder_start_token_id": tokenizer.pad_id} if panel == "encoder-decoder" else {}
     known = {key: value for key, value in ids.items() if value is not None}
@@ -386,13 +373,6 @@ def test_relative_difference() -> None:
     assert relative_difference(torch.tensor([100.0, 1.0]), torch.tensor([100.0, 2.0])) == pytest.approx(0.01)
 
 
-def test_half_precision_is_not_doubled_where_it_is_large() -> None:
-    given = Printed()
-    given.add([Shown("w", "w", "D", torch.ones(3)), Shown("ids", "ids", "N", torch.ones(2, dtype=torch.long))])
-    assert given["w"].dtype == torch.float64
-    assert given["ids"].dtype == torch.long
-
-
 # ---------------------------------------------------------------- the command
 
 
@@ -454,18 +434,9 @@ def test_bad_input_is_one_line(layout: str, argv: list[str], says: str, capsys: 
     assert "unexpected" not in err
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        [],
-        ["model"],
-        ["model", "text", "--example", "L2.1"],
-        ["m", "t", "--cache", "--row", "1"],
-        ["m", "t", "--head", "x"],
-    ],
-)
-def test_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(printed(["explain", *argv], capsys, 2).splitlines()) == 1
+@pytest.mark.parametrize("line", ["", "model", "model text --example L2.1", "m t --cache --row 1", "m t --head x"])
+def test_usage(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(printed(["explain", *line.split()], capsys, 2).splitlines()) == 1
 
 
 def test_models_a_walk_cannot_be_through() -> None:
@@ -494,5 +465,6 @@ def test_the_page_holds_every_step(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_step_is_what_it_says() -> None:
     step = Step("p", "t", "y = x + 1", "", [Shown("y", "y", "D", torch.tensor([2.0]))], lambda g: g["x"] + 1)
     given = Printed()
-    given.add([Shown("x", "x", "D", torch.tensor([1.5]))])
+    given.add([Shown("x", "x", "D", torch.tensor([1.5])), Shown("ids", "ids", "N", torch.ones(2, dtype=torch.long))])
+    assert (given["x"].dtype, given["ids"].dtype) == (torch.float64, torch.long)
     assert step.error(given) == 0.25  # of 2

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from browser import CHROMIUM, READY, Browser
+from browser import CHROMIUM, READY, Browser, Tab
 from test_page import NASTY, Reader, every_section, pattern
 from triptych.explain import worked
 from triptych.explain.page import sections
-from triptych.page import AttentionMap, AttentionSection, Chapter, Curve, Steps, TableSection, Unfolding, render, write
+from triptych.page import (
+    AttentionMap,
+    AttentionSection,
+    Chapter,
+    Curve,
+    Section,
+    Steps,
+    TableSection,
+    Unfolding,
+    render,
+    write,
+)
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as running:
-        yield running
-
-
-def opened(browser: Browser, page: Path) -> tuple[Reader, list[str]]:
-    """The document after its scripts ran, and what they put on the console."""
-    tab = browser.open(page).wait()
-    return Reader(tab.html()), tab.console()
+def opened(browser: Browser, folder: Path, *shown: Section, title: str = "t", **how: Any) -> Tab:
+    """A page of sections after its scripts ran, which put nothing on the console."""
+    write(folder / "page.html", render(title, shown))
+    tab = browser.open(folder / "page.html", **how).wait()
+    assert tab.console() == []
+    return tab
 
 
 def classes(reader: Reader) -> list[str]:
@@ -36,9 +43,7 @@ def classes(reader: Reader) -> list[str]:
 
 
 def test_nasty_text_runs_nothing_and_breaks_nothing(browser: Browser, tmp_path: Path):
-    write(tmp_path / "page.html", render(NASTY[0], every_section(NASTY[0], NASTY)))
-    reader, console = opened(browser, tmp_path / "page.html")
-    assert console == []
+    reader = Reader(opened(browser, tmp_path, *every_section(NASTY[0], NASTY), title=NASTY[0]).html())
     assert "img" not in [tag for tag, _ in reader.tags]
     assert len(reader.inside("script")) == 2
     assert "plot" in classes(reader)
@@ -48,7 +53,7 @@ def test_nasty_text_runs_nothing_and_breaks_nothing(browser: Browser, tmp_path: 
 def test_the_console_is_read(browser: Browser, tmp_path: Path):
     html = render("t", []).replace("<body>", "<body><script>alert(1)</script><img src='https://127.0.0.1:9/x.png'>")
     write(tmp_path / "page.html", html)
-    _, console = opened(browser, tmp_path / "page.html")
+    console = browser.open(tmp_path / "page.html").wait().console()
     assert sum("Content Security Policy" in line for line in console) == 2  # neither ran nor loaded
 
 
@@ -56,9 +61,7 @@ def test_the_map_reads_out_the_weight_it_was_given(browser: Browser, tmp_path: P
     queries, keys = [f"q{t}" for t in range(5)], [f"k{s}" for s in range(7)]
     weights = pattern(3, 5, 7)
     maps = [AttentionMap("cross", layer, queries, keys, np.roll(weights, layer, axis=0)) for layer in (2, 1)]
-    write(tmp_path / "page.html", render("t", [AttentionSection("t", "", maps)]))
-    reader, console = opened(browser, tmp_path / "page.html")
-    assert console == []
+    reader = Reader(opened(browser, tmp_path, AttentionSection("t", "", maps)).html())
     thumbs = [attrs["aria-label"] for tag, attrs in reader.tags if tag == "button" and "aria-label" in attrs]
     assert thumbs == [f"layer {layer}, head {head}" for layer in (1, 2) for head in range(3)]
     start = classes(reader).index("readout")
@@ -72,9 +75,7 @@ def test_the_map_reads_out_the_weight_it_was_given(browser: Browser, tmp_path: P
 def test_logarithmic_axes_space_powers_evenly(browser: Browser, tmp_path: Path):
     series = {"a": [(4.0, 1e-6), (16.0, 1e-3), (64.0, 1.0), (0.0, 5.0), (16.0, -1.0)]}
     curve = Curve("t", "x", "y", series, {"never": 0.0, "one": 1.0}, "xy")
-    write(tmp_path / "page.html", render("t", [Chapter("c", "", True, [curve])]))
-    reader, console = opened(browser, tmp_path / "page.html")
-    assert console == []
+    reader = Reader(opened(browser, tmp_path, Chapter("c", "", True, [curve])).html())
     ticks = [float(str(attrs["x"])) for tag, attrs in reader.tags if tag == "text" and attrs.get("class") == "tick"]
     assert len(ticks) == 3
     assert ticks[1] - ticks[0] == pytest.approx(ticks[2] - ticks[1])
@@ -88,27 +89,21 @@ def test_logarithmic_axes_space_powers_evenly(browser: Browser, tmp_path: Path):
 
 def test_steps_open_all_at_once(browser: Browser, tmp_path: Path):
     items = [Unfolding(i, f"step {i}", "y = x", "", [], "", open=i == 1) for i in (1, 2, 3)]
-    write(tmp_path / "page.html", render("t", [Steps("part", items), Steps("opened", items[:1])]))
-    reader, console = opened(browser, tmp_path / "page.html")
-    assert console == []
+    reader = Reader(opened(browser, tmp_path, Steps("part", items), Steps("opened", items[:1])).html())
     assert ["open" in attrs for tag, attrs in reader.tags if tag == "details"] == [True, False, False, True]
     assert [text for tag, text in reader.texts if tag == "button" and text.strip()][-2:] == ["Open all", "Close all"]
 
 
 def test_a_walk_in_the_browser(browser: Browser, tmp_path: Path):
     walk = worked("L4.12.3")
-    write(tmp_path / "page.html", render(walk.title, sections(walk)))
-    reader, console = opened(browser, tmp_path / "page.html")
-    assert console == []
+    reader = Reader(opened(browser, tmp_path, *sections(walk), title=walk.title).html())
     assert sum(tag == "details" for tag, _ in reader.tags) == len(walk.steps)
     assert "0.3010" in [text for tag, text in reader.texts if tag == "td"]  # the lecture's first weight
 
 
 def test_reference_lines_differ_and_carry_their_names(browser: Browser, tmp_path: Path):
     curve = Curve("c", "x", "y", {"a": [(0, 4.0), (9, 0.1)]}, {"guessing": 3.3, "nearly": 3.31})
-    write(tmp_path / "page.html", render("t", [curve]))
-    reader, console = opened(browser, tmp_path / "page.html")
-    assert console == []
+    reader = Reader(opened(browser, tmp_path, curve).html())
     dashes = [name.removeprefix("reference ") for name in classes(reader) if name.startswith("reference dash-")]
     assert dashes == ["dash-0", "dash-1", "dash-1", "dash-0"]  # the lines, then beside the names from above
     labels = [attrs for tag, attrs in reader.tags if tag == "text" and attrs.get("class") == "reference"]
@@ -166,13 +161,10 @@ def test_thirty_layers_lie_beside_their_map_without_a_sideways_scroll(
 ):
     tokens = ["She", "sat", "by", "the", "river", "bank"]
     maps = [AttentionMap("decoder", layer, tokens, tokens, pattern(9, 6, 6)) for layer in range(30)]
-    write(tmp_path / "page.html", render("t", [AttentionSection("t", "", maps)]))
-    tab = browser.open(tmp_path / "page.html", width=width, dark=dark).wait()
+    tab = opened(browser, tmp_path, AttentionSection("t", "", maps), width=width, dark=dark)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    names = ("gallery", "heat", "reading")
-    boxes = {
-        name: tab.evaluate(f'document.querySelector(".{name}").getBoundingClientRect().toJSON()') for name in names
-    }
+    place = 'document.querySelector(".{}").getBoundingClientRect().toJSON()'
+    boxes = {name: tab.evaluate(place.format(name)) for name in ("gallery", "heat", "reading")}
     assert boxes["heat"]["width"] >= 200
     assert tab.evaluate('getComputedStyle(document.querySelector(".gallery canvas")).imageRendering') == "pixelated"
     if width == 1280:
@@ -195,24 +187,21 @@ def test_letters_over_a_map_are_not_turned(width: int, browser: Browser, tmp_pat
     maps = {}
     for name, tokens in (("letters", list("She sat by the river")), ("words", ["counterexample", "the", "mill"] * 4)):
         maps[name] = [AttentionMap("decoder", 0, tokens, tokens, pattern(2, len(tokens), len(tokens)))]
-    write(tmp_path / "page.html", render("t", [AttentionSection(name, "", one) for name, one in maps.items()]))
-    tab = browser.open(tmp_path / "page.html", width=width).wait()
+    shown = [AttentionSection(name, "", one) for name, one in maps.items()]
+    tab = opened(browser, tmp_path, *shown, width=width)
     modes = tab.evaluate("""[...document.querySelectorAll(".grid .top")].map(
       (top) => [...top.children].map((label) => getComputedStyle(label).writingMode))""")
     assert set(modes[0]) == {"horizontal-tb"}
     assert set(modes[1]) == {"vertical-rl"}
-    cut = (
-        "[...document.querySelectorAll('.top.upright span')].filter((one) => one.scrollWidth > one.clientWidth).length"
-    )
-    assert tab.evaluate(cut) == 0
+    labels = "[...document.querySelectorAll('.top.upright span')]"
+    assert tab.evaluate(f"{labels}.filter((one) => one.scrollWidth > one.clientWidth).length") == 0
 
 
 def test_what_scrolls_sideways_shows_a_shadow_where_it_is_cut(browser: Browser, tmp_path: Path) -> None:
     """Pixels of the right edge of a table, of its last row, before and after it is scrolled to its end."""
     header = ["name", *(f"column {i}" for i in range(9))]
     table = TableSection("t", header, [["row", *map(str, range(9))]] * 4)
-    write(tmp_path / "page.html", render("t", [table, TableSection("narrow", ["a"], [["1"]])]))
-    tab = browser.open(tmp_path / "page.html", width=390).wait()
+    tab = opened(browser, tmp_path, table, TableSection("narrow", ["a"], [["1"]]), width=390)
     wide = 'document.querySelectorAll(".wide")'
     assert tab.evaluate(f"[...{wide}].map((one) => one.scrollWidth > one.clientWidth)") == [True, False]
 
@@ -221,13 +210,8 @@ def test_what_scrolls_sideways_shows_a_shadow_where_it_is_cut(browser: Browser, 
         tab.screenshot(tmp_path / "page.png")
         picture = np.asarray(Image.open(tmp_path / "page.png").convert("L"))
         frames = tab.evaluate(f"[...{wide}].map((one) => one.getBoundingClientRect().toJSON())")
-        return [
-            (
-                int(picture[int(one["top"]) + 4, int(one["left"]) + 2]),
-                int(picture[int(one["top"]) + 4, int(one["right"]) - 2]),
-            )
-            for one in frames
-        ]
+        ends = [(int(one["top"]) + 4, int(one["left"]) + 2, int(one["right"]) - 2) for one in frames]
+        return [(int(picture[row, left]), int(picture[row, right])) for row, left, right in ends]
 
     (left, right), narrow = edges()
     paper = narrow[0]

@@ -113,11 +113,8 @@ def test_heads_are_named_by_what_they_read() -> None:
     found = names(pattern_statistics(heads, torch.arange(length), top=12), ids, ids, cross=False, causal=True)
     assert found == ["previous", "first", "diffuse", "induction", "self"]
     one_after_another = list(range(length))  # no token occurs again, so that nothing is an induction head
-    found = names(
-        pattern_statistics(heads[3:4], torch.arange(length), top=12), one_after_another, one_after_another,
-        cross=False, causal=True,
-    )  # fmt: skip
-    assert found != ["induction"]
+    alone = pattern_statistics(heads[3:4], torch.arange(length), top=12)
+    assert names(alone, one_after_another, one_after_another, cross=False, causal=True) != ["induction"]
 
 
 def test_planes_keep_the_distances_of_points_that_lie_in_a_plane() -> None:
@@ -177,14 +174,7 @@ def test_a_picture_has_each_weight_as_a_shade() -> None:
     data = base64.b64decode(image.attrib["href"].partition(",")[2])
     light = np.asarray(Image.open(io.BytesIO(data)).convert("L")).astype(int)
     assert light[0, 0] < light[1, 1] < light[1, 0] < light[0, 1]  # the larger, the darker
-    assert [node.text for node in root.iter(f"{SVG}text")] == [
-        "t: decoder layer 3, head 5",
-        "a",
-        "b",
-        "a",
-        "b",
-        "0 to 1.000",
-    ]
+    assert [node.text for node in root.iter(f"{SVG}text")] == ["t: decoder layer 3, head 5", *"abab", "0 to 1.000"]
     assert len(list(ElementTree.fromstring(svg([one, one], "t")).iter(f"{SVG}image"))) == 2
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,6 @@ URL.createObjectURL = (blob) => {
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two texts in an encoder-decoder, whose page has every tab."""
     model = load(checkpoint("encoder-decoder"))
@@ -55,6 +48,18 @@ def press(tab: Tab, key: str) -> None:
     """A key as a reader presses it, in what has the focus."""
     for kind in ("keyDown", "keyUp"):
         tab.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+
+
+def choose(tab: Tab, index: int) -> None:
+    """Press a tab of the bar."""
+    tab.evaluate(f'document.querySelectorAll("[role=tab]")[{index}].click()')
+
+
+def click(tab: Tab, name: str, under: str = "") -> None:
+    """Press the button that has this name."""
+    tab.evaluate(
+        f"""[...document.querySelectorAll("{under} button")].find((one) => one.textContent === "{name}").click()"""
+    )
 
 
 def long_page(folder: Path, length: int, layers: int = 2) -> Path:
@@ -116,7 +121,7 @@ def test_arrow_keys_move_in_the_map_the_heads_and_the_lens(browser: Browser, pag
     readout = tab.evaluate('document.querySelector(".readout").textContent')
     press(tab, "ArrowRight")
     assert tab.evaluate('document.querySelector(".readout").textContent') != readout
-    tab.evaluate('document.querySelectorAll("[role=tab]")[2].click()')
+    choose(tab, 2)
     tab.evaluate('document.querySelector("#section-2 td[tabindex=\\"0\\"]").focus()')
     before = tab.evaluate('document.querySelector("#section-2 .reading h4").textContent')
     press(tab, "ArrowUp")
@@ -129,7 +134,7 @@ def test_arrow_keys_move_in_the_map_the_heads_and_the_lens(browser: Browser, pag
 def test_no_tab_is_wider_than_the_page(browser: Browser, page: Path, width: int, dark: bool) -> None:
     tab = browser.open(page, width=width, dark=dark).wait()
     for index in range(7):
-        tab.evaluate(f'document.querySelectorAll("[role=tab]")[{index}].click()')
+        choose(tab, index)
         tab.wait()
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.console() == []
@@ -141,9 +146,9 @@ def test_a_head_as_lines_and_in_groups(browser: Browser, tmp_path: Path) -> None
     one = AttentionMap("decoder", 0, tokens, tokens, eye, roles=["self", "previous"])
     write(tmp_path / "page.html", render("t", [AttentionSection("t", "", [one])]))
     tab = browser.open(tmp_path / "page.html").wait()
-    tab.evaluate("""[...document.querySelectorAll("button")].find((one) => one.textContent === "Lines").click()""")
+    click(tab, "Lines")
     assert tab.evaluate('document.querySelectorAll(".lines path").length') == 4  # one from each token to itself
-    tab.evaluate("""[...document.querySelectorAll("button")].find((one) => one.textContent === "By role").click()""")
+    click(tab, "By role")
     titles = tab.evaluate('[...document.querySelectorAll(".group h4")].map((one) => one.textContent)')
     assert titles == ["self1", "previous1"]
     tab.evaluate('document.querySelectorAll(".gallery button")[1].click()')
@@ -201,11 +206,10 @@ def test_letters_beyond_counting_are_text(browser: Browser, tmp_path: Path) -> N
 @pytest.mark.parametrize("index", range(6))
 def test_what_each_tab_saves_can_be_read(browser: Browser, page: Path, index: int) -> None:
     tab = browser.open(page, before=SAVED).wait()
-    tab.evaluate(f'document.querySelectorAll("[role=tab]")[{index}].click()')
+    choose(tab, index)
     tab.wait()
     for number, name in enumerate(("SVG", "JSON", "PNG"), start=1):
-        buttons = '[...document.querySelectorAll("section.shown button")]'
-        tab.evaluate(f'{buttons}.find((one) => one.textContent === "{name}").click()')
+        click(tab, name, "section.shown")
         tab.wait(f"saved.length === {number}")
     files: list[Any] = tab.evaluate("saved")
     assert [kind for kind, _ in files] == ["image/svg+xml", "application/json", "image/png"]
@@ -229,7 +233,7 @@ def test_what_a_notebook_shows_runs_in_its_frame_and_saves_files(browser: Browse
     inner.wait()
     assert inner.evaluate('document.querySelectorAll(".gallery button").length') == 18
     for name in ("PNG", "SVG", "JSON"):
-        inner.evaluate(f'[...document.querySelectorAll("button")].find((one) => one.textContent === "{name}").click()')
+        click(inner, name)
         for _ in range(1000):  # frames; the browser writes the file in the meantime
             if list(tmp_path.glob(f"*.{name.lower()}")):
                 break
@@ -254,7 +258,7 @@ def test_what_a_notebook_frames_is_drawn_where_storage_is_refused(browser: Brows
 def test_two_texts_show_no_controls_before_their_weights_are_unpacked(browser: Browser, page: Path) -> None:
     """A press on "PNG" at that moment found no head to draw."""
     tab = browser.open(page, before=SLOW)
-    tab.evaluate('document.querySelectorAll("[role=tab]")[3].click()')
+    choose(tab, 3)
     assert tab.evaluate('document.querySelector("section.shown").textContent.trim()').startswith("Two texts")
     assert not tab.evaluate(READY)
     assert tab.evaluate(BUTTONS) == 3  # the choice of the stack alone
@@ -270,12 +274,12 @@ def test_a_picture_is_saved_from_a_tab_that_gets_no_frames(browser: Browser, pag
     tab = browser.open(page, before=SAVED).wait()
     browser.open(page)
     assert tab.evaluate("document.visibilityState") == "hidden"
-    png = '[...document.querySelectorAll("section.shown button")].find((one) => one.textContent === "PNG")'
-    tab.evaluate(f"{png}.click()")
+    click(tab, "PNG", "section.shown")
     tab.wait("saved.length === 1")
     assert tab.evaluate("saved[0][0]") == "image/png"
     tab.evaluate("HTMLCanvasElement.prototype.toBlob = (done) => done(null)")
-    tab.evaluate(f"{png}.click()")
+    click(tab, "PNG", "section.shown")
+    png = '[...document.querySelectorAll("section.shown button")].find((one) => one.textContent === "PNG")'
     message = f"{png}.parentNode.querySelector('[role=status]').textContent"
     tab.wait(f"{message} !== ''")
     assert tab.evaluate(message) == "The PNG could not be made: the browser has no memory for it."

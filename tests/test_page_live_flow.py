@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,6 @@ pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="ne
 PANELS = ("decoder", "encoder", "encoder-decoder")
 FLOW = f"{VIEW}.flow"
 TARGET = "I haue"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from triptych.arguments import checked
 from triptych.draw.details import Describer, Details
-from triptych.draw.graph import END, START, boxes_of
+from triptych.draw.graph import END, START, Box, boxes_of
 from triptych.draw.paint import BESIDE, GAP, STYLE, Canvas, LayerPanel, Rectangle, size_of, text_width
 from triptych.errors import TriptychError
 from triptych.program.kinds import KindProgram, lower_kinds
@@ -141,16 +141,13 @@ def _panels(spec: ModelSpec, kinds: KindProgram, blocks: Sequence[BlockKind]) ->
             (END, f"{side}after the layers", "panel", f"{stack}.end", 0),
         ]  # fmt: skip
         for layer, label, kind, name, first in own:
-            shown = [box for box in boxes if box.layer == layer]
-            if shown:
-                details = {box: _numbered(describer.details(box), layer, first) for box in shown}
-                yield LayerPanel(shown, details, label, kind, name)
-
-
-def _numbered(one: Details, layer: int | str, first: int) -> Details:
-    """The names of the first layer of a kind, in the place of those in the program of kinds."""
-    own, whole = f"blocks.{layer}.", f"blocks.{first}."
-    return replace(one, name=one.name.replace(own, whole), note=one.note.replace(own, whole))
+            # Names of the first layer of a kind stand in the place of those in the program of kinds.
+            here, whole, details = f"blocks.{layer}.", f"blocks.{first}.", dict[Box, Details]()
+            for box in (box for box in boxes if box.layer == layer):
+                one = describer.details(box)
+                details[box] = replace(one, name=one.name.replace(here, whole), note=one.note.replace(here, whole))
+            if details:
+                yield LayerPanel(details, label, kind, name)
 
 
 def layers_text(layers: Sequence[int]) -> str:
@@ -190,7 +187,13 @@ def _overview(canvas: Canvas, spec: ModelSpec, blocks: Sequence[BlockKind]) -> t
     left, bottom = MARGIN, 0.0
     for stack, own in spec.stacks.items():
         by_layer = {layer: one for one in blocks if one.stack == stack for layer in one.layers}
-        boxes = {one.name: _block_box(one) for one in by_layer.values()}
+        boxes = {
+            one.name: Details(
+                (one.name, f"mask: {one.mask}"), f"{one.name}: {layers_text(one.layers)}",
+                kind=f"block colour-{one.colour}",
+            )
+            for one in by_layer.values()
+        }  # fmt: skip
         column = [("", [Details((f"{stack}, before the layers",), kind="value")])]
         for group, repeats in fold([by_layer[i].name for i in range(len(own.blocks))]):
             named = [boxes[name] for name in group]
@@ -220,8 +223,3 @@ def _paint_column(canvas: Canvas, column: Sequence[tuple[str, Sequence[Details]]
             inner += size[1] + GAP
         y += high + GAP
     return y - GAP
-
-
-def _block_box(one: BlockKind) -> Details:
-    lines = (one.name, f"mask: {one.mask}")
-    return Details(lines, f"{one.name}: {layers_text(one.layers)}", "", f"block colour-{one.colour}")

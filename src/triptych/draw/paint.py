@@ -159,14 +159,13 @@ def size_of(one: Details) -> tuple[float, float]:
 class LayerPanel:
     """The boxes of one layer in rows: the residual stream on the left, all else beside it below what it reads."""
 
-    boxes: Sequence[Box]
     details: Mapping[Box, Details]
     label: str
     kind: str
     name: str
 
     def __post_init__(self) -> None:
-        self.places: dict[Box, Rectangle] = {}
+        self.boxes, self.places = list(self.details), dict[Box, Rectangle]()
         depths = sorted({box.depth for box in self.boxes})
         rows = [[box for box in self.boxes if box.depth == depth] for depth in depths]
         sizes = {box: size_of(self.details[box]) for box in self.boxes}

@@ -19,7 +19,7 @@ from triptych.model import Model
 from triptych.probe import Plan, Session
 from triptych.probe.prompts import name_tokens
 from triptych.program import lower
-from triptych.spec import LMHeadSpec
+from triptych.spec import AttentionSpec, LMHeadSpec
 
 BEFORE, COST = "Before this step", "What it costs"
 
@@ -156,14 +156,12 @@ def _bytes(model: Model, engine: Engine, layer: int, source: int) -> Step:
     )  # fmt: skip
 
     def once_more(g: Printed) -> Tensor:
-        layers = []
+        layers, read = [], 0
         for block in decoder.blocks:
-            window, attn = visible(decoder.kinds[block.attn.kind].mask), block.attn
-            tokens_cached = length if window is None else min(length, window)
-            layers.append(size * tokens_cached * attn.kv_heads * (attn.head_width + attn.value_width))
-        read = (block.cross for block in decoder.blocks if block.cross is not None)
-        every = sum(layers) + size * sum(source * c.kv_heads * (c.head_width + c.value_width) for c in read)
-        return torch.tensor([[every, every], [layers[layer]] * 2])
+            window = visible(decoder.kinds[block.attn.kind].mask)
+            layers.append(_numbers(block.attn) * size * (length if window is None else min(length, window)))
+            read += 0 if block.cross is None else _numbers(block.cross) * size * source
+        return torch.tensor([[sum(layers) + read] * 2, [layers[layer]] * 2])
 
     attn = decoder.blocks[layer].attn
     formula = (
@@ -177,6 +175,11 @@ def _bytes(model: Model, engine: Engine, layer: int, source: int) -> Step:
         else "a group for every head, so nothing is shared."
     )
     return Step(COST, "Bytes", f"a layer: {formula}", why, [shown], once_more)
+
+
+def _numbers(attn: AttentionSpec) -> int:
+    """Of the keys and values of a token."""
+    return attn.kv_heads * (attn.head_width + attn.value_width)
 
 
 def _logits(run: StackRun, logits: Tensor) -> Step:

@@ -148,11 +148,10 @@ class StepBuilder:
 
     def value(self, one: Computed) -> Shown:
         """A value as it is printed: with heads, heads first."""
-        at, sites = self.at, set(self.at.reads)
-        site = one.name.removesuffix(" by head")
+        at, site = self.at, one.name.removesuffix(" by head")
         if one.value.op == "merge_heads":
             value = torch.cat(list(self.shown[next(one.value.reads())].value), dim=-1)
-        elif site in sites:
+        elif site in at.reads:
             value = at.read(site)
             value = value.flatten(1) if len(at.program.entries[one.entry].values[one.label].shape) == 2 else value
         else:
@@ -169,9 +168,8 @@ class StepBuilder:
         out, width = result.letters.split()[-1], self.at.width
         shown: list[Shown] = []
         for one in value.chain():
-            if one.op in CONSTANTS:
-                shown.append(self.constant(one))
             if one.op in CONSTANTS or one.constant:
+                shown += [self.constant(one)] if one.op in CONSTANTS else []
                 continue
             source, axis = one.inputs.get("x"), "D"
             if isinstance(source, str) and source in self.shown:
@@ -187,12 +185,9 @@ class StepBuilder:
 
     def constant(self, one: Applied) -> Shown:
         at, name, step = self.at, constant_name(one), one.step
-        if one.op == "embedding":
-            rows = at.value(at.entry, step.out[0])
-            text, _ = formula(one, self.symbols)
-            return at.by_token(name, text, rows)
-        if one.op == "sinusoids":
-            return at.by_token(name, "P", at.value(at.entry, step.out[0]))
+        if one.op in ("embedding", "sinusoids"):
+            symbol = "P" if one.op == "sinusoids" else formula(one, self.symbols)[0]
+            return at.by_token(name, symbol, at.value(at.entry, step.out[0]))
         ends = torch.full_like(at.places, at.first + len(at.ids))
         cos, sin = rope_angles(step.attributes["spec"], at.places, ends)
         symbol, angles = ("cos", cos) if one.op == "rotation_cos" else ("sin", sin)

@@ -260,11 +260,8 @@ def names(
         scores["local"] = share(near) if len(queries) > 4 * NEAR else scores["first"] * 0
         scores |= _repeated(places, queries, share)
     bounds = {"induction": REPEATED, "duplicate": REPEATED, "diffuse": EVEN, "local": 0.8}
-    found = []
-    for head in range(len(places)):
-        reached = (name for name in NAMES if name in scores and scores[name][head] >= bounds.get(name, MOSTLY))
-        found.append(next(reached, ""))
-    return found
+    reached = {name: scores[name] >= bounds.get(name, MOSTLY) for name in NAMES if name in scores}
+    return [next((name for name, heads in reached.items() if heads[head]), "") for head in range(len(places))]
 
 
 def _repeated(places: Tensor, ids: Sequence[int], share: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:

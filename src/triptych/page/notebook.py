@@ -147,11 +147,10 @@ def _grids(table: HeadTable) -> list[Section]:
     mains = table.main()
     sections: list[Section] = []
     for stack in dict.fromkeys(at[0] for at in mains):
-        own = [at for at in mains if at[0] == stack]
         cells = {
             at[1:]: ("–" if one is None else one.role, 0.0 if one is None else one.score,
                      [(row.role, row.score) for row in table.of(*at)])
-            for at, one in ((at, mains[at]) for at in own)
+            for at, one in mains.items() if at[0] == stack
         }  # fmt: skip
         about = "Scores from 0 to 1; the table of the best heads has their nulls and effects."
         sections.append(heads_matrix(f"Heads of the {stack}", "", cells, about, absent="–"))

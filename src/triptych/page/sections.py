@@ -286,7 +286,7 @@ class Tab(Section):
 TOKENIZERS = {"BPE": "tokenizer_bpe.js", "Unigram": "tokenizer_unigram.js"}
 DECODERS = frozenset(("spaces", "Fuse", "ByteLevel"))  # of tokenizer.js
 WORDS = frozenset(("WordPiece", "WordLevel"))  # of tokenizer_words.js, which also decodes WordPiece
-BEHAVIORS = frozenset(("Isolated", "Removed"))  # of tokenizer_text.js
+BEHAVIORS = frozenset(("Isolated", "Removed"))  # of tokenizer.js
 
 IN_EVERY_PAGE = frozenset(("live_operations.js", "live_attention.js"))
 
