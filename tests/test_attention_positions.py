@@ -50,48 +50,22 @@ def oracle(kind, theta=10_000.0, longest=4096, length=None, **parameters):
     return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
 
 
+def scaled(kind, scaling, **parameters):
+    """A scaling, and what a configuration calls it: one with an original length has the same one."""
+    if scaling is Interpolate:
+        return scaling(**parameters), {"kind": kind, **parameters}
+    theirs = {"kind": kind, "original_max_position_embeddings": ORIGINAL, **parameters}
+    return scaling(original_length=ORIGINAL, **parameters), theirs
+
+
 CASES = {
     "none": (None, {"kind": "default"}),
-    "linear": (Interpolate(factor=2.5), {"kind": "linear", "factor": 2.5}),
-    "llama3": (
-        Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=ORIGINAL),
-        {
-            "kind": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": ORIGINAL,
-        },
-    ),
-    "yarn": (
-        YaRN(factor=8.0, original_length=ORIGINAL),
-        {"kind": "yarn", "factor": 8.0, "original_max_position_embeddings": ORIGINAL},
-    ),
-    "yarn not truncated": (
-        YaRN(factor=8.0, original_length=ORIGINAL, truncate=False, beta_fast=20.0, beta_slow=2.0),
-        {
-            "kind": "yarn",
-            "factor": 8.0,
-            "original_max_position_embeddings": ORIGINAL,
-            "truncate": False,
-            "beta_fast": 20.0,
-            "beta_slow": 2.0,
-        },
-    ),
-    "yarn with mscale": (
-        YaRN(factor=8.0, original_length=ORIGINAL, mscale=0.7, mscale_all_dim=1.3),
-        {
-            "kind": "yarn",
-            "factor": 8.0,
-            "original_max_position_embeddings": ORIGINAL,
-            "mscale": 0.7,
-            "mscale_all_dim": 1.3,
-        },
-    ),
-    "yarn with a given factor": (
-        YaRN(factor=8.0, original_length=ORIGINAL, attention_factor=1.1),
-        {"kind": "yarn", "factor": 8.0, "original_max_position_embeddings": ORIGINAL, "attention_factor": 1.1},
-    ),
+    "linear": scaled("linear", Interpolate, factor=2.5),
+    "llama3": scaled("llama3", Llama3, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0),
+    "yarn": scaled("yarn", YaRN, factor=8.0),
+    "yarn not truncated": scaled("yarn", YaRN, factor=8.0, truncate=False, beta_fast=20.0, beta_slow=2.0),
+    "yarn with mscale": scaled("yarn", YaRN, factor=8.0, mscale=0.7, mscale_all_dim=1.3),
+    "yarn with a given factor": scaled("yarn", YaRN, factor=8.0, attention_factor=1.1),
 }
 
 

@@ -11,24 +11,23 @@ import torch
 from torch import Tensor
 
 from triptych.attention import (
+    LINEAR,
     AdditiveOver,
+    AttentionStatistics,
     FlatKeys,
     Heads,
+    KeyLabels,
     RowPlan,
     Rows,
+    RowScores,
     SlotKeys,
     alibi_bias,
+    attention_statistics,
     disentangled_bias,
+    pattern_statistics,
     plan_rows,
     row_scores,
     t5_bias,
-)
-from triptych.attention.row_scores import RowScores
-from triptych.attention.statistics import (
-    AttentionStatistics,
-    KeyLabels,
-    attention_statistics,
-    pattern_statistics,
 )
 from triptych.errors import InputError
 from triptych.native import library
@@ -59,6 +58,14 @@ needs_native = pytest.mark.skipif(library() is None, reason="the native kernels 
 EXECUTORS = [pytest.param(False, id="torch"), pytest.param(True, id="native", marks=needs_native)]
 
 
+PLAIN = Heads(heads=H, groups=G, width=K, value_width=K, dtype=torch.float32, device=CPU)
+
+
+def one_row(length: int, mask: Any) -> RowPlan:
+    rows = Rows((length,))
+    return plan_rows(rows, FlatKeys(rows), mask, PLAIN)
+
+
 def planned(
     mask: Any = None, documents: bool = False, bias: Any = None, content: bool = False, softcap: float | None = None,
     sinks: bool = False, scale: float | None = None, groups: int = G, additive: bool = False, past: int = 0,
@@ -69,10 +76,7 @@ def planned(
     keys = rows if not past else Rows(key_lengths)
     if past:
         rows = Rows(lengths, past=(past, past))
-    heads = Heads(
-        heads=H, groups=groups, width=K, value_width=K, dtype=torch.float32, device=CPU, scale=scale, softcap=softcap,
-        sinks=sinks,
-    )  # fmt: skip
+    heads = replace(PLAIN, groups=groups, scale=scale, softcap=softcap, sinks=sinks)
     q, k = torch.randn(30, H, K) * 2, torch.randn(sum(key_lengths), groups, K)
     how: dict[str, Any] = {"q": q, "k": k, "sinks": torch.randn(H) if sinks else None}
     if content:
@@ -167,10 +171,8 @@ def test_long_rows_are_shared_by_threads(threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        rows = Rows((301,))
-        heads = Heads(heads=H, groups=G, width=K, value_width=K, dtype=torch.float32, device=CPU)
         for mask in (causal(), causal() & window(90), full()):
-            plan = plan_rows(rows, FlatKeys(rows), mask, heads)
+            plan = one_row(301, mask)
             q, k = torch.randn(301, H, K), torch.randn(301, G, K)
             found = attention_statistics(RowScores(plan, 0, q, k))
             check(found, patterns(plan, q, k)[0], torch.arange(301), torch.arange(301), KeyLabels())
@@ -194,10 +196,7 @@ def test_statistics_of_some_heads_and_queries(case: str, native: bool) -> None:
 def test_statistics_of_keys_in_a_ring(native: bool) -> None:
     """Places of a cache are not positions: the keys of row 0 stand at 5, 3, 4, those of row 1 at 0 and 1."""
     positions = torch.tensor([[5, 3, 4], [0, 1, -1]])
-    plan = plan_rows(
-        Rows((1, 1), past=(5, 1)), SlotKeys((3, 2), (1, 0), positions), causal() & window(3),
-        Heads(heads=H, groups=G, width=K, value_width=K, dtype=torch.float32, device=CPU),
-    )  # fmt: skip
+    plan = plan_rows(Rows((1, 1), past=(5, 1)), SlotKeys((3, 2), (1, 0), positions), causal() & window(3), PLAIN)
     how = {"q": torch.randn(2, H, K), "k": torch.randn(2, G, 3, K)}
     for row, p in enumerate(patterns(plan, **how)):
         found = attention_statistics(RowScores(plan, row, **how), native=native)
@@ -221,17 +220,13 @@ def test_even_weights_and_one_key(native: bool) -> None:
 @pytest.mark.parametrize("top", [0, 1, 32])
 def test_native_rows_of_every_length(keys: int, top: int) -> None:
     """Beyond the last key nothing is read: what follows it in memory would change every sum."""
-    rows = Rows((keys,))
-    heads = Heads(heads=H, groups=G, width=K, value_width=K, dtype=torch.float32, device=CPU)
-    plan = plan_rows(rows, FlatKeys(rows), full(), heads)
+    plan = one_row(keys, full())
     q, k = torch.randn(keys, H, K), torch.randn(keys, G, K)
     found = attention_statistics(RowScores(plan, 0, q, k), top=top)
     check(found, patterns(plan, q, k)[0], torch.arange(keys), torch.arange(keys), KeyLabels())
 
 
 def test_linear_attention_has_no_statistics() -> None:
-    from triptych.attention import LINEAR
-
     plan, how = planned()
     with pytest.raises(InputError, match="no scores"):
         attention_statistics(RowScores(replace(plan, mechanism=LINEAR), 0, **how))
@@ -241,10 +236,7 @@ def test_linear_attention_has_no_statistics() -> None:
 def test_memory_grows_with_the_length_alone(native: bool) -> None:
     """Of 1 GB of scores nothing larger than a piece is ever there."""
     t = 3000
-    rows = Rows((t,))
-    heads = Heads(heads=H, groups=G, width=K, value_width=K, dtype=torch.float32, device=CPU)
-    plan = plan_rows(rows, FlatKeys(rows), causal(), heads)
-    scores = RowScores(plan, 0, torch.randn(t, H, K), torch.randn(t, G, K), queries=range(0, t, 4))
+    scores = RowScores(one_row(t, causal()), 0, torch.randn(t, H, K), torch.randn(t, G, K), queries=range(0, t, 4))
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):

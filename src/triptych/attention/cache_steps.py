@@ -92,7 +92,7 @@ class FullStep:
         self.stores, self.rows, self.fresh = stores, rows, fresh
         slots = rows.slots
         self.run = neighbours(slots) if slots and rows.even else None
-        self.exact = like.form.exact
+        self.exact = like.exact
         self.layout: KeyLayout = FlatKeys(rows) if fresh else SlotKeys(rows.ends, slots)
         if not fresh and not self.exact:
             self.layout = SlotKeys(rows.ends, tuple(range(len(rows))))
@@ -142,7 +142,7 @@ class RingStep:
         if fresh:
             self.layout = FlatKeys(rows)
         elif rows.longest <= 1:
-            slots = rows.slots if like.form.exact else tuple(range(len(rows)))
+            slots = rows.slots if like.exact else tuple(range(len(rows)))
             self.layout = SlotKeys(rows.ends, slots, ring_positions(rows.ends, window, device))
         else:
             self.slots = torch.tensor(rows.slots, device=device)
@@ -152,7 +152,7 @@ class RingStep:
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         store = self.stores[layer]
         new_k, new_v = store.encode(k, v)
-        if not store.form.exact:
+        if not store.exact:
             k, v = store.decode(new_k, new_v)
         visible = (k, v) if self.fresh else None
         if visible is None and self.rows.longest > 1:
@@ -164,7 +164,7 @@ class RingStep:
         store.v[self.slot_of, :, self.place] = new_v
         if visible is not None:
             return visible
-        if store.form.exact:
+        if store.exact:
             return store.k, store.v
         slots = list(self.rows.slots)
         return store.decode(store.k[slots], store.v[slots])

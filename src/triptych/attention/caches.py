@@ -374,7 +374,7 @@ class CrossCache(_Stores):
             self.projected.add(layer)
             if len(self.projected) == len(self.stores):
                 self.pending = None
-        return (store.k, store.v) if store.form.exact else store.decode(store.k, store.v)
+        return (store.k, store.v) if store.exact else store.decode(store.k, store.v)
 
     def free(self, slots: Sequence[int]) -> None:
         """Forget the sources of these slots."""

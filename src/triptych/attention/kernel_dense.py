@@ -61,8 +61,8 @@ def _sdpa(
     if bias is not None:
         bias = bias.to(q.dtype)
         visible = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
-    if visible is None and _swallows_nan(k):
-        visible, causal = _all_visible(q, k, causal), False
+    if visible is None:
+        visible, causal = _without_mask(q, k, causal)
     out = F.scaled_dot_product_attention(
         q if q.stride(3) == 1 else q.contiguous(),
         k if k.stride(3) == 1 else k.contiguous(),
@@ -81,7 +81,7 @@ def _one_query(
 ) -> Tensor:
     """One query a row: the heads of a group stand side by side as queries, so that each key is read once."""
     q = q.reshape(request.rows, request.groups, request.heads // request.groups, request.width)
-    # The condition of `_swallows_nan`, which a step of every layer would call.
+    # The condition of `_without_mask`, which a step of every layer would call.
     if visible is None and k.shape[2] * max(k.element_size(), 4) < WIDEST_REGISTER and k.is_cpu:
         visible = torch.ones(1, 1, 1, k.shape[2], dtype=torch.bool)
     out = F.scaled_dot_product_attention(
@@ -95,15 +95,13 @@ def _one_query(
     return out.reshape(request.rows, request.heads, 1, request.width)
 
 
-def _swallows_nan(k: Tensor) -> bool:
-    """Whether the kernel, which computes in fp32 or fp64, could give 0 for scores that are NaN without a mask."""
-    return k.is_cpu and k.shape[2] * max(k.element_size(), 4) < WIDEST_REGISTER
-
-
-def _all_visible(q: Tensor, k: Tensor, causal: bool = False) -> Tensor:
-    """What `is_causal` says, as booleans `[1, 1, T, S]`."""
-    visible = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
-    return visible.tril() if causal else visible
+def _without_mask(q: Tensor, k: Tensor, causal: bool) -> tuple[Tensor | None, bool]:
+    """What tells the kernel `causal`: `is_causal`, or booleans `[1, 1, T, S]` where the kernel, which computes in fp32
+    or fp64, could give 0 for scores that are NaN without a mask."""
+    if not k.is_cpu or k.shape[2] * max(k.element_size(), 4) >= WIDEST_REGISTER:
+        return None, causal
+    visible = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool)
+    return (visible.tril() if causal else visible), False
 
 
 def _evened(request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,8 +164,8 @@ def _kernel(
     """`(out [B, H, T, Kv], log-sum-exp [B, H, T])`.  The kernel writes an lse of 0 for a query that sees nothing; its
     output is 0 there, so no share of it can show."""
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
-    if mask is None and _swallows_nan(k):
-        mask, causal = _all_visible(q, k, causal), False
+    if mask is None:
+        mask, causal = _without_mask(q, k, causal)
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

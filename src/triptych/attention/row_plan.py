@@ -123,13 +123,6 @@ class Piece:
         return self.queries.flat(self.runner(q, k, v, bias, sinks))
 
 
-class _Nothing:
-    """No tokens at all."""
-
-    def run(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None) -> Tensor:
-        return q.new_zeros(*q.shape[:2], v.shape[-1])
-
-
 @dataclass(frozen=True, eq=False)
 class RowPlan:
     """Attention of `rows` over `keys` under `mask`, decided.  Where there are several pieces, `queries` are the tokens
@@ -141,13 +134,13 @@ class RowPlan:
     heads: Heads
     bias: ScoreBias | None
     mechanism: Mechanism
-    pieces: tuple[Piece | _Nothing, ...] = field(init=False)
+    pieces: tuple[Piece, ...] = field(init=False)
     queries: Parts | None = field(init=False)
     flat_keys: Parts | None = field(init=False)
 
     def __post_init__(self) -> None:
         rows, keys, mask, device = self.rows, self.keys, self.mask, self.heads.device
-        pieces: tuple[Piece | _Nothing, ...] = (_Nothing(),)
+        pieces: tuple[Piece, ...] = ()  # where there are tokens at all
         queries = theirs = None
         if rows.total:
             if isinstance(keys, FlatKeys):
@@ -222,6 +215,8 @@ class RowPlan:
         self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, content: ContentBias | None = None
     ) -> Tensor:
         """q [N, H, K] over keys as `self.keys` says -> [N, H, Kv]."""
+        if not self.pieces:
+            return q.new_zeros(*q.shape[:2], v.shape[-1])
         if self.queries is None:
             return self.pieces[0].run(q, k, v, sinks, content)
         flat = self.flat_keys

@@ -120,12 +120,8 @@ def pattern_statistics(
     pattern = pattern.float()
     k_pos = torch.arange(pattern.shape[2], device=pattern.device)
     out["entropy"].copy_(torch.special.entr(pattern).sum(-1))
-    _add(
-        out,
-        ScorePiece(slice(0, len(pattern)), slice(0, pattern.shape[1]), 0, 0, q_pos, k_pos, pattern),
-        pattern,
-        labels,
-    )
+    whole = ScorePiece(slice(0, len(pattern)), slice(0, pattern.shape[1]), 0, 0, q_pos, k_pos, pattern)
+    _add(out, whole, pattern, labels)
     return AttentionStatistics(**out)
 
 

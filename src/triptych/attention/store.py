@@ -22,7 +22,7 @@ class CachedLayer:
     """What one layer stores per token: `groups` keys of `width` and values of `value_width` numbers.
 
     window   the layer never looks `window` or more positions back; None keeps every token.
-    sums     the layer keeps sums over all tokens in place of their keys and values (`sum_cache.py`).
+    sums     the layer keeps sums over all tokens in place of their keys and values (`cache_steps.py`).
     """
 
     groups: int

@@ -27,7 +27,6 @@ from triptych.attention import (
     kernel_dense,
 )
 from triptych.attention.cache_steps import FullStep
-from triptych.attention.row_plan import Piece
 from triptych.attention.rows import KeysIn
 from triptych.nn.attention import Attention, KindState
 from triptych.nn.part import Module, Taps
@@ -82,7 +81,7 @@ def _moving(state: KindState) -> tuple[SelfState, FullStep, KeysIn] | None:
     if not isinstance(state, SelfState) or not isinstance(state.step, FullStep) or state.step.run is None:
         return None
     plan = state.plan
-    if not isinstance(plan, RowPlan) or len(plan.pieces) != 1 or not isinstance(plan.pieces[0], Piece):
+    if not isinstance(plan, RowPlan) or len(plan.pieces) != 1:
         return None
     request, keys = plan.pieces[0].request, plan.pieces[0].keys
     if not isinstance(keys, KeysIn) or not isinstance(plan.mask, Causal | Full):

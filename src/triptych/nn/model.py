@@ -211,7 +211,10 @@ def finish_loading(module: Transformer) -> Transformer:
     for parameter in module.parameters():
         sizes[parameter.dtype] += parameter.numel()
         device = parameter.device
-    module.set_placement(sizes.most_common(1)[0][0], device)  # the dtype that most numbers have
+    dtype = sizes.most_common(1)[0][0]  # that most numbers have
+    for part in module.modules():
+        if isinstance(part, Module):
+            part.dtype, part.device = dtype, device
     return module.eval()
 
 

@@ -50,7 +50,10 @@ class Module(nn.Module, Generic[S]):
         for name, shape in spec.tensors().items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
         for name, child in spec.children():
-            _attach(self, name.split("."), build(child))
+            path, _, leaf = name.rpartition(".")  # of `blocks.3` and `kinds.self`, `blocks` is a plain container
+            if path and path not in self._modules:
+                self.add_module(path, nn.ModuleList() if leaf.isdigit() else nn.ModuleDict())
+            self.get_submodule(path).add_module(leaf, build(child))
         for name, value in vars(spec).items():  # an empty slot is an attribute that holds None
             if value is None and not hasattr(self, name):
                 setattr(self, name, None)
@@ -62,12 +65,6 @@ class Module(nn.Module, Generic[S]):
         self.dtype, self.device = example.dtype, example.device
         return self
 
-    def set_placement(self, dtype: torch.dtype, device: torch.device) -> None:
-        """State the `dtype` and `device` of this module and all below it, after their weights were assigned."""
-        for module in self.modules():
-            if isinstance(module, Module):
-                module.dtype, module.device = dtype, device
-
     if TYPE_CHECKING:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
@@ -76,16 +73,6 @@ class Module(nn.Module, Generic[S]):
 def build(spec: Part) -> Module[Any]:
     """The module of a part, on the current default device, uninitialized."""
     return Module.built[type(spec)](spec)
-
-
-def _attach(parent: nn.Module, path: list[str], child: nn.Module) -> None:
-    """Put `child` at `blocks.3` or `kinds.self`: the step in between is a plain container."""
-    if len(path) == 1:
-        parent.add_module(path[0], child)
-        return
-    if path[0] not in parent._modules:
-        parent.add_module(path[0], nn.ModuleList() if path[1].isdigit() else nn.ModuleDict())
-    parent.get_submodule(path[0]).add_module(path[1], child)
 
 
 def assign(root: nn.Module, name: str, value: Tensor) -> None:
