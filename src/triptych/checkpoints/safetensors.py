@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,10 +47,7 @@ DTYPES = {
     "BOOL": "bool",
     "C64": "complex64",
 }
-_EIGHT = ("F64", "I64", "U64", "C64")
-_FOUR = ("F32", "I32", "U32")
-_TWO = ("F16", "BF16", "I16", "U16")
-ITEMSIZE = {name: 8 if name in _EIGHT else 4 if name in _FOUR else 2 if name in _TWO else 1 for name in DTYPES}
+ITEMSIZE = {name: int(re.findall(r"\d+|$", name)[0] or 8) // 8 for name in DTYPES}  # bytes, of the bits in a name
 
 
 class SafetensorsSource:

@@ -23,7 +23,7 @@ from triptych.tasks.model_inputs import ModelInputs
 from triptych.tasks.passages import Span, cut
 from triptych.tasks.search_index import FORMAT, Embedded, read_index, write_index
 from triptych.text import Tokenizer
-from triptych.text.folder import TextFile, read_folder
+from triptych.text.corpus import TextFile, read_folder
 
 TOKENS, OVERLAP = 128, 32  # of a passage, unless the model reads fewer
 AT_ONCE = 256  # passages embedded between two reports of progress
