@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from triptych import spec
-from triptych.families import bert, gpt2, seq2seq, vit
+from triptych.families import bert, encoders, gpt2, seq2seq, vit
 from triptych.families.registry import find
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import of_decoder, renamed, table, within
@@ -90,7 +90,7 @@ def _gpt2(keys: ConfigKeys) -> spec.ModelSpec:
 
 def _bert(keys: ConfigKeys) -> spec.ModelSpec:
     """BERT's stack, in which a token sees those before it, with the head of its masked language model."""
-    stack = replace(bert.encoder(keys), kinds={"self": spec.KindSpec(mask=spec.causal())})
+    stack = replace(encoders.post_norm(keys), kinds={"self": spec.KindSpec(mask=spec.causal())})
     words, position = stack.words, stack.words.position
     assert isinstance(position, spec.LearnedSpec)
     dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
