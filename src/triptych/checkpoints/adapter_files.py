@@ -240,7 +240,7 @@ def _config(
     return {
         "peft_type": "LORA",
         "task_type": "FEATURE_EXTRACTION" if isinstance(spec.head, PoolingSpec) else task_type,
-        "base_model_name_or_path": _name_on_hub(base) if base and base.startswith(PREFIX) else base,
+        "base_model_name_or_path": parse_name(base).repo if base and base.startswith(PREFIX) else base,
         "inference_mode": True,
         "r": rank,
         "lora_alpha": _whole(alpha),
@@ -255,10 +255,6 @@ def _config(
         "use_rslora": False,
         "use_dora": False,
     }
-
-
-def _name_on_hub(base: str) -> str:
-    return parse_name(base).repo
 
 
 def _patterns(values: Mapping[str, float], usual: float) -> dict[str, float]:

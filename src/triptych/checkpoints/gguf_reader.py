@@ -46,7 +46,6 @@ class GGUFSource(Source):
         self.metadata, self.infos = parse(self._data, path)
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """See `Source.read`."""
         import torch
 
         info = self.info(name)
@@ -67,7 +66,6 @@ class GGUFSource(Source):
         return PackedBlocks(block_format(self.info(name).dtype), self.read_raw(name))
 
     def read_raw(self, name: str) -> torch.Tensor:
-        """See `Source.read_raw`."""
         import torch
 
         info = self.info(name)

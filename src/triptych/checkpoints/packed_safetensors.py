@@ -153,7 +153,6 @@ class PackedSource(Source):
             self.infos[name] = matrix.info
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """See `Source.read`."""
         import torch
 
         if name not in self._matrices:

@@ -67,7 +67,6 @@ class SafetensorsSource(Source):
             self.metadata |= metadata
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """See `Source.read`."""
         import torch
 
         info = self.info(name)
@@ -75,7 +74,6 @@ class SafetensorsSource(Source):
         return stored if dtype is None else stored.to(dtype)
 
     def read_raw(self, name: str) -> torch.Tensor:
-        """See `Source.read_raw`."""
         import torch
 
         info = self.info(name)

@@ -47,7 +47,9 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     for name in ("add_cross_attention", "is_decoder"):
         if not writing.bool(name, default=False) and (name, naming) != ("is_decoder", "gpt2"):
             raise writing.error(f"{name} must be true for a {naming} that writes about an image")
-    model = _bert(writing) if naming == "bert" else _gpt2(writing)
+    if naming == "gpt2":  # whatever class it was saved from, it has the head that writes
+        writing.data = {**writing.data, "architectures": None}
+    model = _bert(writing) if naming == "bert" else gpt2.config(writing)
     width, cross_width = model.reads.width, writing.optional_int("cross_attention_hidden_size")
     if cross_width is not None and not cross_width == encoder.width == width:
         raise writing.error(
@@ -81,11 +83,6 @@ def _config_of(keys: ConfigKeys, name: str, *kinds: str) -> ConfigKeys:
     kind = inner.choice("model_type", {one: one for one in kinds})
     inner.assume(**find(kind).ids)
     return inner
-
-
-def _gpt2(keys: ConfigKeys) -> spec.ModelSpec:
-    keys.data = {**keys.data, "architectures": None}  # whatever class it was saved from, it has the head that writes
-    return gpt2.config(keys)
 
 
 def _bert(keys: ConfigKeys) -> spec.ModelSpec:
