@@ -24,11 +24,10 @@ from triptych.checkpoints.adapter_files import read_adapter
 from triptych.checkpoints.adapters import MergedParameters, with_base
 from triptych.checkpoints.gguf_blocks import FORMATS, WRITABLE
 from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
-from triptych.checkpoints.header import BESIDE, Header, read_header
+from triptych.checkpoints.header import BESIDE, KEY, Header, SentenceSettings, read_header
 from triptych.checkpoints.load_weights import DetachedWeights, StoredParameters, to_checkpoint
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
-from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.errors import CheckpointError, InputError, shown
 from triptych.mapping.gguf_types import TYPES
 from triptych.mapping.tensor_plan import TensorLoad

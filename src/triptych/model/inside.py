@@ -23,7 +23,7 @@ from triptych.probe import Edits, Plan, Reads, Session, Trace, ablate, attribute
 from triptych.probe.display import Displayed
 from triptych.probe.sites import Selection
 from triptych.probe.size import TraceSize, check_fires, check_size, limit_of, shared_sites, trace_size
-from triptych.quantize.merging import MergedForm, merge
+from triptych.quantize.packing import MergedForm, merge
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec
 from triptych.spec import ModelSpec as Spec
 from triptych.tasks.model_inputs import ModelInputs, Texts

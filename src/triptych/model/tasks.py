@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from triptych import tasks
-from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
+from triptych.checkpoints.header import KEY, SentenceSettings
 from triptych.errors import InputError
 from triptych.generate import Executor, Generation
 from triptych.model.inside import ModelInside
