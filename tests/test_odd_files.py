@@ -26,8 +26,8 @@ from triptych.cli.transcribe import _formatted
 from triptych.errors import CheckpointError, InputError, TextError
 from triptych.media import audio
 from triptych.tasks import Segment
-from triptych.text import added_tokens as added
 from triptych.text import bpe_tokenizer, byte_tokenizer, character_tokenizer, from_gguf, word_tokenizer
+from triptych.text import side_files as added
 from triptych.text.chat import ChatTemplate
 from triptych.text.detokenize import BYTE_OF
 from triptych.text.specials import Specials
@@ -75,13 +75,13 @@ def test_listed_tokens_are_added_in_one_call() -> None:
 
     backend: Any = Counting()
     listed = {str(i + 2): {"content": "<x>" if i == 0 else f"<{i}>", "special": False} for i in range(200)}
-    added.add(backend, Specials(), {"added_tokens_decoder": listed}, Path("here"))
+    added.add_tokens(backend, Specials(), {"added_tokens_decoder": listed}, Path("here"))
     assert Counting.calls < 10
     assert backend.backend.get_vocab_size() == 202
     assert not backend.backend.get_added_tokens_decoder()[2].lstrip
     listed["201"] = {"content": "<5>"}
     with pytest.raises(TextError, match=r"gives '<5>' the id 201, the vocabulary"):
-        added.add(Backend(models.BPE(vocab={"a": 0, "b": 1}, merges=[])), Specials(),
+        added.add_tokens(Backend(models.BPE(vocab={"a": 0, "b": 1}, merges=[])), Specials(),
                   {"added_tokens_decoder": listed}, Path("here"))  # fmt: skip
 
 

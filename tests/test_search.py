@@ -25,7 +25,7 @@ from triptych.page import plane
 from triptych.tasks import passages
 from triptych.tasks.passages import cut
 from triptych.text import DECODER, Tokenizer, byte_tokenizer, word_tokenizer
-from triptych.text.folder import read_folder
+from triptych.text.corpus import read_folder
 
 TEXTS = {
     "mill.txt": "the old mill stands where the river bends\n",

@@ -114,10 +114,6 @@ def as_index(value: object) -> int | None:
 _BOOLS = ("bool", "torch.bool")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
@@ -142,7 +138,7 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "None": ("", lambda value: value is None),
     "bool": ("True or False", lambda value: isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"),
     "int": ("an integer", _is_integer),
-    "float": ("a number", _is_number),
+    "float": ("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)),
     "str": ("a string", _is_text),
     "Path": ("a path", lambda value: isinstance(value, PathLike) and "\0" not in str(value)),
     "PathText": (

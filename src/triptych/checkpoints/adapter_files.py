@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych.checkpoints.adapter_targets import is_never_read, module_names, stored_modules
+from triptych.checkpoints.adapter_targets import is_never_read, module_names, slots_of, stored_modules
 from triptych.checkpoints.locate import ADAPTER_CONFIG, PREFIX, base_of_adapter, open_source, parse_name
 from triptych.checkpoints.save import write_directory
 from triptych.checkpoints.source import Source, json_object, read_json
@@ -100,7 +100,7 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
             raise CheckpointError(
                 f"{path / WEIGHTS}: {module} is no linear map of this {spec.family} model that takes an adapter{close}"
             )
-        if any(name.removesuffix(".weight") in factors for name in load.ours):
+        if not factors.keys().isdisjoint(slots_of(load)):
             raise CheckpointError(
                 f"{path / WEIGHTS}: {module} is there twice, with and without the prefix of its model"
             )
@@ -112,7 +112,7 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
         _check_shapes(path / WEIGHTS, module, load, down, up, spec)
         alpha = _alpha(config, module, down.shape[0], path / ADAPTER_CONFIG)
         whole = LoraFactors(down, up, alpha)
-        if whole.rank % max(1, sum(name.removesuffix(".weight") in separate for name in load.ours)):
+        if whole.rank % max(1, len(set(separate).intersection(slots_of(load)))):
             raise CheckpointError(f"{path / WEIGHTS}: the rank {whole.rank} of {module} does not divide into its slots")
         factors |= _split(load, whole, separate)
     if not factors:
@@ -144,7 +144,7 @@ def write_adapter(
     separate: list[str] = []
     modules = stored_modules(spec)
     for module, load in modules.items():
-        slots = [name.removesuffix(".weight") for name in load.ours]
+        slots = slots_of(load)
         there = {slot: factors[slot] for slot in slots if slot in factors}
         if not there:
             continue
@@ -163,7 +163,7 @@ def deltas(spec: ModelSpec, factors: Mapping[str, LoraFactors]) -> dict[str, Ten
     """What the factors add to each stored tensor, by its name in an HF checkpoint and in its layout, in fp32."""
     added: dict[str, Tensor] = {}
     for load in stored_modules(spec).values():
-        slots = [name.removesuffix(".weight") for name in load.ours]
+        slots = slots_of(load)
         if any(slot in factors for slot in slots):
             parts = {
                 name: factors[slot].delta() if slot in factors else torch.zeros(shape)
@@ -191,7 +191,7 @@ def _split(load: TensorLoad, whole: LoraFactors, separate: Sequence[str]) -> dic
     """The factors of each of our slots from those of their stored matrix; `separate` are slots with a `down` of their
     own, beside which the others have none."""
     ups = _rows_of(load).to_ours(whole.up)
-    slots = [name.removesuffix(".weight") for name in load.ours]
+    slots = slots_of(load)
     own = [slot for slot in slots if slot in separate]
     if not own:
         return {slot: LoraFactors(whole.down, ups[f"{slot}.weight"], whole.alpha) for slot in slots}
@@ -240,7 +240,7 @@ def _config(
     return {
         "peft_type": "LORA",
         "task_type": "FEATURE_EXTRACTION" if isinstance(spec.head, PoolingSpec) else task_type,
-        "base_model_name_or_path": _name_on_hub(base) if base and base.startswith(PREFIX) else base,
+        "base_model_name_or_path": parse_name(base).repo if base and base.startswith(PREFIX) else base,
         "inference_mode": True,
         "r": rank,
         "lora_alpha": _whole(alpha),
@@ -255,10 +255,6 @@ def _config(
         "use_rslora": False,
         "use_dora": False,
     }
-
-
-def _name_on_hub(base: str) -> str:
-    return parse_name(base).repo
 
 
 def _patterns(values: Mapping[str, float], usual: float) -> dict[str, float]:

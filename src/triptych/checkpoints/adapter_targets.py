@@ -69,7 +69,7 @@ def slot_groups(spec: ModelSpec, targets: str | Sequence[str]) -> list[tuple[str
         if len(names) > 1:
             raise InputError(f"targets: {ALL_LINEAR!r} names every linear map; give it alone")
         inside = {slot for slot in _slots(spec) if ".blocks." in slot and not _of_mixture(slot)}
-        chosen = [group for load in modules.values() if (group := tuple(s for s in _slots_of(load) if s in inside))]
+        chosen = [group for load in modules.values() if (group := tuple(s for s in slots_of(load) if s in inside))]
         return _ordered(spec, [*chosen, *([(slot,) for slot in inside])])
     groups: list[tuple[str, ...]] = []
     for name in names:
@@ -89,7 +89,7 @@ def _named(spec: ModelSpec, modules: dict[str, TensorLoad], name: str) -> list[t
     own = _OURS.get(name, name)
     groups: list[tuple[str, ...]] = [(slot,) for slot in _slots(spec) if _ends(slot, own)]
     groups = groups or [
-        _slots_of(load)
+        slots_of(load)
         for module, load in modules.items()
         if _ends(module, name) or _ends(load.source.removesuffix(_WEIGHT), name)
     ]
@@ -127,7 +127,8 @@ def _slots(spec: ModelSpec) -> Iterator[str]:
     return (name for name, part in spec.walk() if isinstance(part, LinearSpec) and f"{name}{_WEIGHT}" not in shared)
 
 
-def _slots_of(load: TensorLoad) -> tuple[str, ...]:
+def slots_of(load: TensorLoad) -> tuple[str, ...]:
+    """The slots of the matrices that are one stored tensor."""
     return tuple(name.removesuffix(_WEIGHT) for name in load.ours)
 
 

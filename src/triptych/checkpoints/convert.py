@@ -24,11 +24,10 @@ from triptych.checkpoints.adapter_files import read_adapter
 from triptych.checkpoints.adapters import MergedParameters, with_base
 from triptych.checkpoints.gguf_blocks import FORMATS, WRITABLE
 from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
-from triptych.checkpoints.header import BESIDE, Header, read_header
+from triptych.checkpoints.header import BESIDE, KEY, Header, SentenceSettings, read_header
 from triptych.checkpoints.load_weights import DetachedWeights, StoredParameters, to_checkpoint
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
-from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
 from triptych.errors import CheckpointError, InputError, shown
 from triptych.mapping.gguf_types import TYPES
 from triptych.mapping.tensor_plan import TensorLoad
@@ -150,16 +149,7 @@ def save(
         lost = [name for step in plan if _packed_type(step, numbers) is None for name in step.ours if name in packed]
     else:
         tensors, config = to_checkpoint(module, hf)
-        written: Counter[str] = Counter()
-
-        def counted() -> Iterator[tuple[str, Tensor]]:
-            for name, value in tensors:
-                written[str(value.dtype).removeprefix("torch.")] += 1
-                yield name, value
-
-        write_directory(path, counted(), config, files)
-        nbytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-        done = Conversion(str(path), "hf", module.spec.family, nbytes, dict(written))
+        done = _write_hf(path, module.spec, tensors, config, files)
         lost = list(packed)
     if not lost:
         return done
@@ -193,20 +183,27 @@ def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
 
 def _to_hf(header: Header, source: Source, stored: StoredParameters, path: Path, dtype: str | None) -> Conversion:
     wanted: torch.dtype = PLAIN[dtype] if dtype else getattr(torch, plain_dtype(source.infos))
-    written: Counter[str] = Counter()
-
-    def tensors() -> Iterator[tuple[str, Tensor]]:
-        for step in families.save_plan(header.spec):
-            value = step.to_source(stored).to(wanted)
-            written[str(wanted).removeprefix("torch.")] += 1
-            yield step.source, value
-
+    tensors = ((step.source, step.to_source(stored).to(wanted)) for step in families.save_plan(header.spec))
     config = {**header.hf, "dtype": str(wanted).removeprefix("torch.")}
     config.pop("torch_dtype", None)  # its old name
-    write_directory(path, tensors(), config, files_beside(header))
+    done = _write_hf(path, header.spec, tensors, config, files_beside(header))
+    return done if dtype else replace(done, notes=_growth(done.nbytes, source, wanted))
+
+
+def _write_hf(
+    path: Path, spec: Spec, tensors: Iterable[tuple[str, Tensor]], config: Mapping[str, Any], files: Mapping[str, bytes]
+) -> Conversion:
+    """Write an HF directory, and count its tensors."""
+    written: Counter[str] = Counter()
+
+    def counted() -> Iterator[tuple[str, Tensor]]:
+        for name, value in tensors:
+            written[str(value.dtype).removeprefix("torch.")] += 1
+            yield name, value
+
+    write_directory(path, counted(), config, files)
     nbytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    notes = () if dtype else _growth(nbytes, source, wanted)
-    return Conversion(str(path), "hf", header.spec.family, nbytes, dict(written), notes)
+    return Conversion(str(path), "hf", spec.family, nbytes, dict(written))
 
 
 def _growth(nbytes: int, source: Source, written: torch.dtype) -> tuple[str, ...]:

@@ -12,10 +12,10 @@ import math
 import mmap
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from triptych.checkpoints.source import TensorInfo, fault, map_file, view
-from triptych.errors import CheckpointError, nearest, shown
+from triptych.checkpoints.source import Source, TensorInfo, fault, map_file, view
+from triptych.errors import CheckpointError, shown
 from triptych.mapping.gguf_types import BY_NUMBER, TYPES
 
 if TYPE_CHECKING:
@@ -35,25 +35,20 @@ _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
 
 
-class GGUFSource:
+class GGUFSource(Source):
     """Named tensors and metadata of one GGUF file."""
 
-    kind: Literal["gguf"] = "gguf"
+    kind = "gguf"
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._data = map_file(path)
         self.metadata, self.infos = parse(self._data, path)
 
-    @property
-    def names(self) -> list[str]:
-        return list(self.infos)
-
     def read(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """See `Source.read`."""
         import torch
 
-        info = self._info(name)
+        info = self.info(name)
         plain = TYPES[info.dtype].torch_dtype
         if plain is None:
             return self.blocks(name).dense(dtype or torch.float32)
@@ -62,27 +57,21 @@ class GGUFSource:
 
     def is_packed(self, name: str) -> bool:
         """Whether the tensor is stored in blocks, so that `blocks` can return it."""
-        return TYPES[self._info(name).dtype].torch_dtype is None
+        return TYPES[self.info(name).dtype].torch_dtype is None
 
     def blocks(self, name: str) -> PackedBlocks:
         """The tensor in its stored blocks, a view of the mapped file.  Raises CheckpointError for a plain type."""
         from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 
-        return PackedBlocks(block_format(self._info(name).dtype), self.read_raw(name))
+        return PackedBlocks(block_format(self.info(name).dtype), self.read_raw(name))
 
     def read_raw(self, name: str) -> torch.Tensor:
-        """See `Source.read_raw`."""
         import torch
 
-        info = self._info(name)
+        info = self.info(name)
         kind = TYPES[info.dtype]
         shape = (info.nbytes,) if kind.elements == 1 else kind.raw_shape(info.shape)
         return view(self._data, info, torch.uint8, shape)
-
-    def _info(self, name: str) -> TensorInfo:
-        if name not in self.infos:
-            raise CheckpointError(f"{self.path}: no tensor {shown(name)}{nearest(name, self.infos)}")
-        return self.infos[name]
 
 
 def parse(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:

@@ -138,15 +138,11 @@ def read_weights(
                 _check_equal(step.source, name, weight.to(device), module.get_parameter(name), source)
             loaded.append(LoadedTensor(name, (step.source,), info.file.name, info.dtype, tuple(weight.shape), op))
     notes |= set() if packer is None else set(packer.notes)
-    _keep_fixed(finish_loading(module))
+    finish_loading(module)
+    for name in families.find(spec.family).fixed & spec.shapes().keys():
+        module.get_parameter(name).requires_grad_(False)
     summary = "" if packer is None else packer.packed
     return module, LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes), summary)
-
-
-def _keep_fixed(module: Transformer) -> None:
-    """No optimizer changes what the family's reference keeps as it was stored."""
-    for name in families.find(module.spec.family).fixed & module.spec.shapes().keys():
-        module.get_parameter(name).requires_grad_(False)
 
 
 def _packed(

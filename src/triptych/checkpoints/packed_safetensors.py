@@ -134,13 +134,11 @@ class _PackedMatrix:
     groups: GroupReader | None = None  # of codes that can stay packed
 
 
-class PackedSource:
+class PackedSource(Source):
     """A source whose packed matrices look like plain ones.
 
     They are read in `dtype`, or in the dtype of most of the plain tensors beside them.
     """
-
-    kind: Literal["safetensors"] = "safetensors"
 
     def __init__(self, source: Source, packing: FilePacking) -> None:
         self._source, self.path, self.metadata = source, source.path, source.metadata
@@ -154,12 +152,7 @@ class PackedSource:
                 raise fault(matrix.info.file, f"holds the matrix {shown(name)} plain and packed")
             self.infos[name] = matrix.info
 
-    @property
-    def names(self) -> list[str]:
-        return list(self.infos)
-
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """See `Source.read`."""
         import torch
 
         if name not in self._matrices:

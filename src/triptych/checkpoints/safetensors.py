@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from triptych.checkpoints.source import TensorInfo, fault, is_plain_name, json_object, map_file, read_json, view
-from triptych.errors import CheckpointError, nearest, shown
+from triptych.checkpoints.source import Source, TensorInfo, fault, is_plain_name, json_object, map_file, read_json, view
+from triptych.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
     import torch
@@ -46,16 +47,11 @@ DTYPES = {
     "BOOL": "bool",
     "C64": "complex64",
 }
-_EIGHT = ("F64", "I64", "U64", "C64")
-_FOUR = ("F32", "I32", "U32")
-_TWO = ("F16", "BF16", "I16", "U16")
-ITEMSIZE = {name: 8 if name in _EIGHT else 4 if name in _FOUR else 2 if name in _TWO else 1 for name in DTYPES}
+ITEMSIZE = {name: int(re.findall(r"\d+|$", name)[0] or 8) // 8 for name in DTYPES}  # bytes, of the bits in a name
 
 
-class SafetensorsSource:
+class SafetensorsSource(Source):
     """Named tensors of one safetensors file, or of the shards an index lists."""
-
-    kind: Literal["safetensors"] = "safetensors"
 
     def __init__(self, path: Path, shards: Iterable[Path]) -> None:
         self.path = path
@@ -70,29 +66,18 @@ class SafetensorsSource:
             self.infos |= infos
             self.metadata |= metadata
 
-    @property
-    def names(self) -> list[str]:
-        return list(self.infos)
-
     def read(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """See `Source.read`."""
         import torch
 
-        info = self._info(name)
+        info = self.info(name)
         stored = view(self._maps[info.file], info, getattr(torch, DTYPES[info.dtype]), info.shape)
         return stored if dtype is None else stored.to(dtype)
 
     def read_raw(self, name: str) -> torch.Tensor:
-        """See `Source.read_raw`."""
         import torch
 
-        info = self._info(name)
+        info = self.info(name)
         return view(self._maps[info.file], info, torch.uint8, (info.nbytes,))
-
-    def _info(self, name: str) -> TensorInfo:
-        if name not in self.infos:
-            raise CheckpointError(f"{self.path}: no tensor {shown(name)}{nearest(name, self.infos)}")
-        return self.infos[name]
 
 
 def open_file(path: Path) -> SafetensorsSource:

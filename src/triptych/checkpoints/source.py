@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
 
-from triptych.errors import CheckpointError, shown
+from triptych.errors import CheckpointError, nearest, shown
 
 if TYPE_CHECKING:
     import torch
@@ -38,24 +38,23 @@ class TensorInfo:
     offset: int  # of its first byte, from the start of `file`
 
 
-@runtime_checkable
-class Source(Protocol):
+class Source:
     """Named tensors in one file or several, already checked: sizes, offsets and names can be trusted."""
 
-    @property
-    def kind(self) -> Literal["safetensors", "gguf"]: ...
+    kind: ClassVar[Literal["safetensors", "gguf"]] = "safetensors"
+    path: Path
+    infos: dict[str, TensorInfo]
+    metadata: dict[str, Any]
 
     @property
-    def path(self) -> Path: ...
+    def names(self) -> list[str]:
+        return list(self.infos)
 
-    @property
-    def infos(self) -> dict[str, TensorInfo]: ...
-
-    @property
-    def metadata(self) -> dict[str, Any]: ...
-
-    @property
-    def names(self) -> list[str]: ...
+    def info(self, name: str) -> TensorInfo:
+        """The tensor called `name`.  Raises CheckpointError, with the nearest name, where there is none."""
+        if name not in self.infos:
+            raise fault(self.path, f"no tensor {shown(name)}{nearest(name, self.infos)}")
+        return self.infos[name]
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The tensor called `name`, of shape `infos[name].shape`.
@@ -63,11 +62,11 @@ class Source(Protocol):
         In the stored dtype it is a view of the mapped file; packed formats come as float32.  Another `dtype` is
         converted while reading, without a second copy of all of it.
         """
-        ...
+        raise NotImplementedError
 
     def read_raw(self, name: str) -> torch.Tensor:
         """The stored bytes, uint8: `[..., bytes of a row]` for a packed format, `[nbytes]` otherwise."""
-        ...
+        raise NotImplementedError
 
 
 def fault(path: Path, problem: str) -> CheckpointError:

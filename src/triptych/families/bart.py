@@ -58,7 +58,8 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     seq2seq.as_built(
         keys, normalize_before=pre, add_final_layer_norm=pre, normalize_embedding=True, static_position_embeddings=False
     )
-    position, norm = spec.LearnedSpec(length=context, width=width, offset=2), spec.LayerNormSpec(width=width)
+    position = spec.LearnedSpec(length=context, width=width, offset=2)
+    embed = words(keys, vocab, position, spec.LayerNormSpec(width=width))
     lm = seq2seq.lm_head(keys, width, vocab)
     heads = seq2seq.heads(keys, name, width, lm, labels=2 if pre else 3)
     head = keys.architecture(heads, default=f"{name}ForConditionalGeneration")
@@ -72,8 +73,8 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     ties |= {"head.proj.weight": "encoder.embed.tokens.weight"} if tied and isinstance(head, spec.LMHeadSpec) else {}
     return spec.ModelSpec(
         family=keys.str("model_type"),
-        encoder=side(keys, "encoder", vocab, position, pre=pre, embed_norm=norm),
-        decoder=side(keys, "decoder", vocab, position, pre=pre, embed_norm=norm),
+        encoder=side(keys, "encoder", embed, pre=pre),
+        decoder=side(keys, "decoder", embed, pre=pre),
         head=head,
         ties=ties,
         ids=ids,
@@ -82,27 +83,26 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     )
 
 
-def side(
-    keys: ConfigKeys,
-    name: seq2seq.Side,
-    vocab: int,
-    position: Absolute,
-    *,
-    pre: bool,
-    embed_norm: spec.LayerNormSpec | None,
-) -> spec.StackSpec:
+def side(keys: ConfigKeys, name: seq2seq.Side, embed: spec.Input, *, pre: bool, k_bias: bool = True) -> spec.StackSpec:
     """One side.  `pre`: norms before each sublayer and one at the end, instead of after each."""
     width, norm = keys.int("d_model"), spec.LayerNormSpec(width=keys.int("d_model"))
-    act, dropout = keys.act("activation_function", default="gelu"), keys.dropout("dropout", default=0.1)
-    scale = width**0.5 if keys.bool("scale_embedding", default=False) else None
-    inside, between = keys.dropout("attention_dropout"), keys.dropout("activation_dropout")
+    act, between = keys.act("activation_function", default="gelu"), keys.dropout("activation_dropout")
+    heads, inside = keys.count(f"{name}_attention_heads"), keys.dropout("attention_dropout")
+    attn = spec.attention(width, heads, bias=True, dropout=inside)
     return seq2seq.stack(
         name,
-        spec.EmbedSpec(vocab=vocab, width=width, position=position, norm=embed_norm, scale=scale, dropout=dropout),
-        attn=spec.attention(width, keys.count(f"{name}_attention_heads"), bias=True, dropout=inside),
+        embed,
+        attn=replace(attn, k=replace(attn.k, bias=k_bias)),
         mlp=spec.mlp(width, keys.int(f"{name}_ffn_dim"), act, bias=True, dropout=between),
         norms=spec.NormsSpec(pre=norm) if pre else spec.NormsSpec(post=norm),
         layers=keys.count(f"{name}_layers"),
-        dropout=dropout,
+        dropout=embed.dropout,
         final_norm=norm if pre else None,
     )
+
+
+def words(keys: ConfigKeys, vocab: int, position: Absolute, norm: spec.LayerNormSpec | None = None) -> spec.EmbedSpec:
+    """The input of a side that reads tokens."""
+    width, dropout = keys.int("d_model"), keys.dropout("dropout", default=0.1)
+    scale = width**0.5 if keys.bool("scale_embedding", default=False) else None
+    return spec.EmbedSpec(vocab=vocab, width=width, position=position, norm=norm, scale=scale, dropout=dropout)

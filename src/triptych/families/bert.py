@@ -63,7 +63,7 @@ head.classes.*                        classifier.*
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
-    stack = encoder(keys)
+    stack = encoders.post_norm(keys)
     dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
     heads = encoders.heads(
         keys, "Bert", stack.width,
@@ -74,26 +74,6 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     )  # fmt: skip
     heads["BertForPreTraining"] = heads["BertForMaskedLM"]
     return encoders.model(keys, stack, keys.architecture(heads, default="BertModel"))
-
-
-def encoder(keys: ConfigKeys, *, offset: int = 0, embed_width: int | None = None) -> spec.StackSpec:
-    """The stack of a config with BERT's keys.  `offset` rows of the table of positions are skipped."""
-    keys.choice("position_embedding_type", {"absolute": None}, default="absolute")
-    return encoders.post_norm(
-        vocab=keys.int("vocab_size"),
-        positions=keys.int("max_position_embeddings", low=offset + 1) - offset,
-        offset=offset,
-        types=keys.int("type_vocab_size", default=2, low=0),
-        embed_width=embed_width,
-        width=keys.int("hidden_size"),
-        layers=keys.count("num_hidden_layers"),
-        heads=keys.count("num_attention_heads"),
-        hidden=keys.int("intermediate_size"),
-        act=keys.act("hidden_act", default="gelu"),
-        eps=keys.float("layer_norm_eps", default=1e-12),
-        dropout=keys.dropout("hidden_dropout_prob", default=0.1),
-        attn_dropout=keys.dropout("attention_probs_dropout_prob", default=0.1),
-    )
 
 
 def from_gguf(keys: ConfigKeys) -> Values:

@@ -35,22 +35,16 @@ head.transform.dense.*                  pre_classifier.*
 head.transform.<dense,norm>.*           vocab_<transform,layer_norm>.*
 head.proj.*                             vocab_projector.*
 """)
+_KEYS = {
+    "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim", "hidden_act": "activation", "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+}  # fmt: skip
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     act = keys.act("activation", default="gelu")
-    stack = encoders.post_norm(
-        vocab=keys.int("vocab_size"),
-        positions=keys.int("max_position_embeddings"),
-        width=keys.int("dim"),
-        layers=keys.count("n_layers"),
-        heads=keys.count("n_heads"),
-        hidden=keys.int("hidden_dim"),
-        act=act,
-        eps=1e-12,  # no key changes it
-        dropout=keys.dropout("dropout", default=0.1),
-        attn_dropout=keys.dropout("attention_dropout", default=0.1),
-    )
+    stack = encoders.post_norm(keys, names=_KEYS)
     dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
     heads = encoders.heads(
         keys, "DistilBert", stack.width,
@@ -59,12 +53,10 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         dropout=stack.words.dropout,
     )  # fmt: skip
     head = keys.architecture(heads, default="DistilBertModel")
-    label_dropout, span_dropout = (
-        keys.dropout("seq_classif_dropout", default=0.2),
-        keys.dropout("qa_dropout", default=0.1),
-    )
-    if isinstance(head, spec.ClassHeadSpec):
-        head = replace(head, dropout=label_dropout)
-    elif isinstance(head, spec.SpanHeadSpec):
-        head = replace(head, dropout=span_dropout)
+    dropouts = {
+        spec.ClassHeadSpec: keys.dropout("seq_classif_dropout", default=0.2),
+        spec.SpanHeadSpec: keys.dropout("qa_dropout", default=0.1),
+    }
+    if isinstance(head, spec.ClassHeadSpec | spec.SpanHeadSpec):
+        head = replace(head, dropout=dropouts[type(head)])
     return encoders.model(keys, stack, head)

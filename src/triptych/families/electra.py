@@ -33,7 +33,7 @@ head.proj.*                    discriminator_predictions.dense_prediction.*
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
-    stack = bert.encoder(keys, embed_width=keys.int("embedding_size", default=128))
+    stack = encoders.post_norm(keys, embed_width=keys.int("embedding_size", default=128))
     width, inner = stack.width, stack.words.width
     dense = spec.LinearSpec(inputs=width, outputs=width, bias=True)
     narrow = spec.LinearSpec(inputs=width, outputs=inner, bias=True)

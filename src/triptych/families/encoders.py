@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
 from triptych import spec
 from triptych.mapping.config_keys import ConfigKeys
-from triptych.spec.parts import Activation
 
 
 def post_norm(
-    *,
-    vocab: int,
-    positions: int,
-    width: int,
-    layers: int,
-    heads: int,
-    hidden: int,
-    act: Activation,
-    eps: float,
-    dropout: float,
-    attn_dropout: float,
-    offset: int = 0,
-    types: int = 0,
-    embed_width: int | None = None,
+    keys: ConfigKeys, *, offset: int = 0, embed_width: int | None = None, names: Mapping[str, str] | None = None
 ) -> spec.StackSpec:
-    """Devlin et al. 2019: learned positions, a norm on the embedding and after every sublayer, biases everywhere.
+    """The stack of a config with BERT's keys (Devlin et al. 2019): learned positions, a norm on the embedding and after
+    every sublayer, biases everywhere.
 
-    `offset` rows of the table of positions are skipped; `embed_width` is the embedding's where it is not `width`.
+    `offset` rows of the table of positions are skipped; `embed_width` is the embedding's where it is not `hidden_size`.
+    `names` are other names of the keys, of DistilBERT, which has no token types and no key for the norms' epsilon.
     """
+
+    def named(key: str) -> str:
+        return key if names is None else names[key]
+
+    if names is None:
+        keys.choice("position_embedding_type", {"absolute": None}, default="absolute")
+    vocab, positions = keys.int("vocab_size"), keys.int("max_position_embeddings", low=offset + 1) - offset
+    types = keys.int("type_vocab_size", default=2, low=0) if names is None else 0
+    width, layers = keys.int(named("hidden_size")), keys.count(named("num_hidden_layers"))
+    heads, hidden = keys.count(named("num_attention_heads")), keys.int(named("intermediate_size"))
+    act = keys.act(named("hidden_act"), default="gelu")
+    eps = keys.float("layer_norm_eps", default=1e-12) if names is None else 1e-12
+    dropout = keys.dropout(named("hidden_dropout_prob"), default=0.1)
+    inside = keys.dropout(named("attention_probs_dropout_prob"), default=0.1)
     norm, inner = spec.LayerNormSpec(width=width, eps=eps), embed_width or width
     block = spec.BlockSpec(
-        attn=spec.attention(width, heads, bias=True, dropout=attn_dropout),
+        attn=spec.attention(width, heads, bias=True, dropout=inside),
         mlp=spec.mlp(width, hidden, act, bias=True),
         attn_norm=spec.NormsSpec(post=norm),
         mlp_norm=spec.NormsSpec(post=norm),

@@ -65,8 +65,13 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
 
 
 def from_gguf(keys: ConfigKeys) -> Values:
+    return from_gguf_as(keys, "GPT2LMHeadModel")
+
+
+def from_gguf_as(keys: ConfigKeys, name: str) -> Values:
+    """The HF keys that GPT-2 and GPT-J share."""
     return {
-        "architectures": ["GPT2LMHeadModel"],
+        "architectures": [name],
         "n_embd": keys.int("embedding_length"),
         "n_head": keys.count("attention.head_count"),
         "n_layer": keys.count("block_count"),

@@ -7,7 +7,7 @@ Reference: transformers `models/gptj`.
 from __future__ import annotations
 
 from triptych import spec
-from triptych.families import decoder
+from triptych.families import decoder, gpt2
 from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.weight_table import table
 
@@ -58,18 +58,9 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
 
 
 def from_gguf(keys: ConfigKeys) -> Values:
-    width, heads = keys.int("embedding_length"), keys.count("attention.head_count")
-    return {
-        "architectures": ["GPTJForCausalLM"],
-        "n_embd": width,
-        "n_head": heads,
-        "n_inner": keys.int("feed_forward_length"),
-        "n_layer": keys.count("block_count"),
-        "n_positions": keys.int("context_length"),
-        "rotary_dim": keys.int("rope.dimension_count", default=width // heads),
-        "layer_norm_epsilon": keys.float("attention.layer_norm_epsilon"),
-        "tie_word_embeddings": not keys.has_tensor("output.weight", default=False),
-    }
+    config = gpt2.from_gguf_as(keys, "GPTJForCausalLM")
+    width = config["n_embd"] // config["n_head"]
+    return config | {"rotary_dim": keys.int("rope.dimension_count", default=width)}
 
 
 def to_gguf(model: spec.ModelSpec) -> Values:

@@ -50,8 +50,8 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     position = spec.SinusoidalSpec(width=width, layout="halves")
     return spec.ModelSpec(
         family="marian",
-        encoder=bart.side(keys, "encoder", vocab, position, pre=False, embed_norm=None),
-        decoder=bart.side(keys, "decoder", target, position, pre=False, embed_norm=None),
+        encoder=bart.side(keys, "encoder", bart.words(keys, vocab, position), pre=False),
+        decoder=bart.side(keys, "decoder", bart.words(keys, target, position), pre=False),
         head=seq2seq.lm_head(keys, width, target) if lm else None,
         ties=ties,
         ids=keys.special_ids(target),

@@ -35,7 +35,7 @@ head.proj.bias                 lm_head.bias|spare  -  # added to a tied head alo
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     # Row `pad` of the table is for padding and the first token is at `pad + 1`.
-    stack = bert.encoder(keys, offset=keys.int("pad_token_id", default=1, low=0) + 1)
+    stack = encoders.post_norm(keys, offset=keys.int("pad_token_id", default=1, low=0) + 1)
     name = _NAMES[keys.str("model_type")]
     dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
     heads = encoders.heads(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from triptych import spec
-from triptych.families import bert, gpt2, seq2seq, vit
+from triptych.families import bert, encoders, gpt2, seq2seq, vit
 from triptych.families.registry import find
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import of_decoder, renamed, table, within
@@ -47,7 +47,9 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     for name in ("add_cross_attention", "is_decoder"):
         if not writing.bool(name, default=False) and (name, naming) != ("is_decoder", "gpt2"):
             raise writing.error(f"{name} must be true for a {naming} that writes about an image")
-    model = _bert(writing) if naming == "bert" else _gpt2(writing)
+    if naming == "gpt2":  # whatever class it was saved from, it has the head that writes
+        writing.data = {**writing.data, "architectures": None}
+    model = _bert(writing) if naming == "bert" else gpt2.config(writing)
     width, cross_width = model.reads.width, writing.optional_int("cross_attention_hidden_size")
     if cross_width is not None and not cross_width == encoder.width == width:
         raise writing.error(
@@ -83,14 +85,9 @@ def _config_of(keys: ConfigKeys, name: str, *kinds: str) -> ConfigKeys:
     return inner
 
 
-def _gpt2(keys: ConfigKeys) -> spec.ModelSpec:
-    keys.data = {**keys.data, "architectures": None}  # whatever class it was saved from, it has the head that writes
-    return gpt2.config(keys)
-
-
 def _bert(keys: ConfigKeys) -> spec.ModelSpec:
     """BERT's stack, in which a token sees those before it, with the head of its masked language model."""
-    stack = replace(bert.encoder(keys), kinds={"self": spec.KindSpec(mask=spec.causal())})
+    stack = replace(encoders.post_norm(keys), kinds={"self": spec.KindSpec(mask=spec.causal())})
     words, position = stack.words, stack.words.position
     assert isinstance(position, spec.LearnedSpec)
     dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)

@@ -6,11 +6,8 @@ Reference: transformers `models/whisper`.  The encoder's positions are sinusoids
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from triptych import spec
-from triptych.families import seq2seq
-from triptych.families.bart import ROWS
+from triptych.families import bart, seq2seq
 from triptych.mapping.config_keys import ConfigKeys
 from triptych.mapping.weight_table import table
 
@@ -28,7 +25,7 @@ ignore = {
     "forced_decoder_ids",  # the first tokens of the decoder, which `transcribe` chooses
 }  # fmt: skip
 
-weights = ROWS + table("""
+weights = bart.ROWS + table("""
 encoder.embed.<conv1,conv2>.*  model.encoder.<conv1,conv2>.*
 decoder.embed.tokens.weight    model.decoder.embed_tokens.weight
 head.proj.weight               proj_out.weight
@@ -49,8 +46,8 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     words = spec.EmbedSpec(vocab=vocab, width=width, position=position, dropout=dropout)
     return spec.ModelSpec(
         family="whisper",
-        encoder=_side(keys, "encoder", _frames(keys, width, dropout), dropout),
-        decoder=_side(keys, "decoder", words, dropout),
+        encoder=bart.side(keys, "encoder", _frames(keys, width, dropout), pre=True, k_bias=False),
+        decoder=bart.side(keys, "decoder", words, pre=True, k_bias=False),
         head=head,
         ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
         ids=keys.special_ids(vocab),
@@ -66,21 +63,4 @@ def _frames(keys: ConfigKeys, width: int, dropout: float) -> spec.FramesSpec:
         conv2=spec.ConvSpec(inputs=width, outputs=width, kernel=3, stride=2),
         position=spec.LearnedSpec(length=keys.int("max_source_positions", default=1500), width=width),
         dropout=dropout,
-    )
-
-
-def _side(keys: ConfigKeys, name: seq2seq.Side, embed: spec.Input, dropout: float) -> spec.StackSpec:
-    width, inside = keys.int("d_model"), keys.dropout("attention_dropout")
-    attn = spec.attention(width, keys.count(f"{name}_attention_heads"), bias=True, dropout=inside)
-    act, between = keys.act("activation_function", default="gelu"), keys.dropout("activation_dropout")
-    norm = spec.LayerNormSpec(width=width)
-    return seq2seq.stack(
-        name,
-        embed,
-        attn=replace(attn, k=spec.LinearSpec(inputs=width, outputs=width)),
-        mlp=spec.mlp(width, keys.int(f"{name}_ffn_dim"), act, bias=True, dropout=between),
-        norms=spec.NormsSpec(pre=norm),
-        layers=keys.count(f"{name}_layers"),
-        dropout=dropout,
-        final_norm=norm,
     )

@@ -12,11 +12,8 @@ from typing import Any
 
 from triptych.mapping.config_keys import ConfigKeys
 
-INSIDE = {
-    "gemma3": "gemma3_text",
-    "llava": "llama",
-    "mistral3": "mistral",
-}  # the model_type of a text_config without one
+#: The model_type of a text_config without one.
+INSIDE = {"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral"}
 
 # Default sizes of these text models in transformers: a text_config leaves out the sizes that equal them.
 _SIZES = {
@@ -33,12 +30,7 @@ _SIZES = {
         "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072,
     },
 }  # fmt: skip
-_OUTER_KEYS = (
-    "tie_word_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-)
+_OUTER_KEYS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
 _OF_IMAGES = frozenset(
     """
     boi_token_id boi_token_index eoi_token_id eoi_token_index image_seq_length image_token_id image_token_index

@@ -125,12 +125,9 @@ class ConfigKeys:
     def float(self, name: Str, default: Any = REQUIRED, low: Float = 0.0, high: Float = math.inf) -> Float:
         """A finite number in [low, high]; an integer will do."""
         value: Float = self._typed(name, (int, float), default, "a number")
-        absent = value is default
-        if absent:
-            return value
-        if not math.isfinite(value) or not low <= value <= high:
+        if value is not default and (not math.isfinite(value) or not low <= value <= high):
             raise self.error(f"{name} must be a finite number between {low} and {high}, not {value}")
-        return float(value)
+        return value if value is default else float(value)
 
     def optional_float(
         self, name: Str, default: Float | None = None, low: Float = 0.0, high: Float = math.inf
@@ -150,20 +147,22 @@ class ConfigKeys:
         value: Str = self._typed(name, str, default, "a string")
         return value
 
+    def _items(self, name: Str, default: Any, expected: Str) -> list[tuple[ConfigKeys, Str]]:
+        """Each item of a list as keys of its own, to be read under the name of the list."""
+        values = self._typed(name, (list, tuple), default, f"a list of {expected}")
+        return [(ConfigKeys({name: value}, self.where), name) for value in values]
+
     def floats(self, name: Str, default: Any = REQUIRED) -> tuple[Float, ...]:
         """A list of finite numbers above zero."""
-        values = self._typed(name, (list, tuple), default, "a list of numbers")
-        return tuple(ConfigKeys({name: value}, self.where).float(name, low=1e-12) for value in values)
+        return tuple(one.float(key, low=1e-12) for one, key in self._items(name, default, "numbers"))
 
     def ints(self, name: Str, default: Any = REQUIRED) -> tuple[Int, ...]:
         """A list of integers of at least zero."""
-        values = self._typed(name, (list, tuple), default, "a list of integers")
-        return tuple(ConfigKeys({name: value}, self.where).int(name, low=0) for value in values)
+        return tuple(one.int(key, low=0) for one, key in self._items(name, default, "integers"))
 
     def strings(self, name: Str, default: Any = REQUIRED) -> tuple[Str, ...]:
         """A list of strings."""
-        values = self._typed(name, (list, tuple), default, "a list of strings")
-        return tuple(ConfigKeys({name: value}, self.where).str(name) for value in values)
+        return tuple(one.str(key) for one, key in self._items(name, default, "strings"))
 
     def choice(self, name: Str, choices: Mapping[Str, T], default: Any = REQUIRED) -> T:
         """The value in `choices` for the string under `name`.  Raises ConfigError, listing them, for another string."""

@@ -6,28 +6,45 @@ The ops work on torch's tensors and NumPy's arrays alike, and as views where the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Transpose:
-    """The stored matrix is `[inputs, outputs]` (GPT-2's Conv1D)."""
+class Op:
+    """The stored tensor has the shape of the parameter, unless an operation says otherwise."""
 
-    rows = False  # whether it only moves whole rows, so that it also works on packed rows
+    rows: ClassVar = False  # whether it only moves whole rows, so that it also works on packed rows
+
+    def to_ours(self, x: Any) -> Any:
+        """The parameter, of the stored tensor."""
+        raise NotImplementedError
+
+    def to_source(self, x: Any) -> Any:
+        """The inverse."""
+        raise NotImplementedError
+
+    def source_shape(self, shape: Shape) -> Shape:
+        """The shape of the stored tensor, of that of the parameter."""
+        return shape
+
+
+@dataclass(frozen=True)
+class Transpose(Op):
+    """The stored matrix is `[inputs, outputs]` (GPT-2's Conv1D)."""
 
     def to_ours(self, x: Any) -> Any:
         return x.swapaxes(0, 1) if x.ndim == 2 else x
 
-    to_source = to_ours
+    def to_source(self, x: Any) -> Any:
+        return self.to_ours(x)
 
     def source_shape(self, shape: Shape) -> Shape:
         return shape[::-1]
 
 
 @dataclass(frozen=True)
-class RopePermute:
+class RopePermute(Op):
     """GGUF's llama stores the rows of q and k with the two halves of each head interleaved: (0, K/2, 1, K/2+1, ...)."""
 
     heads: int
@@ -39,15 +56,10 @@ class RopePermute:
     def to_source(self, x: Any) -> Any:
         return x.reshape(self.heads, 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
-    def source_shape(self, shape: Shape) -> Shape:
-        return shape
-
 
 @dataclass(frozen=True)
-class OneRow:
+class OneRow(Op):
     """The stored vector is a matrix of one row (BART's bias of the logits)."""
-
-    rows = False
 
     def to_ours(self, x: Any) -> Any:
         return x[0]
@@ -60,7 +72,7 @@ class OneRow:
 
 
 @dataclass(frozen=True)
-class ByHead:
+class ByHead(Op):
     """GPT-NeoX stores q, k and v of the first head, then of the second: (H, 3, K) rows for our (3, H, K)."""
 
     heads: int
@@ -72,12 +84,9 @@ class ByHead:
     def to_source(self, x: Any) -> Any:
         return x.reshape(3, self.heads, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
 
-    def source_shape(self, shape: Shape) -> Shape:
-        return shape
-
 
 @dataclass(frozen=True)
-class Stacked:
+class Stacked(Op):
     """GGUF stores the matrices of all experts as one, `[experts, outputs, inputs]`."""
 
     experts: int
@@ -94,19 +103,11 @@ class Stacked:
 
 
 @dataclass(frozen=True)
-class PlusOne:
+class PlusOne(Op):
     """GGUF stores the whole factor of Gemma's norms, of which the model stores the difference from 1."""
-
-    rows = False
 
     def to_ours(self, x: Any) -> Any:
         return x - 1
 
     def to_source(self, x: Any) -> Any:
         return x + 1
-
-    def source_shape(self, shape: Shape) -> Shape:
-        return shape
-
-
-Op = Transpose | RopePermute | OneRow | ByHead | Stacked | PlusOne

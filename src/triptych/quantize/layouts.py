@@ -7,8 +7,9 @@ Codes (whole numbers) and their scales go in with `Layout.pack` and come back wi
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,14 @@ class Codes:
         if self.minimums is not None:
             values += self.minimums.float().unsqueeze(-1)
         return values.flatten(1)
+
+    def whole_bands(self) -> Codes:
+        """The same with rows of zeros up to whole bands."""
+
+        def whole(part: Tensor | None) -> Any:
+            return None if part is None else torch.nn.functional.pad(part, (0, 0, 0, -len(part) % BAND))
+
+        return Codes(whole(self.codes), whole(self.scales), whole(self.minimums), whole(self.factors))
 
 
 @dataclass(frozen=True)
@@ -177,6 +186,18 @@ def chunks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
     step = max(BAND, _CHUNK // max(columns, 1) // BAND * BAND)
     for start in range(0, rows, step):
         yield start, min(start + step, rows)
+
+
+def packed_rows(
+    layout: Layout, shape: Sequence[int], memory: Memory, codes_of: Callable[[int, int], Codes], width: int = 1
+) -> PackedMatrix:
+    """The matrix of this shape whose rows [start, stop) are `codes_of(start, stop)`, `width` times fewer at a time."""
+    rows, columns = shape
+    data = memory(layout.nbytes(rows, columns))
+    for start, stop in chunks(rows, width * columns):
+        first, packed = layout.nbytes(start, columns), layout.pack(codes_of(start, stop).whole_bands())
+        data[first : first + len(packed)] = packed
+    return PackedMatrix(layout, rows, columns, data)
 
 
 def _lines(codes: Tensor, layout: Layout) -> Tensor:

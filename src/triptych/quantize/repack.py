@@ -11,10 +11,13 @@ four bits, `-zero * scale`, is rounded to fp16.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from triptych.checkpoints.gguf_blocks import BlockParts, PackedBlocks, block_format
+from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
 from triptych.checkpoints.packed_groups import PackedGroups
 from triptych.errors import CheckpointError
 from triptych.native import library, usable_threads
@@ -27,6 +30,7 @@ from triptych.quantize.layouts import (
     PackedMatrix,
     chunks,
     matrix_struct,
+    packed_rows,
     plain_memory,
 )
 
@@ -62,10 +66,10 @@ def repack(blocks: PackedBlocks, memory: Memory = plain_memory) -> PackedMatrix:
     if kind not in LAYOUT_OF:
         raise CheckpointError(f"no kernel multiplies with {kind}")
     layout = LAYOUT_OF[kind]
-    matrix = PackedMatrix(layout, rows, columns, memory(layout.nbytes(rows, columns)))
     kernels = library()
     if kernels is None or kind not in _NATIVE or blocks.raw.device.type != "cpu" or not blocks.raw.numel():
-        return _repack_by_torch(blocks, matrix)
+        return packed_rows(layout, blocks.shape, memory, partial(_codes, blocks))
+    matrix = PackedMatrix(layout, rows, columns, memory(layout.nbytes(rows, columns)))
     raw = blocks.raw.contiguous()
     if raw.nbytes != blocks.format.type.size((rows, columns)):
         raise CheckpointError(f"{list(raw.shape)} bytes are not whole blocks of {kind}")
@@ -75,18 +79,21 @@ def repack(blocks: PackedBlocks, memory: Memory = plain_memory) -> PackedMatrix:
     return matrix
 
 
-def _repack_by_torch(blocks: PackedBlocks, matrix: PackedMatrix) -> PackedMatrix:
-    """The same for every type."""
-    kind, layout, data = blocks.format.type.name, matrix.layout, matrix.data
-    rows, columns = matrix.shape
+def _codes(blocks: PackedBlocks, start: int, stop: int) -> Codes:
+    """The parts of the blocks of rows [start, stop), codes counted from the lowest one of the type on."""
+    kind = blocks.format.type.name
     assert blocks.format.parts is not None
-    for start, stop in chunks(rows, columns):
-        parts = blocks.format.parts(blocks.raw[start:stop].reshape(-1, blocks.format.nbytes))
-        numbers = _whole_bands(parts, stop - start, _LOWEST.get(kind, 0))
-        _check_halves(numbers, kind)
-        first, packed = layout.nbytes(start, columns), layout.pack(numbers)
-        data[first : first + len(packed)] = packed
-    return matrix
+    parts = blocks.format.parts(blocks.raw[start:stop].reshape(-1, blocks.format.nbytes))
+    codes, minimums, lowest = parts.codes, parts.minimums, _LOWEST.get(kind, 0)
+    if lowest:
+        codes, minimums = (codes - lowest).view(torch.uint8), parts.scales * lowest
+
+    def by_row(numbers: Tensor | None) -> Any:
+        return None if numbers is None else numbers.reshape(stop - start, -1)
+
+    numbers = Codes(by_row(codes), by_row(parts.scales), by_row(minimums), by_row(parts.factors))
+    _check_halves(numbers, kind)
+    return numbers
 
 
 def blocks_of(matrix: PackedMatrix, kind: str) -> PackedBlocks:
@@ -113,30 +120,23 @@ def repack_groups(groups: PackedGroups, memory: Memory = plain_memory) -> tuple[
     not fit fp16, or where codes of eight bits less their zero point do not fit eight bits; such a matrix can be used as
     dense numbers.
     """
-    rows, columns = groups.shape
+    columns = groups.shape[1]
     order = groups.of.argsort(stable=True)
     of = groups.of[order]
     if columns % GROUP or not torch.equal(of[::GROUP].repeat_interleave(GROUP), of):
         raise CheckpointError(f"its groups of inputs are not whole groups of {GROUP}")
     moved, of = None if torch.equal(order, torch.arange(columns)) else order, of[::GROUP]
     layout = LAYOUTS["U4" if groups.bits == 4 else "S8"]
-    data = memory(layout.nbytes(rows, columns))
-    for start, stop in chunks(rows, columns):
+
+    def numbers(start: int, stop: int) -> Codes:
         codes = groups.codes[start:stop] if moved is None else groups.codes[start:stop, moved]
         scales, zeros = groups.scales[start:stop, of], groups.zeros[start:stop, of]
-        if groups.bits == 8:
-            numbers = Codes(_padded(_signed(codes, zeros)), _padded(scales))
-        else:
-            numbers = Codes(_padded(codes), _padded(scales), _padded(-zeros * scales))
-        _check_halves(numbers, "packed")
-        first, packed = layout.nbytes(start, columns), layout.pack(numbers)
-        data[first : first + len(packed)] = packed
-    return PackedMatrix(layout, rows, columns, data), moved
+        eight = groups.bits == 8
+        made = Codes(_signed(codes, zeros), scales) if eight else Codes(codes, scales, -zeros * scales)
+        _check_halves(made, "packed")
+        return made
 
-
-def _padded(numbers: Tensor) -> Tensor:
-    """`[rows, n]` with rows of zeros up to a whole band."""
-    return torch.nn.functional.pad(numbers, (0, 0, 0, -len(numbers) % BAND))
+    return packed_rows(layout, groups.shape, memory, numbers), moved
 
 
 def _signed(codes: Tensor, zeros: Tensor) -> Tensor:
@@ -188,20 +188,3 @@ def _block_bytes(numbers: Codes, kind: str) -> Tensor:
         parts.append(bits.sum(dim=2, dtype=torch.uint8))
     low, high = (codes & 15).chunk(2, dim=1)
     return torch.cat([*parts, low | (high << 4)], dim=1)
-
-
-def _whole_bands(parts: BlockParts, rows: int, lowest: int) -> Codes:
-    """The parts of all blocks of `rows` rows, codes counted from `lowest` on, with zeros up to whole bands."""
-
-    def whole(numbers: Tensor) -> Tensor:
-        return _padded(numbers.reshape(rows, -1))
-
-    codes, scales, minimums = parts.codes, parts.scales, parts.minimums
-    if lowest:
-        codes, minimums = (codes - lowest).view(torch.uint8), scales * lowest
-    return Codes(
-        whole(codes),
-        whole(scales),
-        None if minimums is None else whole(minimums),
-        None if parts.factors is None else whole(parts.factors),
-    )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, nearest, shown
-from triptych.quantize.layouts import BAND, GROUP, LAYOUTS, Codes, Memory, PackedMatrix, chunks, plain_memory
+from triptych.quantize.layouts import GROUP, LAYOUTS, Codes, Memory, PackedMatrix, packed_rows, plain_memory
 
 # Steps between the least and the largest number of a group that are tried first.  With 15 of them both have a code;
 # with fewer, numbers at the ends are cut off or the others are rounded more finely.
@@ -34,23 +34,16 @@ def quantize(weight: Tensor, form: str, memory: Memory = plain_memory) -> Packed
     if weight.dim() != 2 or weight.shape[1] % GROUP:
         raise InputError(f"{form} packs matrices with columns in groups of {GROUP}, not {list(weight.shape)}")
     name, rounded = FORMS[form]
-    layout, (rows, columns) = LAYOUTS[name], weight.shape
-    data = memory(layout.nbytes(rows, columns))
-    for start, stop in chunks(rows, 8 * columns):  # the search needs several times the memory of the numbers
-        part = weight[start:stop].detach().float()
-        codes, scales, minimums = rounded(part.reshape(-1, GROUP))
+
+    def numbers(start: int, stop: int) -> Codes:
+        codes, scales, minimums = rounded(weight[start:stop].detach().float().reshape(-1, GROUP))
         if not bool(scales.isfinite().all() and (minimums is None or minimums.isfinite().all())):
-            raise InputError(f"the matrix {[rows, columns]} has numbers that are not finite or too large for {form}")
-        least = None if minimums is None else _whole(minimums, stop - start)
-        packed = layout.pack(Codes(_whole(codes, stop - start), _whole(scales, stop - start), least))
-        first = layout.nbytes(start, columns)
-        data[first : first + len(packed)] = packed
-    return PackedMatrix(layout, rows, columns, data)
+            raise InputError(f"the matrix {list(weight.shape)} has numbers that are not finite or too large for {form}")
+        rows = stop - start
+        least = None if minimums is None else minimums.view(rows, -1)
+        return Codes(codes.view(rows, -1), scales.view(rows, -1), least)
 
-
-def _whole(numbers: Tensor, rows: int) -> Tensor:
-    """The numbers of so many rows as `[rows, n]`, with rows of zeros up to a whole band."""
-    return torch.nn.functional.pad(numbers.view(rows, -1), (0, 0, 0, -rows % BAND))
+    return packed_rows(LAYOUTS[name], weight.shape, memory, numbers, 8)  # the search needs several times the memory
 
 
 def _quotient(x: Tensor, y: Tensor) -> Tensor:

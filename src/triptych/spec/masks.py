@@ -13,9 +13,11 @@ Conventions
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import reduce
 from typing import Any, NoReturn, SupportsIndex
 
 from triptych.arguments import checked, integer, listed
@@ -191,10 +193,7 @@ class And(Mask):
     parts: tuple[Mask, ...]
 
     def visible(self, q: Points, k: Points) -> Any:
-        visible = self.parts[0].visible(q, k)
-        for part in self.parts[1:]:
-            visible = visible & part.visible(q, k)
-        return visible
+        return reduce(operator.and_, (part.visible(q, k) for part in self.parts))
 
 
 @dataclass(frozen=True)
@@ -202,10 +201,7 @@ class Or(Mask):
     parts: tuple[Mask, ...]
 
     def visible(self, q: Points, k: Points) -> Any:
-        visible = self.parts[0].visible(q, k)
-        for part in self.parts[1:]:
-            visible = visible | part.visible(q, k)
-        return visible
+        return reduce(operator.or_, (part.visible(q, k) for part in self.parts))
 
 
 def _join(kind: type[And] | type[Or], a: object, b: object) -> Mask:

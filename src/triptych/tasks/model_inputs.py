@@ -18,7 +18,7 @@ from torch import Tensor
 
 from triptych.arguments import check_ids, integer, readable
 from triptych.checkpoints import read_json
-from triptych.checkpoints.sentence_settings import KEY, SentenceSettings
+from triptych.checkpoints.header import KEY, SentenceSettings
 from triptych.errors import InputError, TextError, shown
 from triptych.generate import Executor, Generation
 from triptych.media import audio

@@ -24,7 +24,7 @@ from triptych.tasks.encode import encode, pooling_of
 from triptych.tasks.model_inputs import ModelInputs, TaskModel
 from triptych.tasks.passages import FORMAT, Embedded, Span, cut, read_index, write_index
 from triptych.text import Tokenizer
-from triptych.text.folder import TextFile, read_folder
+from triptych.text.corpus import TextFile, read_folder
 
 TOKENS, OVERLAP = 128, 32  # of a passage, unless the model reads fewer
 AT_ONCE = 256  # passages embedded between two reports of progress

@@ -25,6 +25,11 @@ from triptych.text.tokenizer import Tokenizer
 _PREFIX = "tokenizer.ggml."
 #: `tokenizer.ggml.token_type`, as the format defines it.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+#: Special token -> the key of its id.
+SPECIAL_IDS = {
+    "bos": "bos_token_id", "eos": "eos_token_id", "pad": "padding_token_id", "unk": "unknown_token_id",
+    "mask": "mask_token_id", "cls": "cls_token_id", "sep": "seperator_token_id",  # the format itself misspells it
+}  # fmt: skip
 #: Keys of Triptych's own, where the format has none: Metaspace's prepend scheme, the ids of tokens that take the spaces
 #: on their left or right, and whether NFC comes first where the named split has no normalizer.
 SCHEME, STRIPPED = "space_prefix_scheme", ("lstrip_token_ids", "rstrip_token_ids")
@@ -68,24 +73,13 @@ class _Vocabulary:
         return bool(self.fields.get(name, default))
 
     def specials(self) -> Specials:
-        return Specials(
-            bos=self.special("bos_token_id"),
-            eos=self.special("eos_token_id"),
-            pad=self.special("padding_token_id"),
-            unk=self.special("unknown_token_id"),
-            mask=self.special("mask_token_id"),
-            cls=self.special("cls_token_id"),
-            sep=self.special("seperator_token_id", "separator_token_id"),  # the format itself misspells the first
-        )
-
-    def special(self, *names: str) -> str | None:
-        """The text of the token whose id is in the first field of `names` that exists."""
-        index = next((int(self.fields[name]) for name in names if name in self.fields), None)
-        if index is None:
-            return None
-        if not 0 <= index < len(self.tokens):
-            raise TextError(f"tokenizer.ggml.{names[0]} is {index}, but there are {len(self.tokens)} tokens")
-        return self.tokens[index]
+        texts = {}
+        for name, field in SPECIAL_IDS.items():
+            index = self.fields.get(field, self.fields.get("separator_token_id") if name == "sep" else None)
+            if index is not None and not 0 <= int(index) < len(self.tokens):
+                raise TextError(f"tokenizer.ggml.{field} is {index}, but there are {len(self.tokens)} tokens")
+            texts[name] = None if index is None else self.tokens[int(index)]
+        return Specials(**texts)
 
 
 def from_gguf(metadata: Mapping[str, Any], where: str = "GGUF", *, pre: str | None = None) -> Tokenizer:

@@ -21,6 +21,7 @@ from triptych.text.gguf_tokenizer import (
     CONTROL,
     NORMAL,
     SCHEME,
+    SPECIAL_IDS,
     STRIPPED,
     UNKNOWN,
     UNUSED,
@@ -97,15 +98,7 @@ def _kind(state: Mapping[str, Any]) -> str:
 
 def _ids(tokenizer: Tokenizer) -> dict[str, Any]:
     """The ids of the special tokens, and the stop tokens beside EOS."""
-    named = {
-        "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": tokenizer.eos_id,
-        "padding_token_id": tokenizer.pad_id,
-        "unknown_token_id": tokenizer.unk_id,
-        "mask_token_id": tokenizer.mask_id,
-        "cls_token_id": tokenizer.cls_id,
-        "seperator_token_id": tokenizer.sep_id,  # the format itself misspells it
-    }
+    named = {field: getattr(tokenizer, f"{name}_id") for name, field in SPECIAL_IDS.items()}
     ends = sorted(tokenizer.stop_ids - {tokenizer.eos_id})
     if len(ends) > 2:
         raise TextError(

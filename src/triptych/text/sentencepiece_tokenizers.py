@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,8 +48,13 @@ def _by_words(backend: Backend, pieces: Pieces) -> Backend:
     """Normalize by the charsmap of the model, split at white space, and put the mark `▁` before each word."""
     if pieces.charsmap:
         backend.normalizer = normalizers.Precompiled(pieces.charsmap)
+    return _marked(backend, [pre_tokenizers.WhitespaceSplit()])
+
+
+def _marked(backend: Backend, first: Sequence[pre_tokenizers.PreTokenizer] | None = None) -> Backend:
+    """Put the mark `▁` before each word, in a sequence after the steps `first` where these are given."""
     mark = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), mark])
+    backend.pre_tokenizer = mark if first is None else pre_tokenizers.Sequence([*first, mark])
     backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
     return backend
 
@@ -103,9 +108,7 @@ def mbart50(files: tuple[Path, ...], config: Mapping[str, object], specials: Spe
         backend.add_special_tokens([AddedToken(str(specials.mask), lstrip=True, normalized=False)])
     table = [normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
     backend.normalizer = normalizers.Sequence([*table, normalizers.Replace(Regex(" {2,}"), " ")])
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
-    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-    return backend
+    return _marked(backend)
 
 
 def _with_codes(pieces: Pieces, first: str, codes: str, specials: Specials) -> Backend:
@@ -124,10 +127,7 @@ def deberta(files: tuple[Path, ...], config: Mapping[str, object], specials: Spe
     spaces = [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC(), normalizers.Strip(left=False)]
     backend.normalizer = normalizers.Sequence([*lower, *spaces])
     punctuation = [pre_tokenizers.Punctuation(behavior="isolated")] if config.get("split_by_punct", False) else []
-    mark = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*punctuation, mark])
-    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-    return backend
+    return _marked(backend, punctuation)
 
 
 def marian(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
@@ -44,31 +44,15 @@ _O200K_WORDS = (
     rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES_AND_SPACES}"
 )
 
-_GPT2 = Split((_GPT2_WORDS,))
-_DIGITS = Split((r"\p{N}", _GPT2_WORDS))
-_LLAMA3 = Split((_words(r"\p{N}{1,3}"),), whole_words=True, add_bos=True)
 _CL100K = Split((_words(r"\p{N}{1,3}"),))
-_QWEN2 = Split((_words(r"\p{N}"),), normalizer=normalizers.NFC)
 
 #: Name in a GGUF -> the split in the `tokenizer.json` that the models of that name were published with.
 SPLITS: Mapping[str, Split] = {
-    "gpt-2": _GPT2,
-    "phi-2": _GPT2,
-    "mpt": _GPT2,
-    "olmo": _GPT2,
-    "jais": _GPT2,
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "codeshell": _DIGITS,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama-bpe": _LLAMA3,
-    "falcon3": _LLAMA3,
-    "dbrx": _CL100K,
-    "smaug-bpe": _CL100K,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), Split((_GPT2_WORDS,))),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), Split((r"\p{N}", _GPT2_WORDS))),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3"), replace(_CL100K, whole_words=True, add_bos=True)),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _CL100K),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), Split((_words(r"\p{N}"),), normalizer=normalizers.NFC)),
     "tekken": Split((_TEKKEN_WORDS,), whole_words=True, add_bos=True),
     "gpt-4o": Split((_O200K_WORDS,)),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
@@ -87,14 +87,8 @@ class Tokenizer:
         self.specials = specials or Specials()
         self.chat = chat
         self._config = dict(config or {})
-        ids = {name: backend.token_to_id(text) for name, text in self.specials.named().items()}
-        self.bos_id: int | None = ids.get("bos")
-        self.eos_id: int | None = ids.get("eos")
-        self.pad_id: int | None = ids.get("pad")
-        self.unk_id: int | None = ids.get("unk")
-        self.mask_id: int | None = ids.get("mask")
-        self.cls_id: int | None = ids.get("cls")
-        self.sep_id: int | None = ids.get("sep")
+        ids: list[int | None] = [None if text is None else backend.token_to_id(text) for text in astuple(self.specials)]
+        self.bos_id, self.eos_id, self.pad_id, self.unk_id, self.mask_id, self.cls_id, self.sep_id = ids
         self.stop_ids: frozenset[int] = frozenset((*stop_ids, *(() if self.eos_id is None else (self.eos_id,))))
         # The class token of an encoder may also be named BOS; its texts are not prompts, so it may come twice.
         first = backend.encode("").ids[:1]

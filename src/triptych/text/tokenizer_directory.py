@@ -13,10 +13,10 @@ from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError, library, shown
 from triptych.files import exists
-from triptych.text import added_tokens, vocabulary_files
+from triptych.text import vocabulary_files
 from triptych.text.chat import ChatTemplate
 from triptych.text.sentencepiece_file import check_charsmap
-from triptych.text.side_files import read_json_object, read_text
+from triptych.text.side_files import MAX_ID, add_tokens, read_json_object, read_text
 from triptych.text.specials import Specials
 from triptych.text.tokenizer import Tokenizer
 
@@ -55,7 +55,7 @@ def _assembled(path: Path, config: Mapping[str, object]) -> Tokenizer:
     file = path / "tokenizer.json"
     if exists(file):
         backend, specials = _parse(file), Specials.from_config(config)
-        added_tokens.add(backend, specials, config, path)
+        add_tokens(backend, specials, config, path)
     else:
         backend, specials = vocabulary_files.build(path, config)
     source = _chat_source(path, config)
@@ -94,8 +94,8 @@ def _check_state(state: Any) -> None:
         *(vocab.values() if isinstance(vocab, dict) else ()),
         *(token["id"] for token in state.get("added_tokens") or ()),
     ]
-    if any(type(index) is not int or index >= added_tokens.MAX_ID for index in ids):
-        raise ValueError(f"one of its ids is not an integer below {added_tokens.MAX_ID}")
+    if any(type(index) is not int or index >= MAX_ID for index in ids):
+        raise ValueError(f"one of its ids is not an integer below {MAX_ID}")
     waiting = [state.get("normalizer")]
     for normalizer in waiting:
         if isinstance(normalizer, dict):

@@ -20,9 +20,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from triptych.errors import TextError, library, nearest, shown
 from triptych.files import exists
-from triptych.text import added_tokens
 from triptych.text import sentencepiece_tokenizers as sentencepiece
-from triptych.text.side_files import read_json_object, read_lines, read_vocab_json
+from triptych.text.side_files import add_tokens, read_json_object, read_lines, read_vocab_json
 from triptych.text.specials import Specials
 from triptych.text.splits import SPLITS, byte_level_words
 
@@ -76,7 +75,7 @@ def build(path: Path, config: Mapping[str, object]) -> tuple[Backend, Specials]:
     specials = Specials(**(own.specials.named() | Specials.from_config(config).named()))
     with library(lambda problem: TextError(f"{files[0]}: no tokenizer can be made from it: {problem}")):
         backend = own.build(files, config, specials)
-        added_tokens.add(backend, specials, config, path)
+        add_tokens(backend, specials, config, path)
         if own.templates is not None:
             _set_templates(backend, specials, *own.templates(config))
     return backend, specials

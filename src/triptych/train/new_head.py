@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from triptych import families, nn
+from triptych.checkpoints.header import KEY
 from triptych.checkpoints.load_weights import to_checkpoint
-from triptych.checkpoints.sentence_settings import KEY
 from triptych.errors import ConfigError
 from triptych.families import read_config
 from triptych.nn import Transformer
