@@ -30,7 +30,6 @@ class DepthLab(Lab):
         " one without. That the placement of the norm decides what the last block gets is false if its gradient falls"
         " with depth alike for both."
     )
-    seeds = 5
 
     depths: tuple[int, ...] = size(
         (2, 4, 8, 16, 32, 64), "blocks of the untrained stacks, ascending", values=2, ascending=True

@@ -7,7 +7,7 @@ The best of many heads always exceeds their mean, so it is compared with the bes
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ class HeadRolesLab(Lab):
         "The claim is false if no head's weight on a role's keys exceeds clearly what even weights would give it. It is"
         " false too if the best of as many heads with random weights scores as high."
     )
-    seeds = 5
 
     text: str = size(TEXT, "text that the heads read, with punctuation in it")
 
@@ -73,8 +72,7 @@ class HeadRolesLab(Lab):
         )
 
 
-@dataclass(frozen=True)
-class Best:
+class Best(NamedTuple):
     """The head with the highest score of a role, and its score, 0 to 1."""
 
     layer: int
@@ -86,8 +84,7 @@ class Best:
         return f"layer {self.layer} head {self.head}"
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
+class Scored(NamedTuple):
     """The heads of a model on one text.
 
     patterns   [L, H, T, T].

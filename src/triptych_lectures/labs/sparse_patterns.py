@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +38,6 @@ class SparsePatternsLab(Lab):
         " not reach an earlier one in as many layers as the papers say, or if the patterns' results were not those of"
         " the definition."
     )
-    seeds = 5
 
     lengths: tuple[int, ...] = size(
         (512, 1024, 2048, 4096, 8192),
@@ -134,8 +133,7 @@ def powers(length: int, block: int) -> Mask:
     return causal() & block_sparse(block, powers=True)
 
 
-@dataclass(frozen=True, eq=False)
-class Ways:
+class Ways(NamedTuple):
     """The mask of each way to attend over some tokens; `ARRAY` is the strided one written out as `[T, T]` booleans."""
 
     sizes: SparsePatternsLab
