@@ -52,7 +52,7 @@ def test_fails_when_the_fused_kernel_is_not(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_fails_when_full_attention_leaves_pairs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = quadratic.QuadraticLab().mechanisms()
-    broken = replace(ways["full"], call=ways["window of 128"].call)
+    broken = ways["full"]._replace(call=ways["window of 128"].call)
     monkeypatch.setattr(quadratic.QuadraticLab, "mechanisms", lambda self: {**ways, "full": broken})
     assert {"full: FLOPs grow as T to the power", "full: bytes grow as T to the power"} <= failed()
 

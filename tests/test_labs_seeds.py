@@ -53,7 +53,6 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Notes:
     class CountsLab(Lab):
         name = "counts"
         falsified_by = "If not. Or so."
-        seeds = 5
 
         steps: int = size(100, "training steps", full=1000)
         rates: tuple[float, ...] = size((0.1, 0.2), "learning rates")
@@ -71,6 +70,7 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Notes:
 
     class PlainLab(Lab):
         name = "plain"
+        seeds = 1
         falsified_by = ""
 
         def run(self, setup: Setup) -> LabResult:

@@ -8,7 +8,7 @@ would be half of the work of a full run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -126,7 +126,8 @@ class SpokenDigitsLab(Lab):
         return tuple(spoken.vocabulary(heard, words).values()), tuple(spoken.vocabulary(unheard, words).values())
 
 
-class DrawnRecordings(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class DrawnRecordings:
     """New recordings of the same words in each step, the shortest ones first: a model learns where to listen from
     single words.  With `shuffled`, each sound has the transcript of the next one of its step."""
 
@@ -174,7 +175,8 @@ class WordAttention(NamedTuple):
     later: float
 
 
-class Digits(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Digits:
     """A model, how its rows are made, and what it is trained on."""
 
     model: Model

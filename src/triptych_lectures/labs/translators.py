@@ -181,7 +181,7 @@ def beside_encoder(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Train
 
 
 def _behind(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training, *, prefix: bool) -> TrainedTranslator:
-    """A decoder of twice as many blocks as a stack of the encoder-decoder has, so that both have as many MLPs; trained."""
+    """A decoder of twice as many blocks as a stack of the encoder-decoder, so that both have as many MLPs; trained."""
     blocks = [block(training.width, training.heads, 2 * training.width)] * (2 * training.layers)
     mask = CAUSAL | same_document() if prefix else CAUSAL
     spec = decoder(vocab, blocks, final_norm=RMSNormSpec(width=training.width), mask=mask)
