@@ -112,11 +112,3 @@ def test_peak_is_of_what_lives_at_one_time() -> None:
         return b[:1].sum() + k[:, :, :1]  # a view is nothing, two scalars after a is gone
 
     assert peak_bytes(call, inputs) == 4000
-
-
-@pytest.mark.heavy
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(5))
-def test_passes_at_full_size(seed: int, unchecked: None) -> None:
-    result = run("quadratic", Setup(seed=seed, full=True))
-    assert result.passed, result.verdict

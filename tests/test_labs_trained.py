@@ -203,9 +203,15 @@ def test_the_copier_sees_the_source_through_its_code_alone() -> None:
 # ---------------------------------------------------------------- at full size
 
 
+FULL = (
+    "depth", "induction", "bottleneck", "quadratic", "scaling", "permutation", "soft-vs-hard", "heads-vs-width",
+    "additive-vs-dot",
+)  # fmt: skip
+
+
 @pytest.mark.heavy
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["depth", "induction", "bottleneck"])
+@pytest.mark.parametrize("name", FULL)
 @pytest.mark.parametrize("seed", range(5))
 def test_at_full_size_with_any_seed(name: str, seed: int, unchecked: None) -> None:
     result = labs.run(name, Setup(seed=seed, full=True))

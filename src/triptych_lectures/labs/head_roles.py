@@ -61,7 +61,9 @@ class HeadRolesLab(Lab):
         setup.progress("the same with random weights")
         control = _patterns(Model(nn.new(model.spec, setup.seed), model.tokenizer), ids)
         best = {role: _best(_scores(patterns, ideal, start)) for role, ideal in ideals.items() if role != EVEN}
-        distances = torch.stack([_distances(patterns, ideal, start) for ideal in ideals.values()]).amin(0)
+        # [L, H]: mean total variation between a head and the nearest ideal pattern, 0 to 1
+        apart = [(patterns - ideal / ideal.sum(-1, keepdim=True)).abs() for ideal in ideals.values()]
+        distances = torch.stack([of[:, :, start:].sum(-1).mean(-1) / 2 for of in apart]).amin(0)
         return Scored(
             tokens,
             patterns,
@@ -173,12 +175,6 @@ def _ideals(marks: Tensor) -> dict[str, Tensor]:
 def _scores(patterns: Tensor, ideal: Tensor, start: int) -> Tensor:
     """`[L, H]`: the mean weight of the queries from `start` on the keys that the ideal pattern reads."""
     return mean_weight(patterns[:, :, start:], ideal[start:] > 0)
-
-
-def _distances(patterns: Tensor, ideal: Tensor, start: int) -> Tensor:
-    """`[L, H]`: mean total variation between a head and the ideal pattern, 0 to 1."""
-    share = ideal / ideal.sum(-1, keepdim=True)
-    return (patterns - share).abs()[:, :, start:].sum(-1).mean(-1) / 2
 
 
 def _best(scores: Tensor) -> Best:

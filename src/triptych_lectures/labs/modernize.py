@@ -103,7 +103,7 @@ class ModernizeLab(Lab):
             )
         return LabResult(
             "Does a model learn to modernize spelling?",
-            _meaning(whole),
+            MEANING if whole else MEANING + SMALLER,
             checks,
             tuple(_sections(held, systems, words, table, losses)),
         )
@@ -158,17 +158,15 @@ class Word(NamedTuple):
         return min(len(self.new), distance(self.written, self.new))
 
 
-def _meaning(whole: bool) -> str:
-    text = (
-        "Three plays were never read: no line of them is in the training data or behind the table. The table knows the"
-        " commonest modern spelling of each word, and copies a word that it does not know; the model reads letters, so"
-        " that it can spell a word it has never seen, and reads the words beside it."
-    )
-    small = (
-        " This is the small version, which trains for seconds on single words; whole lines, judged against the table,"
-        " need the full run, or a model that docs/examples/folio.toml and folio-lines.toml have trained."
-    )
-    return text if whole else text + small
+MEANING = (
+    "Three plays were never read: no line of them is in the training data or behind the table. The table knows the"
+    " commonest modern spelling of each word, and copies a word that it does not know; the model reads letters, so"
+    " that it can spell a word it has never seen, and reads the words beside it."
+)
+SMALLER = (
+    " This is the small version, which trains for seconds on single words; whole lines, judged against the table,"
+    " need the full run, or a model that docs/examples/folio.toml and folio-lines.toml have trained."
+)
 
 
 def spelling_table(lines: Sequence[Pair]) -> dict[str, str]:

@@ -115,7 +115,10 @@ class SparsePatternsLab(Lab):
         for way, measured in computed.items():
             visible = float(written_out(ways.mask(way, shown[0]), shown[0]).sum()) if way != ARRAY else math.nan
             hidden = "–" if way == ARRAY else f"{measured[shown[0]] / visible:.2f}"
-            times = f"{seconds[way][last] * 1e3:,.1f} ms", f"{_settled(seconds[way]):.2f}"
+            # between the two largest lengths, where what does not depend on T weighs least
+            (a, x), (b, y) = sorted(seconds[way].items())[-2:]
+            settled = math.log(max(y, 1e-9) / max(x, 1e-9)) / math.log(b / a)
+            times = f"{seconds[way][last] * 1e3:,.1f} ms", f"{settled:.2f}"
             rows.append([way, *(f"{measured[n]:,.0f}" for n in shown), f"{_power(measured):.3f}", hidden, *times])
         header = ("", *(f"pairs, T {n:,}" for n in shown), "power of T", f"computed over visible, T {shown[0]:,}")
         return TableSection("Pairs computed", (*header, f"processor time, T {last:,}", "power of T, last step"), rows)
@@ -190,12 +193,6 @@ def layers_to_reach_all(mask: Mask) -> int:
             return layers
         reached = ((reached @ one_layer) > 0).float()
     return REACH
-
-
-def _settled(seconds: dict[int, float]) -> float:
-    """The power of T between the two largest lengths, where what does not depend on T weighs least."""
-    (a, x), (b, y) = sorted(seconds.items())[-2:]
-    return math.log(max(y, 1e-9) / max(x, 1e-9)) / math.log(b / a)
 
 
 def drawing(way: str) -> MatrixSection:
