@@ -19,9 +19,10 @@ from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, MatrixSection, Prose, Sample, Samples
 from triptych.page import TableSection as Table
 from triptych_lectures import labs
+from triptych_lectures.commands.lab import own_sizes
 from triptych_lectures.labs import LABS
 from triptych_lectures.labs.kept import KeptResults, SeedRun
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, own_sizes, size, size_rows
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size, size_rows
 from triptych_lectures.labs.seeds import combined
 
 
