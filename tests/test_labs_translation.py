@@ -243,7 +243,7 @@ def test_whole_lines_are_judged_against_the_table(plays: list[Pair]) -> None:
     )
     (curve,) = (section for section in result.sections if section.kind == "curve")
     assert [step for step, _ in curve.series["loss"]] == [1.0, 2.0, 3.0]
-    assert failed(result) == ["letters of aligned words right", "the table's wrong letters, over the model's"]
+    assert failed(result) == {"letters of aligned words right", "the table's wrong letters, over the model's"}
     assert "small version" not in result.meaning
 
 
