@@ -68,15 +68,6 @@ def test_passes(name: str, seed: int) -> None:
             assert all(math.isfinite(y) for line in section.series.values() for _, y in line)
 
 
-@pytest.mark.heavy
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("name", NAMES)
-def test_passes_with_other_seeds_at_full_size(name: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    assert labs.run(name, Setup(seed=seed, full=True)).passed
-
-
 def test_the_same_seed_gives_the_same_result() -> None:
     first, again, other = (small_run("permutation", seed).to_dict() for seed in (2, 2, 4))
     assert first == again

@@ -19,9 +19,10 @@ from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, MatrixSection, Prose, Sample, Samples
 from triptych.page import TableSection as Table
 from triptych_lectures import labs
+from triptych_lectures.commands.lab import own_sizes
 from triptych_lectures.labs import LABS
 from triptych_lectures.labs.kept import KeptResults, SeedRun
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, own_sizes, size, size_rows
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size, size_rows
 from triptych_lectures.labs.seeds import combined
 
 
@@ -53,7 +54,6 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Notes:
     class CountsLab(Lab):
         name = "counts"
         falsified_by = "If not. Or so."
-        seeds = 5
 
         steps: int = size(100, "training steps", full=1000)
         rates: tuple[float, ...] = size((0.1, 0.2), "learning rates")
@@ -71,6 +71,7 @@ def lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Notes:
 
     class PlainLab(Lab):
         name = "plain"
+        seeds = 1
         falsified_by = ""
 
         def run(self, setup: Setup) -> LabResult:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +142,7 @@ def test_induction_fails_when_the_head_below_reads_another_place(
     heads = induction._heads
 
     def shifted(*inputs: Any) -> list[induction.Head]:
-        return [replace(head, most=3, previous=0.1) if head.layer == 0 else head for head in heads(*inputs)]
+        return [head._replace(most=3, previous=0.1) if head.layer == 0 else head for head in heads(*inputs)]
 
     monkeypatch.setattr(induction, "_heads", shifted)
     claims = failed(short())
@@ -182,9 +181,8 @@ def test_bottleneck_fails_when_attention_reads_nothing(monkeypatch: pytest.Monke
 
 
 def test_bottleneck_fails_when_a_wider_vector_holds_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow = bottleneck.ArchitectureKind(4, attention=False)
-    kinds = {"vector of 4": narrow, "vector of 64": narrow, "attention": replace(narrow, attention=True)}
-    monkeypatch.setattr(bottleneck.BottleneckLab, "kinds", kinds)
+    copier = bottleneck.Copier
+    monkeypatch.setattr(bottleneck, "Copier", lambda code, *rest: copier(4, *rest))
     assert "vector of 64: symbols right at length 4, less of 4" in failed(brief(steps=20))
 
 
@@ -205,9 +203,15 @@ def test_the_copier_sees_the_source_through_its_code_alone() -> None:
 # ---------------------------------------------------------------- at full size
 
 
+FULL = (
+    "depth", "induction", "bottleneck", "quadratic", "scaling", "permutation", "soft-vs-hard", "heads-vs-width",
+    "additive-vs-dot",
+)  # fmt: skip
+
+
 @pytest.mark.heavy
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["depth", "induction", "bottleneck"])
+@pytest.mark.parametrize("name", FULL)
 @pytest.mark.parametrize("seed", range(5))
 def test_at_full_size_with_any_seed(name: str, seed: int, unchecked: None) -> None:
     result = labs.run(name, Setup(seed=seed, full=True))

@@ -44,16 +44,23 @@ def shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SecondLanguage, "sentences", mixed)
 
 
+def in_small(name: str, **sizes: Size) -> LabResult:
+    return labs.run(name, Setup(seed=1, sizes=sizes))
+
+
 # ---------------------------------------------------------------- recurrence
 
 
-def recurrence_in_small(**sizes: Size) -> LabResult:
-    return labs.run("recurrence", Setup(seed=1, sizes=sizes))
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["panels", "word-alignment"])
+def test_passes(name: str) -> None:
+    result = in_small(name)
+    assert result.passed, result.verdict
 
 
 @pytest.mark.heavy
 def test_recurrence_passes() -> None:
-    result = recurrence_in_small()
+    result = in_small("recurrence")
     assert result.passed, result.verdict
     quality = next(section for section in result.sections if section.kind == "table")
     assert [row[0] for row in quality.rows] == [*translation.RECURRENCE, "word by word"]
@@ -63,25 +70,17 @@ def test_recurrence_passes() -> None:
 def test_recurrence_fails_when_attention_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translators, "additive", lambda q, k, v, **_: torch.zeros_like(q))
     monkeypatch.setitem(translation.RECURRENCE, translation.TRANSFORMER, translation.RECURRENCE[translation.FIXED])
-    assert "longest quarter: wrong tokens of the fixed vector, over those of attention" in failed(recurrence_in_small())
+    assert "longest quarter: wrong tokens of the fixed vector, over those of attention" in failed(
+        in_small("recurrence")
+    )
 
 
 @pytest.mark.heavy
 def test_recurrence_fails_on_shuffled_pairs(shuffled: None) -> None:
-    assert "GRU, attention: wrong tokens, over those of word by word" in failed(recurrence_in_small(steps=100))
+    assert "GRU, attention: wrong tokens, over those of word by word" in failed(in_small("recurrence", steps=100))
 
 
 # ---------------------------------------------------------------- panels
-
-
-def panels_in_small(**sizes: Size) -> LabResult:
-    return labs.run("panels", Setup(seed=1, sizes=sizes))
-
-
-@pytest.mark.heavy
-def test_panels_pass() -> None:
-    result = panels_in_small()
-    assert result.passed, result.verdict
 
 
 @pytest.mark.heavy
@@ -93,29 +92,19 @@ def test_panels_fail_when_the_mask_hides_the_source(monkeypatch: pytest.MonkeyPa
         return plan(self, rows, same_document() if rows.documents is not None else mask, *rest)
 
     monkeypatch.setattr(FlatKeys, "plan", hidden)
-    assert failed(panels_in_small()) == {"decoder, prefix mask: wrong tokens, over those of word by word"}
+    assert failed(in_small("panels")) == {"decoder, prefix mask: wrong tokens, over those of word by word"}
 
 
 @pytest.mark.heavy
 def test_panels_fail_on_shuffled_pairs(shuffled: None) -> None:
     assert {f"{name}: wrong tokens, over those of word by word" for name in translation.PANELS} <= {
-        *failed(panels_in_small(steps=60))
+        *failed(in_small("panels", steps=60))
     }
 
 
 # ---------------------------------------------------------------- word-alignment
 
 RATE = "alignment error rate of "
-
-
-def alignment_in_small(**sizes: Size) -> LabResult:
-    return labs.run("word-alignment", Setup(seed=1, sizes=sizes))
-
-
-@pytest.mark.heavy
-def test_word_alignment_passes() -> None:
-    result = alignment_in_small()
-    assert result.passed, result.verdict
 
 
 @pytest.mark.heavy
@@ -128,19 +117,19 @@ def test_word_alignment_fails_when_values_stand_beside_other_keys(monkeypatch: p
         return k, v.roll(2, 0)
 
     monkeypatch.setattr(EncoderOutput, "keys", shifted)
-    assert any(claim.startswith(RATE) for claim in failed(alignment_in_small()))
+    assert any(claim.startswith(RATE) for claim in failed(in_small("word-alignment")))
 
 
 def test_word_alignment_fails_without_training() -> None:
     """Heads are chosen on other sentences all the same, so that choosing alone does not reach the bound."""
-    claims = failed(alignment_in_small(steps=1, rows=2, held=60, train=800))
+    claims = failed(in_small("word-alignment", steps=1, rows=2, held=60, train=800))
     assert any(claim.startswith(RATE) for claim in claims)
     assert "error rate of IBM Model 1, less that of this head" in claims
 
 
 @pytest.mark.heavy
 def test_word_alignment_fails_on_shuffled_pairs(shuffled: None) -> None:
-    assert any(claim.startswith(RATE) for claim in failed(alignment_in_small(steps=60)))
+    assert any(claim.startswith(RATE) for claim in failed(in_small("word-alignment", steps=60)))
 
 
 # ---------------------------------------------------------------- modernize
@@ -254,7 +243,7 @@ def test_whole_lines_are_judged_against_the_table(plays: list[Pair]) -> None:
     )
     (curve,) = (section for section in result.sections if section.kind == "curve")
     assert [step for step, _ in curve.series["loss"]] == [1.0, 2.0, 3.0]
-    assert failed(result) == ["letters of aligned words right", "the table's wrong letters, over the model's"]
+    assert failed(result) == {"letters of aligned words right", "the table's wrong letters, over the model's"}
     assert "small version" not in result.meaning
 
 

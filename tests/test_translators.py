@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,7 +49,7 @@ def test_rows_of_other_lengths_beside_it_change_no_row(build: Build, task: Trans
 
 @pytest.mark.parametrize("build", BUILDERS)
 def test_training_is_a_function_of_the_seed(build: Build, task: TranslationTask) -> None:
-    runs = [build(task.rows, len(task.vocabulary), replace(TINY, seed=seed, steps=12)) for seed in (1, 1, 2)]
+    runs = [build(task.rows, len(task.vocabulary), TINY._replace(seed=seed, steps=12)) for seed in (1, 1, 2)]
     assert runs[0].losses == runs[1].losses
     assert runs[0].losses != runs[2].losses
     assert len(runs[0].losses) == 12

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Exit, Option
 
 from triptych import __version__
 from triptych.cli import options, screen
+from triptych.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from triptych import page
@@ -119,6 +120,31 @@ def _sizes(sets: Sequence[str]) -> dict[str, str]:
     return sizes
 
 
+def own_sizes(names: Sequence[str], sizes: Mapping[str, Any], *, full: bool = False) -> dict[str, dict[str, Any]]:
+    """For each lab, those of `sizes` that it has.  A single lab must have all of them, of several at least one each.
+
+    Raises InputError for a size that no lab has, and for a value that a lab cannot use.
+    """
+    from triptych_lectures.labs import lab_class
+    from triptych_lectures.labs.lab import Setup, size_rows, size_values
+
+    if not sizes:
+        return {name: {} for name in names}
+    labs = [lab_class(name) for name in names]
+    if len(labs) == 1:
+        size_values(labs[0], Setup(sizes=sizes, full=full))
+        return {labs[0].name: dict(sizes)}
+    owned = {kind.name: {row.name for row in size_rows(kind)} for kind in labs}
+    every = sorted(set().union(*owned.values()))
+    for name in sizes:
+        if name not in every:
+            raise InputError(f"no lab has a size {name!r}{nearest(name, every)}; `triptych lab all --sizes` lists them")
+    own = {of: {name: value for name, value in sizes.items() if name in has} for of, has in owned.items()}
+    for kind in labs:
+        size_values(kind, Setup(sizes=own[kind.name], full=full))
+    return own
+
+
 def _list(*, as_json: bool) -> None:
     from triptych_lectures.labs import LABS
 
@@ -140,7 +166,7 @@ def _show_sizes(name: str, settings: LabSettings, *, as_json: bool) -> None:
 
     names = list(LABS) if name == ALL else [known(name)]
     with screen.waiting("loading torch"):
-        from triptych_lectures.labs.lab import Setup, own_sizes, shown_size, size_rows, size_values
+        from triptych_lectures.labs.lab import Setup, shown_size, size_rows, size_values
 
         own = own_sizes(names, settings.sizes, full=settings.full)
         kinds = [labs.lab_class(lab) for lab in names]
@@ -212,7 +238,7 @@ def _outcomes(
     """The runs of the labs, one after the other: one seed each, or several of which the finished ones are kept."""
     from triptych_lectures.labs import report as reporting
     from triptych_lectures.labs.kept import KeptResults, package_digest
-    from triptych_lectures.labs.lab import Setup, own_sizes
+    from triptych_lectures.labs.lab import Setup
     from triptych_lectures.labs.seeds import over_seeds
 
     sizes = own_sizes(names, settings.sizes, full=settings.full)

@@ -7,8 +7,9 @@ the others, which makes three matrices as large as two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
+from typing import NamedTuple
 
 from triptych import nn
 from triptych.page import Curve, TableSection
@@ -40,7 +41,6 @@ class ActivationsLab(Lab):
         " the claim false. A difference at a task that needs no MLP, or a table learned as well without one, would mean"
         " that something else than the activation was compared."
     )
-    seeds = 5
 
     symbols: int = size(16, "different symbols, two or more; the table has their number squared of entries", least=2)
     length: int = size(12, "symbols of a row, two or more", least=2)
@@ -114,8 +114,7 @@ class ActivationsLab(Lab):
         return TableSection(title, header, rows)
 
 
-@dataclass(frozen=True)
-class TrainedActivation:
+class TrainedActivation(NamedTuple):
     """One kind of MLP: its runs on the tables, its run on the task that needs none, and its parameters."""
 
     tables: tuple[TrainedRun, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,6 @@ class AlignmentLab(Lab):
         "The claim is false if the strongest weights meet the true alignment no more often than the diagonal does. It"
         " is false too if hiding the aligned letters costs no more than hiding as many others, the control."
     )
-    seeds = 5
 
     letters: str = size(
         "abcdefghiklm", "letters of made-up words; two or more, all different", full="abcdefghiklmnoprstvy"
@@ -133,18 +132,28 @@ class AlignmentLab(Lab):
         if setup.model is not None:
             setup.progress(f"loading {setup.model}")
             return load(setup.model, dequantize=True), []
-        tokenizer = character_tokenizer("".join(a + b for a, b in train), SEQ2SEQ)
-        start = tokenizer.pad_id
-        ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "pad_token_id": start}
-        model = create(self.model | ids | {"decoder_start_token_id": start}, tokenizer, seed=setup.seed)
+        model = speller(self.model, train, setup.seed)
         setup.progress(f"training a spelling model for {self.steps} steps")
-        assert start is not None
-        data = Pairs.of([(tokenizer.encode(a), tokenizer.encode(b)) for a, b in train], start, LONGEST)
+        data = in_letters(model, train, LONGEST)
         optimizer = OptimizerSettings(name="muon", lr=self.rate, muon_lr=2 * self.rate)
         losses = fit(
             model.module, data, rows=self.rows, length=LONGEST, steps=self.steps, seed=setup.seed, optimizer=optimizer
         )
         return model, losses
+
+
+def speller(config: Mapping[str, object], lines: Sequence[Pair], seed: int) -> Model:
+    """An untrained encoder-decoder of this shape over the letters of these pairs."""
+    tokenizer = character_tokenizer("".join(old + new for old, new in lines), SEQ2SEQ)
+    ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+    return create({**config, **ids, "decoder_start_token_id": tokenizer.pad_id}, tokenizer, seed=seed)
+
+
+def in_letters(model: Model, lines: Sequence[Pair], longest: int) -> Pairs:
+    """The pairs as rows to train on, of at most `longest` letters."""
+    start, encode = model.spec.ids.start, model.inputs.words.encode
+    assert start is not None
+    return Pairs.of([(encode(old), encode(new)) for old, new in lines], start, longest)
 
 
 Truth = NDArray[np.bool_]  # [T, S]: which source letters a target letter may come from
@@ -162,7 +171,11 @@ class HeldOutPairs:
             raise InputError("this lab needs an encoder-decoder whose tokens are letters and one end token")
         self.read = [[start, *ids[:-1]] for ids in self.targets]
         self.truths = [cheapest(source, target) for source, target in held]
-        self.straight = [_straight(truth) for truth in self.truths]
+        # [T] of each pair: whether a letter's own place is a partner's
+        own = [np.arange(len(truth)) for truth in self.truths]
+        self.straight = [
+            truth[places, places.clip(max=truth.shape[1] - 1)] for truth, places in zip(self.truths, own, strict=True)
+        ]
 
     def patterns(self) -> list[list[Tensor]]:
         """For each layer, for each pair, `[H, T + 1, S + 1]`: letters and the end."""
@@ -217,13 +230,6 @@ class HeldOutPairs:
             AttentionSection("Where it looks", "Rows are letters to write, columns are letters to read.", [looks]),
             AttentionSection("Where they come from", "The cheapest alignments of the two spellings.", [true]),
         ]
-
-
-def _straight(truth: Truth) -> NDArray[np.bool_]:
-    """`[T]`: whether a letter's own place is a partner's."""
-    places = np.arange(len(truth))
-    straight: NDArray[np.bool_] = truth[places, places.clip(max=truth.shape[1] - 1)]
-    return straight
 
 
 def _peaks(weights: Tensor, truth: Truth) -> list[NDArray[np.bool_]]:

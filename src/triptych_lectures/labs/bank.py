@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class BankLab(Lab):
         " cut, or stay together with another link cut. That a few early heads do it is false if cutting as many heads"
         " that read the word as strongly in later layers has the same effect."
     )
+    seeds = 1
 
     ambiguous: str = size("bank", "the word with two meanings, which ends each sentence")
     start: str = size("She sat by the", "words before the deciding word of the first sentence")
@@ -155,8 +156,7 @@ Head = tuple[int, int]  # layer, head
 Lines = list[float]  # one number a layer, the embedding first
 
 
-@dataclass(frozen=True)
-class Content:
+class Content(NamedTuple):
     """A head that reads the deciding words by their meaning: its mean weight there, and the mean weight that other
     words give to the word before them."""
 
@@ -165,8 +165,7 @@ class Content:
     elsewhere: float
 
 
-@dataclass(frozen=True)
-class Cosines:
+class Cosines(NamedTuple):
     """Of the two vectors of the last word, by layer: as they are, and with a link of attention cut."""
 
     whole: Lines

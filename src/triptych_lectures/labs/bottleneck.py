@@ -30,7 +30,6 @@ class BottleneckLab(Lab):
         " carry more, or if attention, added to the narrowest vector, loses symbols at any length too. That a far state"
         " gets no gradient is false if the gradient through a GRU does not shrink by a factor each step."
     )
-    seeds = 5
 
     symbols: int = size(20, "distinct symbols, at least as many as the longest source has")
     width: int = size(64, "width of embeddings and states")

@@ -58,7 +58,6 @@ class CorrectionsLab(Lab):
         " lecture says. Where a statement holds only sometimes, the correction is false if the case in which it fails"
         " gives the same numbers as the case in which it holds."
     )
-    seeds = 5
 
     tokens: int = size(7, "queries and keys of the random tensors, 3 to 30", least=3, most=30)
     width: int = size(16, "width of these queries and keys")

@@ -84,7 +84,6 @@ class NormPlacementLab(StackLab):
         " shown the claim false. So would pre-norm that needs a warm-up too, for then the place of the norm is not the"
         " reason."
     )
-    seeds = 5
 
     depths: tuple[int, ...] = size(
         (4, 6), "layers of the stacks, in ascending order", ascending=True, full=(4, 6, 8, 10, 12, 16, 64)
@@ -187,7 +186,6 @@ class ResidualScalingLab(StackLab):
         " the claim false. So would a deep stack that learns no later unscaled than scaled, or the same delay at two"
         " layers, where there is little to scale."
     )
-    seeds = 5
 
     depths: tuple[int, ...] = size(
         (2, 16), "layers of the trained stacks, in ascending order, at least two of them", values=2, ascending=True

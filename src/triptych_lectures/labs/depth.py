@@ -30,7 +30,6 @@ class DepthLab(Lab):
         " one without. That the placement of the norm decides what the last block gets is false if its gradient falls"
         " with depth alike for both."
     )
-    seeds = 5
 
     depths: tuple[int, ...] = size(
         (2, 4, 8, 16, 32, 64), "blocks of the untrained stacks, ascending", values=2, ascending=True
@@ -112,7 +111,10 @@ class DepthLab(Lab):
         """(norm of the gradient at the first block's input over the last's output, norm at the last's weights)"""
         module = nn.new(spec, seed).double()  # a vanished gradient is far below what fp32 can tell from 0
         assert module.decoder is not None
-        noise = _xavier(module, seed)
+        noise = torch.Generator().manual_seed(seed)
+        for name, weight in module.named_parameters():
+            if weight.dim() == 2 and "embed" not in name:  # drawn anew (Glorot & Bengio 2010)
+                torch.nn.init.xavier_normal_(weight, generator=noise)
         stream: list[Tensor] = []
         for part in module.decoder.blocks:
             part.register_forward_hook(lambda _, inputs, output: stream.extend((inputs[0], output)))
@@ -143,12 +145,3 @@ STACKS = ("pre-norm", "post-norm", "no residual", "no residual, with norms")
 def _geometric_mean(gradients: list[float]) -> float:
     """0 where one of them is."""
     return math.exp(fmean(map(math.log, gradients))) if all(gradients) else 0.0
-
-
-def _xavier(module: nn.Transformer, seed: int) -> torch.Generator:
-    """Draws the matrices outside the embedding anew (Glorot & Bengio 2010)."""
-    noise = torch.Generator().manual_seed(seed)
-    for name, weight in module.named_parameters():
-        if weight.dim() == 2 and "embed" not in name:
-            torch.nn.init.xavier_normal_(weight, generator=noise)
-    return noise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,6 @@ class ExposureBiasLab(Lab):
         " grows as much when each choice follows the true tokens with as many replaced. That wrong tokens in the"
         " prefixes of training help is false if the model trained so does not come back to the text either."
     )
-    seeds = 5
 
     texts: int = size(16, "texts to recite, two or more")
     length: int = size(16, "tokens of a text, 4 or more; no token occurs twice in all texts")
@@ -189,8 +189,7 @@ class RecitedTexts:
         return np.where(noise.random(ids.shape) < share, others, ids).astype(np.int32)
 
 
-@dataclass(frozen=True, eq=False)
-class WritingErrors:
+class WritingErrors(NamedTuple):
     """The share of wrong choices at each place [length] when each choice follows the true tokens (`forced`) or the ones
     written (`free`), some of them replaced; `undisturbed` is as `free` with none replaced."""
 

@@ -37,7 +37,6 @@ class FlashTilesLab(Lab):
         " not fall in proportion to the fast memory, or if tiles moved fewer numbers than plain attention even where"
         " the fast memory has only d² numbers."
     )
-    seeds = 5
 
     lengths: tuple[int, ...] = size(
         (128, 256, 512, 1024),

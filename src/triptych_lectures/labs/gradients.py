@@ -29,7 +29,6 @@ class GradientsLab(Lab):
         "The claim is false if a gradient written by hand differs from autograd's or from finite differences by more"
         " than rounding. It is false too if two models trained by the two gradients have different losses."
     )
-    seeds = 5
 
     vocab: int = size(29, "V, tokens that there are, two or more", least=2)
     width: int = size(24, "D, model width")

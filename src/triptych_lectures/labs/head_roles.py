@@ -7,7 +7,7 @@ The best of many heads always exceeds their mean, so it is compared with the bes
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ class HeadRolesLab(Lab):
         "The claim is false if no head's weight on a role's keys exceeds clearly what even weights would give it. It is"
         " false too if the best of as many heads with random weights scores as high."
     )
-    seeds = 5
 
     text: str = size(TEXT, "text that the heads read, with punctuation in it")
 
@@ -62,7 +61,9 @@ class HeadRolesLab(Lab):
         setup.progress("the same with random weights")
         control = _patterns(Model(nn.new(model.spec, setup.seed), model.tokenizer), ids)
         best = {role: _best(_scores(patterns, ideal, start)) for role, ideal in ideals.items() if role != EVEN}
-        distances = torch.stack([_distances(patterns, ideal, start) for ideal in ideals.values()]).amin(0)
+        # [L, H]: mean total variation between a head and the nearest ideal pattern, 0 to 1
+        apart = [(patterns - ideal / ideal.sum(-1, keepdim=True)).abs() for ideal in ideals.values()]
+        distances = torch.stack([of[:, :, start:].sum(-1).mean(-1) / 2 for of in apart]).amin(0)
         return Scored(
             tokens,
             patterns,
@@ -73,8 +74,7 @@ class HeadRolesLab(Lab):
         )
 
 
-@dataclass(frozen=True)
-class Best:
+class Best(NamedTuple):
     """The head with the highest score of a role, and its score, 0 to 1."""
 
     layer: int
@@ -86,8 +86,7 @@ class Best:
         return f"layer {self.layer} head {self.head}"
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
+class Scored(NamedTuple):
     """The heads of a model on one text.
 
     patterns   [L, H, T, T].
@@ -176,12 +175,6 @@ def _ideals(marks: Tensor) -> dict[str, Tensor]:
 def _scores(patterns: Tensor, ideal: Tensor, start: int) -> Tensor:
     """`[L, H]`: the mean weight of the queries from `start` on the keys that the ideal pattern reads."""
     return mean_weight(patterns[:, :, start:], ideal[start:] > 0)
-
-
-def _distances(patterns: Tensor, ideal: Tensor, start: int) -> Tensor:
-    """`[L, H]`: mean total variation between a head and the ideal pattern, 0 to 1."""
-    share = ideal / ideal.sum(-1, keepdim=True)
-    return (patterns - share).abs()[:, :, start:].sum(-1).mean(-1) / 2
 
 
 def _best(scores: Tensor) -> Best:

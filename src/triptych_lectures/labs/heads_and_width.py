@@ -51,7 +51,6 @@ class HeadsVsWidthLab(Lab):
         " else than the formula. The claim about the use is false if one head reads four places as well as four heads"
         " do, or if one head cannot even read one place, so that its failure at four says nothing about heads."
     )
-    seeds = 5
 
     width: int = size(512, "model width D of the block that is counted")
     tokens: int = size(10, "tokens on which it is counted")
@@ -182,7 +181,6 @@ class TrainedHeadsLab(Lab):
         " more heads that read them worse than fewer do, up to the number of places. A difference at one place would"
         " mean that heads help or harm for another reason than the number of patterns."
     )
-    seeds = 5
 
     heads: tuple[int, ...] = size(
         (1, 4, 16),

@@ -7,7 +7,7 @@ weights do not change while it is read.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,6 @@ class InContextLab(Lab):
         " row, or if a model that was trained on one function gains from examples as well. If the error fell where the"
         " answers in the row are random, what is measured would not be the use of the examples."
     )
-    seeds = 5
 
     symbols: int = size(8, "different inputs, and as many different answers, two or more")
     examples: int = size(16, "examples of a row, two or more")
@@ -189,8 +188,7 @@ class Lookups:
         return tables
 
 
-@dataclass(frozen=True, eq=False)
-class Answered:
+class Answered(NamedTuple):
     """What a model answered: `right` [rows, examples], and `shown` of the same shape, whether the row had the input
     before."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ class InductionLab(Lab):
         " the previous token is false if the head of layer 0 whose removal ends the copying does not attend to the"
         " token before most."
     )
-    seeds = 5
 
     width: int = size(48, "model width D, a multiple of the heads")
     heads: int = size(3, "heads of each layer, two or more")
@@ -137,8 +136,7 @@ class InductionLab(Lab):
         return Model(module), losses
 
 
-@dataclass(frozen=True, eq=False)
-class Head:
+class Head(NamedTuple):
     """One head: the weight of the second A on the token after the first A, of each token on the one before it, how
     many places back it reads most, and the share copied right with this head's output set to 0."""
 

@@ -117,9 +117,11 @@ def _state(named: str | None) -> list[str]:
 
 
 def _plain_result(result: LabResult) -> dict[str, Any]:
-    checks = [_plain(dataclasses.asdict(check)) for check in result.checks]
     sections = [_plain_section(section) for section in result.sections]
-    return {"question": result.question, "meaning": result.meaning, "checks": checks, "sections": sections}
+    return {"question": result.question, "meaning": result.meaning} | {
+        "checks": _plain(result.checks),
+        "sections": sections,
+    }
 
 
 def _plain_section(section: Section) -> dict[str, Any]:
@@ -127,17 +129,13 @@ def _plain_section(section: Section) -> dict[str, Any]:
     if section.kind not in (*_PLAIN, *_PARTS) or not all(isinstance(one, AttentionMap) for one in maps):
         text = "This part is not kept with the results of several seeds; run the lab with one seed to see it."
         return _plain_section(Prose(section.title, text))
-    return {"kind": section.kind, "values": _plain(_fields(section))}
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {"kind": section.kind, "values": _plain(section)}
 
 
 def _plain(value: Any) -> Any:
     """Values for JSON, which has no NaN and no infinity: these become text, as `float` reads it."""
     if dataclasses.is_dataclass(value):
-        return _plain(_fields(value))
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):

@@ -33,7 +33,6 @@ class SoftVsHardLab(Lab):
         "The claim is false if the answer at large β differs from the dictionary's by more than rounding. It is false"
         " too if gradient descent on the query succeeds at large β, or fails at small β."
     )
-    seeds = 5
 
     entries: int = size(16, "entries of the dictionary, two or more", least=2)
     questions: int = size(32, "questions to it")
@@ -172,7 +171,6 @@ class PermutationLab(Lab):
         " permuted outputs by more than rounding. It is false too if they do not differ with a causal mask or with a"
         " position part, which are the controls."
     )
-    seeds = 5
 
     width: int = size(48, "model width D, a multiple of 2 x heads")
     heads: int = size(4, "heads of each block")

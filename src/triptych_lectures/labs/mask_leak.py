@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,6 @@ class MaskLeakLab(Lab):
         " of characters do as the model trained with the mask, or if that one, the control, does not beat these"
         " frequencies."
     )
-    seeds = 5
 
     width: int = size(64, "model width D, a multiple of 8", multiple=8)
     hidden: int = size(172, "MLP width")
@@ -103,13 +102,10 @@ class MaskLeakLab(Lab):
     def _sections(self, job: Job, models: dict[str, Trained], guess: float, seed: int) -> tuple[Section, ...]:
         rows = [[name, *(f"{nats:.2f}" for _, nats in trained.used.values())] for name, trained in models.items()]
         table = TableSection("Held-out nats per character", ("trained", *(f"used {name}" for name in MASKS)), rows)
-        curve = Curve(
-            "Loss in training",
-            "step",
-            "nats per character",
-            {f"trained {name}": trained.losses for name, trained in models.items()},
-            {"guessing by frequency": guess, "trained without, used with": models["without"].used["with the mask"][1]},
-        )
+        lines = {f"trained {name}": trained.losses for name, trained in models.items()}
+        blind = models["without"].used["with the mask"][1]
+        guides = {"guessing by frequency": guess, "trained without, used with": blind}
+        curve = Curve("Loss in training", "step", "nats per character", lines, guides)
         assert job.trainer.held is not None
         opening = job.trainer.held.batches[0].ids[:OPENING].tolist()
         samples = []
@@ -122,8 +118,7 @@ class MaskLeakLab(Lab):
         return table, curve, Samples(f"What they write after {prompt!r}", samples)
 
 
-@dataclass(frozen=True, eq=False)
-class Trained:
+class Trained(NamedTuple):
     """One of the two models: its loss over training, and (model, held-out nats) of its weights under either mask."""
 
     losses: Points

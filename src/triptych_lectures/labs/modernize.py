@@ -9,25 +9,27 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
 from triptych.errors import InputError
-from triptych.model import Model, create, load
+from triptych.model import Model, load
 from triptych.page import Curve, Section, TableSection
-from triptych.text import SEQ2SEQ, character_tokenizer
 from triptych.text.align import same_words
-from triptych.train import OptimizerSettings, Pairs
+from triptych.train import OptimizerSettings
 from triptych.train.metrics import distance, translation
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import FOLDED, Pair, pairs, pieces
+from triptych_lectures.labs.alignment import in_letters, speller
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import Points, fit
 
 LONGEST = 128  # letters of a line
 LEAST = 0.97  # share of letters right
+# of the two parts of docs/examples: folio.toml and folio-lines.toml
 FIRST = OptimizerSettings(name="muon", lr=3e-3, muon_lr=6e-3)
 LATER = OptimizerSettings(name="muon", lr=1.5e-3, muon_lr=3e-3, weight_decay=0.01)
 
@@ -42,6 +44,7 @@ class ModernizeLab(Lab):
         " run, which writes single words, would be false if of words that modern editions spell otherwise no more"
         " letters were right than copying has."
     )
+    seeds = 1
 
     steps: tuple[int, ...] = size((300,), "training steps of each part of the training", full=(6000, 3600))
     rows: int = size(96, "rows of a training step", full=64)
@@ -100,7 +103,7 @@ class ModernizeLab(Lab):
             )
         return LabResult(
             "Does a model learn to modernize spelling?",
-            _meaning(whole),
+            MEANING if whole else MEANING + SMALLER,
             checks,
             tuple(_sections(held, systems, words, table, losses)),
         )
@@ -113,21 +116,21 @@ class ModernizeLab(Lab):
             if model.spec.layout != "encoder-decoder" or model.tokenizer is None:
                 raise InputError(f"{setup.model}: this lab needs an encoder-decoder with a tokenizer")
             return model, []
-        tokenizer = character_tokenizer("".join(old + new for old, new in lines), SEQ2SEQ)
-        start = tokenizer.pad_id
-        assert start is not None
-        ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "pad_token_id": start}
-        model = create(self._config() | ids | {"decoder_start_token_id": start}, tokenizer, seed=setup.seed)
+        model = speller(self._config(), lines, setup.seed)
         losses: Points = []
         for part, (steps, words) in enumerate(zip(self.steps, self.words, strict=True)):
             setup.progress(f"training a spelling model for {steps} steps on 1 to {words} words")
             cut = pieces(lines, 1, words, across_lines=part > 0)
             train = [pair for pair in cut if max(map(len, pair)) < LONGEST]
-            data = Pairs.of([(tokenizer.encode(old), tokenizer.encode(new)) for old, new in train], start, LONGEST)
             points = fit(
-                model.module, data, rows=self.rows, length=LONGEST, steps=steps, seed=setup.seed,
+                model.module,
+                in_letters(model, train, LONGEST),
+                rows=self.rows,
+                length=LONGEST,
+                steps=steps,
+                seed=setup.seed,
                 optimizer=LATER if part else FIRST,
-            )  # fmt: skip
+            )
             losses += [(sum(self.steps[:part]) + step, nats) for step, nats in points]
         model.module.eval()
         return model, losses
@@ -142,11 +145,7 @@ class ModernizeLab(Lab):
         }  # fmt: skip
 
 
-# The two parts of docs/examples: folio.toml and folio-lines.toml.
-
-
-@dataclass(frozen=True)
-class Word:
+class Word(NamedTuple):
     """A word of a held-out line that both editions have: its spellings, and what was written for it."""
 
     old: str
@@ -159,17 +158,15 @@ class Word:
         return min(len(self.new), distance(self.written, self.new))
 
 
-def _meaning(whole: bool) -> str:
-    text = (
-        "Three plays were never read: no line of them is in the training data or behind the table. The table knows the"
-        " commonest modern spelling of each word, and copies a word that it does not know; the model reads letters, so"
-        " that it can spell a word it has never seen, and reads the words beside it."
-    )
-    small = (
-        " This is the small version, which trains for seconds on single words; whole lines, judged against the table,"
-        " need the full run, or a model that docs/examples/folio.toml and folio-lines.toml have trained."
-    )
-    return text if whole else text + small
+MEANING = (
+    "Three plays were never read: no line of them is in the training data or behind the table. The table knows the"
+    " commonest modern spelling of each word, and copies a word that it does not know; the model reads letters, so"
+    " that it can spell a word it has never seen, and reads the words beside it."
+)
+SMALLER = (
+    " This is the small version, which trains for seconds on single words; whole lines, judged against the table,"
+    " need the full run, or a model that docs/examples/folio.toml and folio-lines.toml have trained."
+)
 
 
 def spelling_table(lines: Sequence[Pair]) -> dict[str, str]:

@@ -39,7 +39,6 @@ class NotExplanationLab(Lab):
         " the decoder, is that weights do not rank importance. It is false if hiding the token with the most attention"
         " changes the output most."
     )
-    seeds = 5
 
     kinds: int = size(8, "kinds of which the classifier is asked for one")
     values: int = size(4, "values that a kind may have, two or more, which are the labels", least=2)

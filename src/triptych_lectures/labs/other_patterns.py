@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -54,8 +54,7 @@ class Answering:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Replacement:
+class Replacement(NamedTuple):
     """Other patterns, and the mean total variation, 0 to 1, of patterns and output from the original ones."""
 
     patterns: Tensor
@@ -145,8 +144,7 @@ class AskedKind:
         return int(np.flatnonzero(row.ids // self.values == kind)[0])
 
 
-@dataclass(frozen=True)
-class ClassifierResult:
+class ClassifierResult(NamedTuple):
     """What was measured.  `alone` and `apart` are of each layer: the output's change when it alone is shuffled, and how
     far the alternative patterns of the first token are from the original ones there.  `changed` is the largest change
     of an answer under the alternative, `needed` the mean one when the deciding token is hidden; `named` is the share of
@@ -260,8 +258,7 @@ def of_classifier(sizes: NotExplanationLab, seed: int) -> ClassifierResult:
     return ClassifierResult(answers, share, other, mixed, path, alone, apart, float(each.max()), named, needed, control)
 
 
-@dataclass(frozen=True)
-class DecoderResult:
+class DecoderResult(NamedTuple):
     """What was measured.  `alone` is the output's change when one layer is shuffled, `sensitive` the layers where it is
     largest and `apart` how far the alternative is from the original there; of each token the share of attention
     (`weights`) and the output's change when it is hidden (`hidden`)."""

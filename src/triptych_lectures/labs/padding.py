@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -42,7 +43,6 @@ class PaddingLab(Lab):
         " an answer that does not depend on how much of it there is. With a mask, any difference between a padded row"
         " and the row alone beyond rounding would show that the mask does not do what is said of it."
     )
-    seeds = 5
 
     symbols: int = size(4, "different symbols, 2 to 16", least=2, most=16)
     shortest: int = size(5, "fewest symbols of a row")
@@ -188,8 +188,7 @@ def padded(row: Example, symbols: int, pad: int) -> Example:
     return Example(ids, targets, np.pad(row.trained, (0, more)))
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(NamedTuple):
     """One way to answer: the share right, and the largest difference of a log-probability from the row alone."""
 
     right: float

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +33,6 @@ class PagedCacheLab(Lab):
         " the pages were not the engine's. It would also be false if pages took more than one partly empty page a row"
         " beyond the tokens that differ, or if sharing without a copy before writing gave the same keys."
     )
-    seeds = 5
 
     rows: int = size(6, f"requests that begin alike, 2 to {VOCAB // 2}", least=2, most=VOCAB // 2, full=16)
     shared: int = size(43, "tokens of the common beginning; the engine reuses 8 or more", full=203)
@@ -175,8 +175,7 @@ class Pages:
         return len({id(page) for table in self.tables.values() for page in table})
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(NamedTuple):
     """A run: its rows, prompt tokens computed, and after each step (tokens held, tokens that differ, places of slots,
     places of pages); `wrong` is how many keys differ when read through the pages."""
 

@@ -46,6 +46,7 @@ class ParametersLab(Lab):
         " same config. It is false too if one differs from a tensor of a real checkpoint, or if a sum differs from the"
         " published one."
     )
+    seeds = 1
 
     hidden: tuple[int, ...] = size((2048, 4096, 6912, 8192, 9728, 12288), "MLP widths F of the curve")
 

@@ -61,7 +61,6 @@ class CaptionsLab(Lab):
         " and at twice equal weights; a model that can only write pairs it was trained on has no caption of a new pair"
         " right."
     )
-    seeds = 5
 
     scenes: int = size(6000, "scenes to train on", full=16_000)
     judged: int = size(200, "scenes held out, and as many of known pairs to choose the layer on", full=300)
@@ -297,7 +296,6 @@ class ImageLabelsLab(Lab):
         " pixels, which cannot put two pixels together. That it reads the shape is false if it names new shapes as well"
         " after training on shuffled labels, for then something else than the pictures would tell them."
     )
-    seeds = 5
 
     pictures: int = size(4000, "pictures to train on", full=10_000)
     judged: int = size(400, "pictures held out", full=1000)

@@ -7,8 +7,9 @@ the operations that each call runs; processor time is shown beside them and deci
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +41,6 @@ class QuadraticLab(Lab):
         " a block pattern or linear attention do. It is false too if the fused kernel holds a score matrix, or if"
         " attention that should be exact differs from the definition."
     )
-    seeds = 5
 
     lengths: tuple[int, ...] = size(
         (128, 256, 512, 1024, 2048, 4096, 8192), "tokens T, ascending; those of short and long too", ascending=True
@@ -251,8 +251,7 @@ Call = Callable[[Tensor, Tensor, Tensor], Tensor]
 Measured = dict[str, dict[int, float]]  # by mechanism, by tokens
 
 
-@dataclass(frozen=True)
-class MechanismCost:
+class MechanismCost(NamedTuple):
     """One way to attend causally, with `groups` key/value heads, and the bounds of its exponents.  `exact` is what it
     must agree with, None where it computes something else; `nbytes` is None where a kernel hides its memory."""
 

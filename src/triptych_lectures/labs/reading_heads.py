@@ -110,7 +110,6 @@ class TrainedScaleLab(ReadingLab):
         " false, and so would a smallest d at which it matters too. If weights drawn smaller by that factor did not"
         " help, large scores at the beginning would not be the reason."
     )
-    seeds = 5
 
     widths: tuple[int, ...] = size(
         (4, 64, 1024), "d, the widths of the head's queries and keys, in ascending order", values=2, ascending=True
@@ -185,7 +184,6 @@ class TrainedScoresLab(ReadingLab):
         " shown the claim false, and so would a difference at the smallest d. If the dot product with the division"
         " stayed behind the additive score, the division would not be what makes up for the difference."
     )
-    seeds = 5
 
     widths: tuple[int, ...] = size(
         (16, 2048),
@@ -282,7 +280,6 @@ class CosineScoresLab(ReadingLab):
         " one with cosine scores does not. A score of a new head with cosine scores above √d would show that they are"
         " not bounded."
     )
-    seeds = 5
 
     d: int = size(64, "width of queries and keys")
     factor: float = size(8.0, "how much larger the other weights of queries and keys are drawn")

@@ -117,13 +117,10 @@ def write(path: Path, runs: Sequence[LabRun], settings: str) -> None:
         subtitle = f"Triptych lab {only.name}: {LABS[only.name]}. {settings}"
         page.write(path, page.render(question, _sections(only, "Result"), subtitle=subtitle))
         return
-    chapters = [page.Chapter(one.name, LABS[one.name], _shown(one), _sections(one)) for one in runs]
+    chapters = [
+        page.Chapter(one.name, LABS[one.name], None if one.skipped else one.passed, _sections(one)) for one in runs
+    ]
     page.write(path, page.render("The lectures, running", chapters, subtitle=f"{summary(runs)}. {settings}"))
-
-
-def _shown(run: LabRun) -> bool | None:
-    """Whether it passed, None where it was skipped."""
-    return None if run.skipped else run.passed
 
 
 def summary(runs: Sequence[LabRun]) -> str:

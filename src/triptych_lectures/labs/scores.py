@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,6 @@ class ScalingLab(Lab):
         "The claim is false if the variance of q·k does not grow as d. It is false too if the typical (median) query"
         " keeps its gradient at large d without the division, or loses it with the division."
     )
-    seeds = 5
 
     widths: tuple[int, ...] = size(
         (4, 8, 16, 32, 64, 128, 512, 2048), "widths d of queries and keys, in ascending order", values=2, ascending=True
@@ -122,8 +121,7 @@ class ScalingLab(Lab):
         return variance, _softmaxed(q, k, v, 1.0, self.small), _softmaxed(q, k, v, None, self.small)
 
 
-@dataclass(frozen=True)
-class Softmaxed:
+class Softmaxed(NamedTuple):
     """One scale at one width: mean entropy of a row of weights in nats, the median norm of the gradient at a query,
     and the share of queries whose gradient is below `small`."""
 
@@ -155,7 +153,6 @@ class AdditiveVsDotLab(Lab):
         " without a limit as the dot product's does, or if its limit 1/(1 + (S-1) exp(-2 Σ|w|)) is exceeded or cannot"
         " be approached."
     )
-    seeds = 5
 
     width: int = size(64, "width of queries, keys and values, equal to hidden")
     hidden: int = size(64, "hidden units of the additive score, equal to width")

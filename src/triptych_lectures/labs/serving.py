@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +43,6 @@ class SpeculationLab(Lab):
         " false if a draft that agrees always did not save forwards, if one that rarely agrees saved as many, or if a"
         " wrong guess were accepted."
     )
-    seeds = 5
 
     rows: int = size(8, "texts written at once, half of them sampled", full=32)
     new: int = size(48, "tokens of each, two or more", least=2, full=160)
@@ -157,8 +157,7 @@ class SpeculationLab(Lab):
         return SpeculativeRun([row.new for row in rows], steps, through, drafted, accepted)
 
 
-@dataclass(frozen=True)
-class SpeculativeRun:
+class SpeculativeRun(NamedTuple):
     """What one way to write gave: the texts, forwards of the decoder, tokens that went through it after the prompts,
     and guesses made and accepted."""
 
@@ -221,7 +220,6 @@ class LinearStateLab(Lab):
         " or, beyond rounding, a log-probability differed from those of a forward over the whole text. It would say"
         " nothing if the same measurement did not show the cache of softmax attention growing with the length."
     )
-    seeds = 5
 
     lengths: tuple[int, ...] = size(
         (64, 128, 256, 512),
@@ -300,8 +298,7 @@ class LinearStateLab(Lab):
         return {name: decoder(VOCAB, [kind] * LAYERS, inside=inside) for name, kind in blocks.items()}
 
 
-@dataclass(frozen=True)
-class MeasuredLength:
+class MeasuredLength(NamedTuple):
     """At one length: bytes of a row in the cache, FLOPs of one more token, and the largest difference of a
     log-probability (nats) from that of a forward over the whole text; `tokens` of those differ."""
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +38,6 @@ class SparsePatternsLab(Lab):
         " not reach an earlier one in as many layers as the papers say, or if the patterns' results were not those of"
         " the definition."
     )
-    seeds = 5
 
     lengths: tuple[int, ...] = size(
         (512, 1024, 2048, 4096, 8192),
@@ -116,7 +115,10 @@ class SparsePatternsLab(Lab):
         for way, measured in computed.items():
             visible = float(written_out(ways.mask(way, shown[0]), shown[0]).sum()) if way != ARRAY else math.nan
             hidden = "–" if way == ARRAY else f"{measured[shown[0]] / visible:.2f}"
-            times = f"{seconds[way][last] * 1e3:,.1f} ms", f"{_settled(seconds[way]):.2f}"
+            # between the two largest lengths, where what does not depend on T weighs least
+            (a, x), (b, y) = sorted(seconds[way].items())[-2:]
+            settled = math.log(max(y, 1e-9) / max(x, 1e-9)) / math.log(b / a)
+            times = f"{seconds[way][last] * 1e3:,.1f} ms", f"{settled:.2f}"
             rows.append([way, *(f"{measured[n]:,.0f}" for n in shown), f"{_power(measured):.3f}", hidden, *times])
         header = ("", *(f"pairs, T {n:,}" for n in shown), "power of T", f"computed over visible, T {shown[0]:,}")
         return TableSection("Pairs computed", (*header, f"processor time, T {last:,}", "power of T, last step"), rows)
@@ -134,8 +136,7 @@ def powers(length: int, block: int) -> Mask:
     return causal() & block_sparse(block, powers=True)
 
 
-@dataclass(frozen=True, eq=False)
-class Ways:
+class Ways(NamedTuple):
     """The mask of each way to attend over some tokens; `ARRAY` is the strided one written out as `[T, T]` booleans."""
 
     sizes: SparsePatternsLab
@@ -192,12 +193,6 @@ def layers_to_reach_all(mask: Mask) -> int:
             return layers
         reached = ((reached @ one_layer) > 0).float()
     return REACH
-
-
-def _settled(seconds: dict[int, float]) -> float:
-    """The power of T between the two largest lengths, where what does not depend on T weighs least."""
-    (a, x), (b, y) = sorted(seconds.items())[-2:]
-    return math.log(max(y, 1e-9) / max(x, 1e-9)) / math.log(b / a)
 
 
 def drawing(way: str) -> MatrixSection:

@@ -3,9 +3,6 @@
 
 Behind each sound comes silence, in which the decoder finds the end.  Whisper's goes on to the end of its window, which
 would be half of the work of a full run.
-
-The claim is false if fewer than 95% of the words are right for voices, speeds and pitches that training did not have,
-or if a model trained on the same sounds with their transcripts shuffled does as well.
 """
 
 from __future__ import annotations
@@ -13,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -45,7 +43,6 @@ class SpokenDigitsLab(Lab):
         " not have. It is also false if a model that was trained on the same sounds with their transcripts shuffled"
         " does as well."
     )
-    seeds = 5
 
     steps: int = size(240, "training steps", full=1000)
     control: int = size(120, "training steps of the control, whose transcripts are shuffled", full=600)
@@ -168,8 +165,7 @@ class DrawnRecordings:
         return np.array([*self.ids.values(), self.speech.end], dtype=np.int32)
 
 
-@dataclass(frozen=True)
-class WordAttention:
+class WordAttention(NamedTuple):
     """How often the strongest cross-attention of `layer` lies on the word that is written (`own`), on each other word
     of the recording (`other`), and later than for the word before."""
 

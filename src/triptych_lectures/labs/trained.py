@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -129,8 +129,7 @@ class Shuffled:
         return mixed
 
 
-@dataclass(frozen=True)
-class Generated:
+class Generated(NamedTuple):
     """New rows of `task` for each step: no row is trained on twice, so that the training loss is that of new rows."""
 
     task: GeneratedTask
@@ -145,8 +144,7 @@ class Generated:
         return np.arange(self.task.classes, dtype=np.int32)
 
 
-@dataclass(frozen=True)
-class TrainingBudget:
+class TrainingBudget(NamedTuple):
     """What a training run may use: steps, rows of a step, learning rate, and the share of the steps that warm up."""
 
     steps: int
@@ -156,8 +154,7 @@ class TrainingBudget:
     shape: Literal["constant", "linear", "cosine"] = "constant"
 
 
-@dataclass(frozen=True)
-class TrainedRun:
+class TrainedRun(NamedTuple):
     """One training run: the loss in nats of each step.  A run that diverged has the steps before, and no end."""
 
     losses: Points

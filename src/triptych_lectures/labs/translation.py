@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from triptych.page import Curve, TableSection
 from triptych.train.metrics import distance
@@ -93,8 +94,7 @@ class TranslationTask:
         return Judgement.of(self, write(trained.model, self.sources, 2 * max(map(len, self.targets))))
 
 
-@dataclass(frozen=True)
-class Judgement:
+class Judgement(NamedTuple):
     """Wrong tokens of all held-out sentences and of their quarters by the source's length, shortest first, and the
     share of sentences without a wrong token."""
 
@@ -117,8 +117,7 @@ class Judgement:
         return [f"{self.wrong:.1%}", *(f"{wrong:.1%}" for wrong in self.by_length), f"{self.exact:.0%}"]
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(NamedTuple):
     """Models that were trained on the same sentences, what each writes for the held-out ones, and the word-by-word
     translation of these."""
 
@@ -220,7 +219,6 @@ class RecurrenceLab(TranslationSizes):
         " attention does. A task that word-by-word translation solves, or that attention does not learn, would show"
         " nothing either way."
     )
-    seeds = 5
 
     steps: int = size(200, "training steps of each model", full=800)
     rows: int = size(64, "sentences of a training step")
@@ -310,7 +308,6 @@ class PanelsLab(TranslationSizes):
         " is wrong for less than half of the tokens would mean that the task asks for no reading of the sentence, and"
         " show nothing."
     )
-    seeds = 5
 
     def run(self, setup: Setup) -> LabResult:
         comparison = compared(self, PANELS, setup)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,8 +52,7 @@ ANY_LENGTH = 1 << 16  # tokens of a row, more than any has
 SMOOTHED = 10  # steps over which a loss is averaged
 
 
-@dataclass(frozen=True)
-class Training:
+class Training(NamedTuple):
     """What all models of a comparison share: width D, heads, blocks of a stack, rows of a step, steps, peak rate.
     Cross-attention may have a number of heads of its own."""
 
@@ -94,8 +94,7 @@ class Translator:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedTranslator:
+class TrainedTranslator(NamedTuple):
     """A model, its losses in nats a token of each training step, and the processor's seconds that training took."""
 
     model: Translator
@@ -182,19 +181,21 @@ def beside_encoder(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Train
 
 
 def _behind(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training, *, prefix: bool) -> TrainedTranslator:
-    """A decoder of twice as many blocks as a stack of the encoder-decoder has, so that both have as many MLPs; trained
-    on rows of the source, the start token and the target, of which the target alone counts."""
+    """A decoder of twice as many blocks as a stack of the encoder-decoder, so that both have as many MLPs; trained."""
     blocks = [block(training.width, training.heads, 2 * training.width)] * (2 * training.layers)
     mask = CAUSAL | same_document() if prefix else CAUSAL
     spec = decoder(vocab, blocks, final_norm=RMSNormSpec(width=training.width), mask=mask)
     assert spec.decoder is not None
     spec = replace(spec, decoder=replace(spec.decoder, embed=_embed(vocab, training.width)))
-    examples, kind = list[Example](), PrefixExample if prefix else Example
-    for source, target in pairs:
-        row = np.array([*source, START_ID, *target], dtype=np.int32)
-        examples.append(kind(row[:-1], row[1:], np.arange(len(row) - 1) >= len(source)))
-    module = nn.new(spec, training.seed)
-    return _fit(BehindPrompt(module, prefix=prefix), EpochRows(tuple(examples)), training)
+    rows = EpochRows(tuple(_prompted(pair, PrefixExample if prefix else Example) for pair in pairs))
+    return _fit(BehindPrompt(nn.new(spec, training.seed), prefix=prefix), rows, training)
+
+
+def _prompted(pair: tuple[Ids, Ids], kind: type[Example]) -> Example:
+    """A row of the source, the start token and the target, trained on the target alone."""
+    source, target = pair
+    row = np.array([*source, START_ID, *target], dtype=np.int32)
+    return kind(row[:-1], row[1:], np.arange(len(row) - 1) >= len(source))
 
 
 behind_prefix = partial(_behind, prefix=True)  # it sees the whole source from everywhere

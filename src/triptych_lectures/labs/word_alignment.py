@@ -6,7 +6,7 @@ Beside it stand IBM Model 1 (Brown et al. 1993) and the diagonal, all judged by 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ class WordAlignmentLab(TranslationSizes):
         " sentences an alignment error rate above 0.25, or one no better than that of IBM Model 1 or of the diagonal."
         " A model that is not trained, or trained on shuffled pairs, must not reach it."
     )
-    seeds = 5
 
     steps: int = size(300, "training steps", full=1000)
     cross_heads: int = size(1, "heads of cross-attention; with several, each reads a part of what a word needs")
@@ -88,8 +87,7 @@ class WordAlignmentLab(TranslationSizes):
         )
 
 
-@dataclass(frozen=True)
-class HeadPlace:
+class HeadPlace(NamedTuple):
     """A head of cross-attention, or the mean of all heads of its layer (`head` is None)."""
 
     layer: int
