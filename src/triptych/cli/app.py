@@ -4,14 +4,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
 import typer
 
 from triptych import __version__
-from triptych.cli import failure, options
+from triptych.cli import (
+    ablate,
+    bench,
+    chat,
+    check,
+    count,
+    doctor,
+    explain,
+    failure,
+    files,
+    generate,
+    heads,
+    inspect,
+    lens,
+    options,
+    patch,
+    reading,
+    search,
+    train,
+    transcribe,
+    writing,
+)  # fmt: skip
 from triptych.errors import MissingProgramError
 
 app = typer.Typer(
@@ -39,22 +59,20 @@ def _root(
     """Options of `triptych` itself."""
 
 
-# Each command by its module and name, or by the name that both have.
-GROUPS = {
-    "Train": ["train.quickstart", "train"],
+_COMMANDS: dict[str, list[Callable[..., None]]] = {
+    "Train": [train.quickstart, train.train],
     "Run": [
-        "generate", "chat", "reading.fill", "reading.encode", "search", "reading.classify", "writing.caption",
-        "reading.tag", "writing.answer", "writing.summarize", "writing.translate", "transcribe", "files.convert",
+        generate.generate, chat.chat, reading.fill, reading.encode, search.search, reading.classify, writing.caption,
+        reading.tag, writing.answer, writing.summarize, writing.translate, transcribe.transcribe, files.convert,
     ],
     "Inspect": [
-        "explain", "inspect", "heads", "lens", "patch", "ablate", "files.page", "check", "count", "bench", "doctor",
+        explain.explain, inspect.inspect, heads.heads, lens.lens, patch.patch, ablate.ablate, files.page, check.check,
+        count.count, bench.bench, doctor.doctor,
     ],
 }  # fmt: skip
 failure.application = app
-for _title, _places in GROUPS.items():
-    for _place in _places:
-        _module, _, _name = _place.rpartition(".")
-        _function = getattr(import_module(f"triptych.cli.{_module or _name}"), _name)
+for _title, _functions in _COMMANDS.items():
+    for _function in _functions:
         app.command(rich_help_panel=_title)(options.command(_function))
 
 

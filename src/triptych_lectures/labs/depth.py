@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
@@ -126,7 +126,6 @@ class DepthLab(Lab):
         return float(first.norm() / last.norm()), math.sqrt(sum(float(g.square().sum()) for g in own))
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoResidual(parts.BlockSpec):
     """A block without the residual stream: each sublayer replaces what it read."""
 
