@@ -25,7 +25,7 @@ from browser import CHROMIUM, READY, Browser, Tab
 from triptych import create, machine
 from triptych.model import Model
 from triptych.page import write
-from triptych.page.inside import inside_page
+from triptych.page.attention_page import inside_page
 from triptych.page.inspect import inspect_text
 from triptych.page.live import live_page
 from triptych.text import character_tokenizer

@@ -17,7 +17,7 @@ from test_page import NASTY, pattern
 from test_page_browser import BUTTONS, SLOW, STATUS
 from triptych.model import load
 from triptych.page import AttentionMap, AttentionSection, MatrixSection, TableSection, TopMap, render, write
-from triptych.page.inside import inside_page
+from triptych.page.attention_page import inside_page
 from triptych.page.inspect import inspect_text
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]

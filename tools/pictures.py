@@ -130,7 +130,7 @@ def explain() -> None:
 
 
 def inspect() -> None:
-    from triptych.page.inside import inside_page
+    from triptych.page.attention_page import inside_page
     from triptych.page.inspect import inspect_text
 
     model = smollm2()

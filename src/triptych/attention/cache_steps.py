@@ -264,7 +264,7 @@ class SumStep:
 
 
 def put_back(store: Store, slot: int, snapshot: Snapshot, layer: int, count: int) -> None:
-    """The sums of a slot as they were at `hold`, and after the first `count` of the tokens that came since."""
+    """The sums of a slot as they were at `snapshot`, and after the first `count` of the tokens that came since."""
     new_k, new_v = (x[:count].transpose(0, 1) for x in snapshot.added[layer])
     k, v = snapshot.sums[layer]
     after = torch.cat((k, v), -1) + new_k.mT @ new_v

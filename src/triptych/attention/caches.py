@@ -3,7 +3,7 @@
 A forward opens a cache with `begin(rows, provenance)` and gets a `CacheStep`: it says where each layer's keys will lie
 (`layout`), takes each layer's new keys in once (`extend`) and counts them (`finish`).  Everything that the layers of
 one kind share - places to write to, positions - is computed once per step.  Rows live in slots: a batch may run any of
-them in any order.
+them in any order.  How one forward writes, in whole rows, rings or sums, stands in `cache_steps`.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Cache(_Stores):
 
     @property
     def smallest_window(self) -> int | None:
-        """Tokens that every layer can take in and give back (`hold`); None where no layer has a window."""
+        """Tokens that every layer can take in and give back (`snapshot`); None where no layer has a window."""
         return min((store.window for store in self.stores if store.window is not None), default=None)
 
     @property

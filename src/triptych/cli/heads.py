@@ -53,7 +53,7 @@ def heads(
     with screen.stages() as stage:
         table = model.heads(rows, seed=seed, on_progress=stage)
     if save is not None:
-        from triptych.page.inside import inside_page, sample_text
+        from triptych.page.attention_page import inside_page, sample_text
         from triptych.page.inspect import inspect_text
 
         inspection = inspect_text(model, rows[0] if rows else sample_text(model))

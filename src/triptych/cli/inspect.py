@@ -302,8 +302,8 @@ def _show_inspection(inspection: Inspection) -> None:
 def _save(model: Model, inspections: Sequence[Inspection], name: str, path: Path, stage: Callable[[str], None]) -> None:
     """The page, picture or numbers, by the ending of `path`."""
     from triptych.page import AttentionSection, write
+    from triptych.page.attention_page import inside_page
     from triptych.page.drawing import svg
-    from triptych.page.inside import inside_page
     from triptych.page.plot import png
 
     kind, maps = path.suffix.lower(), inspections[0].attention

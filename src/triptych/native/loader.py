@@ -46,7 +46,7 @@ class Library:
     def use(self, at_most: str) -> str:
         """Compute at the best level up to `at_most` that TRIPTYCH_KERNELS allows and this processor has, and return it.
 
-        Acts on the whole process.  `select_level` in kernels.c knows which instructions a level needs.  Raises
+        Acts on the whole process.  `select_level` in levels.c knows which instructions a level needs.  Raises
         ValueError for an unknown name.
         """
         allowed = min(LEVELS.index(at_most), LEVELS.index(highest_level()))

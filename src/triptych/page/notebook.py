@@ -25,7 +25,7 @@ from triptych.page import (
     TopMap,
     render,
 )
-from triptych.page.inside import ATTENTION, PLANE, best_heads, heads_matrix, planes, role_effects, values_table
+from triptych.page.attention_page import ATTENTION, PLANE, best_heads, heads_matrix, planes, role_effects, values_table
 from triptych.page.inspect import WHOLE_BYTES, layer_of, rows_read, stack_of, values_of
 from triptych.page.interventions import lens_page, patch_page
 from triptych.page.maps import Stack, packed_bytes

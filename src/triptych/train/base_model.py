@@ -21,10 +21,10 @@ from triptych.errors import ConfigError, TextError
 from triptych.nn import Transformer, attach
 from triptych.quantize import packing_for
 from triptych.text import Tokenizer
-from triptych.train.settings import BelowOne, Config, Positive, Rate, Section
+from triptych.train.settings import BelowOne, Config, Positive, Rate, RecipeSection
 
 
-class BaseSettings(Section):
+class BaseSettings(RecipeSection):
     """An existing model that is trained further."""
 
     path: str
@@ -66,7 +66,7 @@ def read_base(settings: BaseSettings, *, packed: bool = False) -> Base:
     return Base(module.float(), tokenizer, header.hf, files_beside(header))
 
 
-class AdapterRecipe(Section):
+class AdapterRecipe(RecipeSection):
     """LoRA (Hu et al. 2021) instead of training all weights.
 
     Packed matrices of the model stay packed unless `model.dequantize` is true, which takes more memory and makes

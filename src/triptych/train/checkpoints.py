@@ -42,9 +42,9 @@ from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.nn import Transformer
 from triptych.text import Tokenizer, from_directory
 from triptych.train.loop import Progress, StepRecord, Trainer
-from triptych.train.settings import Config, Section
+from triptych.train.settings import Config, RecipeSection
 
-S = TypeVar("S", bound=Section)
+S = TypeVar("S", bound=RecipeSection)
 NonNegative = Annotated[int, Field(ge=0)]
 _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(r"\.step-\d{8,}\.(building|broken|old)")
@@ -206,13 +206,13 @@ class Checkpoints:
         put_in_place(build, self.model)
 
 
-class Manifest(Section):
+class Manifest(RecipeSection):
     """Size in bytes and SHA-256 of every file of a checkpoint but the manifest itself, by its name."""
 
     files: dict[str, tuple[NonNegative, str]]
 
 
-class SavedState(Section):
+class SavedState(RecipeSection):
     """`train_state/state.json`: the fields of `Progress`, and the recipe."""
 
     version: Literal[1] = 1

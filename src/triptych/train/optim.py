@@ -16,7 +16,7 @@ from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.spec import model as spec
 from triptych.spec.parts import LinearSpec
-from triptych.train.settings import BelowOne, NonNegative, Rate, Section, Share
+from triptych.train.settings import BelowOne, NonNegative, Rate, RecipeSection, Share
 
 TOGETHER = 1 << 22  # numbers orthogonalized at a time, so that large matrices need no more memory than in torch
 
@@ -97,7 +97,7 @@ def check_trainable(module: Transformer) -> None:
         raise InputError(f"{problem}; load it with dequantize=True, or train an adapter (add_adapter) and nothing else")
 
 
-class OptimizerSettings(Section):
+class OptimizerSettings(RecipeSection):
     """How gradients change the weights."""
 
     name: Literal["muon", "adamw"] = "muon"
@@ -205,7 +205,7 @@ def _parameters(part: torch.optim.Optimizer) -> Iterator[Tensor]:
     return (p for group in part.param_groups for p in group["params"])
 
 
-class Schedule(Section):
+class Schedule(RecipeSection):
     """The learning rate as a share of its peak, from the progress of the run in [0, 1]."""
 
     shape: Literal["cosine", "linear", "constant"] = "cosine"

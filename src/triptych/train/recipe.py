@@ -19,7 +19,7 @@ from triptych.errors import ConfigError, nearest
 from triptych.families.named import NAMED
 from triptych.train.base_model import AdapterRecipe, BaseSettings
 from triptych.train.optim import OptimizerSettings, Schedule
-from triptych.train.settings import BelowOne, Fraction, Positive, Rate, RunSettings, Section, meant
+from triptych.train.settings import BelowOne, Fraction, Positive, Rate, RecipeSection, RunSettings, meant
 
 Objective = Literal[
     "causal", "masked", "seq2seq", "labels", "tags", "spans", "contrastive", "chat", "corruption", "replaced",
@@ -39,7 +39,7 @@ FINE_TUNING: dict[str, dict[str, object]] = {
 _ONE_OF_SEVERAL = re.compile(r"(literal|dict|list|tuple)\[")  # how pydantic names a type that a value may also have
 
 
-class DataSettings(Section):
+class DataSettings(RecipeSection):
     """The texts to train on, and those held out for evaluation.
 
     Objectives with records (docs/concepts/objectives.md) read `.jsonl`, `.csv`, `.tsv` or `.parquet`;
@@ -81,7 +81,7 @@ class DataSettings(Section):
         return self
 
 
-class ObjectiveSettings(Section):
+class ObjectiveSettings(RecipeSection):
     """What the model learns to predict."""
 
     name: Objective
@@ -119,7 +119,7 @@ class ObjectiveSettings(Section):
     """For transcripts: the language of the recordings (`en`), for a model with several languages."""
 
 
-class Recipe(Section):
+class Recipe(RecipeSection):
     """The model, the data, the objective and how to train.  Each key but `tokenizer` is a table."""
 
     model: dict[str, Any]
@@ -323,11 +323,11 @@ def _problem(problem: ErrorDetails) -> str:
             return f"{name} = {problem['input']!r}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
 
 
-def sections() -> dict[str, type[Section]]:
+def sections() -> dict[str, type[RecipeSection]]:
     """The tables of a recipe by name; that of `model` is what stands in it for an existing model."""
     fields = {name: (field.annotation, *get_args(field.annotation)) for name, field in Recipe.model_fields.items()}
     kinds = [(name, kind) for name, of in (fields | {"model": (BaseSettings,)}).items() for kind in of]
-    return {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Section)}
+    return {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, RecipeSection)}
 
 
 def _copy(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,14 +21,14 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
-class Section(BaseModel):
+class RecipeSection(BaseModel):
     """The text under a key is its description in recipes that `triptych train --new` writes and in the documentation
     (`triptych.train.new_recipe`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class RunSettings(Section):
+class RunSettings(RecipeSection):
     """How long, in what batches and where a run trains, and what it writes.
 
     `seconds` counts from the first step: steps, and the evaluations, samples and checkpoints between and after them.
