@@ -10,18 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from triptych.arguments import integer, number
 from triptych.checkpoints.adapter_files import adapter_base, base_digest, write_adapter
 from triptych.checkpoints.adapter_targets import ALL_LINEAR, slot_groups
 from triptych.checkpoints.hub import local_path
-from triptych.checkpoints.load_weights import StoredParameters
 from triptych.checkpoints.locate import PREFIX, HubName, is_adapter, model_in_run, open_source
-from triptych.checkpoints.source import Source
 from triptych.errors import CheckpointError, FetchError, InputError, shown
-from triptych.nn import Adapter, LoraFactors, Transformer, attach, factors_of, fresh_factors
-from triptych.spec import LinearSpec, ModelSpec
+from triptych.nn import Adapter, Transformer, attach, factors_of, fresh_factors
+from triptych.spec import LinearSpec
 
 
 @dataclass(frozen=True)
@@ -135,18 +132,3 @@ def _directory(adapter: str | Path) -> Path:
 
 def _digest(base: Path) -> str:
     return base_digest(open_source(base))
-
-
-class MergedParameters(StoredParameters):
-    """The parameters of a checkpoint in fp32 with what an adapter adds; `changed` names those that it changes."""
-
-    def __init__(
-        self, spec: ModelSpec, source: Source, ignore: Sequence[str], factors: Mapping[str, LoraFactors]
-    ) -> None:
-        super().__init__(spec, source, ignore, torch.float32)
-        self._factors = {f"{slot}.weight": one for slot, one in factors.items()}
-        self.changed = frozenset(self._factors)
-
-    def __getitem__(self, name: str) -> Tensor:
-        value = super().__getitem__(name)
-        return value + self._factors[name].delta() if name in self._factors else value

@@ -21,11 +21,11 @@ from triptych import families, text
 from triptych.arguments import checked
 from triptych.checkpoints import Source, open_source, recover, write_directory
 from triptych.checkpoints.adapter_files import read_adapter
-from triptych.checkpoints.adapters import MergedParameters, with_base
+from triptych.checkpoints.adapters import with_base
 from triptych.checkpoints.gguf_blocks import FORMATS, WRITABLE
 from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
 from triptych.checkpoints.header import BESIDE, KEY, Header, SentenceSettings, read_header
-from triptych.checkpoints.load_weights import DetachedWeights, StoredParameters, to_checkpoint
+from triptych.checkpoints.load_weights import DetachedWeights, ModelParameters, StoredParameters, to_checkpoint
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
 from triptych.errors import CheckpointError, InputError, shown
@@ -103,7 +103,7 @@ def convert(
     factors = {} if adapter is None else read_adapter(adapter, header.spec).factors
     recover(path)
     source = header.source or open_source(header.path)
-    stored = MergedParameters(header.spec, source, ignore, factors)  # fp32: operations must not round twice
+    stored = StoredParameters(header.spec, source, ignore, torch.float32, factors)  # operations must not round twice
     stored.check_duplicates()
     return (_to_gguf if to == "gguf" else _to_hf)(header, source, stored, path, dtype)
 
@@ -249,9 +249,7 @@ def _name(plain: torch.dtype) -> str:
     return next(name for name, one in PLAIN.items() if one == plain)
 
 
-def _write_gguf(
-    path: Path, origin: _Origin, numbers: DetachedWeights | StoredParameters, dtype: str | None, plain: str
-) -> Conversion:
+def _write_gguf(path: Path, origin: _Origin, numbers: ModelParameters, dtype: str | None, plain: str) -> Conversion:
     """Write a GGUF file with matrices of type `dtype`; when None, packed ones stay in their type and the others become
     `plain`.  Blocks that have the wanted type already are copied."""
     wanted = QUANTIZED.get(dtype or plain, (dtype or plain).upper())
@@ -277,16 +275,14 @@ def _write_gguf(
     return Conversion(str(path), "gguf", spec.family, nbytes, dict(Counter(entry.kind for entry in entries)), notes)
 
 
-def _packed_type(step: TensorLoad, numbers: DetachedWeights | StoredParameters) -> str | None:
+def _packed_type(step: TensorLoad, numbers: ModelParameters) -> str | None:
     """The packed type that all parameters of a tensor have; None where they differ, or where their rows are changed."""
     types = {numbers.stored_as(name) for name in step.ours}
     (packed,) = types if len(types) == 1 and step.rows_only else (None,)
     return packed
 
 
-def _merged(
-    written: Iterable[tuple[TensorLoad, GGUFTensor]], numbers: DetachedWeights | StoredParameters
-) -> tuple[str, ...]:
+def _merged(written: Iterable[tuple[TensorLoad, GGUFTensor]], numbers: ModelParameters) -> tuple[str, ...]:
     """What became of the packed matrices that an adapter changes, a line for each type."""
     kinds = Counter(
         entry.kind for step, entry in written
@@ -300,7 +296,7 @@ def _merged(
     )
 
 
-def _entry(step: TensorLoad, numbers: DetachedWeights | StoredParameters, wanted: str, *, keep: bool) -> GGUFTensor:
+def _entry(step: TensorLoad, numbers: ModelParameters, wanted: str, *, keep: bool) -> GGUFTensor:
     """One tensor in the type `wanted`, or with `keep` in the packed type that all its parameters have."""
     kind = _stored_as(step.source, step.source_shape, wanted)
     packed = _packed_type(step, numbers)

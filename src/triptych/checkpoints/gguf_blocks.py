@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -165,32 +166,16 @@ def _bits(packed: Tensor, width: int) -> Tensor:
     return torch.bitwise_and(packed.unsqueeze(-2) >> shifts[:, None], 2**width - 1)
 
 
-def _read_nibbles(packed: Tensor) -> Tensor:
-    """`[n, 16]` bytes -> `[n, 32]`: the low nibbles, then the high ones."""
-    return _bits(packed, 4).flatten(1)
-
-
-def _fifth(packed: Tensor) -> Tensor:
-    """Four bytes -> the fifth bit, shifted to its position, of each of a block's 32 elements."""
-    return _bits(packed, 1).transpose(1, 2).flatten(1) << 4
-
-
-def _parts_q4_0(b: Tensor) -> BlockParts:
-    return BlockParts(_read_nibbles(b[:, 2:]).view(torch.int8).unsqueeze(1) - 8, _scale_at(b, 0))
-
-
-def _parts_q4_1(b: Tensor) -> BlockParts:
-    return BlockParts(_read_nibbles(b[:, 4:]).unsqueeze(1), _scale_at(b, 0), _scale_at(b, 2))
-
-
-def _parts_q5_0(b: Tensor) -> BlockParts:
-    codes = _read_nibbles(b[:, 6:]) | _fifth(b[:, 2:6])
-    return BlockParts(codes.view(torch.int8).unsqueeze(1) - 16, _scale_at(b, 0))
-
-
-def _parts_q5_1(b: Tensor) -> BlockParts:
-    codes = _read_nibbles(b[:, 8:]) | _fifth(b[:, 4:8])
-    return BlockParts(codes.unsqueeze(1), _scale_at(b, 0), _scale_at(b, 2))
+def _parts_of_32(b: Tensor, bits: int, minimum: bool) -> BlockParts:
+    """An fp16 scale, with `minimum` an fp16 minimum, the fifth bits where codes have `bits` = 5, and 16 bytes of
+    nibbles, first the low ones; without a minimum, codes are less than zero up to the middle."""
+    at = 4 if minimum else 2
+    codes = _bits(b[:, -16:], 4).flatten(1)
+    if bits == 5:  # four bytes: bit i belongs to element i
+        codes |= _bits(b[:, at : at + 4], 1).transpose(1, 2).flatten(1) << 4
+    if minimum:
+        return BlockParts(codes.unsqueeze(1), _scale_at(b, 0), _scale_at(b, 2))
+    return BlockParts(codes.view(torch.int8).unsqueeze(1) - 2 ** (bits - 1), _scale_at(b, 0))
 
 
 def _parts_q8_0(b: Tensor) -> BlockParts:
@@ -272,19 +257,22 @@ def _write_q8_0(x: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------- the table
 
-#: Every packed type, by its name in GGUF.
-FORMATS: dict[str, GGUFBlockFormat] = {
-    "Q4_0": GGUFBlockFormat(TYPES["Q4_0"], _parts_q4_0, _write_q4_0),
-    "Q4_1": GGUFBlockFormat(TYPES["Q4_1"], _parts_q4_1, _write_q4_1),
-    "Q5_0": GGUFBlockFormat(TYPES["Q5_0"], _parts_q5_0),
-    "Q5_1": GGUFBlockFormat(TYPES["Q5_1"], _parts_q5_1),
-    "Q8_0": GGUFBlockFormat(TYPES["Q8_0"], _parts_q8_0, _write_q8_0),
-    "Q4_K": GGUFBlockFormat(TYPES["Q4_K"], _parts_q4_k),
-    "Q5_K": GGUFBlockFormat(TYPES["Q5_K"], _parts_q5_k),
-    "Q6_K": GGUFBlockFormat(TYPES["Q6_K"], _parts_q6_k),
+_READERS: dict[str, Callable[[Tensor], BlockParts]] = {
+    "Q4_0": partial(_parts_of_32, bits=4, minimum=False),
+    "Q4_1": partial(_parts_of_32, bits=4, minimum=True),
+    "Q5_0": partial(_parts_of_32, bits=5, minimum=False),
+    "Q5_1": partial(_parts_of_32, bits=5, minimum=True),
+    "Q8_0": _parts_q8_0,
+    "Q4_K": _parts_q4_k,
+    "Q5_K": _parts_q5_k,
+    "Q6_K": _parts_q6_k,
 }
-FORMATS |= {
-    name: GGUFBlockFormat(kind) for name, kind in TYPES.items() if kind.torch_dtype is None and name not in FORMATS
+_WRITERS = {"Q4_0": _write_q4_0, "Q4_1": _write_q4_1, "Q8_0": _write_q8_0}
+#: Every packed type, by its name in GGUF; first those that are read here.
+FORMATS = {
+    name: GGUFBlockFormat(TYPES[name], _READERS.get(name), _WRITERS.get(name))
+    for name in dict.fromkeys((*_READERS, *TYPES))
+    if TYPES[name].torch_dtype is None
 }
 #: Those that can be written.
 WRITABLE = tuple(name for name, kind in FORMATS.items() if kind.write is not None)

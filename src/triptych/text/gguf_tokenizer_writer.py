@@ -22,13 +22,15 @@ from triptych.text.gguf_tokenizer import (
     NORMAL,
     SCHEME,
     SPECIAL_IDS,
+    SPLITS,
     STRIPPED,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
+    Split,
+    byte_level_words,
     from_gguf,
 )
-from triptych.text.splits import SPLITS, Split, byte_level_words
 from triptych.text.tokenizer import Tokenizer
 
 #: Every split once, under the name that most versions of llama.cpp know.

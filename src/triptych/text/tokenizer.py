@@ -203,18 +203,14 @@ class Tokenizer:
 
         Raises TextError where more than four million characters in a row have no place to cut.
         """
-        parts = corpus_cuts.parts(
-            text, lambda texts: self._rows(texts, special=False), single_characters=self._single_characters()
-        )
+        added = {token.content for token in self.backend.get_added_tokens_decoder().values()}
+        tokens = self.backend.get_vocab(with_added_tokens=False)
+        single = all(len(token) == 1 or token in added for token in tokens)
+        parts = corpus_cuts.parts(text, lambda texts: self._rows(texts, special=False), single_characters=single)
         arrays = [np.zeros(0, np.int32)]
         for group in _grouped(parts):
             arrays += [np.asarray(row, np.int32) for row in self._rows(group, special=False)]
         return np.concatenate(arrays)
-
-    def _single_characters(self) -> bool:
-        """Whether no token but the added ones stands for more than one character."""
-        added = {token.content for token in self.backend.get_added_tokens_decoder().values()}
-        return all(len(token) == 1 or token in added for token in self.backend.get_vocab(with_added_tokens=False))
 
     def _rows(self, texts: Sequence[str], special: bool) -> list[list[int]]:
         with library(lambda problem: TextError(f"this tokenizer cannot encode the text: {problem}")):
