@@ -34,7 +34,11 @@ class AdapterSettings:
 
 def add_adapter(module: Transformer, settings: AdapterSettings) -> Adapter:
     """Add an adapter that changes nothing yet.  Raises InputError as `Model.add_adapter`."""
-    _check(settings)
+    integer("rank", settings.rank, 1)
+    tiny, huge, below_one = sys.float_info.min, sys.float_info.max, math.nextafter(1, 0)
+    number("alpha", settings.alpha, tiny, huge, "finite and above 0: with 0 nothing would be trained")
+    number("dropout", settings.dropout, 0, below_one, "at least 0 and less than 1")
+    integer("seed", settings.seed, 0)
     if module.lora_adapter is not None:
         raise InputError("the model has an adapter already; merge_adapter() or remove_adapter() first")
     groups = slot_groups(module.spec, settings.targets)
@@ -48,15 +52,6 @@ def add_adapter(module: Transformer, settings: AdapterSettings) -> Adapter:
     with torch.inference_mode(False):
         factors = fresh_factors(module, groups, settings.rank, float(settings.alpha), settings.seed)
         return attach(module, factors, float(settings.dropout))
-
-
-def _check(settings: AdapterSettings) -> None:
-    """Raises InputError for a setting that is out of range."""
-    tiny, huge, below_one = sys.float_info.min, sys.float_info.max, math.nextafter(1, 0)
-    integer("rank", settings.rank, 1)
-    number("alpha", settings.alpha, tiny, huge, "finite and above 0: with 0 nothing would be trained")
-    number("dropout", settings.dropout, 0, below_one, "at least 0 and less than 1")
-    integer("seed", settings.seed, 0)
 
 
 def save_adapter(

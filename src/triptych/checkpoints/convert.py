@@ -298,18 +298,16 @@ def _merged(written: Iterable[tuple[TensorLoad, GGUFTensor]], numbers: ModelPara
 
 def _entry(step: TensorLoad, numbers: ModelParameters, wanted: str, *, keep: bool) -> GGUFTensor:
     """One tensor in the type `wanted`, or with `keep` in the packed type that all its parameters have."""
-    kind = _stored_as(step.source, step.source_shape, wanted)
+    shape = step.source_shape
+    whole_blocks = shape[-1] % TYPES[wanted].elements == 0
+    kind = wanted if len(shape) > 1 and whole_blocks and not step.source.endswith(_ALWAYS_FP32) else "F32"
     packed = _packed_type(step, numbers)
     if not numbers.changed.isdisjoint(step.ours):
         kind, packed = (packed if keep and packed in WRITABLE else kind), None
     if packed is None or not (keep or packed == kind):
-        return GGUFTensor(step.source, kind, step.source_shape, partial(step.to_source, numbers))
-
-    def blocks() -> Tensor:
-        raw: Tensor = step.to_source({name: numbers.blocks(name) for name in step.ours})
-        return raw
-
-    return GGUFTensor(step.source, packed, step.source_shape, blocks)
+        return GGUFTensor(step.source, kind, shape, partial(step.to_source, numbers))
+    ours = step.ours
+    return GGUFTensor(step.source, packed, shape, lambda: step.to_source({one: numbers.blocks(one) for one in ours}))
 
 
 def _without_idle_pooler(spec: Spec) -> tuple[Spec, tuple[str, ...]]:
@@ -318,11 +316,6 @@ def _without_idle_pooler(spec: Spec) -> tuple[Spec, tuple[str, ...]]:
     if not isinstance(head, PoolingSpec) or head.dense is None or head.mode == "dense":
         return spec, ()
     return replace(spec, head=replace(head, dense=None)), ("left out head.dense, which its pooling does not read",)
-
-
-def _stored_as(name: str, shape: tuple[int, ...], kind: str) -> str:
-    whole_blocks = shape[-1] % TYPES[kind].elements == 0
-    return kind if len(shape) > 1 and whole_blocks and not name.endswith(_ALWAYS_FP32) else "F32"
 
 
 def _tokenizer(tokenizer: Tokenizer | None, spec: Spec) -> dict[str, Any]:

@@ -7,7 +7,7 @@ does not serve here: it writes into the file of that name, so that a crash leave
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALIGNMENT = 32
-_U8, _U32, _F32, _BOOL, _STRING, _ARRAY, _I32 = 0, 4, 6, 7, 8, 9, 5
+_U8, _I32, _ARRAY = 0, 5, 9
+#: The type of GGUF for each type of Python, and the letter of `struct` for its values.
+_KINDS = {bool: (7, "?"), int: (4, "I"), float: (6, "f"), str: (8, "s")}
 
 
 @dataclass(frozen=True)
@@ -99,29 +101,21 @@ def _value(key: str, value: Any) -> bytes:
     """A value, preceded by its type."""
     if isinstance(value, bytes):
         return struct.pack("<IIQ", _ARRAY, _U8, len(value)) + value
-    if not isinstance(value, list):
-        kind = _kind(key, value)
-        return struct.pack("<I", kind) + _payload(key, kind, [value])
-    kinds = {_kind(key, item) for item in value} or {_STRING}
+    listed = isinstance(value, list)
+    values: list[Any] = value if listed else [value]
+    for item in values:
+        if type(item) not in _KINDS:
+            raise CheckpointError(f"key {shown(key)}: {shown(item)} cannot be written as GGUF metadata")
+    kinds = {_KINDS[type(item)] for item in values} or {_KINDS[str]}
     if len(kinds) > 1:
         raise CheckpointError(f"key {shown(key)}: a list of several types cannot be written")
-    # Lists of integers are signed: that is how the types of tokens are stored.
-    kind = _I32 if kinds == {_U32} else kinds.pop()
-    return struct.pack("<IIQ", _ARRAY, kind, len(value)) + _payload(key, kind, value)
-
-
-def _kind(key: str, value: Any) -> int:
-    kinds: dict[type, int] = {bool: _BOOL, int: _U32, float: _F32, str: _STRING}
-    if type(value) not in kinds:
-        raise CheckpointError(f"key {shown(key)}: {shown(value)} cannot be written as GGUF metadata")
-    return kinds[type(value)]
-
-
-def _payload(key: str, kind: int, values: Iterable[Any]) -> bytes:
-    if kind == _STRING:
-        return b"".join(map(_string, values))
-    code = {_U32: "I", _I32: "i", _F32: "f", _BOOL: "?"}[kind]
+    kind, code = kinds.pop()
+    if listed and code == "I":  # lists of integers are signed: that is how the types of tokens are stored
+        kind, code = _I32, "i"
+    start = struct.pack("<IIQ", _ARRAY, kind, len(values)) if listed else struct.pack("<I", kind)
+    if code == "s":
+        return start + b"".join(map(_string, values))
     try:
-        return b"".join(struct.pack("<" + code, value) for value in values)
+        return start + b"".join(struct.pack("<" + code, item) for item in values)
     except (struct.error, OverflowError) as error:
         raise CheckpointError(f"key {shown(key)}: a value is out of range for GGUF ({first_line(error)})") from None

@@ -101,63 +101,38 @@ class StoredModule:
         return groups
 
 
-def gptq_groups(
-    parts: StoredModule, bits: int, group: int | None, *, minus_one: bool
+def stored_groups(
+    parts: StoredModule, bits: int, group: int | None, *, awq: bool, minus_one: bool
 ) -> tuple[tuple[str, ...], tuple[int, int], GroupReader]:
-    """The tensors of a GPTQ module, the shape of its matrix, and its reader.  Raises CheckpointError."""
-    words, outputs = parts.qweight()
-    inputs = words * (32 // bits)
-    groups, ordered = parts.groups(inputs, outputs, bits, group), parts.has("g_idx")
+    """The tensors of a module of GPTQ or AWQ, the shape of its matrix, and its reader.  Raises CheckpointError."""
+    size, (inputs, outputs) = 32 // bits, parts.qweight()
+    inputs, outputs = (inputs, outputs * size) if awq else (inputs * size, outputs)
+    groups, ordered = parts.groups(inputs, outputs, bits, group), not awq and parts.has("g_idx")
     if ordered:
         parts.check(parts.info("g_idx", "I32"), (inputs,))
 
     def read(source: Source) -> Callable[[int, int], PackedGroups]:
         import torch
 
-        of = _even(inputs, group) if not ordered else source.read(f"{parts.stem}g_idx").long()
+        order = torch.tensor(_AWQ_ORDER) if awq else slice(None)
+        of = source.read(f"{parts.stem}g_idx").long() if ordered else torch.arange(inputs) // (group or inputs)
         if int(of.min()) < 0 or int(of.max()) >= groups:
             raise fault(parts.file, f"tensor {shown(parts.stem + 'g_idx')} names a group that is not there")
         codes, scales = source.read(f"{parts.stem}qweight"), source.read(f"{parts.stem}scales", torch.float32)
-        zeros = _fields(source.read(f"{parts.stem}qzeros"), bits).flatten(1).int()
+        zeros = _fields(source.read(f"{parts.stem}qzeros"), bits)[..., order].flatten(1).int()
         zeros = ((zeros + int(minus_one)) & (2**bits - 1)).float()
 
         def rows(a: int, b: int) -> PackedGroups:
-            own = _fields(codes[:, a:b].T, bits).flatten(1)
+            if awq:  # a word holds several outputs
+                words = _fields(codes[:, a // size : -(-b // size)], bits)[..., order].flatten(1)
+                own = words[:, a % size : a % size + b - a].T
+            else:
+                own = _fields(codes[:, a:b].T, bits).flatten(1)
             return PackedGroups(bits, own, scales[:, a:b].T, zeros[:, a:b].T, of)
 
         return rows
 
     return ("qweight", "qzeros", "scales", *(("g_idx",) if ordered else ())), (outputs, inputs), read
-
-
-def awq_groups(parts: StoredModule, group: int | None) -> tuple[tuple[str, ...], tuple[int, int], GroupReader]:
-    """The tensors of an AWQ module, the shape of its matrix, and its reader.  Raises CheckpointError."""
-    inputs, words = parts.qweight()
-    outputs = words * 8
-    parts.groups(inputs, outputs, 4, group)
-
-    def read(source: Source) -> Callable[[int, int], PackedGroups]:
-        import torch
-
-        of, order = _even(inputs, group), torch.tensor(_AWQ_ORDER)
-        codes = source.read(f"{parts.stem}qweight")
-        zeros = _fields(source.read(f"{parts.stem}qzeros"), 4)[..., order].flatten(1).float()
-        scales = source.read(f"{parts.stem}scales", torch.float32)
-
-        def rows(a: int, b: int) -> PackedGroups:
-            fields = _fields(codes[:, a // 8 : -(-b // 8)], 4)[..., order].flatten(1)
-            return PackedGroups(4, fields[:, a % 8 : a % 8 + b - a].T, scales[:, a:b].T, zeros[:, a:b].T, of)
-
-        return rows
-
-    return ("qweight", "qzeros", "scales"), (outputs, inputs), read
-
-
-def _even(inputs: int, group: int | None) -> Tensor:
-    """The group of each input where groups follow each other."""
-    import torch
-
-    return torch.arange(inputs) // (group or inputs)
 
 
 def _fields(words: Tensor, bits: int) -> Tensor:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from triptych.checkpoints.packed_groups import GroupReader, PackedGroups, StoredModule, awq_groups, gptq_groups
+from triptych.checkpoints.packed_groups import GroupReader, PackedGroups, StoredModule, stored_groups
 from triptych.checkpoints.source import Source, TensorInfo, fault
 from triptych.errors import ConfigError, nearest, shown
 from triptych.mapping.config_keys import ConfigKeys
@@ -129,7 +129,7 @@ class _PackedMatrix:
 
     parts: tuple[str, ...]
     info: TensorInfo
-    rows: Callable[[Source, TensorInfo], Callable[[int, int], Tensor]]  # -> values of outputs [a, b), float32
+    rows: Callable[[Source], Callable[[int, int], Tensor]]  # -> values of outputs [a, b), float32
     unused: tuple[str, ...] = ()  # stored beside it and not needed: scales of activations
     groups: GroupReader | None = None  # of codes that can stay packed
 
@@ -160,7 +160,7 @@ class PackedSource(Source):
         matrix = self._matrices[name]
         outputs, inputs = matrix.info.shape
         out = torch.empty((outputs, inputs), dtype=dtype or self.plain_dtype)
-        values, step = matrix.rows(self._source, matrix.info), max(1, _CHUNK // inputs)
+        values, step = matrix.rows(self._source), max(1, _CHUNK // inputs)
         for start in range(0, outputs, step):
             out[start : start + step] = values(start, min(start + step, outputs))
         return out
@@ -218,16 +218,14 @@ def _matrices(source: Source, packing: FilePacking) -> list[_PackedMatrix]:
 
 def _grouped_matrix(parts: StoredModule, packing: FilePacking) -> _PackedMatrix:
     """The matrix of one module of GPTQ or AWQ."""
-    if packing.method == "gptq":
-        names, shape, groups = gptq_groups(parts, packing.bits, packing.group, minus_one=packing.minus_one)
-    else:
-        names, shape, groups = awq_groups(parts, packing.group)
+    awq = packing.method == "awq"
+    names, shape, groups = stored_groups(parts, packing.bits, packing.group, awq=awq, minus_one=packing.minus_one)
     infos = [parts.source.infos[parts.stem + name] for name in names]
     label = f"{packing.method.upper()} {packing.bits}-bit"
     size = sum(info.nbytes for info in infos)
     whole = TensorInfo(f"{parts.stem}weight", label, shape, size, parts.file, infos[0].offset)
 
-    def rows(source: Source, info: TensorInfo) -> Callable[[int, int], Tensor]:
+    def rows(source: Source) -> Callable[[int, int], Tensor]:
         read = groups(source)
         return lambda a, b: read(a, b).values()
 
@@ -250,7 +248,7 @@ def _fp8_matrix(source: Source, name: str, packing: FilePacking) -> _PackedMatri
     unused = tuple(f"{stem}{kind}_scale" for kind in ("input", "activation"))
     logical = replace(info, dtype="F8_E4M3 scaled" if scales else "F8_E4M3")
 
-    def rows(source: Source, info: TensorInfo) -> Callable[[int, int], Tensor]:
+    def rows(source: Source) -> Callable[[int, int], Tensor]:
         import torch
 
         codes = source.read(name)
