@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from test_packed import AWQ, GPTQ, PLACES, Packer, awq, gptq, write
-from triptych.checkpoints.packed_groups import PackedGroups
+from triptych.checkpoints.packed_safetensors import PackedGroups
 from triptych.errors import CheckpointError
 from triptych.model import load
 from triptych.native import library, why_not

@@ -10,8 +10,7 @@ import torch
 
 from triptych.checkpoints import open_source
 from triptych.checkpoints.convert import convert
-from triptych.checkpoints.gguf_blocks import FORMATS, PackedBlocks, block_format
-from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
+from triptych.checkpoints.gguf_blocks import FORMATS, GGUFTensor, PackedBlocks, block_format, write_gguf
 from triptych.errors import CheckpointError
 from triptych.model import create, load
 from triptych.native import library, why_not
