@@ -23,7 +23,7 @@ from triptych.text import (
     character_tokenizer,
     word_tokenizer,
 )
-from triptych.text.splits import SPLITS, byte_level_words
+from triptych.text.gguf_tokenizer import SPLITS, byte_level_words
 
 DOCS = Path(__file__).parent.parent / "docs"
 

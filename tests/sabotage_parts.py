@@ -14,8 +14,7 @@ from torch.nn import Identity, ModuleList, Parameter
 import triptych
 from sabotage import Break, change, changed, fill, filled, of, parity, put, regroup
 from triptych import families, spec
-from triptych.mapping.tensor_ops import ByHead, RopePermute
-from triptych.mapping.tensor_plan import TensorLoad
+from triptych.mapping.tensor_plan import ByHead, RopePermute, TensorLoad
 from triptych.model import Model
 from triptych.nn import feedforward, linear, stack
 

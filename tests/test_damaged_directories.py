@@ -1,6 +1,6 @@
 """Model directories with one file changed at random: each is read, or refused in one short line.
 
-`test_checkpoints_malformed.py` has the malformed headers one by one.  Here every file takes part: configs, indexes,
+`test_checkpoints_read.py` has the malformed headers one by one.  Here every file takes part: configs, indexes,
 tokenizers of every kind, packed weights.  The dice are seeded, so what goes wrong once goes wrong again.
 """
 

@@ -21,8 +21,7 @@ from references import COMPUTED, CONTEXT, HEADERS, SPARE, UNSAID, D, F, G, H, K,
 from triptych import families, spec
 from triptych.errors import CheckpointError, ConfigError
 from triptych.mapping.config_keys import METADATA, ConfigKeys
-from triptych.mapping.tensor_ops import PlusOne
-from triptych.mapping.tensor_plan import TensorPlan
+from triptych.mapping.tensor_plan import PlusOne, TensorPlan
 from triptych.mapping.weight_table import TableRow, table
 from triptych.spec.positions import Interpolate, Llama3, LongRope, YaRN
 

@@ -17,7 +17,7 @@ import test_text_vocabulary as files
 from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.errors import TextError
 from triptych.text import bpe_tokenizer, from_directory, from_gguf, sentencepiece_file, to_gguf
-from triptych.text.splits import SPLITS
+from triptych.text.gguf_tokenizer import SPLITS
 
 CORPUS = [
     "",

@@ -272,13 +272,9 @@ def _shortest_ends(chosen: Sequence[str], every: Sequence[str]) -> list[str]:
     for module in chosen:
         parts = module.split(".")
         tails = (".".join(parts[i:]) for i in reversed(range(len(parts))))
-        ends.append(next(tail for tail in tails if _only(tail, chosen, every)))
+        others = [one for one in every if one not in chosen]
+        ends.append(next(tail for tail in tails if not any(f".{one}".endswith(f".{tail}") for one in others)))
     return ends
-
-
-def _only(tail: str, chosen: Sequence[str], every: Sequence[str]) -> bool:
-    matched = [module for module in every if module == tail or module.endswith(f".{tail}")]
-    return set(matched) <= set(chosen)
 
 
 def _whole(number: float) -> float | int:

@@ -10,18 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from triptych.arguments import integer, number
 from triptych.checkpoints.adapter_files import adapter_base, base_digest, write_adapter
 from triptych.checkpoints.adapter_targets import ALL_LINEAR, slot_groups
-from triptych.checkpoints.hub import local_path
-from triptych.checkpoints.load_weights import StoredParameters
-from triptych.checkpoints.locate import PREFIX, HubName, is_adapter, model_in_run, open_source
-from triptych.checkpoints.source import Source
+from triptych.checkpoints.locate import PREFIX, HubName, is_adapter, local_path, model_in_run, open_source
 from triptych.errors import CheckpointError, FetchError, InputError, shown
-from triptych.nn import Adapter, LoraFactors, Transformer, attach, factors_of, fresh_factors
-from triptych.spec import LinearSpec, ModelSpec
+from triptych.nn import Adapter, Transformer, attach, factors_of, fresh_factors
+from triptych.spec import LinearSpec
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,11 @@ class AdapterSettings:
 
 def add_adapter(module: Transformer, settings: AdapterSettings) -> Adapter:
     """Add an adapter that changes nothing yet.  Raises InputError as `Model.add_adapter`."""
-    _check(settings)
+    integer("rank", settings.rank, 1)
+    tiny, huge, below_one = sys.float_info.min, sys.float_info.max, math.nextafter(1, 0)
+    number("alpha", settings.alpha, tiny, huge, "finite and above 0: with 0 nothing would be trained")
+    number("dropout", settings.dropout, 0, below_one, "at least 0 and less than 1")
+    integer("seed", settings.seed, 0)
     if module.lora_adapter is not None:
         raise InputError("the model has an adapter already; merge_adapter() or remove_adapter() first")
     groups = slot_groups(module.spec, settings.targets)
@@ -51,15 +51,6 @@ def add_adapter(module: Transformer, settings: AdapterSettings) -> Adapter:
     with torch.inference_mode(False):
         factors = fresh_factors(module, groups, settings.rank, float(settings.alpha), settings.seed)
         return attach(module, factors, float(settings.dropout))
-
-
-def _check(settings: AdapterSettings) -> None:
-    """Raises InputError for a setting that is out of range."""
-    tiny, huge, below_one = sys.float_info.min, sys.float_info.max, math.nextafter(1, 0)
-    integer("rank", settings.rank, 1)
-    number("alpha", settings.alpha, tiny, huge, "finite and above 0: with 0 nothing would be trained")
-    number("dropout", settings.dropout, 0, below_one, "at least 0 and less than 1")
-    integer("seed", settings.seed, 0)
 
 
 def save_adapter(
@@ -135,18 +126,3 @@ def _directory(adapter: str | Path) -> Path:
 
 def _digest(base: Path) -> str:
     return base_digest(open_source(base))
-
-
-class MergedParameters(StoredParameters):
-    """The parameters of a checkpoint in fp32 with what an adapter adds; `changed` names those that it changes."""
-
-    def __init__(
-        self, spec: ModelSpec, source: Source, ignore: Sequence[str], factors: Mapping[str, LoraFactors]
-    ) -> None:
-        super().__init__(spec, source, ignore, torch.float32)
-        self._factors = {f"{slot}.weight": one for slot, one in factors.items()}
-        self.changed = frozenset(self._factors)
-
-    def __getitem__(self, name: str) -> Tensor:
-        value = super().__getitem__(name)
-        return value + self._factors[name].delta() if name in self._factors else value

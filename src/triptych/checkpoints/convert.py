@@ -21,11 +21,10 @@ from triptych import families, text
 from triptych.arguments import checked
 from triptych.checkpoints import Source, open_source, recover, write_directory
 from triptych.checkpoints.adapter_files import read_adapter
-from triptych.checkpoints.adapters import MergedParameters, with_base
-from triptych.checkpoints.gguf_blocks import FORMATS, WRITABLE
-from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
+from triptych.checkpoints.adapters import with_base
+from triptych.checkpoints.gguf_blocks import FORMATS, WRITABLE, GGUFTensor, write_gguf
 from triptych.checkpoints.header import BESIDE, KEY, Header, SentenceSettings, read_header
-from triptych.checkpoints.load_weights import DetachedWeights, StoredParameters, to_checkpoint
+from triptych.checkpoints.load_weights import DetachedWeights, ModelParameters, StoredParameters, to_checkpoint
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
 from triptych.errors import CheckpointError, InputError, shown
@@ -103,7 +102,7 @@ def convert(
     factors = {} if adapter is None else read_adapter(adapter, header.spec).factors
     recover(path)
     source = header.source or open_source(header.path)
-    stored = MergedParameters(header.spec, source, ignore, factors)  # fp32: operations must not round twice
+    stored = StoredParameters(header.spec, source, ignore, torch.float32, factors)  # operations must not round twice
     stored.check_duplicates()
     return (_to_gguf if to == "gguf" else _to_hf)(header, source, stored, path, dtype)
 
@@ -249,9 +248,7 @@ def _name(plain: torch.dtype) -> str:
     return next(name for name, one in PLAIN.items() if one == plain)
 
 
-def _write_gguf(
-    path: Path, origin: _Origin, numbers: DetachedWeights | StoredParameters, dtype: str | None, plain: str
-) -> Conversion:
+def _write_gguf(path: Path, origin: _Origin, numbers: ModelParameters, dtype: str | None, plain: str) -> Conversion:
     """Write a GGUF file with matrices of type `dtype`; when None, packed ones stay in their type and the others become
     `plain`.  Blocks that have the wanted type already are copied."""
     wanted = QUANTIZED.get(dtype or plain, (dtype or plain).upper())
@@ -277,16 +274,14 @@ def _write_gguf(
     return Conversion(str(path), "gguf", spec.family, nbytes, dict(Counter(entry.kind for entry in entries)), notes)
 
 
-def _packed_type(step: TensorLoad, numbers: DetachedWeights | StoredParameters) -> str | None:
+def _packed_type(step: TensorLoad, numbers: ModelParameters) -> str | None:
     """The packed type that all parameters of a tensor have; None where they differ, or where their rows are changed."""
     types = {numbers.stored_as(name) for name in step.ours}
     (packed,) = types if len(types) == 1 and step.rows_only else (None,)
     return packed
 
 
-def _merged(
-    written: Iterable[tuple[TensorLoad, GGUFTensor]], numbers: DetachedWeights | StoredParameters
-) -> tuple[str, ...]:
+def _merged(written: Iterable[tuple[TensorLoad, GGUFTensor]], numbers: ModelParameters) -> tuple[str, ...]:
     """What became of the packed matrices that an adapter changes, a line for each type."""
     kinds = Counter(
         entry.kind for step, entry in written
@@ -300,20 +295,18 @@ def _merged(
     )
 
 
-def _entry(step: TensorLoad, numbers: DetachedWeights | StoredParameters, wanted: str, *, keep: bool) -> GGUFTensor:
+def _entry(step: TensorLoad, numbers: ModelParameters, wanted: str, *, keep: bool) -> GGUFTensor:
     """One tensor in the type `wanted`, or with `keep` in the packed type that all its parameters have."""
-    kind = _stored_as(step.source, step.source_shape, wanted)
+    shape = step.source_shape
+    whole_blocks = shape[-1] % TYPES[wanted].elements == 0
+    kind = wanted if len(shape) > 1 and whole_blocks and not step.source.endswith(_ALWAYS_FP32) else "F32"
     packed = _packed_type(step, numbers)
     if not numbers.changed.isdisjoint(step.ours):
         kind, packed = (packed if keep and packed in WRITABLE else kind), None
     if packed is None or not (keep or packed == kind):
-        return GGUFTensor(step.source, kind, step.source_shape, partial(step.to_source, numbers))
-
-    def blocks() -> Tensor:
-        raw: Tensor = step.to_source({name: numbers.blocks(name) for name in step.ours})
-        return raw
-
-    return GGUFTensor(step.source, packed, step.source_shape, blocks)
+        return GGUFTensor(step.source, kind, shape, partial(step.to_source, numbers))
+    ours = step.ours
+    return GGUFTensor(step.source, packed, shape, lambda: step.to_source({one: numbers.blocks(one) for one in ours}))
 
 
 def _without_idle_pooler(spec: Spec) -> tuple[Spec, tuple[str, ...]]:
@@ -322,11 +315,6 @@ def _without_idle_pooler(spec: Spec) -> tuple[Spec, tuple[str, ...]]:
     if not isinstance(head, PoolingSpec) or head.dense is None or head.mode == "dense":
         return spec, ()
     return replace(spec, head=replace(head, dense=None)), ("left out head.dense, which its pooling does not read",)
-
-
-def _stored_as(name: str, shape: tuple[int, ...], kind: str) -> str:
-    whole_blocks = shape[-1] % TYPES[kind].elements == 0
-    return kind if len(shape) > 1 and whole_blocks and not name.endswith(_ALWAYS_FP32) else "F32"
 
 
 def _tokenizer(tokenizer: Tokenizer | None, spec: Spec) -> dict[str, Any]:

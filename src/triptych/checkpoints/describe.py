@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,23 +125,17 @@ def _line(name: str, part: Part) -> PartLine:
 
 def _below(part: Part) -> Iterator[PartLine]:
     """Children, equal ones that follow each other in one line: `blocks.0-29`."""
-    children = list(part.children())
-    for _, run in groupby(range(len(children)), key=_runs(children).__getitem__):
-        same = [children[i] for i in run]
-        name, child = same[0]
-        last = same[-1][0].rpartition(".")[2]
-        yield _line(name if len(same) == 1 else f"{name}-{last}", child)
-
-
-def _runs(children: Sequence[tuple[str, Part]]) -> list[int]:
-    """The number of the run of equal, numbered siblings each child is in."""
-    numbers = [0] * len(children)
-    for i in range(1, len(children)):
-        (before, a), (name, b) = children[i - 1], children[i]
-        stem, numbered = name.rpartition(".")[0], name.rpartition(".")[2].isdecimal()
-        equal = numbered and before.rpartition(".")[0] == stem and a == b
-        numbers[i] = numbers[i - 1] + (not equal)
-    return numbers
+    runs: list[list[tuple[str, Part]]] = []
+    for name, child in part.children():
+        stem, _, number = name.rpartition(".")
+        before, same = runs[-1][0] if runs else ("", None)
+        if number.isdecimal() and before.rpartition(".")[0] == stem and same == child:
+            runs[-1].append((name, child))
+        else:
+            runs.append([(name, child)])
+    for run in runs:
+        first, last = run[0][0], run[-1][0].rpartition(".")[2]
+        yield _line(first if len(run) == 1 else f"{first}-{last}", run[0][1])
 
 
 def _part_text(part: Part) -> str:

@@ -168,7 +168,9 @@ def read_header(
 
 def _with_config(where: Path, ignore: Collection[str]) -> Header:
     """Of a directory, or of a `config.json` alone."""
-    _check_side_files(where if where.is_dir() else where.parent)
+    for name in (*BESIDE, *_SIDE_FILES):  # one that is there and cannot be read must not count as absent
+        file = (where if where.is_dir() else where.parent) / name
+        check_text_size(file, file_size(file))
     config = where / "config.json" if where.is_dir() else where
     if where.is_dir() and file_size(config) is None:
         raise without_config(where)
@@ -177,7 +179,8 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
     hf = dict(families.text_config(hf, str(config), ignore))
     source = unpacked(open_source(where), packing) if any(where.glob("*.safetensors*")) else None
     stored = None if source is None else source.names
-    special_ids = _generation_ids(where)
+    generation = read_json(where / BESIDE[0]) if (where / BESIDE[0]).is_file() else {}
+    special_ids = {name: generation[name] for name in _IDS if generation.get(name) is not None}  # they override
     spec = families.read_config(hf | special_ids, stored=stored, ignore=ignore, where=str(config))
     if (where / "modules.json").is_file() and stored is not None and _headless(spec, stored):
         hf = {key: value for key, value in hf.items() if key != "architectures"}
@@ -192,25 +195,11 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
     return Header(where, pooled, hf, source)
 
 
-def _check_side_files(directory: Path) -> None:
-    """Raise CheckpointError for a side file that is there and cannot be read: it must not count as absent."""
-    for name in (*BESIDE, *_SIDE_FILES):
-        file = directory / name
-        check_text_size(file, file_size(file))
-
-
 def _headless(spec: ModelSpec, stored: Collection[str]) -> bool:
     """Whether no file has the head that the config names: sentence-transformers stores the bare encoder, and some
     of its configs still name the class that was trained."""
     names = {load.source for load in families.save_plan(spec) if load.ours[0].startswith("head.")}
     return bool(names) and names.isdisjoint(stored)
-
-
-def _generation_ids(where: Path) -> dict[str, Any]:
-    """The special token ids of `generation_config.json`; they override those of the config."""
-    file = where / BESIDE[0]
-    config = read_json(file) if file.is_file() else {}
-    return {name: config[name] for name in _IDS if config.get(name) is not None}
 
 
 def _pooled(spec: ModelSpec, where: Path, ignore: Collection[str]) -> ModelSpec:

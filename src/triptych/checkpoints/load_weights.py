@@ -17,11 +17,10 @@ from triptych import families
 from triptych.checkpoints import LoadedTensor, LoadReport, Source
 from triptych.checkpoints.gguf_blocks import PackedBlocks
 from triptych.checkpoints.gguf_reader import GGUFSource
-from triptych.checkpoints.packed_groups import PackedGroups
-from triptych.checkpoints.packed_safetensors import PackedSource
+from triptych.checkpoints.packed_safetensors import PackedGroups, PackedSource
 from triptych.errors import CheckpointError, InputError, first_line, nearest, shown
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
-from triptych.nn import Transformer, assign, empty, finish_loading
+from triptych.nn import LoraFactors, Transformer, assign, empty, finish_loading
 from triptych.nn.part import Module
 from triptych.nn.weights import PackedWeight, dense
 from triptych.spec import ModelSpec
@@ -231,29 +230,46 @@ def to_checkpoint(
     return ((step.source, step.to_source(parameters)) for step in families.save_plan(module.spec)), {**hf, **dtype}
 
 
-class DetachedWeights(Mapping[str, Tensor]):
-    """The parameters of a module without gradients; a packed one is unpacked on access and not cached.
+class ModelParameters(Mapping[str, Tensor]):
+    """Parameters by name.  `changed` are those that are not what their blocks hold."""
 
-    `file` opens what the module was loaded from, for packed types whose blocks cannot be had from memory.
-    """
+    changed: frozenset[str] = frozenset()
+    _by_name: Mapping[str, Any]
 
-    changed: frozenset[str] = frozenset()  # parameters that are not what their blocks hold
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
 
-    def __init__(self, module: Transformer, file: Callable[[], StoredParameters | None] = lambda: None) -> None:
-        self._parameters = dict(module.named_parameters())
-        self._file = cache(file)
+    def __len__(self) -> int:
+        return len(self._by_name)
 
     def stored_as(self, name: str) -> str | None:
         """The type of GGUF whose blocks the parameter can be written in without rounding; None for plain numbers."""
-        weight = self._parameters[name]
-        return weight.format.stored_as if isinstance(weight, PackedWeight) else None
+        raise NotImplementedError
 
     def blocks(self, name: str) -> Tensor:
         """These blocks, `[rows, bytes of a row]`.
 
         Raises CheckpointError where they are needed from a file that has changed or is gone.
         """
-        weight = self._parameters[name]
+        raise NotImplementedError
+
+
+class DetachedWeights(ModelParameters):
+    """The parameters of a module without gradients; a packed one is unpacked on access and not cached.
+
+    `file` opens what the module was loaded from, for packed types whose blocks cannot be had from memory.
+    """
+
+    def __init__(self, module: Transformer, file: Callable[[], StoredParameters | None] = lambda: None) -> None:
+        self._by_name = dict(module.named_parameters())
+        self._file = cache(file)
+
+    def stored_as(self, name: str) -> str | None:
+        weight = self._by_name[name]
+        return weight.format.stored_as if isinstance(weight, PackedWeight) else None
+
+    def blocks(self, name: str) -> Tensor:
+        weight = self._by_name[name]
         assert isinstance(weight, PackedWeight)
         blocks = weight.format.stored(weight.blocks, weight.shape[0], lambda: self._in_file(name, self.stored_as(name)))
         if blocks is None:
@@ -266,49 +282,41 @@ class DetachedWeights(Mapping[str, Tensor]):
         return file.blocks(name) if file is not None and name in file and file.stored_as(name) == kind else None
 
     def __getitem__(self, name: str) -> Tensor:
-        return dense(self._parameters[name].detach())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
-
-    def __len__(self) -> int:
-        return len(self._parameters)
+        return dense(self._by_name[name].detach())
 
 
-class StoredParameters(Mapping[str, Tensor]):
-    """The parameters of `spec` in a checkpoint: each is read on access, in `dtype` or as stored, and not cached.
+class StoredParameters(ModelParameters):
+    """The parameters of `spec` in a checkpoint: each is read on access, in `dtype` or as stored, and not cached;
+    with the `factors` of an adapter, which change slots, each with what they add to it.
 
     The constructor raises CheckpointError for tensors that are missing, left over or of the wrong shape.
     """
 
-    changed: frozenset[str] = frozenset()  # parameters that are not what their blocks hold
-
     def __init__(
-        self, spec: ModelSpec, source: Source, ignore: Sequence[str] = (), dtype: torch.dtype | None = None
+        self,
+        spec: ModelSpec,
+        source: Source,
+        ignore: Sequence[str] = (),
+        dtype: torch.dtype | None = None,
+        factors: Mapping[str, LoraFactors] | None = None,
     ) -> None:
         self._source, self._plan, self._dtype = source, _checked_plan(spec, source, ignore), dtype
-        self._steps = {name: step for step in self._plan.loads if not step.duplicate for name in step.ours}
+        self._by_name = {name: step for step in self._plan.loads if not step.duplicate for name in step.ours}
+        self._factors = {f"{slot}.weight": one for slot, one in (factors or {}).items()}
+        self.changed = frozenset(self._factors)
 
     def __getitem__(self, name: str) -> Tensor:
-        step = self._steps[name]
+        step = self._by_name[name]
         weights: dict[str, Tensor] = step.to_ours(self._source.read(step.source, self._dtype))
-        return weights[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._steps)
-
-    def __len__(self) -> int:
-        return len(self._steps)
+        return weights[name] + self._factors[name].delta() if name in self._factors else weights[name]
 
     def stored_as(self, name: str) -> str | None:
-        """The packed type of GGUF that the parameter is stored in; None for plain numbers."""
-        step = self._steps[name]
+        step = self._by_name[name]
         packed = isinstance(self._source, GGUFSource) and step.rows_only and self._source.is_packed(step.source)
         return self._source.infos[step.source].dtype if packed else None
 
     def blocks(self, name: str) -> Tensor:
-        """Its blocks, `[rows, bytes of a row]`."""
-        step = self._steps[name]
+        step = self._by_name[name]
         blocks: Tensor = step.to_ours(self._source.read_raw(step.source))[name]
         return blocks
 

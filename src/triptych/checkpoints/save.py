@@ -109,8 +109,11 @@ def recover(path: str | Path) -> None:
 def _remove_leftovers(path: Path) -> None:
     """Remove the temporary directories in which `path` was written by processes that have ended."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        if (writer := left.name.split(".")[-2]).isdecimal() and not _is_written(left, int(writer)):
-            shutil.rmtree(left, ignore_errors=True)
+        writer = left.name.split(".")[-2]
+        if writer.isdecimal():
+            ours = int(writer) == os.getpid()
+            if not (left in _WRITTEN if ours else _is_running(int(writer))):
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -259,11 +262,6 @@ def sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _is_written(temporary: Path, process: int) -> bool:
-    """Whether the process of this number still writes into `temporary`."""
-    return temporary in _WRITTEN if process == os.getpid() else _is_running(process)
 
 
 def _is_running(process: int) -> bool:

@@ -194,7 +194,7 @@ class LoadReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, strings and numbers, ready for JSON."""
         tensors = [{**asdict(t), "sources": list(t.sources), "shape": list(t.shape)} for t in self.tensors]
-        more = {"ignored": dict(self.ignored), "notes": [*self._on_packed, *self.notes]}
+        more = {"ignored": dict(self.ignored), "notes": list(filter(None, (self.packed, *self.notes)))}
         return {"tensors": tensors, "ties": dict(self.ties), **more}
 
     def __str__(self) -> str:
@@ -205,13 +205,8 @@ class LoadReport:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         lines.append(f"{len(self.tensors)} loaded, {len(self.ties)} tied, {len(self.ignored)} ignored")
-        return "\n".join(
-            [*lines, *(f"ignored  {line}" for line in by_reason(self.ignored)), *self._on_packed, *self.notes]
-        )
-
-    @property
-    def _on_packed(self) -> list[str]:
-        return [self.packed] if self.packed else []
+        lines += [f"ignored  {line}" for line in by_reason(self.ignored)]
+        return "\n".join([*lines, *filter(None, (self.packed, *self.notes))])
 
 
 def by_reason(ignored: Mapping[str, str]) -> Iterator[str]:

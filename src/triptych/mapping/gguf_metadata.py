@@ -24,7 +24,6 @@ from triptych.spec import (
     masks,
 )
 from triptych.spec.json import to_json
-from triptych.spec.model import Head
 from triptych.spec.parts import FeedForward
 from triptych.spec.positions import Interpolate, Llama3, LongRope, YaRN
 
@@ -81,7 +80,9 @@ def header(model: ModelSpec, arch: str, more: Mapping[str, Any]) -> tuple[dict[s
     if isinstance(model.head, LMHeadSpec):
         keys["final_logit_softcapping"] = model.head.softcap
     if model.layout == "encoder":
-        keys |= {"attention.causal": False, **_pooling(model.head)}
+        head = model.head if isinstance(model.head, PoolingSpec) else PoolingSpec()
+        number = next((number for number, mode in POOLING.items() if mode == head.mode), None)
+        keys |= {"attention.causal": False, "pooling_type": number, "pooling_normalize": head.normalize or None}
     keys |= more
     return {f"{arch}.{key}": value for key, value in keys.items() if value is not None}, tensors
 
@@ -111,12 +112,6 @@ def _feed_forward(mlps: Sequence[FeedForward]) -> dict[str, Any]:
     if mixture is not None:
         keys |= {"expert_count": mixture.experts, "expert_used_count": mixture.top_k}
     return keys
-
-
-def _pooling(head: Head | None) -> dict[str, Any]:
-    how = head if isinstance(head, PoolingSpec) else PoolingSpec()
-    number = next((number for number, mode in POOLING.items() if mode == how.mode), None)
-    return {"pooling_type": number, "pooling_normalize": how.normalize or None}
 
 
 def _positions(model: ModelSpec, stack: StackSpec) -> tuple[dict[str, Any], Tensors]:

@@ -145,7 +145,9 @@ def read_documents(path: Path | str) -> Folder:
     if not contents.files:
         skipped = f" (skipped: {contents.skipped_in_words})" if contents.skipped else ""
         raise TextError(f"{path} holds no text{skipped}; give a UTF-8 text file or a folder of them")
-    contents.files = [TextFile(file.name, _line_ends(file.text)) for file in contents.files]
+    contents.files = [
+        TextFile(file.name, file.text.replace("\r\n", "\n").replace("\r", "\n")) for file in contents.files
+    ]
     return contents
 
 
@@ -169,7 +171,3 @@ def _read(file: Path) -> str:
         # Python counts from the end of a byte order mark, where there is one.
         at = error.start + len(raw) - len(error.object)
         raise TextError(f"{file} is not UTF-8 at byte {at} (0x{raw[at]:02x}); convert it first") from error
-
-
-def _line_ends(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -85,18 +85,11 @@ class TextStream:
 _VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte, for the characters with which byte-level BPE writes the 256 bytes.
-
-    Bytes that are printable in Latin-1 are written as themselves, the others as U+0100 onwards in order (Radford et al.
-    2019, the encoder of GPT-2).
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-BYTE_OF = _byte_alphabet()
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in set(_PRINTABLE)]
+#: Character -> byte, for the characters with which byte-level BPE writes the 256 bytes: those that are printable in
+#: Latin-1 as themselves, the others as U+0100 onwards in order (Radford et al. 2019, the encoder of GPT-2).
+BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
 
 
 class TokenNames:

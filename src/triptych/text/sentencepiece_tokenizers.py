@@ -1,9 +1,9 @@
-"""Tokenizers of SentencePiece models, each built as its class in transformers does: see `vocabulary_files`."""
+"""Tokenizers of SentencePiece models, each built as its class in transformers does: see `tokenizer_directory`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -12,11 +12,19 @@ from tokenizers import Tokenizer as Backend
 from triptych.errors import TextError
 from triptych.text import sentencepiece_file as sentencepiece
 from triptych.text.sentencepiece_file import Pieces
-from triptych.text.side_files import read_vocab_json
-from triptych.text.specials import Specials
+from triptych.text.specials import Specials, read_vocab_json
 
 _OUTER_SPACES = r"\A +| +\z"  # `^` and `$` would match at line ends
 _Entries = list[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a tokenizer is built from: vocabulary files, the `tokenizer_config.json` beside them, special tokens."""
+
+    files: tuple[Path, ...]
+    config: Mapping[str, object]
+    specials: Specials
 
 
 def _unigram(entries: _Entries, pieces: Pieces, unk: int) -> Backend:
@@ -36,11 +44,12 @@ def _entries(pieces: Pieces, first: int = 0) -> _Entries:
     return [(piece.text, piece.score) for piece in pieces.pieces[first:]]
 
 
-def _read(files: tuple[Path, ...], algorithm: int) -> Pieces:
-    pieces = sentencepiece.read(files[0])
+def _read(given: Given, algorithm: int = sentencepiece.UNIGRAM) -> Pieces:
+    file = given.files[0]
+    pieces = sentencepiece.read(file)
     if pieces.algorithm != algorithm:
         names = {sentencepiece.UNIGRAM: "unigram", sentencepiece.BPE: "BPE"}
-        raise TextError(f"{files[0]} is a {names[pieces.algorithm]} model, its class expects {names[algorithm]}")
+        raise TextError(f"{file} is a {names[pieces.algorithm]} model, its class expects {names[algorithm]}")
     return pieces
 
 
@@ -59,28 +68,26 @@ def _marked(backend: Backend, first: Sequence[pre_tokenizers.PreTokenizer] | Non
     return backend
 
 
-def t5(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
+def t5(given: Given) -> Backend:
     """The sentinels `<extra_id_99>` ... `<extra_id_0>` follow the pieces."""
-    pieces, count = _read(files, sentencepiece.UNIGRAM), config.get("extra_ids", 100)
+    pieces, count = _read(given), given.config.get("extra_ids", 100)
     if type(count) is not int or not 0 <= count <= 1 << 16:
-        raise TextError(f"{files[0].parent}: extra_ids is {count!r}, not a number of sentinels (0 to {1 << 16})")
+        raise TextError(f"{given.files[0].parent}: extra_ids is {count!r}, not a number of sentinels (0 to {1 << 16})")
     extra = [f"<extra_id_{i}>" for i in reversed(range(count))]
     backend = _unigram(_entries(pieces) + [(text, 0.0) for text in extra], pieces, pieces.unk_id)
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in extra])
     return _by_words(backend, pieces)
 
 
-def xlm_roberta(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
-    """fairseq's four special tokens replace the first three pieces of the model."""
-    pieces = _read(files, sentencepiece.UNIGRAM)
-    head = [(str(text), 0.0) for text in (specials.bos, specials.pad, specials.eos, specials.unk)]
-    return _by_words(_unigram([*head, *_entries(pieces, 3), (str(specials.mask), 0.0)], pieces, 3), pieces)
+def xlm_roberta(given: Given) -> Backend:
+    pieces = _read(given)
+    return _by_words(_fairseq(given, pieces, given.specials.bos), pieces)
 
 
-def camembert(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
-    pieces = _read(files, sentencepiece.UNIGRAM)
-    head = [("<s>NOTUSED", 0.0), (str(specials.pad), 0.0), ("</s>NOTUSED", 0.0), (str(specials.unk), 0.0)]
-    entries = [*head, ("<unk>NOTUSED", -100.0), *_entries(pieces, 1), (str(specials.mask), 0.0)]
+def camembert(given: Given) -> Backend:
+    pieces, special = _read(given), given.specials
+    head = [("<s>NOTUSED", 0.0), (str(special.pad), 0.0), ("</s>NOTUSED", 0.0), (str(special.unk), 0.0)]
+    entries = [*head, ("<unk>NOTUSED", -100.0), *_entries(pieces, 1), (str(special.mask), 0.0)]
     return _by_words(_unigram(entries, pieces, 3), pieces)
 
 
@@ -94,57 +101,59 @@ _CODES_52 = (
 )
 
 
-def mbart(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
+def mbart(given: Given) -> Backend:
     """As XLM-R, with the codes of 25 languages before the mask token; transformers ignores the charsmap here."""
-    pieces = _read(files, sentencepiece.UNIGRAM)
-    return _by_words(_with_codes(pieces, str(specials.bos), _CODES_25, specials), replace(pieces, charsmap=b""))
+    pieces = _read(given)
+    return _by_words(_fairseq(given, pieces, given.specials.bos, _CODES_25), replace(pieces, charsmap=b""))
 
 
-def mbart50(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
+def mbart50(given: Given) -> Backend:
     """As MBart, with 52 languages; runs of spaces become one, other white space stays."""
-    pieces = _read(files, sentencepiece.UNIGRAM)
-    backend = _with_codes(pieces, str(specials.cls), _CODES_52, specials)
-    if not isinstance(config.get("mask_token"), Mapping):  # an entry has its own lstrip
-        backend.add_special_tokens([AddedToken(str(specials.mask), lstrip=True, normalized=False)])
+    pieces = _read(given)
+    backend = _fairseq(given, pieces, given.specials.cls, _CODES_52)
+    if not isinstance(given.config.get("mask_token"), Mapping):  # an entry has its own lstrip
+        backend.add_special_tokens([AddedToken(str(given.specials.mask), lstrip=True, normalized=False)])
     table = [normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
     backend.normalizer = normalizers.Sequence([*table, normalizers.Replace(Regex(" {2,}"), " ")])
     return _marked(backend)
 
 
-def _with_codes(pieces: Pieces, first: str, codes: str, specials: Specials) -> Backend:
-    head = [(str(text), 0.0) for text in (first, specials.pad, specials.eos, specials.unk)]
-    tail = [(text, 0.0) for text in (*codes.split(), str(specials.mask))]
+def _fairseq(given: Given, pieces: Pieces, first: str | None, codes: str = "") -> Backend:
+    """fairseq's four special tokens replace the first three pieces; codes of languages precede the mask token."""
+    special, languages = given.specials, codes.split()
+    head = [(str(text), 0.0) for text in (first, special.pad, special.eos, special.unk)]
+    tail = [(text, 0.0) for text in (*languages, str(special.mask))]
     backend = _unigram([*head, *_entries(pieces, 3), *tail], pieces, 3)
-    backend.add_special_tokens([AddedToken(text, normalized=False) for text in codes.split()])
+    backend.add_special_tokens([AddedToken(text, normalized=False) for text in languages])
     return backend
 
 
-def deberta(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
+def deberta(given: Given) -> Backend:
     """Runs of white space become one space; transformers ignores the charsmap here."""
-    pieces = _read(files, sentencepiece.UNIGRAM)
+    pieces = _read(given)
     backend = _unigram(_entries(pieces), pieces, pieces.unk_id)
-    lower = [normalizers.Lowercase()] if config.get("do_lower_case", False) else []
+    lower = [normalizers.Lowercase()] if given.config.get("do_lower_case", False) else []
     spaces = [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC(), normalizers.Strip(left=False)]
     backend.normalizer = normalizers.Sequence([*lower, *spaces])
-    punctuation = [pre_tokenizers.Punctuation(behavior="isolated")] if config.get("split_by_punct", False) else []
+    punctuation = [pre_tokenizers.Punctuation(behavior="isolated")] if given.config.get("split_by_punct", False) else []
     return _marked(backend, punctuation)
 
 
-def marian(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
+def marian(given: Given) -> Backend:
     """The source model splits texts, and `vocab.json` has the ids of the pieces of both languages.
 
     A piece that only the target model has scores below all others, so that no source text is split into it.  A piece
     without an id is not used; transformers would split it off and give it the id of the unknown token.
     """
-    if config.get("separate_vocabs"):
-        raise TextError(f"{files[1].parent}: separate_vocabs is set; only a shared vocabulary is supported")
-    pieces, ids = _read(files, sentencepiece.UNIGRAM), read_vocab_json(files[1])
+    if given.config.get("separate_vocabs"):
+        raise TextError(f"{given.files[1].parent}: separate_vocabs is set; only a shared vocabulary is supported")
+    pieces, ids, unk = _read(given), read_vocab_json(given.files[1]), given.specials.unk
     scores = {piece.text: piece.score for piece in pieces.pieces if piece.kind == sentencepiece.NORMAL}
     below = min(scores.values(), default=0.0) - 1000.0
     order = sorted(ids, key=lambda piece: ids[piece])
-    if specials.unk not in ids:
-        raise TextError(f"{files[1]} has no {specials.unk!r}")
-    backend = Backend(models.Unigram([(piece, scores.get(piece, below)) for piece in order], unk_id=ids[specials.unk]))
+    if unk not in ids:
+        raise TextError(f"{given.files[1]} has no {unk!r}")
+    backend = Backend(models.Unigram([(piece, scores.get(piece, below)) for piece in order], unk_id=ids[unk]))
     codes = [word for word in order if word.startswith(">>") and word.endswith("<<")]
     backend.add_tokens([AddedToken(code, normalized=False) for code in codes])
     # SentencePiece looks up sequences of any length in its table, `Precompiled` a letter with at most one mark.  After
@@ -153,7 +162,7 @@ def marian(files: tuple[Path, ...], config: Mapping[str, object], specials: Spec
     spaces = [normalizers.Replace(Regex(_OUTER_SPACES), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     backend.normalizer = normalizers.Sequence([*table, *spaces])
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
-    named = dict.fromkeys(specials.named().values())
+    named = dict.fromkeys(given.specials.named().values())
     backend.decoder = decoders.Sequence(
         [
             *(decoders.Replace(text, f"{text} ") for text in named),  # the piece that follows has none
@@ -180,19 +189,19 @@ def _bpe(pieces: Pieces, unk: str | None) -> Backend:
     return backend
 
 
-def llama(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
+def llama(given: Given) -> Backend:
     """A space is put before the text unless `add_prefix_space` is off, with `legacy` also behind a special token."""
-    backend = _bpe(_read(files, sentencepiece.BPE), None)
-    prefix = config.get("add_prefix_space") in (None, True)
-    scheme = "never" if not prefix else "always" if config.get("legacy", False) else "first"
+    backend = _bpe(_read(given, sentencepiece.BPE), None)
+    prefix = given.config.get("add_prefix_space") in (None, True)
+    scheme = "never" if not prefix else "always" if given.config.get("legacy", False) else "first"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
     strip = [decoders.Strip(content=" ", left=1)] if prefix else []
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     return backend
 
 
-def gemma(files: tuple[Path, ...], config: Mapping[str, object], specials: Specials) -> Backend:
-    backend = _bpe(_read(files, sentencepiece.BPE), specials.unk)
+def gemma(given: Given) -> Backend:
+    backend = _bpe(_read(given, sentencepiece.BPE), given.specials.unk)
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])

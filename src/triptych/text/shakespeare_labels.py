@@ -9,7 +9,6 @@ has it.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,8 +28,12 @@ TRAGEDIES = (
 )  # fmt: skip
 #: Plays whose passages are held out: those of `shakespeare.HELD_OUT` and two more of each kind.
 HELD_OUT = ("twelfth_night", "as_you_like_it", "measure_for_measure", "julius_caesar", "macbeth", "othello")
-#: Persons with many speeches, each in one play.
-PERSONS = ("hamlet: Ham", "othello: IAGO", "as_you_like_it: ROSALIND", "lear: Lear", "coriolanus: CORIOLANUS")
+#: Persons with many speeches, each in one play: their name -> the play and the mark of the speaker, which the edition
+#: shortens for Hamlet.
+SPEAKERS = {
+    "hamlet": ("hamlet", "Ham"), "iago": ("othello", "IAGO"), "rosalind": ("as_you_like_it", "ROSALIND"),
+    "lear": ("lear", "Lear"), "coriolanus": ("coriolanus", "CORIOLANUS"),
+}  # fmt: skip
 PASSAGE = 80  # words of a passage, at least
 SPEECH = 12  # words of a speech, at least; shorter ones tell little
 ANSWER = 4  # words of an answer, at least; shorter ones tell little of a person
@@ -52,13 +55,18 @@ def labelled(kind: Kind, cache: Path | None = None) -> tuple[list[Labelled], lis
     """Texts to train on and held out.  Of `genres` whole plays are held out; of `speakers`, who each speak in one play
     only, the last fifth of a person's speeches.
     """
-    return _genres(cache) if kind == "genres" else _speakers(cache)
-
-
-def _genres(cache: Path | None) -> tuple[list[Labelled], list[Labelled]]:
-    """Passages of about PASSAGE words, whole speeches without the names before them and without stage directions."""
-    train, held = list[Labelled](), list[Labelled]()
-    works = shakespeare.plays(cache)
+    works, train, held = shakespeare.plays(cache), list[Labelled](), list[Labelled]()
+    if kind == "speakers":
+        for play, mark in SPEAKERS.values():
+            spoken = [
+                Labelled(text, mark.capitalize(), f"{play}, speech {number}")
+                for number, (speaker, text) in enumerate(speeches(works[play].modern), 1)
+                if speaker == mark and len(text.split()) >= SPEECH
+            ]
+            last = len(spoken) - len(spoken) // 5
+            train += spoken[:last]
+            held += spoken[last:]
+        return train, held
     for name in (*COMEDIES, *TRAGEDIES):
         label = "comedy" if name in COMEDIES else "tragedy"
         for number, text in enumerate(_passages(works[name].modern), 1):
@@ -67,27 +75,13 @@ def _genres(cache: Path | None) -> tuple[list[Labelled], list[Labelled]]:
 
 
 def _passages(play: str) -> Iterator[str]:
+    """Passages of about PASSAGE words, whole speeches without the names before them and without stage directions."""
     words: list[str] = []
     for _, speech in speeches(play):
         words += speech.split()
         if len(words) >= PASSAGE:
             yield " ".join(words[: 2 * PASSAGE])
             words = []
-
-
-def _speakers(cache: Path | None) -> tuple[list[Labelled], list[Labelled]]:
-    train, held = list[Labelled](), list[Labelled]()
-    works, spoken = shakespeare.plays(cache), defaultdict[str, list[Labelled]](list)
-    for one in PERSONS:
-        name, _, person = one.partition(": ")
-        for number, (speaker, text) in enumerate(speeches(works[name].modern), 1):
-            if speaker == person and len(text.split()) >= SPEECH:
-                spoken[one].append(Labelled(text, person.capitalize(), f"{name}, speech {number}"))
-    for every in spoken.values():
-        last = len(every) - len(every) // 5
-        train += every[:last]
-        held += every[last:]
-    return train, held
 
 
 def speeches(play: str) -> Iterator[tuple[str, str]]:
@@ -99,16 +93,6 @@ def speeches(play: str) -> Iterator[tuple[str, str]]:
         text = " ".join(rest.split())
         if match is not None and text:
             yield match[1], text
-
-
-def _named(person: str) -> tuple[str, str, str]:
-    """Name, play and speaker's mark of one of PERSONS; the edition shortens Hamlet's mark to Ham."""
-    play, _, mark = person.partition(": ")
-    return (play if play.startswith(mark.lower()) else mark.lower()), play, mark
-
-
-#: Name of a person -> the play and the mark of the speaker.
-SPEAKERS = {name: (play, mark) for name, play, mark in map(_named, PERSONS)}
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,44 @@
-"""The tokenizer of a Hugging Face directory."""
+"""The tokenizer of a Hugging Face directory: of `tokenizer.json`, or built from the vocabulary files in its place.
+
+    vocab.txt                           WordPiece
+    vocab.json, merges.txt              byte-level BPE
+    *.model, *.spm                      SentencePiece, unigram or BPE
+    source.spm, vocab.json              Marian: SentencePiece pieces, and their ids
+
+A vocabulary file does not tell how a text is split and which special tokens are put around it.  The class of
+transformers that saved it does, and each class below is built as transformers builds it.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from triptych.errors import TextError, library, shown
+from triptych.errors import TextError, library, nearest, shown
 from triptych.files import exists
-from triptych.text import vocabulary_files
+from triptych.text import sentencepiece_tokenizers as sentencepiece
 from triptych.text.chat import ChatTemplate
+from triptych.text.gguf_tokenizer import SPLITS, Split, byte_level_words
 from triptych.text.sentencepiece_file import check_charsmap
-from triptych.text.side_files import MAX_ID, add_tokens, read_json_object, read_text
-from triptych.text.specials import Specials
+from triptych.text.sentencepiece_tokenizers import Given
+from triptych.text.specials import (
+    MAX_ID,
+    Specials,
+    add_tokens,
+    read_json_object,
+    read_lines,
+    read_text,
+    read_vocab_json,
+)
 from triptych.text.tokenizer import Tokenizer
 
 #: A `tokenizer.json` without a match has no id over a few million and no table of replacements, however it is spelled.
@@ -25,8 +46,8 @@ _NEEDS_CHECK = re.compile(r"\d{8}|charsmap|\\u00[2-7]")
 
 
 def from_directory(path: Path | str) -> Tokenizer:
-    """The tokenizer of a Hugging Face directory: `tokenizer.json`, or the vocabulary files that stand in for it
-    (`triptych.text.vocabulary_files`), with what the files beside it add.
+    """The tokenizer of a Hugging Face directory: `tokenizer.json`, or the vocabulary files that stand in for it,
+    with what the files beside it add.
 
     `tokenizer_config.json` and `special_tokens_map.json` name the special tokens.  The chat template is read from
     `chat_template.jinja` or the config.  Which special tokens are put around a text is in `tokenizer.json`; the
@@ -54,10 +75,15 @@ def from_directory(path: Path | str) -> Tokenizer:
 def _assembled(path: Path, config: Mapping[str, object]) -> Tokenizer:
     file = path / "tokenizer.json"
     if exists(file):
-        backend, specials = _parse(file), Specials.from_config(config)
+        with library(lambda problem: TextError(f"{file} is not a tokenizer.json: {problem}")):
+            raw = read_text(file)
+            if _NEEDS_CHECK.search(raw):
+                _check_state(json.loads(raw))
+            backend = Backend.from_str(raw)
+        specials = Specials.from_config(config)
         add_tokens(backend, specials, config, path)
     else:
-        backend, specials = vocabulary_files.build(path, config)
+        backend, specials = _from_vocabulary_files(path, config)
     source = _chat_source(path, config)
     chat = None if source is None else ChatTemplate(source, specials.config())
     rest = {key: value for key, value in config.items() if key not in ("auto_map", "chat_template")}
@@ -66,7 +92,7 @@ def _assembled(path: Path, config: Mapping[str, object]) -> Tokenizer:
 
 def has_tokenizer(path: Path) -> bool:
     """Whether the directory `path` holds a `tokenizer.json` or vocabulary files."""
-    return exists(path / "tokenizer.json") or bool(vocabulary_files.find(path))
+    return exists(path / "tokenizer.json") or bool(_vocabulary_files(path))
 
 
 def _stop_ids(path: Path) -> list[int]:
@@ -76,14 +102,6 @@ def _stop_ids(path: Path) -> list[int]:
     if not all(type(index) is int for index in ids):
         raise TextError(f"{path / 'generation_config.json'}: eos_token_id {shown(value)} is not an id or a list of ids")
     return ids
-
-
-def _parse(file: Path) -> Backend:
-    with library(lambda problem: TextError(f"{file} is not a tokenizer.json: {problem}")):
-        raw = read_text(file)
-        if _NEEDS_CHECK.search(raw):
-            _check_state(json.loads(raw))
-        return Backend.from_str(raw)
 
 
 def _check_state(state: Any) -> None:
@@ -114,3 +132,228 @@ def _chat_source(path: Path, config: Mapping[str, object]) -> str | None:
     if not isinstance(source, str | None):
         raise TextError(f"{path / 'tokenizer_config.json'}: chat_template is {shown(source)}, not a template")
     return source
+
+
+# ---------------------------------------------------------------- vocabulary files
+
+_SPM_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model", "sentencepiece.model")
+_Templates = Callable[[Mapping[str, object]], tuple[str, str]]  # of the config
+
+
+@dataclass(frozen=True)
+class _Class:
+    """How one class of transformers splits texts and puts special tokens around them.
+
+    `build` makes the backend from the files, the config and the special tokens.  `templates` returns two templates of
+    words, for a text and for a pair: `$A` and `$B` are the texts, the field name of a special token stands for its
+    text, any other word is the text of a token, and `:1` after a word makes it of token type 1.  None: `build` sets it.
+    """
+
+    specials: Specials
+    build: Callable[[Given], Backend]
+    templates: _Templates | None = None
+
+
+def _vocabulary_files(path: Path) -> tuple[Path, ...]:
+    """The vocabulary files in the directory `path`, the one that tells their kind first; none where there are none."""
+    source, words, merges = path / "source.spm", path / "vocab.json", path / "merges.txt"
+    if exists(source):
+        return (source, words)
+    models = [path / name for name in _SPM_FILES if exists(path / name)]
+    if models:
+        return (models[0],)
+    if exists(words) and exists(merges):
+        return (words, merges)
+    plain = path / "vocab.txt"
+    return (plain,) if exists(plain) else ()
+
+
+def _from_vocabulary_files(path: Path, config: Mapping[str, object]) -> tuple[Backend, Specials]:
+    """The tokenizer of the vocabulary files in `path`, with `tokenizer_config.json` as `config`.
+
+    Raises TextError for a class that is not known here, and for files that are malformed or do not fit each other.
+    """
+    files = _vocabulary_files(path)
+    named = files[0].name in ("vocab.txt", "vocab.json", "source.spm")
+    known = _CLASSES[files[0].suffix.removeprefix(".") if named else "model"]
+    name = _name(path, config, known)
+    if name not in known:
+        raise TextError(
+            f"{path} holds {files[0].name} and no tokenizer.json, and the tokenizer class {name[:40]!r} is not "
+            f"supported{nearest(name, known)}; supported are {', '.join(known)}: add a tokenizer.json, which "
+            "transformers saves"
+        )
+    own = known[name]
+    specials = Specials(**(own.specials.named() | Specials.from_config(config).named()))
+    with library(lambda problem: TextError(f"{files[0]}: no tokenizer can be made from it: {problem}")):
+        backend = own.build(Given(files, config, specials))
+        add_tokens(backend, specials, config, path)
+        if own.templates is not None:
+            _set_templates(backend, specials, *own.templates(config))
+    return backend, specials
+
+
+def _name(path: Path, config: Mapping[str, object], known: Mapping[str, _Class]) -> str:
+    """The class, without `Tokenizer` and `Fast`: of `tokenizer_config.json`, of `config.json`, or of the model type."""
+    model = read_json_object(path / "config.json")
+    named = [one.get("tokenizer_class") for one in (config, model)]
+    plain = [name.removesuffix("Fast").removesuffix("Tokenizer") for name in named if isinstance(name, str)]
+    names = (*plain, _OF_MODEL.get(str(model.get("model_type")), ""))
+    return next((name for name in names if name and name in known), names[0])
+
+
+def _set_templates(backend: Backend, specials: Specials, single: str, pair: str) -> None:
+    """Make `backend` put special tokens around texts by the two templates of `_Class.templates`."""
+    named, ids = specials.named(), dict[str, int]()
+
+    def spelled(template: str) -> list[str]:
+        pieces = []
+        for word in template.split():
+            name, mark, kind = word.partition(":")
+            text = named.get(name, name)
+            if not text.startswith("$"):
+                index = backend.token_to_id(text)
+                if index is None:
+                    raise TextError(f"the vocabulary has no {shown(text)}, which this tokenizer puts around texts")
+                ids[text] = index
+            pieces.append(f"{text}{mark}{kind}")
+        return pieces
+
+    backend.post_processor = processors.TemplateProcessing(
+        single=spelled(single), pair=spelled(pair), special_tokens=list(ids.items())
+    )
+
+
+# ---------------------------------------------------------------- special tokens around texts
+
+
+def _always(single: str, pair: str) -> _Templates:
+    return lambda config: (single, pair)
+
+
+def _by_config(config: Mapping[str, object]) -> tuple[str, str]:
+    """BOS before and EOS behind every text of a row where `add_bos_token` and `add_eos_token` are set."""
+    before, after = ("bos" if config.get("add_bos_token") else ""), ("eos" if config.get("add_eos_token") else "")
+    first, second = f"{before} $A {after}", f"{before and 'bos:1'} $B:1 {after and 'eos:1'}"
+    return first, f"{first} {second}"
+
+
+def _in_language(single: str, pair: str) -> _Templates:
+    """`lang` stands for the code of the source language, `src_lang` of the config."""
+
+    def templates(config: Mapping[str, object]) -> tuple[str, str]:
+        language = str(config.get("src_lang") or "en_XX")
+        return single.replace("lang", language), pair.replace("lang", language)
+
+    return templates
+
+
+_TYPED = _always("cls $A sep", "cls $A sep $B:1 sep:1")
+_TWO_BETWEEN = _always("bos $A eos", "bos $A eos eos $B eos")
+
+
+# ---------------------------------------------------------------- WordPiece and byte-level BPE
+
+
+def _word_piece(given: Given) -> Backend:
+    words = {line: index for index, line in enumerate(read_lines(given.files[0]))}
+    missing = [text for text in (given.specials.unk, given.specials.cls, given.specials.sep) if text not in words]
+    if missing:
+        raise TextError(f"{given.files[0]} has no {missing[0]!r}")
+    backend = Backend(models.WordPiece(vocab=words, unk_token=str(given.specials.unk)))
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=bool(given.config.get("tokenize_chinese_chars", True)),
+        strip_accents=None if (strip := given.config.get("strip_accents")) is None else bool(strip),
+        lowercase=bool(given.config.get("do_lower_case", True)),
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
+
+
+def _byte_level(given: Given, *, composed: bool = False, split: Split | None = None) -> Backend:
+    """The BPE of `vocab.json` and `merges.txt`, whose first line may be a version; with NFC first if `composed`."""
+    words, merges = read_vocab_json(given.files[0]), []
+    for line in filter(None, read_lines(given.files[1])):
+        if line.startswith("#version"):
+            continue
+        left, _, right = line.partition(" ")
+        if not {left, right, left + right} <= words.keys():
+            problem = f"{line!r} is not a pair of tokens of {given.files[0].name} that joins into a third"
+            raise TextError(f"{given.files[1]}: {problem}")
+        merges.append((left, right))
+    backend = Backend(models.BPE(vocab=words, merges=merges))
+    if composed:
+        backend.normalizer = normalizers.NFC()
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=bool(given.config.get("add_prefix_space", False)))
+    backend.pre_tokenizer = whole if split is None else byte_level_words(split)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+_composed = partial(_byte_level, composed=True)
+
+
+def _roberta(given: Given) -> Backend:
+    backend = _byte_level(given)
+    sep, cls = str(given.specials.sep), str(given.specials.cls)
+    words = backend.get_vocab()
+    if not {sep, cls} <= words.keys():
+        raise TextError(f"{given.files[0]} has no {sep!r} or no {cls!r}")
+    prefix = bool(given.config.get("add_prefix_space", False))
+    backend.post_processor = processors.RobertaProcessing((sep, words[sep]), (cls, words[cls]), add_prefix_space=prefix)
+    return backend
+
+
+def _whisper(given: Given) -> Backend:
+    for name in ("language", "task", "predict_timestamps"):
+        if given.config.get(name):
+            problem = f"{name} is set, which needs a tokenizer.json; transformers saves one"
+            raise TextError(f"{given.files[0].parent}: {problem}")
+    return _byte_level(given)
+
+
+_BERT = Specials(unk="[UNK]", sep="[SEP]", pad="[PAD]", cls="[CLS]", mask="[MASK]")
+_DEBERTA = Specials(bos="[CLS]", eos="[SEP]", **_BERT.named())
+_GPT2 = Specials(bos="<|endoftext|>", eos="<|endoftext|>", unk="<|endoftext|>")
+_QWEN = Specials(eos="<|endoftext|>", unk="<|endoftext|>", pad="<|endoftext|>")
+_FAIRSEQ = Specials(bos="<s>", eos="</s>", sep="</s>", cls="<s>", unk="<unk>", pad="<pad>", mask="<mask>")
+_T5 = Specials(eos="</s>", unk="<unk>", pad="<pad>")
+_MBART50 = Specials(eos="</s>", sep="</s>", cls="<s>", unk="<unk>", pad="<pad>", mask="<mask>")
+_GEMMA = Specials(bos="<bos>", eos="<eos>", unk="<unk>", pad="<pad>", mask="<mask>")
+_START = "<|startoftranscript|> <|notimestamps|>"
+_CLASSES: Mapping[str, Mapping[str, _Class]] = {
+    "txt": dict.fromkeys(
+        ("Bert", "DistilBert", "Electra", "MobileBert", "Lxmert", ""), _Class(_BERT, _word_piece, _TYPED)
+    ),
+    "json": {
+        "GPT2": _Class(_GPT2, _byte_level, _by_config),
+        "CodeGen": _Class(_GPT2, _byte_level, _by_config),
+        "GPTNeoX": _Class(Specials(pad="<|padding|>", **_GPT2.named()), _composed, _by_config),
+        "Roberta": _Class(_FAIRSEQ, _roberta),
+        "Bart": _Class(_FAIRSEQ, _roberta),
+        "Deberta": _Class(_DEBERTA, _byte_level, _always("cls $A sep", "cls $A sep sep $B sep")),
+        "Qwen2": _Class(_QWEN, partial(_composed, split=SPLITS["qwen2"]), _by_config),
+        "Whisper": _Class(_GPT2, _whisper, _always(f"{_START} $A eos", f"{_START} $A $B:1 eos:1")),
+    },
+    "model": {
+        "T5": _Class(_T5, sentencepiece.t5, _always("$A eos", "$A eos $B eos")),
+        "XLMRoberta": _Class(_FAIRSEQ, sentencepiece.xlm_roberta, _TWO_BETWEEN),
+        "Camembert": _Class(_FAIRSEQ, sentencepiece.camembert, _TWO_BETWEEN),
+        "MBart": _Class(_FAIRSEQ, sentencepiece.mbart, _in_language("$A eos lang", "$A $B eos lang")),
+        "MBart50": _Class(_MBART50, sentencepiece.mbart50, _in_language("lang $A eos", "lang $A $B eos")),
+        "DebertaV2": _Class(_DEBERTA, sentencepiece.deberta, _TYPED),
+        "Llama": _Class(Specials(bos="<s>", eos="</s>", unk="<unk>"), sentencepiece.llama, _by_config),
+        "Gemma": _Class(_GEMMA, sentencepiece.gemma, _by_config),
+    },
+    "spm": {"Marian": _Class(_T5, sentencepiece.marian, _always("$A eos", "$A $B eos"))},
+}
+_OF_MODEL = {
+    "bert": "Bert", "distilbert": "DistilBert", "electra": "Electra", "gpt2": "GPT2", "gpt_neo": "GPT2", "gptj": "GPT2",
+    "phi": "GPT2", "starcoder2": "GPT2", "gpt_neox": "GPTNeoX", "roberta": "Roberta", "bart": "Bart",
+    "deberta": "Deberta", "whisper": "Whisper", "qwen2": "Qwen2", "qwen3": "Qwen2", "qwen3_moe": "Qwen2", "t5": "T5",
+    "mt5": "T5", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "mbart": "MBart", "deberta-v2": "DebertaV2",
+    "llama": "Llama", "mistral": "Llama", "mixtral": "Llama", "phi3": "Llama", "gemma": "Gemma", "gemma2": "Gemma",
+    "gemma3_text": "Gemma", "marian": "Marian",
+}  # fmt: skip
