@@ -17,7 +17,8 @@ import pytest
 import malformed
 import triptych
 from triptych.checkpoints import fetch, local_path, open_source
-from triptych.checkpoints.locate import HubName, choose, parse_name
+from triptych.checkpoints.hub import choose
+from triptych.checkpoints.locate import HubName, parse_name
 from triptych.errors import CheckpointError, FetchError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -22,7 +22,8 @@ from cli_models import checkpoint
 from triptych import families
 from triptych.checkpoints import open_source
 from triptych.checkpoints.convert import QUANTIZED, convert
-from triptych.checkpoints.gguf_blocks import WRITABLE, GGUFTensor, block_format, write_gguf
+from triptych.checkpoints.gguf_blocks import WRITABLE, block_format
+from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
 from triptych.checkpoints.header import read_header
 from triptych.cli import main
 from triptych.errors import CheckpointError, InputError, TextError

@@ -19,15 +19,9 @@ import triptych
 from triptych import count, native
 from triptych.checkpoints import gguf_blocks, open_source
 from triptych.checkpoints.convert import convert
-from triptych.checkpoints.gguf_blocks import (
-    FORMATS,
-    GGUFBlockFormat,
-    GGUFTensor,
-    PackedBlocks,
-    block_format,
-    write_gguf,
-)
+from triptych.checkpoints.gguf_blocks import FORMATS, GGUFBlockFormat, PackedBlocks, block_format
 from triptych.checkpoints.gguf_reader import GGUFSource
+from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
 from triptych.errors import CheckpointError, ConfigError
 from triptych.families import read_gguf
 from triptych.mapping.gguf_types import TYPES

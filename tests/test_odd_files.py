@@ -18,8 +18,8 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
 from triptych.checkpoints import atomic_write, write_directory
-from triptych.checkpoints.gguf_blocks import write_gguf
 from triptych.checkpoints.gguf_reader import GGUFSource
+from triptych.checkpoints.gguf_writer import write_gguf
 from triptych.checkpoints.save import recover
 from triptych.cli.loading import read_texts
 from triptych.cli.transcribe import _formatted
@@ -27,7 +27,7 @@ from triptych.errors import CheckpointError, InputError, TextError
 from triptych.media import audio
 from triptych.tasks import Segment
 from triptych.text import bpe_tokenizer, byte_tokenizer, character_tokenizer, from_gguf, word_tokenizer
-from triptych.text import specials as added
+from triptych.text import side_files as added
 from triptych.text.chat import ChatTemplate
 from triptych.text.detokenize import BYTE_OF
 from triptych.text.specials import Specials

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from test_packed import AWQ, GPTQ, PLACES, Packer, awq, gptq, write
 from triptych.checkpoints import open_source
 from triptych.checkpoints.convert import convert
-from triptych.checkpoints.gguf_blocks import FORMATS, GGUFTensor, PackedBlocks, block_format, write_gguf
-from triptych.checkpoints.packed_safetensors import PackedGroups
+from triptych.checkpoints.gguf_blocks import FORMATS, PackedBlocks, block_format
+from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
+from triptych.checkpoints.packed_groups import PackedGroups
 from triptych.errors import CheckpointError
 from triptych.model import create, load
 from triptych.native import library, why_not

@@ -31,12 +31,12 @@ from triptych.text import (
     bpe_tokenizer,
     byte_tokenizer,
     character_tokenizer,
+    corpus_cuts,
     from_directory,
     sentencepiece_file,
     tokenizer_limits,
     word_tokenizer,
 )
-from triptych.text import tokenizer as tokenizer_module
 
 ROMEO = "But, soft! what light through yonder window breaks\nIt is the east, and Juliet is the sun.\n" * 7
 NASTY = [
@@ -306,7 +306,7 @@ def test_a_corpus_has_the_ids_of_its_text(name: str, lines: str, monkeypatch: py
     made = marking_tokenizer() if name == "marks" else MADE[name]
     text = (ROMEO + "\n\n".join(NASTY)) * 3 if lines == "lines" else ROMEO.replace("\n", " ") * 20
     whole = made.encode(text, special=False)
-    monkeypatch.setattr(tokenizer_module, "PART", 300)
+    monkeypatch.setattr(corpus_cuts, "PART", 300)
     monkeypatch.setattr("triptych.text.tokenizer._CHARACTERS_AT_ONCE", 1000)
     ids, longest = longest_encoded(made, text, monkeypatch)
     assert ids == whole
@@ -316,7 +316,7 @@ def test_a_corpus_has_the_ids_of_its_text(name: str, lines: str, monkeypatch: py
 
 def test_a_tokenizer_of_single_characters_is_cut_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "acgt" * 5000
-    monkeypatch.setattr(tokenizer_module, "PART", 100)
+    monkeypatch.setattr(corpus_cuts, "PART", 100)
     for made in (byte_tokenizer(), character_tokenizer(text)):
         ids, longest = longest_encoded(made, text, monkeypatch)
         assert ids == made.encode(text, special=False)
@@ -326,9 +326,9 @@ def test_a_tokenizer_of_single_characters_is_cut_anywhere(monkeypatch: pytest.Mo
 def test_a_text_without_a_place_to_cut_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a run of one letter may be cut depends on where it began, so it is not."""
     made = bpe_tokenizer(["aaaaaaaa " * 9], 262)
-    monkeypatch.setattr(tokenizer_module, "PART", 100)
+    monkeypatch.setattr(corpus_cuts, "PART", 100)
     assert made.encode_corpus("a" * 1001).tolist() == made.encode("a" * 1001)
-    monkeypatch.setattr(tokenizer_module, "MAX_UNCUT", 1000)
+    monkeypatch.setattr(corpus_cuts, "MAX_UNCUT", 1000)
     with pytest.raises(TextError, match="1,011 characters from character 100 on without a place to cut") as refused:
         made.encode_corpus("so it is\n" + "a b c d " * 12 + "so it" + "a" * 1001)
     assert "\n" not in str(refused.value)
@@ -337,9 +337,9 @@ def test_a_text_without_a_place_to_cut_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_long_lines_are_counted_as_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ROMEO.replace("\n", " ")
     whole = [bpe_tokenizer([text], 300).files(), word_tokenizer([text], 90).files()]
-    monkeypatch.setattr(tokenizer_module, "PART", 50)
-    assert max(map(len, tokenizer_module.words_together(text))) < 70
-    assert "".join(tokenizer_module.words_together(text)) == text
+    monkeypatch.setattr(corpus_cuts, "PART", 50)
+    assert max(map(len, corpus_cuts.words_together(text))) < 70
+    assert "".join(corpus_cuts.words_together(text)) == text
     assert [bpe_tokenizer([text], 300).files(), word_tokenizer([text], 90).files()] == whole
 
 

@@ -1,12 +1,13 @@
 """Files <-> named tensors <-> models: reading and writing checkpoints.
 
 Files, without torch until a tensor is read: `source` is the interface of every weights file; `safetensors`,
-`packed_safetensors` and `gguf_reader` implement it; `locate` opens the right one or downloads it; `save` and
-`gguf_blocks` write.  Models: `header` turns a config or GGUF metadata into a spec, `load_weights` fills a module and
+`packed_safetensors` and `gguf_reader` implement it; `locate` opens the right one, `hub` downloads one; `save` and
+`gguf_writer` write.  Models: `header` turns a config or GGUF metadata into a spec, `load_weights` fills a module and
 writes one back, `convert` changes a checkpoint's format, `describe` lists what is in one.
 """
 
-from triptych.checkpoints.locate import fetch, local_path, open_source
+from triptych.checkpoints.hub import fetch, local_path
+from triptych.checkpoints.locate import open_source
 from triptych.checkpoints.save import atomic_write, is_complete, recover, write_directory
 from triptych.checkpoints.source import LoadedTensor, LoadReport, Source, TensorInfo, read_json
 

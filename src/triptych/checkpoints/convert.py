@@ -22,7 +22,8 @@ from triptych.arguments import checked
 from triptych.checkpoints import Source, open_source, recover, write_directory
 from triptych.checkpoints.adapter_files import read_adapter
 from triptych.checkpoints.adapters import with_base
-from triptych.checkpoints.gguf_blocks import FORMATS, WRITABLE, GGUFTensor, write_gguf
+from triptych.checkpoints.gguf_blocks import FORMATS, WRITABLE
+from triptych.checkpoints.gguf_writer import GGUFTensor, write_gguf
 from triptych.checkpoints.header import BESIDE, KEY, Header, SentenceSettings, read_header
 from triptych.checkpoints.load_weights import DetachedWeights, ModelParameters, StoredParameters, to_checkpoint
 from triptych.checkpoints.locate import PICKLES

@@ -17,7 +17,8 @@ from triptych import families
 from triptych.checkpoints import LoadedTensor, LoadReport, Source
 from triptych.checkpoints.gguf_blocks import PackedBlocks
 from triptych.checkpoints.gguf_reader import GGUFSource
-from triptych.checkpoints.packed_safetensors import PackedGroups, PackedSource
+from triptych.checkpoints.packed_groups import PackedGroups
+from triptych.checkpoints.packed_safetensors import PackedSource
 from triptych.errors import CheckpointError, InputError, first_line, nearest, shown
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.nn import LoraFactors, Transformer, assign, empty, finish_loading

@@ -8,16 +8,16 @@ read as the plain matrices that they represent.
     awq    qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out]: eight columns a word, in AWQ's order
 
 The last two give value[in, out] = (code - zero) * scale.  Frantar et al. 2023, Lin et al. 2024; the layouts are those
-of AutoGPTQ and AutoAWQ.  Everything is computed in float32.
+of AutoGPTQ and AutoAWQ, and `packed_groups` takes them apart.  Everything is computed in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from triptych.checkpoints.packed_groups import GroupReader, PackedGroups, StoredModule, stored_groups
 from triptych.checkpoints.source import Source, TensorInfo, fault
 from triptych.errors import ConfigError, nearest, shown
 from triptych.mapping.config_keys import ConfigKeys
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CHUNK = 1 << 20  # elements unpacked at a time
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # which four bits of a word, lowest first, hold its columns 0, 1, ...
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -214,125 +213,23 @@ def _matrices(source: Source, packing: FilePacking) -> list[_PackedMatrix]:
     if packing.method == "fp8":
         return [_fp8_matrix(source, name, packing) for name, info in source.infos.items() if info.dtype == "F8_E4M3"]
     stems = [name.removesuffix("qweight") for name in source.infos if name.endswith(".qweight")]
-    return [_grouped_matrix(source, stem, packing) for stem in stems]
+    return [_grouped_matrix(StoredModule(source, stem), packing) for stem in stems]
 
 
-# ---------------------------------------------------------------- GPTQ and AWQ
-
-
-@dataclass(frozen=True, eq=False)
-class PackedGroups:
-    """A matrix `[out, in]` as codes whose inputs share scales and zero points in groups."""
-
-    bits: int  #: of a code, 4 or 8
-    codes: Tensor  #: `[out, in]`, uint8
-    scales: Tensor  #: `[out, groups]`, float32
-    zeros: Tensor  #: `[out, groups]`, float32 whole numbers
-    of: Tensor  #: `[in]`, int64: the group of each input; groups need not follow each other (act-order)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """[out, in]."""
-        return self.codes.shape[0], self.codes.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the codes and the zero points as stored, and of the scales in fp16."""
-        return (self.codes.numel() + self.zeros.numel()) * self.bits // 8 + 2 * self.scales.numel()
-
-    def values(self) -> Tensor:
-        """The numbers, `[out, in]`, float32."""
-        difference: Tensor = self.codes.float() - self.zeros[:, self.of]
-        return difference * self.scales[:, self.of]
-
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        """The numbers in `dtype`, rounded from float32."""
-        return self.values().to(dtype)
-
-    def moved(self, rows: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, PackedGroups]:
-        """The matrices that `rows`, which only moves and splits whole rows, makes of this one."""
-        codes, scales, zeros = (rows(part) for part in (self.codes, self.scales, self.zeros))
-        return {name: PackedGroups(self.bits, codes[name], scales[name], zeros[name], self.of) for name in codes}
-
-
-#: Opens the stored tensors of a matrix and returns a function that reads its outputs [a, b).
-GroupReader = Callable[[Source], Callable[[int, int], PackedGroups]]
-
-
-def _stored(source: Source, stem: str, name: str, shape: tuple[int, ...] | None, *dtypes: str) -> TensorInfo:
-    """A tensor of one packed module.  Raises CheckpointError where there is none of one or two dimensions, one of these
-    dtypes and, unless it is None, this shape."""
-    file, info = source.infos[f"{stem}qweight"].file, source.infos.get(f"{stem}{name}")
-    if info is None:
-        raise fault(file, f"the packed matrix {shown(stem + 'qweight')} comes without its {name}")
-    found = list(info.shape)
-    if info.dtype not in dtypes or 0 in found or len(found) > 2:
-        raise fault(file, f"tensor {shown(info.name)} is {info.dtype} {found}, not {' or '.join(dtypes)}")
-    if shape is not None and info.shape != shape:
-        raise fault(file, f"tensor {shown(info.name)} is {found}, its matrix asks for {list(shape)}")
-    return info
-
-
-def _grouped_matrix(source: Source, stem: str, packing: FilePacking) -> _PackedMatrix:
+def _grouped_matrix(parts: StoredModule, packing: FilePacking) -> _PackedMatrix:
     """The matrix of one module of GPTQ or AWQ."""
-    awq, bits = packing.method == "awq", packing.bits
-    words = _stored(source, stem, "qweight", None, "I32")
-    if len(words.shape) != 2:
-        raise fault(words.file, f"tensor {shown(words.name)} is {list(words.shape)}, not a matrix")
-    inputs, outputs = words.shape
-    inputs, outputs = (inputs, outputs * 32 // bits) if awq else (inputs * 32 // bits, outputs)
-    count = 1 if packing.group is None else -(-inputs // packing.group)
-    scales = _stored(source, stem, "scales", (count, outputs), "F16", "BF16", "F32")
-    infos = [words, _stored(source, stem, "qzeros", (count, outputs * bits // 32), "I32"), scales]
-    if not awq and f"{stem}g_idx" in source.infos:
-        infos.append(_stored(source, stem, "g_idx", (inputs,), "I32"))
+    awq = packing.method == "awq"
+    names, shape, groups = stored_groups(parts, packing.bits, packing.group, awq=awq, minus_one=packing.minus_one)
+    infos = [parts.source.infos[parts.stem + name] for name in names]
+    label = f"{packing.method.upper()} {packing.bits}-bit"
     size = sum(info.nbytes for info in infos)
-    label = f"{packing.method.upper()} {bits}-bit"
-    whole = TensorInfo(f"{stem}weight", label, (outputs, inputs), size, words.file, words.offset)
-    groups = partial(_groups, stem=stem, packing=packing, inputs=inputs, count=count)
+    whole = TensorInfo(f"{parts.stem}weight", label, shape, size, parts.file, infos[0].offset)
 
     def rows(source: Source) -> Callable[[int, int], Tensor]:
         read = groups(source)
         return lambda a, b: read(a, b).values()
 
     return _PackedMatrix(tuple(info.name for info in infos), whole, rows, groups=groups)
-
-
-def _groups(
-    source: Source, stem: str, packing: FilePacking, inputs: int, count: int
-) -> Callable[[int, int], PackedGroups]:
-    """Reads outputs [a, b) of a module whose `inputs` are in `count` groups."""
-    import torch
-
-    awq, bits, index = packing.method == "awq", packing.bits, f"{stem}g_idx"
-    order = torch.tensor(_AWQ_ORDER) if awq else slice(None)
-    ordered = not awq and index in source.infos
-    of = source.read(index).long() if ordered else torch.arange(inputs) // (packing.group or inputs)
-    if int(of.min()) < 0 or int(of.max()) >= count:
-        raise fault(source.infos[f"{stem}qweight"].file, f"tensor {shown(index)} names a group that is not there")
-    codes, scales = source.read(f"{stem}qweight"), source.read(f"{stem}scales", torch.float32)
-    zeros = _fields(source.read(f"{stem}qzeros"), bits)[..., order].flatten(1).int()
-    zeros = ((zeros + int(packing.minus_one)) & (2**bits - 1)).float()
-
-    def rows(a: int, b: int) -> PackedGroups:
-        if awq:  # a word holds eight outputs
-            words = _fields(codes[:, a // 8 : -(-b // 8)], bits)[..., order].flatten(1)
-            own = words[:, a % 8 : a % 8 + b - a].T
-        else:
-            own = _fields(codes[:, a:b].T, bits).flatten(1)
-        return PackedGroups(bits, own, scales[:, a:b].T, zeros[:, a:b].T, of)
-
-    return rows
-
-
-def _fields(words: Tensor, bits: int) -> Tensor:
-    """The `bits`-wide numbers of each 32-bit word, lowest first: `[..., n]` -> `[..., n, 32 / bits]`, uint8."""
-    import torch
-
-    fields = torch.empty((*words.shape, 32 // bits), dtype=torch.uint8)
-    for i in range(32 // bits):  # one at a time: as int32 they would take four times the memory
-        fields[..., i] = (words >> (bits * i)) & (2**bits - 1)
-    return fields
 
 
 # ---------------------------------------------------------------- fp8

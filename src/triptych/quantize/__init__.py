@@ -16,7 +16,8 @@ from triptych.quantize.packing import (
     packing_arguments,
     packing_for,
 )
-from triptych.quantize.repack import FORMS, INVERTIBLE, LAYOUT_OF, blocks_of, quantize, repack, repack_groups
+from triptych.quantize.repack import INVERTIBLE, LAYOUT_OF, blocks_of, repack, repack_groups
+from triptych.quantize.rounding import FORMS, quantize
 
 __all__ = [
     "FORMS",

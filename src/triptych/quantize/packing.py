@@ -15,7 +15,7 @@ from torch import Tensor
 from triptych.checkpoints import Source
 from triptych.checkpoints.gguf_blocks import WRITABLE, GGUFBlockFormat, PackedBlocks, block_format
 from triptych.checkpoints.load_weights import stores_packed
-from triptych.checkpoints.packed_safetensors import PackedGroups
+from triptych.checkpoints.packed_groups import PackedGroups
 from triptych.checkpoints.source import by_reason
 from triptych.errors import CheckpointError, InputError, nearest, shown
 from triptych.native import library, why_not
@@ -23,7 +23,8 @@ from triptych.native.huge_pages import HugePages
 from triptych.nn import Transformer, assign, detach, factors_of
 from triptych.nn.weights import PackedWeight
 from triptych.quantize.layouts import BAND, Layout, Memory, PackedMatrix, multiply
-from triptych.quantize.repack import FORMS, INVERTIBLE, SAME_NUMBERS, blocks_of, quantize, repack, repack_groups
+from triptych.quantize.repack import INVERTIBLE, SAME_NUMBERS, blocks_of, repack, repack_groups
+from triptych.quantize.rounding import FORMS, quantize
 
 #: The dtypes of activations that packed weights are meant for; others ask for more digits than 8 bits, or fewer.
 _COMPUTED_IN = (torch.float32, torch.bfloat16)

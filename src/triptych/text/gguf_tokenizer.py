@@ -193,14 +193,7 @@ def _add_bos_and_eos(
 
 def _byte_level(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
     """Byte-level BPE (Radford et al. 2019): `tokens`, `merges`, and the split that `pre` names."""
-    name = pre or str(vocabulary.fields.get("pre", "missing"))
-    if name not in SPLITS:
-        raise TextError(
-            f"tokenizer.ggml.pre {name!r} is not a known pre-tokenizer{nearest(name, SPLITS)}; known are "
-            f"{', '.join(SPLITS)}: pass the one this model was trained with as pre= (a wrong one makes the model worse "
-            "without an error)"
-        )
-    split = SPLITS[name]
+    split = _split(pre or str(vocabulary.fields.get("pre", "missing")))
     merges = [tuple(merge.split(" ")) for merge in vocabulary.fields.get("merges", ())]
     bad = next((merge for merge in merges if len(merge) != 2), None)
     if bad is not None:
@@ -214,6 +207,16 @@ def _byte_level(vocabulary: _Vocabulary, specials: Specials, pre: str | None) ->
     backend.decoder = decoders.ByteLevel()
     _add_bos_and_eos(backend, vocabulary, specials, split.add_bos)
     return backend, specials
+
+
+def _split(name: str) -> Split:
+    if name not in SPLITS:
+        raise TextError(
+            f"tokenizer.ggml.pre {name!r} is not a known pre-tokenizer{nearest(name, SPLITS)}; known are "
+            f"{', '.join(SPLITS)}: pass the one this model was trained with as pre= (a wrong one makes the model worse "
+            "without an error)"
+        )
+    return SPLITS[name]
 
 
 def _sentencepiece(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:

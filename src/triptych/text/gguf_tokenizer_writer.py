@@ -27,6 +27,7 @@ from triptych.text.gguf_tokenizer import (
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
+    Split,
     byte_level_words,
     from_gguf,
 )
@@ -60,17 +61,12 @@ def to_gguf(tokenizer: Tokenizer | None, vocab: int) -> dict[str, Any]:
     fields = _ids(tokenizer) | {"tokens": [tokens.get(i, f"[PAD{i}]") for i in range(vocab)]}
     state = json.loads(tokenizer.backend.to_str())
     kind = _kind(state)
-    fields |= {"model": kind, "token_type": _types(tokenizer, tokens, vocab, kind)}
-    added = tokenizer.backend.get_added_tokens_decoder()
-    stripping = ([i for i, one in added.items() if one.lstrip], [i for i, one in added.items() if one.rstrip])
-    fields |= {key: ids for key, ids in zip(STRIPPED, stripping, strict=True) if ids}
+    fields |= {"model": kind, "token_type": _types(tokenizer, tokens, vocab, kind), **_stripping(tokenizer)}
     rest = {} if tokenizer.chat is None else {"tokenizer.chat_template": tokenizer.chat.source}
     ways = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram, "bert": _word_piece}
-    probes = [*_PROBES, *(f"the {token.content} sun{token.content}  and" for token in list(added.values())[:9])]
     for more in ways[kind](tokenizer, state, fields):
         metadata = {f"tokenizer.ggml.{name}": value for name, value in (fields | more).items()} | rest
-        again = from_gguf(metadata)
-        if all(tokenizer.encode(text) == again.encode(text) for text in probes):
+        if _same(tokenizer, from_gguf(metadata)):
             return metadata
     raise TextError(
         f"GGUF cannot describe this tokenizer ({_form(state)}) without a change of ids: it knows byte-level BPE, "
@@ -84,6 +80,13 @@ def _form(state: Mapping[str, Any]) -> str:
     if model["type"] == "BPE" and not model["merges"] and not model.get("byte_fallback"):
         return "a token for each character and none for other bytes"
     return f"{model['type']}, split by {splitting['type'] if splitting else 'nothing'}"
+
+
+def _same(ours: Tokenizer, again: Tokenizer) -> bool:
+    """Whether both give the same ids for the probes, and for texts with some of the added tokens."""
+    added = [token.content for token in ours.backend.get_added_tokens_decoder().values()]
+    with_added = (f"the {token} sun{token}  and" for token in added[:9])
+    return all(ours.encode(text) == again.encode(text) for text in (*_PROBES, *with_added))
 
 
 def _kind(state: Mapping[str, Any]) -> str:
@@ -122,6 +125,13 @@ def _types(tokenizer: Tokenizer, tokens: Mapping[int, str], vocab: int, kind: st
     return [type_of(index) for index in range(vocab)]
 
 
+def _stripping(tokenizer: Tokenizer) -> dict[str, list[int]]:
+    """Under keys of Triptych's own, the ids of tokens that take the spaces on their left and right."""
+    added = tokenizer.backend.get_added_tokens_decoder().items()
+    both = ([i for i, token in added if token.lstrip], [i for i, token in added if token.rstrip])
+    return {key: ids for key, ids in zip(STRIPPED, both, strict=True) if ids}
+
+
 def _bos_and_eos(tokenizer: Tokenizer) -> dict[str, bool]:
     """Whether texts begin with BOS and end with EOS."""
     plain, whole = tokenizer.encode("a", special=False), tokenizer.encode("a")
@@ -132,14 +142,18 @@ def _bos_and_eos(tokenizer: Tokenizer) -> dict[str, bool]:
 def _byte_level(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """With each named split that splits the probes as this tokenizer does."""
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in state["model"]["merges"]]
-    own = tokenizer.backend.pre_tokenizer
     for name in _NAMES:
-        known = byte_level_words(SPLITS[name])
-        if not merges or (
-            own is not None and all(known.pre_tokenize_str(text) == own.pre_tokenize_str(text) for text in _PROBES)
-        ):
+        if not merges or _cuts_like(tokenizer, SPLITS[name]):
             yield {"pre": name, "merges": merges, **_bos_and_eos(tokenizer)}
             yield {"pre": name, "merges": merges, COMPOSED: True, **_bos_and_eos(tokenizer)}
+
+
+def _cuts_like(tokenizer: Tokenizer, split: Split) -> bool:
+    own = tokenizer.backend.pre_tokenizer
+    if own is None:
+        return False
+    known = byte_level_words(split)
+    return all(known.pre_tokenize_str(text) == own.pre_tokenize_str(text) for text in _PROBES)
 
 
 def _sentencepiece(

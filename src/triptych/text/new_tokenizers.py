@@ -13,9 +13,10 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError
+from triptych.text.corpus_cuts import words_together
 from triptych.text.detokenize import BYTE_OF
 from triptych.text.specials import DECODER, ENCODER, SpecialsLayout
-from triptych.text.tokenizer import Tokenizer, words_together
+from triptych.text.tokenizer import Tokenizer
 
 MOST_TOKENS = 1 << 20  # of a new vocabulary: the memory for all of it is taken before the first token is made
 

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer as Backend
 from triptych.errors import TextError
 from triptych.text import sentencepiece_file as sentencepiece
 from triptych.text.sentencepiece_file import Pieces
-from triptych.text.specials import Specials, read_vocab_json
+from triptych.text.side_files import read_vocab_json
+from triptych.text.specials import Specials
 
 _OUTER_SPACES = r"\A +| +\z"  # `^` and `$` would match at line ends
 _Entries = list[tuple[str, float]]

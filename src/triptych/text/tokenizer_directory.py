@@ -30,15 +30,15 @@ from triptych.text.chat import ChatTemplate
 from triptych.text.gguf_tokenizer import SPLITS, Split, byte_level_words
 from triptych.text.sentencepiece_file import check_charsmap
 from triptych.text.sentencepiece_tokenizers import Given
-from triptych.text.specials import (
+from triptych.text.side_files import (
     MAX_ID,
-    Specials,
     add_tokens,
     read_json_object,
     read_lines,
     read_text,
     read_vocab_json,
 )
+from triptych.text.specials import Specials
 from triptych.text.tokenizer import Tokenizer
 
 #: A `tokenizer.json` without a match has no id over a few million and no table of replacements, however it is spelled.

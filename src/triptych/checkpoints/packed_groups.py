@@ -1,0 +1,145 @@
+"""The matrices of GPTQ and AWQ as codes in groups: `value[out, in] = (code - zero) * scale`.
+
+`packed_safetensors` describes how they are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from triptych.checkpoints.source import Source, TensorInfo, fault
+from triptych.errors import shown
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # which four bits of a word, lowest first, hold its columns 0, 1, ...
+
+
+@dataclass(frozen=True, eq=False)
+class PackedGroups:
+    """A matrix `[out, in]` as codes whose inputs share scales and zero points in groups."""
+
+    bits: int  #: of a code, 4 or 8
+    codes: Tensor  #: `[out, in]`, uint8
+    scales: Tensor  #: `[out, groups]`, float32
+    zeros: Tensor  #: `[out, groups]`, float32 whole numbers
+    of: Tensor  #: `[in]`, int64: the group of each input; groups need not follow each other (act-order)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in]."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the codes and the zero points as stored, and of the scales in fp16."""
+        return (self.codes.numel() + self.zeros.numel()) * self.bits // 8 + 2 * self.scales.numel()
+
+    def values(self) -> Tensor:
+        """The numbers, `[out, in]`, float32."""
+        difference: Tensor = self.codes.float() - self.zeros[:, self.of]
+        return difference * self.scales[:, self.of]
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The numbers in `dtype`, rounded from float32."""
+        return self.values().to(dtype)
+
+    def moved(self, rows: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, PackedGroups]:
+        """The matrices that `rows`, which only moves and splits whole rows, makes of this one."""
+        codes, scales, zeros = (rows(part) for part in (self.codes, self.scales, self.zeros))
+        return {name: PackedGroups(self.bits, codes[name], scales[name], zeros[name], self.of) for name in codes}
+
+
+#: Opens the stored tensors of a matrix and returns a function that reads its outputs [a, b).
+GroupReader = Callable[[Source], Callable[[int, int], PackedGroups]]
+
+
+class StoredModule:
+    """The stored tensors of one module, by their short names."""
+
+    def __init__(self, source: Source, stem: str) -> None:
+        self.source, self.stem = source, stem
+        self.file = source.infos[f"{stem}qweight"].file
+
+    def has(self, name: str) -> bool:
+        return f"{self.stem}{name}" in self.source.infos
+
+    def info(self, name: str, *dtypes: str) -> TensorInfo:
+        """Raises CheckpointError where there is no such tensor of one or two dimensions and one of these dtypes."""
+        if not self.has(name):
+            raise fault(self.file, f"the packed matrix {shown(self.stem + 'qweight')} comes without its {name}")
+        info = self.source.infos[f"{self.stem}{name}"]
+        if info.dtype not in dtypes or 0 in info.shape or len(info.shape) > 2:
+            raise fault(
+                self.file, f"tensor {shown(info.name)} is {info.dtype} {list(info.shape)}, not {' or '.join(dtypes)}"
+            )
+        return info
+
+    def qweight(self) -> tuple[int, int]:
+        """The shape of the words of codes."""
+        info = self.info("qweight", "I32")
+        if len(info.shape) != 2:
+            raise fault(self.file, f"tensor {shown(info.name)} is {list(info.shape)}, not a matrix")
+        return info.shape[0], info.shape[1]
+
+    def check(self, info: TensorInfo, shape: tuple[int, ...]) -> None:
+        """Raises CheckpointError unless the tensor has this shape."""
+        if info.shape != shape:
+            raise fault(
+                self.file, f"tensor {shown(info.name)} is {list(info.shape)}, its matrix asks for {list(shape)}"
+            )
+
+    def groups(self, inputs: int, outputs: int, bits: int, group: int | None) -> int:
+        """How many groups of inputs there are; the shapes of scales and zeros must agree."""
+        groups = 1 if group is None else -(-inputs // group)
+        self.check(self.info("scales", "F16", "BF16", "F32"), (groups, outputs))
+        self.check(self.info("qzeros", "I32"), (groups, outputs * bits // 32))
+        return groups
+
+
+def stored_groups(
+    parts: StoredModule, bits: int, group: int | None, *, awq: bool, minus_one: bool
+) -> tuple[tuple[str, ...], tuple[int, int], GroupReader]:
+    """The tensors of a module of GPTQ or AWQ, the shape of its matrix, and its reader.  Raises CheckpointError."""
+    size, (inputs, outputs) = 32 // bits, parts.qweight()
+    inputs, outputs = (inputs, outputs * size) if awq else (inputs * size, outputs)
+    groups, ordered = parts.groups(inputs, outputs, bits, group), not awq and parts.has("g_idx")
+    if ordered:
+        parts.check(parts.info("g_idx", "I32"), (inputs,))
+
+    def read(source: Source) -> Callable[[int, int], PackedGroups]:
+        import torch
+
+        order = torch.tensor(_AWQ_ORDER) if awq else slice(None)
+        of = source.read(f"{parts.stem}g_idx").long() if ordered else torch.arange(inputs) // (group or inputs)
+        if int(of.min()) < 0 or int(of.max()) >= groups:
+            raise fault(parts.file, f"tensor {shown(parts.stem + 'g_idx')} names a group that is not there")
+        codes, scales = source.read(f"{parts.stem}qweight"), source.read(f"{parts.stem}scales", torch.float32)
+        zeros = _fields(source.read(f"{parts.stem}qzeros"), bits)[..., order].flatten(1).int()
+        zeros = ((zeros + int(minus_one)) & (2**bits - 1)).float()
+
+        def rows(a: int, b: int) -> PackedGroups:
+            if awq:  # a word holds several outputs
+                words = _fields(codes[:, a // size : -(-b // size)], bits)[..., order].flatten(1)
+                own = words[:, a % size : a % size + b - a].T
+            else:
+                own = _fields(codes[:, a:b].T, bits).flatten(1)
+            return PackedGroups(bits, own, scales[:, a:b].T, zeros[:, a:b].T, of)
+
+        return rows
+
+    return ("qweight", "qzeros", "scales", *(("g_idx",) if ordered else ())), (outputs, inputs), read
+
+
+def _fields(words: Tensor, bits: int) -> Tensor:
+    """The `bits`-wide numbers of each 32-bit word, lowest first: `[..., n]` -> `[..., n, 32 / bits]`, uint8."""
+    import torch
+
+    fields = torch.empty((*words.shape, 32 // bits), dtype=torch.uint8)
+    for i in range(32 // bits):  # one at a time: as int32 they would take four times the memory
+        fields[..., i] = (words >> (bits * i)) & (2**bits - 1)
+    return fields
