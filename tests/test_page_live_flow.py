@@ -394,6 +394,6 @@ def test_the_numbers_of_the_chapters_are_python_s(panel: str, browser: Browser, 
     assert nine["entropy"] == pytest.approx(float(torch.special.entr(chances).sum()), **near)
 
     # They are computed from the page as it is: after a cut the prediction's numbers are others.
-    act(tab, f"{VIEW}.cutOnly('{name}.mlp')")
+    act(tab, f"{VIEW}.board.set(['{name}.mlp'])")
     assert chapter(tab, 9)["entropy"] != nine["entropy"]
     assert chapter(tab, 8)["moved"] > 0

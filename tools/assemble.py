@@ -36,7 +36,7 @@ def script(code: bytes) -> str:
     text = " +\n  ".join(f'"{line}"' for line in lines)
     return (
         "// live_linear.wat as WebAssembly; written by tools/assemble.py.\n\n"
-        f"const LINEAR_WASM_BYTES = {len(code)};\nconst LINEAR_WASM =\n  {text};\n"
+        f"const LINEAR_WASM =\n  {text};\n"
     )
 
 

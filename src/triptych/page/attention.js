@@ -35,7 +35,7 @@ class AttentionView {
     this.top = el("span");
     this.controls = div("controls",
       shadeChoice(this.shade, (shade) => { this.shade = shade; this.repaint(); }),
-      el("div", { class: "choice", role: "group", "aria-label": "Size" },
+      group("choice", "Size",
         button("−", "Smaller cells", () => this.zoom(Math.min(this.plot.cell - 1, Math.round(this.plot.cell / 1.3)))),
         button("Fit", "As large as fits the page", () => this.zoom(this.plot.fit())),
         button("+", "Larger cells", () => this.zoom(Math.max(this.plot.cell + 1, Math.round(this.plot.cell * 1.3))))),

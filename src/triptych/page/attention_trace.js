@@ -35,19 +35,6 @@ class TopHead extends AnyHead {
     this.max = (this.roots.reduce((max, value) => Math.max(max, value), 0) / 255) ** 2 || 1;
   }
 
-  row(t) {
-    const row = new Array(this.keys.length).fill(0);
-    this.visit([t, 0], [t + 1, row.length], (_, s, weight) => (row[s] = weight));
-    return row;
-  }
-
-  at(t, s) {
-    for (let k = 0, i = t; k < this.count; k++, i += this.queries.length) if (this.kept[i] === s) {
-      return (this.roots[i] / 255) ** 2;
-    }
-    return 0;
-  }
-
   // The weights that are kept.
   numbers() {
     const largest = this.queries.map(() => []);
@@ -72,10 +59,6 @@ function showStatus({ place, status, content }, text, busy = false) {
   status.hidden = !text;
   content.hidden = Boolean(text);
 }
-
-const showUnpacking = (view) => showStatus(view, "Unpacking the attention weights …", true);
-const showProblem = (view, { message }) => showStatus(view,
-  `The attention weights could not be unpacked (${message}). Open this file in a browser from 2023 or later.`);
 
 const unpackedMaps = new WeakMap(); // the data of a layer -> a promise of its heads
 
@@ -104,6 +87,19 @@ async function unpackedHeads(section, stack) {
     heads.set(`${head.layer} ${head.head}`, head);
   }
   return [...heads.values()].sort((a, b) => a.layer - b.layer || a.head - b.head);
+}
+
+// The heads of a stack in each section, for a view that waits for them; null where they cannot be unpacked, or the view
+// has asked for others in the meantime.
+async function headsFor(view, stack, sections) {
+  const asked = (view.asked = Symbol(stack));
+  showStatus(view, "Unpacking the attention weights …", true);
+  const [all, problem] = await Promise.all(sections.map((section) => unpackedHeads(section, stack)))
+    .then((heads) => [heads, ""], ({ message }) => [null,
+      `The attention weights could not be unpacked (${message}). Open this file in a browser from 2023 or later.`]);
+  if (view.asked !== asked) return null;
+  showStatus(view, problem);
+  return all;
 }
 
 const LINE_ROW = 18; // pixels from token to token
@@ -194,7 +190,8 @@ class TraceView extends AttentionView {
   build() {
     const view = super.build();
     this.order = "layer";
-    this.status = el("p", { class: "quiet", role: "status" });
+    this.role = null; // whose heads alone are shown
+    this.status = statusLine();
     this.content.before(this.status);
     this.content.hidden = true;
     this.as = "map";
@@ -250,19 +247,17 @@ class TraceView extends AttentionView {
 
   // The roles with their colours; choosing one shows its heads alone, and opens the first of them.
   legend() {
-    this.role = null;
-    const buttons = [...this.roles, ""].map((role) => {
-      const attributes = { type: "button", "aria-pressed": "false", "data-role": role, onclick: () => pick(role) };
-      return el("button", attributes, el("i", { class: roleClass(this.roles, role) }), role || NO_ROLE);
-    });
-    const pick = (role) => {
+    const entries = [...this.roles, ""].map((role) =>
+      [role, [el("i", { class: roleClass(this.roles, role) }), role || NO_ROLE]]);
+    const row = choice("Roles", entries, this.role, (role) => {
       this.role = this.role === role ? null : role;
-      buttons.forEach((one) => one.setAttribute("aria-pressed", one.dataset.role === this.role));
+      row.mark(this.role);
       this.dim();
-      const first = this.heads[this.stack]?.find((head) => (head.role ?? "") === this.role);
-      if (this.role !== null && first) this.open(first);
-    };
-    return el("div", { class: "roles", role: "group", "aria-label": "Roles" }, buttons);
+      const first = this.heads[this.stack]?.find((head) => head.role === this.role);
+      if (first) this.open(first);
+    });
+    row.className = "roles";
+    return row;
   }
 
   // The thumbnails in the order of layers, or in groups of one role.
@@ -281,23 +276,15 @@ class TraceView extends AttentionView {
 
   dim() {
     for (const { head, thumb } of this.gallery.thumbs) {
-      thumb.classList.toggle("dim", typeof this.role === "string" && (head.role ?? "") !== this.role);
+      thumb.classList.toggle("dim", this.role !== null && head.role !== this.role);
     }
   }
 
   async pick(stack) {
     this.stack = stack;
-    if (!this.heads[stack]) {
-      showUnpacking(this);
-      try {
-        this.heads[stack] = await unpackedHeads(this.section, stack);
-      } catch (error) {
-        if (this.stack === stack) showProblem(this, error);
-        return;
-      }
-    }
-    if (this.stack !== stack) return; // another stack was picked in the meantime
-    showStatus(this, "");
+    const heads = await headsFor(this, stack, [this.section]);
+    if (!heads) return;
+    [this.heads[stack]] = heads;
     super.pick(stack);
   }
 }

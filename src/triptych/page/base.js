@@ -18,7 +18,7 @@ mounts.chapter = (chapter, place) => mountAll(chapter.sections, place.id);
 
 // `attributes` are also events (`onclick`) and a `style` by its properties; null is left out.  Children are nodes,
 // texts, numbers, and lists of these; false and null are left out.
-function fill(node, attributes, children) {
+function fill(node, attributes, children = []) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "style") Object.assign(node.style, value);
@@ -51,15 +51,19 @@ const quiet = (...children) => el("p", { class: "quiet" }, ...children);
 // A template whose values may be nodes and lists, as texts and nodes; its line ends are spaces.
 const prose = (texts, ...values) => texts.flatMap((text, i) => [text.replace(/\s+/g, " "), values[i] ?? ""]).flat();
 
-const button = (text, hint, press) => el("button", { type: "button", title: hint, onclick: press }, text);
+const button = (content, hint, press, attributes = {}) =>
+  el("button", { type: "button", title: hint, onclick: press, ...attributes }, content);
+const group = (name, label, ...children) =>
+  el("div", { class: name, role: "group", "aria-label": label }, ...children);
+const statusLine = () => el("p", { class: "quiet", role: "status" });
 
 // A row of exclusive choices: entries are [value, label, hint].  `mark(value)` of the row shows another as chosen.
 function choice(name, entries, picked, pick) {
-  const buttons = entries.map(([value, label, hint]) => button(label, hint ?? "", () => {
+  const buttons = entries.map(([value, label, hint = ""]) => button(label, hint, () => {
     row.mark(value);
     pick(value);
   }));
-  const row = el("div", { class: "choice", role: "group", "aria-label": name }, ...buttons);
+  const row = group("choice", name, buttons);
   row.mark = (chosen) => entries.forEach(([value], i) => buttons[i].setAttribute("aria-pressed", value === chosen));
   row.mark(picked);
   return row;

@@ -7,7 +7,7 @@ class Gallery {
   constructor(open, roles = []) {
     this.open = open;
     this.roles = roles;
-    this.node = el("div", { class: "gallery", role: "group", "aria-label": "Every layer and head" });
+    this.node = group("gallery", "Every layer and head");
     // The tab key reaches only the open head; arrow keys move over the grid and open the head they reach.
     onarrows(this.node, () => this.thumbs.map(({ thumb }) => thumb),
       (from, across, down) => (across ? from + across : this.nextRow(from, down)),
@@ -19,8 +19,7 @@ class Gallery {
     const name = `layer ${head.layer}, head ${head.head}${head.role ? `: ${head.role}` : ""}${label}`;
     const role = this.roles.length ? `role ${roleClass(this.roles, head.role)}` : null;
     const one = { head, canvas };
-    one.thumb = el("button", { type: "button", class: role, title: name, "aria-label": name,
-      onclick: () => this.open(one.head) }, canvas);
+    one.thumb = button(canvas, name, () => this.open(one.head), { class: role, "aria-label": name });
     this.thumbs.push(one);
     return one.thumb;
   }
@@ -32,7 +31,7 @@ class Gallery {
     this.end(el("span", { class: "corner" }, "layer ╲ head"), columns.map((name) => el("span", {}, name)),
       heads.map((head, index) => [
         head.layer !== heads[index - 1]?.layer && el("span", { class: "layer" }, head.layer),
-        fill(this.thumb(head), { style: { gridColumn: columns.indexOf(head.head) + 2 } }, [])]));
+        fill(this.thumb(head), { style: { gridColumn: columns.indexOf(head.head) + 2 } })]));
   }
 
   begin(columns, many = false) {

@@ -50,7 +50,8 @@ function paintWeights(canvas, { values, width }, shade, zoom = 1) {
 
 const tidy = (weight) => Number(weight.toFixed(6));
 
-// What all heads have in common; those below hold weights, `at(t, s)` in [0, 1].
+// What all heads have in common; `visit(from, to, act)` calls `act(t, s, weight)` with their weights, in [0, 1], but for
+// zeros.
 class AnyHead {
   constructor(map, index, tokens) {
     this.stack = map.stack;
@@ -63,7 +64,9 @@ class AnyHead {
   }
 
   row(t) {
-    return Array.from(this.keys, (_, s) => this.at(t, s));
+    const row = new Array(this.keys.length).fill(0);
+    this.visit([t, 0], [t + 1, row.length], (_, s, weight) => (row[s] = weight));
+    return row;
   }
 
   // The weights of some rows and columns, each pixel the largest of `each` by `each`: thin diagonals and single bright
@@ -98,10 +101,6 @@ class Head extends AnyHead {
     this.values = values.subarray(index * size, (index + 1) * size);
     this.steps = steps;
     this.max = this.values.reduce((max, value) => Math.max(max, value), 0) / steps || 1;
-  }
-
-  at(t, s) {
-    return this.values[t * this.keys.length + s] / this.steps;
   }
 
   // All weights, as they are saved.

@@ -14,13 +14,9 @@ class About {
     this.reading = view.both ? "encode" : this.main; // the stack that reads the text
   }
 
-  ids(stack) {
-    return this.flow.idsOf(stack);
-  }
-
   // The followed token of a stack, as it is shown.
   piece(stack = this.main, at = this.flow.position(stack)) {
-    return bdi(this.view.tokenizer.pieces([this.ids(stack)[at]])[0]);
+    return bdi(this.view.tokenizer.pieces([this.flow.idsOf(stack)[at]])[0]);
   }
 
   // The first box of a layer, or of all for null, that `test` fits.
@@ -44,10 +40,6 @@ class About {
   // Numbers of a box's result, or of a site, for the followed token.
   numbers(box, name = box.step.out[0]) {
     return this.flow.numbers(this.flow.runOf(box.entry), name, box);
-  }
-
-  size(box) {
-    return this.section.program.entries[box.entry].shapes[box.step.out[0]];
   }
 
   get tokenBox() {
@@ -110,8 +102,6 @@ class About {
 }
 
 const entropyOf = (weights) => weights.reduce((sum, w) => sum - (w > 0 ? w * Math.log(w) : 0), 0);
-const argmaxOf = (numbers, test = () => true) =>
-  numbers.reduce((best, x, i) => (test(i) && (best < 0 || x > numbers[best]) ? i : best), -1);
 const POSITIONS = ["rotate", "t5_bias", "alibi_bias", "disentangled_bias", "sinusoids"];
 const isPosition = (box) => POSITIONS.includes(box.kind) || (box.kind === "embedding" && /position/.test(box.weight));
 const isLogits = ({ site }) => /(^|\.)logits$/.test(site ?? "");

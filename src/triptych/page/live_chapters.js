@@ -10,7 +10,7 @@ const opens = (label, test, stack = "main", layer = 0) => [label,
   (about) => about.opened(about[stack], test),
   (about) => about.box(about[stack], test, layer)];
 const cuts = (label, parts, fits) => [label,
-  (about) => about.view.cutOnly(...parts(about)), (about) => about.view.cutsAre(...parts(about)), fits];
+  (about) => about.view.board.set(parts(about)), (about) => about.view.board.cutsAre(parts(about)), fits];
 const switches = (label, key, off, fits) => [label,
   (about) => about.view.switch(key, off), (about) => about.view.off[key] === off, fits];
 const follows = (label, at) => [label,
@@ -60,7 +60,7 @@ const CHAPTERS = [
     text(about) {
       const { view } = about;
       const { id, rows, columns, first, closest, cosine } = view.now.token;
-      const tokens = about.ids(about.reading).length;
+      const tokens = about.flow.idsOf(about.reading).length;
       const piece = () => about.piece(about.reading);
       return prose`A model computes with numbers. Your text is ${count("tokens", tokens)}
         ${tokens === 1 ? "token" : "tokens"} from a vocabulary of ${count("vocabulary", rows)}; ${piece()} is number
@@ -72,10 +72,10 @@ const CHAPTERS = [
     steps: [
       opens("Open the embedding", isToken, "reading", null),
       ["Write one token twice", (about) => {
-        const id = about.ids(about.reading)[about.flow.position(about.reading)];
+        const id = about.flow.idsOf(about.reading)[about.flow.position(about.reading)];
         about.view.setText(about.view.tokenizer.decode([id, id]) || `${about.section.text} ${about.section.text}`);
       }, (about) => {
-        const ids = about.ids(about.reading);
+        const ids = about.flow.idsOf(about.reading);
         return about.view.before !== null && new Set(ids).size < ids.length;
       }],
       restores(),
@@ -97,7 +97,7 @@ const CHAPTERS = [
     steps: [
       opens("Open the step", isPosition, "reading", null),
       follows("Follow the first token", () => 0),
-      follows("Follow the last token", (about) => about.ids(about.reading).length - 1),
+      follows("Follow the last token", (about) => about.flow.idsOf(about.reading).length - 1),
     ],
     ask: "Without positions and without a mask: what would a permutation of the tokens change?",
     answer: "Each token would have the same result as before, at its new position. Attention is equivariant to the " +
@@ -108,9 +108,9 @@ const CHAPTERS = [
     text(about) {
       const box = about.attention();
       const { dots, scores, seen, t } = about.row(box);
-      const best = argmaxOf(dots ?? scores, (j) => seen[j]);
+      const best = argmax((dots ?? scores).map((score, j) => (seen[j] ? score : -Infinity)));
       return prose`In head 0 of layer 0, ${about.piece(about.main, t)} has a query of
-        ${count("head width", about.size(box)[2])} numbers, and every token has a key of the same size. Their dot
+        ${count("head width", box.shape[2])} numbers, and every token has a key of the same size. Their dot
         product is large where both have a similar direction: the largest is ${number("dot", (dots ?? scores)[best])},
         with the key of ${about.piece(about.main, best)} at position ${count("best", best)}. What is averaged then is
         not the keys but third vectors, the values. Cut the arrow of the values: the weights stay the same, and the
@@ -130,7 +130,7 @@ const CHAPTERS = [
     text(about) {
       const box = about.attention();
       const { scores, seen, weights, trained } = about.row(box);
-      const width = about.size(box)[2];
+      const width = box.shape[2];
       const visibleScores = scores.filter((_, j) => seen[j]);
       const sharp = (factor) =>
         number("sharp", entropyOf(softmax(Float64Array.from(visibleScores, (x) => x * factor))));
@@ -169,7 +169,7 @@ const CHAPTERS = [
           token itself and ${number("behind", sum((j) => j > t))} to later ones. In training some tokens are replaced
           by [MASK], and the model predicts them.`;
       }
-      const n = about.ids("decode").length;
+      const n = about.flow.idsOf("decode").length;
       const sees = visible(box.step.attributes.mask);
       let open = 0;
       for (let q = 0; q < n; q++) for (let k = 0; k < n; k++) open += sees(q, k);
@@ -201,7 +201,7 @@ const CHAPTERS = [
       const heads = about.flow.heads(box);
       const list = Array.from({ length: Math.min(heads, 6) }, (_, h) => {
         const { weights } = about.row(box, h);
-        const at = argmaxOf(weights);
+        const at = argmax(weights);
         const piece = about.piece(about.both ? "encode" : about.main, at);
         return prose`${h ? ", " : ""}head ${h} ${piece} (${number(`head ${h}`, weights[at])})`;
       });
@@ -252,7 +252,7 @@ const CHAPTERS = [
     text(about) {
       const box = about.neurons;
       const numbers = box ? about.numbers(box) : new Float32Array(1);
-      const most = argmaxOf(numbers.map(Math.abs));
+      const most = argmax(numbers.map(Math.abs));
       const [own, all] = [/\.(mlp|moe)\./, /./].map((names) => Object.entries(about.section.tensors)
         .reduce((sum, [name, { shape }]) => sum + (names.test(name) ? shape.reduce((a, b) => a * b, 1) : 0), 0));
       return prose`Attention moves information between tokens; the MLP works on each token alone. It maps the vector to
@@ -276,7 +276,7 @@ const CHAPTERS = [
     text(about) {
       const { view } = about;
       const chances = probabilities([...view.now.logits[0]]);
-      const best = argmaxOf(chances);
+      const best = argmax(chances);
       const spread = entropyOf(chances);
       const start = prose`The dot product of the last vector with a row for each possible answer gives
         ${count("answers", chances.length)} logits. Softmax makes probabilities of them. The likeliest at temperature 1

@@ -24,6 +24,7 @@ function boxesOf(entries, given) {
   for (const box of boxes) {
     box.inputs = box.inputs.map(([key, value, from]) => ({ key, value, from: from === null ? null : boxes[from] }));
     box.weight = box.step.weights.weight ?? null; // which matrix or table it is
+    box.shape = entries[box.entry].shapes[box.step.out[0]];
   }
   return boxes;
 }
@@ -40,10 +41,11 @@ class Flow extends FlowPicture {
       .map(([name, boxes]) => [name, boxesOf(entries, boxes)]));
     this.stack = entries.decode ? "decode" : "encode";
     this.layer = 0;
-    this.picture = el("div", { class: "picture", role: "group",
-      "aria-label": "Steps of the model; arrow keys move, Enter opens" });
+    this.picture = group("picture", "Steps of the model; arrow keys move, Enter opens");
     this.detail = el("div", { class: "detail", "aria-live": "polite" });
-    this.tokens = el("div", { class: "strip", role: "group", "aria-label": "The token that is followed" });
+    this.tokens = group("strip", "The token that is followed");
+    onarrows(this.tokens, () => [...this.tokens.children], (from, across) => (across ? from + across : -1),
+      (to) => this.follow(to));
     const names = view.both ? { encode: "Encoder", decode: "Decoder" } : { [this.stack]: "Layer" };
     const layers = Object.entries(this.stacks).flatMap(([stack, boxes]) => [...new Set(boxes.map(({ layer }) => layer))]
       .filter((layer) => Number.isInteger(layer)).sort((a, b) => a - b)
@@ -118,15 +120,9 @@ class Flow extends FlowPicture {
     const key = `${this.stack} ${at} ${this.ids}`;
     if (this.shownTokens === key) return;
     this.shownTokens = key;
-    const held = this.tokens.contains(document.activeElement);
-    refill(this.tokens, this.view.tokenizer.pieces(this.ids).map((piece, i) => {
-      const chip = el("button", { type: "button", class: "chip", "aria-pressed": i === at,
-        tabindex: i === at ? 0 : -1, onclick: () => this.follow(i) }, bdi(piece), el("sub", {}, i));
-      onkeys(chip, { ArrowRight: () => this.follow(Math.min(i + 1, this.ids.length - 1)),
-        ArrowLeft: () => this.follow(Math.max(i - 1, 0)) });
-      return chip;
-    }));
-    if (held) this.tokens.children[at]?.focus();
+    keepFocus(this.tokens, () => refill(this.tokens, this.view.tokenizer.pieces(this.ids).map((piece, i) =>
+      button([bdi(piece), el("sub", {}, i)], null, () => this.follow(i),
+        { class: "chip", "aria-pressed": i === at, tabindex: i === at ? 0 : -1 }))));
   }
 
   runOf(entry) {
@@ -158,8 +154,7 @@ class Flow extends FlowPicture {
 
   // How many heads the attention around a box has, or 0.
   heads(box) {
-    const shape = this.view.section.program.entries[box.entry].shapes[box.step.out[0]];
-    if (box.step.op !== "attend" && shape.length < 3 && !/\.(q|k|v|q_rot|k_rot)$/.test(box.site ?? "")) return 0;
+    if (box.step.op !== "attend" && box.shape.length < 3 && !/\.(q|k|v|q_rot|k_rot)$/.test(box.site ?? "")) return 0;
     return this.partOf(box)?.heads ?? 0;
   }
 
@@ -301,8 +296,8 @@ class Flow extends FlowPicture {
     return [...this.partCuts(box), ...arrows].map(({ cut, name }) => {
       const gone = this.view.board.cuts.has(cut);
       const hint = "A part that is cut adds nothing; behind a cut arrow a box reads zeros";
-      const press = () => this.view.board.press(cut);
-      return fill(button(`${gone ? "Put back" : "Cut"} ${name}`, hint, press), { "aria-pressed": gone }, []);
+      return button(`${gone ? "Put back" : "Cut"} ${name}`, hint, () => this.view.board.press(cut),
+        { "aria-pressed": gone });
     });
   }
 }

@@ -7,14 +7,12 @@ const GROUP = 32; // columns that share a scale
 const aligned = (bytes) => Math.ceil(bytes / 16) * 16;
 const padded = (columns) => Math.ceil(columns / GROUP) * GROUP;
 
-function bytesOf(base64, into) {
-  if (into.setFromBase64) {
-    into.setFromBase64(base64);
-    return into;
-  }
+function bytesOf(base64) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
   const text = atob(base64);
-  for (let i = 0; i < text.length; i++) into[i] = text.charCodeAt(i);
-  return into;
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes;
 }
 
 // A half-precision number from its 16 bits.
@@ -115,7 +113,7 @@ class SimdKernel {
 function makeKernel(bytes, plain) {
   if (!plain && typeof WebAssembly === "object") {
     try {
-      return new SimdKernel(bytes, bytesOf(LINEAR_WASM, new Uint8Array(LINEAR_WASM_BYTES)));
+      return new SimdKernel(bytes, bytesOf(LINEAR_WASM));
     } catch {
       // No SIMD, or a policy that refuses WebAssembly: the same numbers, more slowly.
     }
@@ -127,7 +125,7 @@ function makeKernel(bytes, plain) {
 // `tensors` tells where each lies in `base64`: codes [rows, padded columns] and then fp16 scales, or fp32 numbers.
 class Weights {
   constructor(tensors, base64, plain = false) {
-    const raw = bytesOf(base64, new Uint8Array(Math.floor(base64.length / 4) * 3));
+    const raw = bytesOf(base64);
     this.tensors = tensors;
     let bytes = 0;
     const places = Object.entries(tensors).map(([name, { kind, shape }]) => {
@@ -163,12 +161,7 @@ class Weights {
     if (!(index >= 0 && index < rows)) throw new Error(`${name} has no row ${index}`);
     const own = new Int8Array(this.kernel.buffer, codes + index * stride, columns);
     const steps = new Float32Array(this.kernel.buffer, scales + (index * stride * 4) / GROUP, stride / GROUP);
-    for (let c = 0; c < columns; c++) into[place + c] = own[c] * steps[c >> 5];
+    expandRow(own, 0, steps, columns, into.subarray(place));
     return into;
-  }
-
-  // x [n, columns] times the rows of a matrix.
-  product(x, n, name) {
-    return this.kernel.multiply(x, n, this.entry(name));
   }
 }

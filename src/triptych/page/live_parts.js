@@ -11,8 +11,7 @@ class Board {
     const layers = {};
     for (const one of parts) (layers[`${one.tower} ${one.layer}`] ??= []).push(one);
     const both = new Set(parts.map((one) => one.tower)).size > 1;
-    const about = "Parts of the model; press one to cut it out or put it back";
-    const rows = el("div", { class: "rows", role: "group", "aria-label": about },
+    const rows = group("rows", "Parts of the model; press one to cut it out or put it back",
       Object.values(layers).map((ones) => this.row(ones, both)));
     this.reset = button("Put all back", "Undo every cut", () => this.set([]));
     this.node = div("board", rows, this.reset);
@@ -34,7 +33,7 @@ class Board {
   }
 
   key(cut, label, name) {
-    const one = fill(button(label, "Cut out or put back", () => this.press(cut)), { "aria-label": name }, []);
+    const one = button(label, "Cut out or put back", () => this.press(cut), { "aria-label": name });
     this.keys.push({ cut, one });
     return one;
   }
@@ -50,6 +49,10 @@ class Board {
     this.cuts = new Set(cuts);
     this.mark();
     this.changed();
+  }
+
+  cutsAre(cuts) {
+    return cuts.length === this.cuts.size && cuts.every((cut) => this.cuts.has(cut));
   }
 
   // The tab key reaches one part, arrow keys move among them.
@@ -144,9 +147,8 @@ class Bars {
 
   add() {
     const row = { name: el("span"), bar: el("i"), ghost: el("s", { title: "in the whole model" }), number: el("b") };
-    const line = this.pick ? el("button", { type: "button", onclick: () => this.pick(row.index) }) : el("div");
-    fill(line, {}, [row.name, el("span", { class: "track" }, row.bar, row.ghost), row.number]);
-    row.node = el("li", {}, line);
+    const content = [row.name, el("span", { class: "track" }, row.bar, row.ghost), row.number];
+    row.node = el("li", {}, this.pick ? button(content, null, () => this.pick(row.index)) : el("div", {}, content));
     this.rows.push(row);
     this.list.append(row.node);
   }

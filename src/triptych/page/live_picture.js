@@ -68,14 +68,13 @@ class FlowPicture {
   }
 
   button(box) {
-    const shape = this.view.section.program.entries[box.entry].shapes[box.step.out[0]].slice(1).join(" × ");
+    const shape = box.shape.slice(1).join(" × ");
     const own = /[NSM]/.test(shape) ? "" : shape;
     const { x, y, width } = box.frame;
-    const one = el("button", { type: "button", class: `box ${box.lane ? "" : "stream"}`,
-      style: { left: `${x}px`, top: `${y}px`, width: `${width}px`, height: `${BOX.height}px` },
-      onclick: () => this.open(box) },
-    box.title, el("small", {}, box.part === "scores" || box.part === "softmax" ? "a row of keys" : own));
-    one.classList.toggle("narrow", width < BOX.narrow);
+    const content = [box.title, el("small", {}, /scores|softmax/.test(box.part) ? "a row of keys" : own)];
+    const one = button(content, null, () => this.open(box), {
+      class: `box ${box.lane ? "" : "stream"} ${width < BOX.narrow ? "narrow" : ""}`,
+      style: { left: `${x}px`, top: `${y}px`, width: `${width}px`, height: `${BOX.height}px` } });
     this.buttons.set(box, one);
     return one;
   }

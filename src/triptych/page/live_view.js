@@ -4,7 +4,7 @@ class LiveView {
   constructor(section, place) {
     this.section = section;
     this.engine = null; // until its weights are unpacked, behind the first picture of the page
-    this.tokenizer = Tokenizer.from(section.tokenizer);
+    this.tokenizer = new Tokenizer(section.tokenizer);
     this.parts = section.parts;
     this.both = section.layout === "encoder-decoder";
     this.decodes = section.layout !== "encoder";
@@ -38,7 +38,7 @@ class LiveView {
     this.source = field(this.both ? "Source" : "Text", this.section.text);
     this.target = this.both ? field("Target", this.section.target) : null;
     this.strips = div("strips");
-    this.warning = el("p", { class: "quiet", role: "status" });
+    this.warning = statusLine();
     this.board = new Board(this.parts, () => this.update());
     this.bars = [];
     this.predictions = div("predictions");
@@ -75,8 +75,7 @@ class LiveView {
     this.off = { mask: false, scale: false };
     this.toggles = {};
     const add = (label, key, hint) => {
-      const press = () => this.switch(key, !this.off[key]);
-      this.toggles[key] = fill(button(label, hint, press), { "aria-pressed": true }, []);
+      this.toggles[key] = button(label, hint, () => this.switch(key, !this.off[key]), { "aria-pressed": true });
     };
     if (this.decodes) {
       add("Mask", "mask", "Off: every token also sees those after it, which the model never saw in training");
@@ -85,8 +84,7 @@ class LiveView {
       add("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so softmax is sharper");
     }
     const all = Object.values(this.toggles);
-    const attributes = { class: "switches choice", role: "group", "aria-label": "Attention as trained" };
-    return all.length ? el("div", attributes, all) : "";
+    return all.length ? group("switches choice", "Attention as trained", all) : "";
   }
 
   switch(key, off) {
@@ -133,16 +131,7 @@ class LiveView {
     this.restoreText();
     this.masked.clear();
     for (const key of Object.keys(this.toggles)) this.switch(key, false);
-    this.cutOnly();
-  }
-
-  // These parts and arrows are cut, and no others.
-  cutOnly(...cuts) {
-    this.board.set(cuts);
-  }
-
-  cutsAre(...cuts) {
-    return cuts.length === this.board.cuts.size && cuts.every((cut) => this.board.cuts.has(cut));
+    this.board.set([]);
   }
 
   // Soon: at once in a worker, or where the last text was fast; else when the reader pauses.
@@ -256,12 +245,11 @@ class LiveView {
     this.shownTokens = key;
     const strip = (label, list, mask) => {
       const chips = this.tokenizer.pieces(list).map((piece, at) => {
-        const press = () => this.maskToken(at);
-        const chip = mask ? button("", "Mask this token, or show it again", press) : el("span");
-        return fill(chip, { class: "chip", "aria-pressed": mask ? this.masked.has(at) : null },
-          [bdi(piece), el("sub", {}, list[at])]);
+        const content = [bdi(piece), el("sub", {}, list[at])];
+        return mask ? button(content, "Mask this token, or show it again", () => this.maskToken(at),
+          { class: "chip", "aria-pressed": this.masked.has(at) }) : el("span", { class: "chip" }, content);
       });
-      return el("div", { class: "strip", role: "group", "aria-label": `${label} tokens` }, chips);
+      return group("strip", `${label} tokens`, chips);
     };
     keepFocus(this.strips, () => refill(this.strips, source && strip("source", source, false),
       strip(source ? "target" : "text", ids, this.masks)));

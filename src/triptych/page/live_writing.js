@@ -16,7 +16,7 @@ class CachePicture {
   constructor(layers, numbers) {
     Object.assign(this, { layers, numbers });
     this.canvas = el("canvas", { class: "cache", "aria-hidden": "true" });
-    this.text = el("p", { class: "quiet", role: "status" });
+    this.text = statusLine();
     this.node = el("div", { class: "kv", hidden: "" }, el("h4", {}, "KV cache"), this.canvas, this.text);
     repaints.push(() => this.last && this.show(...this.last));
   }

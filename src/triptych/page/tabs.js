@@ -26,8 +26,8 @@ function mountTabs(sections) {
       event.preventDefault();
       open(index, true);
     };
-    fill(link, { role: "tab", id: `tab-${index}`, "aria-controls": panels[index].id, onclick: press }, []);
-    fill(panels[index], { role: "tabpanel", "aria-labelledby": link.id }, []);
+    fill(link, { role: "tab", id: `tab-${index}`, "aria-controls": panels[index].id, onclick: press });
+    fill(panels[index], { role: "tabpanel", "aria-labelledby": link.id });
   });
   const step = (by) => () =>
     open((links.findIndex((link) => link.tabIndex === 0) + by + links.length) % links.length, true);

@@ -26,7 +26,6 @@ function properties(classes, sets) {
 // Where grapheme clusters end (Unicode, UAX 29), as far as clusters of up to 5 bytes need it: pairs of regional
 // indicators are left out, because one has 4 bytes.  Calls `act` with the characters of each cluster.
 function clusters(text, known, act) {
-  const follows = { L: /[LVTS]/, V: /[VT]/, T: /T/ };
   let cluster = [];
   let last = null; // what is known of the last character
   let picture = false; // a pictograph and marks behind it
@@ -38,7 +37,7 @@ function clusters(text, known, act) {
     else if (last.control || now.control) joined = false;
     else if (now.extend || last.prepend) joined = true;
     else if (last.hangul && now.hangul) joined = now.syllable ? last.hangul === "L"
-      : follows[last.hangul].test(now.hangul);
+      : "LL LV LT VV VT TT".includes(last.hangul + now.hangul);
     else if (last.code === 0x200d && picture && now.pictograph) joined = true;
     else joined = conjunct === "linked" && now.consonant;
     if (!joined) {
