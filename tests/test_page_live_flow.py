@@ -123,7 +123,7 @@ def test_the_numbers_of_a_box_are_the_model_s(panel: str, browser: Browser, page
         if (!box.site || !["encode", "decode", "cross_kv"].includes(box.entry)) continue;
         found[box.site] = ["first", "last"].map((which) => {{
           {FLOW}.followed[stack] = which === "first" ? 0 : 1e9;
-          return [...{FLOW}.numbers({FLOW}.runOf(box.entry), box.step.out[0], box)];
+          return [...{FLOW}.numbers(box)];
         }});
       }}
       return found;
@@ -176,7 +176,7 @@ def test_attention_s_scores_and_weights_are_the_model_s(panel: str, browser: Bro
         box = f'{FLOW}.stacks.{stack}.find((box) => box.id === "{stack}:{step.out[0]}:softmax")'
         act(tab, f"{FLOW}.choose('{stack}', {box}.layer)")
         row = tab.evaluate(
-            f"(() => {{ {FLOW}.head = 1; const row = {FLOW}.row({FLOW}.runOf('{stack}'), {box}.step);"
+            f"(() => {{ {FLOW}.head = 1; const row = {FLOW}.row({box});"
             " return { ...row, weights: [...row.weights] }; })()"
         )
         q, k = values[f"{part}.q_rot"][row["t"], 1], values[f"{part}.k_rot"][:, 1]

@@ -123,7 +123,6 @@ class AttentionView {
     return keys;
   }
 
-  // What `exportButtons` saves.
   file() {
     return fileName(this.stack, "layer", this.head.layer, "head", this.head.head);
   }

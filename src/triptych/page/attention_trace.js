@@ -9,19 +9,10 @@ async function inflate(text) {
 }
 
 // All high bytes, then all low bytes -> 16-bit numbers.
-function joined(planes, count) {
+function wholeNumbers(planes, count) {
   const numbers = new Uint16Array(count);
   for (let i = 0; i < count; i++) numbers[i] = (planes[i] << 8) | planes[count + i];
   return numbers;
-}
-
-// The largest weights of each query, [heads, count, queries]: their keys and the roots of the weights, in bytes.
-async function unpackTop(text, queries) {
-  const planes = await inflate(text);
-  const count = planes.length / 3;
-  const keys = joined(planes, count);
-  for (let i = 0; i < count; i++) if (i % queries) keys[i] += keys[i - 1];
-  return { keys, roots: planes.subarray(2 * count) };
 }
 
 // One head of a long text, with the largest weights of each query alone.
@@ -35,7 +26,6 @@ class TopHead extends AnyHead {
     this.max = (this.roots.reduce((max, value) => Math.max(max, value), 0) / 255) ** 2 || 1;
   }
 
-  // The weights that are kept.
   numbers() {
     const largest = this.queries.map(() => []);
     this.visit([0, 0], [this.queries.length, this.keys.length], (t, s, weight) => largest[t].push([s, tidy(weight)]));
@@ -60,28 +50,27 @@ function showStatus({ place, status, content }, text, busy = false) {
   content.hidden = Boolean(text);
 }
 
-const unpackedMaps = new WeakMap(); // the data of a layer -> a promise of its heads
+const unpackedMaps = new WeakMap(); // the data of a layer -> a promise of its heads, whichever section asks
 
 async function unpackLayer(map, { tokens, steps }) {
-  if (map.top) {
-    const top = await unpackTop(map.top, tokens[map.queries].length);
-    return map.heads.map((_, index) => new TopHead(map, index, top, tokens));
+  const planes = await inflate(map.top ?? map.weights);
+  if (!map.top) {
+    const values = wholeNumbers(planes, planes.length / 2);
+    return map.heads.map((_, index) => new Head(map, index, values, tokens, steps));
   }
-  const planes = await inflate(map.weights);
-  const values = joined(planes, planes.length / 2);
-  return map.heads.map((_, index) => new Head(map, index, values, tokens, steps));
-}
-
-// The heads of one layer, unpacked once, whichever section asks.
-function headsIn(map, section) {
-  if (!unpackedMaps.has(map)) unpackedMaps.set(map, unpackLayer(map, section));
-  return unpackedMaps.get(map);
+  // The largest weights of each query, [heads, count, queries]: their keys and the roots of the weights, in bytes.
+  const [count, queries] = [planes.length / 3, tokens[map.queries].length];
+  const keys = wholeNumbers(planes, count);
+  for (let i = 0; i < count; i++) if (i % queries) keys[i] += keys[i - 1];
+  const top = { keys, roots: planes.subarray(2 * count) };
+  return map.heads.map((_, index) => new TopHead(map, index, top, tokens));
 }
 
 // The heads of a stack in the order of layers; one with all its weights stands in place of the same without.
 async function unpackedHeads(section, stack) {
-  const layers = await Promise.all(section.maps.filter((map) => map.stack === stack)
-    .map((map) => headsIn(map, section)));
+  const maps = section.maps.filter((map) => map.stack === stack);
+  for (const map of maps) if (!unpackedMaps.has(map)) unpackedMaps.set(map, unpackLayer(map, section));
+  const layers = await Promise.all(maps.map((map) => unpackedMaps.get(map)));
   const heads = new Map();
   for (const head of layers.flat().sort((a, b) => Boolean(b.count) - Boolean(a.count))) {
     heads.set(`${head.layer} ${head.head}`, head);

@@ -71,8 +71,6 @@ function choice(name, entries, picked, pick) {
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
-// Texts and numbers, as they are read.
-
 const LONGEST = 160; // letters of a token that are shown
 
 // Tokens as they are read: spaces and line ends that would not show get a sign.
@@ -189,8 +187,6 @@ function mountTheme(tools) {
     repaint();
   });
 }
-
-// Saving
 
 function save(name, blob) {
   const link = el("a", { href: URL.createObjectURL(blob), download: name });

@@ -90,7 +90,6 @@ class ComparisonView {
     this.plots.forEach((plot) => plot.paint(this.shade));
   }
 
-  // What `exportButtons` saves.
   file() {
     return fileName("two-texts", this.stack, this.head.layer, this.head.head);
   }

@@ -24,7 +24,6 @@ class Gallery {
     return one.thumb;
   }
 
-  // Layers down, heads across.
   show(heads) {
     const columns = [...new Set(heads.map((head) => head.head))].sort((a, b) => a - b);
     this.begin(columns.length, new Set(heads.map((head) => head.layer)).size > MANY);

@@ -103,7 +103,6 @@ class Head extends AnyHead {
     this.max = this.values.reduce((max, value) => Math.max(max, value), 0) / steps || 1;
   }
 
-  // All weights, as they are saved.
   numbers() {
     return { weights: this.queries.map((_, t) => this.row(t).map(tidy)) };
   }

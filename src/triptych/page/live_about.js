@@ -24,7 +24,6 @@ class About {
     return this.flow.stacks[stack].find((box) => (layer === null || box.layer === layer) && test(box, this)) ?? null;
   }
 
-  // Opens the box in the diagram.
   open(stack, test, layer = 0) {
     const box = this.box(stack, test, layer);
     const shownLayer = Number.isInteger(box?.layer) ? box.layer : stack === this.flow.stack ? this.flow.layer : 0;
@@ -32,14 +31,8 @@ class About {
     this.flow.node.scrollIntoView({ block: "nearest" });
   }
 
-  // Whether the diagram shows such a box.
   opened(stack, test) {
     return this.flow.stack === stack && Boolean(this.flow.box) && test(this.flow.box, this);
-  }
-
-  // Numbers of a box's result, or of a site, for the followed token.
-  numbers(box, name = box.step.out[0]) {
-    return this.flow.numbers(this.flow.runOf(box.entry), name, box);
   }
 
   get tokenBox() {
@@ -49,11 +42,6 @@ class About {
   // The attention of the prediction's stack in layer 0: its own, or the one that reads the encoder.
   attention(cross = false) {
     return this.box(this.main, ({ kind, step }) => kind === "softmax" && (step.attributes.keys === "cross") === cross);
-  }
-
-  // The row of attention of the followed token in one head.
-  row(box, head = 0) {
-    return this.flow.row(this.flow.runOf(box.entry), box.step, head);
   }
 
   // How far the prediction is from that of the whole model, or null.

@@ -48,8 +48,8 @@ const POSITION_TEXTS = {
   },
   embedding: (about, box, at) => prose`This model adds to each token the row of its position from a second table. At
     position ${count("position", at)}, that of ${about.piece(about.reading)}, the root mean square of that row is
-    ${number("place", rootMeanSquare(about.numbers(box)))}, and that of the token's own row is
-    ${number("token", rootMeanSquare(about.numbers(about.tokenBox)))}.`,
+    ${number("place", rootMeanSquare(about.flow.numbers(box)))}, and that of the token's own row is
+    ${number("token", rootMeanSquare(about.flow.numbers(about.tokenBox)))}.`,
   t5_bias: biased("These numbers are learned."),
   alibi_bias: biased("They decrease linearly with the distance."),
 };
@@ -107,7 +107,7 @@ const CHAPTERS = [
     title: "Queries, keys and values",
     text(about) {
       const box = about.attention();
-      const { dots, scores, seen, t } = about.row(box);
+      const { dots, scores, seen, t } = about.flow.row(box, 0);
       const best = argmax((dots ?? scores).map((score, j) => (seen[j] ? score : -Infinity)));
       return prose`In head 0 of layer 0, ${about.piece(about.main, t)} has a query of
         ${count("head width", box.shape[2])} numbers, and every token has a key of the same size. Their dot
@@ -129,7 +129,7 @@ const CHAPTERS = [
     title: "The scale and softmax",
     text(about) {
       const box = about.attention();
-      const { scores, seen, weights, trained } = about.row(box);
+      const { scores, seen, weights, trained } = about.flow.row(box, 0);
       const width = box.shape[2];
       const visibleScores = scores.filter((_, j) => seen[j]);
       const sharp = (factor) =>
@@ -160,7 +160,7 @@ const CHAPTERS = [
     title: "Who sees whom",
     text(about) {
       const box = about.attention();
-      const { weights, t } = about.row(box);
+      const { weights, t } = about.flow.row(box, 0);
       if (!about.decodes) {
         const sum = (test) => weights.reduce((total, w, j) => total + (test(j) ? w : 0), 0);
         return prose`An encoder reads the whole text at once: each of its ${count("tokens", weights.length)} tokens
@@ -200,7 +200,7 @@ const CHAPTERS = [
       const box = about.attention(about.both);
       const heads = about.flow.heads(box);
       const list = Array.from({ length: Math.min(heads, 6) }, (_, h) => {
-        const { weights } = about.row(box, h);
+        const { weights } = about.flow.row(box, h);
         const at = argmax(weights);
         const piece = about.piece(about.both ? "encode" : about.main, at);
         return prose`${h ? ", " : ""}head ${h} ${piece} (${number(`head ${h}`, weights[at])})`;
@@ -226,7 +226,7 @@ const CHAPTERS = [
     text(about) {
       const add = about.streamAdd;
       const norm = about.box(about.main, isNorm);
-      const of = (name) => rootMeanSquare(about.numbers(add, name));
+      const of = (name) => rootMeanSquare(about.flow.numbers(add, name));
       const stream = about.streamInput;
       const branch = add.inputs.find((one) => one !== stream);
       const after = about.prenorm ? "for the part that reads it, so that the inputs of all parts have a similar size."
@@ -234,7 +234,7 @@ const CHAPTERS = [
       return prose`No layer replaces a token's vector; each part adds to it. Its root mean square: ${about.piece()}
         enters layer 0 with ${number("enters", of(stream.value))}, attention adds
         ${number("attention", of(branch.value))}, and after the addition it is ${number("sum", of(add.step.out[0]))}.
-        ${norm ? prose`${norm.title} makes it ${number("norm", rootMeanSquare(about.numbers(norm)))} ${after} ` : ""
+        ${norm ? prose`${norm.title} makes it ${number("norm", rootMeanSquare(about.flow.numbers(norm)))} ${after} ` : ""
         }Cut the arrow of the residual stream: the embeddings can then pass only through the attention of this
         layer.${about.effect("It is cut")}`;
     },
@@ -251,7 +251,7 @@ const CHAPTERS = [
     title: "The MLP",
     text(about) {
       const box = about.neurons;
-      const numbers = box ? about.numbers(box) : new Float32Array(1);
+      const numbers = box ? about.flow.numbers(box) : new Float32Array(1);
       const most = argmax(numbers.map(Math.abs));
       const [own, all] = [/\.(mlp|moe)\./, /./].map((names) => Object.entries(about.section.tensors)
         .reduce((sum, [name, { shape }]) => sum + (names.test(name) ? shape.reduce((a, b) => a * b, 1) : 0), 0));

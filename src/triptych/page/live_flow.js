@@ -140,9 +140,9 @@ class Flow extends FlowPicture {
     return names;
   }
 
-  // Numbers of a value for the followed token; of one head where it has heads.
-  numbers(run, name, box, head = null) {
-    const { shape, data } = run.values.get(name);
+  // Numbers of a box's result, or of another value, for the followed token; of one head where it has heads.
+  numbers(box, name = box.step.out[0], head = null) {
+    const { shape, data } = this.runOf(box.entry).values.get(name);
     const stack = box.entry === "decode" ? "decode" : box.entry === "unembed" ? null : "encode";
     const row = Math.min(stack ? this.position(stack) : 0, shape[0] - 1);
     const width = data.length / shape[0];
@@ -180,7 +180,7 @@ class Flow extends FlowPicture {
     if (chooser) chooser.prepend(el("small", {}, "head"));
     keepFocus(this.detail, () => refill(this.detail,
       el("h4", {}, box.title), el("p", {}, what), el("p", { class: "formula" }, equation), this.shapes(box, run),
-      chooser, box.step.op === "attend" ? this.attention(box, run) : this.vectors(box, run, heads),
+      chooser, box.step.op === "attend" ? this.attention(box) : this.vectors(box, run, heads),
       div("cuts", this.cutButtons(box))));
   }
 
@@ -204,10 +204,10 @@ class Flow extends FlowPicture {
       && run.values.get(value).data instanceof Float32Array);
     const cut = (key) => this.view.board.cuts.has(arrowName(box.entry, box.step, key));
     const parts = inputs.map(({ key, value }) => this.strip(cut(key) ? `${key}, cut` : key,
-      this.numbers(run, value, box, head), false, cut(key)));
-    const result = this.numbers(run, box.step.out[0], box, head);
+      this.numbers(box, value, head), false, cut(key)));
+    const result = this.numbers(box, box.step.out[0], head);
     const matrix = /^q|^k|^v/.test((box.site ?? "").split(".").at(-1)) && box.step.op === "linear" && heads;
-    const own = matrix ? this.numbers(run, box.site, box, head) : result;
+    const own = matrix ? this.numbers(box, box.site, head) : result;
     return [parts, this.strip("result", own, true), isLogits(box) && this.likeliest(result)];
   }
 
@@ -236,7 +236,8 @@ class Flow extends FlowPicture {
   }
 
   // A row of attention: what a head of the followed token reads.
-  row(run, step, head = this.head) {
+  row({ entry, step }, head = this.head) {
+    const run = this.runOf(entry);
     const { keys, data, queries } = run.patterns.get(attendPart(step));
     const t = this.position(run.name);
     const place = (head * queries + t) * keys;
@@ -260,8 +261,8 @@ class Flow extends FlowPicture {
       seen: every.map((j) => seen(t, j)), trained: scale };
   }
 
-  attention(box, run) {
-    const row = this.row(run, box.step);
+  attention(box) {
+    const row = this.row(box);
     const { source } = this.view.tokens;
     const pieces = this.view.tokenizer.pieces(box.step.attributes.keys === "cross" ? source : this.ids);
     const order = [...row.weights.keys()].filter((j) => row.seen[j])
@@ -276,7 +277,7 @@ class Flow extends FlowPicture {
     return [quiet("Query ", bdi(this.view.tokenizer.pieces(this.ids)[row.t]), el("sub", {}, row.t),
       `, head ${this.head}:`),
     this.table(["key", "q · k", "score", "weight"], rows), quiet(notes.filter((one) => one).join(" ")),
-    box.part === "mix" && this.strip("result", this.numbers(run, box.step.out[0], box, this.head), true)];
+    box.part === "mix" && this.strip("result", this.numbers(box, box.step.out[0], this.head), true)];
   }
 
   // The head and the MLP that a box belongs to.

@@ -126,7 +126,6 @@ function makeKernel(bytes, plain) {
 class Weights {
   constructor(tensors, base64, plain = false) {
     const raw = bytesOf(base64);
-    this.tensors = tensors;
     let bytes = 0;
     const places = Object.entries(tensors).map(([name, { kind, shape }]) => {
       const count = kind === "int8" ? shape[0] * padded(shape[1]) : shape.reduce((a, b) => a * b, 1);

@@ -117,7 +117,6 @@ class Plot {
     return [row, argmax(this.head.row(row))];
   }
 
-  // The tokens of the rows and columns that are shown.
   get tokens() {
     const { head, from, to } = this;
     return [head.queries.slice(from[0], to[0]), head.keys.slice(from[1], to[1])];

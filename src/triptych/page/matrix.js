@@ -58,7 +58,6 @@ class MatrixView {
     return Array.from({ length: flat.length / 2 }, (_, i) => [names[flat[2 * i]], flat[2 * i + 1]]);
   }
 
-  // What `exportButtons` saves.
   file() {
     return fileName(this.section.title);
   }

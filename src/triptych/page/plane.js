@@ -111,7 +111,6 @@ class PlaneView {
     this.play.textContent = "Play";
   }
 
-  // What `exportButtons` saves.
   file() {
     return fileName(this.section.title, this.stack.stack, this.stack.layers[this.layer]);
   }

@@ -62,13 +62,9 @@ const normalizers = {
   around: ({ set }, sets) => replacing(["", set, ""], sets, (char) => ` ${char} `),
   replace: ({ pattern, content }, sets) => replacing(pattern, sets, () => content),
   strip({ set, left, right }, sets) {
-    const is = membership(sets[set]);
-    return (text) => {
-      let [start, end] = [0, text.length]; // white space is never made of two code units
-      while (left && start < end && is(text.charCodeAt(start))) start++;
-      while (right && start < end && is(text.charCodeAt(end - 1))) end--;
-      return text.slice(start, end);
-    };
+    const ends = [left && ["^", set, "+"], right && ["", set, "+$"]].filter((texts) => texts);
+    const strips = ends.map((texts) => replacing(texts, sets, () => ""));
+    return (text) => strips.reduce((now, strip) => strip(now), text);
   },
   prepend: ({ content }) => (text) => (text ? content + text : text),
   bytes: () => asBytes,
