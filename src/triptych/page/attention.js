@@ -23,7 +23,13 @@ class AttentionView {
     this.plot = new Plot((t, s) => this.choose(t, s, false));
     this.reading = el("aside", { class: "reading", "aria-label": "The chosen row" });
     place.append(this.build());
-    this.keyboard();
+    const step = (down, right) => this.choose(this.chosen[0] + down, this.chosen[1] + right, true);
+    const turn = (by) => () => {
+      const all = this.heads[this.stack];
+      this.open(all.at((all.indexOf(this.head) + by) % all.length));
+    };
+    this.keys = { ...moves(step), "[": turn(-1), "]": turn(1) };
+    onkeys(this.plot.heat, this.keys);
     repaints.push(() => this.repaint());
   }
 
@@ -93,8 +99,8 @@ class AttentionView {
   }
 
   showScale() {
-    const stops = PALETTES.get(isDark()).colours.filter((_, index) => index % 15 === 0).map(css);
-    this.bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
+    const stops = PALETTES.get(isDark()).colours.filter((_, index) => index % 15 === 0);
+    this.bar.style.background = `linear-gradient(to right, ${stops.map((rgb) => `rgb(${rgb.join(" ")})`).join(", ")})`;
     const { label, top } = SHADES[this.shade];
     const marked = this.stack === "cross" ? " · ○ strongest source of each output" : "";
     this.top.textContent = `${top(this.head.max).toFixed(3)} · ${label}${marked}`;
@@ -110,17 +116,6 @@ class AttentionView {
   zoom(cell) {
     this.cell = clamp(cell, 1, 48);
     this.plot.resize(this.cell);
-  }
-
-  keyboard() {
-    const turn = (by) => () => {
-      const heads = this.heads[this.stack];
-      this.open(heads.at((heads.indexOf(this.head) + by) % heads.length));
-    };
-    const step = (down, right) => this.choose(this.chosen[0] + down, this.chosen[1] + right, true);
-    const keys = { ...moves(step), "[": turn(-1), "]": turn(1) };
-    onkeys(this.plot.heat, keys);
-    return keys;
   }
 
   file() {

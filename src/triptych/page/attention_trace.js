@@ -1,5 +1,4 @@
-// The attention of a trace as a page stores it: its heads are unpacked when their stack is first shown, may have roles,
-// and can be drawn as lines.
+// The attention of a trace: heads are unpacked when their stack is shown, may have roles, and can be drawn as lines.
 
 // Base64 of deflated bytes.
 async function inflate(text) {
@@ -102,7 +101,6 @@ class Lines {
     this.node = el("div", { class: "scroll lines", tabindex: 0, role: "application" });
   }
 
-  // The rows and columns that `plot` shows.
   show(plot) {
     const { head, from, to, tokens: [queries, keys] } = plot;
     this.node.setAttribute("aria-label",
@@ -173,6 +171,8 @@ class TraceView extends AttentionView {
       note: ` Weights are kept in steps of 1/${section.steps}, those of long texts to within 0.004.`,
     }, place);
     this.section = section;
+    const { ArrowDown, ArrowUp, "[": before, "]": after } = this.keys;
+    onkeys(this.lines.node, { ArrowDown, ArrowUp, "[": before, "]": after });
     this.pick(this.stacks[0]);
   }
 
@@ -199,7 +199,6 @@ class TraceView extends AttentionView {
     return view;
   }
 
-  // The enlarged head as a map or as lines.
   draw(as) {
     this.as = as;
     this.plot.node.hidden = as !== "map";
@@ -219,11 +218,6 @@ class TraceView extends AttentionView {
   choose(t, s, scroll) {
     super.choose(t, s, scroll);
     this.showLines();
-  }
-
-  keyboard() {
-    const { ArrowDown, ArrowUp, "[": before, "]": after } = super.keyboard();
-    onkeys(this.lines.node, { ArrowDown, ArrowUp, "[": before, "]": after });
   }
 
   file() {

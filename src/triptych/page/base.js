@@ -14,7 +14,7 @@ function mountAll(sections, under) {
   });
 }
 
-mounts.chapter = (chapter, place) => mountAll(chapter.sections, place.id);
+mounts.chapter = mounts.tab = ({ sections }, place) => mountAll(sections, place.id);
 
 // `attributes` are also events (`onclick`) and a `style` by its properties; null is left out.  Children are nodes,
 // texts, numbers, and lists of these; false and null are left out.
@@ -95,7 +95,6 @@ function readable(value) {
   return value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
 }
 
-// A text of at most so many letters.
 function shortened(text, most) {
   const letters = [...text];
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
@@ -113,13 +112,11 @@ function onwidth(node, act) {
   }).observe(node);
 }
 
-// Handles keys inside a widget: `keys` maps the name of a key to a function.
+// Handles keys inside a widget: `keys` maps the name of a key to a function; one that gives false leaves the key.
 function onkeys(node, keys) {
   node.addEventListener("keydown", (event) => {
     const act = event.ctrlKey || event.metaKey || event.altKey ? null : keys[event.key];
-    if (!act) return;
-    event.preventDefault();
-    act();
+    if (act && act() !== false) event.preventDefault();
   });
 }
 
@@ -132,16 +129,14 @@ const moves = (move) => ({
 // Arrow keys inside a group of buttons: `next(from, across, down)` gives the place, among those that `buttons()` lists,
 // to which the focus goes from the place `from`; `reach` is called with it.
 function onarrows(node, buttons, next, reach) {
-  node.addEventListener("keydown", (event) => {
-    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+  const step = (across, down) => () => {
     const all = buttons();
-    const from = all.indexOf(event.target);
-    const to = from < 0 || !step ? -1 : next(from, ...step);
-    if (!all[to]) return;
-    event.preventDefault();
-    all[to].focus();
-    reach(to);
-  });
+    const from = all.indexOf(document.activeElement);
+    const to = from < 0 ? -1 : next(from, across, down);
+    all[to]?.focus();
+    return all[to] ? reach(to) : false;
+  };
+  onkeys(node, { ArrowLeft: step(-1, 0), ArrowRight: step(1, 0), ArrowUp: step(0, -1), ArrowDown: step(0, 1) });
 }
 
 // Theme: the system's, until the reader chooses; paper is always light.
@@ -161,10 +156,14 @@ function stored(act) {
 }
 
 function mountTheme(tools) {
-  const toggle = button("", "", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    stored((storage) => storage.setItem("triptych-theme", root.dataset.theme));
+  const wear = (theme) => {
+    if (theme) root.dataset.theme = theme;
+    else delete root.dataset.theme;
     repaint();
+  };
+  const toggle = button("", "", () => {
+    wear(isDark() ? "light" : "dark");
+    stored((storage) => storage.setItem("triptych-theme", root.dataset.theme));
   });
   repaints.push(() => {
     toggle.textContent = isDark() ? "Light" : "Dark";
@@ -178,14 +177,9 @@ function mountTheme(tools) {
   let before;
   addEventListener("beforeprint", () => {
     before = root.dataset.theme;
-    root.dataset.theme = "light";
-    repaint();
+    wear("light");
   });
-  addEventListener("afterprint", () => {
-    if (before) root.dataset.theme = before;
-    else delete root.dataset.theme;
-    repaint();
-  });
+  addEventListener("afterprint", () => wear(before));
 }
 
 function save(name, blob) {

@@ -109,7 +109,6 @@ class ComparisonView {
   }
 }
 
-// The first section of attention, in tabs or not.
 const attentionOf = (sections) =>
   sections.flatMap((one) => [one, ...(one.sections ?? [])]).find(({ kind }) => kind === "attention");
 

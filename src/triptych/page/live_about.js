@@ -31,10 +31,6 @@ class About {
     this.flow.node.scrollIntoView({ block: "nearest" });
   }
 
-  opened(stack, test) {
-    return this.flow.stack === stack && Boolean(this.flow.box) && test(this.flow.box, this);
-  }
-
   get tokenBox() {
     return this.box(this.reading, (box) => box.kind === "embedding" && !/position|type/.test(box.weight), null);
   }

@@ -16,20 +16,20 @@ operation("alibi_bias", ({ slopes, q_pos: { data: q }, k_pos: { data: k } }) =>
   byPairs(slopes.length, q.length, k.length, (h, t, j) => -slopes[h] * Math.abs(q[t] - k[j])));
 
 operation("t5_bias", ({ weight, buckets, q_pos: { data: q }, k_pos: { data: k }, run }) => {
-  const [table, heads] = [run.model.tables[buckets], weight.shape[1]];
+  const [table, heads] = [run.model.section.tables[buckets], weight.shape[1]];
   const at = (distance) => atDistance(table, distance) * heads;
   return byPairs(heads, q.length, k.length, (h, t, j) => weight.data[at(k[j] - q[t]) + h]);
 });
 
 // The rows of a table that distances up to the longest of this text reach.
 operation("reached_table", ({ weight, rows, run }) => {
-  const [table, width, longest] = [run.model.tables[rows], weight.shape[1], run.end - 1];
+  const [table, width, longest] = [run.model.section.tables[rows], weight.shape[1], run.end - 1];
   const [first, end] = [atDistance(table, -longest), atDistance(table, longest) + 1];
   return valueOf([end - first, width], weight.data.slice(first * width, end * width));
 });
 
 operation("reached_row", ({ rows, q_pos: { data: q }, k_pos: { data: k }, run }) => {
-  const [table, longest] = [run.model.tables[rows], run.end - 1];
+  const [table, longest] = [run.model.section.tables[rows], run.end - 1];
   const first = atDistance(table, -longest);
   const within = (distance) => Math.min(Math.max(distance, -longest), longest);
   return byPairs(1, q.length, k.length, (h, t, j) => atDistance(table, within(q[t] - k[j])) - first);

@@ -1,13 +1,12 @@
 // Ten short chapters beside the model.  Each is text with numbers of this model on this text, buttons that set up what
 // the text speaks of, and a question whose answer opens.
-//
 // `text(about)` gives texts and nodes (`prose`); `steps` are [label, act, state, fits]: `state` says whether the page
 // is as the button makes it, `fits` whether the model has what the button acts on.
 
 // Opens a box of the prediction's stack, or of another that `About` names.
 const opens = (label, test, stack = "main", layer = 0) => [label,
   (about) => about.open(about[stack], test, layer),
-  (about) => about.opened(about[stack], test),
+  (about) => about.flow.stack === about[stack] && about.flow.box && test(about.flow.box, about),
   (about) => about.box(about[stack], test, layer)];
 const cuts = (label, parts, fits) => [label,
   (about) => about.view.board.set(parts(about)), (about) => about.view.board.cutsAre(parts(about)), fits];
@@ -30,7 +29,7 @@ const isSoftmax = ({ kind }) => kind === "softmax";
 
 // What the chapter on positions says of an operation: (about, box, position of the followed token) -> pieces.
 const biased = (how) => (about, box, at) => {
-  const { shape, data } = about.flow.runOf(box.entry).values.get(box.step.out[0]);
+  const { shape, data } = about.view.now.runs[box.entry].values.get(box.step.out[0]);
   const from = Math.min(Math.max(at, 1), shape[1] - 1); // a token that has one before it
   const bias = (back) => data[from * shape[2] + Math.max(0, from - back)];
   return prose`This model adds a number to every score, which depends only on the distance and the head. Head 0 of layer
@@ -234,9 +233,9 @@ const CHAPTERS = [
       return prose`No layer replaces a token's vector; each part adds to it. Its root mean square: ${about.piece()}
         enters layer 0 with ${number("enters", of(stream.value))}, attention adds
         ${number("attention", of(branch.value))}, and after the addition it is ${number("sum", of(add.step.out[0]))}.
-        ${norm ? prose`${norm.title} makes it ${number("norm", rootMeanSquare(about.flow.numbers(norm)))} ${after} ` : ""
-        }Cut the arrow of the residual stream: the embeddings can then pass only through the attention of this
-        layer.${about.effect("It is cut")}`;
+        ${norm ? prose`${norm.title} makes it ${number("norm", rootMeanSquare(about.flow.numbers(norm)))}
+        ${after} ` : ""}Cut the arrow of the residual stream: the embeddings can then pass only through the attention of
+        this layer.${about.effect("It is cut")}`;
     },
     steps: [
       cuts("Cut the stream", (about) => [arrowName(about.main, about.streamAdd.step, about.streamInput.key)]),

@@ -30,7 +30,6 @@ function boxesOf(entries, given) {
 }
 
 class Flow extends FlowPicture {
-  // `view` is the LiveView: its last result, its cuts, its tokens.
   constructor(view) {
     super();
     this.view = view;
@@ -125,10 +124,6 @@ class Flow extends FlowPicture {
         { class: "chip", "aria-pressed": i === at, tabindex: i === at ? 0 : -1 }))));
   }
 
-  runOf(entry) {
-    return this.view.now.runs[entry];
-  }
-
   // The values that the diagram and the chapters read, by entry: of the chosen layer, of layer 0 and of no layer.
   get names() {
     const names = {};
@@ -142,7 +137,7 @@ class Flow extends FlowPicture {
 
   // Numbers of a box's result, or of another value, for the followed token; of one head where it has heads.
   numbers(box, name = box.step.out[0], head = null) {
-    const { shape, data } = this.runOf(box.entry).values.get(name);
+    const { shape, data } = this.view.now.runs[box.entry].values.get(name);
     const stack = box.entry === "decode" ? "decode" : box.entry === "unembed" ? null : "encode";
     const row = Math.min(stack ? this.position(stack) : 0, shape[0] - 1);
     const width = data.length / shape[0];
@@ -158,7 +153,6 @@ class Flow extends FlowPicture {
     return this.partOf(box)?.heads ?? 0;
   }
 
-  // The attention or the MLP that a box belongs to.
   partOf(box) {
     const name = box.step.op === "attend" ? attendPart(box.step) : (box.site ?? "").replace(/\.[^.]+$/, "");
     return this.view.parts.find(({ part }) => part === name);
@@ -168,7 +162,7 @@ class Flow extends FlowPicture {
   explain() {
     const { box } = this;
     if (!box || !this.view.now) return;
-    const run = this.runOf(box.entry);
+    const run = this.view.now.runs[box.entry];
     if (!run.values.has(box.step.out[0])) return this.view.update();
     const heads = this.heads(box);
     this.head = Math.min(this.head, Math.max(0, heads - 1));
@@ -237,7 +231,7 @@ class Flow extends FlowPicture {
 
   // A row of attention: what a head of the followed token reads.
   row({ entry, step }, head = this.head) {
-    const run = this.runOf(entry);
+    const run = this.view.now.runs[entry];
     const { keys, data, queries } = run.patterns.get(attendPart(step));
     const t = this.position(run.name);
     const place = (head * queries + t) * keys;
@@ -280,7 +274,6 @@ class Flow extends FlowPicture {
     box.part === "mix" && this.strip("result", this.numbers(box, box.step.out[0], this.head), true)];
   }
 
-  // The head and the MLP that a box belongs to.
   partCuts(box) {
     const found = this.partOf(box);
     if (found?.mlp) return [{ cut: found.part, name: "this MLP" }];

@@ -88,17 +88,12 @@ class SimdKernel {
     return this.memory.buffer;
   }
 
-  // Where the scratch area begins, after it has room for `bytes`.  Growing detaches every older view of the memory.
-  reserve(bytes) {
-    const missing = this.scratch + bytes - this.memory.buffer.byteLength;
-    if (missing > 0) this.memory.grow(Math.ceil(missing / 65536));
-    return this.scratch;
-  }
-
   multiply(x, n, matrix) {
     const { rows, columns, stride } = matrix;
-    const line = this.reserve(4 * (stride + n * stride + n * rows));
+    const line = this.scratch;
     const [vectors, out] = [line + 4 * stride, line + 4 * (stride + n * stride)];
+    const missing = out + 4 * n * rows - this.buffer.byteLength;
+    if (missing > 0) this.memory.grow(Math.ceil(missing / 65536)); // which detaches every older view of the memory
     const inside = new Float32Array(this.buffer, vectors, n * stride);
     if (columns === stride) inside.set(x);
     else {

@@ -1,5 +1,4 @@
-// The board on which the parts of a model (`LiveExport.parts`) are cut out and put back, and the predictions: from
-// logits to probabilities, the bars that show them, and the choice of a token.
+// The board on which parts of a model (`LiveExport.parts`) are cut out, and the predictions with their bars.
 
 // One row a layer: its heads, the heads of its cross-attention, its MLP.  Pressed parts are in; `changed` is called
 // after each press, and `cuts` are those that are out, named as the interpreter's.
@@ -39,12 +38,9 @@ class Board {
   }
 
   press(cut) {
-    if (!this.cuts.delete(cut)) this.cuts.add(cut);
-    this.mark();
-    this.changed();
+    this.set(this.cuts.has(cut) ? [...this.cuts].filter((one) => one !== cut) : [...this.cuts, cut]);
   }
 
-  // These are cut, and no others.
   set(cuts) {
     this.cuts = new Set(cuts);
     this.mark();

@@ -1,5 +1,4 @@
-// The picture of the flow diagram: the boxes of one layer with what stands before and after all layers, and the arrows
-// between them.  `Flow` (live_flow.js) says which layer, which box is open and what a press does.
+// The picture of the flow diagram: boxes and arrows of one layer, and of what stands before and after all layers.
 
 const BOX = { height: 44, gap: 26, most: 148, narrow: 72, between: 8 };
 
@@ -103,7 +102,6 @@ class FlowPicture {
     this.arrows.push({ cut, group });
   }
 
-  // What is cut and what is open.
   mark() {
     for (const { cut, group } of this.arrows ?? []) group.classList.toggle("cut", this.view.board.cuts.has(cut));
     for (const [box, one] of this.buttons ?? []) {

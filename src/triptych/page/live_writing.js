@@ -1,5 +1,4 @@
-// The model's own writing: temperature and top-p, tokens one at a time, and the cache that fills.  A page carries it
-// where its model generates.
+// The model's own writing, where it generates: temperature and top-p, tokens one at a time, and the cache that fills.
 
 const MOST_NEW = 120; // tokens of one press of "Write"
 const slider = (name, attributes, changed) => {

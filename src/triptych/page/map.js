@@ -46,7 +46,6 @@ class Plot {
     onwidth(this.ruler, () => this.resize(this.wanted));
   }
 
-  // Other cells, or another width of the page.
   resize(cell) {
     if (!this.head || !this.ruler.clientWidth) return; // nothing is shown, or it is hidden
     this.measured = null;

@@ -36,5 +36,3 @@ function mountTabs(sections) {
   open(Math.max(0, links.findIndex((link) => link.hash === location.hash)), false);
   addEventListener("beforeprint", () => sections.forEach((_, index) => built.has(index) || open(index, false)));
 }
-
-mounts.tab = (tab, place) => mountAll(tab.sections, place.id);

@@ -1,13 +1,6 @@
-// The tokenizer of a page: texts to token ids and back, with the ids of the Python library.
-//
-//   const tokenizer = new Tokenizer(data);   // what `triptych.page.tokenizer_data` returns
-//   tokenizer.encode("a text")               // ids, with the special tokens that a model's input has
-//   tokenizer.decode(ids)                    // the text, without special tokens
-//   tokenizer.pieces(ids)                    // a readable name of each token
-//
-// A half of a surrogate pair, which has no UTF-8, is read as U+FFFD; Python refuses such a text.
-// The sets of characters in the data are those of the library, so that the version of Unicode that this browser knows
-// does not matter.
+// The tokenizer of a page: texts to token ids and back, with the ids of the Python library (`tokenizer_data`).
+// A half of a surrogate pair is read as U+FFFD, where Python refuses the text.  The sets of characters in the data are
+// the library's, so that the version of Unicode that this browser knows does not matter.
 
 const utf8 = new TextEncoder();
 const strictUtf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
@@ -49,7 +42,6 @@ const byteOfLetter = new Map(letterOfByte.map((letter, byte) => [letter, byte]))
 const bytesOfToken = (token) => Array.from(token, (letter) => byteOfLetter.get(letter));
 const asBytes = (text) => Array.from(utf8.encode(text), (byte) => letterOfByte[byte]).join("");
 
-// A function of a text that changes all matches.
 const replacing = (texts, sets, change) => {
   const matches = expression(texts, sets);
   return (text) => text.replace(matches, change);
