@@ -156,8 +156,9 @@ AFTER = """
   const how = (given) => ({ patterns: true, ...given, cuts: new Set(given.cuts ?? []) });
   const model = new LiveModel(section);
   let vectors = 0;
-  const product = model.weights.product.bind(model.weights);
-  model.weights.product = (x, n, name) => ((vectors += n), product(x, n, name));
+  const { kernel } = model.weights;
+  const multiply = kernel.multiply.bind(kernel);
+  kernel.multiply = (x, n, matrix) => ((vectors += n), multiply(x, n, matrix));
   const run = ([ids, given], earlier) => {
     const decodes = model.entries.decode;
     const encoder = source || !decodes ? model.encode(source ?? ids, how(given), [earlier?.encoder]) : null;

@@ -123,7 +123,7 @@ def test_the_numbers_of_a_box_are_the_model_s(panel: str, browser: Browser, page
         if (!box.site || !["encode", "decode", "cross_kv"].includes(box.entry)) continue;
         found[box.site] = ["first", "last"].map((which) => {{
           {FLOW}.followed[stack] = which === "first" ? 0 : 1e9;
-          return [...{FLOW}.numbers({FLOW}.runOf(box.entry), box.step.out[0], box)];
+          return [...{FLOW}.numbers(box)];
         }});
       }}
       return found;
@@ -176,7 +176,7 @@ def test_attention_s_scores_and_weights_are_the_model_s(panel: str, browser: Bro
         box = f'{FLOW}.stacks.{stack}.find((box) => box.id === "{stack}:{step.out[0]}:softmax")'
         act(tab, f"{FLOW}.choose('{stack}', {box}.layer)")
         row = tab.evaluate(
-            f"(() => {{ {FLOW}.head = 1; const row = {FLOW}.row({FLOW}.runOf('{stack}'), {box}.step);"
+            f"(() => {{ {FLOW}.head = 1; const row = {FLOW}.row({box});"
             " return { ...row, weights: [...row.weights] }; })()"
         )
         q, k = values[f"{part}.q_rot"][row["t"], 1], values[f"{part}.k_rot"][:, 1]
@@ -394,6 +394,6 @@ def test_the_numbers_of_the_chapters_are_python_s(panel: str, browser: Browser, 
     assert nine["entropy"] == pytest.approx(float(torch.special.entr(chances).sum()), **near)
 
     # They are computed from the page as it is: after a cut the prediction's numbers are others.
-    act(tab, f"{VIEW}.cutOnly('{name}.mlp')")
+    act(tab, f"{VIEW}.board.set(['{name}.mlp'])")
     assert chapter(tab, 9)["entropy"] != nine["entropy"]
     assert chapter(tab, 8)["moved"] > 0

@@ -37,7 +37,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 
 def encoded(tab: Tab, data: dict[str, Any], texts: list[str]) -> tuple[list[list[int]], list[str], list[list[str]]]:
     """What the page makes of `texts`: the ids, the texts decoded from them, and the names of the tokens."""
-    tab.evaluate(f"window.tokenizer = Tokenizer.from({json.dumps(data)}), 1")
+    tab.evaluate(f"window.tokenizer = new Tokenizer({json.dumps(data)}), 1")
     tab.evaluate(f"window.rows = {json.dumps(texts)}.map((text) => tokenizer.encode(text)), 1")
     decoded = tab.evaluate("rows.map((row) => tokenizer.decode(row))")
     return tab.evaluate("rows"), decoded, tab.evaluate("rows.map((row) => tokenizer.pieces(row))")
@@ -100,7 +100,7 @@ class TestInABrowser:
             text = "a list of tokens and their names, with the rest of the text behind it: "
             while len(tokenizer.encode(text)) < 64:
                 text += text
-            tab.evaluate(f"window.tokenizer = Tokenizer.from({json.dumps(tokenizer_data(tokenizer))}), 1")
+            tab.evaluate(f"window.tokenizer = new Tokenizer({json.dumps(tokenizer_data(tokenizer))}), 1")
             best = tab.evaluate(f"""(() => {{ let best = Infinity; for (let i = 0; i < 50; i++) {{
               const start = performance.now(); tokenizer.encode({json.dumps(text)});
               best = Math.min(best, performance.now() - start); }} return best; }})()""")
@@ -108,7 +108,7 @@ class TestInABrowser:
 
     def test_half_of_a_surrogate_pair_is_a_replacement_character(self, tab: Tab):
         tokenizer = KINDS["gpt-2"]()
-        tab.evaluate(f"window.tokenizer = Tokenizer.from({json.dumps(tokenizer_data(tokenizer))}), 1")
+        tab.evaluate(f"window.tokenizer = new Tokenizer({json.dumps(tokenizer_data(tokenizer))}), 1")
         assert tab.evaluate(r"tokenizer.encode('a\ud800b\udc00')") == tokenizer.encode("a\ufffdb\ufffd")
 
 

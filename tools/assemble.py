@@ -34,10 +34,7 @@ def script(code: bytes) -> str:
     """live_wasm.js."""
     lines = textwrap.wrap(base64.b64encode(code).decode(), 100)
     text = " +\n  ".join(f'"{line}"' for line in lines)
-    return (
-        "// live_linear.wat as WebAssembly; written by tools/assemble.py.\n\n"
-        f"const LINEAR_WASM_BYTES = {len(code)};\nconst LINEAR_WASM =\n  {text};\n"
-    )
+    return f"// live_linear.wat as WebAssembly; written by tools/assemble.py.\n\nconst LINEAR_WASM =\n  {text};\n"
 
 
 def main() -> int:

@@ -23,7 +23,13 @@ class AttentionView {
     this.plot = new Plot((t, s) => this.choose(t, s, false));
     this.reading = el("aside", { class: "reading", "aria-label": "The chosen row" });
     place.append(this.build());
-    this.keyboard();
+    const step = (down, right) => this.choose(this.chosen[0] + down, this.chosen[1] + right, true);
+    const turn = (by) => () => {
+      const all = this.heads[this.stack];
+      this.open(all.at((all.indexOf(this.head) + by) % all.length));
+    };
+    this.keys = { ...moves(step), "[": turn(-1), "]": turn(1) };
+    onkeys(this.plot.heat, this.keys);
     repaints.push(() => this.repaint());
   }
 
@@ -35,7 +41,7 @@ class AttentionView {
     this.top = el("span");
     this.controls = div("controls",
       shadeChoice(this.shade, (shade) => { this.shade = shade; this.repaint(); }),
-      el("div", { class: "choice", role: "group", "aria-label": "Size" },
+      group("choice", "Size",
         button("−", "Smaller cells", () => this.zoom(Math.min(this.plot.cell - 1, Math.round(this.plot.cell / 1.3)))),
         button("Fit", "As large as fits the page", () => this.zoom(this.plot.fit())),
         button("+", "Larger cells", () => this.zoom(Math.max(this.plot.cell + 1, Math.round(this.plot.cell * 1.3))))),
@@ -93,8 +99,8 @@ class AttentionView {
   }
 
   showScale() {
-    const stops = PALETTES.get(isDark()).colours.filter((_, index) => index % 15 === 0).map(css);
-    this.bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
+    const stops = PALETTES.get(isDark()).colours.filter((_, index) => index % 15 === 0);
+    this.bar.style.background = `linear-gradient(to right, ${stops.map((rgb) => `rgb(${rgb.join(" ")})`).join(", ")})`;
     const { label, top } = SHADES[this.shade];
     const marked = this.stack === "cross" ? " · ○ strongest source of each output" : "";
     this.top.textContent = `${top(this.head.max).toFixed(3)} · ${label}${marked}`;
@@ -112,18 +118,6 @@ class AttentionView {
     this.plot.resize(this.cell);
   }
 
-  keyboard() {
-    const turn = (by) => () => {
-      const heads = this.heads[this.stack];
-      this.open(heads.at((heads.indexOf(this.head) + by) % heads.length));
-    };
-    const step = (down, right) => this.choose(this.chosen[0] + down, this.chosen[1] + right, true);
-    const keys = { ...moves(step), "[": turn(-1), "]": turn(1) };
-    onkeys(this.plot.heat, keys);
-    return keys;
-  }
-
-  // What `exportButtons` saves.
   file() {
     return fileName(this.stack, "layer", this.head.layer, "head", this.head.head);
   }

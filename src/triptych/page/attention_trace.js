@@ -1,5 +1,4 @@
-// The attention of a trace as a page stores it: its heads are unpacked when their stack is first shown, may have roles,
-// and can be drawn as lines.
+// The attention of a trace: heads are unpacked when their stack is shown, may have roles, and can be drawn as lines.
 
 // Base64 of deflated bytes.
 async function inflate(text) {
@@ -9,19 +8,10 @@ async function inflate(text) {
 }
 
 // All high bytes, then all low bytes -> 16-bit numbers.
-function joined(planes, count) {
+function wholeNumbers(planes, count) {
   const numbers = new Uint16Array(count);
   for (let i = 0; i < count; i++) numbers[i] = (planes[i] << 8) | planes[count + i];
   return numbers;
-}
-
-// The largest weights of each query, [heads, count, queries]: their keys and the roots of the weights, in bytes.
-async function unpackTop(text, queries) {
-  const planes = await inflate(text);
-  const count = planes.length / 3;
-  const keys = joined(planes, count);
-  for (let i = 0; i < count; i++) if (i % queries) keys[i] += keys[i - 1];
-  return { keys, roots: planes.subarray(2 * count) };
 }
 
 // One head of a long text, with the largest weights of each query alone.
@@ -35,20 +25,6 @@ class TopHead extends AnyHead {
     this.max = (this.roots.reduce((max, value) => Math.max(max, value), 0) / 255) ** 2 || 1;
   }
 
-  row(t) {
-    const row = new Array(this.keys.length).fill(0);
-    this.visit([t, 0], [t + 1, row.length], (_, s, weight) => (row[s] = weight));
-    return row;
-  }
-
-  at(t, s) {
-    for (let k = 0, i = t; k < this.count; k++, i += this.queries.length) if (this.kept[i] === s) {
-      return (this.roots[i] / 255) ** 2;
-    }
-    return 0;
-  }
-
-  // The weights that are kept.
   numbers() {
     const largest = this.queries.map(() => []);
     this.visit([0, 0], [this.queries.length, this.keys.length], (t, s, weight) => largest[t].push([s, tidy(weight)]));
@@ -73,37 +49,45 @@ function showStatus({ place, status, content }, text, busy = false) {
   content.hidden = Boolean(text);
 }
 
-const showUnpacking = (view) => showStatus(view, "Unpacking the attention weights …", true);
-const showProblem = (view, { message }) => showStatus(view,
-  `The attention weights could not be unpacked (${message}). Open this file in a browser from 2023 or later.`);
-
-const unpackedMaps = new WeakMap(); // the data of a layer -> a promise of its heads
+const unpackedMaps = new WeakMap(); // the data of a layer -> a promise of its heads, whichever section asks
 
 async function unpackLayer(map, { tokens, steps }) {
-  if (map.top) {
-    const top = await unpackTop(map.top, tokens[map.queries].length);
-    return map.heads.map((_, index) => new TopHead(map, index, top, tokens));
+  const planes = await inflate(map.top ?? map.weights);
+  if (!map.top) {
+    const values = wholeNumbers(planes, planes.length / 2);
+    return map.heads.map((_, index) => new Head(map, index, values, tokens, steps));
   }
-  const planes = await inflate(map.weights);
-  const values = joined(planes, planes.length / 2);
-  return map.heads.map((_, index) => new Head(map, index, values, tokens, steps));
-}
-
-// The heads of one layer, unpacked once, whichever section asks.
-function headsIn(map, section) {
-  if (!unpackedMaps.has(map)) unpackedMaps.set(map, unpackLayer(map, section));
-  return unpackedMaps.get(map);
+  // The largest weights of each query, [heads, count, queries]: their keys and the roots of the weights, in bytes.
+  const [count, queries] = [planes.length / 3, tokens[map.queries].length];
+  const keys = wholeNumbers(planes, count);
+  for (let i = 0; i < count; i++) if (i % queries) keys[i] += keys[i - 1];
+  const top = { keys, roots: planes.subarray(2 * count) };
+  return map.heads.map((_, index) => new TopHead(map, index, top, tokens));
 }
 
 // The heads of a stack in the order of layers; one with all its weights stands in place of the same without.
 async function unpackedHeads(section, stack) {
-  const layers = await Promise.all(section.maps.filter((map) => map.stack === stack)
-    .map((map) => headsIn(map, section)));
+  const maps = section.maps.filter((map) => map.stack === stack);
+  for (const map of maps) if (!unpackedMaps.has(map)) unpackedMaps.set(map, unpackLayer(map, section));
+  const layers = await Promise.all(maps.map((map) => unpackedMaps.get(map)));
   const heads = new Map();
   for (const head of layers.flat().sort((a, b) => Boolean(b.count) - Boolean(a.count))) {
     heads.set(`${head.layer} ${head.head}`, head);
   }
   return [...heads.values()].sort((a, b) => a.layer - b.layer || a.head - b.head);
+}
+
+// The heads of a stack in each section, for a view that waits for them; null where they cannot be unpacked, or the view
+// has asked for others in the meantime.
+async function headsFor(view, stack, sections) {
+  const asked = (view.asked = Symbol(stack));
+  showStatus(view, "Unpacking the attention weights …", true);
+  const [all, problem] = await Promise.all(sections.map((section) => unpackedHeads(section, stack)))
+    .then((heads) => [heads, ""], ({ message }) => [null,
+      `The attention weights could not be unpacked (${message}). Open this file in a browser from 2023 or later.`]);
+  if (view.asked !== asked) return null;
+  showStatus(view, problem);
+  return all;
 }
 
 const LINE_ROW = 18; // pixels from token to token
@@ -117,7 +101,6 @@ class Lines {
     this.node = el("div", { class: "scroll lines", tabindex: 0, role: "application" });
   }
 
-  // The rows and columns that `plot` shows.
   show(plot) {
     const { head, from, to, tokens: [queries, keys] } = plot;
     this.node.setAttribute("aria-label",
@@ -188,13 +171,16 @@ class TraceView extends AttentionView {
       note: ` Weights are kept in steps of 1/${section.steps}, those of long texts to within 0.004.`,
     }, place);
     this.section = section;
+    const { ArrowDown, ArrowUp, "[": before, "]": after } = this.keys;
+    onkeys(this.lines.node, { ArrowDown, ArrowUp, "[": before, "]": after });
     this.pick(this.stacks[0]);
   }
 
   build() {
     const view = super.build();
     this.order = "layer";
-    this.status = el("p", { class: "quiet", role: "status" });
+    this.role = null; // whose heads alone are shown
+    this.status = statusLine();
     this.content.before(this.status);
     this.content.hidden = true;
     this.as = "map";
@@ -213,7 +199,6 @@ class TraceView extends AttentionView {
     return view;
   }
 
-  // The enlarged head as a map or as lines.
   draw(as) {
     this.as = as;
     this.plot.node.hidden = as !== "map";
@@ -235,11 +220,6 @@ class TraceView extends AttentionView {
     this.showLines();
   }
 
-  keyboard() {
-    const { ArrowDown, ArrowUp, "[": before, "]": after } = super.keyboard();
-    onkeys(this.lines.node, { ArrowDown, ArrowUp, "[": before, "]": after });
-  }
-
   file() {
     return this.as === "lines" ? `${super.file()}-lines` : super.file();
   }
@@ -250,19 +230,17 @@ class TraceView extends AttentionView {
 
   // The roles with their colours; choosing one shows its heads alone, and opens the first of them.
   legend() {
-    this.role = null;
-    const buttons = [...this.roles, ""].map((role) => {
-      const attributes = { type: "button", "aria-pressed": "false", "data-role": role, onclick: () => pick(role) };
-      return el("button", attributes, el("i", { class: roleClass(this.roles, role) }), role || NO_ROLE);
-    });
-    const pick = (role) => {
+    const entries = [...this.roles, ""].map((role) =>
+      [role, [el("i", { class: roleClass(this.roles, role) }), role || NO_ROLE]]);
+    const row = choice("Roles", entries, this.role, (role) => {
       this.role = this.role === role ? null : role;
-      buttons.forEach((one) => one.setAttribute("aria-pressed", one.dataset.role === this.role));
+      row.mark(this.role);
       this.dim();
-      const first = this.heads[this.stack]?.find((head) => (head.role ?? "") === this.role);
-      if (this.role !== null && first) this.open(first);
-    };
-    return el("div", { class: "roles", role: "group", "aria-label": "Roles" }, buttons);
+      const first = this.heads[this.stack]?.find((head) => head.role === this.role);
+      if (first) this.open(first);
+    });
+    row.className = "roles";
+    return row;
   }
 
   // The thumbnails in the order of layers, or in groups of one role.
@@ -281,23 +259,15 @@ class TraceView extends AttentionView {
 
   dim() {
     for (const { head, thumb } of this.gallery.thumbs) {
-      thumb.classList.toggle("dim", typeof this.role === "string" && (head.role ?? "") !== this.role);
+      thumb.classList.toggle("dim", this.role !== null && head.role !== this.role);
     }
   }
 
   async pick(stack) {
     this.stack = stack;
-    if (!this.heads[stack]) {
-      showUnpacking(this);
-      try {
-        this.heads[stack] = await unpackedHeads(this.section, stack);
-      } catch (error) {
-        if (this.stack === stack) showProblem(this, error);
-        return;
-      }
-    }
-    if (this.stack !== stack) return; // another stack was picked in the meantime
-    showStatus(this, "");
+    const heads = await headsFor(this, stack, [this.section]);
+    if (!heads) return;
+    [this.heads[stack]] = heads;
     super.pick(stack);
   }
 }

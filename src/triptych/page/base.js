@@ -14,11 +14,11 @@ function mountAll(sections, under) {
   });
 }
 
-mounts.chapter = (chapter, place) => mountAll(chapter.sections, place.id);
+mounts.chapter = mounts.tab = ({ sections }, place) => mountAll(sections, place.id);
 
 // `attributes` are also events (`onclick`) and a `style` by its properties; null is left out.  Children are nodes,
 // texts, numbers, and lists of these; false and null are left out.
-function fill(node, attributes, children) {
+function fill(node, attributes, children = []) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "style") Object.assign(node.style, value);
@@ -51,23 +51,25 @@ const quiet = (...children) => el("p", { class: "quiet" }, ...children);
 // A template whose values may be nodes and lists, as texts and nodes; its line ends are spaces.
 const prose = (texts, ...values) => texts.flatMap((text, i) => [text.replace(/\s+/g, " "), values[i] ?? ""]).flat();
 
-const button = (text, hint, press) => el("button", { type: "button", title: hint, onclick: press }, text);
+const button = (content, hint, press, attributes = {}) =>
+  el("button", { type: "button", title: hint, onclick: press, ...attributes }, content);
+const group = (name, label, ...children) =>
+  el("div", { class: name, role: "group", "aria-label": label }, ...children);
+const statusLine = () => el("p", { class: "quiet", role: "status" });
 
 // A row of exclusive choices: entries are [value, label, hint].  `mark(value)` of the row shows another as chosen.
 function choice(name, entries, picked, pick) {
-  const buttons = entries.map(([value, label, hint]) => button(label, hint ?? "", () => {
+  const buttons = entries.map(([value, label, hint = ""]) => button(label, hint, () => {
     row.mark(value);
     pick(value);
   }));
-  const row = el("div", { class: "choice", role: "group", "aria-label": name }, ...buttons);
+  const row = group("choice", name, buttons);
   row.mark = (chosen) => entries.forEach(([value], i) => buttons[i].setAttribute("aria-pressed", value === chosen));
   row.mark(picked);
   return row;
 }
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
-
-// Texts and numbers, as they are read.
 
 const LONGEST = 160; // letters of a token that are shown
 
@@ -93,7 +95,6 @@ function readable(value) {
   return value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
 }
 
-// A text of at most so many letters.
 function shortened(text, most) {
   const letters = [...text];
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
@@ -111,13 +112,11 @@ function onwidth(node, act) {
   }).observe(node);
 }
 
-// Handles keys inside a widget: `keys` maps the name of a key to a function.
+// Handles keys inside a widget: `keys` maps the name of a key to a function; one that gives false leaves the key.
 function onkeys(node, keys) {
   node.addEventListener("keydown", (event) => {
     const act = event.ctrlKey || event.metaKey || event.altKey ? null : keys[event.key];
-    if (!act) return;
-    event.preventDefault();
-    act();
+    if (act && act() !== false) event.preventDefault();
   });
 }
 
@@ -130,16 +129,14 @@ const moves = (move) => ({
 // Arrow keys inside a group of buttons: `next(from, across, down)` gives the place, among those that `buttons()` lists,
 // to which the focus goes from the place `from`; `reach` is called with it.
 function onarrows(node, buttons, next, reach) {
-  node.addEventListener("keydown", (event) => {
-    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+  const step = (across, down) => () => {
     const all = buttons();
-    const from = all.indexOf(event.target);
-    const to = from < 0 || !step ? -1 : next(from, ...step);
-    if (!all[to]) return;
-    event.preventDefault();
-    all[to].focus();
-    reach(to);
-  });
+    const from = all.indexOf(document.activeElement);
+    const to = from < 0 ? -1 : next(from, across, down);
+    all[to]?.focus();
+    return all[to] ? reach(to) : false;
+  };
+  onkeys(node, { ArrowLeft: step(-1, 0), ArrowRight: step(1, 0), ArrowUp: step(0, -1), ArrowDown: step(0, 1) });
 }
 
 // Theme: the system's, until the reader chooses; paper is always light.
@@ -159,10 +156,14 @@ function stored(act) {
 }
 
 function mountTheme(tools) {
-  const toggle = button("", "", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    stored((storage) => storage.setItem("triptych-theme", root.dataset.theme));
+  const wear = (theme) => {
+    if (theme) root.dataset.theme = theme;
+    else delete root.dataset.theme;
     repaint();
+  };
+  const toggle = button("", "", () => {
+    wear(isDark() ? "light" : "dark");
+    stored((storage) => storage.setItem("triptych-theme", root.dataset.theme));
   });
   repaints.push(() => {
     toggle.textContent = isDark() ? "Light" : "Dark";
@@ -176,17 +177,10 @@ function mountTheme(tools) {
   let before;
   addEventListener("beforeprint", () => {
     before = root.dataset.theme;
-    root.dataset.theme = "light";
-    repaint();
+    wear("light");
   });
-  addEventListener("afterprint", () => {
-    if (before) root.dataset.theme = before;
-    else delete root.dataset.theme;
-    repaint();
-  });
+  addEventListener("afterprint", () => wear(before));
 }
-
-// Saving
 
 function save(name, blob) {
   const link = el("a", { href: URL.createObjectURL(blob), download: name });

@@ -31,7 +31,7 @@ class ComparisonView {
     const stacks = [...new Set(this.first.maps.map((map) => map.stack))];
     const others = section.texts.slice(1).map((text, index) => [index, `Text ${index + 2}`, text.slice(0, 200)]);
     this.title = el("h3");
-    this.status = el("p", { class: "quiet", role: "status" });
+    this.status = statusLine();
     const recolour = (shade) => {
       this.shade = shade;
       this.open(this.head);
@@ -52,22 +52,14 @@ class ComparisonView {
 
   async pick(stack, other) {
     [this.stack, this.other] = [stack, other];
-    showUnpacking(this);
-    let both;
-    try {
-      both = await Promise.all([this.first, other].map((section) => unpackedHeads(section, stack)));
-    } catch (error) {
-      showProblem(this, error);
-      return;
-    }
-    if (this.stack !== stack || this.other !== other) return; // others were picked in the meantime
+    const both = await headsFor(this, stack, [this.first, other]);
+    if (!both) return;
     const [ours, theirs] = both;
     const partner = (head) => theirs.find((one) => one.layer === head.layer && one.head === head.head);
     this.partners = new Map(ours.map((head) => [head, partner(head)]));
     this.apart = new Map(ours.map((head) => [head, distance(head, this.partners.get(head))]));
     const order = [...ours].sort((a, b) => this.apart.get(b) - this.apart.get(a));
     const under = (head) => `${head.layer}.${head.head} · ${this.apart.get(head).toFixed(2)}`;
-    showStatus(this, "");
     showGroups(this.gallery, [["most different first", "role-none", order.slice(0, COMPARED), under]]);
     this.open(order[0]);
   }
@@ -98,7 +90,6 @@ class ComparisonView {
     this.plots.forEach((plot) => plot.paint(this.shade));
   }
 
-  // What `exportButtons` saves.
   file() {
     return fileName("two-texts", this.stack, this.head.layer, this.head.head);
   }
@@ -106,7 +97,7 @@ class ComparisonView {
   drawing() {
     const both = this.plots.map((plot) => plot.drawing());
     const [wide, high] = ["width", "height"].map((name) => both.map((one) => Number(one.getAttribute(name))));
-    both.forEach((one, i) => fill(one, { x: i * wide[0], y: 44 }, []));
+    both.forEach((one, i) => fill(one, { x: i * wide[0], y: 44 }));
     return sheet(wide[0] + wide[1], Math.max(...high) + 44, this.title.textContent, both);
   }
 
@@ -118,7 +109,6 @@ class ComparisonView {
   }
 }
 
-// The first section of attention, in tabs or not.
 const attentionOf = (sections) =>
   sections.flatMap((one) => [one, ...(one.sections ?? [])]).find(({ kind }) => kind === "attention");
 

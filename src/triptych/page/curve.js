@@ -31,7 +31,11 @@ function powers(low, high, count) {
 // One axis: where between its ends, 0 to 1, a value stands; and the round values to mark.
 function axis(values, logarithmic, pad) {
   const into = logarithmic ? Math.log10 : (value) => value;
-  const [low, high] = extent(values.map(into), pad);
+  const places = values.map(into);
+  const least = places.reduce((low, place) => Math.min(low, place));
+  const most = places.reduce((high, place) => Math.max(high, place));
+  const room = (most - least || Math.abs(most) || 1) * pad;
+  const [low, high] = [least - room, most + room];
   const out = logarithmic ? (value) => 10 ** value : (value) => value;
   return {
     share: (value) => (into(value) - low) / (high - low || 1),
@@ -47,13 +51,6 @@ function spaced(values, place, room) {
     last = place(value);
     return true;
   });
-}
-
-function extent(values, pad) {
-  const low = values.reduce((least, value) => Math.min(least, value), Infinity);
-  const high = values.reduce((most, value) => Math.max(most, value), -Infinity);
-  const room = (high - low || Math.abs(high) || 1) * pad;
-  return [low - room, high + room];
 }
 
 // Points as an SVG path; a null y lifts the pen.

@@ -22,7 +22,7 @@ function sheet(width, height, title, ...children) {
 function inked(picture, styles) {
   const copy = picture.cloneNode(true);
   for (const [selector, attributes] of Object.entries(styles)) {
-    copy.querySelectorAll(selector).forEach((one) => fill(one, attributes, []));
+    copy.querySelectorAll(selector).forEach((one) => fill(one, attributes));
   }
   return copy;
 }
@@ -67,7 +67,7 @@ function exportButtons(view) {
       status.textContent = `The ${kind.toUpperCase()} could not be made: ${error.message}.`;
     }
   });
-  return el("div", { class: "choice", role: "group", "aria-label": "Save" },
+  return group("choice", "Save",
     one("png", "Save as a picture of pixels", () => rasterized(view.drawing())),
     one("svg", "Save as a drawing", () => new Blob([serialized(view.drawing())], { type: "image/svg+xml" })),
     one("json", "Save the numbers", () => jsonBlob(view.values())), status);

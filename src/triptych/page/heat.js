@@ -1,4 +1,4 @@
-// Attention weights: their colours, and heads that hold them.
+// Attention weights: their colours, heads that hold them, and thumbnails of all heads.
 
 // Two scales, from nothing to much: paper to ultramarine by day, night to gold in the dark.  In each, lightness
 // alone goes steadily one way, so order survives any colour vision, and a grey print.
@@ -21,7 +21,6 @@ function palette(scale) {
 }
 
 const PALETTES = new Map([[false, palette(SCALES.light)], [true, palette(SCALES.dark)]]); // by whether it is dark
-const css = ([r, g, b]) => `rgb(${r} ${g} ${b})`;
 
 // How a weight becomes a shade in [0, 1]: against the head's largest, or its root (small weights show), or against 1.
 const SHADES = {
@@ -50,7 +49,7 @@ function paintWeights(canvas, { values, width }, shade, zoom = 1) {
 
 const tidy = (weight) => Number(weight.toFixed(6));
 
-// What all heads have in common; those below hold weights, `at(t, s)` in [0, 1].
+// What all heads have in common; `visit(from, to, act)` calls `act(t, s, weight)` with their weights but zeros.
 class AnyHead {
   constructor(map, index, tokens) {
     this.stack = map.stack;
@@ -63,7 +62,9 @@ class AnyHead {
   }
 
   row(t) {
-    return Array.from(this.keys, (_, s) => this.at(t, s));
+    const row = new Array(this.keys.length).fill(0);
+    this.visit([t, 0], [t + 1, row.length], (_, s, weight) => (row[s] = weight));
+    return row;
   }
 
   // The weights of some rows and columns, each pixel the largest of `each` by `each`: thin diagonals and single bright
@@ -90,7 +91,6 @@ class AnyHead {
   }
 }
 
-// One head with all its weights.
 class Head extends AnyHead {
   constructor(map, index, values, tokens, steps) {
     super(map, index, tokens);
@@ -100,11 +100,6 @@ class Head extends AnyHead {
     this.max = this.values.reduce((max, value) => Math.max(max, value), 0) / steps || 1;
   }
 
-  at(t, s) {
-    return this.values[t * this.keys.length + s] / this.steps;
-  }
-
-  // All weights, as they are saved.
   numbers() {
     return { weights: this.queries.map((_, t) => this.row(t).map(tidy)) };
   }
@@ -120,3 +115,85 @@ class Head extends AnyHead {
 }
 
 const argmax = (row) => row.reduce((best, value, index) => (value > row[best] ? index : best), 0);
+
+const SIDES = [36, 26]; // pixels of a thumbnail; of many layers, and on a narrow page, the second
+const MANY = 16; // layers
+
+class Gallery {
+  constructor(open, roles = []) {
+    this.open = open;
+    this.roles = roles;
+    this.node = group("gallery", "Every layer and head");
+    // The tab key reaches only the open head; arrow keys move over the grid and open the head they reach.
+    onarrows(this.node, () => this.thumbs.map(({ thumb }) => thumb),
+      (from, across, down) => (across ? from + across : this.nextRow(from, down)),
+      (to) => this.open(this.thumbs[to].head));
+  }
+
+  thumb(head, label = "") {
+    const canvas = el("canvas", { "aria-hidden": "true" });
+    const name = `layer ${head.layer}, head ${head.head}${head.role ? `: ${head.role}` : ""}${label}`;
+    const role = this.roles.length ? `role ${roleClass(this.roles, head.role)}` : null;
+    const one = { head, canvas };
+    one.thumb = button(canvas, name, () => this.open(one.head), { class: role, "aria-label": name });
+    this.thumbs.push(one);
+    return one.thumb;
+  }
+
+  show(heads) {
+    const columns = [...new Set(heads.map((head) => head.head))].sort((a, b) => a - b);
+    this.begin(columns.length, new Set(heads.map((head) => head.layer)).size > MANY);
+    this.end(el("span", { class: "corner" }, "layer ╲ head"), columns.map((name) => el("span", {}, name)),
+      heads.map((head, index) => [
+        head.layer !== heads[index - 1]?.layer && el("span", { class: "layer" }, head.layer),
+        fill(this.thumb(head), { style: { gridColumn: columns.indexOf(head.head) + 2 } })]));
+  }
+
+  begin(columns, many = false) {
+    this.columns = columns;
+    this.side = SIDES[Number(many || innerWidth < 520)];
+    this.thumbs = [];
+    this.node.classList.toggle("grouped", !columns);
+    this.node.style.setProperty("--side", `${this.side}px`);
+    this.node.style.setProperty("--columns", columns);
+  }
+
+  end(...cells) {
+    refill(this.node, cells);
+    this.paint();
+  }
+
+  update(heads) {
+    this.thumbs.forEach((one) => {
+      one.head = heads.find((head) => head.layer === one.head.layer && head.head === one.head.head) ?? one.head;
+    });
+    this.paint();
+  }
+
+  // Pixels of the canvas are pixels of the screen, so that nothing is blurred.
+  paint() {
+    const density = Math.max(1, Math.round(devicePixelRatio));
+    for (const { head, canvas } of this.thumbs) {
+      head.thumbnail(canvas, this.side * density);
+      canvas.style.width = `${canvas.width / density}px`;
+      canvas.style.height = `${canvas.height / density}px`;
+    }
+  }
+
+  mark(head) {
+    for (const one of this.thumbs) {
+      one.thumb.setAttribute("aria-pressed", one.head === head);
+      one.thumb.tabIndex = one.head === head ? 0 : -1;
+    }
+  }
+
+  // Of the thumbnails in the next row, the place of the one nearest in line.
+  nextRow(from, down) {
+    const boxes = this.thumbs.map(({ thumb }) => thumb.getBoundingClientRect());
+    const below = ({ top }) => (top - boxes[from].top) * down;
+    const aside = ({ left }) => Math.abs(left - boxes[from].left);
+    const row = Math.min(...boxes.map(below).filter((distance) => distance > 4));
+    const line = boxes.filter((box) => below(box) > 4 && below(box) < row + 4);
+    return boxes.indexOf(line.sort((a, b) => aside(a) - aside(b))[0]);
+  }
+}

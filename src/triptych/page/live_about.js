@@ -14,13 +14,9 @@ class About {
     this.reading = view.both ? "encode" : this.main; // the stack that reads the text
   }
 
-  ids(stack) {
-    return this.flow.idsOf(stack);
-  }
-
   // The followed token of a stack, as it is shown.
   piece(stack = this.main, at = this.flow.position(stack)) {
-    return bdi(this.view.tokenizer.pieces([this.ids(stack)[at]])[0]);
+    return bdi(this.view.tokenizer.pieces([this.flow.idsOf(stack)[at]])[0]);
   }
 
   // The first box of a layer, or of all for null, that `test` fits.
@@ -28,26 +24,11 @@ class About {
     return this.flow.stacks[stack].find((box) => (layer === null || box.layer === layer) && test(box, this)) ?? null;
   }
 
-  // Opens the box in the diagram.
   open(stack, test, layer = 0) {
     const box = this.box(stack, test, layer);
     const shownLayer = Number.isInteger(box?.layer) ? box.layer : stack === this.flow.stack ? this.flow.layer : 0;
     this.flow.openWhere((one) => one === box, shownLayer, stack);
     this.flow.node.scrollIntoView({ block: "nearest" });
-  }
-
-  // Whether the diagram shows such a box.
-  opened(stack, test) {
-    return this.flow.stack === stack && Boolean(this.flow.box) && test(this.flow.box, this);
-  }
-
-  // Numbers of a box's result, or of a site, for the followed token.
-  numbers(box, name = box.step.out[0]) {
-    return this.flow.numbers(this.flow.runOf(box.entry), name, box);
-  }
-
-  size(box) {
-    return this.section.program.entries[box.entry].shapes[box.step.out[0]];
   }
 
   get tokenBox() {
@@ -57,11 +38,6 @@ class About {
   // The attention of the prediction's stack in layer 0: its own, or the one that reads the encoder.
   attention(cross = false) {
     return this.box(this.main, ({ kind, step }) => kind === "softmax" && (step.attributes.keys === "cross") === cross);
-  }
-
-  // The row of attention of the followed token in one head.
-  row(box, head = 0) {
-    return this.flow.row(this.flow.runOf(box.entry), box.step, head);
   }
 
   // How far the prediction is from that of the whole model, or null.
@@ -110,8 +86,6 @@ class About {
 }
 
 const entropyOf = (weights) => weights.reduce((sum, w) => sum - (w > 0 ? w * Math.log(w) : 0), 0);
-const argmaxOf = (numbers, test = () => true) =>
-  numbers.reduce((best, x, i) => (test(i) && (best < 0 || x > numbers[best]) ? i : best), -1);
 const POSITIONS = ["rotate", "t5_bias", "alibi_bias", "disentangled_bias", "sinusoids"];
 const isPosition = (box) => POSITIONS.includes(box.kind) || (box.kind === "embedding" && /position/.test(box.weight));
 const isLogits = ({ site }) => /(^|\.)logits$/.test(site ?? "");

@@ -35,8 +35,7 @@ class Cache {
 }
 
 // How a query is scored against keys, into `row`: of the vector of `q` at `from`, and for every key in `shown` the
-// vector of `k` at `offset + key * stride`.  Short functions over plain arrays are compiled first; live_mechanisms.js
-// has the others.
+// vector of `k` at `offset + key * stride`.  Short functions over plain arrays are compiled first.
 const scorers = {
   dot_product(q, from, k, offset, stride, width, shown, count, row) {
     for (let c = 0; c < count; c++) {

@@ -1,16 +1,15 @@
 // Ten short chapters beside the model.  Each is text with numbers of this model on this text, buttons that set up what
 // the text speaks of, and a question whose answer opens.
-//
 // `text(about)` gives texts and nodes (`prose`); `steps` are [label, act, state, fits]: `state` says whether the page
 // is as the button makes it, `fits` whether the model has what the button acts on.
 
 // Opens a box of the prediction's stack, or of another that `About` names.
 const opens = (label, test, stack = "main", layer = 0) => [label,
   (about) => about.open(about[stack], test, layer),
-  (about) => about.opened(about[stack], test),
+  (about) => about.flow.stack === about[stack] && about.flow.box && test(about.flow.box, about),
   (about) => about.box(about[stack], test, layer)];
 const cuts = (label, parts, fits) => [label,
-  (about) => about.view.cutOnly(...parts(about)), (about) => about.view.cutsAre(...parts(about)), fits];
+  (about) => about.view.board.set(parts(about)), (about) => about.view.board.cutsAre(parts(about)), fits];
 const switches = (label, key, off, fits) => [label,
   (about) => about.view.switch(key, off), (about) => about.view.off[key] === off, fits];
 const follows = (label, at) => [label,
@@ -30,7 +29,7 @@ const isSoftmax = ({ kind }) => kind === "softmax";
 
 // What the chapter on positions says of an operation: (about, box, position of the followed token) -> pieces.
 const biased = (how) => (about, box, at) => {
-  const { shape, data } = about.flow.runOf(box.entry).values.get(box.step.out[0]);
+  const { shape, data } = about.view.now.runs[box.entry].values.get(box.step.out[0]);
   const from = Math.min(Math.max(at, 1), shape[1] - 1); // a token that has one before it
   const bias = (back) => data[from * shape[2] + Math.max(0, from - back)];
   return prose`This model adds a number to every score, which depends only on the distance and the head. Head 0 of layer
@@ -48,8 +47,8 @@ const POSITION_TEXTS = {
   },
   embedding: (about, box, at) => prose`This model adds to each token the row of its position from a second table. At
     position ${count("position", at)}, that of ${about.piece(about.reading)}, the root mean square of that row is
-    ${number("place", rootMeanSquare(about.numbers(box)))}, and that of the token's own row is
-    ${number("token", rootMeanSquare(about.numbers(about.tokenBox)))}.`,
+    ${number("place", rootMeanSquare(about.flow.numbers(box)))}, and that of the token's own row is
+    ${number("token", rootMeanSquare(about.flow.numbers(about.tokenBox)))}.`,
   t5_bias: biased("These numbers are learned."),
   alibi_bias: biased("They decrease linearly with the distance."),
 };
@@ -60,7 +59,7 @@ const CHAPTERS = [
     text(about) {
       const { view } = about;
       const { id, rows, columns, first, closest, cosine } = view.now.token;
-      const tokens = about.ids(about.reading).length;
+      const tokens = about.flow.idsOf(about.reading).length;
       const piece = () => about.piece(about.reading);
       return prose`A model computes with numbers. Your text is ${count("tokens", tokens)}
         ${tokens === 1 ? "token" : "tokens"} from a vocabulary of ${count("vocabulary", rows)}; ${piece()} is number
@@ -72,10 +71,10 @@ const CHAPTERS = [
     steps: [
       opens("Open the embedding", isToken, "reading", null),
       ["Write one token twice", (about) => {
-        const id = about.ids(about.reading)[about.flow.position(about.reading)];
+        const id = about.flow.idsOf(about.reading)[about.flow.position(about.reading)];
         about.view.setText(about.view.tokenizer.decode([id, id]) || `${about.section.text} ${about.section.text}`);
       }, (about) => {
-        const ids = about.ids(about.reading);
+        const ids = about.flow.idsOf(about.reading);
         return about.view.before !== null && new Set(ids).size < ids.length;
       }],
       restores(),
@@ -97,7 +96,7 @@ const CHAPTERS = [
     steps: [
       opens("Open the step", isPosition, "reading", null),
       follows("Follow the first token", () => 0),
-      follows("Follow the last token", (about) => about.ids(about.reading).length - 1),
+      follows("Follow the last token", (about) => about.flow.idsOf(about.reading).length - 1),
     ],
     ask: "Without positions and without a mask: what would a permutation of the tokens change?",
     answer: "Each token would have the same result as before, at its new position. Attention is equivariant to the " +
@@ -107,10 +106,10 @@ const CHAPTERS = [
     title: "Queries, keys and values",
     text(about) {
       const box = about.attention();
-      const { dots, scores, seen, t } = about.row(box);
-      const best = argmaxOf(dots ?? scores, (j) => seen[j]);
+      const { dots, scores, seen, t } = about.flow.row(box, 0);
+      const best = argmax((dots ?? scores).map((score, j) => (seen[j] ? score : -Infinity)));
       return prose`In head 0 of layer 0, ${about.piece(about.main, t)} has a query of
-        ${count("head width", about.size(box)[2])} numbers, and every token has a key of the same size. Their dot
+        ${count("head width", box.shape[2])} numbers, and every token has a key of the same size. Their dot
         product is large where both have a similar direction: the largest is ${number("dot", (dots ?? scores)[best])},
         with the key of ${about.piece(about.main, best)} at position ${count("best", best)}. What is averaged then is
         not the keys but third vectors, the values. Cut the arrow of the values: the weights stay the same, and the
@@ -129,8 +128,8 @@ const CHAPTERS = [
     title: "The scale and softmax",
     text(about) {
       const box = about.attention();
-      const { scores, seen, weights, trained } = about.row(box);
-      const width = about.size(box)[2];
+      const { scores, seen, weights, trained } = about.flow.row(box, 0);
+      const width = box.shape[2];
       const visibleScores = scores.filter((_, j) => seen[j]);
       const sharp = (factor) =>
         number("sharp", entropyOf(softmax(Float64Array.from(visibleScores, (x) => x * factor))));
@@ -160,7 +159,7 @@ const CHAPTERS = [
     title: "Who sees whom",
     text(about) {
       const box = about.attention();
-      const { weights, t } = about.row(box);
+      const { weights, t } = about.flow.row(box, 0);
       if (!about.decodes) {
         const sum = (test) => weights.reduce((total, w, j) => total + (test(j) ? w : 0), 0);
         return prose`An encoder reads the whole text at once: each of its ${count("tokens", weights.length)} tokens
@@ -169,7 +168,7 @@ const CHAPTERS = [
           token itself and ${number("behind", sum((j) => j > t))} to later ones. In training some tokens are replaced
           by [MASK], and the model predicts them.`;
       }
-      const n = about.ids("decode").length;
+      const n = about.flow.idsOf("decode").length;
       const sees = visible(box.step.attributes.mask);
       let open = 0;
       for (let q = 0; q < n; q++) for (let k = 0; k < n; k++) open += sees(q, k);
@@ -200,8 +199,8 @@ const CHAPTERS = [
       const box = about.attention(about.both);
       const heads = about.flow.heads(box);
       const list = Array.from({ length: Math.min(heads, 6) }, (_, h) => {
-        const { weights } = about.row(box, h);
-        const at = argmaxOf(weights);
+        const { weights } = about.flow.row(box, h);
+        const at = argmax(weights);
         const piece = about.piece(about.both ? "encode" : about.main, at);
         return prose`${h ? ", " : ""}head ${h} ${piece} (${number(`head ${h}`, weights[at])})`;
       });
@@ -226,7 +225,7 @@ const CHAPTERS = [
     text(about) {
       const add = about.streamAdd;
       const norm = about.box(about.main, isNorm);
-      const of = (name) => rootMeanSquare(about.numbers(add, name));
+      const of = (name) => rootMeanSquare(about.flow.numbers(add, name));
       const stream = about.streamInput;
       const branch = add.inputs.find((one) => one !== stream);
       const after = about.prenorm ? "for the part that reads it, so that the inputs of all parts have a similar size."
@@ -234,9 +233,9 @@ const CHAPTERS = [
       return prose`No layer replaces a token's vector; each part adds to it. Its root mean square: ${about.piece()}
         enters layer 0 with ${number("enters", of(stream.value))}, attention adds
         ${number("attention", of(branch.value))}, and after the addition it is ${number("sum", of(add.step.out[0]))}.
-        ${norm ? prose`${norm.title} makes it ${number("norm", rootMeanSquare(about.numbers(norm)))} ${after} ` : ""
-        }Cut the arrow of the residual stream: the embeddings can then pass only through the attention of this
-        layer.${about.effect("It is cut")}`;
+        ${norm ? prose`${norm.title} makes it ${number("norm", rootMeanSquare(about.flow.numbers(norm)))}
+        ${after} ` : ""}Cut the arrow of the residual stream: the embeddings can then pass only through the attention of
+        this layer.${about.effect("It is cut")}`;
     },
     steps: [
       cuts("Cut the stream", (about) => [arrowName(about.main, about.streamAdd.step, about.streamInput.key)]),
@@ -251,8 +250,8 @@ const CHAPTERS = [
     title: "The MLP",
     text(about) {
       const box = about.neurons;
-      const numbers = box ? about.numbers(box) : new Float32Array(1);
-      const most = argmaxOf(numbers.map(Math.abs));
+      const numbers = box ? about.flow.numbers(box) : new Float32Array(1);
+      const most = argmax(numbers.map(Math.abs));
       const [own, all] = [/\.(mlp|moe)\./, /./].map((names) => Object.entries(about.section.tensors)
         .reduce((sum, [name, { shape }]) => sum + (names.test(name) ? shape.reduce((a, b) => a * b, 1) : 0), 0));
       return prose`Attention moves information between tokens; the MLP works on each token alone. It maps the vector to
@@ -276,7 +275,7 @@ const CHAPTERS = [
     text(about) {
       const { view } = about;
       const chances = probabilities([...view.now.logits[0]]);
-      const best = argmaxOf(chances);
+      const best = argmax(chances);
       const spread = entropyOf(chances);
       const start = prose`The dot product of the last vector with a row for each possible answer gives
         ${count("answers", chances.length)} logits. Softmax makes probabilities of them. The likeliest at temperature 1

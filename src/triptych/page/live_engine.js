@@ -1,5 +1,4 @@
-// What the page asks of its model.  The engine runs in a worker, so that typing never waits for a forward; `serve` is
-// what the worker does.  live_worker.js is the page's side.
+// What the page asks of its model, in a worker, so that typing never waits; live_worker.js is the page's side.
 
 const NEIGHBOURS = 4000; // rows of a table among which the closest is looked for
 
@@ -48,12 +47,11 @@ class Engine {
     const head = this.model.unembed(hidden, text.rows && [at]);
     const all = { encode: encoder?.run, cross_kv: encoder?.keys, decode: decoder?.run, unembed: head };
     const runs = {};
-    for (const [entry, run] of Object.entries(all)) if (run) runs[entry] = Engine.kept(run, names[entry]);
+    for (const [entry, run] of Object.entries(all).filter(([, one]) => one)) {
+      const values = new Map([...run.values].filter(([value]) => names[entry]?.has(value)));
+      runs[entry] = { name: run.name, how: run.how, patterns: run.patterns, values };
+    }
     return { runs, logits, whole: this.whole.logits, token: lookup && this.tokenOf(lookup) };
-  }
-
-  static kept({ name, how, patterns, values }, names) {
-    return { name, how, patterns, values: new Map([...values].filter(([value]) => names?.has(value))) };
   }
 
   // The size of a table, the first number of the row `id`, and the row that points most the same way.
@@ -61,7 +59,7 @@ class Engine {
     if (this.token?.id === id && this.token.table === table) return this.token;
     const { rows, columns } = this.model.weights.entry(table);
     const row = (i) => this.model.weights.row(table, i, new Float32Array(columns), 0);
-    const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
+    const dot = (a, b) => oneDot(a, b, 0, columns);
     const own = row(id);
     const token = { table, id, rows, columns, first: own[0], closest: -1, cosine: -Infinity };
     for (let i = 0; i < Math.min(rows, NEIGHBOURS); i++) {

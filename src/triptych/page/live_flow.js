@@ -24,12 +24,12 @@ function boxesOf(entries, given) {
   for (const box of boxes) {
     box.inputs = box.inputs.map(([key, value, from]) => ({ key, value, from: from === null ? null : boxes[from] }));
     box.weight = box.step.weights.weight ?? null; // which matrix or table it is
+    box.shape = entries[box.entry].shapes[box.step.out[0]];
   }
   return boxes;
 }
 
 class Flow extends FlowPicture {
-  // `view` is the LiveView: its last result, its cuts, its tokens.
   constructor(view) {
     super();
     this.view = view;
@@ -40,10 +40,11 @@ class Flow extends FlowPicture {
       .map(([name, boxes]) => [name, boxesOf(entries, boxes)]));
     this.stack = entries.decode ? "decode" : "encode";
     this.layer = 0;
-    this.picture = el("div", { class: "picture", role: "group",
-      "aria-label": "Steps of the model; arrow keys move, Enter opens" });
+    this.picture = group("picture", "Steps of the model; arrow keys move, Enter opens");
     this.detail = el("div", { class: "detail", "aria-live": "polite" });
-    this.tokens = el("div", { class: "strip", role: "group", "aria-label": "The token that is followed" });
+    this.tokens = group("strip", "The token that is followed");
+    onarrows(this.tokens, () => [...this.tokens.children], (from, across) => (across ? from + across : -1),
+      (to) => this.follow(to));
     const names = view.both ? { encode: "Encoder", decode: "Decoder" } : { [this.stack]: "Layer" };
     const layers = Object.entries(this.stacks).flatMap(([stack, boxes]) => [...new Set(boxes.map(({ layer }) => layer))]
       .filter((layer) => Number.isInteger(layer)).sort((a, b) => a - b)
@@ -118,19 +119,9 @@ class Flow extends FlowPicture {
     const key = `${this.stack} ${at} ${this.ids}`;
     if (this.shownTokens === key) return;
     this.shownTokens = key;
-    const held = this.tokens.contains(document.activeElement);
-    refill(this.tokens, this.view.tokenizer.pieces(this.ids).map((piece, i) => {
-      const chip = el("button", { type: "button", class: "chip", "aria-pressed": i === at,
-        tabindex: i === at ? 0 : -1, onclick: () => this.follow(i) }, bdi(piece), el("sub", {}, i));
-      onkeys(chip, { ArrowRight: () => this.follow(Math.min(i + 1, this.ids.length - 1)),
-        ArrowLeft: () => this.follow(Math.max(i - 1, 0)) });
-      return chip;
-    }));
-    if (held) this.tokens.children[at]?.focus();
-  }
-
-  runOf(entry) {
-    return this.view.now.runs[entry];
+    keepFocus(this.tokens, () => refill(this.tokens, this.view.tokenizer.pieces(this.ids).map((piece, i) =>
+      button([bdi(piece), el("sub", {}, i)], null, () => this.follow(i),
+        { class: "chip", "aria-pressed": i === at, tabindex: i === at ? 0 : -1 }))));
   }
 
   // The values that the diagram and the chapters read, by entry: of the chosen layer, of layer 0 and of no layer.
@@ -144,9 +135,9 @@ class Flow extends FlowPicture {
     return names;
   }
 
-  // Numbers of a value for the followed token; of one head where it has heads.
-  numbers(run, name, box, head = null) {
-    const { shape, data } = run.values.get(name);
+  // Numbers of a box's result, or of another value, for the followed token; of one head where it has heads.
+  numbers(box, name = box.step.out[0], head = null) {
+    const { shape, data } = this.view.now.runs[box.entry].values.get(name);
     const stack = box.entry === "decode" ? "decode" : box.entry === "unembed" ? null : "encode";
     const row = Math.min(stack ? this.position(stack) : 0, shape[0] - 1);
     const width = data.length / shape[0];
@@ -158,12 +149,10 @@ class Flow extends FlowPicture {
 
   // How many heads the attention around a box has, or 0.
   heads(box) {
-    const shape = this.view.section.program.entries[box.entry].shapes[box.step.out[0]];
-    if (box.step.op !== "attend" && shape.length < 3 && !/\.(q|k|v|q_rot|k_rot)$/.test(box.site ?? "")) return 0;
+    if (box.step.op !== "attend" && box.shape.length < 3 && !/\.(q|k|v|q_rot|k_rot)$/.test(box.site ?? "")) return 0;
     return this.partOf(box)?.heads ?? 0;
   }
 
-  // The attention or the MLP that a box belongs to.
   partOf(box) {
     const name = box.step.op === "attend" ? attendPart(box.step) : (box.site ?? "").replace(/\.[^.]+$/, "");
     return this.view.parts.find(({ part }) => part === name);
@@ -173,7 +162,7 @@ class Flow extends FlowPicture {
   explain() {
     const { box } = this;
     if (!box || !this.view.now) return;
-    const run = this.runOf(box.entry);
+    const run = this.view.now.runs[box.entry];
     if (!run.values.has(box.step.out[0])) return this.view.update();
     const heads = this.heads(box);
     this.head = Math.min(this.head, Math.max(0, heads - 1));
@@ -185,7 +174,7 @@ class Flow extends FlowPicture {
     if (chooser) chooser.prepend(el("small", {}, "head"));
     keepFocus(this.detail, () => refill(this.detail,
       el("h4", {}, box.title), el("p", {}, what), el("p", { class: "formula" }, equation), this.shapes(box, run),
-      chooser, box.step.op === "attend" ? this.attention(box, run) : this.vectors(box, run, heads),
+      chooser, box.step.op === "attend" ? this.attention(box) : this.vectors(box, run, heads),
       div("cuts", this.cutButtons(box))));
   }
 
@@ -209,10 +198,10 @@ class Flow extends FlowPicture {
       && run.values.get(value).data instanceof Float32Array);
     const cut = (key) => this.view.board.cuts.has(arrowName(box.entry, box.step, key));
     const parts = inputs.map(({ key, value }) => this.strip(cut(key) ? `${key}, cut` : key,
-      this.numbers(run, value, box, head), false, cut(key)));
-    const result = this.numbers(run, box.step.out[0], box, head);
+      this.numbers(box, value, head), false, cut(key)));
+    const result = this.numbers(box, box.step.out[0], head);
     const matrix = /^q|^k|^v/.test((box.site ?? "").split(".").at(-1)) && box.step.op === "linear" && heads;
-    const own = matrix ? this.numbers(run, box.site, box, head) : result;
+    const own = matrix ? this.numbers(box, box.site, head) : result;
     return [parts, this.strip("result", own, true), isLogits(box) && this.likeliest(result)];
   }
 
@@ -241,7 +230,8 @@ class Flow extends FlowPicture {
   }
 
   // A row of attention: what a head of the followed token reads.
-  row(run, step, head = this.head) {
+  row({ entry, step }, head = this.head) {
+    const run = this.view.now.runs[entry];
     const { keys, data, queries } = run.patterns.get(attendPart(step));
     const t = this.position(run.name);
     const place = (head * queries + t) * keys;
@@ -265,8 +255,8 @@ class Flow extends FlowPicture {
       seen: every.map((j) => seen(t, j)), trained: scale };
   }
 
-  attention(box, run) {
-    const row = this.row(run, box.step);
+  attention(box) {
+    const row = this.row(box);
     const { source } = this.view.tokens;
     const pieces = this.view.tokenizer.pieces(box.step.attributes.keys === "cross" ? source : this.ids);
     const order = [...row.weights.keys()].filter((j) => row.seen[j])
@@ -281,10 +271,9 @@ class Flow extends FlowPicture {
     return [quiet("Query ", bdi(this.view.tokenizer.pieces(this.ids)[row.t]), el("sub", {}, row.t),
       `, head ${this.head}:`),
     this.table(["key", "q · k", "score", "weight"], rows), quiet(notes.filter((one) => one).join(" ")),
-    box.part === "mix" && this.strip("result", this.numbers(run, box.step.out[0], box, this.head), true)];
+    box.part === "mix" && this.strip("result", this.numbers(box, box.step.out[0], this.head), true)];
   }
 
-  // The head and the MLP that a box belongs to.
   partCuts(box) {
     const found = this.partOf(box);
     if (found?.mlp) return [{ cut: found.part, name: "this MLP" }];
@@ -301,8 +290,8 @@ class Flow extends FlowPicture {
     return [...this.partCuts(box), ...arrows].map(({ cut, name }) => {
       const gone = this.view.board.cuts.has(cut);
       const hint = "A part that is cut adds nothing; behind a cut arrow a box reads zeros";
-      const press = () => this.view.board.press(cut);
-      return fill(button(`${gone ? "Put back" : "Cut"} ${name}`, hint, press), { "aria-pressed": gone }, []);
+      return button(`${gone ? "Put back" : "Cut"} ${name}`, hint, () => this.view.board.press(cut),
+        { "aria-pressed": gone });
     });
   }
 }

@@ -7,14 +7,12 @@ const GROUP = 32; // columns that share a scale
 const aligned = (bytes) => Math.ceil(bytes / 16) * 16;
 const padded = (columns) => Math.ceil(columns / GROUP) * GROUP;
 
-function bytesOf(base64, into) {
-  if (into.setFromBase64) {
-    into.setFromBase64(base64);
-    return into;
-  }
+function bytesOf(base64) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
   const text = atob(base64);
-  for (let i = 0; i < text.length; i++) into[i] = text.charCodeAt(i);
-  return into;
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes;
 }
 
 // A half-precision number from its 16 bits.
@@ -90,17 +88,12 @@ class SimdKernel {
     return this.memory.buffer;
   }
 
-  // Where the scratch area begins, after it has room for `bytes`.  Growing detaches every older view of the memory.
-  reserve(bytes) {
-    const missing = this.scratch + bytes - this.memory.buffer.byteLength;
-    if (missing > 0) this.memory.grow(Math.ceil(missing / 65536));
-    return this.scratch;
-  }
-
   multiply(x, n, matrix) {
     const { rows, columns, stride } = matrix;
-    const line = this.reserve(4 * (stride + n * stride + n * rows));
+    const line = this.scratch;
     const [vectors, out] = [line + 4 * stride, line + 4 * (stride + n * stride)];
+    const missing = out + 4 * n * rows - this.buffer.byteLength;
+    if (missing > 0) this.memory.grow(Math.ceil(missing / 65536)); // which detaches every older view of the memory
     const inside = new Float32Array(this.buffer, vectors, n * stride);
     if (columns === stride) inside.set(x);
     else {
@@ -115,7 +108,7 @@ class SimdKernel {
 function makeKernel(bytes, plain) {
   if (!plain && typeof WebAssembly === "object") {
     try {
-      return new SimdKernel(bytes, bytesOf(LINEAR_WASM, new Uint8Array(LINEAR_WASM_BYTES)));
+      return new SimdKernel(bytes, bytesOf(LINEAR_WASM));
     } catch {
       // No SIMD, or a policy that refuses WebAssembly: the same numbers, more slowly.
     }
@@ -127,8 +120,7 @@ function makeKernel(bytes, plain) {
 // `tensors` tells where each lies in `base64`: codes [rows, padded columns] and then fp16 scales, or fp32 numbers.
 class Weights {
   constructor(tensors, base64, plain = false) {
-    const raw = bytesOf(base64, new Uint8Array(Math.floor(base64.length / 4) * 3));
-    this.tensors = tensors;
+    const raw = bytesOf(base64);
     let bytes = 0;
     const places = Object.entries(tensors).map(([name, { kind, shape }]) => {
       const count = kind === "int8" ? shape[0] * padded(shape[1]) : shape.reduce((a, b) => a * b, 1);
@@ -163,12 +155,7 @@ class Weights {
     if (!(index >= 0 && index < rows)) throw new Error(`${name} has no row ${index}`);
     const own = new Int8Array(this.kernel.buffer, codes + index * stride, columns);
     const steps = new Float32Array(this.kernel.buffer, scales + (index * stride * 4) / GROUP, stride / GROUP);
-    for (let c = 0; c < columns; c++) into[place + c] = own[c] * steps[c >> 5];
+    expandRow(own, 0, steps, columns, into.subarray(place));
     return into;
-  }
-
-  // x [n, columns] times the rows of a matrix.
-  product(x, n, name) {
-    return this.kernel.multiply(x, n, this.entry(name));
   }
 }

@@ -74,7 +74,6 @@ class LiveModel {
   constructor(section, plain = false) {
     this.section = section;
     this.entries = section.program.entries;
-    this.tables = section.tables;
     this.weights = new Weights(section.tensors, section.weights, plain);
   }
 
@@ -128,7 +127,6 @@ class LiveModel {
     return new Run(this, "unembed", { tokens: chosen.shape[0], values: { hidden: chosen } }, {});
   }
 
-  // What the head gives.
   logits(hidden, rows = null) {
     return this.unembed(hidden, rows)?.outputs[0] ?? hidden;
   }

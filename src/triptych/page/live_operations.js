@@ -82,8 +82,9 @@ operation("embedding", ({ ids, run, names }) => {
 });
 
 operation("linear", ({ x, bias, run, names }) => {
-  const { rows, columns } = run.weights.entry(names.weight);
-  const out = run.weights.product(x.data, x.data.length / columns, names.weight);
+  const matrix = run.weights.entry(names.weight);
+  const { rows, columns } = matrix;
+  const out = run.weights.kernel.multiply(x.data, x.data.length / columns, matrix);
   if (bias) for (let i = 0, j = 0; i < out.length; i++, j = j + 1 === rows ? 0 : j + 1) out[i] += bias.data[j];
   return valueOf([...x.shape.slice(0, -1), rows], out);
 });

@@ -1,5 +1,4 @@
-// The board on which the parts of a model (`LiveExport.parts`) are cut out and put back, and the predictions: from
-// logits to probabilities, the bars that show them, and the choice of a token.
+// The board on which parts of a model (`LiveExport.parts`) are cut out, and the predictions with their bars.
 
 // One row a layer: its heads, the heads of its cross-attention, its MLP.  Pressed parts are in; `changed` is called
 // after each press, and `cuts` are those that are out, named as the interpreter's.
@@ -11,8 +10,7 @@ class Board {
     const layers = {};
     for (const one of parts) (layers[`${one.tower} ${one.layer}`] ??= []).push(one);
     const both = new Set(parts.map((one) => one.tower)).size > 1;
-    const about = "Parts of the model; press one to cut it out or put it back";
-    const rows = el("div", { class: "rows", role: "group", "aria-label": about },
+    const rows = group("rows", "Parts of the model; press one to cut it out or put it back",
       Object.values(layers).map((ones) => this.row(ones, both)));
     this.reset = button("Put all back", "Undo every cut", () => this.set([]));
     this.node = div("board", rows, this.reset);
@@ -34,22 +32,23 @@ class Board {
   }
 
   key(cut, label, name) {
-    const one = fill(button(label, "Cut out or put back", () => this.press(cut)), { "aria-label": name }, []);
+    const one = button(label, "Cut out or put back", () => this.press(cut), { "aria-label": name });
     this.keys.push({ cut, one });
     return one;
   }
 
   press(cut) {
-    if (!this.cuts.delete(cut)) this.cuts.add(cut);
-    this.mark();
-    this.changed();
+    this.set(this.cuts.has(cut) ? [...this.cuts].filter((one) => one !== cut) : [...this.cuts, cut]);
   }
 
-  // These are cut, and no others.
   set(cuts) {
     this.cuts = new Set(cuts);
     this.mark();
     this.changed();
+  }
+
+  cutsAre(cuts) {
+    return cuts.length === this.cuts.size && cuts.every((cut) => this.cuts.has(cut));
   }
 
   // The tab key reaches one part, arrow keys move among them.
@@ -144,9 +143,8 @@ class Bars {
 
   add() {
     const row = { name: el("span"), bar: el("i"), ghost: el("s", { title: "in the whole model" }), number: el("b") };
-    const line = this.pick ? el("button", { type: "button", onclick: () => this.pick(row.index) }) : el("div");
-    fill(line, {}, [row.name, el("span", { class: "track" }, row.bar, row.ghost), row.number]);
-    row.node = el("li", {}, line);
+    const content = [row.name, el("span", { class: "track" }, row.bar, row.ghost), row.number];
+    row.node = el("li", {}, this.pick ? button(content, null, () => this.pick(row.index)) : el("div", {}, content));
     this.rows.push(row);
     this.list.append(row.node);
   }

@@ -1,5 +1,4 @@
-// The picture of the flow diagram: the boxes of one layer with what stands before and after all layers, and the arrows
-// between them.  `Flow` (live_flow.js) says which layer, which box is open and what a press does.
+// The picture of the flow diagram: boxes and arrows of one layer, and of what stands before and after all layers.
 
 const BOX = { height: 44, gap: 26, most: 148, narrow: 72, between: 8 };
 
@@ -68,14 +67,13 @@ class FlowPicture {
   }
 
   button(box) {
-    const shape = this.view.section.program.entries[box.entry].shapes[box.step.out[0]].slice(1).join(" × ");
+    const shape = box.shape.slice(1).join(" × ");
     const own = /[NSM]/.test(shape) ? "" : shape;
     const { x, y, width } = box.frame;
-    const one = el("button", { type: "button", class: `box ${box.lane ? "" : "stream"}`,
-      style: { left: `${x}px`, top: `${y}px`, width: `${width}px`, height: `${BOX.height}px` },
-      onclick: () => this.open(box) },
-    box.title, el("small", {}, box.part === "scores" || box.part === "softmax" ? "a row of keys" : own));
-    one.classList.toggle("narrow", width < BOX.narrow);
+    const content = [box.title, el("small", {}, /scores|softmax/.test(box.part) ? "a row of keys" : own)];
+    const one = button(content, null, () => this.open(box), {
+      class: `box ${box.lane ? "" : "stream"} ${width < BOX.narrow ? "narrow" : ""}`,
+      style: { left: `${x}px`, top: `${y}px`, width: `${width}px`, height: `${BOX.height}px` } });
     this.buttons.set(box, one);
     return one;
   }
@@ -104,7 +102,6 @@ class FlowPicture {
     this.arrows.push({ cut, group });
   }
 
-  // What is cut and what is open.
   mark() {
     for (const { cut, group } of this.arrows ?? []) group.classList.toggle("cut", this.view.board.cuts.has(cut));
     for (const [box, one] of this.buttons ?? []) {

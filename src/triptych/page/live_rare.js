@@ -1,13 +1,11 @@
 // Operations that a page carries only where its model has one of them.
 
-operation("l2_normalize", ({ x }) => {
-  return eachVector(x, (vector, out) => {
-    let squares = 0;
-    for (let i = 0; i < vector.length; i++) squares += vector[i] * vector[i];
-    const norm = Math.max(Math.sqrt(squares), 1e-12);
-    for (let i = 0; i < out.length; i++) out[i] = vector[i] / norm;
-  });
-});
+operation("l2_normalize", ({ x }) => eachVector(x, (vector, out) => {
+  let squares = 0;
+  for (let i = 0; i < vector.length; i++) squares += vector[i] * vector[i];
+  const norm = Math.max(Math.sqrt(squares), 1e-12);
+  for (let i = 0; i < out.length; i++) out[i] = vector[i] / norm;
+}));
 
 operation("sinusoids", ({ positions, width, theta, layout }) => {
   const out = new Float32Array(positions.data.length * width);

@@ -1,10 +1,73 @@
 // The section that runs a model: texts in, tokens, predictions, parts to cut, the model's own writing, attention.
 
+// The chapters as the reader sees them: one at a time, with its buttons and its question.
+class Lessons {
+  constructor(view) {
+    this.view = view;
+    this.at = 0;
+    this.acted = false; // whether a button of the open chapter was pressed
+    this.card = div("lesson");
+    const entries = CHAPTERS.map(({ title }, i) => [i, [i + 1, el("span", {}, ` ${title}`)]]);
+    this.chooser = choice("Chapter", entries, 0, (i) => this.open(i));
+    CHAPTERS.forEach(({ title }, i) =>
+      this.chooser.children[i].setAttribute("aria-label", `Chapter ${i + 1}: ${title}`));
+    this.chooser.classList.add("layers");
+    this.node = div("lessons", this.chooser, this.card);
+  }
+
+  // The row of the token table that chapter 1 speaks of.
+  lookup(tokens) {
+    const { tokenBox, reading, flow } = new About(this.view);
+    return tokenBox
+      && { table: tokenBox.weight, id: flow.idsOf(reading, tokens)[flow.position(reading, tokens)] };
+  }
+
+  // What the buttons of one chapter changed is undone in the next.
+  open(at) {
+    if (this.acted) this.view.asTrained();
+    this.acted = false;
+    this.at = at;
+    this.chooser.mark(at);
+    if (this.view.now) this.build();
+    this.show();
+  }
+
+  build() {
+    const { title, steps, ask, answer } = CHAPTERS[this.at];
+    const about = new About(this.view);
+    this.text = el("p");
+    const press = (act) => {
+      this.acted = true;
+      act(new About(this.view));
+      if (!this.view.refreshing) this.show(); // else with the new numbers
+    };
+    this.steps = steps.filter(([, , , fits]) => !fits || fits(about))
+      .map(([label, act, state]) => ({ one: button(label, "", () => press(act)), state }));
+    const next = button("Next chapter", "", () => {
+      this.open(this.at + 1);
+      this.chooser.children[this.at].focus();
+    });
+    next.disabled = this.at === CHAPTERS.length - 1;
+    this.card.replaceChildren(el("h4", {}, `${this.at + 1}. ${title}`), this.text,
+      div("lesson-steps", this.steps.map(({ one }) => one)),
+      el("details", {}, el("summary", {}, ask), el("p", {}, answer)), next);
+  }
+
+  // The numbers of the model as it is now.
+  show() {
+    if (!this.view.now) return;
+    if (!this.text) this.build();
+    const about = new About(this.view);
+    refill(this.text, CHAPTERS[this.at].text(about));
+    for (const { one, state } of this.steps) one.setAttribute("aria-pressed", Boolean(state(about)));
+  }
+}
+
 class LiveView {
   constructor(section, place) {
     this.section = section;
     this.engine = null; // until its weights are unpacked, behind the first picture of the page
-    this.tokenizer = Tokenizer.from(section.tokenizer);
+    this.tokenizer = new Tokenizer(section.tokenizer);
     this.parts = section.parts;
     this.both = section.layout === "encoder-decoder";
     this.decodes = section.layout !== "encoder";
@@ -38,7 +101,7 @@ class LiveView {
     this.source = field(this.both ? "Source" : "Text", this.section.text);
     this.target = this.both ? field("Target", this.section.target) : null;
     this.strips = div("strips");
-    this.warning = el("p", { class: "quiet", role: "status" });
+    this.warning = statusLine();
     this.board = new Board(this.parts, () => this.update());
     this.bars = [];
     this.predictions = div("predictions");
@@ -75,8 +138,7 @@ class LiveView {
     this.off = { mask: false, scale: false };
     this.toggles = {};
     const add = (label, key, hint) => {
-      const press = () => this.switch(key, !this.off[key]);
-      this.toggles[key] = fill(button(label, hint, press), { "aria-pressed": true }, []);
+      this.toggles[key] = button(label, hint, () => this.switch(key, !this.off[key]), { "aria-pressed": true });
     };
     if (this.decodes) {
       add("Mask", "mask", "Off: every token also sees those after it, which the model never saw in training");
@@ -85,8 +147,7 @@ class LiveView {
       add("1/√d", "scale", "Off: scores are not divided by the root of the head's width, so softmax is sharper");
     }
     const all = Object.values(this.toggles);
-    const attributes = { class: "switches choice", role: "group", "aria-label": "Attention as trained" };
-    return all.length ? el("div", attributes, all) : "";
+    return all.length ? group("switches choice", "Attention as trained", all) : "";
   }
 
   switch(key, off) {
@@ -109,7 +170,6 @@ class LiveView {
     return kept.reduce((sum, [, groups, width]) => sum + groups * width, 0);
   }
 
-  // Whether tokens can be masked and filled in.
   get masks() {
     return !this.decodes && this.section.ids.mask !== null && this.section.head === "MaskedLMHead";
   }
@@ -133,16 +193,7 @@ class LiveView {
     this.restoreText();
     this.masked.clear();
     for (const key of Object.keys(this.toggles)) this.switch(key, false);
-    this.cutOnly();
-  }
-
-  // These parts and arrows are cut, and no others.
-  cutOnly(...cuts) {
-    this.board.set(cuts);
-  }
-
-  cutsAre(...cuts) {
-    return cuts.length === this.board.cuts.size && cuts.every((cut) => this.board.cuts.has(cut));
+    this.board.set([]);
   }
 
   // Soon: at once in a worker, or where the last text was fast; else when the reader pauses.
@@ -256,12 +307,11 @@ class LiveView {
     this.shownTokens = key;
     const strip = (label, list, mask) => {
       const chips = this.tokenizer.pieces(list).map((piece, at) => {
-        const press = () => this.maskToken(at);
-        const chip = mask ? button("", "Mask this token, or show it again", press) : el("span");
-        return fill(chip, { class: "chip", "aria-pressed": mask ? this.masked.has(at) : null },
-          [bdi(piece), el("sub", {}, list[at])]);
+        const content = [bdi(piece), el("sub", {}, list[at])];
+        return mask ? button(content, "Mask this token, or show it again", () => this.maskToken(at),
+          { class: "chip", "aria-pressed": this.masked.has(at) }) : el("span", { class: "chip" }, content);
       });
-      return el("div", { class: "strip", role: "group", "aria-label": `${label} tokens` }, chips);
+      return group("strip", `${label} tokens`, chips);
     };
     keepFocus(this.strips, () => refill(this.strips, source && strip("source", source, false),
       strip(source ? "target" : "text", ids, this.masks)));

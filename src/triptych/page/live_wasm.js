@@ -1,6 +1,5 @@
 // live_linear.wat as WebAssembly; written by tools/assemble.py.
 
-const LINEAR_WASM_BYTES = 1311;
 const LINEAR_WASM =
   "AGFzbQEAAAABIQRgAXsBfWAEf39/fwBgBn9/f39/fwBgCH9/f39/f39/AAIQAQRwYWdlBm1lbW9yeQIAAQMFBAABAgMHCgEGbGlu" +
   "ZWFyAAMKowcEGQAgAP0fACAA/R8BkiAA/R8CIAD9HwOSkgvtAQIBfwJ7IAAgAmohBANAIAH9CQIAIQYgAP0BAwAhBSADIAYgBf2n" +

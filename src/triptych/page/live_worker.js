@@ -1,5 +1,4 @@
-// The page's side of the engine (live_engine.js): in a worker made of the page's own script, or in the page's own
-// thread where the browser makes none.  Either way `call(name, given)` promises the answer.
+// The page's side of the engine (live_engine.js), in a worker or the page's own thread; `call` promises the answer.
 
 function workerCalls() {
   const script = `${document.getElementById("interpreter").textContent}\nserve();`;

@@ -1,5 +1,4 @@
-// The model's own writing: temperature and top-p, tokens one at a time, and the cache that fills.  A page carries it
-// where its model generates.
+// The model's own writing, where it generates: temperature and top-p, tokens one at a time, and the cache that fills.
 
 const MOST_NEW = 120; // tokens of one press of "Write"
 const slider = (name, attributes, changed) => {
@@ -16,7 +15,7 @@ class CachePicture {
   constructor(layers, numbers) {
     Object.assign(this, { layers, numbers });
     this.canvas = el("canvas", { class: "cache", "aria-hidden": "true" });
-    this.text = el("p", { class: "quiet", role: "status" });
+    this.text = statusLine();
     this.node = el("div", { class: "kv", hidden: "" }, el("h4", {}, "KV cache"), this.canvas, this.text);
     repaints.push(() => this.last && this.show(...this.last));
   }

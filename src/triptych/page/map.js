@@ -46,7 +46,6 @@ class Plot {
     onwidth(this.ruler, () => this.resize(this.wanted));
   }
 
-  // Other cells, or another width of the page.
   resize(cell) {
     if (!this.head || !this.ruler.clientWidth) return; // nothing is shown, or it is hidden
     this.measured = null;
@@ -77,15 +76,13 @@ class Plot {
   show(head, shade, cell, at) {
     const same = this.head && this.head.queries === head.queries && this.head.keys === head.keys;
     this.head = head;
-    this.shade = shade;
     const words = STACKS[head.stack];
     this.corner.replaceChildren(el("span", {}, `${words.key} →`), el("span", {}, `${words.query} ↓`));
     this.heat.setAttribute("aria-label", `${nameOf(head)}; arrow keys move from weight to weight`);
     this.wanted = cell;
     this.long = Math.max(head.queries.length, head.keys.length) > WHOLE;
-    if (!same || !this.from) this.cut(at ?? [head.queries.length - 1, head.keys.length - 1]);
-    this.layOut();
-    this.paint(shade);
+    if (!same) this.cut(at ?? [head.queries.length - 1, head.keys.length - 1]);
+    this.layOut(shade);
   }
 
   // The rows and columns that are shown: all, or of a long text those around `at`.
@@ -119,13 +116,12 @@ class Plot {
     return [row, argmax(this.head.row(row))];
   }
 
-  // The tokens of the rows and columns that are shown.
   get tokens() {
     const { head, from, to } = this;
     return [head.queries.slice(from[0], to[0]), head.keys.slice(from[1], to[1])];
   }
 
-  layOut() {
+  layOut(shade) {
     const [queries, keys] = this.tokens;
     this.measure(queries);
     this.cell = this.wanted ?? Math.max(this.fit(), LEGIBLE);
@@ -136,6 +132,7 @@ class Plot {
     this.turnLabels(keys);
     const [width, height] = [keys, queries].map(({ length }) => `${length * this.cell}px`);
     Object.assign(this.heat.style, { width, height });
+    this.paint(shade);
   }
 
   axis(place, tokens, every) {
@@ -186,11 +183,10 @@ class Plot {
     const { queries, keys } = this.head;
     const [t, s] = (this.at = [clamp(row, 0, queries.length - 1), clamp(column, 0, keys.length - 1)]);
     refill(this.readout, bdi(queries[t]), el("span", {}, " → "), bdi(keys[s]), " ",
-      el("b", {}, three(this.head.at(t, s))));
+      el("b", {}, three(this.head.row(t)[s])));
     if (!this.holds(t, s)) {
       this.cut([t, s]);
-      this.layOut();
-      this.paint(this.shade);
+      this.layOut(this.shade);
     }
     const [y, x] = [t - this.from[0], s - this.from[1]];
     const [down, right] = [`${y * this.cell}px`, `${x * this.cell}px`];

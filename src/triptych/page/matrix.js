@@ -25,15 +25,12 @@ class MatrixView {
 
   choose(r, c, focus) {
     const { rows, columns, about } = this.section;
-    if (this.at) {
-      const before = this.tds[this.at[0]][this.at[1]];
-      before.tabIndex = -1;
-      before.classList.remove("on");
+    const [before, cell] = [this.cell, this.tds[r][c]];
+    for (const one of [before, cell]) {
+      if (one) one.tabIndex = one === cell ? 0 : -1;
+      one?.classList.toggle("on", one === cell);
     }
-    this.at = [r, c];
-    const cell = this.tds[r][c];
-    cell.tabIndex = 0;
-    cell.classList.add("on");
+    [this.at, this.cell] = [[r, c], cell];
     if (focus) cell.focus();
     this.uncover(cell);
     const most = Math.max(...this.opened(r, c).map(([, value]) => Math.abs(value)), 1e-9);
@@ -58,7 +55,6 @@ class MatrixView {
     return Array.from({ length: flat.length / 2 }, (_, i) => [names[flat[2 * i]], flat[2 * i + 1]]);
   }
 
-  // What `exportButtons` saves.
   file() {
     return fileName(this.section.title);
   }

@@ -15,8 +15,7 @@ class PlaneView {
       oninput: () => this.show(Number(this.slider.value)) });
     this.name = el("output", { class: "layer-name", "aria-live": "polite" });
     this.play = button("Play", "Go through the layers", () => this.run());
-    this.words = el("div", { class: "words", role: "group",
-      "aria-label": "Words; press one to follow it through the layers" });
+    this.words = group("words", "Words; press one to follow it through the layers");
     const stacks = section.stacks.map(({ stack }) => [stack, STACKS[stack].label]);
     const legend = section.texts.map((text, index) => el("span", {}, el("i", { class: `key-${index % COLOURS}` }),
       el("bdi", { title: text.slice(0, 400) }, shown(text.slice(0, 80)))));
@@ -41,12 +40,13 @@ class PlaneView {
     this.keys.forEach((word, i) => places.set(word, [...(places.get(word) ?? []), i]));
     // A word that stands in several places shows what its context does, so it comes first.
     const words = [...places].sort((a, b) => b[1].length - a[1].length).slice(0, 80);
-    refill(this.words, words.map(([word, { length }]) => {
-      const press = () => this.follow(word);
-      return fill(button("", "Follow this word through the layers", press), { "data-word": word },
-        [bdi(word), length > 1 && el("sub", {}, `×${length}`)]);
-    }));
-    const apart = ([, points]) => this.spread(points, layers.length - 1);
+    refill(this.words, words.map(([word, { length }]) =>
+      button([bdi(word), length > 1 && el("sub", {}, `×${length}`)], "Follow this word through the layers",
+        () => this.follow(word), { "data-word": word })));
+    const apart = ([, points]) => {
+      const ends = points.map((i) => this.at(layers.length - 1, i));
+      return Math.max(...ends.flatMap(([x, y]) => ends.map(([z, w]) => Math.hypot(x - z, y - w))));
+    };
     const shared = words.filter(([word, points]) => points.length > 1 && /\p{L}{4}/u.test(word));
     this.word = (layers.length > 1 && shared.sort((a, b) => apart(b) - apart(a))[0]?.[0]) || null;
     this.show(Math.min(this.layer, layers.length - 1));
@@ -55,12 +55,6 @@ class PlaneView {
   follow(word) {
     this.word = this.word === word ? null : word;
     this.show(this.layer);
-  }
-
-  // How far apart some points lie at a layer.
-  spread(points, layer) {
-    const at = points.map((i) => this.at(layer, i));
-    return Math.max(...at.flatMap(([x, y]) => at.map(([z, w]) => Math.hypot(x - z, y - w))));
   }
 
   // A token, behind the one before it where it is followed: the same word differs by its context.
@@ -117,7 +111,6 @@ class PlaneView {
     this.play.textContent = "Play";
   }
 
-  // What `exportButtons` saves.
   file() {
     return fileName(this.section.title, this.stack.stack, this.stack.layers[this.layer]);
   }

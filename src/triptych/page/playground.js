@@ -1,5 +1,4 @@
-// Attention of matrices that the reader edits: scores, weights and output, of the dot product and of the additive
-// score.
+// Attention of matrices that the reader edits: scores, weights and output, of the dot-product and the additive score.
 
 const dot = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0);
 const times = (matrix, vector) => matrix.map((row) => dot(row, vector));
@@ -116,9 +115,8 @@ mounts.playground = (section, place) => {
   }
 
   function open({ Q, K, V, scaled }) {
-    const width = Q[0].length;
     const identity = () => Q[0].map((_, i) => Q[0].map((_, j) => Number(i === j)));
-    matrices = { ...structuredClone({ Q, K, V }), W_q: identity(), W_k: identity(), w: [Array(width).fill(1)] };
+    matrices = { ...structuredClone({ Q, K, V }), W_q: identity(), W_k: identity(), w: [Q[0].map(() => 1)] };
     settings.scaled = scaled;
     const letters = { Q: "TK", K: "SK", V: "SV", W_q: "AK", W_k: "AK", w: "·A" };
     const all = Object.entries(matrices).map(([name, rows]) => editableMatrix(name, letters[name], rows, draw));

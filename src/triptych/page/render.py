@@ -37,7 +37,7 @@ OF_MODELS = {
     ),
     "live_view.js": ("live_writing.js",),
 }  # fmt: skip
-MAPS = ("export.js", "heat.js", "gallery.js", "map.js", "attention.js")
+MAPS = ("export.js", "heat.js", "map.js", "attention.js")
 TRACES = (*MAPS, "attention_trace.js")
 #: Style and scripts that a page has besides where it has a section of a kind, each after those that it builds on.
 OF_KIND = {
@@ -46,7 +46,7 @@ OF_KIND = {
     "curve": ("curve.js",),
     "live": (
         "live.css", *MAPS, *TOKENIZER_SCRIPTS, "live_worker.js", "live_parts.js", "live_picture.js",
-        "live_flow.js", "live_about.js", "live_chapters.js", "live_lessons.js", "live_view.js",
+        "live_flow.js", "live_about.js", "live_chapters.js", "live_view.js",
     ),
     "matrix": ("inside.css", "export.js", "matrix.js"),
     "pictures": ("pictures.css",),

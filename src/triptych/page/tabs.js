@@ -26,8 +26,8 @@ function mountTabs(sections) {
       event.preventDefault();
       open(index, true);
     };
-    fill(link, { role: "tab", id: `tab-${index}`, "aria-controls": panels[index].id, onclick: press }, []);
-    fill(panels[index], { role: "tabpanel", "aria-labelledby": link.id }, []);
+    fill(link, { role: "tab", id: `tab-${index}`, "aria-controls": panels[index].id, onclick: press });
+    fill(panels[index], { role: "tabpanel", "aria-labelledby": link.id });
   });
   const step = (by) => () =>
     open((links.findIndex((link) => link.tabIndex === 0) + by + links.length) % links.length, true);
@@ -36,5 +36,3 @@ function mountTabs(sections) {
   open(Math.max(0, links.findIndex((link) => link.hash === location.hash)), false);
   addEventListener("beforeprint", () => sections.forEach((_, index) => built.has(index) || open(index, false)));
 }
-
-mounts.tab = (tab, place) => mountAll(tab.sections, place.id);

@@ -1,13 +1,6 @@
-// The tokenizer of a page: texts to token ids and back, with the ids of the Python library.
-//
-//   const tokenizer = Tokenizer.from(data);  // what `triptych.page.tokenizer_data` returns
-//   tokenizer.encode("a text")               // ids, with the special tokens that a model's input has
-//   tokenizer.decode(ids)                    // the text, without special tokens
-//   tokenizer.pieces(ids)                    // a readable name of each token
-//
-// A half of a surrogate pair, which has no UTF-8, is read as U+FFFD; Python refuses such a text.
-// The sets of characters in the data are those of the library, so that the version of Unicode that this browser knows
-// does not matter.
+// The tokenizer of a page: texts to token ids and back, with the ids of the Python library (`tokenizer_data`).
+// A half of a surrogate pair is read as U+FFFD, where Python refuses the text.  The sets of characters in the data are
+// the library's, so that the version of Unicode that this browser knows does not matter.
 
 const utf8 = new TextEncoder();
 const strictUtf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
@@ -21,35 +14,24 @@ function textOf(bytes) {
   }
 }
 
-// The code points at which a set begins and ends, in turn; an end is the first one that does not belong to it.
-function bounds(packed) {
-  let at = 0;
-  return Int32Array.from(packed, (step) => (at += step));
-}
-
-// The inside of a class of a regular expression.
+// A set as a class of a regular expression.  It is given by the steps between the code points at which it begins and
+// ends, in turn; an end is the first one that does not belong to it.
 const escaped = (code) => `\\u{${code.toString(16)}}`;
-const classOf = (packed) =>
-  Array.from(bounds(packed), (code, i) => (i % 2 ? `-${escaped(code - 1)}` : escaped(code))).join("");
+function classOf(packed) {
+  let at = 0;
+  const ends = packed.map((step) => (at += step));
+  return `[${ends.map((code, i) => (i % 2 ? `-${escaped(code - 1)}` : escaped(code))).join("")}]`;
+}
 
 // A function that tells whether a code point belongs to a set.
 function membership(packed) {
-  const ends = bounds(packed);
-  return (code) => {
-    let low = 0;
-    let high = ends.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (ends[middle] <= code) low = middle + 1;
-      else high = middle;
-    }
-    return low % 2 === 1;
-  };
+  const one = new RegExp(classOf(packed), "u");
+  return (code) => one.test(String.fromCodePoint(code));
 }
 
 // Texts, and at odd places names of sets, as one regular expression.
 const expression = (texts, sets) =>
-  new RegExp(texts.map((text, i) => (i % 2 ? `[${classOf(sets[text])}]` : text)).join(""), "gu");
+  new RegExp(texts.map((text, i) => (i % 2 ? classOf(sets[text]) : text)).join(""), "gu");
 
 // The 256 characters with which byte-level vocabularies write bytes (Radford et al. 2019), and back.
 const printable = (byte) => (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
@@ -60,7 +42,6 @@ const byteOfLetter = new Map(letterOfByte.map((letter, byte) => [letter, byte]))
 const bytesOfToken = (token) => Array.from(token, (letter) => byteOfLetter.get(letter));
 const asBytes = (text) => Array.from(utf8.encode(text), (byte) => letterOfByte[byte]).join("");
 
-// A function of a text that changes all matches.
 const replacing = (texts, sets, change) => {
   const matches = expression(texts, sets);
   return (text) => text.replace(matches, change);
@@ -73,13 +54,9 @@ const normalizers = {
   around: ({ set }, sets) => replacing(["", set, ""], sets, (char) => ` ${char} `),
   replace: ({ pattern, content }, sets) => replacing(pattern, sets, () => content),
   strip({ set, left, right }, sets) {
-    const is = membership(sets[set]);
-    return (text) => {
-      let [start, end] = [0, text.length]; // white space is never made of two code units
-      while (left && start < end && is(text.charCodeAt(start))) start++;
-      while (right && start < end && is(text.charCodeAt(end - 1))) end--;
-      return text.slice(start, end);
-    };
+    const ends = [left && ["^", set, "+"], right && ["", set, "+$"]].filter((texts) => texts);
+    const strips = ends.map((texts) => replacing(texts, sets, () => ""));
+    return (text) => strips.reduce((now, strip) => strip(now), text);
   },
   prepend: ({ content }) => (text) => (text ? content + text : text),
   bytes: () => asBytes,
@@ -164,11 +141,9 @@ function byteIds(ids, text) {
   return found.includes(undefined) ? null : found;
 }
 
-class Tokenizer {
-  static from(data) {
-    return new Tokenizer(data);
-  }
+const SIGNS = { " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍" }; // of white space in the names of tokens
 
+class Tokenizer {
   constructor(data) {
     const { model, sets, added } = data;
     const made = (table, steps) => steps.map((step) => table[step.step](step, sets));
@@ -273,14 +248,10 @@ class Tokenizer {
       if (this.addedIds.has(id)) return token;
       const { bytes, marks } = this.data.names;
       const letters = bytes ? bytesOfToken(token) : [undefined];
-      if (!letters.includes(undefined)) return Tokenizer.visible(Tokenizer.escapedBytes(Uint8Array.from(letters)));
-      return Tokenizer.visible(!bytes && marks ? token.replaceAll("▁", " ") : token);
+      let text = !bytes && marks ? token.replaceAll("▁", " ") : token;
+      if (!letters.includes(undefined)) text = Tokenizer.escapedBytes(Uint8Array.from(letters));
+      return text.replace(/[ \n\t\r]/g, (char) => SIGNS[char]);
     });
-  }
-
-  static visible(text) {
-    const shown = { " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍" };
-    return text.replace(/[ \n\t\r]/g, (char) => shown[char]);
   }
 
   // UTF-8 as text; a byte that belongs to no whole character is written as \xe2.

@@ -1,34 +1,28 @@
 // Byte-pair encoding of words.
 
 // A heap of numbers, the smallest first.
-class Heap {
-  keys = [];
-
-  push(key) {
-    const { keys } = this;
-    let at = keys.push(key) - 1;
-    while (at > 0 && keys[(at - 1) >> 1] > key) {
-      keys[at] = keys[(at - 1) >> 1];
-      at = (at - 1) >> 1;
-    }
-    keys[at] = key;
+function pushKey(heap, key) {
+  let at = heap.push(key) - 1;
+  while (at > 0 && heap[(at - 1) >> 1] > key) {
+    heap[at] = heap[(at - 1) >> 1];
+    at = (at - 1) >> 1;
   }
+  heap[at] = key;
+}
 
-  pop() {
-    const { keys } = this;
-    const [top] = keys;
-    const key = keys.pop();
-    if (keys.length === 0) return top;
-    let at = 0;
-    for (let child = 1; child < keys.length; child = 2 * at + 1) {
-      if (child + 1 < keys.length && keys[child + 1] < keys[child]) child++;
-      if (keys[child] >= key) break;
-      keys[at] = keys[child];
-      at = child;
-    }
-    keys[at] = key;
-    return top;
+function popKey(heap) {
+  const [top] = heap;
+  const key = heap.pop();
+  if (heap.length === 0) return top;
+  let at = 0;
+  for (let child = 1; child < heap.length; child = 2 * at + 1) {
+    if (child + 1 < heap.length && heap[child + 1] < heap[child]) child++;
+    if (heap[child] >= key) break;
+    heap[at] = heap[child];
+    at = child;
   }
+  heap[at] = key;
+  return top;
 }
 
 wordModels.BPE = (model, ids) => {
@@ -73,15 +67,15 @@ wordModels.BPE = (model, ids) => {
   function merged(row) {
     const before = row.map((_, i) => i - 1);
     const after = row.map((_, i) => (i + 1 < row.length ? i + 1 : -1));
-    const heap = new Heap();
+    const heap = [];
     const rank = (at) => (at >= 0 && after[at] >= 0 ? ranks.get(row[at] * width + row[after[at]]) : undefined);
     const offer = (at) => {
       const place = rank(at);
-      if (place !== undefined) heap.push(place * PLACES + at);
+      if (place !== undefined) pushKey(heap, place * PLACES + at);
     };
     for (let i = 0; i + 1 < row.length; i++) offer(i);
-    while (heap.keys.length) {
-      const key = heap.pop();
+    while (heap.length) {
+      const key = popKey(heap);
       const at = key % PLACES;
       if (row[at] === null) continue;
       const place = rank(at);

@@ -1,32 +1,17 @@
 // The normalizer of SentencePiece models: a compiled table of replacements, looked up by grapheme clusters.
 
-// The part of a Hangul syllable that a code point can be joined by: its first, middle or last sounds.
+// What a code point of Hangul can be joined by: the first, middle or last sounds of a syllable.
+const SOUNDS =
+  { L: /[\u1100-\u115f\ua960-\ua97c]/, V: /[\u1160-\u11a7\ud7b0-\ud7c6]/, T: /[\u11a8-\u11ff\ud7cb-\ud7fb]/ };
+const isSyllable = (code) => code >= 0xac00 && code < 0xd7a4;
 function hangulOf(code) {
-  if ((code >= 0x1100 && code < 0x1160) || (code >= 0xa960 && code < 0xa97d)) return "L";
-  if ((code >= 0x1160 && code < 0x11a8) || (code >= 0xd7b0 && code < 0xd7c7)) return "V";
-  if ((code >= 0x11a8 && code < 0x1200) || (code >= 0xd7cb && code < 0xd7fc)) return "T";
-  if (code >= 0xac00 && code < 0xd7a4) return (code - 0xac00) % 28 ? "T" : "V";
-  return "";
-}
-
-// What decides about clusters, of a code point; remembered, because texts repeat their characters.
-function properties(classes, sets) {
-  const tests = classes.map((name) => [name, membership(sets[name])]);
-  const seen = new Map();
-  return (code) => {
-    if (!seen.has(code)) {
-      const facts = { code, hangul: hangulOf(code), syllable: code >= 0xac00 && code < 0xd7a4 };
-      for (const [name, test] of tests) facts[name] = test(code);
-      seen.set(code, facts);
-    }
-    return seen.get(code);
-  };
+  if (isSyllable(code)) return (code - 0xac00) % 28 ? "T" : "V";
+  return Object.keys(SOUNDS).find((part) => SOUNDS[part].test(String.fromCodePoint(code))) ?? "";
 }
 
 // Where grapheme clusters end (Unicode, UAX 29), as far as clusters of up to 5 bytes need it: pairs of regional
 // indicators are left out, because one has 4 bytes.  Calls `act` with the characters of each cluster.
 function clusters(text, known, act) {
-  const follows = { L: /[LVTS]/, V: /[VT]/, T: /T/ };
   let cluster = [];
   let last = null; // what is known of the last character
   let picture = false; // a pictograph and marks behind it
@@ -38,7 +23,7 @@ function clusters(text, known, act) {
     else if (last.control || now.control) joined = false;
     else if (now.extend || last.prepend) joined = true;
     else if (last.hangul && now.hangul) joined = now.syllable ? last.hangul === "L"
-      : follows[last.hangul].test(now.hangul);
+      : "LL LV LT VV VT TT".includes(last.hangul + now.hangul);
     else if (last.code === 0x200d && picture && now.pictograph) joined = true;
     else joined = conjunct === "linked" && now.consonant;
     if (!joined) {
@@ -99,4 +84,14 @@ function charsmap(table, known) {
   };
 }
 
-normalizers.charsmap = ({ table, classes }, sets) => charsmap(table, properties(classes, sets));
+normalizers.charsmap = ({ table, classes }, sets) => {
+  const tests = classes.map((name) => [name, membership(sets[name])]);
+  const seen = new Map(); // what decides about clusters, of each code point, because texts repeat their characters
+  return charsmap(table, (code) => {
+    if (!seen.has(code)) {
+      const facts = tests.map(([name, test]) => [name, test(code)]);
+      seen.set(code, { code, hangul: hangulOf(code), syllable: isSyllable(code), ...Object.fromEntries(facts) });
+    }
+    return seen.get(code);
+  });
+};

@@ -29,7 +29,7 @@ _Table = Mapping[str, Callable[["_Export", Step], _Steps]]
 def tokenizer_data(tokenizer: Tokenizer) -> dict[str, Any]:
     """The vocabulary, the steps, and the sets of characters that the scripts of a page need, as JSON.
 
-    In a page, `Tokenizer.from(data)` then has `encode(text)`, the ids of `tokenizer.encode(text)` with its special
+    In a page, `new Tokenizer(data)` then has `encode(text)`, the ids of `tokenizer.encode(text)` with its special
     tokens; `decode(ids)`, as `tokenizer.decode(ids)`; and `pieces(ids)`, as `tokenizer.tokens(ids)`.
 
     Raises TextError, naming it, for a step that the scripts do not know.

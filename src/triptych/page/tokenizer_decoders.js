@@ -23,14 +23,11 @@ Object.assign(Tokenizer.decoders, {
     flush();
     return texts;
   },
-  Strip: ({ content, start, stop }) => (tokens) =>
-    tokens.map((token) => {
-      const chars = Array.from(token);
-      let [first, end] = [0, chars.length];
-      while (first < Math.min(start, chars.length) && chars[first] === content) first++;
-      while (chars.length - end < stop && end > first && chars[end - 1] === content) end--;
-      return chars.slice(first, end).join("");
-    }),
+  Strip({ content, start, stop }) {
+    const one = escaped(content.codePointAt(0));
+    const [before, behind] = [new RegExp(`^${one}{0,${start}}`, "u"), new RegExp(`${one}{0,${stop}}$`, "u")];
+    return (tokens) => tokens.map((token) => token.replace(before, "").replace(behind, ""));
+  },
   Replace(step, sets) {
     const replace = normalizers.replace(step, sets);
     return (tokens) => tokens.map(replace);
