@@ -4,7 +4,7 @@
 ;; the scales follow each other without gaps.
 ;;   x       fp32 [n, columns]          codes   int8 [rows, columns]       scales  fp32 [rows, columns / 32]
 ;;   line    fp32 [columns], scratch    out     fp32 [n, rows]
-;; The JavaScript that calls it (live_kernel.js) reserves the memory; nothing is written outside `line` and `out`.
+;; The JavaScript that calls it (live_weights.js) reserves the memory; nothing is written outside `line` and `out`.
 ;; live_wasm.js holds the assembled bytes, and a test compares them with this file.
 (module
   (import "page" "memory" (memory 1))

@@ -1,4 +1,4 @@
-// The page's side of the engine (live_engine.js), in a worker or the page's own thread; `call` promises the answer.
+// The page's side of the engine (live_requests.js), in a worker or the page's own thread; `call` promises the answer.
 
 function workerCalls() {
   const script = `${document.getElementById("interpreter").textContent}\nserve();`;
