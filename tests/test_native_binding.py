@@ -25,9 +25,11 @@ from triptych.native import library
 from triptych.nn.feedforward import GLU
 from triptych.nn.model import ExecutorPlans
 from triptych.probe import Plan, Session, zero
+from triptych.program import native_executor
 from triptych.program.changes import SampledBytes
-from triptych.program.native_executor import MOST_DENSE, MOST_DENSE_FP32, NativeStep, PreparedStep
-from triptych.program.native_plan import NativePlan
+from triptych.program.native_binding import bound
+from triptych.program.native_executor import MOST_DENSE, MOST_DENSE_FP32, NativeStep
+from triptych.program.native_plan import NativePlan, plan_of
 from triptych.program.program import Program
 from triptych.text.detokenize import TextStream
 
@@ -229,14 +231,14 @@ def test_a_copy_of_a_model_that_ran_has_plans_of_its_own(copied: Callable[[nn.Tr
     ran(module)
     other = copied(module)
     if copied is not copy.copy:  # which shares the parts and weights
-        assert other.plans.get(PreparedStep) is None
-        assert module.plans.get(PreparedStep) is not None
+        assert other.plans.get("step") is None
+        assert module.plans.get("step") is not None
         with torch.no_grad():
             _block(other).mlp.down.weight.mul_(3)
     ran(other)
     ran(module)
-    prepared = other.plans.get(PreparedStep)
-    assert (prepared is module.plans.get(PreparedStep)) == (copied is copy.copy)
+    prepared = other.plans.get("step")
+    assert (prepared is module.plans.get("step")) == (copied is copy.copy)
     assert not [name for name in module.state_dict() if "plans" in name]
     del module
     ran(other)
@@ -250,10 +252,9 @@ def test_a_model_that_ran_is_freed() -> None:
     assert alive() is None
 
 
-def test_threads_that_prepare_a_module_at_once_lose_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_prepare_a_module_at_once_lose_no_plan() -> None:
     """The first makes its plan while the second asks for another one: both are kept, and neither is made again."""
     made, first_makes, second_asked = list[object](), Event(), Event()
-    plan_of = PreparedStep.plan_of
 
     def slow(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
         made.append(how)
@@ -268,14 +269,13 @@ def test_threads_that_prepare_a_module_at_once_lose_no_plan(monkeypatch: pytest.
                 second_asked.set()
             return super().get(*key)
 
-    monkeypatch.setattr(PreparedStep, "plan_of", staticmethod(slow))
     module = llama()
     module.plans = Watched()
     hows = [(torch.float32, (None, None), reads) for reads in ((), ("final",))]
 
     def bind(how: tuple[Any, ...]) -> None:
         with torch.inference_mode():
-            PreparedStep.bound(module, how, None, 8)
+            bound(module, "step", slow, how, None, 8)
 
     threads = [Thread(target=bind, args=(how,)) for how in hows]
     threads[0].start()
@@ -346,13 +346,13 @@ def test_modules_run_where_the_model_does_more_than_its_program(name: str) -> No
 
 def _counted_looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list that grows with each look for changes of the module."""
-    looks, bound = list[str](), PreparedStep.bound
+    looks = list[str]()
 
     def counted(*arguments: Any) -> Any:
         looks.append("look")
         return bound(*arguments)
 
-    monkeypatch.setattr(PreparedStep, "bound", counted)
+    monkeypatch.setattr(native_executor, "bound", counted)
     return looks
 
 

@@ -258,10 +258,11 @@ class StepRunner:
         self.running = rows
         own = Rows((1,) * len(ids), tuple(past), tuple(slots))
         if session is None:
-            logits = executor.next_logits(ids, own)
+            logits = executor.logits(ids, own, own.starts, keep=False)
         else:
             session.begin([row.path[-1] for row in rows])
-            logits = executor.next_logits(ids, own, session.native_reads(slots), keep="logits" in session.plan.reads)
+            reads, keep = session.native_reads(slots), "logits" in session.plan.reads
+            logits = executor.logits(ids, own, own.starts, reads=reads, keep=keep)
         if logits is None:
             self.running = ()
             return None

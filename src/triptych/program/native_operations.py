@@ -7,17 +7,17 @@ floating-point types, since the executor computes in fp32) become other names of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from triptych.native.step import GROUP, PAIR, WIDEST_BF16, AttentionKind, Function, Index, Op, Over, Pairing, StoredType
+from triptych.program.changes import NotServed
 from triptych.program.native_values import (
     Angles,
     NativeValue,
-    NotNative,
     PlanStep,
     PlanSteps,
     PlanTable,
@@ -60,18 +60,18 @@ class StepList:
     bf16      vectors and weights are rounded to bf16 where they are multiplied: "all", whatever they are stored as,
               or "packed", with packed weights and in the attention of a row to itself.
     reads     sites whose vectors are kept.
+    encoding  whether tokens see all of their row.
     """
 
     def __init__(
-        self, program: Program, packed: frozenset[str], stored: StoredType, windows: list[int | None], *,
-        bf16: Literal["all", "packed"] | None = None, reads: Collection[str] = (),
+        self, program: Program, packed: frozenset[str], stored: StoredType, windows: Sequence[int | None], *,
+        bf16: Literal["all", "packed"] | None = None, reads: Collection[str] = (), encoding: bool = False,
     ) -> None:  # fmt: skip
         self.program, self.packed, self.stored, self.windows = program, packed, stored, windows
-        self.bf16, self.reads = bf16, reads
+        self.bf16, self.reads, self.encoding = bf16, reads, encoding
         self.out = PlanSteps()
         self.rounded: dict[tuple[Vector, bool], Vector] = {}
         self.attended: set[int] = set()
-        self.encoding = False
 
     def add(
         self, op: Op, out: Vector | None, reads: dict[str, Vector], tables: dict[str, PlanTable] | None = None,
@@ -128,7 +128,7 @@ class NativeWalk:
 
     def result(self, step: Instruction) -> NativeValue:
         if step.op not in NATIVE:
-            raise NotNative(f"the native step has no operation {step.op}")
+            raise NotServed(f"the native step has no operation {step.op}")
         return NATIVE[step.op](self, step)
 
     @native(*ALIASES)
@@ -162,13 +162,13 @@ class NativeWalk:
             return self.maker.look_up(out, PlanTable("plain", weight), Index.NONE)
         if ids == "ids":
             return self.maker.look_up(out, PlanTable("matrix", weight), Index.IDS)
-        raise NotNative(f"a lookup of {step.inputs['ids']} in {weight}")
+        raise NotServed(f"a lookup of {step.inputs['ids']} in {weight}")
 
     @native("sinusoids")
     def _sinusoids(self, step: Instruction) -> Vector:
         how = tuple(step.attributes[key] for key in ("width", "theta", "layout"))
         if self.values[step.inputs["positions"]] != Positions():
-            raise NotNative(f"sinusoids of {step.inputs['positions']}")
+            raise NotServed(f"sinusoids of {step.inputs['positions']}")
         return self.maker.look_up(Vector(how[0], self.over), PlanTable("sinusoids", how=how), Index.POSITIONS)
 
     @native("linear")
@@ -176,7 +176,7 @@ class NativeWalk:
         x, weight = self.vector(step.inputs["x"]), self._name(step.weights["weight"])
         rows, columns = self.maker.program.weights[step.weights["weight"]]  # one shape in all experts
         if columns != x.width:
-            raise NotNative(f"{weight} acts on each head of {step.inputs['x']}")
+            raise NotServed(f"{weight} acts on each head of {step.inputs['x']}")
         out, reads, packed = Vector(int(rows), self.over), {"input": x}, weight in self.maker.packed
         bf16 = self.maker.bf16 == "all" or (self.maker.bf16 == "packed" and packed)
         tables = {"weight": PlanTable("tiles" if self.maker.bf16 == "all" else "matrix", weight)}
@@ -210,7 +210,7 @@ class NativeWalk:
     def _angles(self, step: Instruction) -> Angles:
         spec, dtype = step.attributes["spec"], step.attributes.get("dtype", "float32")
         if self.values[step.inputs["positions"]] != Positions() or dtype != "float32":
-            raise NotNative(f"angles of {step.inputs['positions']} in {dtype}")
+            raise NotServed(f"angles of {step.inputs['positions']} in {dtype}")
         return Angles(spec)
 
     @native("rotate")
@@ -218,7 +218,7 @@ class NativeWalk:
         x, width = self.vector(step.inputs["x"]), self._width(step.inputs["x"])
         angles, sines = self.values[step.inputs["cos"]], self.values[step.inputs["sin"]]
         if not isinstance(angles, Angles) or angles != sines:
-            raise NotNative("a rotation by other angles than those of the positions")
+            raise NotServed("a rotation by other angles than those of the positions")
         spec, out = angles.spec, Vector(x.width, self.over)
         tables = {"table": PlanTable("rotation", how=spec)}
         pairing = Pairing.HALF if step.attributes["pairing"] == "half" else Pairing.INTERLEAVED
@@ -262,10 +262,10 @@ class NativeWalk:
         return self.apply(function, self.vector(step.inputs["x"]), name=step.out[0])
 
     def both(self, step: Instruction) -> tuple[Vector, Vector]:
-        """The inputs `x` and `y`.  Raises NotNative where their shapes differ."""
+        """The inputs `x` and `y`.  Raises NotServed where their shapes differ."""
         x, y = (self.vector(step.inputs[key]) for key in ("x", "y"))
         if self.entry.values[step.inputs["x"]].shape[1:] != self.entry.values[step.inputs["y"]].shape[1:]:
-            raise NotNative(f"{step.op} of vectors of different shapes")
+            raise NotServed(f"{step.op} of vectors of different shapes")
         return x, y
 
     @native("add")
@@ -298,16 +298,16 @@ class NativeWalk:
     def _attend(self, step: Instruction) -> Vector:
         how, maker = step.attributes, self.maker
         if how["mechanism"] != "dot_product":
-            raise NotNative(f"the native step attends by dot products, not by {how['mechanism']} scores")
+            raise NotServed(f"the native step attends by dot products, not by {how['mechanism']} scores")
         q, width = self.vector(step.inputs["q"]), self._width(step.inputs["q"])
         k, v = (self.values[step.inputs[key]] for key in ("k", "v"))
         if not isinstance(k, StoredKeys) or not isinstance(v, StoredKeys) or k.store != v.store:
-            raise NotNative("attention to other keys than a cache's")
+            raise NotServed("attention to other keys than a cache's")
         heads, cross = q.width // width, k.new is None
         out = Vector(heads * v.width, self.over)
         groups = int(self.entry.values[step.inputs["k"]].shape[1])
         if maker.encoding and how["mask"] != Full():
-            raise NotNative(f"the native step has no mask {how['mask']} in an encoder")
+            raise NotServed(f"the native step has no mask {how['mask']} in an encoder")
         window = 0 if maker.encoding else window_in(how["mask"], cross)
         numbers = {
             "width": width, "heads": heads, "groups": groups, "value_width": v.width, "store": k.store,
@@ -318,7 +318,7 @@ class NativeWalk:
         if "bias" in step.inputs:
             bias = self.values[step.inputs["bias"]]
             if not isinstance(bias, PlanTable) or cross:
-                raise NotNative("a bias of the scores that is more than a function of distance")
+                raise NotServed("a bias of the scores that is more than a function of distance")
             tables["bias"] = bias
         if "sinks" in step.weights:
             tables["sinks"] = PlanTable("vector", self._name(step.weights["sinks"]))
@@ -331,10 +331,10 @@ class NativeWalk:
             maker.add(Op.ATTEND, out, reads | new, tables, **numbers | {"kind": AttentionKind.ROW, "store": 0})
             return out
         if k.store in maker.attended:
-            raise NotNative(f"two attentions to the keys of layer {k.store}")
+            raise NotServed(f"two attentions to the keys of layer {k.store}")
         maker.attended.add(k.store)
         if window != (maker.windows[k.store] or 0):
-            raise NotNative(f"layer {k.store} looks back {window} positions, its cache {maker.windows[k.store]}")
+            raise NotServed(f"layer {k.store} looks back {window} positions, its cache {maker.windows[k.store]}")
         attend = maker.add(Op.ATTEND, out, reads | new, tables, **numbers, window=window)
         extend = maker.add(Op.EXTEND, None, new, **numbers, window=window)
         if window:  # the new tokens take the places of some that the queries still see
@@ -346,7 +346,7 @@ class NativeWalk:
         how, maker = step.attributes, self.maker
         x, scores = self.vector(step.inputs["x"]), self.vector(step.inputs["scores"])
         if self.over is not Over.TOKENS:
-            raise NotNative("experts of chosen tokens")
+            raise NotServed("experts of chosen tokens")
         count, entry = how["count"], how["expert"]
         routes, total = Vector(scores.width, self.over), Vector(x.width, self.over)
         numbers = {"experts": count, "top": how["top_k"], "normalized": int(how["normalize"]), "width": x.width}

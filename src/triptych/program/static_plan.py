@@ -18,10 +18,9 @@ from triptych import ops
 from triptych.attention import DOT_PRODUCT, Cache, CrossCache, kernel_dense
 from triptych.attention.request import AttentionRequest, Runner
 from triptych.attention.store import Store
-from triptych.errors import ConfigError
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
-from triptych.program.changes import WeightVersions
+from triptych.program.changes import NotServed, WeightVersions, check_lowered
 from triptych.program.interpreter import run_operation
 from triptych.program.program import Instruction, Program
 from triptych.program.static_groups import Group, grouped, join
@@ -46,17 +45,11 @@ NOT_STATIC = {
 """Why an operation has no fixed shape, by its name."""
 
 
-class NotStatic(ConfigError):
-    """A program does something whose shapes change from step to step; the message says what."""
-
-
 def check_static(program: Program, module: Transformer) -> None:
-    """Raises NotStatic, naming what has no fixed shape."""
-    if program.unlowered:
-        name, reason = next(iter(program.unlowered.items()))
-        raise NotStatic(f"{name} runs as a module: {reason}")
+    """Raises NotServed, naming what has no fixed shape."""
+    check_lowered(program)
     if any(isinstance(weight, PackedWeight) for weight in module.parameters()):
-        raise NotStatic("weights are packed; load with dequantize=True")
+        raise NotServed("weights are packed; load with dequantize=True")
     for entry in ("decode", "unembed"):
         for step in program.entries[entry].instructions:
             _check_instruction(step)
@@ -64,14 +57,14 @@ def check_static(program: Program, module: Transformer) -> None:
 
 def _check_instruction(step: Instruction) -> None:
     if step.op in NOT_STATIC:
-        raise NotStatic(NOT_STATIC[step.op])
+        raise NotServed(NOT_STATIC[step.op])
     if step.op in _OF_POSITIONS and step.inputs["positions"] != "positions":
-        raise NotStatic(f"{step.op} of {step.inputs['positions']}")
+        raise NotServed(f"{step.op} of {step.inputs['positions']}")
     if step.op == "attend":
         if step.attributes["mechanism"] != "dot_product":
-            raise NotStatic(f"attention by {step.attributes['mechanism']} scores")
+            raise NotServed(f"attention by {step.attributes['mechanism']} scores")
         if not _is_static(step.attributes["mask"]):
-            raise NotStatic(f"the mask {step.attributes['mask']} depends on more than positions")
+            raise NotServed(f"the mask {step.attributes['mask']} depends on more than positions")
 
 
 def _is_static(mask: Mask) -> bool:
@@ -140,7 +133,7 @@ class StaticPlan:
         with torch.no_grad():
             in_tables = self._make_tables(max(self.cache.capacity, 1))
         if any(weight.is_inference() for weight in in_tables):
-            raise NotStatic("a weight was made in inference mode, where changes are not counted")
+            raise NotServed("a weight was made in inference mode, where changes are not counted")
         self.versions = WeightVersions(list(self.weights.values()), in_tables, [])
         # What a graph reads stays allocated as long as the plan, though another thread gives a parameter other numbers.
         self.held = [weight.detach() for weight in self.weights.values()]
