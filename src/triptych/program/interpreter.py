@@ -6,7 +6,7 @@ cache steps and row plans as the modules; a position bias is kept as a function 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -31,7 +31,7 @@ from triptych.attention import (
 )
 from triptych.attention.positions import disentangled_bias
 from triptych.errors import ConfigError
-from triptych.program.program import Entry, Instruction, Program
+from triptych.program.program import Entry, Instruction, Program, weights_of
 
 Weights = Mapping[str, Tensor]
 Edits = Mapping[str, Callable[[Tensor], Tensor]]
@@ -115,9 +115,8 @@ class _Run:
         how, entry, inputs = step.attributes, step.attributes["expert"], self.inputs_of(step)
 
         def expert(number: int, x: Tensor) -> Tensor:
-            inner = _Run(self.program, _Numbered(self.weights, number), self.rows, None, self.step, {})
-            inner.values[entry.inputs[0]] = x
-            return inner.run(entry)[0]
+            own = {name: self.weights[name.replace(".experts.0.", f".experts.{number}.")] for name in weights_of(entry)}
+            return _Run(self.program, own, self.rows, None, self.step, {}, {entry.inputs[0]: x}).run(entry)[0]
 
         parts = [partial(expert, number) for number in range(how["count"])]
         self.values[step.out[0]] = ops.experts(inputs["x"], inputs["scores"], parts, how["top_k"], how["normalize"])
@@ -192,22 +191,6 @@ def _mechanism(step: Instruction, weights: Weights) -> Mechanism:
     if name == "additive":
         return AdditiveOver(weights["weight"])
     return LINEAR if name == "linear" else DOT_PRODUCT
-
-
-class _Numbered(Mapping[str, Tensor]):
-    """The weights of expert `number` under the names of the first."""
-
-    def __init__(self, weights: Weights, number: int) -> None:
-        self.weights, self.number = weights, number
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.weights[name.replace(".experts.0.", f".experts.{self.number}.")]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.weights)
-
-    def __len__(self) -> int:
-        return len(self.weights)
 
 
 SPECIAL: dict[str, Callable[[_Run, Instruction], None]] = {
