@@ -26,7 +26,7 @@ from triptych.nn.feedforward import GLU
 from triptych.nn.model import ExecutorPlans
 from triptych.probe import Plan, Session, zero
 from triptych.program import native_executor
-from triptych.program.changes import SampledBytes
+from triptych.program.changes import WeightVersions
 from triptych.program.native_binding import bound
 from triptych.program.native_executor import MOST_DENSE, MOST_DENSE_FP32, NativeStep
 from triptych.program.native_plan import NativePlan, plan_of
@@ -174,11 +174,11 @@ def test_changes_that_torch_does_not_count_are_followed(change: Callable[[nn.Tra
 def test_the_end_of_a_large_tensor_is_compared_and_memory_that_moved_is_not_read() -> None:
     tensors = [torch.zeros(1000), torch.zeros(3, 40).T, torch.zeros(0), torch.zeros((), dtype=torch.bfloat16)]
     for tensor, place in ((tensors[0], -1), (tensors[0], 500), (tensors[1], (-1, -1)), (tensors[3], ())):
-        contents = SampledBytes(tensors, 64)
+        contents = WeightVersions([], tensors, [], 64)
         assert contents.same()
         tensor.data[place] = 7
         assert not contents.same()
-    contents = SampledBytes(tensors, 64)
+    contents = WeightVersions([], tensors, [], 64)
     tensors[0].data[100] = 7
     assert contents.same()  # of a large tensor not every number is compared
     tensors[0].share_memory_()

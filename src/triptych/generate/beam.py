@@ -11,10 +11,9 @@ from torch import Tensor
 from triptych import machine
 from triptych.arguments import integer, number
 from triptych.errors import InputError
-from triptych.generate.custom_rules import apply_rules
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request
-from triptych.generate.sampling import Sampling, check_finite
+from triptych.generate.sampling import Sampling, apply_rules, check_finite
 from triptych.probe import Session
 
 BLOCK = 64  # columns of logits whose maximum is looked at first

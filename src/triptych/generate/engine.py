@@ -27,7 +27,6 @@ from triptych.generate.request import LiveRow, Output, Request
 from triptych.generate.speculation import Speculation, accepts
 from triptych.generate.step_runner import Executor, ForwardResult, StepRunner
 from triptych.generate.stops import StopDetector
-from triptych.generate.token_budget import parts, shares
 from triptych.nn import Transformer
 from triptych.probe import Session
 from triptych.program.changes import ModuleGuard
@@ -264,12 +263,12 @@ class Engine:
         if self.speculation is not None:
             self.speculation.propose(self._rows, self.runner)
         if self._reading:
-            share = shares(self._rows, self.runner, self.prefixes, chunk=self.chunk, budget=self.budget)
+            share = self.runner.shares(self._rows, self.budget, None if self.prefixes is None else self.prefixes.fill)
         outputs: list[Output] = []
         ended: list[LiveRow] = []
         plain = self._greedy and not self._all_logits and self.speculation is None
         for session, members in self._groups:
-            for part in [members] if share is None else parts(members, share, self.runner):
+            for part in [members] if share is None else self.runner.parts(members, share):
                 computed = self.runner.run(session, part, share, self._all_logits, plain)
                 tokens, tops = computed.best or (list[int](), list[float]())
                 if not tokens or not all(map(isfinite, tops)):

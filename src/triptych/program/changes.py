@@ -181,39 +181,28 @@ def _constant(value: object) -> bool:
     return value is None or frozen or isinstance(value, _CONSTANTS)
 
 
-class SampledBytes:
-    """The bytes of tensors on the CPU at the beginning, in the middle and at the end of each, to see what torch does
-    not count: its fused optimizers and changes through `.data` leave the version of a tensor as it is.
+class WeightVersions:
+    """Where the numbers of tensors lie; and for those that were copied, whether they were changed since.
 
-    piece    bytes of each of the three; smaller tensors are read whole.
+    Torch's fused optimizers and changes through `.data` leave the version of a tensor as it is.  They are seen in the
+    bytes of copied tensors on the CPU, `piece` at the beginning, in the middle and at the end; smaller ones are read
+    whole, and nothing of memory that a tensor has given up.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], piece: int) -> None:
-        here = [one for one in tensors if one.device.type == "cpu"]
+    def __init__(
+        self, shared: list[Tensor], copied: list[Tensor], packed: list[PackedWeight], piece: int = PIECE
+    ) -> None:
+        self.shared, self.copied, self.packed = shared, copied, packed
+        here = [one for one in copied if one.device.type == "cpu"]
         self.storages = [one.untyped_storage() for one in here]  # they keep the memory
-        self.addresses = list(map(torch.UntypedStorage.data_ptr, self.storages))
         self.views: list[ctypes.Array[ctypes.c_char]] = []
         for tensor in here:
-            address = tensor.data_ptr()
             places = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
             size = places * tensor.element_size() if tensor.numel() else 0
             starts = (0,) if size <= 3 * piece else (0, size // 2, size - piece)
             length = size if len(starts) == 1 else piece
-            self.views += [(ctypes.c_char * length).from_address(address + start) for start in starts]
-        self.before = b"".join(self.views)
-
-    def same(self) -> bool:
-        """Whether they are what they were; nothing is read of memory that a tensor has given up."""
-        addresses = list(map(torch.UntypedStorage.data_ptr, self.storages))
-        return addresses == self.addresses and b"".join(self.views) == self.before
-
-
-class WeightVersions:
-    """Where the numbers of tensors lie; and for those that were copied, whether they were changed since."""
-
-    def __init__(self, shared: list[Tensor], copied: list[Tensor], packed: list[PackedWeight]) -> None:
-        self.shared, self.copied, self.packed = shared, copied, packed
-        self.before, self.contents = self._now(), SampledBytes(copied, PIECE)
+            self.views += [(ctypes.c_char * length).from_address(tensor.data_ptr() + start) for start in starts]
+        self.before, self.contents = self._now(), b"".join(self.views)
 
     def _now(self) -> tuple[Any, ...]:
         return (
@@ -224,8 +213,8 @@ class WeightVersions:
         )
 
     def same(self) -> bool:
-        contents = self.contents  # not its `same`: every step asks, and the addresses have been compared
-        return self._now() == self.before and b"".join(contents.views) == contents.before
+        """Whether they are what they were."""
+        return self._now() == self.before and b"".join(self.views) == self.contents
 
 
 def checksums(module: nn.Module) -> list[Tensor]:
