@@ -59,35 +59,8 @@ def _block(module: nn.Transformer) -> Any:
 
 
 @torch.no_grad()
-def _in_place(module: nn.Transformer) -> None:
-    _block(module).attn.q.weight.mul_(-1.5)
-
-
-@torch.no_grad()
-def _norm_in_place(module: nn.Transformer) -> None:
-    _block(module).mlp_norm.pre.weight.mul_(3)
-
-
-def _replaced(module: nn.Transformer) -> None:
-    down = _block(module).mlp.down
-    down.weight = torch.nn.Parameter(down.weight.detach() * 2)
-
-
-def _data(module: nn.Transformer) -> None:
-    down = _block(module).mlp.down
-    down.weight.data = down.weight.data * 2
-
-
-def _loaded(module: nn.Transformer) -> None:
-    module.load_state_dict(create(LLAMA, seed=5).module.state_dict())
-
-
-def _assigned(module: nn.Transformer) -> None:
-    module.load_state_dict(create(LLAMA, seed=5).module.state_dict(), assign=True)
-
-
-def _cast(module: nn.Transformer) -> None:
-    module.to(torch.bfloat16).to(torch.float32)
+def _scaled(weight: Tensor, factor: float) -> None:
+    weight.mul_(factor)
 
 
 def _adapter_added(module: nn.Transformer) -> None:
@@ -103,20 +76,34 @@ def _adapter_merged(module: nn.Transformer) -> None:
         mlp.down = mlp.down.base
 
 
-CHANGES = [_in_place, _norm_in_place, _replaced, _data, _loaded, _assigned, _cast, _adapter_added]
+def _twice(weight: Tensor) -> Tensor:
+    return weight.detach() * 2
+
+
+CHANGES: dict[str, Callable[[nn.Transformer], object]] = {
+    "in place": lambda module: _scaled(_block(module).attn.q.weight, -1.5),
+    "norm in place": lambda module: _scaled(_block(module).mlp_norm.pre.weight, 3),
+    "replaced": lambda module: setattr(
+        _block(module).mlp.down, "weight", torch.nn.Parameter(_twice(_block(module).mlp.down.weight))
+    ),
+    "data": lambda module: setattr(_block(module).mlp.down.weight, "data", _twice(_block(module).mlp.down.weight)),
+    "loaded": lambda module: module.load_state_dict(create(LLAMA, seed=5).module.state_dict()),
+    "assigned": lambda module: module.load_state_dict(create(LLAMA, seed=5).module.state_dict(), assign=True),
+    "cast": lambda module: module.to(torch.bfloat16).to(torch.float32),
+    "adapter added": _adapter_added,
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_binding_follows_the_weights(change: Callable[[nn.Transformer], None]) -> None:
-    module = llama()
-    followed(module, change)
+def test_a_binding_follows_the_weights(change: str) -> None:
+    followed(llama(), CHANGES[change])
 
 
 def test_an_adapter_merged_and_a_bias_table_changed_in_place() -> None:
     module = llama()
     _adapter_added(module)
     before = followed(module, _adapter_merged, differs=False)
-    _in_place(module)
+    _scaled(_block(module).attn.q.weight, -1.5)
     assert not torch.equal(before, Run(module).both()[1][0])
 
     def table(module: nn.Transformer) -> None:
@@ -128,11 +115,15 @@ def test_an_adapter_merged_and_a_bias_table_changed_in_place() -> None:
     followed(tiny.decoder("t5"), table)
 
 
-def test_bf16_vectors_are_copied_again() -> None:
-    module = llama()
+def _with_a_norm_of_bf16() -> nn.Transformer:
+    module = llama().to(torch.bfloat16).to(torch.float32)  # numbers that bf16 holds
     norm = _block(module).attn_norm.pre
     norm.weight = torch.nn.Parameter(norm.weight.detach().bfloat16())
-    followed(module, _norm_of_bf16)
+    return module
+
+
+def test_bf16_vectors_are_copied_again() -> None:
+    followed(_with_a_norm_of_bf16(), lambda module: _scaled(_block(module).attn_norm.pre.weight, 2))
 
 
 def _fused_step(module: nn.Transformer) -> None:
@@ -163,10 +154,7 @@ def _swapped_class(module: nn.Transformer) -> None:
 @pytest.mark.parametrize("change", [_fused_step, _data_in_place, _swapped_class], ids=lambda one: one.__name__)
 def test_changes_that_torch_does_not_count_are_followed(change: Callable[[nn.Transformer], None]) -> None:
     """Of what the binding copied: vectors in bf16, and the table of T5's biases in any dtype."""
-    module = llama().to(torch.bfloat16).to(torch.float32)  # numbers that bf16 holds
-    norm = _block(module).attn_norm.pre
-    norm.weight = torch.nn.Parameter(norm.weight.detach().bfloat16())
-    followed(module, change)
+    followed(_with_a_norm_of_bf16(), change)
     if change is not _swapped_class:
         followed(tiny.decoder("t5"), change)
 
@@ -183,11 +171,6 @@ def test_the_end_of_a_large_tensor_is_compared_and_memory_that_moved_is_not_read
     assert contents.same()  # of a large tensor not every number is compared
     tensors[0].share_memory_()
     assert not contents.same()
-
-
-@torch.no_grad()
-def _norm_of_bf16(module: nn.Transformer) -> None:
-    _block(module).attn_norm.pre.weight.mul_(2)
 
 
 def apart(one: Tensor, other: Tensor) -> float:
@@ -297,18 +280,13 @@ def _hooked(module: nn.Transformer) -> None:
 
 def _forward_replaced(module: nn.Transformer) -> None:
     mlp = _block(module).mlp
-    forward = mlp.forward
-    mlp.forward = lambda *arguments: forward(*arguments) * 0.5
+    mlp.forward = lambda *arguments, forward=mlp.forward: forward(*arguments) * 0.5
 
 
-def _training(module: nn.Transformer) -> None:
-    _block(module).mlp.train()
-
-
-REFUSED = {
+REFUSED: dict[str, tuple[Callable[[nn.Transformer], object], str]] = {
     "hook": (_hooked, "decoder.blocks.0.attn.out has a hook"),
     "replaced forward": (_forward_replaced, "the forward of decoder.blocks.0.mlp is replaced"),
-    "training": (_training, "decoder.blocks.0.mlp is in training mode"),
+    "training": (lambda module: _block(module).mlp.train(), "decoder.blocks.0.mlp is in training mode"),
 }
 
 
@@ -433,15 +411,12 @@ def test_a_class_whose_forward_is_replaced_is_lowered_again(monkeypatch: pytest.
 
 def test_edited_rows_run_as_modules_and_others_natively() -> None:
     module = llama()
-    engine = Engine(module)
     session = Session(Plan.of(module.spec, [], [zero("blocks.0.mlp.out")]))
-    engine.add(Request(prompt=[1, 2, 3], max_new_tokens=4, probe=session))
-    engine.step()
-    assert engine.why_modules == "an edit is made at blocks.0.mlp.out"
-    engine = Engine(module)
-    engine.add(Request(prompt=[1, 2, 3], max_new_tokens=4))
-    engine.step()
-    assert engine.why_modules is None
+    for probe, why in ((session, "an edit is made at blocks.0.mlp.out"), (None, None)):
+        engine = Engine(module)
+        engine.add(Request(prompt=[1, 2, 3], max_new_tokens=4, probe=probe))
+        engine.step()
+        assert engine.why_modules == why
 
 
 def test_gradients_and_modes_of_torch_run_as_modules() -> None:

@@ -179,10 +179,6 @@ class Engine:
         gone = set(rows)
         self._keep([row for row in self._rows if row not in gone])
 
-    def _leave(self, rows: Sequence[LiveRow]) -> None:
-        self.free([row for row in rows if not row.request.keep_slot])
-        self._keep([row for row in self._rows if row.reason is None])
-
     @torch.inference_mode()
     def reorder(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
         """Go on with these rows alone, in this order; one that is named several times is copied (beams).
@@ -283,7 +279,8 @@ class Engine:
         if start is not None and self.speculation is not None:
             self.speculation.measured(perf_counter() - start, len(outputs))
         if ended:
-            self._leave(ended)
+            self.free([row for row in ended if not row.request.keep_slot])
+            self._keep([row for row in self._rows if row.reason is None])
             if not isolate:
                 for row in ended:
                     if row.error is not None:

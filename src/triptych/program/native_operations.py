@@ -35,7 +35,7 @@ from triptych.spec.positions import LongRope
 # A function of every number of a vector, and which attribute is its factor.
 MAPS = {"silu": (Function.SILU, ""), "relu": (Function.RELU, ""), "tanh": (Function.TANH, ""),
          "scale": (Function.SCALE, "factor"), "shift": (Function.SHIFT, "offset"),
-         "softcap": (Function.SOFTCAP, "cap")}  # fmt: skip
+         "softcap": (Function.SOFTCAP, "cap"), "gelu": (Function.GELU, "")}  # fmt: skip
 ALIASES = ("site", "split_heads", "merge_heads", "cast")
 
 
@@ -189,22 +189,17 @@ class NativeWalk:
         self.maker.add(Op.LINEAR_BF16 if bf16 else Op.LINEAR, out, reads, tables, width=x.width)
         return out
 
-    def _norm(self, step: Instruction, op: Op, eps: float, offset: float) -> Vector:
+    @native("layer_norm", "rms_norm")
+    def _norm(self, step: Instruction) -> Vector:
         x, width = self.vector(step.inputs["x"]), self._width(step.inputs["x"])
-        out = Vector(x.width, self.over)
+        out, eps = Vector(x.width, self.over), step.attributes.get("eps")
         tables = {key: PlanTable("vector", self._name(name)) for key, name in step.weights.items()}
-        self.maker.add(op, out, {"input": x}, tables, width=width, heads=x.width // width, eps=eps, offset=offset)
+        self.maker.add(
+            Op.LAYER_NORM if step.op == "layer_norm" else Op.RMS_NORM, out, {"input": x}, tables, width=width,
+            heads=x.width // width, eps=torch.finfo(torch.float32).eps if eps is None else eps,
+            offset=step.attributes.get("offset", 0.0),
+        )  # fmt: skip
         return out
-
-    @native("layer_norm")
-    def _layer_norm(self, step: Instruction) -> Vector:
-        return self._norm(step, Op.LAYER_NORM, step.attributes["eps"], 0.0)
-
-    @native("rms_norm")
-    def _rms_norm(self, step: Instruction) -> Vector:
-        eps = step.attributes.get("eps")
-        eps = torch.finfo(torch.float32).eps if eps is None else eps
-        return self._norm(step, Op.RMS_NORM, eps, step.attributes.get("offset", 0.0))
 
     @native("rotation_cos", "rotation_sin")
     def _angles(self, step: Instruction) -> Angles:
@@ -229,59 +224,38 @@ class NativeWalk:
         self.maker.add(Op.ROTATE, out, {"input": x}, tables, **numbers)
         return out
 
-    def apply(self, function: Function, x: Vector, factor: float = 0.0, name: str = "") -> Vector:
-        """A function of every number of x; `name` is that of the value, where a product may compute it."""
-        out = Vector(x.width, self.over)
-        activation = self.maker.add(Op.MAP, out, {"input": x}, width=x.width, function=function, factor=factor)
-        self.activations[out] = activation, name
-        return out
-
-    def product(self, x: Vector, y: Vector, function: Function = Function.NONE, factor: float = 0.0) -> Vector:
-        """A function of x times y, number by number."""
-        out = Vector(x.width, self.over)
-        self.maker.add(Op.MAP_MULTIPLY, out, {"input": x, "other": y}, width=x.width, function=function, factor=factor)
-        return out
-
-    def sum(self, x: Vector, y: Vector) -> Vector:
-        """x plus y, number by number."""
-        out = Vector(x.width, self.over)
-        self.maker.add(Op.ADD, out, {"input": x, "other": y}, width=x.width)
-        return out
-
     @native(*MAPS)
     def _map(self, step: Instruction) -> Vector | Positions:
+        """A function of every number of x."""
         function, key = MAPS[step.op]
+        if step.attributes.get("approximate", "none") != "none":
+            function = Function.GELU_TANH
         number, x = float(step.attributes[key]) if key else 0.0, self.values[step.inputs["x"]]
         if isinstance(x, Positions) and function is Function.SHIFT:
             return Positions(x.shift + int(number))
-        return self.apply(function, self.vector(step.inputs["x"]), number, step.out[0])
+        x = self.vector(step.inputs["x"])
+        out = Vector(x.width, self.over)
+        activation = self.maker.add(Op.MAP, out, {"input": x}, width=x.width, function=function, factor=number)
+        self.activations[out] = activation, step.out[0]
+        return out
 
-    @native("gelu")
-    def _gelu(self, step: Instruction) -> Vector:
-        function = Function.GELU if step.attributes.get("approximate", "none") == "none" else Function.GELU_TANH
-        return self.apply(function, self.vector(step.inputs["x"]), name=step.out[0])
-
-    def both(self, step: Instruction) -> tuple[Vector, Vector]:
-        """The inputs `x` and `y`.  Raises NotServed where their shapes differ."""
+    @native("add", "multiply")
+    def _combined(self, step: Instruction) -> Vector:
+        """x plus or times y, number by number.  An activation that only this product reads is computed in it."""
         x, y = (self.vector(step.inputs[key]) for key in ("x", "y"))
         if self.entry.values[step.inputs["x"]].shape[1:] != self.entry.values[step.inputs["y"]].shape[1:]:
             raise NotServed(f"{step.op} of vectors of different shapes")
-        return x, y
-
-    @native("add")
-    def _add(self, step: Instruction) -> Vector:
-        return self.sum(*self.both(step))
-
-    @native("multiply")
-    def _multiply(self, step: Instruction) -> Vector:
-        """An activation that only this product reads is computed in it."""
-        x, y = self.both(step)
-        if x not in self.activations or self.uses[self.activations[x][1]] != 1 or x in self.maker.out.kept:
-            return self.product(x, y)
-        activation = self.activations[x][0]
-        self.maker.out.steps.remove(activation)
-        function, factor = Function(int(activation.numbers["function"])), activation.numbers["factor"]
-        return self.product(activation.reads["input"], y, function, factor)
+        out, reads = Vector(x.width, self.over), {"input": x, "other": y}
+        if step.op == "add":
+            self.maker.add(Op.ADD, out, reads, width=x.width)
+            return out
+        numbers: dict[str, float] = {"function": Function.NONE, "factor": 0.0}
+        activation, name = self.activations.get(x, (None, ""))
+        if activation is not None and self.uses[name] == 1 and x not in self.maker.out.kept:
+            self.maker.out.steps.remove(activation)
+            reads, numbers = reads | activation.reads, activation.numbers
+        self.maker.add(Op.MAP_MULTIPLY, out, reads, None, **numbers | {"width": x.width})
+        return out
 
     @native("extend")
     def _extend(self, step: Instruction) -> StoredKeys:

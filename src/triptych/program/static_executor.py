@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from triptych.attention import Cache, CrossCache, Rows
-from triptych.attention.store import Store
 from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
 from triptych.program.changes import (
@@ -156,7 +155,8 @@ class StaticStep:
 
     def _bind(self) -> None:
         """Make the plan anew where the module, a parameter or a store is another one than before."""
-        tensors = [x for store in self._stores() for x in (store.k, store.v)]
+        stores = self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]
+        tensors = [x for store in stores for x in (store.k, store.v)]
         same = len(tensors) == len(self.seen) and all(map(is_, tensors, self.seen))
         due = self.guard is None or self.guard.due()
         if same and self.plan is not None and not due:
@@ -179,9 +179,6 @@ class StaticStep:
         self.run: Run = plan.run if self.compiler is None else self.compiler(plan.run)
         self.inputs = torch.zeros(5, len(self.cache.lengths), dtype=torch.long, device=self.module.device)
         self.seen = tensors
-
-    def _stores(self) -> list[Store]:
-        return self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]
 
     def _replay(self, bucket: int, every: bool) -> Replay:
         """One step on `self.inputs`, and the best tokens: a CUDA graph where the model is on a GPU.  There is one for
