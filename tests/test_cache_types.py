@@ -31,7 +31,7 @@ from triptych.model import Model, create, load
 from triptych.native import library
 from triptych.native.step import StoredType
 from triptych.program import native_calls
-from triptych.program.native_executor import NativeStep, PreparedStep
+from triptych.program.native_executor import NativeStep
 
 TYPES: list[CacheType] = ["fp32", "fp16", "bf16", "int8"]
 LOSSY: list[CacheType] = ["fp16", "bf16", "int8"]
@@ -383,7 +383,7 @@ def test_caches_of_two_types_share_no_plan_and_lose_none() -> None:
     down.weight = torch.nn.Parameter(down.weight * 2)
     engines[0].add(Request(prompt=FEW, max_new_tokens=0))
     engines[0].logits()
-    assert len(module.plans[PreparedStep]) == 1
+    assert len(module.plans["step"]) == 1
 
 
 # ---------------------------------------------------------------- what is read

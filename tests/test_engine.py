@@ -35,17 +35,21 @@ SETTINGS = [
 ]
 
 
-def requests(module: Transformer) -> list[Request]:
+def requests(module: Transformer, settings: Sequence[dict[str, Any]] = SETTINGS) -> list[Request]:
     both = module.encoder is not None
     return [
         Request(prompt=prompt, source=source if both else None, number=i, **how)
-        for i, (prompt, source, how) in enumerate(zip(PROMPTS, SOURCES, SETTINGS, strict=True))
+        for i, (prompt, source, how) in enumerate(zip(PROMPTS, SOURCES, settings, strict=False))
     ]
 
 
-def run(engine: Engine) -> None:
+def run(engine: Engine) -> int:
+    """Steps until all rows have left."""
+    steps = 0
     while engine.rows:
         engine.step()
+        steps += 1
+    return steps
 
 
 def alone(module: Transformer, request: Request) -> list[int]:
@@ -122,12 +126,7 @@ def test_a_freed_slot_keeps_nothing_of_its_row() -> None:
 def test_all_logits_are_those_of_one_forward(name: str) -> None:
     module = MODELS[name]()
     engine, pieces = Engine(module, chunk=3), dict[LiveRow, list[torch.Tensor]]()
-    rows = engine.add(
-        *(
-            Request(prompt=p, source=s if module.encoder else None, max_new_tokens=4, number=i, all_logits=i != 1)
-            for i, (p, s) in enumerate(zip(PROMPTS, SOURCES, strict=True))
-        )
-    )
+    rows = engine.add(*requests(module, [{"max_new_tokens": 4, "all_logits": i != 1} for i in range(4)]))
     while engine.rows:
         for output in engine.step():
             assert (output.logits is None) == (output.row is rows[1])
@@ -150,12 +149,7 @@ def test_plans_belong_to_their_requests() -> None:
     plans = [Plan.of(module.spec, ["final"], [steer]), None, Plan.of(module.spec, ["blocks.*.attn.pattern"])]
     sessions = [None if plan is None else Session(plan) for plan in plans]
     engine = Engine(module)
-    rows = engine.add(
-        *(
-            Request(prompt=p, max_new_tokens=5, number=i, probe=s)
-            for i, (p, s) in enumerate(zip(PROMPTS[:3], sessions, strict=True))
-        )
-    )
+    rows = engine.add(*requests(module, [{"max_new_tokens": 5, "probe": session} for session in sessions]))
     run(engine)
     model = Model(module)
     expected = [
@@ -302,10 +296,7 @@ def test_the_largest_of_each_row_are_those_of_all_its_columns(columns: int, want
 
 def test_beams_of_unequal_requests_are_those_of_each_alone() -> None:
     module = tiny.decoder()
-    wanted = [
-        Request(prompt=p, max_new_tokens=n, ends=[7, 9], number=i)
-        for i, (p, n) in enumerate(zip(PROMPTS, (6, 3, 5, 4), strict=True))
-    ]
+    wanted = requests(module, [{"max_new_tokens": n, "ends": [7, 9]} for n in (6, 3, 5, 4)])
     together = beam_search(Engine(module), wanted, beams=3)
     for request, found in zip(wanted, together, strict=True):
         (expected,) = beam_search(Engine(module), [request], beams=3)

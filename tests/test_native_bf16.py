@@ -22,7 +22,7 @@ from triptych.measure.jobs import texts
 from triptych.model import create
 from triptych.native.step import Op
 from triptych.program import native_binding
-from triptych.program.native_encoder import NativeEncoder, PreparedEncoder, multiplies_in_bf16
+from triptych.program.native_encoder import NativeEncoder, encoder_binding, multiplies_in_bf16
 from triptych.quantize import kernel_matrix
 
 LIBRARY = native.library()
@@ -106,7 +106,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_number_of_threads(form: str | 
 def test_activations_sums_and_rounding_are_parts_of_products() -> None:
     module = create(BERT).module
     natively(module, [5, 6], Rows((2,)))
-    plan = PreparedEncoder.bound(module, (True,), None, 1).plan
+    plan = encoder_binding(module, True, False, None, 1).plan
     ops_of, products = plan.instructions["op"].tolist(), plan.instructions[plan.instructions["op"] == Op.LINEAR_BF16]
     assert Op.MAP not in ops_of
     assert ops_of.count(Op.ADD) == 2  # of the embeddings

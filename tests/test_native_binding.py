@@ -25,9 +25,11 @@ from triptych.native import library
 from triptych.nn.feedforward import GLU
 from triptych.nn.model import ExecutorPlans
 from triptych.probe import Plan, Session, zero
-from triptych.program.changes import SampledBytes
-from triptych.program.native_executor import MOST_DENSE, MOST_DENSE_FP32, NativeStep, PreparedStep
-from triptych.program.native_plan import NativePlan
+from triptych.program import native_executor
+from triptych.program.changes import WeightVersions
+from triptych.program.native_binding import bound
+from triptych.program.native_executor import MOST_DENSE, MOST_DENSE_FP32, NativeStep
+from triptych.program.native_plan import NativePlan, plan_of
 from triptych.program.program import Program
 from triptych.text.detokenize import TextStream
 
@@ -57,35 +59,8 @@ def _block(module: nn.Transformer) -> Any:
 
 
 @torch.no_grad()
-def _in_place(module: nn.Transformer) -> None:
-    _block(module).attn.q.weight.mul_(-1.5)
-
-
-@torch.no_grad()
-def _norm_in_place(module: nn.Transformer) -> None:
-    _block(module).mlp_norm.pre.weight.mul_(3)
-
-
-def _replaced(module: nn.Transformer) -> None:
-    down = _block(module).mlp.down
-    down.weight = torch.nn.Parameter(down.weight.detach() * 2)
-
-
-def _data(module: nn.Transformer) -> None:
-    down = _block(module).mlp.down
-    down.weight.data = down.weight.data * 2
-
-
-def _loaded(module: nn.Transformer) -> None:
-    module.load_state_dict(create(LLAMA, seed=5).module.state_dict())
-
-
-def _assigned(module: nn.Transformer) -> None:
-    module.load_state_dict(create(LLAMA, seed=5).module.state_dict(), assign=True)
-
-
-def _cast(module: nn.Transformer) -> None:
-    module.to(torch.bfloat16).to(torch.float32)
+def _scaled(weight: Tensor, factor: float) -> None:
+    weight.mul_(factor)
 
 
 def _adapter_added(module: nn.Transformer) -> None:
@@ -101,20 +76,34 @@ def _adapter_merged(module: nn.Transformer) -> None:
         mlp.down = mlp.down.base
 
 
-CHANGES = [_in_place, _norm_in_place, _replaced, _data, _loaded, _assigned, _cast, _adapter_added]
+def _twice(weight: Tensor) -> Tensor:
+    return weight.detach() * 2
+
+
+CHANGES: dict[str, Callable[[nn.Transformer], object]] = {
+    "in place": lambda module: _scaled(_block(module).attn.q.weight, -1.5),
+    "norm in place": lambda module: _scaled(_block(module).mlp_norm.pre.weight, 3),
+    "replaced": lambda module: setattr(
+        _block(module).mlp.down, "weight", torch.nn.Parameter(_twice(_block(module).mlp.down.weight))
+    ),
+    "data": lambda module: setattr(_block(module).mlp.down.weight, "data", _twice(_block(module).mlp.down.weight)),
+    "loaded": lambda module: module.load_state_dict(create(LLAMA, seed=5).module.state_dict()),
+    "assigned": lambda module: module.load_state_dict(create(LLAMA, seed=5).module.state_dict(), assign=True),
+    "cast": lambda module: module.to(torch.bfloat16).to(torch.float32),
+    "adapter added": _adapter_added,
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_binding_follows_the_weights(change: Callable[[nn.Transformer], None]) -> None:
-    module = llama()
-    followed(module, change)
+def test_a_binding_follows_the_weights(change: str) -> None:
+    followed(llama(), CHANGES[change])
 
 
 def test_an_adapter_merged_and_a_bias_table_changed_in_place() -> None:
     module = llama()
     _adapter_added(module)
     before = followed(module, _adapter_merged, differs=False)
-    _in_place(module)
+    _scaled(_block(module).attn.q.weight, -1.5)
     assert not torch.equal(before, Run(module).both()[1][0])
 
     def table(module: nn.Transformer) -> None:
@@ -126,11 +115,15 @@ def test_an_adapter_merged_and_a_bias_table_changed_in_place() -> None:
     followed(tiny.decoder("t5"), table)
 
 
-def test_bf16_vectors_are_copied_again() -> None:
-    module = llama()
+def _with_a_norm_of_bf16() -> nn.Transformer:
+    module = llama().to(torch.bfloat16).to(torch.float32)  # numbers that bf16 holds
     norm = _block(module).attn_norm.pre
     norm.weight = torch.nn.Parameter(norm.weight.detach().bfloat16())
-    followed(module, _norm_of_bf16)
+    return module
+
+
+def test_bf16_vectors_are_copied_again() -> None:
+    followed(_with_a_norm_of_bf16(), lambda module: _scaled(_block(module).attn_norm.pre.weight, 2))
 
 
 def _fused_step(module: nn.Transformer) -> None:
@@ -161,10 +154,7 @@ def _swapped_class(module: nn.Transformer) -> None:
 @pytest.mark.parametrize("change", [_fused_step, _data_in_place, _swapped_class], ids=lambda one: one.__name__)
 def test_changes_that_torch_does_not_count_are_followed(change: Callable[[nn.Transformer], None]) -> None:
     """Of what the binding copied: vectors in bf16, and the table of T5's biases in any dtype."""
-    module = llama().to(torch.bfloat16).to(torch.float32)  # numbers that bf16 holds
-    norm = _block(module).attn_norm.pre
-    norm.weight = torch.nn.Parameter(norm.weight.detach().bfloat16())
-    followed(module, change)
+    followed(_with_a_norm_of_bf16(), change)
     if change is not _swapped_class:
         followed(tiny.decoder("t5"), change)
 
@@ -172,20 +162,15 @@ def test_changes_that_torch_does_not_count_are_followed(change: Callable[[nn.Tra
 def test_the_end_of_a_large_tensor_is_compared_and_memory_that_moved_is_not_read() -> None:
     tensors = [torch.zeros(1000), torch.zeros(3, 40).T, torch.zeros(0), torch.zeros((), dtype=torch.bfloat16)]
     for tensor, place in ((tensors[0], -1), (tensors[0], 500), (tensors[1], (-1, -1)), (tensors[3], ())):
-        contents = SampledBytes(tensors, 64)
+        contents = WeightVersions([], tensors, [], 64)
         assert contents.same()
         tensor.data[place] = 7
         assert not contents.same()
-    contents = SampledBytes(tensors, 64)
+    contents = WeightVersions([], tensors, [], 64)
     tensors[0].data[100] = 7
     assert contents.same()  # of a large tensor not every number is compared
     tensors[0].share_memory_()
     assert not contents.same()
-
-
-@torch.no_grad()
-def _norm_of_bf16(module: nn.Transformer) -> None:
-    _block(module).attn_norm.pre.weight.mul_(2)
 
 
 def apart(one: Tensor, other: Tensor) -> float:
@@ -229,14 +214,14 @@ def test_a_copy_of_a_model_that_ran_has_plans_of_its_own(copied: Callable[[nn.Tr
     ran(module)
     other = copied(module)
     if copied is not copy.copy:  # which shares the parts and weights
-        assert other.plans.get(PreparedStep) is None
-        assert module.plans.get(PreparedStep) is not None
+        assert other.plans.get("step") is None
+        assert module.plans.get("step") is not None
         with torch.no_grad():
             _block(other).mlp.down.weight.mul_(3)
     ran(other)
     ran(module)
-    prepared = other.plans.get(PreparedStep)
-    assert (prepared is module.plans.get(PreparedStep)) == (copied is copy.copy)
+    prepared = other.plans.get("step")
+    assert (prepared is module.plans.get("step")) == (copied is copy.copy)
     assert not [name for name in module.state_dict() if "plans" in name]
     del module
     ran(other)
@@ -250,10 +235,9 @@ def test_a_model_that_ran_is_freed() -> None:
     assert alive() is None
 
 
-def test_threads_that_prepare_a_module_at_once_lose_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_prepare_a_module_at_once_lose_no_plan() -> None:
     """The first makes its plan while the second asks for another one: both are kept, and neither is made again."""
     made, first_makes, second_asked = list[object](), Event(), Event()
-    plan_of = PreparedStep.plan_of
 
     def slow(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
         made.append(how)
@@ -268,14 +252,13 @@ def test_threads_that_prepare_a_module_at_once_lose_no_plan(monkeypatch: pytest.
                 second_asked.set()
             return super().get(*key)
 
-    monkeypatch.setattr(PreparedStep, "plan_of", staticmethod(slow))
     module = llama()
     module.plans = Watched()
     hows = [(torch.float32, (None, None), reads) for reads in ((), ("final",))]
 
     def bind(how: tuple[Any, ...]) -> None:
         with torch.inference_mode():
-            PreparedStep.bound(module, how, None, 8)
+            bound(module, "step", slow, how, None, 8)
 
     threads = [Thread(target=bind, args=(how,)) for how in hows]
     threads[0].start()
@@ -297,18 +280,13 @@ def _hooked(module: nn.Transformer) -> None:
 
 def _forward_replaced(module: nn.Transformer) -> None:
     mlp = _block(module).mlp
-    forward = mlp.forward
-    mlp.forward = lambda *arguments: forward(*arguments) * 0.5
+    mlp.forward = lambda *arguments, forward=mlp.forward: forward(*arguments) * 0.5
 
 
-def _training(module: nn.Transformer) -> None:
-    _block(module).mlp.train()
-
-
-REFUSED = {
+REFUSED: dict[str, tuple[Callable[[nn.Transformer], object], str]] = {
     "hook": (_hooked, "decoder.blocks.0.attn.out has a hook"),
     "replaced forward": (_forward_replaced, "the forward of decoder.blocks.0.mlp is replaced"),
-    "training": (_training, "decoder.blocks.0.mlp is in training mode"),
+    "training": (lambda module: _block(module).mlp.train(), "decoder.blocks.0.mlp is in training mode"),
 }
 
 
@@ -346,13 +324,13 @@ def test_modules_run_where_the_model_does_more_than_its_program(name: str) -> No
 
 def _counted_looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list that grows with each look for changes of the module."""
-    looks, bound = list[str](), PreparedStep.bound
+    looks = list[str]()
 
     def counted(*arguments: Any) -> Any:
         looks.append("look")
         return bound(*arguments)
 
-    monkeypatch.setattr(PreparedStep, "bound", counted)
+    monkeypatch.setattr(native_executor, "bound", counted)
     return looks
 
 
@@ -433,15 +411,12 @@ def test_a_class_whose_forward_is_replaced_is_lowered_again(monkeypatch: pytest.
 
 def test_edited_rows_run_as_modules_and_others_natively() -> None:
     module = llama()
-    engine = Engine(module)
     session = Session(Plan.of(module.spec, [], [zero("blocks.0.mlp.out")]))
-    engine.add(Request(prompt=[1, 2, 3], max_new_tokens=4, probe=session))
-    engine.step()
-    assert engine.why_modules == "an edit is made at blocks.0.mlp.out"
-    engine = Engine(module)
-    engine.add(Request(prompt=[1, 2, 3], max_new_tokens=4))
-    engine.step()
-    assert engine.why_modules is None
+    for probe, why in ((session, "an edit is made at blocks.0.mlp.out"), (None, None)):
+        engine = Engine(module)
+        engine.add(Request(prompt=[1, 2, 3], max_new_tokens=4, probe=probe))
+        engine.step()
+        assert engine.why_modules == why
 
 
 def test_gradients_and_modes_of_torch_run_as_modules() -> None:

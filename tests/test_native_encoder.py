@@ -26,7 +26,7 @@ from triptych.native.step import Op
 from triptych.nn import Batch
 from triptych.program import lower, native_encoder
 from triptych.program.native_encoder import NativeEncoder
-from triptych.program.native_plan import NativePlan, encoding_plan_of, source_plan_of
+from triptych.program.native_plan import NativePlan, encoding_plan_of
 from triptych.quantize import kernel_matrix
 
 pytestmark = needs_native
@@ -260,7 +260,7 @@ def test_sources_in_bf16_are_nearer_the_modules_than_integers_are(config: dict[s
 @pytest.mark.parametrize("op", [Op.EXTEND, Op.ATTEND])
 @torch.no_grad()
 def test_a_broken_plan_of_a_source_is_found(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = native_encoder.source_plan_of
+    made = native_encoder.encoding_plan_of
 
     def broken(*arguments: Any) -> NativePlan:
         plan = made(*arguments)
@@ -268,7 +268,7 @@ def test_a_broken_plan_of_a_source_is_found(op: Op, monkeypatch: pytest.MonkeyPa
         return plan
 
     assert Run(create(T5).module, native_sources=True).gap() <= EXACT
-    monkeypatch.setattr(native_encoder, "source_plan_of", broken)
+    monkeypatch.setattr(native_encoder, "encoding_plan_of", broken)
     assert not Run(create(T5).module, native_sources=True).gap() <= 10 * EXACT
 
 
@@ -293,7 +293,7 @@ def test_sentences_in_int8_are_near_those_in_fp32(minilm_dir: Path, unchecked: N
 
 def test_an_encoder_with_an_adapter_has_a_plan_in_bf16() -> None:
     """A sum of two products is part of one of them alone, and the products of two layers wait for no adapter."""
-    for module, plan_of in ((tiny.encoder(), encoding_plan_of), (tiny.encoder_decoder(), source_plan_of)):
+    for module, source in ((tiny.encoder(), False), (tiny.encoder_decoder(), True)):
         add_adapter(module, AdapterSettings(rank=2))
         packed = frozenset(name for name, one in module.named_parameters() if one.dim() == 2)
-        assert plan_of(lower(module.eval()), packed, True).instructions.size
+        assert encoding_plan_of(lower(module.eval()), packed, True, source).instructions.size

@@ -22,8 +22,8 @@ from triptych.errors import ConfigError
 from triptych.native import Input, Library, Matrix, loader, step
 from triptych.native.loader import LEVELS, VARIABLE
 from triptych.program import native_calls
+from triptych.program.changes import NotServed
 from triptych.program.native_executor import NativeStep
-from triptych.program.native_values import NotNative
 from triptych.quantize.layouts import floats_of
 
 LIBRARY = native.library()
@@ -226,6 +226,6 @@ def test_a_plan_that_names_what_there_is_not_never_runs(wrong: str, monkeypatch:
     assert native_step.logits([1], Rows((1,)), [0]) is not None
     monkeypatch.setattr(native_calls, "check_plan", spoiled)
     native_step = NativeStep(module, module.decoder.cache(1))
-    with pytest.raises(NotNative, match="of its plan"):
+    with pytest.raises(NotServed, match="of its plan"):
         native_step.logits([1], Rows((1,)), [0])
     module.plans.clear()

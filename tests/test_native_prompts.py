@@ -30,7 +30,8 @@ from triptych.native import Matrix
 from triptych.native.step import Op
 from triptych.program import native_calls, native_executor
 from triptych.program.lower import lower
-from triptych.program.native_executor import NativeStep, PreparedPrompt, prompts_in_bf16
+from triptych.program.native_binding import bound
+from triptych.program.native_executor import NativeStep, prompts_in_bf16
 from triptych.program.native_plan import plan_of
 from triptych.quantize import kernel_matrix, packed_weight, repack
 
@@ -155,7 +156,7 @@ def test_gates_and_rounding_are_parts_of_products_and_norms() -> None:
     module = packed("Q4_1")
     logits(module, [5], 5)
     assert module.decoder is not None
-    plans, blocks = [one.plan for one in module.plans[PreparedPrompt].values()], module.decoder.blocks
+    plans, blocks = [one.plan for one in module.plans["prompt"].values()], module.decoder.blocks
     assert plans
     for plan in plans:
         assert plan is not None
@@ -325,7 +326,7 @@ def test_a_mixture_and_an_encoder_decoder_have_prompts_too() -> None:
         assert not StepRunner(make(), 9, "auto").prompts_use_bf16
     module = packed("Q8_0", model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
     expected = logits(module, [30, 4], 30)
-    plan = PreparedPrompt.bound(module, (torch.float32, (None, None), ()), kernel_matrix, 1).plan
+    plan = bound(module, "prompt", plan_of, (torch.float32, (None, None), (), True), kernel_matrix, 1).plan
     assert Op.TAKE in plan.instructions["op"].tolist()
     assert Op.LINEAR_BF16 in plan.instructions["op"].tolist()
     assert torch.equal(logits(module, [3, 9, 20, 2], 30, rows=3), expected)

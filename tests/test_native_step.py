@@ -28,10 +28,9 @@ from triptych.native.loader import LEVELS
 from triptych.native.step import MEMBER, Op
 from triptych.nn.weights import PackedWeight
 from triptych.program import lower, native_calls, native_executor
-from triptych.program.changes import ModuleGuard
+from triptych.program.changes import ModuleGuard, NotServed
 from triptych.program.native_executor import NativeStep
 from triptych.program.native_plan import NativePlan, plan_of
-from triptych.program.native_values import NotNative
 from triptych.quantize import kernel_matrix
 
 pytestmark = needs_native
@@ -82,7 +81,7 @@ LACKING = {
 @pytest.mark.parametrize("name", LACKING)
 def test_what_the_native_step_lacks_is_named_and_runs_as_modules(name: str) -> None:
     module = LACKING[name][0]()
-    with pytest.raises(NotNative, match=LACKING[name][1]):
+    with pytest.raises(NotServed, match=LACKING[name][1]):
         plan_of(lower(module), windows=[None, None])
     engine = Engine(module)
     engine.add(Request(prompt=[1, 2], max_new_tokens=2))
@@ -356,11 +355,11 @@ def test_a_step_of_one_token_per_row_has_the_bits_of_any_other_step() -> None:
         assert step.logits([3, 4, 5, 6], Rows((3, 1)), [2, 3]) is not None
     for i in range(70):  # beyond the places that the cache has at first
         rows = Rows((1, 1), (3 + i, 1 + i))
-        logits, others = side.next_logits([7, i % 40], rows), twin.logits([7, i % 40], rows, [0, 1])
+        logits, others = (step.logits([7, i % 40], rows, [0, 1], keep=step is twin) for step in (side, twin))
         assert logits is not None
         assert others is not None
         assert torch.equal(logits, others)
-    assert side.next_logits([7, 41], Rows((1, 1), (73, 71))) is None  # no such id
+    assert side.logits([7, 41], Rows((1, 1), (73, 71)), [0, 1]) is None  # no such id
     assert side.why_modules is not None
 
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from native_models import needs_native
-from test_engine import MODELS, PROMPTS, SOURCES, alone
+from test_engine import MODELS, PROMPTS, alone, requests
 from test_native_step import packed
 from triptych import machine
 from triptych.errors import InputError, ProbeError
@@ -144,10 +144,7 @@ def test_rows_wait_until_the_cache_has_room_for_them() -> None:
     assert engine.cross is not None
     slot = engine.cache.slot_bytes(64) + engine.cross.slot_bytes(4)
     scheduler = Scheduler(engine, cache_bytes=2 * slot)
-    wanted = [
-        Request(prompt=prompt, source=source, max_new_tokens=5, number=i)
-        for i, (prompt, source) in enumerate(zip(PROMPTS, SOURCES, strict=True))
-    ]
+    wanted = requests(module, [{"max_new_tokens": 5}] * 4)
     rows = [scheduler.submit(request) for request in wanted]
     while scheduler.busy:
         scheduler.step()
@@ -278,7 +275,7 @@ def test_a_long_prompt_makes_neither_masks_nor_logits_of_all_its_tokens(
         found = model.generate(prompts, max_new_tokens=40)
     assert [len(one.ids) for one in found] == [40, 40]
     assert 0 < largest.elements <= limit
-    monkeypatch.setattr(StepRunner, "pads", False)
+    monkeypatch.setattr(StepRunner, "parts", lambda self, members, running: [[*filter(running.get, members)]])
     if window is not None:  # the first control: the piece and the row that decodes in one forward
         with Largest() as together:
             model.generate([prompts[0][:2000], [7]], max_new_tokens=10)

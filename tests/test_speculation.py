@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import references
+import test_engine
 import tiny
 import triptych
 from native_models import llama, needs_native
-from test_engine import MODELS, PROMPTS, SOURCES, alone
+from test_engine import MODELS, PROMPTS, alone, run
 from test_native_step import packed
 from triptych.errors import InputError
 from triptych.generate import (
@@ -53,20 +54,8 @@ class Oracle:
     def reset(self) -> None: ...
 
 
-def run(engine: Engine) -> int:
-    """Steps until all rows have left."""
-    steps = 0
-    while engine.rows:
-        engine.step()
-        steps += 1
-    return steps
-
-
 def requests(module: Transformer, **how: Any) -> list[Request]:
-    return [
-        Request(prompt=prompt, source=source if module.encoder else None, number=i, **{"max_new_tokens": 17 + i} | how)
-        for i, (prompt, source) in enumerate(zip(PROMPTS, SOURCES, strict=True))
-    ]
+    return test_engine.requests(module, [{"max_new_tokens": 17 + i} | how for i in range(len(PROMPTS))])
 
 
 HOW: dict[str, dict[str, Any]] = {

@@ -21,9 +21,10 @@ from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
 from triptych.generate import Engine, Executor, Request
 from triptych.program import Instruction, lower, static_plan
+from triptych.program.changes import NotServed
 from triptych.program.static_executor import Run as StepRun
 from triptych.program.static_executor import StaticStep
-from triptych.program.static_plan import NotStatic, StaticPlan, _StaticRun, bucket_of, check_static
+from triptych.program.static_plan import StaticPlan, _StaticRun, bucket_of, check_static
 
 EXECUTORS: tuple[Executor, Executor] = ("modules", "static")
 EXACT = 1e-4  # of log-probabilities, in fp32
@@ -75,7 +76,7 @@ def test_the_logits_are_those_of_the_modules(name: str) -> None:
 def test_every_family_that_has_fixed_shapes(name: str) -> None:
     module = parity.ours(name).module
     if any(step.op == "experts" for step in lower(module).instructions()):
-        with pytest.raises(NotStatic, match="experts"):
+        with pytest.raises(NotServed, match="experts"):
             check_static(lower(module), module)
     else:
         assert StaticRun(module).gap(STEPS) <= EXACT

@@ -1,13 +1,12 @@
 """Generation: requests, sampling, the engine that runs them, the queue before it, speculation, beams."""
 
 from triptych.generate.beam import Beam, beam_search, check_beam_settings
-from triptych.generate.custom_rules import Rule, forbid
 from triptych.generate.draft_model import DraftModel
 from triptych.generate.engine import Engine
 from triptych.generate.generation import Generation, generate, pieces, search
 from triptych.generate.prefixes import begin_alike
 from triptych.generate.request import LiveRow, Output, Request, TokenLogprobs
-from triptych.generate.sampling import Sampling, sample
+from triptych.generate.sampling import Rule, Sampling, forbid, sample
 from triptych.generate.scheduling import BUDGET, MAX_ROWS, OnProgress, QueueProgress, Scheduler
 from triptych.generate.speculation import Drafts, PromptLookup, Speculation
 from triptych.generate.step_runner import Executor

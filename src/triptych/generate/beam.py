@@ -11,10 +11,9 @@ from torch import Tensor
 from triptych import machine
 from triptych.arguments import integer, number
 from triptych.errors import InputError
-from triptych.generate.custom_rules import apply_rules
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request
-from triptych.generate.sampling import Sampling, check_finite
+from triptych.generate.sampling import Sampling, apply_rules, check_finite
 from triptych.probe import Session
 
 BLOCK = 64  # columns of logits whose maximum is looked at first
@@ -97,7 +96,8 @@ def beam_search(
         check_finite(logits)
         scores = torch.log_softmax(logits.float(), dim=-1)
         if any(row.request.rules for _, row in live):  # what a rule forbids keeps its probability, as in transformers
-            scores = torch.stack([_ruled(row, x) for (_, row), x in zip(live, scores, strict=True)])
+            rules = [(row.request.rules, x, row.ids) for (_, row), x in zip(live, scores, strict=True)]
+            scores = torch.stack([apply_rules(*one) if one[0] else one[1] for one in rules])
         searching = list(dict.fromkeys(owner for owner, _ in live))
         sums = torch.tensor([beam.logprob for i in searching for beam in searches[i].live], device=scores.device)
         likeliest, ids = _largest(scores, max(searches[i].wanted for i in searching))
@@ -134,10 +134,6 @@ def _probes(requests: Sequence[Request]) -> list[tuple[Session, list[int]]]:
         if request.probe is not None:
             probes.setdefault(id(request.probe), (request.probe, []))[1].append(i)
     return list(probes.values())
-
-
-def _ruled(row: LiveRow, logits: Tensor) -> Tensor:
-    return apply_rules(row.request.rules, logits, row.ids) if row.request.rules else logits
 
 
 def _largest(x: Tensor, wanted: int) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError
-from triptych.generate.custom_rules import apply_rules
 from triptych.generate.request import LiveRow, TokenLogprobs
-from triptych.generate.sampling import NOT_FINITE, Sampling, sample
+from triptych.generate.sampling import NOT_FINITE, Sampling, apply_rules, sample
 
 
 @dataclass(eq=False)

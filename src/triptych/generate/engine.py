@@ -27,7 +27,6 @@ from triptych.generate.request import LiveRow, Output, Request
 from triptych.generate.speculation import Speculation, accepts
 from triptych.generate.step_runner import Executor, ForwardResult, StepRunner
 from triptych.generate.stops import StopDetector
-from triptych.generate.token_budget import parts, shares
 from triptych.nn import Transformer
 from triptych.probe import Session
 from triptych.program.changes import ModuleGuard
@@ -145,10 +144,10 @@ class Engine:
                 problem = "a window of the model has changed, or it was moved or cast while rows run"
                 raise InputError(f"{problem}; let them end first, or call reset()")
             self.reset()
-        self._check(request)
+        row = self._row(request)
         if request.source is not None:
             self.module.flat([request.source])  # raises for a source of another form
-        return LiveRow(request, list(request.prompt), _stops(request, self.decode))
+        return row
 
     @torch.inference_mode()
     def join(self, rows: Sequence[LiveRow]) -> None:
@@ -179,10 +178,6 @@ class Engine:
             self.speculation.forget(leaving)
         gone = set(rows)
         self._keep([row for row in self._rows if row not in gone])
-
-    def _leave(self, rows: Sequence[LiveRow]) -> None:
-        self.free([row for row in rows if not row.request.keep_slot])
-        self._keep([row for row in self._rows if row.reason is None])
 
     @torch.inference_mode()
     def reorder(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
@@ -235,10 +230,8 @@ class Engine:
         """
         if not row.holds_slot:
             raise InputError("the row has left its cache slot; give its request keep_slot=True to restart it")
-        request = replace(request, source=row.request.source)
-        self._check(request)
+        new = self._row(replace(request, source=row.request.source), row.slot)
         self.cache.trim(row.slot, 0)
-        new = LiveRow(request, list(request.prompt), _stops(request, self.decode), row.slot)
         new.source, row.holds_slot = row.source, False
         self._keep([one for one in self._rows if one.slot != row.slot] + [new])
         return new
@@ -264,12 +257,12 @@ class Engine:
         if self.speculation is not None:
             self.speculation.propose(self._rows, self.runner)
         if self._reading:
-            share = shares(self._rows, self.runner, self.prefixes, chunk=self.chunk, budget=self.budget)
+            share = self.runner.shares(self._rows, self.budget, None if self.prefixes is None else self.prefixes.fill)
         outputs: list[Output] = []
         ended: list[LiveRow] = []
         plain = self._greedy and not self._all_logits and self.speculation is None
         for session, members in self._groups:
-            for part in [members] if share is None else parts(members, share, self.runner):
+            for part in [members] if share is None else self.runner.parts(members, share):
                 computed = self.runner.run(session, part, share, self._all_logits, plain)
                 tokens, tops = computed.best or (list[int](), list[float]())
                 if not tokens or not all(map(isfinite, tops)):
@@ -284,7 +277,8 @@ class Engine:
         if start is not None and self.speculation is not None:
             self.speculation.measured(perf_counter() - start, len(outputs))
         if ended:
-            self._leave(ended)
+            self.free([row for row in ended if not row.request.keep_slot])
+            self._keep([row for row in self._rows if row.reason is None])
             if not isolate:
                 for row in ended:
                     if row.error is not None:
@@ -358,7 +352,8 @@ class Engine:
 
     # -- settings -------------------------------------------------------------------------------------------------
 
-    def _check(self, request: Request) -> None:
+    def _row(self, request: Request, slot: int = -1) -> LiveRow:
+        """A row for this request, where the model can serve it.  Raises as `add`."""
         spec = self.module.spec
         end, limit = len(request.prompt) + request.max_new_tokens, spec.context
         if limit is not None and end > limit:
@@ -373,6 +368,8 @@ class Engine:
             raise InputError(f"prompt {request.number}: a decoder alone takes no source")
         if request.stop and self.decode is None:
             raise TextError("stop strings need a tokenizer; give ids at which to end instead")
+        stops = StopDetector(request.stop, self.decode) if request.stop and self.decode is not None else None
+        return LiveRow(request, list(request.prompt), stops, slot)
 
     def _keep(self, rows: list[LiveRow]) -> None:
         """Go on with these rows, and work out what a step uses of their requests."""
@@ -394,7 +391,3 @@ class Engine:
         edited = any(row.request.probe is not None and row.request.probe.plan.edits for row in self._rows)
         others = any(row.request.rules or row.stops is not None for row in self._rows)
         self._only_own_code = self.speculation is None and not others and not edited
-
-
-def _stops(request: Request, decode: Decode | None) -> StopDetector | None:
-    return StopDetector(request.stop, decode) if request.stop and decode is not None else None

@@ -104,8 +104,7 @@ def search(
         searched = beam_search(engine, some, beams=beams, length_penalty=length_penalty, early_stopping=early_stopping)
         for request, best in zip(some, searched, strict=True):
             generations.append(_generation(LiveRow(request, [*request.prompt, *best[0].tokens]), tokenizer))
-        if on_token is not None:
-            for request, best in zip(some, searched, strict=True):
+            if on_token is not None:
                 for token in best[0].tokens:
                     on_token(request.number, token)
         if on_progress is not None:

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from triptych.arguments import integer, takes
 from triptych.errors import InputError, shown
-from triptych.generate.custom_rules import Rule
-from triptych.generate.sampling import Sampling
-from triptych.generate.stops import StopDetector, end_of_row, stop_strings
+from triptych.generate.sampling import Rule, Sampling
+from triptych.generate.stops import StopDetector, stop_strings
 from triptych.nn import Row
 from triptych.probe import Session
 
@@ -117,7 +116,12 @@ class LiveRow:
 
     def ends(self) -> bool:
         """Whether the row ends after its newest id; `reason` says why."""
-        self.reason = end_of_row(self.stops, self.request.ends, self.limit, self.ids)
+        if self.stops is not None and self.stops.put(self.ids[-1]):
+            self.reason = "stop"
+        elif self.ids[-1] in self.request.ends:
+            self.reason = "end"
+        elif len(self.ids) >= self.limit:
+            self.reason = "length"
         return self.reason is not None
 
     @property

@@ -1,14 +1,15 @@
-"""Draws the next token from logits, to which `choosing` has applied the rules of the request.
+"""Draws the next token from logits: first the rules of the request (`apply_rules`), then its sampling (`sample`).
 
-In this order: repetition penalty, temperature, top-k, top-p, min-p, then one draw.  The noise of a draw is a function
-of (seed, request, absolute position) alone, so batching, chunking and finished neighbours never change a sample.
+In this order: rules, repetition penalty, temperature, top-k, top-p, min-p, then one draw.  The noise of a draw is a
+function of (seed, request, absolute position) alone, so batching, chunking and finished neighbours never change a
+sample.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -113,3 +114,42 @@ def exponential(seed: int, request: int, position: int, size: int) -> Tensor:
     digest = hashlib.blake2b(f"{seed}/{request}/{position}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     return torch.empty(size).exponential_(generator=generator)
+
+
+Rule = Callable[[Tensor, Sequence[int]], Tensor]
+"""`rule(logits [V] in fp32, ids so far)` gives the logits `[V]` to choose from; a token at -inf is never chosen.
+The rule may change that tensor in place."""
+
+
+def forbid(ids: Sequence[int]) -> Rule:
+    """A rule under which none of `ids` is ever chosen.
+
+    Raises InputError for what is no token id; the rule raises it for an id outside the vocabulary, which it learns from
+    the logits.
+    """
+    numbers = [integer("an id to forbid", token, 0) for token in ids]
+    forbidden, highest = torch.tensor(numbers, dtype=torch.long), max(numbers, default=-1)
+
+    def rule(logits: Tensor, row: Sequence[int]) -> Tensor:
+        if highest >= len(logits):
+            raise InputError(f"forbid: token id {highest} is outside the vocabulary of {len(logits)}")
+        return logits.index_fill(0, forbidden.to(logits.device), -torch.inf)
+
+    return rule
+
+
+def apply_rules(rules: Sequence[Rule], logits: Tensor, row: Sequence[int]) -> Tensor:
+    """The logits `[V]` of one row after each rule in turn.
+
+    Raises InputError for a rule that returns anything but finite logits (or -inf) of the same shape, and where the
+    rules leave no token to choose.
+    """
+    scores = logits.float().clone()
+    for rule in rules:
+        scores = rule(scores, row)
+        if not isinstance(scores, Tensor) or scores.shape != logits.shape:
+            got = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise InputError(f"a rule returned {got}, not logits {list(logits.shape)}")
+    if not bool(torch.isfinite(scores.max())):
+        raise InputError("the rules leave no token to choose, or return logits that are not finite")
+    return scores

@@ -22,7 +22,6 @@ from triptych.attention import Cache
 from triptych.attention.store import Snapshot
 from triptych.generate.request import LiveRow
 from triptych.generate.step_runner import StepRunner
-from triptych.nn import Row
 
 LONGEST_NGRAM = 3
 SHORTEST_NGRAM = 2
@@ -63,14 +62,11 @@ class PromptLookup:
         for row, count in zip(rows, counts, strict=True):
             text = self.texts.get(row)
             if text is None:
-                text = self.texts[row] = _Text(_source_ids(row.request.source))
+                source = row.request.source  # sound and images have no ids
+                text = _Text([] if source is None or isinstance(source, Tensor) else list(source))
+                self.texts[row] = text
             guesses.append(text.following(row.ids, count))
         return guesses
-
-
-def _source_ids(source: Row | None) -> list[int]:
-    """The ids of a source; none where it is sound or an image."""
-    return [] if source is None or isinstance(source, Tensor) else list(source)
 
 
 class _Text:

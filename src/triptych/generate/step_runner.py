@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,28 +20,11 @@ from triptych.program.changes import ModuleGuard
 from triptych.program.native_calls import largest_of
 from triptych.program.native_encoder import Matmul, NativeEncoder
 from triptych.program.native_executor import NativeStep, prompts_in_bf16
-from triptych.program.native_reads import StepReads
 from triptych.program.static_executor import StaticStep, best_of, compiled
 from triptych.quantize import kernel_matrix
 from triptych.spec.positions import LongRope
 
 Executor = Literal["auto", "modules", "static", "compiled"]
-
-
-@runtime_checkable
-class StepExecutor(Protocol):
-    """What runs the tokens of some rows that continue a cache, or says in `why_modules` why the modules must."""
-
-    why_modules: str | None
-
-    def logits(
-        self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None,
-        reads: StepReads | None = None,
-    ) -> Tensor | None: ...  # fmt: skip
-
-
-Best = tuple[list[int], list[float]]
-"""Tokens, and their logits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,25 +43,7 @@ class ForwardResult:
     logits: Tensor
     places: list[int]
     every: dict[LiveRow, Tensor]
-    best: Best | None
-
-
-@dataclass(frozen=True, eq=False)
-class _Pieces:
-    """What rows run in one forward.
-
-    ids       [N]: the piece of each row, one after the other.
-    rows      where each piece lies in its row and in the cache.
-    prompts   how many ids of each piece are of its prompt.
-    due       the rows that are read to their end.
-    wanted    the places in `ids` of the last id of each of these and of each id of its draft.
-    """
-
-    ids: list[int]
-    rows: Rows
-    prompts: list[int]
-    due: list[LiveRow]
-    wanted: list[int]
+    best: tuple[list[int], list[float]] | None
 
 
 class StepRunner:
@@ -109,7 +74,7 @@ class StepRunner:
         self.cross: CrossCache | None = None
         if module.encoder is not None:
             self.cross = module.decoder.cross_cache(cache_type)
-        self.executor: StepExecutor | None = None
+        self.executor: NativeStep | StaticStep | None = None
         self.sources: NativeEncoder | None = None
         self.why_modules: str | None = "the engine was made with executor='modules'"
         self.prompts_use_bf16 = prompts_in_bf16(module, matmul) and executor == "auto"
@@ -124,8 +89,11 @@ class StepRunner:
             self.executor = StaticStep(module, self.cache, self.cross, compiler=compiler, guard=self.guard)
         if self.executor is not None:
             self.why_modules = "no step has run"
-        self.switch = _longrope_switch(module)
-        self.in_pieces = all(implies_causal(kind.mask) for kind in module.spec.decoder.kinds.values())
+        kinds = module.spec.decoder.kinds.values()
+        scalings = [getattr(kind.position, "scaling", None) for kind in kinds]
+        lengths = [s.original_length for s in scalings if isinstance(s, LongRope) and s.short != s.long]
+        self.switch = max(lengths, default=sys.maxsize)  # without LongRoPE one that no row reaches
+        self.in_pieces = all(implies_causal(kind.mask) for kind in kinds)
         self.chunk = chunk if self.in_pieces else sys.maxsize
         self.running: Sequence[LiveRow] = ()
         self._logged = False  # that steps run as modules, which is said once
@@ -138,10 +106,41 @@ class StepRunner:
         assert self.module.decoder is not None
         return self.module.dtype, self.module.device, self.module.spec.context, self.module.decoder.cached_layers()
 
-    @property
-    def pads(self) -> bool:
-        """Whether the rows of a forward are filled up to its longest piece: layers with a window, run as modules."""
-        return self.cache.smallest_window is not None and self.why_modules is not None
+    def shares(
+        self, rows: Sequence[LiveRow], budget: int, fill: Callable[[LiveRow, Sequence[LiveRow]], bool] | None
+    ) -> dict[LiveRow, int]:
+        """How many ids each row runs in the next step, of about `budget`; rows that wait are left out.
+
+        Rows that decode come first, then the oldest prompts, of each at most `chunk` ids.  `fill` (`Prefixes.fill`) is
+        asked before an empty row begins.
+        """
+        running: dict[LiveRow, int] = {}
+        reading: list[LiveRow] = []
+        left = budget
+        for row in rows:
+            if len(row.ids) - row.cached == 1 and row.source is None:
+                running[row] = 1
+                left -= 1 + len(row.draft)
+            else:
+                reading.append(row)
+        for row in reading:
+            if left <= 0 and running:
+                break
+            if not row.cached and fill is not None and not fill(row, rows):
+                continue
+            rest = len(row.ids) - row.cached
+            running[row] = min(rest, self.chunk, max(left, 1)) if self.in_pieces else rest
+            left -= running[row] + (0 if row.source is None else self.module.length(row.source))
+        return running
+
+    def parts(self, members: Sequence[LiveRow], running: Mapping[LiveRow, int]) -> list[list[LiveRow]]:
+        """The rows of one group that run now; rows that decode and rows that read prompts run apart where padding would
+        copy rings: with a sliding-window cache, modules would copy every ring and pad it to the longest piece."""
+        now = [row for row in members if row in running]
+        if self.cache.smallest_window is None or self.why_modules is None:
+            return [now] if now else []
+        apart = [row for row in now if running[row] == 1], [row for row in now if running[row] > 1]
+        return [part for part in apart if part]
 
     def run(
         self, session: Session | None, rows: Sequence[LiveRow], share: Mapping[LiveRow, int] | None, all_logits: bool,
@@ -174,20 +173,20 @@ class StepRunner:
             lengths.append(len(piece))
             slots.append(row.slot)
             prompts.append(min(max(len(row.request.prompt) - done, 0), len(piece)))
-        pieces = _Pieces(ids, Rows(tuple(lengths), tuple(past), tuple(slots)), prompts, due, wanted)
+        pieces = Rows(tuple(lengths), tuple(past), tuple(slots))
         chosen: Sequence[int] = range(len(ids)) if all_logits else wanted
         self.running = rows
         if session is not None:
             session.begin([row.path[-1] for row in rows], {row.path[-1] for row in rows if row.draft})
         executed, encoded = None, False  # encoded: the sources are read
         if self.executor is not None:
-            executed, encoded = self._execute(self.executor, session, rows, pieces, chosen)
+            executed, encoded = self._execute(self.executor, session, rows, due, (ids, pieces, chosen, prompts))
         if executed is None:
             self.guard.visits += session is not None  # an edit may change anything
             if self.executor is not None and len(ids) == len(rows) and not self._logged:
                 self._logged = True
                 logging.getLogger("triptych").info("steps of generation run as modules: %s", self.why_modules)
-            taps, where = NO_TAPS if session is None else session.taps, pieces.rows
+            taps, where = NO_TAPS if session is None else session.taps, pieces
             inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
             source = None if encoded or rows[0].source is None else self._sources(rows)
             batch = Batch(inputs=inputs, rows=where, source=source, cache=self.cache, cross=self.cross, taps=taps)
@@ -196,48 +195,44 @@ class StepRunner:
                 hidden, where = _last(session, due, hidden[wanted])
             executed = self.module.unembed(hidden, where, taps) if len(hidden) else hidden, where
         logits, where = executed
-        for row, end in zip(rows, pieces.rows.ends, strict=True):
+        for row, end in zip(rows, pieces.ends, strict=True):
             row.cached, row.source = end, None
         self.running = ()
         every: dict[LiveRow, Tensor] = {}
         if all_logits:
             every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
             logits = logits[wanted]
-        best: Best | None = None
+        best: tuple[list[int], list[float]] | None = None
         if find_best and due and logits.is_cpu:  # numpy's search takes a tenth of torch's time
             tokens = (logits.numpy() if logits.dtype == torch.float32 else logits).argmax(-1).tolist()
             best = tokens, logits[[*range(len(tokens))], tokens].tolist()
         elif find_best and due:
-            best = self._best_on_gpu(logits)
+            best = self.executor.best() if isinstance(self.executor, StaticStep) and self.why_modules is None else None
+            if best is None:
+                tokens, largest = best_of(logits).tolist()
+                best = [int(token) for token in tokens], largest
         return ForwardResult(due, logits, places, every, best)
 
     def _execute(
-        self, executor: StepExecutor, session: Session | None, rows: Sequence[LiveRow], pieces: _Pieces,
-        chosen: Sequence[int],
+        self, executor: NativeStep | StaticStep, session: Session | None, rows: Sequence[LiveRow],
+        due: Sequence[LiveRow], tokens: tuple[list[int], Rows, Sequence[int], list[int]],
     ) -> tuple[tuple[Tensor, Rows] | None, bool]:  # fmt: skip
-        """The logits of the tokens `chosen` and their rows, or None where the modules must run, and why in
-        `why_modules`; and whether the executor read the sources."""
+        """The logits of some `tokens` (`ids`, `rows`, `chosen` and `prompts` of `NativeStep.logits`) and their rows, or
+        None where the modules must run, and why in `why_modules`; and whether the executor read the sources."""
         self.why_modules = refusal = None if session is None else self._refusal(session, rows)
         if refusal is not None or not (rows[0].source is None or self._read_sources(rows)):
             return None, False
-        reads = None if session is None else session.native_reads(pieces.rows.slots)
-        logits, where = executor.logits(pieces.ids, pieces.rows, chosen, pieces.prompts, reads), pieces.rows
+        ids, where, chosen, _ = tokens
+        reads = None if session is None else session.native_reads(where.slots)
+        logits = executor.logits(*tokens, reads)
         self.why_modules = executor.why_modules
         if logits is None:
             return None, True
         if session is not None and len(logits):
-            if len(chosen) < len(pieces.ids):
-                logits, where = _last(session, pieces.due, logits)
+            if len(chosen) < len(ids):
+                logits, where = _last(session, due, logits)
             logits = session.taps_under("")("logits", logits, where)
         return (logits, where), True
-
-    def _best_on_gpu(self, logits: Tensor) -> Best:
-        """The token with the largest of each row of logits [W, V], and that logit."""
-        best = self.executor.best() if isinstance(self.executor, StaticStep) and self.why_modules is None else None
-        if best is not None:
-            return best
-        tokens, largest = best_of(logits).tolist()
-        return [int(token) for token in tokens], largest
 
     def _next_tokens(
         self, executor: NativeStep, session: Session | None, rows: Sequence[LiveRow]
@@ -258,10 +253,11 @@ class StepRunner:
         self.running = rows
         own = Rows((1,) * len(ids), tuple(past), tuple(slots))
         if session is None:
-            logits = executor.next_logits(ids, own)
+            logits = executor.logits(ids, own, own.starts, keep=False)
         else:
             session.begin([row.path[-1] for row in rows])
-            logits = executor.next_logits(ids, own, session.native_reads(slots), keep="logits" in session.plan.reads)
+            reads, keep = session.native_reads(slots), "logits" in session.plan.reads
+            logits = executor.logits(ids, own, own.starts, reads=reads, keep=keep)
         if logits is None:
             self.running = ()
             return None
@@ -314,11 +310,3 @@ def _last(session: Session | None, due: Sequence[LiveRow], hidden: Tensor) -> tu
     if session is not None:
         session.keys = [row.path[-1] for row in due]
     return hidden, Rows(tuple([1 + len(row.draft) for row in due]), tuple([len(row.ids) - 1 for row in due]))
-
-
-def _longrope_switch(module: Transformer) -> int:
-    """The length beyond which LongRoPE has other factors for the whole row; without it, one that no row reaches."""
-    assert module.spec.decoder is not None
-    scalings = [getattr(kind.position, "scaling", None) for kind in module.spec.decoder.kinds.values()]
-    lengths = [s.original_length for s in scalings if isinstance(s, LongRope) and s.short != s.long]
-    return max(lengths, default=sys.maxsize)

@@ -1,14 +1,11 @@
-"""Why a row ends (`end_of_row`), and stop strings: whether the text of a growing list of ids holds one, at a cost per
-token that does not grow.
+"""Stop strings: whether the text of a growing list of ids holds one, at a cost per token that does not grow.
 
-`Engine.step` asks `LiveRow.ends` after each new id; a row that ends leaves the engine.  generation.py cuts the text
-with `before_stop`.
+`LiveRow.ends` asks after each new id; generation.py cuts the text with `before_stop`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 from triptych.errors import InputError, shown
 
@@ -71,15 +68,3 @@ class StopDetector:
                 self._next_cut = 2 * max(self._needed, len(rest))
                 return
         self._next_cut = 2 * len(text)  # no place to cut: try again when there is more
-
-
-def end_of_row(
-    stops: StopDetector | None, ends: Collection[int], limit: int, ids: Sequence[int]
-) -> Literal["stop", "end", "length"] | None:
-    """Why a row ends after the last of its `ids`: its new text holds a stop string, that id is one of `ends`, or it has
-    `limit` ids.  None where it goes on."""
-    if stops is not None and stops.put(ids[-1]):
-        return "stop"
-    if ids[-1] in ends:
-        return "end"
-    return "length" if len(ids) >= limit else None

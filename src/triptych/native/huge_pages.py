@@ -61,7 +61,11 @@ class HugePages:
     def _mapped(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """So many bytes or more from a multiple of PAGE on."""
         again = self.reused and nbytes == MAPPING and hasattr(mmap, "MADV_FREE")
-        mapping = (_unused_mapping() if again else None) or _new_mapping(nbytes)
+        mapping = None
+        if again:
+            with suppress(IndexError):  # of a thread that was quicker
+                mapping = UNUSED_MAPPINGS.pop()
+        mapping = mapping or _new_mapping(nbytes)
         whole = np.frombuffer(mapping, np.uint8)
         if again:
             finalize(whole, _keep, mapping).atexit = False
@@ -85,12 +89,6 @@ def _new_mapping(nbytes: int) -> mmap.mmap:
     with suppress(OSError):  # of a kernel without them: the memory then has pages of the usual size
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping
-
-
-def _unused_mapping() -> mmap.mmap | None:
-    with suppress(IndexError):  # of a thread that was quicker
-        return UNUSED_MAPPINGS.pop()
-    return None
 
 
 def _keep(mapping: mmap.mmap) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int8, c_int32, c_int64, c_ssize_t, c_void_p
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,11 +94,15 @@ MEMBER = {Op[operation]: name for name, member in OPERANDS.items() for operation
 HEADER = ("op", "rows", "barrier", "input", "output", "width", "heads")
 
 
+def _fields(*members: tuple[Any, str]) -> list[tuple[str, Any]]:
+    """The fields of a structure: for each type the names that have it, in order."""
+    return [(name, kind) for kind, names in members for name in names.split()]
+
+
 _RECORDS = {
-    name: np.dtype([(field, np.int32) for field in member.integers.split()]
-                   + [(field, np.float32) for field in member.floats.split()])
+    name: np.dtype(_fields((np.int32, member.integers), (np.float32, member.floats)))
     for name, member in OPERANDS.items()
-}  # fmt: skip
+}
 #: `struct instruction`: the members lie over each other, behind the fields of all operations.
 INSTRUCTION = np.dtype({
     "names": [*HEADER, *_RECORDS],
@@ -108,16 +112,15 @@ INSTRUCTION = np.dtype({
 
 #: `struct store`.
 STORE = np.dtype(
-    [("keys", np.uintp), ("values", np.uintp), ("slots", np.int64), ("capacity", np.int64), ("groups", np.int32),
-     ("width", np.int32), ("value_width", np.int32), ("type", np.int32)],
+    _fields((np.uintp, "keys values"), (np.int64, "slots capacity"), (np.int32, "groups width value_width type")),
     align=True,
-)  # fmt: skip
+)
 
 
 class Matrix(Structure):
     """`struct matrix` of matmul.h."""
 
-    _fields_ = (*((name, c_int32) for name in ("layout", "rows", "columns", "reserved")), ("data", c_void_p))
+    _fields_ = _fields((c_int32, "layout rows columns reserved"), (c_void_p, "data"))
 
 
 MATRIX = np.dtype(Matrix)
@@ -126,47 +129,35 @@ MATRIX = np.dtype(Matrix)
 class Input(Structure):
     """`struct input` of matmul.h."""
 
-    _fields_ = (
-        *((name, c_int32) for name in ("count", "columns")), ("dense", POINTER(c_float)), ("stride", c_ssize_t),
-        ("rounded", POINTER(c_int8)), ("scales", POINTER(c_float)), ("sums", POINTER(c_float)),
+    _fields_ = _fields(
+        (c_int32, "count columns"), (POINTER(c_float), "dense"), (c_ssize_t, "stride"), (POINTER(c_int8), "rounded"),
+        (POINTER(c_float), "scales sums"),
     )  # fmt: skip
 
 
 class ScoreTile(Structure):
     """`struct score_tile` of statistics.h."""
 
-    _fields_ = (
-        *((name, c_int32) for name in ("heads", "queries", "keys", "top", "base")),
-        *((name, c_int64) for name in ("stride", "row")),
-        *((name, c_void_p) for name in ("scratch", "scores", "sinks", "q_pos", "k_pos", "delimiters", "q_doc")),
-        *((name, c_void_p) for name in ("k_doc", "entropy", "distance", "first", "previous", "on_delimiters")),
-        *(
-            (name, c_void_p)
-            for name in ("on_document", "top_weights", "received", "top_keys", "q", "k", "group", "from_", "to")
-        ),
-        *((name, c_int64) for name in ("width", "panels")),
-    )
+    _fields_ = _fields(
+        (c_int32, "heads queries keys top base"), (c_int64, "stride row"),
+        (c_void_p, "scratch scores sinks q_pos k_pos delimiters q_doc k_doc entropy distance first previous "
+                   "on_delimiters on_document top_weights received top_keys q k group from_ to"),
+        (c_int64, "width panels"),
+    )  # fmt: skip
 
 
 class PlanRecord(Structure):
     """`struct plan`."""
 
-    _fields_ = (
-        *((name, c_int32) for name in ("count", "alone")),
-        *((name, c_void_p) for name in ("instructions", "weights", "stores")),
-    )
+    _fields_ = _fields((c_int32, "count alone"), (c_void_p, "instructions weights stores"))
 
 
 class Call(Structure):
     """`struct batch`."""
 
-    _fields_ = (
-        *((name, c_int32) for name in ("tokens", "chosen_count", "threads", "scratch_floats")),
-        *(
-            (name, c_void_p)
-            for name in ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
-        ),
-        *((name, c_void_p) for name in ("arena", "output", "scratch", "partial", "reads")),
+    _fields_ = _fields(
+        (c_int32, "tokens chosen_count threads scratch_floats"),
+        (c_void_p, "ids position slot start end reach source source_slot chosen arena output scratch partial reads"),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,51 +40,52 @@ class LMHead(Module[spec.LMHeadSpec], of=spec.LMHeadSpec):
 
 
 class _TransformedHead(Module[S]):
-    """[N, D] -> [N, D']: `proj(transform(x))`."""
+    """[N, D] -> [N, D'], or of each row [B, D'] where the spec says how to `pool`: `last(dropout(transform(x)))`."""
 
-    transform: Transform
-    proj: Linear
+    transform: Transform | None
+    last: ClassVar[str]  #: the slot of the map to the labels
 
     def forward(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
-        return self.proj(self.transform(x))
+        how = vars(self.spec)
+        x = ops.pool(x, rows, how["pool"]) if "pool" in how else x
+        x = x if self.transform is None else self.transform(x)
+        out: Tensor = getattr(self, self.last)(ops.dropout(x, how.get("dropout", 0.0), self.training, random))
+        return out
 
 
 class MaskedLMHead(_TransformedHead[spec.MaskedLMHeadSpec], of=spec.MaskedLMHeadSpec):
     """[N, D] -> logits of the token at each place [N, V]."""
 
+    last = "proj"
+    proj: Linear
+
 
 class ReplacedHead(_TransformedHead[spec.ReplacedHeadSpec], of=spec.ReplacedHeadSpec):
     """[N, D] -> one logit per token [N, 1]: whether it was replaced."""
 
+    last = "proj"
+    proj: Linear
 
-class ClassHead(Module[spec.ClassHeadSpec], of=spec.ClassHeadSpec):
+
+class ClassHead(_TransformedHead[spec.ClassHeadSpec], of=spec.ClassHeadSpec):
     """[N, D] -> class logits of each row [B, C]."""
 
-    transform: Transform | None
+    last = "classes"
     classes: Linear
 
-    def forward(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
-        return self.classes(_transformed(self, ops.pool(x, rows, self.spec.pool), random))
 
-
-class TokenHead(Module[spec.TokenHeadSpec], of=spec.TokenHeadSpec):
+class TokenHead(_TransformedHead[spec.TokenHeadSpec], of=spec.TokenHeadSpec):
     """[N, D] -> class logits of each token [N, C]."""
 
-    transform: Transform | None
+    last = "classes"
     classes: Linear
 
-    def forward(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
-        return self.classes(_transformed(self, x, random))
 
-
-class SpanHead(Module[spec.SpanHeadSpec], of=spec.SpanHeadSpec):
+class SpanHead(_TransformedHead[spec.SpanHeadSpec], of=spec.SpanHeadSpec):
     """[N, D] -> scores of an answer's first and last token [N, 2]."""
 
-    transform: Transform | None
+    last = "ends"
     ends: Linear
-
-    def forward(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
-        return self.ends(_transformed(self, x, random))
 
 
 class Pooling(Module[spec.PoolingSpec], of=spec.PoolingSpec):
@@ -100,8 +102,3 @@ class Pooling(Module[spec.PoolingSpec], of=spec.PoolingSpec):
 
 
 Head = LMHead | MaskedLMHead | ClassHead | TokenHead | SpanHead | ReplacedHead | Pooling
-
-
-def _transformed(head: ClassHead | TokenHead | SpanHead, x: Tensor, random: torch.Generator | None) -> Tensor:
-    x = x if head.transform is None else head.transform(x)
-    return ops.dropout(x, head.spec.dropout, head.training, random)

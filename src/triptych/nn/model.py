@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import RLock
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,8 +52,8 @@ class Batch:
     random: torch.Generator | None = None
 
 
-class ExecutorPlans(dict[type, object]):
-    """The plans that executors made of one module and keep with it, by their class; of each class one or several.
+class ExecutorPlans(dict[str, Any]):
+    """The plans that executors made of one module and keep with it, by their kind; of each kind one or several.
 
     They belong to the module's own parts and weights: they are neither copied nor pickled with it.
 
@@ -99,7 +100,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__(model)
-        self.plans = ExecutorPlans()  # of the executors, by their class
+        self.plans = ExecutorPlans()  # of the executors
         self.prefix = {name: name if model.layout == "encoder-decoder" else "" for name in model.stacks}
         tie(self, model.ties)
 

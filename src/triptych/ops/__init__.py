@@ -18,11 +18,11 @@ from triptych.ops.functions import (
     sinusoids,
     softcap,
 )
-from triptych.ops.recording import RUN, NotLowerable, RecordedCall, implements, record, recorded_as, recorded_call
+from triptych.ops.recording import RUN, NotLowerable, implements, record, recorded_as, recorded_call
 from triptych.ops.table import OPERATIONS, Attributes, Dim, Operation, Shape, Shapes
 
 __all__ = [
-    "ACTIVATIONS", "OPERATIONS", "RUN", "Attributes", "Dim", "NotLowerable", "Operation", "RecordedCall", "Rotation",
+    "ACTIVATIONS", "OPERATIONS", "RUN", "Attributes", "Dim", "NotLowerable", "Operation", "Rotation",
     "Shape", "Shapes", "conv1d", "dropout", "dtype_of", "embedding", "experts", "implements", "l2_normalize",
     "layer_norm", "linear", "patches", "pool", "record", "recorded_as", "recorded_call", "rms_norm", "rotate",
     "sinusoids", "softcap",

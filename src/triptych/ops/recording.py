@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -23,14 +22,6 @@ _BINDERS: dict[object, Binder] = {}
 
 class NotLowerable(Exception):
     """A forward did something that is no operation; the message says what."""
-
-
-@dataclass(frozen=True)
-class RecordedCall:
-    """An operation, and the arguments of one call of it by name."""
-
-    operation: Operation
-    arguments: Arguments
 
 
 def implements(name: str) -> Callable[[Function], Function]:
@@ -59,8 +50,11 @@ def recorded_as(*functions: object) -> Callable[[Binder], Binder]:
     return register
 
 
-def recorded_call(function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]) -> RecordedCall:
-    """What a call of torch or of `triptych.ops` is.  Raises NotLowerable for a call that is no operation."""
+def recorded_call(
+    function: Callable[..., Any], arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[Operation, Arguments]:
+    """The operation that a call of torch or of `triptych.ops` is, and its arguments by name.  Raises NotLowerable for a
+    call that is no operation."""
     binder = _BINDERS.get(function)
     if binder is None:
         name = getattr(function, "__qualname__", None) or getattr(function, "__name__", function)
@@ -69,7 +63,7 @@ def recorded_call(function: Callable[..., Any], arguments: tuple[Any, ...], name
     operation = OPERATIONS[name]
     if unknown := set(bound) - set(operation.arguments):
         raise NotLowerable(f"{name} has no argument {sorted(unknown)[0]!r}")
-    return RecordedCall(operation, bound)
+    return operation, bound
 
 
 def record(function: Callable[..., Tensor], symbolic: Tensor, *arguments: object) -> Tensor:

@@ -22,8 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from triptych.attention import CrossCache, Rows
+from triptych.errors import ConfigError
 from triptych.nn.part import Module
 from triptych.nn.weights import PackedWeight
+from triptych.program.program import Program
 
 _blocks = attrgetter("blocks")
 _version = attrgetter("_version", "dtype")
@@ -43,6 +46,30 @@ _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}  # 
 _CONSTANTS = (
     bool, int, float, complex, str, bytes, type, Enum, torch.dtype, torch.device, FunctionType, BuiltinFunctionType,
 )  # fmt: skip
+
+
+class NotServed(ConfigError):
+    """A program, or a call of it, has something that an executor does not serve; the message says what."""
+
+
+def check_rows(ids: Sequence[int], rows: Rows, vocab: int, limit: int | None, cross: CrossCache | None = None) -> None:
+    """What must hold before an executor writes anything: `ids` (all, or the smallest and the largest) are below
+    `vocab`, rows end by `limit`, and their sources are projected.  Raises NotServed."""
+    if limit is not None and max(rows.ends) > limit:
+        raise NotServed("a row is longer than the model's context")
+    if min(ids) < 0 or max(ids) >= vocab:
+        raise NotServed("an id lies outside the vocabulary")
+    if rows.documents is not None:
+        raise NotServed("rows of several documents")
+    if cross is not None and (cross.pending is not None or any(slot not in cross.lengths for slot in rows.slots)):
+        raise NotServed("the source is not projected yet")
+
+
+def check_lowered(program: Program) -> None:
+    """Raises NotServed where a block of the program runs as a module."""
+    if program.unlowered:
+        name, reason = next(iter(program.unlowered.items()))
+        raise NotServed(f"{name} runs as a module: {reason}")
 
 
 class ModuleFingerprint:
@@ -154,39 +181,28 @@ def _constant(value: object) -> bool:
     return value is None or frozen or isinstance(value, _CONSTANTS)
 
 
-class SampledBytes:
-    """The bytes of tensors on the CPU at the beginning, in the middle and at the end of each, to see what torch does
-    not count: its fused optimizers and changes through `.data` leave the version of a tensor as it is.
+class WeightVersions:
+    """Where the numbers of tensors lie; and for those that were copied, whether they were changed since.
 
-    piece    bytes of each of the three; smaller tensors are read whole.
+    Torch's fused optimizers and changes through `.data` leave the version of a tensor as it is.  They are seen in the
+    bytes of copied tensors on the CPU, `piece` at the beginning, in the middle and at the end; smaller ones are read
+    whole, and nothing of memory that a tensor has given up.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], piece: int) -> None:
-        here = [one for one in tensors if one.device.type == "cpu"]
+    def __init__(
+        self, shared: list[Tensor], copied: list[Tensor], packed: list[PackedWeight], piece: int = PIECE
+    ) -> None:
+        self.shared, self.copied, self.packed = shared, copied, packed
+        here = [one for one in copied if one.device.type == "cpu"]
         self.storages = [one.untyped_storage() for one in here]  # they keep the memory
-        self.addresses = list(map(torch.UntypedStorage.data_ptr, self.storages))
         self.views: list[ctypes.Array[ctypes.c_char]] = []
         for tensor in here:
-            address = tensor.data_ptr()
             places = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
             size = places * tensor.element_size() if tensor.numel() else 0
             starts = (0,) if size <= 3 * piece else (0, size // 2, size - piece)
             length = size if len(starts) == 1 else piece
-            self.views += [(ctypes.c_char * length).from_address(address + start) for start in starts]
-        self.before = b"".join(self.views)
-
-    def same(self) -> bool:
-        """Whether they are what they were; nothing is read of memory that a tensor has given up."""
-        addresses = list(map(torch.UntypedStorage.data_ptr, self.storages))
-        return addresses == self.addresses and b"".join(self.views) == self.before
-
-
-class WeightVersions:
-    """Where the numbers of tensors lie; and for those that were copied, whether they were changed since."""
-
-    def __init__(self, shared: list[Tensor], copied: list[Tensor], packed: list[PackedWeight]) -> None:
-        self.shared, self.copied, self.packed = shared, copied, packed
-        self.before, self.contents = self._now(), SampledBytes(copied, PIECE)
+            self.views += [(ctypes.c_char * length).from_address(tensor.data_ptr() + start) for start in starts]
+        self.before, self.contents = self._now(), b"".join(self.views)
 
     def _now(self) -> tuple[Any, ...]:
         return (
@@ -197,8 +213,8 @@ class WeightVersions:
         )
 
     def same(self) -> bool:
-        contents = self.contents  # not its `same`: every step asks, and the addresses have been compared
-        return self._now() == self.before and b"".join(contents.views) == contents.before
+        """Whether they are what they were."""
+        return self._now() == self.before and b"".join(self.views) == self.contents
 
 
 def checksums(module: nn.Module) -> list[Tensor]:

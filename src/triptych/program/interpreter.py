@@ -6,7 +6,7 @@ cache steps and row plans as the modules; a position bias is kept as a function 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,7 +20,6 @@ from triptych.attention import (
     NULL_CACHE,
     AdditiveOver,
     AttendPlan,
-    CacheStep,
     ContentBias,
     FlatKeys,
     Heads,
@@ -31,7 +30,7 @@ from triptych.attention import (
 )
 from triptych.attention.positions import disentangled_bias
 from triptych.errors import ConfigError
-from triptych.program.program import Entry, Instruction, Program
+from triptych.program.program import Entry, Instruction, Program, weights_of
 
 Weights = Mapping[str, Tensor]
 Edits = Mapping[str, Callable[[Tensor], Tensor]]
@@ -72,17 +71,21 @@ class _Run:
     program: Program
     weights: Weights
     rows: Rows
-    source: Rows | None
-    step: CacheStep
-    edits: Edits
-    values: dict[str, Tensor] = field(default_factory=dict)
+    values: dict[str, Tensor]
+    source: Rows | None = None
+    cache: KVCache = NULL_CACHE
+    edits: Edits = field(default_factory=dict)
     biases: dict[str, _Bias] = field(default_factory=dict)
     keys: dict[int, str] = field(default_factory=dict)
     plans: dict[Hashable, AttendPlan] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.step = self.cache.begin(self.rows, "")
+
     def run(self, entry: Entry) -> list[Tensor]:
         for instruction in entry.instructions:
             self.run_step(instruction)
+        self.step.finish()
         return [self.values[name] for name in entry.outputs]
 
     def run_step(self, step: Instruction) -> None:
@@ -115,9 +118,8 @@ class _Run:
         how, entry, inputs = step.attributes, step.attributes["expert"], self.inputs_of(step)
 
         def expert(number: int, x: Tensor) -> Tensor:
-            inner = _Run(self.program, _Numbered(self.weights, number), self.rows, None, self.step, {})
-            inner.values[entry.inputs[0]] = x
-            return inner.run(entry)[0]
+            own = {name: self.weights[name.replace(".experts.0.", f".experts.{number}.")] for name in weights_of(entry)}
+            return _Run(self.program, own, self.rows, {entry.inputs[0]: x}).run(entry)[0]
 
         parts = [partial(expert, number) for number in range(how["count"])]
         self.values[step.out[0]] = ops.experts(inputs["x"], inputs["scores"], parts, how["top_k"], how["normalize"])
@@ -194,22 +196,6 @@ def _mechanism(step: Instruction, weights: Weights) -> Mechanism:
     return LINEAR if name == "linear" else DOT_PRODUCT
 
 
-class _Numbered(Mapping[str, Tensor]):
-    """The weights of expert `number` under the names of the first."""
-
-    def __init__(self, weights: Weights, number: int) -> None:
-        self.weights, self.number = weights, number
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.weights[name.replace(".experts.0.", f".experts.{self.number}.")]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.weights)
-
-    def __len__(self) -> int:
-        return len(self.weights)
-
-
 SPECIAL: dict[str, Callable[[_Run, Instruction], None]] = {
     "site": _Run.site, "module": _Run.module, "conv1d": _Run.conv1d, "experts": _Run.experts,
     "reached_table": _Run.reached_table, "reached_row": _Run.placed_bias, "alibi_bias": _Run.placed_bias,
@@ -243,7 +229,7 @@ def interpret(
     known: dict[str, Tensor] = {}
     if source is not None:
         (memory,) = _entry(program, "encode", weights, *source, None, NULL_CACHE, None, edits, {})
-        run = _Run(program, weights, source[1], None, NULL_CACHE.begin(source[1], ""), edits, {"memory": memory})
+        run = _Run(program, weights, source[1], {"memory": memory}, edits=edits)
         entry = program.entries["cross_kv"]
         known = dict(zip(entry.outputs, run.run(entry), strict=True))
     sources = None if source is None else source[1]
@@ -252,15 +238,14 @@ def interpret(
 
 def interpret_logits(program: Program, weights: Weights, hidden: Tensor, rows: Rows) -> Tensor:
     """What the head gives for the final vectors [N, D], as `Transformer.unembed`."""
-    run = _Run(program, weights, rows, None, NULL_CACHE.begin(rows, ""), {}, {"hidden": hidden})
-    return run.run(program.entries["unembed"])[0]
+    return _Run(program, weights, rows, {"hidden": hidden}).run(program.entries["unembed"])[0]
 
 
 def interpret_value(
     program: Program, entry: str, name: str, weights: Weights, rows: Rows, values: Mapping[str, Tensor]
 ) -> Tensor:
     """One value of an entry from others of it: only the instructions between `values` and `name` run."""
-    run = _Run(program, weights, rows, None, NULL_CACHE.begin(rows, ""), {}, dict(values))
+    run = _Run(program, weights, rows, dict(values))
     steps = {step.out[0]: step for step in program.entries[entry].instructions}
 
     def compute(label: str) -> None:
@@ -277,12 +262,10 @@ def _entry(
     program: Program, name: str, weights: Weights, inputs: Tensor, rows: Rows, source: Rows | None, cache: KVCache,
     token_types: Tensor | None, edits: Edits, known: dict[str, Tensor],
 ) -> list[Tensor]:  # fmt: skip
-    device, step = inputs.device, cache.begin(rows, "")
+    device = inputs.device
     values: dict[str, Tensor] = {
         **dict.fromkeys(("ids", "frames", "patches"), inputs), "positions": rows.positions(device),
         "row_ends": rows.ends_of_tokens(device),
         "token_types": torch.zeros_like(inputs) if token_types is None else token_types,
     }  # fmt: skip
-    outputs = _Run(program, weights, rows, source, step, edits, values | known).run(program.entries[name])
-    step.finish()
-    return outputs
+    return _Run(program, weights, rows, values | known, source, cache, edits).run(program.entries[name])

@@ -11,6 +11,7 @@ from triptych import nn
 from triptych.program.lower import lower
 from triptych.program.program import Entry, Instruction, Program
 from triptych.spec import ModelSpec, StackSpec
+from triptych.spec.parts import BlockSpec, ParallelBlockSpec
 
 _LAYER = re.compile(r"(?:^|\.)blocks\.(\d+)\.")
 
@@ -50,15 +51,11 @@ def lower_kinds(spec: ModelSpec) -> KindProgram:
     """
     layers, changes = dict[str, list[list[int]]](), dict[str, StackSpec]()
     for name, stack in spec.stacks.items():
-        groups: list[list[int]] = []
+        groups: dict[BlockSpec | ParallelBlockSpec, list[int]] = {}
         for i, block in enumerate(stack.blocks):
-            alike = next((group for group in groups if stack.blocks[group[0]] == block), None)
-            if alike is None:
-                groups.append([i])
-            else:
-                alike.append(i)
-        layers[name] = groups
-        changes[name] = replace(stack, blocks=tuple(stack.blocks[group[0]] for group in groups))
+            groups.setdefault(block, []).append(i)
+        layers[name] = list(groups.values())
+        changes[name] = replace(stack, blocks=tuple(groups))
     short = replace(spec, encoder=changes.get("encoder"), decoder=changes.get("decoder"))
     return KindProgram(short, lower(nn.empty(short)), layers)
 

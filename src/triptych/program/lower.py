@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,13 +58,10 @@ def _lower_stacks(module: Transformer, recorder: Recorder, unlowered: dict[str, 
             outputs.append(_stack(module, "decoder", recorder, "N", unlowered, memory))
     if module.head is not None:
         with recorder.entry("unembed") as outputs:
-            hidden = recorder.input("hidden", ("N", module.spec.stacks[_last(module)].width), module.dtype)
+            last = "encoder" if module.decoder is None else "decoder"
+            hidden = recorder.input("hidden", ("N", module.spec.stacks[last].width), module.dtype)
             taps = RecordingTaps(recorder, "", unlowered)
             outputs.append(recorder.checked(module.unembed(hidden, SymbolicRows(recorder, "N"), taps)))
-
-
-def _last(module: Transformer) -> str:
-    return "encoder" if module.decoder is None else "decoder"
 
 
 def _stack(
@@ -129,7 +126,7 @@ class RecordingTaps(Taps):
         ports = [f"{self.prefix}{leaf}" for leaf in ("k_ctx", "v_ctx")]
         if plan.mechanism is not LINEAR:
             ports += [f"{self.prefix}{leaf}" for leaf in ("scores", "pattern")]
-        return plan.record(q, k, v, sinks, content, ports)
+        return plan.run(q, k, v, sinks, content, ports)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,21 +140,17 @@ class SymbolicPlan:
     bias: ScoreBias | None
     mechanism: Mechanism
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None) -> Tensor:
-        return self.record(q, k, v, sinks, content, [])
-
-    def record(
-        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None, ports: list[str]
-    ) -> Tensor:
+    def run(
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, content: ContentBias | None,
+        ports: Sequence[str] = (),
+    ) -> Tensor:  # fmt: skip
         recorder, heads = self.recorder, self.heads
         inputs = {"q": recorder.checked(q), "k": recorder.checked(k), "v": recorder.checked(v)}
-        placed = None
         if self.bias is not None:
             q_pos = recorder.input("q_pos", ("N",), torch.long)
             placed = recorder.checked(self.bias(q_pos, recorder.input("k_pos", ("S",), torch.long)))
-        if placed is not None and content is not None:
-            placed = recorder.checked(content(_by_head(inputs["q"]), _by_head(inputs["k"]), placed))
-        if placed is not None:
+            if content is not None:
+                placed = recorder.checked(content(_by_head(inputs["q"]), _by_head(inputs["k"]), placed))
             inputs["bias"] = placed
         scores = self.mechanism.weight if isinstance(self.mechanism, AdditiveOver) else None
         learned = {"sinks": sinks, "weight": scores}
@@ -186,24 +179,24 @@ def _by_head(x: Value) -> Value:
     return Value(x.label, x.dims, x.dtype, x.recorder, (1, heads, tokens, width))
 
 
-@dataclass(frozen=True, eq=False)
 class SymbolicKeys:
     """Where keys lie: with the tokens themselves and a cache's (`self`), or with the source's (`cross`)."""
 
-    recorder: Recorder
-    keys: str
+    where: str
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
 
     def plan(
         self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
     ) -> SymbolicPlan:
-        return SymbolicPlan(self.recorder, self.keys, mask, heads, bias, mechanism)
+        return SymbolicPlan(self.recorder, self.where, mask, heads, bias, mechanism)
 
 
-@dataclass(eq=False)
-class SymbolicCache:
+class SymbolicCache(SymbolicKeys):
     """One `decode` serves with a cache and without: `extend` is the identity on the null cache."""
 
-    recorder: Recorder
+    where = "self"
     context: object | None = None
 
     def begin(self, rows: Rows, provenance: str) -> SymbolicCache:
@@ -217,7 +210,7 @@ class SymbolicCache:
 
     @property
     def layout(self) -> SymbolicKeys:
-        return SymbolicKeys(self.recorder, "self")
+        return self
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         recorder, out = self.recorder, []
@@ -228,15 +221,18 @@ class SymbolicCache:
         return out[0], out[1]
 
 
-class SymbolicCross:
+class SymbolicCross(SymbolicKeys):
     """The encoder's output: each layer's projections are recorded in the entry `cross_kv`, and `decode` starts from
     their results."""
 
+    where = "cross"
+
     def __init__(self, recorder: Recorder, memory: Value) -> None:
-        self.recorder, self.memory = recorder, memory
+        super().__init__(recorder)
+        self.memory = memory
 
     def layout(self, rows: Rows) -> SymbolicKeys:
-        return SymbolicKeys(self.recorder, "cross")
+        return self
 
     def keys(self, layer: int, project: Callable[[Tensor, Rows], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         recorder = self.recorder

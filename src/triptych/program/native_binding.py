@@ -1,4 +1,7 @@
-"""The tables of a native plan: where the weights lie, and what is computed from positions alone."""
+"""The tables of a native plan: where the weights lie, and what is computed from positions alone.
+
+Both are kept with the module, and made again where it or a weight changed (`bound`).
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,18 @@ from torch import Tensor, nn
 
 from triptych import ops
 from triptych.attention.positions import rope_angles
-from triptych.errors import InputError
+from triptych.errors import ConfigError, InputError
 from triptych.native.step import BAND, LAYOUT_TILES, MATRIX, PAIR, TILE_KEYS, Index, MatrixLayout, Op
+from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
-from triptych.program.changes import WeightVersions
+from triptych.program.changes import ModuleFingerprint, NotServed, WeightVersions, refusal, unseen_changes
+from triptych.program.lower import lower
 from triptych.program.native_plan import NativePlan
-from triptych.program.native_values import NotNative, PlanTable
+from triptych.program.native_values import PlanTable
 
 LAYOUT_F32, LAYOUT_BF16 = MatrixLayout.F32, MatrixLayout.BF16
 SHORTEST = 256  # positions that tables have at least
+MOST_PLANS = 16  # of one kind that a module keeps: one for each choice of sites that are read
 _DENSE = {torch.float32: LAYOUT_F32, torch.bfloat16: LAYOUT_BF16}
 MatrixOf = Callable[[PackedWeight], tuple[int, Tensor] | None]
 """The run-time layout of a packed weight: its number in matmul.h and the bytes; None where there is none."""
@@ -64,7 +70,7 @@ class Binder:
         self.packed: list[PackedWeight] = []
 
     def bind(self, positions: int) -> Binding:
-        """Tables for at least so many positions.  Raises NotNative for a weight in a form that the kernels do not read,
+        """Tables for at least so many positions.  Raises NotServed for a weight in a form that the kernels do not read,
         InputError where a bias is not defined so far."""
         longest = 1 << max(positions - 1, SHORTEST - 1).bit_length()
         try:
@@ -115,11 +121,11 @@ class Binder:
         if isinstance(weight, PackedWeight):
             packed = None if self.matrix_of is None else self.matrix_of(weight)
             if packed is None:
-                raise NotNative(f"{name} is packed in a form that the native kernels do not read")
+                raise NotServed(f"{name} is packed in a form that the native kernels do not read")
             self.packed.append(weight)
             return packed[0], weight.shape[0], weight.shape[1], packed[1]
         if weight.dtype not in _DENSE or not weight.is_contiguous():
-            raise NotNative(f"{name} is {weight.dtype}; the native kernels read fp32 and bf16 rows")
+            raise NotServed(f"{name} is {weight.dtype}; the native kernels read fp32 and bf16 rows")
         self.shared.append(weight)
         return _DENSE[weight.dtype], weight.shape[0], weight.shape[1], weight.detach()
 
@@ -149,7 +155,7 @@ class Binder:
 
     def _copied(self, weight: Tensor) -> Tensor:
         if weight.is_inference():
-            raise NotNative("a weight was made in inference mode, where changes are not counted")
+            raise NotServed("a weight was made in inference mode, where changes are not counted")
         self.copied.append(weight)
         return weight.detach()
 
@@ -171,3 +177,53 @@ class Binder:
             places = torch.arange(2 * first + 1)
         bias: Tensor = ops.RUN[name](q_pos=places, k_pos=torch.tensor([first]), **arguments)
         return bias[..., 0].float().contiguous()  # [H, distance]
+
+
+class Prepared:
+    """A module as it was when it was lowered, and its plan or why there is none; executors of one module share it."""
+
+    def __init__(self, module: Transformer, plan_of: Callable[..., NativePlan], how: tuple[Any, ...]) -> None:
+        self.fingerprint = ModuleFingerprint(module)
+        self.plan: NativePlan | None = None
+        self.binding: Binding | None = None
+        self.reason = refusal(module) or unseen_changes(module)
+        if module.device.type != "cpu":
+            self.reason = f"the model is on {module.device.type}"
+        if self.reason is None:
+            named = module.named_parameters(remove_duplicate=False)
+            packed = frozenset(name for name, weight in named if isinstance(weight, PackedWeight))
+            try:
+                with torch.inference_mode(False), torch.no_grad():
+                    self.plan = plan_of(lower(module), packed, *how)
+            except ConfigError as reason:
+                self.reason = str(reason)
+
+    def serves(self, module: Transformer) -> bool:
+        """Whether it was made of this module, not of one that it is a shallow copy of, as the module is now."""
+        return self.fingerprint.module() is module and self.fingerprint.same()
+
+
+def bound(
+    module: Transformer, kind: str, plan_of: Callable[..., NativePlan], how: tuple[Any, ...],
+    matrix_of: MatrixOf | None, positions: int,
+) -> Binding:  # fmt: skip
+    """The plan `plan_of(program, packed weights, *how)` of the module as it is now, with its weights as they are now
+    and tables for so many positions.  The module keeps it under its `kind`, and `how`.  Raises NotServed where there is
+    none."""
+    with module.plans.lock:
+        every: dict[tuple[Any, ...], Prepared] = module.plans.setdefault(kind, {})
+        prepared = every.get(how)
+        if prepared is None or not prepared.serves(module):
+            prepared = Prepared(module, plan_of, how)
+            serving = [(key, one) for key, one in every.items() if one.serves(module)]
+            module.plans[kind] = dict(serving[-MOST_PLANS:]) | {how: prepared}
+        if prepared.plan is None:
+            raise NotServed(prepared.reason or "the model has no native plan")
+        binding = prepared.binding
+        if binding is None or not binding.versions.same() or binding.positions < positions:
+            try:
+                binding = Binder(module, prepared.plan, matrix_of).bind(positions)
+            except InputError as error:
+                raise NotServed(str(error)) from None
+            prepared.binding = binding
+        return binding

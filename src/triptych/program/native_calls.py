@@ -17,11 +17,11 @@ from triptych.attention.store import Store
 from triptych.errors import InputError
 from triptych.native import library, usable_threads, why_not
 from triptych.native.huge_pages import PAGE, HugePages
-from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, PlanRecord, StoredType
+from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, PlanRecord
+from triptych.program.changes import NotServed
 from triptych.program.native_binding import LAYOUT_F32, Binding
-from triptych.program.native_plan import check_plan
+from triptych.program.native_plan import check_plan, stored_type
 from triptych.program.native_reads import StepReads
-from triptych.program.native_values import NotNative
 
 # Nanoseconds of work that one thread does sooner than two that meet before and after it, as `cost_of` in step.c counts.
 ALONE = 3000
@@ -29,8 +29,6 @@ LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "source_
 _POSITION, _SLOT, _SOURCE = (LABELS.index(name) for name in ("position", "slot", "source"))
 RunStep = Callable[[Any, Any], None]
 Labels = npt.NDArray[np.int32] | Sequence[Sequence[int]]
-_STORED = {torch.float32: StoredType.F32, torch.bfloat16: StoredType.BF16, torch.float16: StoredType.F16,
-           torch.int8: StoredType.INT8}  # fmt: skip
 
 
 def zeros(count: int) -> Tensor:
@@ -55,15 +53,15 @@ class Calls:
         self.call.partial = self.partial.data_ptr()
 
     def check(self) -> None:
-        """Raises NotNative where nothing runs natively now."""
+        """Raises NotServed where nothing runs natively now."""
         if self.unavailable is not None:
-            raise NotNative(self.unavailable)
+            raise NotServed(self.unavailable)
         if torch.is_grad_enabled():
-            raise NotNative("gradients may be needed")
+            raise NotServed("gradients may be needed")
         # of functions too, without the mode of a default device
         modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
         if modes or torch.is_autocast_enabled("cpu"):
-            raise NotNative("autocast or another mode of torch is on")
+            raise NotServed("autocast or another mode of torch is on")
 
     def _make_room(self, tokens: int) -> None:
         self.labels = np.zeros((len(LABELS), max(tokens, 256)), np.int32)
@@ -133,17 +131,10 @@ def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArra
     return plan
 
 
-def stored_type(dtype: torch.dtype) -> StoredType:
-    """What a store of tensors of this dtype keeps.  Raises NotNative for one that the native step does not read."""
-    if dtype not in _STORED:
-        raise NotNative(f"the cache holds {dtype}; the native step reads fp32, fp16, bf16 and int8")
-    return _STORED[dtype]
-
-
 def store_records(stores: Sequence[Store], slots: int = 0, capacity: int = 0) -> npt.NDArray[Any]:
     """`struct store` of each, which has at least so many slots, and places where it is no ring.
 
-    Raises InputError for tensors that do not have the shape of their store, before anything of them is read; NotNative
+    Raises InputError for tensors that do not have the shape of their store, before anything of them is read; NotServed
     as `stored_type`.
     """
     records = np.zeros(len(stores), STORE)
@@ -161,13 +152,13 @@ def store_records(stores: Sequence[Store], slots: int = 0, capacity: int = 0) ->
     return records
 
 
-def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]] = ()) -> npt.NDArray[np.int64]:
+def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
     """[8, N]: `LABELS` of each token but `chosen`, with where its row stops in the batch in the place of `end`.
 
-    sources   the length of each row's source and its slot in the stores of sources; none by default.
+    sources   the length of each row's source and its slot in the stores of sources.
     """
     n = np.asarray(rows.lengths)
-    per_row = np.asarray((rows.slots, rows.starts, rows.past, rows.ends, *(sources or [[0] * len(rows)] * 2)))
+    per_row = np.asarray((rows.slots, rows.starts, rows.past, rows.ends, *sources))
     slot, start, past, reach, *source = per_row.repeat(n, axis=1) if rows.longest > 1 else per_row
     position = past + np.arange(len(ids)) - start
     stop = start + reach - past
@@ -180,12 +171,6 @@ def part_of(labels: npt.NDArray[np.int64], mine: npt.NDArray[np.bool_]) -> npt.N
     _, first, lengths = np.unique(part[3], return_index=True, return_counts=True)
     part[3], part[4] = first.repeat(lengths), (first + lengths).repeat(lengths)
     return part
-
-
-def labels_of_single(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]] = ()) -> Labels:
-    """The same for rows of one token each, as one call: what `piece_of` gives of all of them."""
-    more = sources or [[0] * len(ids)] * 2
-    return ids, rows.past, rows.slots, rows.starts, rows.ends, rows.ends, *more
 
 
 def piece_of(labels: npt.NDArray[np.int64], first: int, last: int) -> npt.NDArray[np.int32]:

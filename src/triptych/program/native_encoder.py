@@ -18,12 +18,10 @@ from triptych.native.step import MATRIX, STORE, Call, PlanRecord
 from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
 from triptych.nn.weights import PackedWeight
-from triptych.program.native_binding import LAYOUT_F32, Binding, MatrixOf
-from triptych.program.native_calls import LABELS, Calls, store_records, zeros
-from triptych.program.native_plan import NativePlan, check_plan, encoding_plan_of, source_plan_of
-from triptych.program.native_prepared import Prepared
-from triptych.program.native_values import NotNative
-from triptych.program.program import Program
+from triptych.program.changes import NotServed, check_rows
+from triptych.program.native_binding import LAYOUT_F32, Binding, MatrixOf, bound
+from triptych.program.native_calls import LABELS, Calls, labels_of, piece_of, store_records, zeros
+from triptych.program.native_plan import check_plan, encoding_plan_of
 
 TOKENS = 256  # of one piece, unless a row is longer: what a layer computes then stays in the caches of a processor
 LEAST = 128  # tokens of a piece that are worth reading all weights for, rather than sharing them with other threads
@@ -52,21 +50,13 @@ def multiplies_in_bf16(module: Transformer, matmul: Matmul) -> bool:
     return isa is not None and module.dtype == torch.bfloat16
 
 
-class PreparedEncoder(Prepared):
-    """The plan of an encoder; it depends on whether products are in bf16."""
-
-    @staticmethod
-    def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
-        return encoding_plan_of(program, packed, *how)
-
-
-class PreparedSource(Prepared):
-    """The plan of an encoder and of what the decoder's layers project of its output; it depends on whether products
-    with packed weights are in bf16."""
-
-    @staticmethod
-    def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
-        return source_plan_of(program, packed, *how)
+def encoder_binding(
+    module: Transformer, bf16: bool, source: bool, matrix_of: MatrixOf | None, positions: int
+) -> Binding:
+    """The plan of an encoder, and where it is a `source` of what the decoder's layers project of its output, with its
+    weights.  Raises NotServed where there is none."""
+    kind = "source" if source else "encoder"
+    return bound(module, kind, encoding_plan_of, (bf16, source), matrix_of, positions)
 
 
 class NativeEncoder:
@@ -96,24 +86,28 @@ class NativeEncoder:
         A row has the same bits in any batch and with any number of threads.  They depend on the processor where
         products are in bf16.
         """
-        return self._run(PreparedEncoder, (self.bf16,), inputs, rows, None)
+        return self._run(inputs, rows, None)
 
     def project(self, inputs: Sequence[int] | Tensor, rows: Rows, cross: CrossCache) -> bool:
         """The same for sources of a decoder, whose layers' keys and values of it go to `cross`; the slots of `rows` are
         those of the decoder's rows.  False where the modules must run.  Raises as `CrossCache.fill`."""
-        return self._run(PreparedSource, (self.bf16,), inputs, rows, cross) is not None
+        return self._run(inputs, rows, cross) is not None
 
-    def _run(
-        self, plans: type[Prepared], how: tuple[Any, ...], inputs: Sequence[int] | Tensor, rows: Rows,
-        cross: CrossCache | None,
-    ) -> Tensor | None:  # fmt: skip
+    def _run(self, inputs: Sequence[int] | Tensor, rows: Rows, cross: CrossCache | None) -> Tensor | None:
+        # The module is on the CPU, and so are ids; in the place of frames there are zeros, one per token.
+        framed = isinstance(inputs, Tensor) and inputs.dim() != 1
         try:
             self.calls.check()
-            binding = plans.bound(self.module, how, self.matrix_of, rows.longest)
-            ids = _ids(inputs, rows)
-            self._check(binding, ids, rows)
+            binding = encoder_binding(self.module, self.bf16, cross is not None, self.matrix_of, rows.longest)
+            ids = np.zeros(rows.total, np.int64) if framed else np.asarray(inputs, np.int64)
+            if len(ids) != rows.total or not len(ids) or any(rows.past):
+                raise NotServed("no tokens, or not as many as the rows have, or rows that continue others")
+            if not binding.packed and not self.dense and not self.bf16:
+                raise NotServed("dense weights: torch's matrix products are faster")
+            limit = min(binding.limit, self.module.spec.source_context or binding.limit)
+            check_rows((int(ids.min()), int(ids.max())), rows, binding.vocab, limit)
             token_rows = self._token_rows(binding, inputs, rows)
-        except NotNative as reason:
+        except NotServed as reason:
             self.why_modules = str(reason)
             return None
         self.why_modules = None
@@ -130,25 +124,12 @@ class NativeEncoder:
         embed = self.module.input
         if not binding.of_call:
             if isinstance(inputs, Tensor) and inputs.dim() != 1:
-                raise NotNative("the encoder reads ids")
+                raise NotServed("the encoder reads ids")
             return None
         assert isinstance(embed, Frames)
         if not isinstance(inputs, Tensor) or inputs.shape != (rows.total * embed.spec.stride, embed.spec.conv1.inputs):
-            raise NotNative("the encoder reads frames, as many as the rows have")
+            raise NotServed("the encoder reads frames, as many as the rows have")
         return embed.convolved(inputs, rows).float().contiguous()
-
-    def _check(self, binding: Binding, ids: npt.NDArray[np.int64], rows: Rows) -> None:
-        """Sizes, before anything is written.  The modules run where one is wrong, and say so."""
-        if len(ids) != rows.total or not len(ids) or any(rows.past):
-            raise NotNative("no tokens, or not as many as the rows have, or rows that continue others")
-        if not binding.packed and not self.dense and not self.bf16:
-            raise NotNative("dense weights: torch's matrix products are faster")
-        if rows.longest > min(binding.limit, self.module.spec.source_context or binding.limit):
-            raise NotNative("a row is longer than the model's context")
-        if ids.min() < 0 or ids.max() >= binding.vocab:
-            raise NotNative("an id lies outside the vocabulary")
-        if rows.documents is not None:
-            raise NotNative("rows of several documents")
 
     def _call(
         self, binding: Binding, stores: npt.NDArray[Any], ids: npt.NDArray[np.int64], rows: Rows,
@@ -158,7 +139,8 @@ class NativeEncoder:
         check_plan(binding.plan, binding.matrices, len(stores))
         threads = usable_threads(torch.get_num_threads())
         pieces = _pieces(rows.lengths, min(TOKENS, max(LEAST, -(-len(ids) // threads))))
-        labels = _labels(ids, rows, pieces)
+        labels = labels_of(ids.tolist(), rows, [[0] * len(rows)] * 2)
+        labels_of_pieces = [piece_of(labels, first, last) for first, last in pieces]
         most = max(last - first for first, last in pieces)
         arena, scratch = binding.plan.arena * most, binding.plan.scratch + most
         if self.arena.numel() < arena * threads:
@@ -169,39 +151,22 @@ class NativeEncoder:
         matrices[:] = binding.matrices
         plans, calls = (PlanRecord * len(pieces))(), (Call * len(pieces))()
         records, width = binding.plan.instructions, out.stride(0)
-        for own, plan, call, (first, last) in zip(matrices, plans, calls, pieces, strict=True):
+        for own, plan, call, of_piece, (first, last) in zip(
+            matrices, plans, calls, labels_of_pieces, pieces, strict=True
+        ):
             for place in binding.of_call:
                 assert token_rows is not None
                 own[place] = (LAYOUT_F32, last - first, token_rows.shape[1], 0, token_rows[first].data_ptr())
             plan.count, plan.instructions = len(records), records.ctypes.data
             plan.weights, plan.stores = own.ctypes.data, stores.ctypes.data
             call.tokens, call.threads, call.scratch_floats = last - first, threads, scratch
-            for name, label in zip(LABELS, labels, strict=True):
-                setattr(call, name, label[first:].ctypes.data)
+            for name, label in zip(LABELS, of_piece, strict=False):  # none is chosen
+                setattr(call, name, label.ctypes.data)
             call.arena, call.scratch = self.arena.data_ptr(), self.scratch.data_ptr()
             call.output, call.partial = out.data_ptr() + 4 * first * width, self.calls.partial.data_ptr()
         kernels = library()
         assert kernels is not None
         kernels.functions.run_steps(plans, calls, len(pieces), threads, arena)
-
-
-def _ids(inputs: Sequence[int] | Tensor, rows: Rows) -> npt.NDArray[np.int64]:
-    """The ids; zeros, one per token, in the place of frames.  The module is on the CPU, and so are they."""
-    if isinstance(inputs, Tensor) and inputs.dim() != 1:
-        return np.zeros(rows.total, np.int64)
-    return np.asarray(inputs, np.int64)
-
-
-def _labels(ids: npt.NDArray[np.int64], rows: Rows, pieces: Sequence[tuple[int, int]]) -> npt.NDArray[np.int32]:
-    """[9, N]: `LABELS` of each token, whose places count from the beginning of its piece."""
-    labels = np.zeros((len(LABELS), len(ids)), np.int32)
-    every, each = np.arange(len(ids)), np.asarray(rows.lengths)
-    starts = np.repeat(each.cumsum() - each, each)
-    begins = np.repeat([first for first, _ in pieces], [last - first for first, last in pieces])
-    labels[0], labels[1], labels[3] = ids, every - starts, starts - begins
-    labels[2] = np.repeat(rows.slots, each)
-    labels[4] = labels[5] = np.repeat(each, each)
-    return labels
 
 
 def _pieces(lengths: Sequence[int], tokens: int) -> list[tuple[int, int]]:

@@ -24,24 +24,12 @@ from triptych.native import library
 from triptych.native.step import PlanRecord
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
-from triptych.program.changes import ModuleGuard
-from triptych.program.native_binding import LAYOUT_BF16, Binding, MatrixOf
-from triptych.program.native_calls import (
-    Calls,
-    labels_of,
-    labels_of_single,
-    part_of,
-    piece_of,
-    plan_struct,
-    store_records,
-    stored_type,
-)
+from triptych.program.changes import ModuleGuard, NotServed, check_rows
+from triptych.program.native_binding import LAYOUT_BF16, Binding, MatrixOf, bound
+from triptych.program.native_calls import Calls, labels_of, part_of, piece_of, plan_struct, store_records
 from triptych.program.native_encoder import Matmul, multiplies_in_bf16
-from triptych.program.native_plan import NativePlan, plan_of
-from triptych.program.native_prepared import Prepared
+from triptych.program.native_plan import plan_of
 from triptych.program.native_reads import StepReads
-from triptych.program.native_values import NotNative
-from triptych.program.program import Program
 
 TOKENS = 256  # of one call: more run as several, so that the arena stays small
 # Tokens of one step up to which dense models are faster here than as modules.  With AVX-512 the products of fp32
@@ -64,25 +52,6 @@ def prompts_in_bf16(module: Transformer, matmul: Matmul) -> bool:
             "matmul='bf16' is for packed weights, and no weight is packed; load with quantize='int8' or 'int4'"
         )
     return packed and bf16
-
-
-class PreparedStep(Prepared):
-    """The plan of a step; it depends on what the cache keeps, on the window of each of its stores, and on the sites
-    that are read."""
-
-    @staticmethod
-    def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
-        dtype, windows, reads = how
-        return plan_of(program, packed, stored_type(dtype), windows, reads=reads)
-
-
-class PreparedPrompt(Prepared):
-    """The same for tokens of prompts, with products in bf16."""
-
-    @staticmethod
-    def plan_of(program: Program, packed: frozenset[str], *how: Any) -> NativePlan:
-        dtype, windows, reads = how
-        return plan_of(program, packed, stored_type(dtype), windows, bf16=True, reads=reads)
 
 
 class NativeStep:
@@ -113,15 +82,16 @@ class NativeStep:
         self.plans: dict[Binding, tuple[PlanRecord, npt.NDArray[Any]]] = {}  # each with its matrices
         self.store_tensors: list[Tensor] = []
         self.room = 0, 0  # places and slots of the stores then
-        self.next = torch.empty(0, 0)  # logits of `next_logits`
+        self.next = torch.empty(0, 0)  # logits that were not to be kept
 
     def logits(
         self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None,
-        reads: StepReads | None = None,
+        reads: StepReads | None = None, *, keep: bool = True,
     ) -> Tensor | None:  # fmt: skip
         """Run the tokens `ids` [N] of `rows`, which continue the cache -> the logits of tokens `chosen`, in rising
-        order, [C, V] fp32.  Of each row, the first `prompts` of its tokens are of its prompt, none by default.  What
-        the sites of `reads` pass goes there; it has been told of these rows (`StepReads.begin`).
+        order, [C, V] fp32, in memory that the next call overwrites unless they are to `keep`.  Of each row, the first
+        `prompts` of its tokens are of its prompt, none by default.  What the sites of `reads` pass goes there; it has
+        been told of these rows (`StepReads.begin`).
 
         The caller has begun no step of the cache; this begins and finishes one.  Raises as `Cache.begin`.
         """
@@ -131,40 +101,23 @@ class NativeStep:
             return None
         step = self.cache.begin(rows, "")
         self._follow_stores(bindings)
-        sources = [] if self.cross is None else self.cross.of(rows.slots)
-        out = torch.empty(len(chosen), bindings[0].plan.outputs)
-        if mixed:
-            assert prompts is not None
-            labels, of_prompts = labels_of(ids, rows, sources), _of_prompts(rows, prompts)
-            self._run_by_role(bindings, labels, of_prompts, np.asarray(chosen, np.int64), out, reads)
-        elif rows.longest == 1 and len(ids) <= TOKENS:
-            plan, matrices = self.plans[bindings[0]]
-            self.calls.run(bindings[0], matrices, plan, labels_of_single(ids, rows, sources), chosen, out, reads=reads)
-        else:
-            self._run(bindings[0], labels_of(ids, rows, sources), chosen, out, reads)
-        step.finish()
-        return out
-
-    def next_logits(
-        self, ids: Sequence[int], rows: Rows, reads: StepReads | None = None, *, keep: bool = False
-    ) -> Tensor | None:
-        """The same after the tokens `ids` [B], one of each row: [B, V], in memory that the next call overwrites unless
-        they are to `keep`."""
-        if rows.longest != 1 or len(ids) > TOKENS:
-            return None
-        bindings = self._ready(ids, rows, False, () if reads is None else reads.sites)
-        if bindings is None:
-            return None
-        step = self.cache.begin(rows, "")
-        self._follow_stores(bindings)
-        sources = [[0] * len(ids)] * 2 if self.cross is None else self.cross.of(rows.slots)
-        shape = len(ids), bindings[0].plan.outputs
+        sources = [[0] * len(rows.lengths)] * 2 if self.cross is None else self.cross.of(rows.slots)
+        shape = len(chosen), bindings[0].plan.outputs
         out = torch.empty(shape) if keep or self.next.shape != shape else self.next
         if not keep:
             self.next = out
-        plan, matrices = self.plans[bindings[0]]
-        labels = ids, rows.past, rows.slots, rows.starts, rows.ends, rows.ends, *sources
-        self.calls.run(bindings[0], matrices, plan, labels, rows.starts, out, reads=reads)
+        if mixed:
+            assert prompts is not None
+            lengths = np.asarray(rows.lengths)
+            places = np.arange(len(ids)) - np.repeat(rows.starts, lengths)
+            of_prompts = places < np.repeat(prompts, lengths)
+            self._run_by_role(bindings, labels_of(ids, rows, sources), of_prompts, np.asarray(chosen), out, reads)
+        elif rows.longest == 1 and len(ids) <= TOKENS:
+            plan, matrices = self.plans[bindings[0]]
+            labels = ids, rows.past, rows.slots, rows.starts, rows.ends, rows.ends, *sources  # as `piece_of`
+            self.calls.run(bindings[0], matrices, plan, labels, chosen, out, reads=reads)
+        else:
+            self._run(bindings[0], labels_of(ids, rows, sources), chosen, out, reads)
         step.finish()
         return out
 
@@ -183,35 +136,22 @@ class NativeStep:
                 bindings = [last]
             else:
                 how = *self.how, reads
-                self.binding = PreparedStep.bound(self.module, how, self.matrix_of, positions)
+                self.binding = bound(self.module, "step", plan_of, how, self.matrix_of, positions)
                 bindings = [self.binding]
                 if mixed:
-                    bindings.append(PreparedPrompt.bound(self.module, how, self.matrix_of, positions))
-            self._check(bindings[0], ids, rows)
-        except NotNative as reason:
+                    bindings.append(bound(self.module, "prompt", plan_of, (*how, True), self.matrix_of, positions))
+            binding = bindings[0]
+            if len(ids) != rows.total or not ids:
+                raise NotServed("no tokens, or not as many as the rows have")
+            if len(ids) > MOST_DENSE and not binding.packed and len(ids) > self._most_dense(binding):
+                raise NotServed(f"{len(ids)} tokens at once and dense weights: torch's matrix products are faster")
+            limit = min(binding.limit, self.module.spec.context or binding.limit)
+            check_rows(ids, rows, binding.vocab, limit, self.cross)
+        except NotServed as reason:
             self.why_modules = str(reason)
             return None
         self.why_modules = None
         return bindings
-
-    # -- what must hold -------------------------------------------------------------------------------------------
-
-    def _check(self, binding: Binding, ids: Sequence[int], rows: Rows) -> None:
-        """Sizes, before anything is written.  The modules run where one is wrong, and say so."""
-        if len(ids) != rows.total or not ids:
-            raise NotNative("no tokens, or not as many as the rows have")
-        if len(ids) > MOST_DENSE and not binding.packed and len(ids) > self._most_dense(binding):
-            raise NotNative(f"{len(ids)} tokens at once and dense weights: torch's matrix products are faster")
-        if max(rows.ends) > min(binding.limit, self.module.spec.context or binding.limit):
-            raise NotNative("a row is longer than the model's context")
-        if min(ids) < 0 or max(ids) >= binding.vocab:
-            raise NotNative("an id lies outside the vocabulary")
-        if rows.documents is not None:
-            raise NotNative("rows of several documents")
-        if self.cross is not None:
-            lacking = self.cross.pending is not None or any(slot not in self.cross.lengths for slot in rows.slots)
-            if lacking:
-                raise NotNative("the source is not projected yet")
 
     def _most_dense(self, binding: Binding) -> int:
         if self.most_dense is not None:
@@ -268,11 +208,3 @@ class NativeStep:
             for binding in bindings:
                 matrices = binding.matrices.copy()
                 self.plans.setdefault(binding, (plan_struct(binding, matrices, self.stores), matrices))
-
-
-def _of_prompts(rows: Rows, prompts: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """[N]: whether each token is one of the first `prompts` of its row."""
-    lengths = np.asarray(rows.lengths)
-    places = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
-    of_prompts: npt.NDArray[np.bool_] = places < np.repeat(prompts, lengths)
-    return of_prompts

@@ -7,17 +7,17 @@ floating-point types, since the executor computes in fp32) become other names of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from triptych.native.step import GROUP, PAIR, WIDEST_BF16, AttentionKind, Function, Index, Op, Over, Pairing, StoredType
+from triptych.program.changes import NotServed
 from triptych.program.native_values import (
     Angles,
     NativeValue,
-    NotNative,
     PlanStep,
     PlanSteps,
     PlanTable,
@@ -35,7 +35,7 @@ from triptych.spec.positions import LongRope
 # A function of every number of a vector, and which attribute is its factor.
 MAPS = {"silu": (Function.SILU, ""), "relu": (Function.RELU, ""), "tanh": (Function.TANH, ""),
          "scale": (Function.SCALE, "factor"), "shift": (Function.SHIFT, "offset"),
-         "softcap": (Function.SOFTCAP, "cap")}  # fmt: skip
+         "softcap": (Function.SOFTCAP, "cap"), "gelu": (Function.GELU, "")}  # fmt: skip
 ALIASES = ("site", "split_heads", "merge_heads", "cast")
 
 
@@ -60,18 +60,18 @@ class StepList:
     bf16      vectors and weights are rounded to bf16 where they are multiplied: "all", whatever they are stored as,
               or "packed", with packed weights and in the attention of a row to itself.
     reads     sites whose vectors are kept.
+    encoding  whether tokens see all of their row.
     """
 
     def __init__(
-        self, program: Program, packed: frozenset[str], stored: StoredType, windows: list[int | None], *,
-        bf16: Literal["all", "packed"] | None = None, reads: Collection[str] = (),
+        self, program: Program, packed: frozenset[str], stored: StoredType, windows: Sequence[int | None], *,
+        bf16: Literal["all", "packed"] | None = None, reads: Collection[str] = (), encoding: bool = False,
     ) -> None:  # fmt: skip
         self.program, self.packed, self.stored, self.windows = program, packed, stored, windows
-        self.bf16, self.reads = bf16, reads
+        self.bf16, self.reads, self.encoding = bf16, reads, encoding
         self.out = PlanSteps()
         self.rounded: dict[tuple[Vector, bool], Vector] = {}
         self.attended: set[int] = set()
-        self.encoding = False
 
     def add(
         self, op: Op, out: Vector | None, reads: dict[str, Vector], tables: dict[str, PlanTable] | None = None,
@@ -128,7 +128,7 @@ class NativeWalk:
 
     def result(self, step: Instruction) -> NativeValue:
         if step.op not in NATIVE:
-            raise NotNative(f"the native step has no operation {step.op}")
+            raise NotServed(f"the native step has no operation {step.op}")
         return NATIVE[step.op](self, step)
 
     @native(*ALIASES)
@@ -162,13 +162,13 @@ class NativeWalk:
             return self.maker.look_up(out, PlanTable("plain", weight), Index.NONE)
         if ids == "ids":
             return self.maker.look_up(out, PlanTable("matrix", weight), Index.IDS)
-        raise NotNative(f"a lookup of {step.inputs['ids']} in {weight}")
+        raise NotServed(f"a lookup of {step.inputs['ids']} in {weight}")
 
     @native("sinusoids")
     def _sinusoids(self, step: Instruction) -> Vector:
         how = tuple(step.attributes[key] for key in ("width", "theta", "layout"))
         if self.values[step.inputs["positions"]] != Positions():
-            raise NotNative(f"sinusoids of {step.inputs['positions']}")
+            raise NotServed(f"sinusoids of {step.inputs['positions']}")
         return self.maker.look_up(Vector(how[0], self.over), PlanTable("sinusoids", how=how), Index.POSITIONS)
 
     @native("linear")
@@ -176,7 +176,7 @@ class NativeWalk:
         x, weight = self.vector(step.inputs["x"]), self._name(step.weights["weight"])
         rows, columns = self.maker.program.weights[step.weights["weight"]]  # one shape in all experts
         if columns != x.width:
-            raise NotNative(f"{weight} acts on each head of {step.inputs['x']}")
+            raise NotServed(f"{weight} acts on each head of {step.inputs['x']}")
         out, reads, packed = Vector(int(rows), self.over), {"input": x}, weight in self.maker.packed
         bf16 = self.maker.bf16 == "all" or (self.maker.bf16 == "packed" and packed)
         tables = {"weight": PlanTable("tiles" if self.maker.bf16 == "all" else "matrix", weight)}
@@ -189,28 +189,23 @@ class NativeWalk:
         self.maker.add(Op.LINEAR_BF16 if bf16 else Op.LINEAR, out, reads, tables, width=x.width)
         return out
 
-    def _norm(self, step: Instruction, op: Op, eps: float, offset: float) -> Vector:
+    @native("layer_norm", "rms_norm")
+    def _norm(self, step: Instruction) -> Vector:
         x, width = self.vector(step.inputs["x"]), self._width(step.inputs["x"])
-        out = Vector(x.width, self.over)
+        out, eps = Vector(x.width, self.over), step.attributes.get("eps")
         tables = {key: PlanTable("vector", self._name(name)) for key, name in step.weights.items()}
-        self.maker.add(op, out, {"input": x}, tables, width=width, heads=x.width // width, eps=eps, offset=offset)
+        self.maker.add(
+            Op.LAYER_NORM if step.op == "layer_norm" else Op.RMS_NORM, out, {"input": x}, tables, width=width,
+            heads=x.width // width, eps=torch.finfo(torch.float32).eps if eps is None else eps,
+            offset=step.attributes.get("offset", 0.0),
+        )  # fmt: skip
         return out
-
-    @native("layer_norm")
-    def _layer_norm(self, step: Instruction) -> Vector:
-        return self._norm(step, Op.LAYER_NORM, step.attributes["eps"], 0.0)
-
-    @native("rms_norm")
-    def _rms_norm(self, step: Instruction) -> Vector:
-        eps = step.attributes.get("eps")
-        eps = torch.finfo(torch.float32).eps if eps is None else eps
-        return self._norm(step, Op.RMS_NORM, eps, step.attributes.get("offset", 0.0))
 
     @native("rotation_cos", "rotation_sin")
     def _angles(self, step: Instruction) -> Angles:
         spec, dtype = step.attributes["spec"], step.attributes.get("dtype", "float32")
         if self.values[step.inputs["positions"]] != Positions() or dtype != "float32":
-            raise NotNative(f"angles of {step.inputs['positions']} in {dtype}")
+            raise NotServed(f"angles of {step.inputs['positions']} in {dtype}")
         return Angles(spec)
 
     @native("rotate")
@@ -218,7 +213,7 @@ class NativeWalk:
         x, width = self.vector(step.inputs["x"]), self._width(step.inputs["x"])
         angles, sines = self.values[step.inputs["cos"]], self.values[step.inputs["sin"]]
         if not isinstance(angles, Angles) or angles != sines:
-            raise NotNative("a rotation by other angles than those of the positions")
+            raise NotServed("a rotation by other angles than those of the positions")
         spec, out = angles.spec, Vector(x.width, self.over)
         tables = {"table": PlanTable("rotation", how=spec)}
         pairing = Pairing.HALF if step.attributes["pairing"] == "half" else Pairing.INTERLEAVED
@@ -229,59 +224,38 @@ class NativeWalk:
         self.maker.add(Op.ROTATE, out, {"input": x}, tables, **numbers)
         return out
 
-    def apply(self, function: Function, x: Vector, factor: float = 0.0, name: str = "") -> Vector:
-        """A function of every number of x; `name` is that of the value, where a product may compute it."""
-        out = Vector(x.width, self.over)
-        activation = self.maker.add(Op.MAP, out, {"input": x}, width=x.width, function=function, factor=factor)
-        self.activations[out] = activation, name
-        return out
-
-    def product(self, x: Vector, y: Vector, function: Function = Function.NONE, factor: float = 0.0) -> Vector:
-        """A function of x times y, number by number."""
-        out = Vector(x.width, self.over)
-        self.maker.add(Op.MAP_MULTIPLY, out, {"input": x, "other": y}, width=x.width, function=function, factor=factor)
-        return out
-
-    def sum(self, x: Vector, y: Vector) -> Vector:
-        """x plus y, number by number."""
-        out = Vector(x.width, self.over)
-        self.maker.add(Op.ADD, out, {"input": x, "other": y}, width=x.width)
-        return out
-
     @native(*MAPS)
     def _map(self, step: Instruction) -> Vector | Positions:
+        """A function of every number of x."""
         function, key = MAPS[step.op]
+        if step.attributes.get("approximate", "none") != "none":
+            function = Function.GELU_TANH
         number, x = float(step.attributes[key]) if key else 0.0, self.values[step.inputs["x"]]
         if isinstance(x, Positions) and function is Function.SHIFT:
             return Positions(x.shift + int(number))
-        return self.apply(function, self.vector(step.inputs["x"]), number, step.out[0])
+        x = self.vector(step.inputs["x"])
+        out = Vector(x.width, self.over)
+        activation = self.maker.add(Op.MAP, out, {"input": x}, width=x.width, function=function, factor=number)
+        self.activations[out] = activation, step.out[0]
+        return out
 
-    @native("gelu")
-    def _gelu(self, step: Instruction) -> Vector:
-        function = Function.GELU if step.attributes.get("approximate", "none") == "none" else Function.GELU_TANH
-        return self.apply(function, self.vector(step.inputs["x"]), name=step.out[0])
-
-    def both(self, step: Instruction) -> tuple[Vector, Vector]:
-        """The inputs `x` and `y`.  Raises NotNative where their shapes differ."""
+    @native("add", "multiply")
+    def _combined(self, step: Instruction) -> Vector:
+        """x plus or times y, number by number.  An activation that only this product reads is computed in it."""
         x, y = (self.vector(step.inputs[key]) for key in ("x", "y"))
         if self.entry.values[step.inputs["x"]].shape[1:] != self.entry.values[step.inputs["y"]].shape[1:]:
-            raise NotNative(f"{step.op} of vectors of different shapes")
-        return x, y
-
-    @native("add")
-    def _add(self, step: Instruction) -> Vector:
-        return self.sum(*self.both(step))
-
-    @native("multiply")
-    def _multiply(self, step: Instruction) -> Vector:
-        """An activation that only this product reads is computed in it."""
-        x, y = self.both(step)
-        if x not in self.activations or self.uses[self.activations[x][1]] != 1 or x in self.maker.out.kept:
-            return self.product(x, y)
-        activation = self.activations[x][0]
-        self.maker.out.steps.remove(activation)
-        function, factor = Function(int(activation.numbers["function"])), activation.numbers["factor"]
-        return self.product(activation.reads["input"], y, function, factor)
+            raise NotServed(f"{step.op} of vectors of different shapes")
+        out, reads = Vector(x.width, self.over), {"input": x, "other": y}
+        if step.op == "add":
+            self.maker.add(Op.ADD, out, reads, width=x.width)
+            return out
+        numbers: dict[str, float] = {"function": Function.NONE, "factor": 0.0}
+        activation, name = self.activations.get(x, (None, ""))
+        if activation is not None and self.uses[name] == 1 and x not in self.maker.out.kept:
+            self.maker.out.steps.remove(activation)
+            reads, numbers = reads | activation.reads, activation.numbers
+        self.maker.add(Op.MAP_MULTIPLY, out, reads, None, **numbers | {"width": x.width})
+        return out
 
     @native("extend")
     def _extend(self, step: Instruction) -> StoredKeys:
@@ -298,16 +272,16 @@ class NativeWalk:
     def _attend(self, step: Instruction) -> Vector:
         how, maker = step.attributes, self.maker
         if how["mechanism"] != "dot_product":
-            raise NotNative(f"the native step attends by dot products, not by {how['mechanism']} scores")
+            raise NotServed(f"the native step attends by dot products, not by {how['mechanism']} scores")
         q, width = self.vector(step.inputs["q"]), self._width(step.inputs["q"])
         k, v = (self.values[step.inputs[key]] for key in ("k", "v"))
         if not isinstance(k, StoredKeys) or not isinstance(v, StoredKeys) or k.store != v.store:
-            raise NotNative("attention to other keys than a cache's")
+            raise NotServed("attention to other keys than a cache's")
         heads, cross = q.width // width, k.new is None
         out = Vector(heads * v.width, self.over)
         groups = int(self.entry.values[step.inputs["k"]].shape[1])
         if maker.encoding and how["mask"] != Full():
-            raise NotNative(f"the native step has no mask {how['mask']} in an encoder")
+            raise NotServed(f"the native step has no mask {how['mask']} in an encoder")
         window = 0 if maker.encoding else window_in(how["mask"], cross)
         numbers = {
             "width": width, "heads": heads, "groups": groups, "value_width": v.width, "store": k.store,
@@ -318,7 +292,7 @@ class NativeWalk:
         if "bias" in step.inputs:
             bias = self.values[step.inputs["bias"]]
             if not isinstance(bias, PlanTable) or cross:
-                raise NotNative("a bias of the scores that is more than a function of distance")
+                raise NotServed("a bias of the scores that is more than a function of distance")
             tables["bias"] = bias
         if "sinks" in step.weights:
             tables["sinks"] = PlanTable("vector", self._name(step.weights["sinks"]))
@@ -331,10 +305,10 @@ class NativeWalk:
             maker.add(Op.ATTEND, out, reads | new, tables, **numbers | {"kind": AttentionKind.ROW, "store": 0})
             return out
         if k.store in maker.attended:
-            raise NotNative(f"two attentions to the keys of layer {k.store}")
+            raise NotServed(f"two attentions to the keys of layer {k.store}")
         maker.attended.add(k.store)
         if window != (maker.windows[k.store] or 0):
-            raise NotNative(f"layer {k.store} looks back {window} positions, its cache {maker.windows[k.store]}")
+            raise NotServed(f"layer {k.store} looks back {window} positions, its cache {maker.windows[k.store]}")
         attend = maker.add(Op.ATTEND, out, reads | new, tables, **numbers, window=window)
         extend = maker.add(Op.EXTEND, None, new, **numbers, window=window)
         if window:  # the new tokens take the places of some that the queries still see
@@ -346,7 +320,7 @@ class NativeWalk:
         how, maker = step.attributes, self.maker
         x, scores = self.vector(step.inputs["x"]), self.vector(step.inputs["scores"])
         if self.over is not Over.TOKENS:
-            raise NotNative("experts of chosen tokens")
+            raise NotServed("experts of chosen tokens")
         count, entry = how["count"], how["expert"]
         routes, total = Vector(scores.width, self.over), Vector(x.width, self.over)
         numbers = {"experts": count, "top": how["top_k"], "normalized": int(how["normalize"]), "width": x.width}

@@ -6,9 +6,9 @@ other and no thread waits between them.  Buffers are shared by vectors that do n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,18 +27,31 @@ from triptych.native.step import (
     SCORES,
     TILE_KEYS,
     Barrier,
+    Index,
     MatrixLayout,
     Op,
     Over,
     StoredType,
 )
-from triptych.program.native_entries import StepMaker
+from triptych.program.changes import NotServed, check_lowered
 from triptych.program.native_fusion import fused
-from triptych.program.native_values import NotNative, PlanStep, PlanSteps, PlanTable, Vector
+from triptych.program.native_operations import StepList, walk_entry
+from triptych.program.native_values import (
+    NativeValue,
+    PlanStep,
+    PlanSteps,
+    PlanTable,
+    Positions,
+    StoredKeys,
+    Vector,
+    vector_of,
+)
 from triptych.program.program import Program
 
 LINE = 16  # buffers begin at multiples of so many numbers: 64 bytes
 WIDEST = 1024  # numbers of a key or value, at most
+_STORED = {torch.float32: StoredType.F32, torch.bfloat16: StoredType.BF16, torch.float16: StoredType.F16,
+           torch.int8: StoredType.INT8}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,43 +96,101 @@ class _Buffer:
 
 
 def plan_of(
-    program: Program, packed: frozenset[str] = frozenset(), stored: StoredType = StoredType.F32,
-    windows: Iterable[int | None] = (), bf16: bool = False, reads: Collection[str] = (),
+    program: Program, packed: frozenset[str] = frozenset(), dtype: torch.dtype = torch.float32,
+    windows: Sequence[int | None] = (), reads: Collection[str] = (), bf16: bool = False,
 ) -> NativePlan:  # fmt: skip
     """The plan of `decode` and `unembed`.
 
     packed    names of weights that are stored packed.
-    stored    what the cache keeps of keys and values.
+    dtype     what the cache keeps of keys and values.
     windows   of each layer's store; None for one that keeps every token.
-    bf16      products with packed weights and those of attention are in bf16, as the tokens of prompts have them.
     reads     sites of `decode` whose values the step leaves in memory of the caller.
+    bf16      products with packed weights and those of attention are in bf16, as the tokens of prompts have them.
 
-    Raises NotNative, naming what the executor lacks.
+    Raises NotServed, naming what the executor lacks.
     """
-    maker = StepMaker(program, packed, stored, list(windows), bf16="packed" if bf16 else None, reads=reads)
-    return _assembled(maker.make(), bf16)
+    maker = StepList(program, packed, stored_type(dtype), windows, bf16="packed" if bf16 else None, reads=reads)
+    _check_entries(program, "decode", "unembed")
+    entry, head = program.entries["decode"], program.entries["unembed"]
+    values: dict[str, NativeValue] = {
+        "ids": "ids", "token_types": "types", "row_ends": "ends", "positions": Positions(),
+    }  # fmt: skip
+    if "cross_kv" in program.entries:
+        for i, name in enumerate(program.entries["cross_kv"].outputs):
+            values[name] = StoredKeys(len(windows) + i // 2, None, int(entry.values[name].shape[-1]))
+    hidden = walk_entry(maker, entry, values, Over.TOKENS, {})
+    chosen = Vector(hidden.width, Over.CHOSEN)
+    maker.add(Op.CHOOSE, chosen, {"input": hidden}, width=hidden.width)
+    maker.out.result = walk_entry(maker, head, {head.inputs[0]: chosen}, Over.CHOSEN, {})
+    if maker.out.result is chosen:
+        raise NotServed("the head computes nothing")
+    if missing := [name for name in reads if name not in maker.out.sites]:
+        raise NotServed(f"the native step does not keep {missing[0]}, which is read")
+    return _assembled(maker.out, bf16)
 
 
-def encoding_plan_of(program: Program, packed: frozenset[str] = frozenset(), bf16: bool = False) -> NativePlan:
+def encoding_plan_of(
+    program: Program, packed: frozenset[str] = frozenset(), bf16: bool = False, source: bool = False
+) -> NativePlan:
     """The plan of `encode`: the hidden states of all tokens of whole rows, whose tokens see all of their row.
 
-    `packed` are names of weights that are stored packed; with `bf16` all products with weights are in bf16.  Raises
-    NotNative, naming what the executor lacks.
+    `packed` are names of weights that are stored packed; with `bf16` all products with weights are in bf16.  With
+    `source` it is followed by `cross_kv`: the keys and values that a layer of the decoder looks at go to a store of its
+    own, and with `bf16` products with packed weights and those of attention are in bf16, as in prompts.  Raises
+    NotServed, naming what the executor lacks.
     """
-    maker = StepMaker(program, packed, StoredType.F32, [], bf16="all" if bf16 else None)
-    return _assembled(maker.make_encoding(), bf16)
+    how: Literal["all", "packed"] = "packed" if source else "all"
+    maker = StepList(program, packed, StoredType.F32, [], bf16=how if bf16 else None, encoding=True)
+    _check_entries(program, "encode", *(["cross_kv"] if source else []))
+    entry = program.entries["encode"]
+    names = {"ids": "ids", "token_types": "types", "frames": "frames", "q_pos": "positions", "k_pos": "positions"}
+    values: dict[str, NativeValue] = {"positions": Positions(), **names}
+    if unknown := set(entry.inputs) - set(values):
+        raise NotServed(f"the native step gives an encoder no {sorted(unknown)[0]}")
+    if "frames" in entry.inputs:  # the caller computes the convolutions of frames, and gives their result
+        last = max(i for i, step in enumerate(entry.instructions) if step.op == "conv1d")
+        step = entry.instructions[last]
+        out = Vector(int(program.weights[step.weights["weight"]][0]))
+        values[step.out[0]] = maker.look_up(out, PlanTable("rows of the call"), Index.TOKENS)
+        entry = replace(entry, instructions=entry.instructions[last + 1 :])
+    maker.out.result = walk_entry(maker, entry, values, Over.TOKENS, {})
+    if source:
+        _add_cross(maker, maker.out.result)
+    return _assembled(maker.out, bf16)
 
 
-def source_plan_of(program: Program, packed: frozenset[str] = frozenset(), bf16: bool = False) -> NativePlan:
-    """The plan of `encode` and `cross_kv`: as `encoding_plan_of`, and the keys and values that a layer of the decoder
-    looks at go to a store of its own.  With `bf16` products with packed weights and those of attention are in bf16, as
-    in prompts.  Raises NotNative, naming what the executor lacks."""
-    maker = StepMaker(program, packed, StoredType.F32, [], bf16="packed" if bf16 else None)
-    return _assembled(maker.make_source(), bf16)
+def _add_cross(maker: StepList, memory: Vector) -> None:
+    """The steps of `cross_kv`, whose keys and values go to a store for each layer of the decoder."""
+    entry = maker.program.entries["cross_kv"]
+    values: dict[str, NativeValue] = {entry.inputs[0]: memory}
+    first = len(maker.out.steps)
+    walk_entry(maker, entry, values, Over.TOKENS, {})
+    linear = [step for step in maker.out.steps[first:] if step.op in (Op.LINEAR, Op.LINEAR_BF16)]
+    linear = [step for step in linear if step.tables["weight"].name.endswith(".weight")]  # not those of adapters
+    for before, step in zip(linear[:-2], linear[2:], strict=True):  # of two layers: few vectors live at once
+        step.after.append(before)
+    for layer, (k, v) in enumerate(zip(entry.outputs[::2], entry.outputs[1::2], strict=True)):
+        groups, width = (int(n) for n in entry.values[k].shape[1:])
+        numbers = {"groups": groups, "width": width, "value_width": int(entry.values[v].shape[-1]), "store": layer}
+        stored = {"keys": vector_of(values, k), "values": vector_of(values, v)}
+        maker.add(Op.EXTEND, None, stored, {}, **numbers)
+
+
+def _check_entries(program: Program, *entries: str) -> None:
+    if lacking := [name for name in entries if name not in program.entries]:
+        raise NotServed(f"the program has no {lacking[0]}")
+    check_lowered(program)
+
+
+def stored_type(dtype: torch.dtype) -> StoredType:
+    """What a store of tensors of this dtype keeps.  Raises NotServed for one that the native step does not read."""
+    if dtype not in _STORED:
+        raise NotServed(f"the cache holds {dtype}; the native step reads fp32, fp16, bf16 and int8")
+    return _STORED[dtype]
 
 
 def check_plan(plan: NativePlan, matrices: npt.NDArray[Any], stores: int) -> None:
-    """Raises NotNative for instructions that name a table of `matrices` or a store that there is not, a table in an
+    """Raises NotServed for instructions that name a table of `matrices` or a store that there is not, a table in an
     unknown layout, or an unknown operation: the C functions trust them."""
     records, operations = plan.instructions, plan.instructions["op"]
     wrong = (operations < min(Op)) | (operations > max(Op))
@@ -131,9 +202,9 @@ def check_plan(plan: NativePlan, matrices: npt.NDArray[Any], stores: int) -> Non
         if member == "attend":
             wrong |= own & ((records[member]["store"] < 0) | (records[member]["store"] >= stores))
     if wrong.any():
-        raise NotNative(f"instruction {int(wrong.argmax())} of its plan names what there is not")
+        raise NotServed(f"instruction {int(wrong.argmax())} of its plan names what there is not")
     if not np.isin(matrices["layout"], [LAYOUT_TILES, *MatrixLayout]).all():
-        raise NotNative("a table of its plan has an unknown layout")
+        raise NotServed("a table of its plan has an unknown layout")
 
 
 def _assembled(steps: PlanSteps, bf16: bool) -> NativePlan:
@@ -161,7 +232,7 @@ def _scratch(ordered: list[PlanStep]) -> tuple[int, int]:
         if step.op is Op.ATTEND:
             heads, width, value_width = (int(step.numbers[name]) for name in ("heads", "width", "value_width"))
             if width + value_width > 2 * WIDEST:
-                raise NotNative(f"keys and values of {width + value_width} numbers together")
+                raise NotServed(f"keys and values of {width + value_width} numbers together")
             queries = QUERIES_BF16 if step.numbers.get("bf16") else QUERIES
             tile = TILE_KEYS * max(width, value_width)
             scratch = max(scratch, queries * (SCORES + value_width) + tile + LINE)
@@ -201,7 +272,7 @@ def _buffers(steps: PlanSteps, ordered: list[PlanStep], levels: dict[PlanStep, i
                     buffers[vector] = buffers[own]
                     continue
             elif step.forced and name == "output":
-                raise NotNative("a sum over experts that does not fit its buffer")
+                raise NotServed("a sum over experts that does not fit its buffer")
             buffers[vector] = _Buffer(vector.width, level, level)
     return buffers
 

@@ -1,4 +1,4 @@
-"""The values, tables and steps of a plan of the native executor, and the error for a program that has no plan."""
+"""The values, tables and steps of a plan of the native executor."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ import torch
 
 from triptych import ops
 from triptych.attention.mask_lowering import window_of
-from triptych.errors import ConfigError
 from triptych.native.step import Op, Over
+from triptych.program.changes import NotServed
 from triptych.program.program import Entry
 from triptych.spec.masks import And, Causal, Full, Mask, Window
 from triptych.spec.positions import RopeSpec
-
-
-class NotNative(ConfigError):
-    """A program does something that the native executor does not; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +86,10 @@ name of an input."""
 
 
 def vector_of(values: Mapping[str, NativeValue], name: str) -> Vector:
-    """A value that is a vector.  Raises NotNative for another."""
+    """A value that is a vector.  Raises NotServed for another."""
     value = values.get(name)
     if not isinstance(value, Vector):
-        raise NotNative(f"{name} is no vector of the tokens")
+        raise NotServed(f"{name} is no vector of the tokens")
     return value
 
 
@@ -116,9 +112,9 @@ class PlanSteps:
     sites: dict[str, SiteVector] = field(default_factory=dict)
 
     def keep(self, site: str, value: NativeValue, entry: Entry) -> None:
-        """Have the vector `value` of a site when the step is done.  Raises NotNative where the value is none."""
+        """Have the vector `value` of a site when the step is done.  Raises NotServed where the value is none."""
         if not isinstance(value, Vector) or value.over is not Over.TOKENS:
-            raise NotNative(f"the native step does not keep {site}, which is read")
+            raise NotServed(f"the native step does not keep {site}, which is read")
         info = entry.values[site]
         dtype = ops.dtype_of(info.dtype)
         self.sites[site] = SiteVector(value, tuple(int(n) for n in info.shape[1:]), dtype)
@@ -137,19 +133,13 @@ def window_in(mask: Mask, cross: bool) -> int:
         case Causal() if not cross:
             return 0
         case And(parts=(Causal() | Window(), *rest)) if not cross and all(isinstance(p, Causal | Window) for p in rest):
-            band = window_of(mask)
-            assert band is not None
-            return _no_future(band)
+            back, ahead = window_of(mask) or (0, 0)
+            if ahead:
+                raise NotServed(f"a mask that lets queries see {ahead} positions ahead")
+            return back
         case Window() if not cross and mask.ahead == 0:
             return mask.back
-    raise NotNative(f"the native step has no mask {mask}")
-
-
-def _no_future(band: tuple[int, int]) -> int:
-    back, ahead = band
-    if ahead:
-        raise NotNative(f"a mask that lets queries see {ahead} positions ahead")
-    return back
+    raise NotServed(f"the native step has no mask {mask}")
 
 
 def uses_of(entry: Entry, aliases: Collection[str]) -> Counter[str]:

@@ -100,7 +100,7 @@ class Program:
     def _expert_flops(self, instruction: Instruction, sizes: Mapping[str, int]) -> int:
         """Each token goes through `top_k` experts, all of one shape."""
         expert = instruction.attributes["expert"]
-        inner = Program({"expert": expert}, {name: self.weights[name] for name in _weights_of(expert)})
+        inner = Program({"expert": expert}, {name: self.weights[name] for name in weights_of(expert)})
         return int(instruction.attributes["top_k"]) * sum(inner.flops("expert", sizes).values())
 
     def to_json(self) -> dict[str, Any]:
@@ -140,7 +140,8 @@ def _numbers(shape: ops.Shape, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in shape)
 
 
-def _weights_of(entry: Entry) -> list[str]:
+def weights_of(entry: Entry) -> list[str]:
+    """The names of the weights that an entry reads."""
     return [name for instruction in entry.instructions for name in instruction.weights.values()]
 
 

@@ -16,14 +16,20 @@ import torch
 from torch import Tensor
 
 from triptych.attention import Cache, CrossCache, Rows
-from triptych.attention.store import Store
 from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
-from triptych.program.changes import ModuleFingerprint, ModuleGuard, refusal, unseen_changes
+from triptych.program.changes import (
+    ModuleFingerprint,
+    ModuleGuard,
+    NotServed,
+    check_rows,
+    refusal,
+    unseen_changes,
+)
 from triptych.program.lower import lower
 from triptych.program.native_reads import StepReads
 from triptych.program.program import Program
-from triptych.program.static_plan import NotStatic, StaticPlan, bucket_of, check_static
+from triptych.program.static_plan import StaticPlan, bucket_of, check_static
 
 Run = Callable[[Tensor, int, bool], Tensor]
 Replay = Callable[[], tuple[Tensor, Tensor]]
@@ -86,12 +92,14 @@ class StaticStep:
         """
         self._best = None
         try:
-            self._check(ids, rows)
+            if rows.longest != 1 or len(ids) != len(rows):
+                raise NotServed("a row has several new tokens")
+            check_rows(ids, rows, self.module.spec.vocab, self.module.spec.context, self.cross)
             if self.cache.longest is not None:  # at once: a plan and its graphs hold for one size of the stores
                 self.cache.ensure_capacity(self.cache.longest)
             step = self.cache.begin(rows, "")
             self._bind()
-        except NotStatic as reason:
+        except NotServed as reason:
             self.why_modules = str(reason)
             return None
         self.why_modules = None
@@ -131,7 +139,7 @@ class StaticStep:
         self.cache.ensure_capacity(length)
         try:
             self._bind()
-        except NotStatic as reason:
+        except NotServed as reason:
             raise InputError(f"this model has no step of fixed shapes: {reason}") from None
         self.inputs.zero_()  # no slot is in use, and nothing is written
         forms = [False]
@@ -143,24 +151,12 @@ class StaticStep:
                 self._replay(bucket_of(min(end, length), self.cache.capacity), every)()
             end *= 2
 
-    def _check(self, ids: Sequence[int], rows: Rows) -> None:
-        if rows.longest != 1 or len(ids) != len(rows):
-            raise NotStatic("a row has several new tokens")
-        if min(ids) < 0 or max(ids) >= self.module.spec.vocab:
-            raise NotStatic("an id lies outside the vocabulary")
-        limit = self.module.spec.context
-        if limit is not None and max(rows.ends) > limit:
-            raise NotStatic("a row is longer than the model's context")
-        if self.cross is not None:
-            lacking = self.cross.pending is not None or any(slot not in self.cross.lengths for slot in rows.slots)
-            if lacking:
-                raise NotStatic("the source is not projected yet")
-
     # -- what a step is bound to ----------------------------------------------------------------------------------
 
     def _bind(self) -> None:
         """Make the plan anew where the module, a parameter or a store is another one than before."""
-        tensors = [x for store in self._stores() for x in (store.k, store.v)]
+        stores = self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]
+        tensors = [x for store in stores for x in (store.k, store.v)]
         same = len(tensors) == len(self.seen) and all(map(is_, tensors, self.seen))
         due = self.guard is None or self.guard.due()
         if same and self.plan is not None and not due:
@@ -172,20 +168,17 @@ class StaticStep:
         self.plan, self.seen, self.replays = None, [], {}
         reason = refusal(self.module) or unseen_changes(self.module)
         if reason is not None:
-            raise NotStatic(reason)
+            raise NotServed(reason)
         try:
             with torch.inference_mode(False), torch.no_grad():
                 self.program = self.program or lower(self.module)
             check_static(self.program, self.module)
             self.plan = plan = StaticPlan(self.program, self.module, self.cache, self.cross)
         except (ConfigError, InputError) as problem:
-            raise NotStatic(str(problem)) from None
+            raise NotServed(str(problem)) from None
         self.run: Run = plan.run if self.compiler is None else self.compiler(plan.run)
         self.inputs = torch.zeros(5, len(self.cache.lengths), dtype=torch.long, device=self.module.device)
         self.seen = tensors
-
-    def _stores(self) -> list[Store]:
-        return self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]
 
     def _replay(self, bucket: int, every: bool) -> Replay:
         """One step on `self.inputs`, and the best tokens: a CUDA graph where the model is on a GPU.  There is one for

@@ -18,10 +18,9 @@ from triptych import ops
 from triptych.attention import DOT_PRODUCT, Cache, CrossCache, kernel_dense
 from triptych.attention.request import AttentionRequest, Runner
 from triptych.attention.store import Store
-from triptych.errors import ConfigError
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
-from triptych.program.changes import WeightVersions
+from triptych.program.changes import NotServed, WeightVersions, check_lowered
 from triptych.program.interpreter import run_operation
 from triptych.program.program import Instruction, Program
 from triptych.program.static_groups import Group, grouped, join
@@ -46,32 +45,21 @@ NOT_STATIC = {
 """Why an operation has no fixed shape, by its name."""
 
 
-class NotStatic(ConfigError):
-    """A program does something whose shapes change from step to step; the message says what."""
-
-
 def check_static(program: Program, module: Transformer) -> None:
-    """Raises NotStatic, naming what has no fixed shape."""
-    if program.unlowered:
-        name, reason = next(iter(program.unlowered.items()))
-        raise NotStatic(f"{name} runs as a module: {reason}")
+    """Raises NotServed, naming what has no fixed shape."""
+    check_lowered(program)
     if any(isinstance(weight, PackedWeight) for weight in module.parameters()):
-        raise NotStatic("weights are packed; load with dequantize=True")
+        raise NotServed("weights are packed; load with dequantize=True")
     for entry in ("decode", "unembed"):
         for step in program.entries[entry].instructions:
-            _check_instruction(step)
-
-
-def _check_instruction(step: Instruction) -> None:
-    if step.op in NOT_STATIC:
-        raise NotStatic(NOT_STATIC[step.op])
-    if step.op in _OF_POSITIONS and step.inputs["positions"] != "positions":
-        raise NotStatic(f"{step.op} of {step.inputs['positions']}")
-    if step.op == "attend":
-        if step.attributes["mechanism"] != "dot_product":
-            raise NotStatic(f"attention by {step.attributes['mechanism']} scores")
-        if not _is_static(step.attributes["mask"]):
-            raise NotStatic(f"the mask {step.attributes['mask']} depends on more than positions")
+            if step.op in NOT_STATIC:
+                raise NotServed(NOT_STATIC[step.op])
+            if step.op in _OF_POSITIONS and step.inputs["positions"] != "positions":
+                raise NotServed(f"{step.op} of {step.inputs['positions']}")
+            if step.op == "attend" and step.attributes["mechanism"] != "dot_product":
+                raise NotServed(f"attention by {step.attributes['mechanism']} scores")
+            if step.op == "attend" and not _is_static(step.attributes["mask"]):
+                raise NotServed(f"the mask {step.attributes['mask']} depends on more than positions")
 
 
 def _is_static(mask: Mask) -> bool:
@@ -98,7 +86,6 @@ class _Attention:
     bias: Tensor | None
 
 
-@dataclass(eq=False)
 class StaticPlan:
     """The program of a module, bound to its weights and to the stores of a cache.
 
@@ -111,36 +98,25 @@ class StaticPlan:
     joined   whether weights of products of one input become one matrix; None: on a GPU.
     """
 
-    program: Program
-    module: Transformer
-    cache: Cache
-    cross: CrossCache | None
-    weights: Mapping[str, Tensor] = field(init=False)
-    tables: dict[str, tuple[Tensor, ...]] = field(init=False)
-    masks: dict[str, int] = field(init=False)
-    versions: WeightVersions = field(init=False)
-    groups: list[Group] = field(init=False)
-    matrices: dict[str, tuple[Tensor, Tensor | None, list[int]]] = field(init=False)
-    held: list[Tensor] = field(init=False)
-    joined: bool | None = None
-
-    def __post_init__(self) -> None:
-        self.weights = dict(self.module.named_parameters(remove_duplicate=False))
-        joined = self.module.device.type == "cuda" if self.joined is None else self.joined
-        self.groups = grouped(self.program.entries["decode"].instructions, self.weights, joined=joined)
+    def __init__(
+        self, program: Program, module: Transformer, cache: Cache, cross: CrossCache | None, joined: bool | None = None
+    ) -> None:
+        self.program, self.module, self.cache, self.cross = program, module, cache, cross
+        self.weights: Mapping[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+        joined = module.device.type == "cuda" if joined is None else joined
+        instructions = program.entries["decode"].instructions
+        self.groups: list[Group] = grouped(instructions, self.weights, joined=joined)
+        products = [group for group in self.groups if len(group) > 1 and group[0].op == "linear"]
         with torch.inference_mode(False), torch.no_grad():
-            self.matrices = {group[0].out[0]: self._join(group) for group in self.groups if _are_products(group)}
-        self.tables = {}
+            self.matrices = {group[0].out[0]: self._join(group) for group in products}
+        self.tables: dict[str, tuple[Tensor, ...]] = {}
         kinds: dict[Mask, int] = {}
-        self.masks = {
-            step.out[0]: kinds.setdefault(step.attributes["mask"], len(kinds))
-            for step in self.program.entries["decode"].instructions
-            if step.op == "attend"
-        }
+        attends = [step for step in instructions if step.op == "attend"]
+        self.masks = {step.out[0]: kinds.setdefault(step.attributes["mask"], len(kinds)) for step in attends}
         with torch.no_grad():
             in_tables = self._make_tables(max(self.cache.capacity, 1))
         if any(weight.is_inference() for weight in in_tables):
-            raise NotStatic("a weight was made in inference mode, where changes are not counted")
+            raise NotServed("a weight was made in inference mode, where changes are not counted")
         self.versions = WeightVersions(list(self.weights.values()), in_tables, [])
         # What a graph reads stays allocated as long as the plan, though another thread gives a parameter other numbers.
         self.held = [weight.detach() for weight in self.weights.values()]
@@ -160,10 +136,12 @@ class StaticPlan:
         for step in self.program.entries["decode"].instructions:
             weights = {key: self.weights[name] for key, name in step.weights.items()}
             if step.op in _OF_POSITIONS:
-                ends = [1, FAR] if _switches(step) else [1]
-                self.tables[step.out[0]] = tuple(
-                    run_operation(step, _positions(step, every, end), weights) for end in ends
-                )
+                spec = step.attributes.get("spec")
+                switches = isinstance(spec, RopeSpec) and isinstance(spec.scaling, LongRope)
+                for end in (1, FAR) if switches else (1,):
+                    length = {"length": torch.full_like(every, end)} if "length" in step.inputs else {}
+                    table = run_operation(step, {"positions": every, **length}, weights)
+                    self.tables[step.out[0]] = (*self.tables.get(step.out[0], ()), table)
             elif step.op in _BIASES:
                 zero = torch.zeros(1, dtype=torch.long, device=device)
                 bias = ops.RUN[step.op](q_pos=every, k_pos=zero, **weights, **step.attributes)
@@ -179,20 +157,6 @@ class StaticPlan:
         that are not in use mean nothing, and their stores stay as they are.  `bucket` positions hold all keys of the
         rows.  `every` says that all slots are in use."""
         return _StaticRun(self, inputs, bucket, every).run()
-
-
-def _are_products(group: Group) -> bool:
-    return len(group) > 1 and group[0].op == "linear"
-
-
-def _switches(step: Instruction) -> bool:
-    spec = step.attributes.get("spec")
-    return isinstance(spec, RopeSpec) and isinstance(spec.scaling, LongRope)
-
-
-def _positions(step: Instruction, positions: Tensor, end: int) -> dict[str, Tensor]:
-    inputs = {"positions": positions}
-    return inputs | {"length": torch.full_like(positions, end)} if "length" in step.inputs else inputs
 
 
 @dataclass(eq=False)

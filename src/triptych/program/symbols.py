@@ -120,12 +120,12 @@ class Recorder:
 
     def _join(self, before: Entry) -> None:
         """Put an earlier part of the same entry before this one, with names of its own."""
-        renamed = {name: f"{name}'{len(before.instructions)}" for name in self.values if _temporary(name)}
+        temporary = [name for name in self.values if name[0] == "t" and name[1:].isdigit()]
+        renamed = {name: f"{name}'{len(before.instructions)}" for name in temporary}
         own = []
         for step in self.instructions:
             inputs = {key: renamed.get(value, value) for key, value in step.inputs.items()}
-            out = tuple(renamed.get(name, name) for name in step.out)
-            own.append(Instruction(step.op, out, inputs, step.weights, step.attributes))
+            own.append(replace(step, out=tuple(renamed.get(name, name) for name in step.out), inputs=inputs))
         self.instructions = [*before.instructions, *own]
         self.values = before.values | {renamed.get(name, name): info for name, info in self.values.items()}
         inputs_before = {name: info for name, info in before.values.items() if name in before.inputs}
@@ -138,9 +138,9 @@ class Recorder:
             self.inputs[label] = self.value(label, dims, dtype)
         return self.inputs[label]
 
-    def value(self, label: str, dims: ops.Shape, dtype: torch.dtype, sample: Sequence[int] | None = None) -> Value:
+    def value(self, label: str, dims: ops.Shape, dtype: torch.dtype) -> Value:
         self.values[label] = ValueInfo(dims, str(dtype).removeprefix("torch."))
-        return Value(label, dims, dtype, self, sample)
+        return Value(label, dims, dtype, self)
 
     def site(self, name: str, value: Tensor) -> Value:
         """The identity with a result of its own: an edit here must not reach another site that passes this tensor."""
@@ -157,12 +157,11 @@ class Recorder:
         weights: Mapping[str, str] | None = None,
         attributes: Mapping[str, Any] | None = None,
         name: str | None = None,
-        sample: Sequence[int] | None = None,
     ) -> Value:
         if name is None:
             self.count += 1
             name = f"t{self.count}"
-        out = self.value(name, dims, dtype, sample)
+        out = self.value(name, dims, dtype)
         labels = {key: value.label for key, value in inputs.items()}
         for weight in (weights or {}).values():
             self.used[weight] = self.shapes[weight]
@@ -176,18 +175,18 @@ class Recorder:
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Value:
         """Record a call of torch or of `ops` with a value among its arguments."""
-        call = ops.recorded_call(func, args, kwargs)
-        own = _RECORDED_ALONE.get(call.operation.name)
-        if own is not None:
-            return own(self, call.arguments)
-        operation = call.operation
-        inputs, weights, attributes = self._sorted(operation, call.arguments)
+        operation, bound = ops.recorded_call(func, args, kwargs)
+        if operation.name == "experts":
+            return self._experts(bound)
+        if operation.name == "cast" and bound["dtype"] == bound["x"].dtype:
+            return self.checked(bound["x"])
+        inputs, weights, attributes = self._sorted(operation, bound)
         shapes: dict[str, Sequence[Any]] = {key: value.dims for key, value in inputs.items()}
         shapes |= {key: self.shapes[weight] for key, weight in weights.items()}
         dims = operation.shape(shapes, attributes)
         if not any("N" in shape for shape in shapes.values()):  # features become tokens
             dims = tuple(self.tokens if dim == "N" else dim for dim in dims)
-        dtype = _dtype(operation, inputs, call.arguments)
+        dtype = _dtype(operation, inputs, bound)
         return self.emit(operation.name, inputs, weights=weights, attributes=attributes, dims=dims, dtype=dtype)
 
     def _sorted(
@@ -208,13 +207,6 @@ class Recorder:
                 attributes[key] = argument
         return inputs, weights, attributes
 
-    def _cast(self, bound: Mapping[str, Any]) -> Value:
-        x, dtype = self.checked(bound["x"]), bound["dtype"]
-        if dtype == x.dtype:
-            return x
-        name = str(dtype).removeprefix("torch.")
-        return self.emit("cast", {"x": x}, attributes={"dtype": name}, dims=x.dims, dtype=dtype)
-
     def _experts(self, bound: Mapping[str, Any]) -> Value:
         """One operation that holds the program of its first expert; the others have the same with their own weights.
         Raises NotLowerable for one that does something else."""
@@ -223,7 +215,10 @@ class Recorder:
         used = dict(self.used)
         for i, part in enumerate(parts):
             own = self._expert(part, x).instructions
-            steps = [replace(one, weights=_renamed(one.weights, f".experts.{i}.", ".experts.0.")) for one in own]
+            names = [
+                {key: name.replace(f".experts.{i}.", ".experts.0.") for key, name in one.weights.items()} for one in own
+            ]
+            steps = [replace(one, weights=weights) for one, weights in zip(own, names, strict=True)]
             if tuple(steps) != expert.instructions:
                 raise NotLowerable(f"expert {i} does something else than expert 0")
         self.used = used
@@ -241,14 +236,6 @@ class Recorder:
         return expert
 
 
-def _renamed(weights: Mapping[str, str], part: str, other: str) -> dict[str, str]:
-    return {key: name.replace(part, other) for key, name in weights.items()}
-
-
-def _temporary(name: str) -> bool:
-    return name.startswith("t") and name[1:].isdigit()
-
-
 def _dtype(operation: ops.Operation, inputs: Mapping[str, Value], arguments: Mapping[str, Any]) -> torch.dtype:
     """The dtype of a result: the one that is asked for, or as the table says."""
     if isinstance(asked := arguments.get("dtype"), torch.dtype):
@@ -257,9 +244,3 @@ def _dtype(operation: ops.Operation, inputs: Mapping[str, Value], arguments: Map
     source = arguments["weight"] if operation.dtype == "weight" else next(iter(inputs.values()))
     dtype: torch.dtype = source.dtype
     return dtype if fixed is None else fixed
-
-
-# Operations whose call is more than their arguments.
-_RECORDED_ALONE: dict[str, Callable[[Recorder, Mapping[str, Any]], Value]] = {
-    "cast": Recorder._cast, "experts": Recorder._experts,
-}  # fmt: skip

@@ -14,9 +14,9 @@ from triptych.generate import Executor
 from triptych.native import library
 from triptych.nn import Batch, Pooling, Transformer
 from triptych.nn.weights import PackedWeight
-from triptych.program.native_encoder import Matmul, NativeEncoder, PreparedEncoder, multiplies_in_bf16
+from triptych.program.changes import NotServed
+from triptych.program.native_encoder import Matmul, NativeEncoder, encoder_binding, multiplies_in_bf16
 from triptych.program.native_executor import prompts_in_bf16
-from triptych.program.native_values import NotNative
 from triptych.quantize import kernel_matrix
 from triptych.spec import model as spec
 from triptych.tasks.labels import BATCH_TOKENS, batches
@@ -99,8 +99,8 @@ def note_on_products(module: Transformer, matmul: Matmul) -> str | None:
         return None
     try:
         with torch.no_grad():
-            PreparedEncoder.bound(module, (True,), kernel_matrix, 1)
-    except NotNative:
+            encoder_binding(module, True, False, kernel_matrix, 1)
+    except NotServed:
         return None
     kernels = library()
     isa = None if kernels is None else kernels.bf16
