@@ -1,7 +1,6 @@
-"""Triptych: one transformer, three panels.
+"""Triptych: encoders, decoders and encoder-decoders from one definition, to train, run, inspect and count.
 
-The names below are the public face of the package.  Each is imported when it is first used, so `import triptych`
-costs nothing and what needs no torch does not wait for it.
+The names below are the public API.  Each is imported when it is first used, so `import triptych` loads no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention and what it stands on: pure functions of tensors, no modules."""
+"""Attention without `nn` modules: kernels, masks, position encodings, the KV cache, and statistics of weights."""
 
 from triptych.attention.cache_steps import NULL_CACHE, CacheStep, KeyStep, KVCache, NullCache, SumPlan
 from triptych.attention.caches import Cache, CrossCache, CrossKeys, EncoderOutput

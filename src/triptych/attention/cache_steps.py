@@ -1,4 +1,5 @@
-"""One step of each way in which layers keep their keys and values: all of them, a ring, sums, or nothing.
+"""One forward step of a KV cache for each kind of layer: all keys kept, a ring of the last ones (a sliding window), two
+running sums (linear attention), or nothing kept.
 
 Causal linear attention (Katharopoulos et al. 2020) weighs the value v_j by `φ(q)·φ(k_j)`, so what a query needs of all
 keys before it is `Σ φ(k_j) v_jᵀ [K, Kv]` and `Σ φ(k_j) [K]`: two sums of constant size.  A step adds its tokens to

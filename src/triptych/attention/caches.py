@@ -1,4 +1,4 @@
-"""Keys and values that outlive a forward.
+"""The KV cache of a decoder, `Cache`, and the cached keys and values of cross-attention, `CrossCache`.
 
 A forward opens a cache with `begin(rows, provenance)` and gets a `CacheStep`: it says where each layer's keys will lie
 (`layout`), takes each layer's new keys in once (`extend`) and counts them (`finish`).  Everything that the layers of

@@ -1,4 +1,4 @@
-"""Which kernel serves a request, and why the others do not."""
+"""`attend`, the choice of the kernel that serves a request, and the reasons why the others cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparse attention as dense attention over small blocks: every query block meets only the keys it may see.
+"""Sparse attention (sliding windows, block patterns) as dense attention over small blocks of queries and their keys.
 
 A sparse path gives each of `n` query blocks of `c` queries its own `w` candidate keys; blocks then stand as rows of a
 batch and run on whichever dense kernel serves.  Cost is O(n · c · w) in time and memory, forward and backward.

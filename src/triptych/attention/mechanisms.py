@@ -1,4 +1,4 @@
-"""Ways to score a query against a key other than their dot product, behind the same masks and shapes."""
+"""Dot-product, additive and linear attention behind one interface, with the same masks and shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the flat batch meets attention: decided once for all layers that share a mask, then run by each.
+"""Plans the attention of a flat batch of rows once for all layers that share a mask; each layer then runs the plan.
 
 `plan_rows` turns rows, the place of their keys and a mask into a `RowPlan`: one or more pieces, each a batch
 `[B, H, T, K]` over `[B, G, S, K]` with its positions, its mask and its kernel chosen, whether they come

@@ -1,4 +1,4 @@
-"""One row's scores, some queries at a time: what is read of scores and patterns is computed from these pieces.
+"""The attention scores and weights of one row, computed for some queries at a time to bound the memory.
 
 A piece holds about `PIECE` scores, so that a row of any length takes the memory of its results and little more.
 """

@@ -1,4 +1,5 @@
-"""Does this model, here, compute what it should?  Every fast path against the plain one, and against transformers.
+"""Checks a model on this machine: every fast path against the plain forward, and the outputs against transformers; and
+measures the perplexity of its packed forms and cache types.
 
 All of it runs in fp32 on a few short rows.  Differences are max |Δ log-softmax| of words, else max |Δ| of what the head
 gives, or of the final hidden states where there is none.

@@ -1,4 +1,4 @@
-"""Files <-> named tensors <-> models: reading and writing checkpoints.
+"""Reading, writing and converting checkpoints: files, named tensors, models, and adapters of models.
 
 Files, without torch until a tensor is read: `source` is the interface of every weights file; `safetensors`,
 `packed_safetensors` and `gguf_reader` implement it; `locate` opens the right one, `hub` downloads one; `save` and

@@ -1,4 +1,5 @@
-"""Adapters and the models they are for: made anew, read onto a base that they name, written for one."""
+"""Adding a LoRA adapter to a model, saving it, finding the base model that a saved one names, and merging it into the
+parameters of a checkpoint."""
 
 from __future__ import annotations
 

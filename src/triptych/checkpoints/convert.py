@@ -1,6 +1,7 @@
-"""A checkpoint in another format: an HF directory from whatever can be read, or one GGUF file.
+"""Checkpoints converted between formats, and models saved from memory: an HF directory or one GGUF file.
 
-Tensors go from file to file one at a time; no model is built.
+`convert` copies tensors from file to file one at a time and builds no model.  `refusals` lists why llama.cpp would not
+open a GGUF file.
 """
 
 from __future__ import annotations

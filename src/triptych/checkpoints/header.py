@@ -1,4 +1,5 @@
-"""What a checkpoint is, from its config or header alone: no weights are read and torch is not imported."""
+"""Reads the spec, the config and the settings of sentence-transformers from a checkpoint's config or header alone: no
+weights are read and torch is not imported."""
 
 from __future__ import annotations
 

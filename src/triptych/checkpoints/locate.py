@@ -1,6 +1,6 @@
-"""Opens a path with the reader of its format, and explains why other paths cannot be opened.
+"""Opens the weights behind a path, finds the model or adapter of a run, and parses names on the hub.
 
-Names on the hub are `hub:org/name[@revision][:file.gguf]`.
+Errors say why a path cannot be opened.  Names on the hub are `hub:org/name[@revision][:file.gguf]`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The interface of every weights file: names, shapes and dtypes at once, numbers one tensor at a time.
+"""The interface of every weights file, mapped files and strict JSON for its readers, and the report of a load.
+
+Names, shapes and dtypes are known at once; numbers are read one tensor at a time.
 
 Files are mapped privately: a tensor returned in its stored dtype is a view of the page cache.  It costs no memory of
 its own, keeps its mapping alive, and a change in place never reaches the file.  Nothing here imports torch until a

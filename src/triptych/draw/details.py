@@ -1,4 +1,4 @@
-"""The texts of boxes, of a drawing and of the live page: names, what they do, and what the program says in numbers."""
+"""The labels of boxes in the drawing of a model and on the live page: titles, descriptions, equations and shapes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Part of a program as the values that a walk prints, each with the operations that make it from those before, and with
-its formula: the equations of the table of operations with the names of what they read."""
+"""The values of a program that `explain` prints, each with the operations that compute it from earlier ones, and its
+formula: the equation of each operation in the table, with the symbols of what it reads."""
 
 from __future__ import annotations
 

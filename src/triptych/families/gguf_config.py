@@ -1,4 +1,4 @@
-"""GGUF metadata as HF keys: what decoder-only families share of it."""
+"""GGUF metadata as HF keys: sizes and RoPE of decoder-only families, and the pooling of encoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guesses of a smaller model."""
+"""A draft model for speculative decoding: a smaller model of the same vocabulary guesses the next tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Text of a run: whole when its rows have ended, or piece by piece; cut before the first stop string."""
+"""Runs requests to their ends, by sampling or beam search, and returns their text, whole or as a stream, cut before the
+first stop string."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF metadata as plain keys, those of one architecture and what only tensors hold, and a spec as metadata.
+"""Converts GGUF metadata to plain keys, and a spec to GGUF metadata.
 
 All keys are computed from the parts of the spec.  A family with further or other keys has a function
 `to_gguf(model) -> dict`, in which a value of None removes a key.  The metadata are then read back and compared

@@ -1,4 +1,4 @@
-"""One that is measured, ours or a peer: what it must be able to do, and how a job is timed.
+"""The interface of a measured library (a side), ours or a peer, and the timing of a job.
 
 The clock runs inside the process of the side, so that nothing of the conversation with it is counted.
 """

@@ -1,4 +1,4 @@
-"""Image files as the pixels that a vision model reads: opened, resized, cropped and normalized.
+"""Reads image files as the pixels that a vision model expects (resized, cropped, normalized), and writes PNG files.
 
 Needs no torch, and Pillow only to open a file (`pip install pillow`).
 """

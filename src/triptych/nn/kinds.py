@@ -1,6 +1,6 @@
-"""What the layers of one kind share in one forward.
+"""What attention layers of one kind share in one forward: row plans, masks, rotations and position biases.
 
-The stack decides it once; layers read it, and it is advanced in place between steps.
+The stack computes it once per forward; layers read it, and a decoding step advances it in place.
 """
 
 from __future__ import annotations

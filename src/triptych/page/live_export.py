@@ -1,7 +1,8 @@
 """A model as a page runs it: its program with the tables that depend on positions, and its weights in int8.
 
-The page's interpreter (`live_*.js`) reads exactly what `export` gives.  `LiveExport.weights` are the same int8 matrices
-as fp32 tensors: run by the torch interpreter of programs, they are the oracle of the page.
+The page's interpreter (`live_interpreter.js`, with `live_weights.js`) reads exactly what `export` gives.
+`LiveExport.weights` are the same int8 matrices as fp32 tensors: run by the torch interpreter of programs, they are the
+oracle of the page.
 """
 
 from __future__ import annotations

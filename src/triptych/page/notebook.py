@@ -1,6 +1,7 @@
-"""What a notebook shows of a trace, a table of heads, a lens, a grid or a model: a page in a frame without rights.
+"""Shows a trace, head roles, a patching grid, a lens, a logit attribution or a model in a notebook: a page in a
+sandboxed frame.
 
-The frame is sandboxed: its scripts run, may save files and reach nothing else, neither the notebook nor a network.
+The scripts of the frame run and may save files; they reach neither the notebook nor a network.
 """
 
 from __future__ import annotations

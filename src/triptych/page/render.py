@@ -23,8 +23,8 @@ from triptych.errors import CheckpointError, TriptychError
 from .sections import Chapter, Section, Tab, section_data
 
 INTERPRETER = (
-    "live_wasm.js", "live_weights.js", "live_operations.js", "live_attention.js", "live_reuse.js", "live_interpreter.js",
-    "live_requests.js",
+    "live_wasm.js", "live_weights.js", "live_operations.js", "live_attention.js", "live_reuse.js",
+    "live_interpreter.js", "live_requests.js",
 )  # fmt: skip
 TOKENIZER_SCRIPTS = ("tokenizer.js",)
 #: What `LiveSection.scripts` names, each behind the script that it adds to.

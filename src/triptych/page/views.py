@@ -1,4 +1,5 @@
-"""Sections of what else is seen inside a model: matrices whose cells open, points in a plane, weights over pictures."""
+"""Page sections that show the inside of a model: a matrix with details for each cell, points in a plane, and attention
+weights over the patches of an image."""
 
 from __future__ import annotations
 

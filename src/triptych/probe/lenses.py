@@ -1,4 +1,6 @@
-"""The logit lens (nostalgebraist 2020): what the model would answer if its residual stream ended after each block.
+"""The logit lens (nostalgebraist 2020), attention rollout, and attention weighted by what each head moves.
+
+The logit lens shows what the model would answer if its residual stream ended after each block.
 
 The vectors that leave a block go through the final norm and the head, `head(final_norm(resid_post))`: for decoders the
 unembedding, for encoders the masked-LM head.  The last block's row is what the model itself answers.
@@ -8,7 +10,8 @@ BART, Marian), its vectors can be compared with that table all the same: `head(e
 which tokens of the shared table a vector is near to, not what the model would write.  Elsewhere (untied tables,
 Whisper's frames) the two spaces have nothing in common, and that lens is refused.
 
-Attention has lenses of its own: weights followed through layers, and weighed by what they carry.
+`rollout` follows attention weights through the layers (Abnar & Zuidema 2020); `value_weighted` weights them by the norm
+of what each head moves (Kobayashi et al. 2020).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Activation patching (Vig et al. 2020; Meng et al. 2022, "causal tracing"; Heimersheim & Nanda 2024): a corrupt prompt
+"""Activation patching, its estimate by gradients (attribution patching), and steering.
+
+In activation patching (Vig et al. 2020; Meng et al. 2022, "causal tracing"; Heimersheim & Nanda 2024) a corrupt prompt
 is run with values of a clean prompt in their place, one site, position and head at a time.
 
 `gradient=True` estimates all of these from one backward pass (Nanda 2023, "attribution patching"): to first order,

@@ -1,4 +1,4 @@
-"""What becomes of the values that pass where a plan reads: noted as they pass, made into a trace when one is asked for.
+"""Records the values that pass the sites a plan reads, and fills the trace with them when it is asked for.
 
 A site with one read that takes everything as it is (`Plan.plain`) is only noted, since no forward writes to a tensor
 that passed a site; other reads choose and reduce at once, as what they leave out need not stay in memory.

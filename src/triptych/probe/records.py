@@ -1,5 +1,6 @@
-"""What is kept of one row at one site, and of which rows: a search makes several rows of one, and the values of wrong
-guesses are dropped.
+"""How a trace stores values: pieces for each row and site, values recomputed on access, and reductions.
+
+Beam search makes several rows of one, each with a key of its own (`Branches`); values of rejected guesses are dropped.
 
 Some values are computed again when somebody looks at them, instead of being kept.  A module that writes
 `taps.computed(function, *inputs)` says that a value is this function of these tensors and of nothing else.  Where the

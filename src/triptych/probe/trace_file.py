@@ -1,4 +1,7 @@
-"""What the file of a trace says of its tensors, as JSON in the metadata; apart, since pydantic takes long to import."""
+"""The JSON metadata of a saved trace: which tensor holds which site, row and positions.
+
+A module of its own because importing pydantic is slow.
+"""
 
 from __future__ import annotations
 

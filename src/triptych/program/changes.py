@@ -1,4 +1,4 @@
-"""Whether a module still does what its program says, looked up at every step without walking it.
+"""Whether a module and its weights are still what its program was lowered from, checked between steps at low cost.
 
 A hook, a replaced forward, a replaced part, a flag, a spec and any other attribute show in the dictionaries of the
 modules and in their classes; replaced parameters in those of parameters, and in where their numbers lie.  All are

@@ -1,4 +1,4 @@
-"""One call of the native step: its memory, what must hold before it, and the labels of its tokens."""
+"""Calls of the native step function: whether one may run, its memory, and the integer labels of each token."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Merges steps that follow each other into one: into a product in bf16 an activation, its product with a second one of
-the same vectors (a gated MLP), then a sum, then the rounding of the result; into a norm the rounding."""
+"""Fuses steps of a native plan: an activation, a gate, a sum and a rounding to bf16 become part of the matrix product
+before them, and a rounding becomes part of the norm before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native step's entry for each operation of the table: `NATIVE`, by its name.
+"""Translates each operation of the table to steps of the native executor, by the functions in `NATIVE`.
 
 A step computes vectors from vectors.  What has no numbers of its own - positions, rotations, biases of positions -
 becomes a table that the binding fills, and operations that change no number (sites, splitting heads, casts between

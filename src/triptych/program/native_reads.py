@@ -1,4 +1,4 @@
-"""What native steps leave of the sites that are read: it stays where they wrote it until somebody asks for tensors."""
+"""Buffers into which native steps write the values of the sites that are read, and views of them as tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One token of each row of a cache, in tensors whose shapes stay the same from step to step.
+"""A decoding step as a function of tensors with fixed shapes: one token of each row of a cache.
 
 A function of this form is what a CUDA graph replays and what `torch.compile` compiles once: it reads no number on the
 host, and its work does not depend on how long the rows are, up to a `bucket` of positions.  It runs the instructions of

@@ -1,4 +1,4 @@
-"""Norms, as data: what brings a vector to one scale."""
+"""LayerNorm and RMSNorm, as data."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What people do with models: classify, tag, find entities and answers, fill in words, encode, search, transcribe,
-generate.  The functions that take a model are its methods."""
+"""Tasks on a model: classify, tag, fill in masks, answer questions, encode, search, transcribe, summarize and
+translate, and statistics of attention.  The functions that take a model are methods of `Model`."""
 
 from triptych.program.native_encoder import Matmul
 from triptych.tasks.answer import Answer, answer

@@ -1,4 +1,4 @@
-"""Prompts as the requests of a generation, with what the files of a checkpoint say about it and what drafts for it."""
+"""Builds generation requests from prompts and the checkpoint's special ids, and sets up speculative decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a model is asked so that it summarizes, translates or answers: the prompt, and how the text is generated."""
+"""Summaries, translations and generated answers: the prompts, the settings from the checkpoint's files, and the rules
+of generation (a minimum length, no repeated n-grams)."""
 
 from __future__ import annotations
 

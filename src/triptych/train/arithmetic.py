@@ -1,4 +1,4 @@
-"""The numbers of a step: their precision, the random ones of dropout, and where the first inf or NaN came from.
+"""Numerics of a training step: precision, the random numbers of dropout, and the origin of an inf or NaN.
 
 Weights, gradients and optimizer state stay in the dtype they are stored in.
 """

@@ -1,4 +1,4 @@
-"""Metrics of labels, entities, answers, retrieval and translations, and the simple guesses that a model must beat."""
+"""Metrics of labels, entities, answers, retrieval, transcripts and translations, and baselines for a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training objectives: the shift of the targets, the loss mask and the loss; and rows to be read before a run.
+"""Examples, targets and losses of token prediction (causal, seq2seq, masked), and a readable view of a batch.
 
 An `Example` is one row whose targets are shifted already: `targets[t]` is the token the model should predict at
 position `t`, and `trained[t]` whether it counts in the loss.  Both follow from the structure of the row (where it

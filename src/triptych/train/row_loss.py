@@ -1,4 +1,4 @@
-"""The loss of rows that a program gives itself: `Model.loss`."""
+"""`Model.loss`: the loss of rows of token ids that the caller passes, for training loops outside this library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of every section of a recipe, that of `run`, and which key was meant by a name that is none."""
+"""`RecipeSection`, the base class of every table of a recipe, the table `run`, and suggestions for misspelt keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What objectives with records have in common: reading and splitting them, the model's head, lengths, held-out data."""
+"""The base classes of all objectives, and what those with records share: splitting, row lengths, held-out rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawn scenes with captions: two objects, each a colour and a shape, and how they lie to each other.
+"""Drawn scenes with captions: two objects, each with a colour and a shape, and their relative position.
 
 A scene is "a red square left of a blue circle", or "above".  The objects lie in one row or in one column of a grid, and
 the one further left, or further up, is named first: each picture has exactly one caption.  Pairs of a colour and a

@@ -1,4 +1,4 @@
-"""The textbook chapter's exercises in code (L4.11 to L4.20), as questions that a page of paper can answer."""
+"""The textbook chapter's programming exercises (L4.11 to L4.20), as questions that can be answered on paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function that is new in each row, learned from the examples in the row (Brown et al. 2020; Garg et al. 2022; L4).
+"""In-context learning of a function that differs from row to row (Brown et al. 2020; Garg et al. 2022; lecture L4).
 
 A row is x f(x) x f(x) ..., where f is a lookup from inputs to answers.  Nothing but the row says which f it is, and the
 weights do not change while it is read.

@@ -1,4 +1,4 @@
-"""What attention is as a function.
+"""Two properties of attention: it is a soft dictionary lookup, and without positions it is permutation-equivariant.
 
 `soft-vs-hard`: is it a dictionary lookup, and why a soft one?  (Lectures L0 2.1, L4 exercise 1; Graves et al. 2014)
 softmax(β q·k) v: at β = 0 the mean of all values, as β grows the value of the best key and of no other.  Between the

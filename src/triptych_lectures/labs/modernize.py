@@ -1,7 +1,7 @@
 """First Folio to modern spelling, on plays that were never read (lectures L0, L1 and L4: translation).
 
-A model of letters beside three baselines: copying the source, a table of each word's commonest modern spelling, and
-guessing.  The quick run trains on single words; the full one, or `--model` with what the recipes `folio.toml` and
+A model of letters beside two baselines: copying the source, and a table of each word's commonest modern spelling.
+The quick run trains on single words; the full one, or `--model` with what the recipes `folio.toml` and
 `folio-lines.toml` of docs/examples train, is judged on whole lines.
 """
 

@@ -1,4 +1,5 @@
-"""Two ways in which the engine that serves every generation saves work (lecture L4 12.9).
+"""Two ways to make generation cheaper: speculative decoding, and linear attention with a state of constant size
+(lecture L4 12.9).
 
 `speculation`: what do guessed tokens change, and what do they save?  (Leviathan et al. 2023)  A decoder writes with and
 without guesses: of a draft model that is the decoder itself with noise added to its weights, from none to so much that

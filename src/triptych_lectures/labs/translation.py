@@ -1,4 +1,4 @@
-"""The translation that models are compared on, and two comparisons on it.
+"""Labs that train several models on one synthetic translation task, and the task itself.
 
 `recurrence`: a recurrent encoder-decoder with one fixed vector, one with attention, and a transformer (Cho et al. 2014;
 Bahdanau et al. 2015; lectures L0 and L1).  `panels`: one translation in three layouts, an encoder-decoder, a decoder

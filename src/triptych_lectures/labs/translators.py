@@ -1,6 +1,6 @@
-"""Five ways to solve one translation: a decoder of a transformer beside an encoder, behind a prefix mask or a plain
-prompt, and a recurrent encoder-decoder with one fixed vector (Sutskever et al. 2014; Cho et al. 2014) or with attention
-over all states of the source (Bahdanau et al. 2015).
+"""Five models for one translation task: an encoder-decoder transformer, a decoder with a prefix mask, a decoder with a
+plain prompt, and recurrent encoder-decoders with one fixed vector (Sutskever et al. 2014; Cho et al. 2014) or with
+attention over all states of the source (Bahdanau et al. 2015).
 
 All are trained on the same pairs in the same order, with the same optimizer, schedule and number of steps, and write
 freely: each token after those that the model itself wrote.

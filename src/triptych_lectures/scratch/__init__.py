@@ -1,4 +1,5 @@
-"""Transformers from scratch, in NumPy alone: files to read, each of which runs by itself.
+"""Transformers from scratch, in NumPy alone: programs to read and to run.  `numpy_transformer` and `numpy_panels` are
+complete in one file each; the other two import from `numpy_transformer`.
 
 numpy_transformer   a decoder as Llama has it, its backward written by hand, and AdamW
 numpy_autograd      reverse-mode differentiation in a page, which trains that decoder without the backward
