@@ -2,9 +2,10 @@
 
 Each stack learns to name the symbol that it reads.
 
-`norm-placement`: pre- and post-norm, with and without a warm-up (Xiong et al. 2020).  `residual-scaling`: the matrices
-that write to the residual stream, drawn in several ways (Radford et al. 2019; Zhang et al. 2019; lectures L0, L1).  This
-needs no attention, so that a stack fails at it for one reason: it cannot be trained at this learning rate.
+`norm-placement`: pre- and post-norm, with and without a warm-up (Xiong et al. 2020).  `residual-scaling`: the
+matrices that write to the residual stream, drawn in several ways (Radford et al. 2019; Zhang et al. 2019; lectures
+L0, L1).  This needs no attention, so that a stack fails at it for one reason: it cannot be trained at this learning
+rate.
 """
 
 from __future__ import annotations
