@@ -234,6 +234,12 @@ def test_a_loss_that_diverged_leaves_a_gap():
         Curve("loss", "step", "nats", {}, {"floor": float("inf")})
 
 
+def test_series_keep_their_order():
+    curve = Curve("loss", "step", "nats", {"z": [(0, 1)], "a": [(0, 1)], "m": [(0, 1)]}, {})
+    [data] = Reader(render("t", [curve])).sections()
+    assert list(data["series"]) == ["z", "a", "m"]
+
+
 def test_a_table_sets_numbers_flush_right():
     rows = [["bert", "43.1 %", "-1,204 tok/s", "3"], ["t5", "7 %", "9e-3", "none"]]
     assert TableSection("t", ["name", "right", "speed", "mixed"], rows).numeric == [False, True, True, False]
