@@ -109,7 +109,9 @@ def test_roles_are_colours_in_a_browser(tmp_path: Path) -> None:
                 tab.evaluate('document.querySelectorAll(".roles button").length')
                 == len(set(planted.NAMES.values())) + 1
             )
-            tab.evaluate("""document.querySelector('.roles button[data-role="induction"]').click()""")
+            tab.evaluate(
+                "[...document.querySelectorAll('.roles button')].find((one) => one.textContent === 'induction').click()"
+            )
             assert "layer 1 · head 0 · induction" in tab.evaluate('document.querySelector(".large h3").textContent')
             assert tab.evaluate('document.querySelectorAll(".gallery button.dim").length') == 9
             assert tab.evaluate("document.documentElement.scrollWidth") <= width

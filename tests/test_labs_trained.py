@@ -146,7 +146,7 @@ def test_induction_fails_when_the_head_below_reads_another_place(
 
     monkeypatch.setattr(induction, "_heads", shifted)
     claims = failed(short())
-    assert [claim for claim in claims if "places back" in claim or "token before" in claim] == claims
+    assert all("places back" in claim or "token before" in claim for claim in claims)
     assert len(claims) == 2
 
 

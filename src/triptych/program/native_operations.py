@@ -224,6 +224,32 @@ class NativeWalk:
         self.maker.add(Op.ROTATE, out, {"input": x}, tables, **numbers)
         return out
 
+    def apply(self, function: Function, x: Vector, factor: float = 0.0, name: str = "") -> Vector:
+        """A function of every number of x; `name` is that of the value, where a product may compute it."""
+        out = Vector(x.width, self.over)
+        activation = self.maker.add(Op.MAP, out, {"input": x}, width=x.width, function=function, factor=factor)
+        self.activations[out] = activation, name
+        return out
+
+    def product(self, x: Vector, y: Vector, function: float = Function.NONE, factor: float = 0.0) -> Vector:
+        """A function of x times y, number by number."""
+        out = Vector(x.width, self.over)
+        self.maker.add(Op.MAP_MULTIPLY, out, {"input": x, "other": y}, width=x.width, function=function, factor=factor)
+        return out
+
+    def sum(self, x: Vector, y: Vector) -> Vector:
+        """x plus y, number by number."""
+        out = Vector(x.width, self.over)
+        self.maker.add(Op.ADD, out, {"input": x, "other": y}, width=x.width)
+        return out
+
+    def both(self, step: Instruction) -> tuple[Vector, Vector]:
+        """The inputs `x` and `y`.  Raises NotServed where their shapes differ."""
+        x, y = (self.vector(step.inputs[key]) for key in ("x", "y"))
+        if self.entry.values[step.inputs["x"]].shape[1:] != self.entry.values[step.inputs["y"]].shape[1:]:
+            raise NotServed(f"{step.op} of vectors of different shapes")
+        return x, y
+
     @native(*MAPS)
     def _map(self, step: Instruction) -> Vector | Positions:
         """A function of every number of x."""
@@ -233,29 +259,21 @@ class NativeWalk:
         number, x = float(step.attributes[key]) if key else 0.0, self.values[step.inputs["x"]]
         if isinstance(x, Positions) and function is Function.SHIFT:
             return Positions(x.shift + int(number))
-        x = self.vector(step.inputs["x"])
-        out = Vector(x.width, self.over)
-        activation = self.maker.add(Op.MAP, out, {"input": x}, width=x.width, function=function, factor=number)
-        self.activations[out] = activation, step.out[0]
-        return out
+        return self.apply(function, self.vector(step.inputs["x"]), number, step.out[0])
 
-    @native("add", "multiply")
-    def _combined(self, step: Instruction) -> Vector:
-        """x plus or times y, number by number.  An activation that only this product reads is computed in it."""
-        x, y = (self.vector(step.inputs[key]) for key in ("x", "y"))
-        if self.entry.values[step.inputs["x"]].shape[1:] != self.entry.values[step.inputs["y"]].shape[1:]:
-            raise NotServed(f"{step.op} of vectors of different shapes")
-        out, reads = Vector(x.width, self.over), {"input": x, "other": y}
-        if step.op == "add":
-            self.maker.add(Op.ADD, out, reads, width=x.width)
-            return out
-        numbers: dict[str, float] = {"function": Function.NONE, "factor": 0.0}
+    @native("add")
+    def _add(self, step: Instruction) -> Vector:
+        return self.sum(*self.both(step))
+
+    @native("multiply")
+    def _multiply(self, step: Instruction) -> Vector:
+        """An activation that only this product reads is computed in it."""
+        x, y = self.both(step)
         activation, name = self.activations.get(x, (None, ""))
-        if activation is not None and self.uses[name] == 1 and x not in self.maker.out.kept:
-            self.maker.out.steps.remove(activation)
-            reads, numbers = reads | activation.reads, activation.numbers
-        self.maker.add(Op.MAP_MULTIPLY, out, reads, None, **numbers | {"width": x.width})
-        return out
+        if activation is None or self.uses[name] != 1 or x in self.maker.out.kept:
+            return self.product(x, y)
+        self.maker.out.steps.remove(activation)
+        return self.product(activation.reads["input"], y, activation.numbers["function"], activation.numbers["factor"])
 
     @native("extend")
     def _extend(self, step: Instruction) -> StoredKeys:

@@ -204,7 +204,7 @@ def _replacements(model: str, other: Replacement, mixed: Replacement) -> TableSe
 
 
 def _curve(title: str, path: Path) -> Curve:
-    lines = dict(zip(("attention", "output"), zip(*path, strict=True), strict=True))
+    lines = {name: [distances[i] for distances in path] for i, name in enumerate(("attention", "output"))}
     return curve(title, "step", "distance from the original, 0 to 1", range(len(path)), lines)
 
 
