@@ -120,8 +120,8 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     their order, `--name VALUE: help` of the options that are not in `SHARED`.  For a `checkpoint` stand MODEL and,
     before --json, the options of `Checkpoint`.
     """
-    about, _, told = (getdoc(function) or "").partition("\n\n")
-    own = _parameters(function, told)
+    about, _, help_text = (getdoc(function) or "").partition("\n\n")
+    own = _parameters(function, help_text)
     opens = own[0].name == "checkpoint"
     if opens:
         model, *loading = _parameters(Checkpoint)
@@ -139,20 +139,20 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parameters(function: Callable[..., object], told: str = "") -> list[Parameter]:
+def _parameters(function: Callable[..., object], help_text: str = "") -> list[Parameter]:
     """The parameters as options and arguments with their help."""
-    helps, types = _HELP.findall(told), get_type_hints(function)
+    helps, types = _HELP.findall(help_text), get_type_hints(function)
     of_options = {name: entry for name, *entry in [*_HELP.findall(SHARED), *helps] if name}
     of_arguments = iter([entry for name, *entry in helps if not name])
     options = {name: f"--{name.rstrip('_').replace('_', '-')}" for name in types}
     assert {name for name, *_ in helps} <= {"", *options.values()}, f"{function.__name__} lacks an option of its help"
-    found = []
+    parameters = []
     for one in signature(function, eval_str=True).parameters.values():
         plain, option = types[one.name], options[one.name]
         every = (one.annotation, *get_args(one.annotation))
         infos = [note for part in every for note in getattr(part, "__metadata__", ())]
         if plain is Checkpoint or (infos and infos[0].help is not None):
-            found.append(one)
+            parameters.append(one)
             continue
         info = copy(infos[0]) if infos else typer.Option()
         if one.kind is Parameter.KEYWORD_ONLY:
@@ -164,5 +164,5 @@ def _parameters(function: Callable[..., object], told: str = "") -> list[Paramet
         info.metavar, info.help = metavar or None, " ".join(text.split())
         if float in (plain, *get_args(plain)):
             info.callback = _finite
-        found.append(one.replace(annotation=Annotated[plain, info]))
-    return found
+        parameters.append(one.replace(annotation=Annotated[plain, info]))
+    return parameters
