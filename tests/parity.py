@@ -16,25 +16,16 @@ from torch import Tensor
 
 import references
 import triptych
-from triptych import nn
+from triptych import nn, spec
 from triptych.attention import Rows
 from triptych.model import Model
 from triptych.nn import Row
-from triptych.spec import (
-    ClassHeadSpec,
-    FramesSpec,
-    LMHeadSpec,
-    MaskedLMHeadSpec,
-    PatchesSpec,
-    PoolingSpec,
-    TokenHeadSpec,
-)
 
 WITHIN = 1e-4
 ROWS = [[7, 3, 11, 40, 5, 9, 2, 6, 13, 17, 23, 29, 31, 37, 4, 8], [5, 19, 3], [6, 6, 28, 14, 33, 21, 10]]
 TARGETS = [[0, 4, 30, 22, 9], [0, 12, 18, 25, 5, 35, 16, 38], [0, 20]]
 CPU = torch.device("cpu")
-SCORING = LMHeadSpec | MaskedLMHeadSpec | ClassHeadSpec | TokenHeadSpec
+SCORING = spec.LMHeadSpec | spec.MaskedLMHeadSpec | spec.ClassHeadSpec | spec.TokenHeadSpec
 
 
 @cache
@@ -43,7 +34,7 @@ def ours(name: str) -> Model:
 
 
 def headless(model: Model) -> bool:
-    return model.spec.head is None or isinstance(model.spec.head, PoolingSpec)
+    return model.spec.head is None or isinstance(model.spec.head, spec.PoolingSpec)
 
 
 def measured(x: Tensor, model: Model) -> Tensor:
@@ -86,10 +77,10 @@ def rows_of(model: Model) -> Sequence[Row]:
     The reference has frames of one length only, the longest.
     """
     random, embed = torch.Generator().manual_seed(1), model.spec.reads.embed
-    if isinstance(embed, FramesSpec):
+    if isinstance(embed, spec.FramesSpec):
         longest = embed.stride * embed.position.length
         return [torch.randn(longest, embed.conv1.inputs, generator=random) for _ in ROWS]
-    if isinstance(embed, PatchesSpec):
+    if isinstance(embed, spec.PatchesSpec):
         return [torch.randn(embed.channels, *embed.image, generator=random) for _ in ROWS]
     return [[*row, *model.spec.ids.eos] for row in ROWS] if _labels_targets(model) else ROWS
 
@@ -106,7 +97,7 @@ def token_rows(model: Model) -> list[list[int]]:
 
 
 def _labels_targets(model: Model) -> bool:
-    return model.spec.layout == "encoder-decoder" and isinstance(model.spec.head, ClassHeadSpec)
+    return model.spec.layout == "encoder-decoder" and isinstance(model.spec.head, spec.ClassHeadSpec)
 
 
 @cache
@@ -129,7 +120,7 @@ def expected_pooled(name: str, mode: str) -> Tensor:
 def largest(name: str, model: Model) -> float:
     """The worst disagreement over a ragged batch, pooled vectors included where the model pools."""
     gap = apart(mine(model, rows_of(model), targets_of(model)), expected(name), model)
-    if isinstance(model.spec.head, PoolingSpec):
+    if isinstance(model.spec.head, spec.PoolingSpec):
         for mode in ("mean", "first", "dense") if model.spec.head.dense is not None else ("mean", "first"):
             pooled = model.encode(rows_of(model), pooling=mode)
             gap = torch.maximum(gap, (pooled - expected_pooled(name, mode)).abs().max())

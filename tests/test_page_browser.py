@@ -12,27 +12,16 @@ from PIL import Image
 
 from browser import CHROMIUM, READY, Browser, Tab
 from test_page import NASTY, Reader, every_section, pattern
+from triptych import page
 from triptych.explain import worked
 from triptych.explain.page import sections
-from triptych.page import (
-    AttentionMap,
-    AttentionSection,
-    Chapter,
-    Curve,
-    Section,
-    Steps,
-    TableSection,
-    Unfolding,
-    render,
-    write,
-)
 
 pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium browser")]
 
 
-def opened(browser: Browser, folder: Path, *shown: Section, title: str = "t", **how: Any) -> Tab:
+def opened(browser: Browser, folder: Path, *shown: page.Section, title: str = "t", **how: Any) -> Tab:
     """A page of sections after its scripts ran, which put nothing on the console."""
-    write(folder / "page.html", render(title, shown))
+    page.write(folder / "page.html", page.render(title, shown))
     tab = browser.open(folder / "page.html", **how).wait()
     assert tab.console() == []
     return tab
@@ -51,8 +40,10 @@ def test_nasty_text_runs_nothing_and_breaks_nothing(browser: Browser, tmp_path: 
 
 
 def test_the_console_is_read(browser: Browser, tmp_path: Path):
-    html = render("t", []).replace("<body>", "<body><script>alert(1)</script><img src='https://127.0.0.1:9/x.png'>")
-    write(tmp_path / "page.html", html)
+    html = page.render("t", []).replace(
+        "<body>", "<body><script>alert(1)</script><img src='https://127.0.0.1:9/x.png'>"
+    )
+    page.write(tmp_path / "page.html", html)
     console = browser.open(tmp_path / "page.html").wait().console()
     assert sum("Content Security Policy" in line for line in console) == 2  # neither ran nor loaded
 
@@ -60,8 +51,8 @@ def test_the_console_is_read(browser: Browser, tmp_path: Path):
 def test_the_map_reads_out_the_weight_it_was_given(browser: Browser, tmp_path: Path):
     queries, keys = [f"q{t}" for t in range(5)], [f"k{s}" for s in range(7)]
     weights = pattern(3, 5, 7)
-    maps = [AttentionMap("cross", layer, queries, keys, np.roll(weights, layer, axis=0)) for layer in (2, 1)]
-    reader = Reader(opened(browser, tmp_path, AttentionSection("t", "", maps)).html())
+    maps = [page.AttentionMap("cross", layer, queries, keys, np.roll(weights, layer, axis=0)) for layer in (2, 1)]
+    reader = Reader(opened(browser, tmp_path, page.AttentionSection("t", "", maps)).html())
     thumbs = [attrs["aria-label"] for tag, attrs in reader.tags if tag == "button" and "aria-label" in attrs]
     assert thumbs == [f"layer {layer}, head {head}" for layer in (1, 2) for head in range(3)]
     start = classes(reader).index("readout")
@@ -74,8 +65,8 @@ def test_the_map_reads_out_the_weight_it_was_given(browser: Browser, tmp_path: P
 
 def test_logarithmic_axes_space_powers_evenly(browser: Browser, tmp_path: Path):
     series = {"a": [(4.0, 1e-6), (16.0, 1e-3), (64.0, 1.0), (0.0, 5.0), (16.0, -1.0)]}
-    curve = Curve("t", "x", "y", series, {"never": 0.0, "one": 1.0}, "xy")
-    reader = Reader(opened(browser, tmp_path, Chapter("c", "", True, [curve])).html())
+    curve = page.Curve("t", "x", "y", series, {"never": 0.0, "one": 1.0}, "xy")
+    reader = Reader(opened(browser, tmp_path, page.Chapter("c", "", True, [curve])).html())
     ticks = [float(str(attrs["x"])) for tag, attrs in reader.tags if tag == "text" and attrs.get("class") == "tick"]
     assert len(ticks) == 3
     assert ticks[1] - ticks[0] == pytest.approx(ticks[2] - ticks[1])
@@ -88,8 +79,8 @@ def test_logarithmic_axes_space_powers_evenly(browser: Browser, tmp_path: Path):
 
 
 def test_steps_open_all_at_once(browser: Browser, tmp_path: Path):
-    items = [Unfolding(i, f"step {i}", "y = x", "", [], "", open=i == 1) for i in (1, 2, 3)]
-    reader = Reader(opened(browser, tmp_path, Steps("part", items), Steps("opened", items[:1])).html())
+    items = [page.Unfolding(i, f"step {i}", "y = x", "", [], "", open=i == 1) for i in (1, 2, 3)]
+    reader = Reader(opened(browser, tmp_path, page.Steps("part", items), page.Steps("opened", items[:1])).html())
     assert ["open" in attrs for tag, attrs in reader.tags if tag == "details"] == [True, False, False, True]
     assert [text for tag, text in reader.texts if tag == "button" and text.strip()][-2:] == ["Open all", "Close all"]
 
@@ -102,7 +93,7 @@ def test_a_walk_in_the_browser(browser: Browser, tmp_path: Path):
 
 
 def test_reference_lines_differ_and_carry_their_names(browser: Browser, tmp_path: Path):
-    curve = Curve("c", "x", "y", {"a": [(0, 4.0), (9, 0.1)]}, {"guessing": 3.3, "nearly": 3.31})
+    curve = page.Curve("c", "x", "y", {"a": [(0, 4.0), (9, 0.1)]}, {"guessing": 3.3, "nearly": 3.31})
     reader = Reader(opened(browser, tmp_path, curve).html())
     dashes = [name.removeprefix("reference ") for name in classes(reader) if name.startswith("reference dash-")]
     assert dashes == ["dash-0", "dash-1", "dash-1", "dash-0"]  # the lines, then beside the names from above
@@ -122,8 +113,8 @@ STATUS = '[...document.querySelectorAll("[role=status]")].map((one) => one.textC
 
 def two_stacks(folder: Path) -> Path:
     tokens = ["a", "b", "c"]
-    maps = [AttentionMap(stack, 0, tokens, tokens, pattern(2, 3, 3)) for stack in ("encoder", "cross")]
-    write(folder / "page.html", render("t", [AttentionSection("t", "", maps)]))
+    maps = [page.AttentionMap(stack, 0, tokens, tokens, pattern(2, 3, 3)) for stack in ("encoder", "cross")]
+    page.write(folder / "page.html", page.render("t", [page.AttentionSection("t", "", maps)]))
     return folder / "page.html"
 
 
@@ -160,8 +151,8 @@ def test_thirty_layers_lie_beside_their_map_without_a_sideways_scroll(
     browser: Browser, tmp_path: Path, width: int, dark: bool
 ):
     tokens = ["She", "sat", "by", "the", "river", "bank"]
-    maps = [AttentionMap("decoder", layer, tokens, tokens, pattern(9, 6, 6)) for layer in range(30)]
-    tab = opened(browser, tmp_path, AttentionSection("t", "", maps), width=width, dark=dark)
+    maps = [page.AttentionMap("decoder", layer, tokens, tokens, pattern(9, 6, 6)) for layer in range(30)]
+    tab = opened(browser, tmp_path, page.AttentionSection("t", "", maps), width=width, dark=dark)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     place = 'document.querySelector(".{}").getBoundingClientRect().toJSON()'
     boxes = {name: tab.evaluate(place.format(name)) for name in ("gallery", "heat", "reading")}
@@ -186,8 +177,8 @@ def test_letters_over_a_map_are_not_turned(width: int, browser: Browser, tmp_pat
     """Words are, where they are wider than their columns: on a narrow page."""
     maps = {}
     for name, tokens in (("letters", list("She sat by the river")), ("words", ["counterexample", "the", "mill"] * 4)):
-        maps[name] = [AttentionMap("decoder", 0, tokens, tokens, pattern(2, len(tokens), len(tokens)))]
-    shown = [AttentionSection(name, "", one) for name, one in maps.items()]
+        maps[name] = [page.AttentionMap("decoder", 0, tokens, tokens, pattern(2, len(tokens), len(tokens)))]
+    shown = [page.AttentionSection(name, "", one) for name, one in maps.items()]
     tab = opened(browser, tmp_path, *shown, width=width)
     modes = tab.evaluate("""[...document.querySelectorAll(".grid .top")].map(
       (top) => [...top.children].map((label) => getComputedStyle(label).writingMode))""")
@@ -200,8 +191,8 @@ def test_letters_over_a_map_are_not_turned(width: int, browser: Browser, tmp_pat
 def test_what_scrolls_sideways_shows_a_shadow_where_it_is_cut(browser: Browser, tmp_path: Path) -> None:
     """Pixels of the right edge of a table, of its last row, before and after it is scrolled to its end."""
     header = ["name", *(f"column {i}" for i in range(9))]
-    table = TableSection("t", header, [["row", *map(str, range(9))]] * 4)
-    tab = opened(browser, tmp_path, table, TableSection("narrow", ["a"], [["1"]]), width=390)
+    table = page.TableSection("t", header, [["row", *map(str, range(9))]] * 4)
+    tab = opened(browser, tmp_path, table, page.TableSection("narrow", ["a"], [["1"]]), width=390)
     wide = 'document.querySelectorAll(".wide")'
     assert tab.evaluate(f"[...{wide}].map((one) => one.scrollWidth > one.clientWidth)") == [True, False]
 

@@ -14,37 +14,30 @@ import pytest
 from spoken_tones import spoken, tones
 from triptych.errors import InputError, MissingProgramError
 from triptych.media.audio import RATE, read_wav, write_wav
+from triptych_lectures.data import digit_recordings
 from triptych_lectures.data import digit_recordings as spoken_digits
-from triptych_lectures.data.digit_recordings import (
-    DIGITS,
-    HEARD,
-    UNHEARD,
-    DigitRecorder,
-    Speaker,
-    SpokenWords,
-    espeak,
-    with_noise,
-    write_recordings,
-)
 
-SPEAKER = Speaker("en-us+f2", 160, 50)
+SPEAKER = digit_recordings.Speaker("en-us+f2", 160, 50)
 
 
 def test_nothing_that_is_tested_was_heard() -> None:
     for name in ("voices", "speeds", "pitches"):
-        assert not set(getattr(HEARD, name)) & set(getattr(UNHEARD, name)), name
-    variants = [{voice.partition("+")[2] for voice in among.voices} for among in (HEARD, UNHEARD)]
+        assert not set(getattr(digit_recordings.HEARD, name)) & set(getattr(digit_recordings.UNHEARD, name)), name
+    variants = [
+        {voice.partition("+")[2] for voice in among.voices}
+        for among in (digit_recordings.HEARD, digit_recordings.UNHEARD)
+    ]
     assert not variants[0] & variants[1]
 
 
 def test_speakers_are_different_and_drawn_alike() -> None:
-    drawn = HEARD.draw(70, np.random.default_rng(1))
+    drawn = digit_recordings.HEARD.draw(70, np.random.default_rng(1))
     assert len(set(drawn)) == 70
-    assert drawn == HEARD.draw(70, np.random.default_rng(1))
-    counts = [sum(one.voice == voice for one in drawn) for voice in HEARD.voices]
+    assert drawn == digit_recordings.HEARD.draw(70, np.random.default_rng(1))
+    counts = [sum(one.voice == voice for one in drawn) for voice in digit_recordings.HEARD.voices]
     assert max(counts) - min(counts) <= 1
     with pytest.raises(InputError, match="193 different speakers were asked for, and there are 192; ask for fewer"):
-        UNHEARD.draw(193, np.random.default_rng(1))
+        digit_recordings.UNHEARD.draw(193, np.random.default_rng(1))
 
 
 def test_a_sound_is_written_as_it_is_read(tmp_path: Path) -> None:
@@ -58,11 +51,11 @@ def test_a_sound_is_written_as_it_is_read(tmp_path: Path) -> None:
 def test_a_word_is_synthesized_once_and_cut_to_its_sound(tmp_path: Path) -> None:
     asked: list[str] = []
 
-    def once(word: str, speaker: Speaker) -> np.ndarray:
+    def once(word: str, speaker: digit_recordings.Speaker) -> np.ndarray:
         asked.append(word)
         return tones(word, speaker)
 
-    words = SpokenWords(tmp_path, once)
+    words = digit_recordings.SpokenWords(tmp_path, once)
     first, again = words("four", SPEAKER), words("four", SPEAKER)
     assert asked == ["four"]
     assert np.array_equal(first, again)
@@ -72,12 +65,12 @@ def test_a_word_is_synthesized_once_and_cut_to_its_sound(tmp_path: Path) -> None
 
 def test_silence_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the synthesizer gave silence"):
-        SpokenWords(tmp_path, lambda word, speaker: np.zeros(RATE, np.float32))("one", SPEAKER)
+        digit_recordings.SpokenWords(tmp_path, lambda word, speaker: np.zeros(RATE, np.float32))("one", SPEAKER)
 
 
 def test_words_stand_where_the_times_say(tmp_path: Path) -> None:
     clips = spoken(tmp_path).vocabulary([SPEAKER])[SPEAKER]
-    recorder = DigitRecorder(words=(3, 7), noise=(60.0, 60.0))
+    recorder = digit_recordings.DigitRecorder(words=(3, 7), noise=(60.0, 60.0))
     counts, random = set(), np.random.default_rng(0)
     for _ in range(40):
         one = recorder(clips, random)
@@ -93,19 +86,19 @@ def test_words_stand_where_the_times_say(tmp_path: Path) -> None:
 
 def test_noise_has_the_ratio_that_was_asked_for() -> None:
     sound = np.sin(np.arange(50_000) / 7).astype(np.float32)
-    noise = with_noise(sound, 15.0, np.random.default_rng(0)) - sound
+    noise = digit_recordings.with_noise(sound, 15.0, np.random.default_rng(0)) - sound
     assert 10 * np.log10(np.square(sound).mean() / np.square(noise).mean()) == pytest.approx(15.0, abs=0.2)
 
 
 def test_a_recording_that_never_fits_is_one_line(tmp_path: Path) -> None:
     clips = spoken(tmp_path).vocabulary([SPEAKER])[SPEAKER]
     with pytest.raises(InputError, match=r"all last longer than 0.1 s; use fewer words or more seconds"):
-        DigitRecorder(seconds=0.1)(clips, np.random.default_rng(0))
+        digit_recordings.DigitRecorder(seconds=0.1)(clips, np.random.default_rng(0))
 
 
 def test_recordings_are_written_with_their_records(tmp_path: Path) -> None:
-    recorder = DigitRecorder(words=(2, 3), noise=(20.0, 20.0))
-    files = write_recordings(
+    recorder = digit_recordings.DigitRecorder(words=(2, 3), noise=(20.0, 20.0))
+    files = digit_recordings.write_recordings(
         tmp_path / "data", 30, 10, speakers=(4, 2), recorder=recorder, spoken=spoken(tmp_path), seed=3
     )
     train, held = ([json.loads(line) for line in file.read_text("utf-8").splitlines()] for file in files)
@@ -113,7 +106,7 @@ def test_recordings_are_written_with_their_records(tmp_path: Path) -> None:
     assert {len(one["text"].split()) for one in train} == {1, 2, 3}
     assert {len(one["text"].split()) for one in held} == {2, 3}
     assert len(read_wav(files[1].parent / held[0]["audio"])) < 4.8 * RATE
-    again = write_recordings(
+    again = digit_recordings.write_recordings(
         tmp_path / "again", 30, 10, speakers=(4, 2), recorder=recorder, spoken=spoken(tmp_path), seed=3
     )
     assert [file.read_bytes() for file in files] == [file.read_bytes() for file in again]
@@ -124,14 +117,14 @@ def test_without_the_synthesizer_its_package_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(shutil, "which", lambda name: None)
     says = "espeak-ng is not installed; on Debian and Ubuntu: apt-get install espeak-ng"
     with pytest.raises(MissingProgramError, match=says):
-        espeak("one", SPEAKER)
+        digit_recordings.espeak("one", SPEAKER)
 
 
 @pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="espeak-ng is not installed")
 def test_the_synthesizer_speaks(tmp_path: Path) -> None:
-    words = SpokenWords(tmp_path)
+    words = digit_recordings.SpokenWords(tmp_path)
     slow, fast = (words("seven", replace(SPEAKER, speed=speed)) for speed in (150, 230))
     assert 0.2 * RATE < len(fast) < len(slow) < 1.0 * RATE
-    assert set(DIGITS) == {*words.vocabulary([SPEAKER])[SPEAKER]}
+    assert set(digit_recordings.DIGITS) == {*words.vocabulary([SPEAKER])[SPEAKER]}
     with pytest.raises(InputError, match="did not speak 'one' with voice xx-nowhere"):
-        espeak("one", replace(SPEAKER, voice="xx-nowhere"))
+        digit_recordings.espeak("one", replace(SPEAKER, voice="xx-nowhere"))

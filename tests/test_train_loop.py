@@ -14,30 +14,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from triptych import nn, ops
+from triptych import nn, ops, train
 from triptych.errors import ConfigError, InputError
 from triptych.families import read_config
-from triptych.train import (
-    CausalText,
-    DivergedError,
-    Event,
-    Example,
-    HeldOut,
-    MaskedText,
-    Optimizer,
-    OptimizerSettings,
-    Pairs,
-    RunSettings,
-    Schedule,
-    TokenMasking,
-    Trainer,
-    causal,
-    collate,
-    evaluate,
-    loss,
-    optim,
-    show_batch,
-)
 from triptych.train.arithmetic import WIDE, autocast, chosen, has_dropout
 from triptych.train.data import micro_batches
 from triptych.train.evaluate import FEWEST, _spread
@@ -57,19 +36,19 @@ T5 = {
     "model_type": "t5", "d_model": 24, "d_ff": 40, "d_kv": 8, "num_heads": 3, "num_layers": 2, "vocab_size": V,
     "dropout_rate": 0.0, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
-MASKING = TokenMasking(mask=4, vocab=V, special=frozenset(range(5)), rate=0.3)
+MASKING = train.TokenMasking(mask=4, vocab=V, special=frozenset(range(5)), rate=0.3)
 
 
 def make(hf: dict[str, Any], seed: int = 3) -> nn.Transformer:
     return nn.new(read_config(hf), seed)
 
 
-def trainer(module: nn.Transformer, data: Any, steps: int, rows: int = 8, **options: Any) -> Trainer:
-    settings = OptimizerSettings(**options.pop("optimizer", {}))
-    schedule = options.pop("schedule", Schedule(warmup=0.1))
+def trainer(module: nn.Transformer, data: Any, steps: int, rows: int = 8, **options: Any) -> train.Trainer:
+    settings = train.OptimizerSettings(**options.pop("optimizer", {}))
+    schedule = options.pop("schedule", train.Schedule(warmup=0.1))
     held = options.pop("held", None)
-    run = RunSettings(steps=steps, rows=rows, length=options.pop("length", 12), precision="fp32", **options)
-    return Trainer(module, data, Optimizer(module, settings), schedule, run, held)
+    run = train.RunSettings(steps=steps, rows=rows, length=options.pop("length", 12), precision="fp32", **options)
+    return train.Trainer(module, data, train.Optimizer(module, settings), schedule, run, held)
 
 
 # ---------------------------------------------------------------- learning
@@ -79,18 +58,18 @@ def copies(count: int = 200, length: int = 4) -> np.ndarray:
     return np.random.default_rng(5).integers(5, V, size=(count, length), dtype=np.int32)
 
 
-def copied_rows() -> CausalText:
+def copied_rows() -> train.CausalText:
     """[1, a, b, c, d, 2, a, b, c, d]: the second half is a copy of the first."""
-    return CausalText.of([[1, *row, 2, *row] for row in copies().tolist()], length=9)
+    return train.CausalText.of([[1, *row, 2, *row] for row in copies().tolist()], length=9)
 
 
-def one_letter() -> MaskedText:
+def one_letter() -> train.MaskedText:
     """Documents of one letter each, so a hidden one is known from its neighbours."""
-    return MaskedText.of([[letter] * 400 for letter in range(5, V)], 12, MASKING, before=[2], after=[3])
+    return train.MaskedText.of([[letter] * 400 for letter in range(5, V)], 12, MASKING, before=[2], after=[3])
 
 
-def copied_pairs() -> Pairs:
-    return Pairs.of([([*row, 1], [*row, 1]) for row in copies().tolist()], start=0, length=6)
+def copied_pairs() -> train.Pairs:
+    return train.Pairs.of([([*row, 1], [*row, 1]) for row in copies().tolist()], start=0, length=6)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +97,7 @@ class Rows8:
     """Eight rows of unequal lengths, always the same."""
 
     def draw(self, seed: int, step: int, rows: int) -> list[Any]:
-        return [causal(row) for row in RAGGED]
+        return [train.causal(row) for row in RAGGED]
 
     def held(self) -> Any:
         return iter(self.draw(0, 0, 8))
@@ -127,7 +106,7 @@ class Rows8:
         return np.concatenate([example.targets for example in self.draw(0, 0, 8)])
 
 
-class KeepsGradients(Optimizer):
+class KeepsGradients(train.Optimizer):
     """An optimizer that neither clips nor updates, and keeps the gradients of its last step."""
 
     gradients: dict[str, torch.Tensor]
@@ -142,17 +121,17 @@ class KeepsGradients(Optimizer):
 def gradients(data: Any, accumulate: int) -> dict[str, torch.Tensor]:
     """The gradients of one step of `data`."""
     module = make(LLAMA)
-    optimizer = KeepsGradients(module, OptimizerSettings())
-    run = RunSettings(steps=1, rows=8, length=12, precision="fp32", accumulate=accumulate)
-    Trainer(module, data, optimizer, Schedule(), run).step()
+    optimizer = KeepsGradients(module, train.OptimizerSettings())
+    run = train.RunSettings(steps=1, rows=8, length=12, precision="fp32", accumulate=accumulate)
+    train.Trainer(module, data, optimizer, train.Schedule(), run).step()
     return optimizer.gradients
 
 
-def mean_of_means(examples: Sequence[Example], parts: int) -> dict[str, torch.Tensor]:
+def mean_of_means(examples: Sequence[train.Example], parts: int) -> dict[str, torch.Tensor]:
     """The common mistake: the mean of the micro-batches' means."""
     module = make(LLAMA)
     for part in micro_batches(examples, parts):
-        nats, count = loss(module, collate(part))
+        nats, count = train.loss(module, train.collate(part))
         (nats / count / parts).backward()
     return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
@@ -171,7 +150,7 @@ class PartlyTrained(Rows8):
     def __init__(self, trained: set[int]) -> None:
         self.trained = trained
 
-    def draw(self, seed: int, step: int, rows: int) -> list[Example]:
+    def draw(self, seed: int, step: int, rows: int) -> list[train.Example]:
         examples = super().draw(seed, step, rows)
         return [replace(e, trained=e.trained & (i in self.trained)) for i, e in enumerate(examples)]
 
@@ -306,7 +285,7 @@ def test_roles_come_from_the_tree() -> None:
 
 def test_muon_has_the_matrices_and_only_they_and_the_head_decay() -> None:
     module = make(LLAMA)
-    adam, muon = Optimizer(module, OptimizerSettings(weight_decay=0.3)).parts
+    adam, muon = train.Optimizer(module, train.OptimizerSettings(weight_decay=0.3)).parts
     in_muon = {id(p) for group in muon.param_groups for p in group["params"]}
     named = dict(module.named_parameters())
     assert in_muon == {id(p) for name, p in named.items() if ".blocks." in name and p.dim() == 2}
@@ -316,14 +295,14 @@ def test_muon_has_the_matrices_and_only_they_and_the_head_decay() -> None:
     assert len(both) == len({id(p) for p in both}) == len(named)
 
 
-@pytest.mark.parametrize("together", [1, 1000, optim.TOGETHER])
+@pytest.mark.parametrize("together", [1, 1000, train.optim.TOGETHER])
 def test_matrices_orthogonalized_together_are_those_of_torch(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wide, tall and square matrices, several of each, one without a gradient in the second step."""
-    monkeypatch.setattr(optim, "TOGETHER", together)
+    monkeypatch.setattr(train.optim, "TOGETHER", together)
     settings = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
     start = [torch.randn(shape) for shape in [(24, 40), (40, 24), (32, 32)] for _ in range(3)]
     ours, torchs = ([torch.nn.Parameter(one.clone()) for one in start] for _ in range(2))
-    optimizers = [optim.Muon(ours, **settings), torch.optim.Muon(torchs, **settings)]
+    optimizers = [train.optim.Muon(ours, **settings), torch.optim.Muon(torchs, **settings)]
     for step in range(3):
         for one, other in zip(ours, torchs, strict=True):
             one.grad = torch.randn_like(one)
@@ -341,37 +320,37 @@ def test_matrices_orthogonalized_together_are_those_of_torch(together: int, monk
 
 def test_adamw_alone_takes_everything() -> None:
     module = make(LLAMA)
-    (adam,) = Optimizer(module, OptimizerSettings(name="adamw")).parts
+    (adam,) = train.Optimizer(module, train.OptimizerSettings(name="adamw")).parts
     assert sum(len(group["params"]) for group in adam.param_groups) == len(list(module.parameters()))
 
 
 def test_clipping_is_to_the_global_norm() -> None:
     module = make(LLAMA)
-    optimizer = Optimizer(module, OptimizerSettings(clip=0.5))
+    optimizer = train.Optimizer(module, train.OptimizerSettings(clip=0.5))
     for parameter in module.parameters():
         parameter.grad = torch.full_like(parameter, 0.1)
     expected = 0.1 * math.sqrt(sum(p.numel() for p in module.parameters()))
     assert optimizer.clip() == pytest.approx(expected, rel=1e-5)
     assert optimizer.clip() == pytest.approx(0.5, rel=1e-4)
-    optimizer = Optimizer(module, OptimizerSettings(clip=0.0))
+    optimizer = train.Optimizer(module, train.OptimizerSettings(clip=0.0))
     before = optimizer.clip()
     assert optimizer.clip() == before
 
 
 def test_schedules() -> None:
-    cosine = Schedule(shape="cosine", warmup=0.1, floor=0.2)
+    cosine = train.Schedule(shape="cosine", warmup=0.1, floor=0.2)
     assert cosine.factor(0.0) == 0.0
     assert cosine.factor(0.05) == pytest.approx(0.5)
     assert cosine.factor(0.1) == pytest.approx(1.0)
     assert cosine.factor(0.55) == pytest.approx(0.6)
     assert cosine.factor(1.0) == pytest.approx(0.2)
-    linear = Schedule(shape="linear", warmup=0.0)
+    linear = train.Schedule(shape="linear", warmup=0.0)
     assert [linear.factor(x) for x in (0.0, 0.25, 1.0)] == pytest.approx([1.0, 0.75, 0.0])
-    assert Schedule(shape="constant", warmup=0.5).factor(0.9) == 1.0
+    assert train.Schedule(shape="constant", warmup=0.5).factor(0.9) == 1.0
 
 
 def test_progress_is_by_whichever_budget_is_nearer_its_end() -> None:
-    run = RunSettings(rows=1, length=4, steps=100, seconds=50.0)
+    run = train.RunSettings(rows=1, length=4, steps=100, seconds=50.0)
     assert run.progress(20, 5.0) == 0.2
     assert run.progress(20, 25.0) == 0.5
     assert run.left(20, 5.0) == pytest.approx(20.0)
@@ -382,7 +361,7 @@ def test_a_time_budget_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10_000))
     monkeypatch.setattr("triptych.train.loop.time.monotonic", lambda: float(next(clock)))
     run = trainer(make(LLAMA), copied_rows(), steps=1000, rows=2, seconds=60.0)
-    events: list[Event] = []
+    events: list[train.Event] = []
     run.on_step = events.append
     run.run()
     assert 5 < len(events) <= 30
@@ -414,8 +393,8 @@ def test_a_time_budget_holds_with_what_follows_the_last_step(monkeypatch: pytest
         now[0] += 3.0
         return step()
 
-    few = HeldOut.of(Rows8(), Rows8(), tokens=1)
-    held = HeldOut(few.batches * 20, few.commonest)
+    few = train.HeldOut.of(Rows8(), Rows8(), tokens=1)
+    held = train.HeldOut(few.batches * 20, few.commonest)
     for seconds, fewest in ((40.0, 4), (100.0, 18), (1000.0, 200), (2.0, 1)):
         module, now[0] = make(LLAMA), 0.0
         run = trainer(module, Rows8(), 10**6, held=held, seconds=seconds, rows=2)
@@ -435,10 +414,10 @@ def test_a_time_budget_holds_with_what_follows_the_last_step(monkeypatch: pytest
 
 def test_evaluation_counts_nats_characters_and_right_answers() -> None:
     module = make(LLAMA)
-    held = HeldOut.of(Rows8(), Rows8(), tokens=16, text="x" * 100)
+    held = train.HeldOut.of(Rows8(), Rows8(), tokens=16, text="x" * 100)
     assert len(held.batches) > 2
-    score = evaluate(module, held)
-    nats, count = loss(module, collate([causal(row) for row in RAGGED]))
+    score = train.evaluate(module, held)
+    nats, count = train.loss(module, train.collate([train.causal(row) for row in RAGGED]))
     assert score.tokens == count
     assert score.nats == pytest.approx(nats.item(), rel=1e-5)
     assert score.nats_per_character == pytest.approx(nats.item() / 100, rel=1e-5)
@@ -448,7 +427,7 @@ def test_evaluation_counts_nats_characters_and_right_answers() -> None:
 
 
 def test_a_float64_model_is_scored_in_float64_and_a_bf16_one_in_fp32() -> None:
-    held = HeldOut.of(Rows8(), Rows8(), tokens=16)
+    held = train.HeldOut.of(Rows8(), Rows8(), tokens=16)
 
     def nats(module: nn.Transformer, exact: torch.dtype) -> float:
         with torch.no_grad():
@@ -458,37 +437,37 @@ def test_a_float64_model_is_scored_in_float64_and_a_bf16_one_in_fp32() -> None:
         return sum(float(F.cross_entropy(x, batch.targets, reduction="sum")) for x, batch in pairs)
 
     double = make(LLAMA).double()
-    assert evaluate(double, held).nats == pytest.approx(nats(double, torch.float64), rel=1e-13)
+    assert train.evaluate(double, held).nats == pytest.approx(nats(double, torch.float64), rel=1e-13)
     assert nats(double, torch.float32) != pytest.approx(nats(double, torch.float64), rel=1e-11)
     half = make(LLAMA).bfloat16()
-    assert evaluate(half, held).nats == pytest.approx(nats(half, torch.float64), rel=1e-6)
+    assert train.evaluate(half, held).nats == pytest.approx(nats(half, torch.float64), rel=1e-6)
 
 
 def test_evaluation_happens_at_shares_of_the_run() -> None:
-    held = HeldOut.of(Rows8(), Rows8(), tokens=16)
+    held = train.HeldOut.of(Rows8(), Rows8(), tokens=16)
     run = trainer(make(LLAMA), Rows8(), steps=10, held=held, evaluate_every=0.25)
-    events: list[Event] = []
+    events: list[train.Event] = []
     run.on_step = events.append
     run.run()
     assert [event.step for event in events if event.score is not None] == [3, 5, 8, 10]
 
 
 def test_an_evaluation_out_of_time_uses_evenly_spaced_batches() -> None:
-    module, held = make(LLAMA), HeldOut.of(Rows8(), Rows8(), tokens=1, text="x" * 100)
+    module, held = make(LLAMA), train.HeldOut.of(Rows8(), Rows8(), tokens=1, text="x" * 100)
     batches = tuple(held.batches[i % len(held.batches)] for i in range(100))
-    held = HeldOut(batches, held.commonest, 100, 100)
-    whole, part = evaluate(module, held, seconds=1e9), evaluate(module, held, seconds=0.0)
-    assert (whole.tokens, whole.characters) == (evaluate(module, held).tokens, 100)
+    held = train.HeldOut(batches, held.commonest, 100, 100)
+    whole, part = train.evaluate(module, held, seconds=1e9), train.evaluate(module, held, seconds=0.0)
+    assert (whole.tokens, whole.characters) == (train.evaluate(module, held).tokens, 100)
     assert part.characters is None
     assert part.tokens < whole.tokens / 5
-    numbered = [collate([causal([1] * (i + 2))]) for i in range(100)]
+    numbered = [train.collate([train.causal([1] * (i + 2))]) for i in range(100)]
     places = sorted(len(batch.targets) for batch in _spread(numbered)[:FEWEST])
     assert all(5 <= b - a <= 25 for a, b in itertools.pairwise(places)), places
 
 
 def test_a_time_budget_bounds_the_last_evaluation_and_a_number_of_steps_does_not() -> None:
-    few = HeldOut.of(Rows8(), Rows8(), tokens=1)
-    held = HeldOut(few.batches * 20, few.commonest)
+    few = train.HeldOut.of(Rows8(), Rows8(), tokens=1)
+    held = train.HeldOut(few.batches * 20, few.commonest)
     tokens = {}
     for seconds in (None, 1e-6, 1e9):
         run = trainer(make(LLAMA), Rows8(), steps=1, held=held, seconds=seconds)
@@ -507,7 +486,7 @@ def test_a_loss_that_is_not_finite_names_the_module(where: str) -> None:
     part.register_forward_hook(lambda *_: torch.full((), torch.inf) * _[2])
     before = {name: p.detach().clone() for name, p in module.named_parameters()}
     run = trainer(module, copied_rows(), steps=3)
-    with pytest.raises(DivergedError, match=rf"step 1: the loss is not finite; {where} was the first"):
+    with pytest.raises(train.DivergedError, match=rf"step 1: the loss is not finite; {where} was the first"):
         run.run()
     assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())
     assert all(p.grad is None for p in module.parameters())
@@ -517,23 +496,23 @@ def test_a_parameter_that_is_not_finite_is_named() -> None:
     module = make(LLAMA)
     with torch.no_grad():
         module.get_parameter("decoder.blocks.0.attn.v.weight")[2, 3] = torch.nan
-    with pytest.raises(DivergedError, match=r"parameter decoder\.blocks\.0\.attn\.v\.weight holds"):
+    with pytest.raises(train.DivergedError, match=r"parameter decoder\.blocks\.0\.attn\.v\.weight holds"):
         trainer(module, copied_rows(), steps=1).run()
 
 
 def test_a_step_that_breaks_the_model_is_not_saved() -> None:
-    rate = {"optimizer": {"name": "adamw", "lr": 1e38}, "schedule": Schedule(shape="constant", warmup=0.0)}
+    rate = {"optimizer": {"name": "adamw", "lr": 1e38}, "schedule": train.Schedule(shape="constant", warmup=0.0)}
     run = trainer(make(LLAMA), copied_rows(), steps=1, **rate)
     saved: list[int] = []
     run.on_save = lambda trainer: saved.append(trainer.at.step)
-    with pytest.raises(DivergedError, match=r"step 1 made parameter .* inf or NaN, and is not saved; lower the"):
+    with pytest.raises(train.DivergedError, match=r"step 1 made parameter .* inf or NaN, and is not saved; lower the"):
         run.run()
     assert saved == [0]
     module = make(LLAMA)
-    run = trainer(module, copied_rows(), steps=1, held=HeldOut.of(copied_rows(), copied_rows(), 100))
+    run = trainer(module, copied_rows(), steps=1, held=train.HeldOut.of(copied_rows(), copied_rows(), 100))
     run.on_save = lambda trainer: saved.append(trainer.at.step)
     module.head.register_forward_hook(lambda part, _, out: out if part.training else out * torch.inf)
-    with pytest.raises(DivergedError, match="step 1 made the loss on the held-out data inf or NaN"):
+    with pytest.raises(train.DivergedError, match="step 1 made the loss on the held-out data inf or NaN"):
         run.run()
     assert saved == [0, 0]
 
@@ -542,7 +521,7 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
     module = make(LLAMA)
     name = "decoder.blocks.0.mlp.down.weight"
     module.get_parameter(name).register_hook(lambda grad: grad * torch.inf)
-    with pytest.raises(DivergedError, match=rf"a gradient is not finite; .* the gradient of {name} is not"):
+    with pytest.raises(train.DivergedError, match=rf"a gradient is not finite; .* the gradient of {name} is not"):
         trainer(module, copied_rows(), steps=1).run()
 
 
@@ -560,11 +539,11 @@ def test_auto_is_bf16_for_wide_models_where_the_processor_has_it(monkeypatch: py
     assert [chosen("auto", cpu, width) for width in (WIDE - 1, WIDE)] == ["fp32", "bf16"]
     assert [chosen(named, cpu, 8) for named in ("bf16", "fp32")] == ["bf16", "fp32"]
     assert chosen("auto", cuda, 8) == "bf16"
-    settings = RunSettings(steps=1, rows=2, length=4)
+    settings = train.RunSettings(steps=1, rows=2, length=4)
     assert settings.precision == "auto"
     module = make(LLAMA)
-    optimizer = Optimizer(module, OptimizerSettings())
-    assert Trainer(module, copied_rows(), optimizer, Schedule(), settings).precision == "fp32"
+    optimizer = train.Optimizer(module, train.OptimizerSettings())
+    assert train.Trainer(module, copied_rows(), optimizer, train.Schedule(), settings).precision == "fp32"
     monkeypatch.setattr("triptych.train.arithmetic.has_bf16", lambda device: False)
     assert chosen("auto", cpu, WIDE) == "fp32"
 
@@ -583,12 +562,12 @@ def test_a_batch_can_be_read() -> None:
     from triptych.text import byte_tokenizer
 
     tokenizer = byte_tokenizer()
-    row = show_batch([causal(tokenizer.encode("to be"))], tokenizer)[0]
+    row = train.show_batch([train.causal(tokenizer.encode("to be"))], tokenizer)[0]
     assert [token.token for token in row.tokens] == ["t", "o", "␣", "b"]
     assert [token.target for token in row.tokens] == ["o", "␣", "b", "e"]
     assert row.trained == 4
-    hidden = show_batch(
-        [TokenMasking(7, 256, frozenset())(tokenizer.encode("to be"), np.random.default_rng(0))], tokenizer
+    hidden = train.show_batch(
+        [train.TokenMasking(7, 256, frozenset())(tokenizer.encode("to be"), np.random.default_rng(0))], tokenizer
     )[0]
     assert hidden.trained == 1
 
@@ -608,5 +587,5 @@ def test_a_run_keeps_to_its_threads() -> None:
 
 def test_a_run_needs_an_end() -> None:
     with pytest.raises(ValueError, match="needs an end"):
-        RunSettings(rows=1, length=4)
+        train.RunSettings(rows=1, length=4)
     assert issubclass(ConfigError, Exception)

@@ -14,24 +14,18 @@ from triptych.train import Example, collate
 from triptych_lectures.data.second_language import SecondLanguage
 from triptych_lectures.labs import translators
 from triptych_lectures.labs.translation import TranslationTask, quarters, word_by_word, write, wrong_tokens
-from triptych_lectures.labs.translators import (
-    BehindPrompt,
-    Ids,
-    PrefixExample,
-    RecurrentTranslator,
-    TrainedTranslator,
-    Training,
-    bahdanau,
-    behind_prefix,
-    behind_prompt,
-    beside_encoder,
-    fixed_vector,
-    with_prefixes,
-)
 
-TINY = Training(width=24, heads=4, layers=1, rows=5, steps=3, rate=3e-3, seed=0)
-BUILDERS = [beside_encoder, behind_prefix, behind_prompt, fixed_vector, bahdanau]
-Build = Callable[[Sequence[tuple[Ids, Ids]], int, Training], TrainedTranslator]
+TINY = translators.Training(width=24, heads=4, layers=1, rows=5, steps=3, rate=3e-3, seed=0)
+BUILDERS = [
+    translators.beside_encoder,
+    translators.behind_prefix,
+    translators.behind_prompt,
+    translators.fixed_vector,
+    translators.bahdanau,
+]
+Build = Callable[
+    [Sequence[tuple[translators.Ids, translators.Ids]], int, translators.Training], translators.TrainedTranslator
+]
 
 
 @pytest.fixture(scope="module")
@@ -75,18 +69,18 @@ def test_all_models_train_on_the_same_sentences_in_the_same_order(
     assert len(seen) == len(BUILDERS)
 
 
-def hidden(model: BehindPrompt, row: Ids, rows: Rows) -> torch.Tensor:
+def hidden(model: translators.BehindPrompt, row: translators.Ids, rows: Rows) -> torch.Tensor:
     with torch.no_grad():
         return model.module(nn.Batch(inputs=torch.tensor(row), rows=rows))
 
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_who_sees_whom_behind_a_prefix_and_a_plain_prompt(prefix: bool, task: TranslationTask) -> None:
-    build = behind_prefix if prefix else behind_prompt
+    build = translators.behind_prefix if prefix else translators.behind_prompt
     model = build(task.rows, len(task.vocabulary), TINY).model
-    assert isinstance(model, BehindPrompt)
+    assert isinstance(model, translators.BehindPrompt)
     source, target = [5, 6, 7, 0], [1, 9, 10, 11]
-    rows = with_prefixes([8], [5]) if prefix else Rows((8,))
+    rows = translators.with_prefixes([8], [5]) if prefix else Rows((8,))
     whole = hidden(model, [*source, *target], rows)
     other_source = hidden(model, [5, 6, 8, 0, *target], rows)
     other_target = hidden(model, [*source, 1, 9, 12, 11], rows)
@@ -97,7 +91,7 @@ def test_who_sees_whom_behind_a_prefix_and_a_plain_prompt(prefix: bool, task: Tr
 
 
 def test_the_loss_of_a_prompted_row_is_that_of_its_target_alone(task: TranslationTask) -> None:
-    rows = [translators._prompted(pair, PrefixExample) for pair in task.rows[:3]]
+    rows = [translators._prompted(pair, translators.PrefixExample) for pair in task.rows[:3]]
     batch = collate(rows)
     assert batch.targets.tolist() == [token for _, target in task.rows[:3] for token in target]
     assert batch.rows.documents is not None
@@ -109,7 +103,7 @@ def test_the_loss_of_a_prompted_row_is_that_of_its_target_alone(task: Translatio
 def test_padding_reaches_no_state_of_a_recurrent_model() -> None:
     for attention in (False, True):
         torch.manual_seed(0)
-        module = RecurrentTranslator(20, 16, attention=attention).double()
+        module = translators.RecurrentTranslator(20, 16, attention=attention).double()
         sources = [torch.tensor([3, 4, 5, 6, 7, 8]), torch.tensor([9, 3])]
         written = torch.tensor([[1, 4, 5], [1, 6, 7]])
         both = module(sources, written)
@@ -123,7 +117,7 @@ def test_the_fixed_vector_is_all_that_the_decoder_knows_of_the_source() -> None:
     """Without the last states, the fixed vector's output does not depend on the source, and that of attention does."""
     for attention in (False, True):
         torch.manual_seed(0)
-        module = RecurrentTranslator(20, 16, attention=attention)
+        module = translators.RecurrentTranslator(20, 16, attention=attention)
         module.encoder.register_forward_hook(lambda _, __, out: (out[0], torch.zeros_like(out[1])))
         written = torch.tensor([[1, 4, 5]])
         one, other = (module([torch.tensor(source)], written) for source in ([3, 4, 5], [9, 8, 7]))
@@ -150,7 +144,7 @@ def test_word_by_word_knows_each_word_and_no_order(task: TranslationTask) -> Non
 
 def test_the_step_from_which_a_loss_is_reached() -> None:
     losses = list(np.linspace(3.0, 1.0, 41))
-    trained = TrainedTranslator(fixed_vector([([2, 0], [3, 0])], 4, TINY).model, losses, 1.0)
+    trained = translators.TrainedTranslator(translators.fixed_vector([([2, 0], [3, 0])], 4, TINY).model, losses, 1.0)
     step = trained.reached(2.0)
     assert step is not None
     assert np.mean(losses[step - 10 : step]) <= 2.0 < np.mean(losses[step - 11 : step - 1])
@@ -159,7 +153,7 @@ def test_the_step_from_which_a_loss_is_reached() -> None:
 
 
 def test_chains_grow_with_the_sentence_where_there_is_recurrence(task: TranslationTask) -> None:
-    gru = fixed_vector(task.rows, len(task.vocabulary), TINY).model
-    transformer = beside_encoder(task.rows, len(task.vocabulary), TINY).model
+    gru = translators.fixed_vector(task.rows, len(task.vocabulary), TINY).model
+    transformer = translators.beside_encoder(task.rows, len(task.vocabulary), TINY).model
     assert gru.sequential_steps(30, 40) == 70
     assert transformer.sequential_steps(30, 40) == transformer.sequential_steps(3, 4) == 2 + 3
