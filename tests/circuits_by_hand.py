@@ -43,8 +43,6 @@ def induction() -> Model:
 
 
 def _write(module: nn.Transformer) -> None:
-    assert module.decoder is not None
-    assert module.head is not None
     names = dict(module.named_parameters())
     names["decoder.embed.tokens.weight"][:, part(TOKEN, VOCAB)] = torch.eye(VOCAB)
     names["decoder.embed.position.weight"][:, part(POSITION, PLACES)] = torch.eye(PLACES)

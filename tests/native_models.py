@@ -98,7 +98,6 @@ class Run:
     cache_type: CacheType = "auto"
 
     def side(self, native: bool) -> Side:
-        assert self.module.decoder is not None
         cache = self.module.decoder.cache(self.rows, self.cache_type)
         cross = None if self.module.encoder is None else self.module.decoder.cross_cache(self.cache_type)
         step = NativeStep(self.module, cache, cross, matrix_of=kernel_matrix, most_dense=ANY) if native else None

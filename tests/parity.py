@@ -88,7 +88,6 @@ def rows_of(model: Model) -> Sequence[Row]:
 def targets_of(model: Model) -> list[list[int]] | None:
     if model.spec.layout != "encoder-decoder":
         return None
-    assert model.spec.ids.start is not None
     return [[model.spec.ids.start, *row[:-1]] for row in token_rows(model)] if _labels_targets(model) else TARGETS
 
 
@@ -143,7 +142,6 @@ def through_the_cache(model: Model) -> list[Tensor]:
     every step runs them in another order than the one before."""
     module, targets = model.module, targets_of(model)
     rows = targets or ROWS
-    assert module.decoder is not None
     cache, cross = module.decoder.cache(len(rows)), None
     if targets is not None:
         cross = module.decoder.cross_cache()

@@ -211,7 +211,6 @@ def forced(model: Model, prompt: Any, ids: Sequence[int]) -> Tensor:
     """[len(ids), V]: the logits from which each of `ids` was chosen, from one uncached pass."""
     if model.spec.layout == "encoder-decoder":
         start = model.spec.ids.start
-        assert start is not None
         return model.logits([prompt], [[start, *ids[:-1]]])[0]
     row = model.ids([prompt])[0]
     return model.logits([[*row, *ids[:-1]]])[0][len(row) - 1 :]

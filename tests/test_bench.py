@@ -176,7 +176,6 @@ def test_the_limit_of_decoding_is_bandwidth_over_bytes(monkeypatch: pytest.Monke
         checkpoint("decoder"), settings=QUICK, apart=False, threads=1, rates=replace(RATES, fp32=1e15, bf16=1e15)
     )
     figure = report.figure("decode at 8")
-    assert figure.limit is not None
     assert figure.limit.by == "read bandwidth"
     assert figure.limit.value == pytest.approx(decode_limit(report, model))
     assert figure.reached == pytest.approx(figure.value / figure.limit.value)
@@ -185,7 +184,6 @@ def test_the_limit_of_decoding_is_bandwidth_over_bytes(monkeypatch: pytest.Monke
     wrong = limits.limits(
         job, count(model.spec), limits.Costs(limits.step_bytes(model.module), 4), report.rates, 1e15, "fp32 matmuls"
     )[0]
-    assert wrong is not None
     assert wrong.value > 1.5 * decode_limit(report, model)
 
 
@@ -196,8 +194,6 @@ def test_the_slower_of_reading_and_computing_is_the_limit() -> None:
     costs = limits.Costs(step=1000, cache_bytes=4)
     (computing,) = limits.limits(job, count(spec), costs, Rates(1e12, 1, 1), 1e9, "bf16 matmuls")
     (reading,) = limits.limits(job, count(spec), costs, Rates(1e3, 1, 1), 1e15, "bf16 matmuls")
-    assert computing is not None
-    assert reading is not None
     assert (computing.by, reading.by) == ("bf16 matmuls", "read bandwidth")
     assert computing.value == pytest.approx(20 * 1e9 / (sum(flops.values()) - flops["scores"] / 2))
     assert reading.value == pytest.approx(20.0)
@@ -208,8 +204,6 @@ def test_encoders_are_bound_by_the_tokens_of_their_texts() -> None:
     job = next(job for job in jobs(spec, Settings(texts=2)) if job.kind == "encode")
     sentences, tokens = limits.limits(job, count(spec), None, RATES, 1e9, "fp32 matmuls", lengths=[5, 11])
     work = sum(sum(count(spec).flops(n, logits=0).values()) for n in (5, 11))
-    assert sentences is not None
-    assert tokens is not None
     assert sentences.value == pytest.approx(2e9 / work)
     assert tokens.value == pytest.approx(16e9 / work)
 
@@ -407,7 +401,6 @@ def test_the_work_of_a_peer_on_torch_is_ours() -> None:
         chosen.append(int(theirs.chosen[0, 0]))  # type: ignore[attr-defined]
         ours.step()
         theirs.step()
-    assert ours.engine is not None
     assert ours.engine.rows[0].new[:3] == chosen
 
 
@@ -502,8 +495,6 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """bench/peers.py, whose measurements are stubs: ours 300, the peers 100, the limit 400, of 30 GB/s."""
     place = Path(__file__).parents[1] / "bench" / "peers.py"
     spec = importlib.util.spec_from_file_location("bench_peers", place)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "bench_peers", module)  # dataclasses look their module up
     monkeypatch.setattr(sys, "path", [*sys.path])

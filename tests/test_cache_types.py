@@ -82,9 +82,7 @@ def test_a_number_that_is_not_finite_is_not_lost(bad: float) -> None:
 
 def rows_of_c() -> tuple[Callable[[int, Tensor], Tensor], Callable[[int, Tensor, int, int], Tensor]]:
     native = library()
-    assert native is not None
     table = ctypes.c_void_p.in_dll(native.functions, "kernels_in_use").value
-    assert table is not None
     kernels = (ctypes.c_void_p * len(TABLE)).from_address(table + 8)  # behind two integers
     int32, address = ctypes.c_int32, ctypes.c_void_p
     keep = ctypes.CFUNCTYPE(None, int32, address, address, int32)(kernels[TABLE.index("keep")])
@@ -228,7 +226,6 @@ def test_another_rounding_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None
 @torch.inference_mode()
 def in_pieces(module: nn.Transformer, pieces: list[int], cache_type: CacheType) -> Tensor:
     """The logits of the prompt, by the modules."""
-    assert module.decoder is not None
     cache, done, out = module.decoder.cache(1, cache_type), 0, []
     for length in pieces:
         ids = torch.tensor(PROMPT[done : done + length])
@@ -266,17 +263,12 @@ def test_a_first_piece_that_reads_what_it_did_not_keep_is_seen(step: Any, monkey
 @pytest.mark.parametrize("cache_type", LOSSY)
 def test_a_row_has_the_same_bits_beside_others(cache_type: CacheType) -> None:
     module = MODELS["ring"]()
-    assert module.decoder is not None
     steps = [NativeStep(module, module.decoder.cache(rows, cache_type), most_dense=ANY) for rows in (3, 1)]
     together = steps[0].logits([*PROMPT[:9], *PROMPT[:20], 7], Rows((9, 20, 1)), range(30))
     alone = steps[1].logits(PROMPT[:20], Rows((20,)), range(20))
-    assert together is not None
-    assert alone is not None
     assert torch.equal(together[9:29], alone)
     more = steps[0].logits([3, 4, 4], Rows((2, 1), (9, 20), (0, 1)), [2])
-    assert more is not None
     after = steps[1].logits([4], Rows((1,), (20,)), [0])
-    assert after is not None
     assert torch.equal(more, after)
 
 
@@ -397,7 +389,6 @@ def test_a_trace_has_the_numbers_that_the_cache_gives(executor: Any) -> None:
     form = stored_form("int8", torch.float32)
     for cache in ("int8", "fp32"):
         trace = model.generate([PROMPT], max_new_tokens=3, cache=cache, read=sites)[0].trace
-        assert trace is not None
         for site in sites:
             x = trace[site]
             x = x if isinstance(x, Tensor) else torch.cat([one.flatten(0, -2) for one in x])
@@ -453,6 +444,5 @@ def test_commands_that_generate_take_a_type(capsys: pytest.CaptureFixture[str]) 
 def test_sources_are_kept_in_the_same_type() -> None:
     model = Model(tiny.encoder_decoder())
     engine = model.engine(cache="int8")
-    assert engine.cross is not None
     assert {store.k.dtype for store in engine.cross.stores} == {torch.int8}
     assert triptych.create(LLAMA).engine().cache.stores[0].k.dtype == torch.float32

@@ -241,7 +241,6 @@ def test_an_attribute_that_may_change_in_place_is_no_part_of_a_program(saved: di
 
     for factors, reason in (([1.5], "keeps a list in 'factors'"), ((1.5,), None)):
         model = opened(saved["llama"], False)
-        assert model.module.decoder is not None
         block = model.module.decoder.blocks[0]
         block.mlp = Factor(block.mlp, factors).eval()
         engine = model.engine()
@@ -253,7 +252,6 @@ def test_an_attribute_that_may_change_in_place_is_no_part_of_a_program(saved: di
 
 def test_changes_of_a_class_or_of_an_attribute_that_comes_or_goes_are_seen() -> None:
     module = create(LLAMA).module
-    assert module.decoder is not None
     norm, fingerprint = module.decoder.blocks[0].attn_norm.pre, ModuleFingerprint(module)
     last = [part._parameters for part in module.modules() if part._parameters][-1]
     assert fingerprint.same()
@@ -323,7 +321,6 @@ def test_a_number_that_is_none_is_refused_whatever_ran_before(
 
 
 def _masked(module: nn.Transformer, mask: Mask) -> None:
-    assert module.decoder is not None
     for kind in module.decoder.kinds.values():
         kind.spec = replace(kind.spec, mask=mask)
 

@@ -99,8 +99,6 @@ def test_what_others_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     )
     first = machine.usage(root(tmp_path, **{"proc/stat": before}))
     second = machine.usage(root(tmp_path, **{"proc/stat": after}))
-    assert first is not None
-    assert second is not None
     assert (second.processors, second.busy) == (6, pytest.approx(4.2))  # 2 x 0.1 s x (1 + ... + 6)
     assert second.by_others(first) == pytest.approx((4.2 - 2.0) / 2.0)
     assert first.by_others(second) >= 0.0

@@ -159,7 +159,6 @@ class Asked:
     def cached(self, model: Model) -> list[Tensor]:
         """`ours`, a few tokens of each target at a time."""
         module = model.module
-        assert module.decoder is not None
         cross, cache = module.decoder.cross_cache(), module.decoder.cache(len(LENGTHS))
         module(nn.Batch(source=module.flat(self.floats or self.rows), cross=cross))
         pieces: list[list[Tensor]] = [[] for _ in self.targets]

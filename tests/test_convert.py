@@ -363,8 +363,6 @@ def test_real_weights_come_back(smollm2_gguf: Path, tmp_path: Path, unchecked: N
     name = "blk.7.ffn_up.weight"
     assert (after.read(name) - before.read(name)).abs().max() <= 2e-3 * before.read(name).abs().max()
     ours, again = (read_header(path).tokenizer() for path in (smollm2_gguf, tmp_path / "x.gguf"))
-    assert ours is not None
-    assert again is not None
     assert all(ours.encode(text) == again.encode(text) for text in NASTY)
 
 
@@ -487,10 +485,6 @@ def test_a_chat_model_keeps_its_template_and_its_ends(tmp_path: Path) -> None:
     path = checkpoint("decoder")
     convert(path, tmp_path / "x.gguf")
     ours, again = read_header(path).tokenizer(), read_header(tmp_path / "x.gguf").tokenizer()
-    assert ours is not None
-    assert again is not None
-    assert ours.chat is not None
-    assert again.chat is not None
     assert again.chat.source == ours.chat.source
     more = Tokenizer(ours.backend, ours.specials, stop_ids=[65], chat=ours.chat)
     model = load(path)

@@ -91,8 +91,6 @@ def test_names_of_checkpoints_are_well_formed() -> None:
 def test_the_recall_of_folio_lines(minilm_dir: Path) -> None:
     """The figures of the page; shuffled pairs are at chance, so that the measure can fail."""
     spec = importlib.util.spec_from_file_location("retrieval", ROOT / "bench" / "retrieval.py")
-    assert spec is not None
-    assert spec.loader is not None
     retrieval = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(retrieval)
     found = retrieval.measured(triptych.load(minilm_dir), 500, 0)

@@ -124,7 +124,6 @@ def test_another_config_is_another_drawing(changes: dict[str, Any], gone: str | 
 
 def test_another_spec_is_another_drawing() -> None:
     spec = spec_of(LLAMA)
-    assert spec.decoder is not None
     first, *others = spec.decoder.blocks
     attn = replace(first.attn, scale=1.0, softcap=30.0, sinks=True, mechanism=AdditiveSpec(width=12))
     changed = replace(spec, decoder=replace(spec.decoder, blocks=(replace(first, attn=attn), *others)))
@@ -156,7 +155,6 @@ def test_kinds_of_layers_are_told_apart() -> None:
     assert {"block A, 3 layers: 0, 2, 4", "block B, 3 layers: 1, 3, 5", "× 3"} <= set(found)
     assert found.count("mask: causal & window(back=4)") == found.count("mask: causal") == 2  # overview and detail
     spec = spec_of(GEMMA2)
-    assert spec.decoder is not None
     kinds = {name: replace(kind, mask=causal() & window(9)) for name, kind in spec.decoder.kinds.items()}
     both = texts(replace(spec, decoder=replace(spec.decoder, kinds=kinds)))
     assert both.count("mask: causal & window(back=9)") == 4

@@ -158,8 +158,6 @@ def test_plans_belong_to_their_requests() -> None:
     ]
     assert [row.new for row in rows] == expected
     assert expected[0] != model.generate([PROMPTS[0]], max_new_tokens=5)[0].ids
-    assert sessions[0] is not None
-    assert sessions[2] is not None
     assert sessions[0].close().items("final") == [0]
     assert sessions[2].close()["blocks.0.attn.pattern"][0].shape == (tiny.H, 9, 9)
 
@@ -182,7 +180,6 @@ def test_the_log_probabilities_are_the_models_own() -> None:
         assert [p for _, p in told.top] == pytest.approx(best.values.tolist(), abs=1e-4)
     how: dict[str, Any] = {"temperature": 1.0, "seed": 3, "rules": [forbid([found.ids[0]])]}
     (sampled,) = model.generate([PROMPTS[0]], max_new_tokens=1, logprobs=0, **how)
-    assert sampled.logprobs is not None
     assert sampled.logprobs[0].logprob == pytest.approx(float(logits[0][sampled.ids[0]]), abs=1e-4)
     assert sampled.logprobs[0].top == []
 
@@ -262,7 +259,6 @@ def test_a_trace_across_longropes_length_is_that_of_the_last_pass() -> None:
     prompt, new = [5, 9, 3, 7, 11, 2, 8, 4, 6, 13, 12], 6
     (found,) = model.generate([prompt], max_new_tokens=new, read=["*"])
     (trace, ids) = (found.trace, prompt + found.ids)
-    assert trace is not None
     assert len(prompt) < 13 < len(ids) - 1
     whole = model.trace([ids[:-1]], read=["*"])
     for site in whole:

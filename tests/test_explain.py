@@ -241,7 +241,6 @@ def test_an_encoder_fills_its_mask_or_gives_its_vector() -> None:
     assert walk.agrees
     assert titles(walk)[-1] == "The word"
     (((word, chance), *_),) = model.fill(["the old [MASK] stands where"])[0]
-    assert model.tokenizer is not None
     assert model.tokenizer.decode([walk.token]).strip() == word  # type: ignore[list-item]
     assert f"p {chance:.4f}" in walk.outcome
     assert dict(walk.facts)["Row"] == "3, [MASK]"

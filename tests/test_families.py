@@ -177,19 +177,14 @@ def test_a_wrong_size_does_not_fit_the_tensors(name: str, key: str) -> None:
 # ---------------------------------------------------------------- what the configs mean
 
 
-def decoder_of(model: spec.ModelSpec) -> spec.StackSpec:
-    assert model.decoder is not None
-    return model.decoder
-
-
 def test_llama_in_numbers() -> None:
     model = read("llama")
-    attn = decoder_of(model).blocks[0].attn
+    attn = model.decoder.blocks[0].attn
     assert (attn.heads, attn.kv_heads, attn.head_width, model.vocab, model.context) == (H, G, K, V, CONTEXT)
     assert model.shapes()["decoder.blocks.2.mlp.gate.weight"] == (F, D)
-    assert len(decoder_of(model).blocks) == L
+    assert len(model.decoder.blocks) == L
     assert model.ids == spec.SpecialIds(pad=0, bos=1, eos=(2,))
-    assert decoder_of(model).kinds == {
+    assert model.decoder.kinds == {
         "self": spec.KindSpec(mask=spec.causal(), position=spec.RopeSpec(width=K, theta=10_000.0))
     }
     assert not model.ties
@@ -219,11 +214,11 @@ def test_llama_in_numbers() -> None:
 def test_rope_scalings_in_both_spellings(name: str, scaling: Any) -> None:
     hf, tensors = stored(name)
     expected = spec.RopeSpec(width=K, theta=1000.0, scaling=scaling)
-    assert decoder_of(families.read_config(hf, stored=tensors)).kinds["self"].position == expected
+    assert families.read_config(hf, stored=tensors).decoder.kinds["self"].position == expected
     old = {key: value for key, value in hf.items() if key != "rope_parameters"}
     given = dict(hf["rope_parameters"])
     old |= {"rope_theta": given.pop("rope_theta"), "rope_scaling": given | {"type": given.pop("rope_type")}}
-    assert decoder_of(families.read_config(old, stored=tensors)).kinds["self"].position == expected
+    assert families.read_config(old, stored=tensors).decoder.kinds["self"].position == expected
 
 
 def test_where_the_original_length_is_written() -> None:
@@ -235,7 +230,7 @@ def test_where_the_original_length_is_written() -> None:
         ({"rope_parameters": inside, "original_max_position_embeddings": 17}, 17),
         ({"rope_parameters": scaling}, CONTEXT),
     ):
-        position = decoder_of(read("llama", **changes)).kinds["self"].position
+        position = read("llama", **changes).decoder.kinds["self"].position
         assert position == spec.RopeSpec(width=K, scaling=YaRN(factor=2.0, original_length=expected))
 
 
@@ -257,26 +252,26 @@ def test_rope_refusals(rope: dict[str, Any], message: str) -> None:
 def test_partial_rotary_in_both_spellings() -> None:
     inside = read("phi3", rope_parameters={"rope_theta": 10_000.0, "partial_rotary_factor": 0.4})
     beside = read("phi3", rope_parameters=None, partial_rotary_factor=0.4)
-    assert decoder_of(inside).kinds == decoder_of(beside).kinds
-    assert decoder_of(inside).kinds["self"].position == spec.RopeSpec(width=4)
+    assert inside.decoder.kinds == beside.decoder.kinds
+    assert inside.decoder.kinds["self"].position == spec.RopeSpec(width=4)
     with pytest.raises(ConfigError, match="must be even"):
         read("phi3", rope_parameters=None, partial_rotary_factor=0.1)
 
 
 def test_windows() -> None:
-    assert decoder_of(read("mistral")).kinds["self"].mask == spec.causal() & spec.window(4)
-    assert decoder_of(read("mistral-full")).kinds["self"].mask == spec.causal()
-    stack = decoder_of(read("qwen2-window"))
+    assert read("mistral").decoder.kinds["self"].mask == spec.causal() & spec.window(4)
+    assert read("mistral-full").decoder.kinds["self"].mask == spec.causal()
+    stack = read("qwen2-window").decoder
     assert [block.attn.kind for block in stack.blocks] == ["self", "window", "window"]
     assert stack.kinds["window"].mask == spec.causal() & spec.window(4)
-    assert {k.mask for k in decoder_of(read("qwen2")).kinds.values()} == {spec.causal()}
+    assert {k.mask for k in read("qwen2").decoder.kinds.values()} == {spec.causal()}
     turned = ["sliding_attention", "full_attention", "full_attention"]
-    assert [b.attn.kind for b in decoder_of(read("qwen2-window", layer_types=turned)).blocks] == [
+    assert [b.attn.kind for b in read("qwen2-window", layer_types=turned).decoder.blocks] == [
         "window",
         "self",
         "self",
     ]
-    assert decoder_of(read("qwen2-window", layer_types=None)) == stack  # from max_window_layers on
+    assert read("qwen2-window", layer_types=None).decoder == stack  # from max_window_layers on
     with pytest.raises(ConfigError, match="layer_types"):
         read("qwen2", layer_types=turned)
 
@@ -284,13 +279,13 @@ def test_windows() -> None:
 def test_absent_keys_mean_the_reference_s_defaults() -> None:
     hf, tensors = stored("mistral")
     del hf["sliding_window"]
-    assert decoder_of(families.read_config(hf, stored=tensors)).kinds["self"].mask == spec.causal() & spec.window(4096)
+    assert families.read_config(hf, stored=tensors).decoder.kinds["self"].mask == spec.causal() & spec.window(4096)
 
 
 def test_gpt2_scales() -> None:
-    assert [b.attn.scale for b in decoder_of(read("gpt2")).blocks] == [None] * L
-    assert [b.attn.scale for b in decoder_of(read("gpt2-unscaled")).blocks] == [1.0] * L
-    scales = [b.attn.scale for b in decoder_of(read("gpt2-layer-scale")).blocks]
+    assert [b.attn.scale for b in read("gpt2").decoder.blocks] == [None] * L
+    assert [b.attn.scale for b in read("gpt2-unscaled").decoder.blocks] == [1.0] * L
+    scales = [b.attn.scale for b in read("gpt2-layer-scale").decoder.blocks]
     assert scales == [(D / H) ** -0.5 / (i + 1) for i in range(L)]
 
 
@@ -482,7 +477,7 @@ def test_llama3_divisors_come_from_a_tensor() -> None:
     factors = [1.0, 1.0, 2.5, 6.0, 8.0]
     shapes = packed_shapes("llama") | {"rope_freqs.weight": (K // 2,)}
     config, model = families.read_gguf(HEADERS["llama"], shapes, read=lambda name: factors)
-    position = decoder_of(model).kinds["self"].position
+    position = model.decoder.kinds["self"].position
     assert position == spec.RopeSpec(
         width=K,
         scaling=LongRope(
@@ -497,14 +492,14 @@ def test_gguf_scalings() -> None:
     shapes = packed_shapes("llama")
     scaled = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.5}
     _, linear = families.read_gguf(HEADERS["llama"] | scaled, shapes)
-    assert decoder_of(linear).kinds["self"].position == spec.RopeSpec(width=K, scaling=Interpolate(factor=2.5))
+    assert linear.decoder.kinds["self"].position == spec.RopeSpec(width=K, scaling=Interpolate(factor=2.5))
     scaled = {
         "llama.rope.scaling.type": "yarn",
         "llama.rope.scaling.factor": 4.0,
         "llama.rope.scaling.original_context_length": 13,
     }
     _, yarn = families.read_gguf(HEADERS["llama"] | scaled, shapes)
-    position = decoder_of(yarn).kinds["self"].position
+    position = yarn.decoder.kinds["self"].position
     assert position == spec.RopeSpec(width=K, scaling=YaRN(factor=4.0, original_length=13))
 
 

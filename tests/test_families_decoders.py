@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from references import EVEN, HEADERS, D, H, K, L, metadata, read, stored
-from test_families import decoder_of, fill, packed_shapes
+from test_families import fill, packed_shapes
 from triptych import families, spec
 from triptych.errors import ConfigError
 from triptych.spec.positions import Interpolate, LongRope
@@ -20,35 +20,35 @@ def test_gemma_3_in_both_spellings() -> None:
     hf, tensors = stored("gemma3-linear")
     old = {key: value for key, value in hf.items() if key not in ("rope_parameters", "layer_types")}
     old |= {"rope_theta": 500.0, "rope_local_base_freq": 50.0, "rope_scaling": {"rope_type": "linear", "factor": 2.5}}
-    stack = decoder_of(families.read_config(old | {"sliding_window_pattern": 2}, stored=tensors))
+    stack = families.read_config(old | {"sliding_window_pattern": 2}, stored=tensors).decoder
     assert [block.attn.kind for block in stack.blocks] == ["window", "self", "window"]
     assert stack.kinds["self"].position == spec.RopeSpec(width=K, theta=500.0, scaling=Interpolate(factor=2.5))
     assert stack.kinds["window"].position == spec.RopeSpec(width=K, theta=50.0)
     hf["rope_parameters"]["full_attention"]["rope_theta"] = 500.0
-    assert decoder_of(families.read_config(hf, stored=tensors)) == stack
+    assert families.read_config(hf, stored=tensors).decoder == stack
     bare = {key: value for key, value in old.items() if not key.startswith("rope_")}
-    kinds = decoder_of(families.read_config(bare | {"sliding_window_pattern": 2}, stored=tensors)).kinds
+    kinds = families.read_config(bare | {"sliding_window_pattern": 2}, stored=tensors).decoder.kinds
     assert [kinds[name].position for name in ("self", "window")] == [
         spec.RopeSpec(width=K, theta=1_000_000.0),
         spec.RopeSpec(width=K, theta=10_000.0),
     ]
-    pattern = [block.attn.kind for block in decoder_of(families.read_config(bare | {"num_hidden_layers": 7})).blocks]
+    pattern = [block.attn.kind for block in families.read_config(bare | {"num_hidden_layers": 7}).decoder.blocks]
     assert pattern == ["window"] * 5 + ["self", "window"]
 
 
 def test_gemma_defaults() -> None:
-    capped = decoder_of(read("gemma2")).blocks[0].attn
+    capped = read("gemma2").decoder.blocks[0].attn
     assert (capped.softcap, capped.scale) == (5.0, 17**-0.5)
     hf, tensors = stored("gemma2")
     for key in ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "layer_types"):
         del hf[key]
     model = families.read_config(hf, stored=tensors)
-    attn = decoder_of(model).blocks[0].attn
+    attn = model.decoder.blocks[0].attn
     assert isinstance(model.head, spec.LMHeadSpec)
     assert (attn.softcap, model.head.softcap, attn.scale) == (50.0, 30.0, 256**-0.5)
-    assert [block.attn.kind for block in decoder_of(model).blocks] == ["window", "self", "window"]
-    assert decoder_of(read("gemma3", attn_logit_softcapping=5.0)).blocks[0].attn.softcap is None
-    assert decoder_of(read("gemma", hidden_act="gelu")).blocks[0].mlp.act == "gelu_tanh"
+    assert [block.attn.kind for block in model.decoder.blocks] == ["window", "self", "window"]
+    assert read("gemma3", attn_logit_softcapping=5.0).decoder.blocks[0].attn.softcap is None
+    assert read("gemma", hidden_act="gelu").decoder.blocks[0].mlp.act == "gelu_tanh"
     with pytest.raises(ConfigError, match="attend to later ones"):
         read("gemma3", use_bidirectional_attention=True)
 
@@ -56,7 +56,7 @@ def test_gemma_defaults() -> None:
 def test_layers_of_qwen3_moe() -> None:
     def mixed(**changes: Any) -> list[bool]:
         hf, _ = stored("qwen3-moe-normed")
-        return [isinstance(b.mlp, spec.MoESpec) for b in decoder_of(families.read_config(hf | changes)).blocks]
+        return [isinstance(b.mlp, spec.MoESpec) for b in families.read_config(hf | changes).decoder.blocks]
 
     assert mixed() == [True] * L
     assert mixed(mlp_only_layers=[0, 2]) == [False, True, False]
@@ -90,7 +90,7 @@ def test_the_largest_gemmas_in_gguf_scale_scores_by_the_model_s_width(name: str,
     header = HEADERS[name] | {f"{name}.block_count": layers}
     config, model = families.read_gguf(header, packed_shapes(name))
     assert config["query_pre_attn_scalar"] == scalar
-    assert {block.attn.scale for block in decoder_of(model).blocks} == {scalar**-0.5}
+    assert {block.attn.scale for block in model.decoder.blocks} == {scalar**-0.5}
 
 
 def test_phi3_s_factors_come_from_two_tensors() -> None:
@@ -104,7 +104,7 @@ def test_phi3_s_factors_come_from_two_tensors() -> None:
     _, model = families.read_gguf(header, shapes, read=factors.__getitem__)
     assert model == replace(hf, ids=spec.SpecialIds(eos=(2,)), init_std=0.02)
     _, other = families.read_gguf(header | {"phi3.rope.scaling.attn_factor": 1.5}, shapes, read=factors.__getitem__)
-    position = decoder_of(other).kinds["self"].position
+    position = other.decoder.kinds["self"].position
     assert isinstance(position, spec.RopeSpec)
     assert isinstance(position.scaling, LongRope)
     assert position.scaling.attention_factor == 1.5

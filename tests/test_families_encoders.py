@@ -13,15 +13,10 @@ from triptych import families, spec
 from triptych.errors import ConfigError, InputError
 
 
-def encoder_of(model: spec.ModelSpec) -> spec.StackSpec:
-    assert model.encoder is not None
-    return model.encoder
-
-
 def test_positions_of_roberta_begin_after_the_padding_id() -> None:
     for pad in (0, 1, 5):
         model = read("roberta", pad_token_id=pad)
-        assert encoder_of(model).embed.position == spec.LearnedSpec(length=CONTEXT - pad - 1, width=D, offset=pad + 1)
+        assert model.encoder.embed.position == spec.LearnedSpec(length=CONTEXT - pad - 1, width=D, offset=pad + 1)
         assert model.context == CONTEXT - pad - 1
     with pytest.raises(ConfigError, match="max_position_embeddings"):
         read("roberta", max_position_embeddings=2)
@@ -66,14 +61,14 @@ def test_modernbert_configs_before_transformers_5() -> None:
     old |= {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute", "reference_compile": True}
     model = families.read_config(new, stored=names)
     assert families.read_config(old, stored=names) == model
-    stack = encoder_of(model)
+    stack = model.encoder
     assert [block.attn.kind for block in stack.blocks] == ["self", "window", "window"]
     assert stack.kinds["window"].mask == spec.window(4, ahead=3)
     assert stack.kinds["self"].position == spec.RopeSpec(width=4, theta=160_000.0)
     assert stack.kinds["window"].position == spec.RopeSpec(width=4, theta=10_000.0)
     turned = families.read_config(old | {"global_rope_theta": 8e4, "local_rope_theta": 7e3}, stored=names)
-    assert encoder_of(turned).kinds["self"].position == spec.RopeSpec(width=4, theta=8e4)
-    assert encoder_of(turned).kinds["window"].position == spec.RopeSpec(width=4, theta=7e3)
+    assert turned.encoder.kinds["self"].position == spec.RopeSpec(width=4, theta=8e4)
+    assert turned.encoder.kinds["window"].position == spec.RopeSpec(width=4, theta=7e3)
     with pytest.raises(ConfigError, match="layer_types must name"):
         read("modernbert", layer_types=["full_attention"] * (L - 1))
     with pytest.raises(ConfigError, match=r"'chunked_attention' .* is not understood"):
@@ -119,7 +114,7 @@ def test_embeddings_of_bart_when_nothing_is_tied() -> None:
 
 def test_vocabularies_of_marian() -> None:
     two = read("marian-two")
-    assert (encoder_of(two).embed.vocab, two.vocab) == (references.V, references.V + 2)
+    assert (two.encoder.embed.vocab, two.vocab) == (references.V, references.V + 2)
     assert two.ties == {"head.proj.weight": "decoder.embed.tokens.weight"}
     assert read("marian-untied").ties == {}
     for change in ({"decoder_vocab_size": references.V + 2}, {"tie_word_embeddings": False}):

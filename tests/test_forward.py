@@ -159,7 +159,6 @@ def test_recompute_gives_the_same_gradients(position: str) -> None:
     grads = []
     for recompute in (False, True):
         module.train()
-        assert module.decoder is not None
         module.decoder.recompute = recompute
         module.zero_grad()
         module.logits(nn.Batch(inputs=ids, rows=where)).logsumexp(-1).sum().backward()
@@ -216,7 +215,6 @@ def test_rows_positions_follow_the_past() -> None:
 def with_mask(mask: spec.Mask, position: str = "rope") -> nn.Transformer:
     """A decoder all of whose layers have this mask."""
     model = tiny.decoder(position).spec
-    assert model.decoder is not None
     kinds = {name: replace(kind, mask=mask) for name, kind in model.decoder.kinds.items()}
     return nn.new(replace(model, decoder=replace(model.decoder, kinds=kinds)))
 
@@ -233,7 +231,6 @@ def test_a_mask_that_hides_only_later_tokens_is_decided_at_every_step(rows: list
 def test_a_step_of_other_rows_is_decided_anew() -> None:
     """One token a step, of rows that leave, come back and change their order in between."""
     module = tiny.decoder()
-    assert module.decoder is not None
     cache, read, rows = module.decoder.cache(3), [0, 0, 0], [ROWS[0], [*ROWS[1], 8, 1, 5], [*ROWS[2], 8, 4]]
     expected = logits(module, rows)
     with torch.inference_mode():

@@ -148,7 +148,6 @@ def spans(model: Model, context: str, longest: int) -> dict[tuple[int, int], flo
     import transformers
 
     reference = transformers.BertForQuestionAnswering.from_pretrained(model.path)
-    assert model.tokenizer is not None
     row = model.tokenizer.backend.encode(QUESTION, context)
     with torch.no_grad():
         out = reference(input_ids=torch.tensor([row.ids]), token_type_ids=torch.tensor([row.type_ids]))
@@ -249,10 +248,8 @@ def test_t5_is_never_kept_in_fp16() -> None:
     path = references.saved("t5")[1]
     moved = load(path, dtype=torch.float16)
     assert {p.dtype for p in moved.module.parameters()} == {torch.float32}
-    assert moved.report is not None
     assert moved.report.notes == ("t5 overflows fp16, so its weights are loaded in float32",)
     assert moved.report.notes[0] in str(moved.report)
     kept = load(references.saved("llama")[1], dtype=torch.float16)
     assert {p.dtype for p in kept.module.parameters()} == {torch.float16}
-    assert kept.report is not None
     assert kept.report.notes == ()

@@ -259,13 +259,11 @@ def test_a_kept_result_is_the_result(lab: Notes, tmp_path: Path) -> None:
     result = LabResult("What?", "That.", checks, SHOWN)
     kept.write("counts", setup, SeedRun(3, 1.5, result))
     again = kept.read("counts", setup)
-    assert again is not None
     assert again.result.to_dict() == result.to_dict()
     assert [str(check.measured) for check in again.result.checks] == ["nan", "inf", "-0.5"]
     other = dataclasses.replace(result, sections=(MatrixSection("a matrix", "", ["x"], ["y"], [["1"]], [[1.0]]),))
     kept.write("counts", setup, SeedRun(3, 1.5, other))
     again = kept.read("counts", setup)
-    assert again is not None
     assert [section.kind for section in again.result.sections] == ["prose"]
 
 

@@ -54,8 +54,6 @@ Exit, UsageError = typer.Exit, next(kind for kind in typer.BadParameter.__mro__ 
 def _generator() -> ModuleType:
     sys.path.append(str(ROOT / "tools"))  # where it finds `pictures`
     found = importlib.util.spec_from_file_location("lectures", ROOT / "tools" / "lectures.py")
-    assert found is not None
-    assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.modules[found.name] = module
     sys.path.insert(0, str(ROOT / "tools"))  # of the files beside it

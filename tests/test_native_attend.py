@@ -34,13 +34,11 @@ def restored() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     native = library()
-    assert native is not None
     native.use(LEVELS[-1])
 
 
 def usable() -> list[str]:
     native = library()
-    assert native is not None
     return [isa for isa in LEVELS if native.use(isa) == isa]
 
 
@@ -49,7 +47,6 @@ def logits(
     module: nn.Transformer, ids: list[int], pieces: list[int], threads: int, cache_type: CacheType = "auto"
 ) -> Tensor:  # fmt: skip
     """The logits of a row whose tokens run in these pieces."""
-    assert module.decoder is not None
     assert len(ids) == sum(pieces)
     torch.set_num_threads(threads)
     cache = module.decoder.cache(1, cache_type)
@@ -65,7 +62,6 @@ def logits(
 
 def _bits_agree(module: nn.Transformer, length: int, middle: int, cache_type: CacheType = "auto") -> None:
     ids, native, expected = [i * 7 % 37 for i in range(length)], library(), None
-    assert native is not None
     for isa in usable():
         native.use(isa)
         for pieces, threads in (([length], 1), ([length - 1, 1], 2), ([middle, 1, 2, length - middle - 3], 8)):
@@ -104,11 +100,9 @@ def test_rows_of_several_ranges_have_the_same_bits(name: str) -> None:
 def test_what_a_query_does_not_see_never_reaches_it(isa: str) -> None:
     """NaN in later tokens of the same call, in other rows and in places of the cache beyond a row."""
     native = library()
-    assert native is not None
     if native.use(isa) != isa:
         pytest.skip(f"this processor lacks {isa}")
     module = llama(tie_word_embeddings=False)
-    assert module.decoder is not None
     ids = [3 + i % 20 for i in range(90)]
     expected = logits(module, ids, [90], 2)
     for weight in module.parameters():
@@ -127,5 +121,4 @@ def test_what_a_query_does_not_see_never_reaches_it(isa: str) -> None:
             x[:, :, 80:] = torch.nan
     for i in range(80, 90):
         after = step.logits([ids[i]], Rows((1,), (i,)), [0])
-        assert after is not None
         assert torch.equal(after[0, :40], expected[i, :40])

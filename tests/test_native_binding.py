@@ -54,7 +54,6 @@ class Adapter(torch.nn.Module):
 
 
 def _block(module: nn.Transformer) -> Any:
-    assert module.decoder is not None
     return module.decoder.blocks[0]
 
 
@@ -107,7 +106,6 @@ def test_an_adapter_merged_and_a_bias_table_changed_in_place() -> None:
     assert not torch.equal(before, Run(module).both()[1][0])
 
     def table(module: nn.Transformer) -> None:
-        assert module.decoder is not None
         with torch.no_grad():
             for kind in module.decoder.kinds.values():
                 kind.position.weight.mul_(-2)
@@ -421,23 +419,19 @@ def test_edited_rows_run_as_modules_and_others_natively() -> None:
 
 def test_gradients_and_modes_of_torch_run_as_modules() -> None:
     module = llama()
-    assert module.decoder is not None
     step = NativeStep(module, module.decoder.cache(1))
     assert step.logits([1], Rows((1,)), [0]) is None
     assert step.why_modules == "gradients may be needed"
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         assert step.logits([1], Rows((1,)), [0]) is None
-    assert step.why_modules is not None
     assert "autocast" in step.why_modules
 
 
 @torch.no_grad()
 def test_dense_weights_run_up_to_as_many_tokens_as_are_faster() -> None:
     kernels = library()
-    assert kernels is not None
     fast = MOST_DENSE_FP32 if kernels.wide else MOST_DENSE
     for module, most in ((llama(), fast), (llama().to(torch.bfloat16), MOST_DENSE)):
-        assert module.decoder is not None
         for tokens, ran in ((most, True), (most + 1, False)):
             step = NativeStep(module, module.decoder.cache(1))
             assert (step.logits([1] * tokens, Rows((tokens,)), [0]) is not None) == ran, step.why_modules
@@ -446,7 +440,6 @@ def test_dense_weights_run_up_to_as_many_tokens_as_are_faster() -> None:
 @torch.inference_mode()
 def test_wrong_sizes_never_reach_the_kernels() -> None:
     module = llama()
-    assert module.decoder is not None
     step = NativeStep(module, module.decoder.cache(1))
     for ids, rows, reason in (
         ([41], Rows((1,)), "outside the vocabulary"), ([-1], Rows((1,)), "outside the vocabulary"),

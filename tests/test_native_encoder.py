@@ -182,7 +182,6 @@ def test_an_encoder_beside_a_decoder_gives_what_its_modules_give(config: dict[st
     assert hidden is not None, native.why_modules
     assert float((hidden - expected).abs().max()) <= EXACT
     alone = native.hidden(*module.flat(sources(module)[2:3]))
-    assert alone is not None
     assert torch.equal(alone, hidden.split(list(rows.lengths))[2])
     assert native.hidden(inputs[:-1], rows) is None
     assert "as many as the rows have" in (native.why_modules or "")
@@ -219,7 +218,6 @@ def test_an_engine_reads_sources_natively_from_its_first_step_on(config: dict[st
             row.ids.append(5 + number)
         logits.append(engine.logits())
         assert (engine.why_modules is None) == (executor == "auto"), engine.why_modules
-        assert engine.cross is not None
         assert len(engine.cross.stores[0].k) == 4
         found.append(torch.cat(logits).log_softmax(-1))
     native, modules = found
@@ -238,7 +236,6 @@ def test_sources_in_bf16_are_nearer_the_modules_than_integers_are(config: dict[s
     plain = unpacked(packed_module)
 
     def keys(module: nn.Transformer, chosen: list[Any], bf16: bool | None) -> Tensor:
-        assert module.decoder is not None
         (inputs, rows), cross = module.flat(chosen), module.decoder.cross_cache()
         if bf16 is None:
             starts = Rows((1,) * len(chosen))

@@ -107,16 +107,13 @@ def level_of(body: str) -> str:
 @pytest.mark.parametrize("level", LEVELS[:3])
 def test_the_functions_in_use_are_compiled_for_their_level(level: str, code: dict[int, tuple[str, str]]) -> None:
     """What the table points to, by its name and by its instructions."""
-    assert LIBRARY is not None
     before = LIBRARY.level
     try:
         if LIBRARY.use(level) != level:
             pytest.skip(f"this processor lacks {level}")
         table = c_void_p.in_dll(LIBRARY.functions, "kernels_in_use").value
-        assert table is not None
         known = c_void_p.from_buffer(LIBRARY.functions.select_level).value
         (offset,) = [address for address, (name, _) in code.items() if name == "select_level"]
-        assert known is not None
         pointers = [c_void_p.from_address(table + 8 + 8 * i).value for i in range(len(TABLE))]
     finally:
         LIBRARY.use(before)
@@ -157,7 +154,6 @@ def test_a_library_of_other_constants_is_refused(change: str, monkeypatch: pytes
     monkeypatch.setattr(loader, "constants", lambda: ours)
     loaded, reason = loader.load(LIBRARY.path)
     assert loaded is None
-    assert reason is not None
     assert "are of another version" in reason
     assert "build them again" in reason
     assert change in reason
@@ -170,7 +166,6 @@ def test_a_library_of_other_constants_is_refused(change: str, monkeypatch: pytes
 @needs_native
 def test_every_constant_of_the_library_has_its_twin() -> None:
     """Beside those of the headers as they stand."""
-    assert LIBRARY is not None
     ours, value = step.constants(), c_int64()
     assert LIBRARY.functions.constant(len(ours), byref(value)) is None
     headers = "".join(path.read_text() for path in sorted(LIBRARY.path.parent.glob("*.h")))
@@ -221,7 +216,6 @@ def test_a_plan_that_names_what_there_is_not_never_runs(wrong: str, monkeypatch:
         check(plan, matrices, stores)
 
     module = llama()
-    assert module.decoder is not None
     native_step = NativeStep(module, module.decoder.cache(1))
     assert native_step.logits([1], Rows((1,)), [0]) is not None
     monkeypatch.setattr(native_calls, "check_plan", spoiled)

@@ -54,7 +54,6 @@ def logits(
     module: nn.Transformer, pieces: Sequence[int], prompt: int, rows: int = 1, *, bf16: bool = True, scale: int = 7
 ) -> Tensor:
     """The logits of row 0, whose first `prompt` tokens are of its prompt, run in these pieces beside other rows."""
-    assert module.decoder is not None
     cache, out, done = module.decoder.cache(rows), [], 0
     step = NativeStep(module, cache, matrix_of=kernel_matrix, most_dense=ANY, bf16=bf16)
     for length in pieces:
@@ -75,7 +74,6 @@ def logits(
 @pytest.mark.parametrize("rows", [7, 16, 37])
 def test_packed_weights_are_unpacked_to_their_rounded_numbers(layout: int, block: int, columns: int, rows: int) -> None:
     """The tiles of every range are the numbers of `unpack_row`, rounded to the nearest, in the order of tiles."""
-    assert LIBRARY is not None
     functions, draw = LIBRARY.functions, np.random.default_rng(layout)
     size = functions.matrix_bytes(layout, rows, columns)
     data = draw.integers(0, 61, size, np.uint8)  # no exponent of all ones, so no NaN
@@ -155,11 +153,9 @@ def test_gates_and_rounding_are_parts_of_products_and_norms() -> None:
     """A gated MLP is one product with two matrices, whose result is written in bf16, as those of norms are."""
     module = packed("Q4_1")
     logits(module, [5], 5)
-    assert module.decoder is not None
     plans, blocks = [one.plan for one in module.plans["prompt"].values()], module.decoder.blocks
     assert plans
     for plan in plans:
-        assert plan is not None
         steps, layers = plan.instructions, len(blocks)
         products = steps[steps["op"] == Op.LINEAR_BF16]
         products, norms = products["linear_bf16"], steps["norm"][steps["op"] == Op.RMS_NORM]

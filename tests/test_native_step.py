@@ -86,7 +86,6 @@ def test_what_the_native_step_lacks_is_named_and_runs_as_modules(name: str) -> N
     engine = Engine(module)
     engine.add(Request(prompt=[1, 2], max_new_tokens=2))
     engine.step()
-    assert engine.why_modules is not None
     assert LACKING[name][1] in engine.why_modules
 
 
@@ -162,7 +161,6 @@ def _by_modules(module: nn.Transformer) -> list[Tensor]:
 
 def bits(module: nn.Transformer, pieces: list[int], rows: int, threads: int) -> Tensor:
     """The logits of row 0, its tokens run in these pieces beside other rows."""
-    assert module.decoder is not None
     torch.set_num_threads(threads)
     step, out, done = None, [], 0
     cache = module.decoder.cache(rows)
@@ -200,7 +198,6 @@ def test_a_row_has_the_same_bits_in_any_batch_chunk_and_number_of_threads(
 @pytest.fixture(params=LEVELS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     native = library()
-    assert native is not None
     if native.use(request.param) != request.param:
         pytest.skip(f"this processor lacks {request.param}")
     yield request.param
@@ -338,7 +335,6 @@ def test_the_largest_number_is_the_first_of_its_size_or_the_first_nan(n: int) ->
     rows[1], rows[2], rows[3, n // 2], rows[4, -1] = 0.0, -torch.inf, torch.nan, torch.inf
     rows[5, n // 3 :], rows[6, 0], rows[7, -1] = torch.nan, torch.nan, 99.0
     found = native_calls.largest_of(rows)
-    assert found is not None
     assert found[0] == rows.numpy().argmax(-1).tolist()
     assert np.array_equal(found[1], rows[range(40), found[0]], equal_nan=True)
     assert native_calls.largest_of(rows.double()) is native_calls.largest_of(rows.T) is None or n == 1
@@ -356,8 +352,6 @@ def test_a_step_of_one_token_per_row_has_the_bits_of_any_other_step() -> None:
     for i in range(70):  # beyond the places that the cache has at first
         rows = Rows((1, 1), (3 + i, 1 + i))
         logits, others = (step.logits([7, i % 40], rows, [0, 1], keep=step is twin) for step in (side, twin))
-        assert logits is not None
-        assert others is not None
         assert torch.equal(logits, others)
     assert side.logits([7, 41], Rows((1, 1), (73, 71)), [0, 1]) is None  # no such id
     assert side.why_modules is not None

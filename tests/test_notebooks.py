@@ -20,8 +20,6 @@ PANELS = [path for path in NOTEBOOKS if path not in LECTURES]
 
 def _tool() -> ModuleType:
     spec = importlib.util.spec_from_file_location("notebooks", ROOT / "tools" / "notebooks.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -85,7 +85,6 @@ def weight(name: str, change: Callable[[Tensor], Tensor]) -> Change:
 def masks(**by_kind: Any) -> Change:
     def changed(model: Model) -> Model:
         stack = model.spec.decoder
-        assert stack is not None
         kinds = {name: replace(kind, mask=by_kind.get(name, kind.mask)) for name, kind in stack.kinds.items()}
         return with_spec(model, replace(model.spec, decoder=replace(stack, kinds=kinds)))
 
@@ -94,7 +93,6 @@ def masks(**by_kind: Any) -> Change:
 
 def kinds_swapped(model: Model) -> Model:
     stack = model.spec.decoder
-    assert stack is not None
     first, second = stack.kinds
     other = {first: second, second: first}
     blocks = tuple(
@@ -105,7 +103,6 @@ def kinds_swapped(model: Model) -> Model:
 
 
 def without_final_norm(model: Model) -> Model:
-    assert model.spec.decoder is not None
     return with_spec(model, replace(model.spec, decoder=replace(model.spec.decoder, final_norm=None)))
 
 
@@ -184,7 +181,6 @@ def test_a_cause_is_found_where_the_page_says(cause: str, tmp_path: Path) -> Non
     if site.startswith("none"):
         assert report.first_layer is None
         return
-    assert report.first_layer is not None
     if site.startswith("the first layer whose kind"):
         site = "blocks.1.resid_post"
     assert report.first_layer.site.removeprefix("encoder.") == site

@@ -81,7 +81,6 @@ def test_a_mask_of_documents_needs_them() -> None:
 
 def test_documents_are_not_kept_in_a_cache() -> None:
     module = changed(tiny.decoder(), mask=causal() & same_document())
-    assert module.decoder is not None
     cache, labels = module.decoder.cache(1), torch.tensor([0, 0, 1])
     first = nn.Batch(inputs=torch.tensor([3, 1, 4]), rows=Rows((3,), documents=labels), cache=cache)
     with torch.inference_mode():
@@ -149,9 +148,7 @@ def test_encoding_fires_the_hooks_of_the_encoder_alone(make: Callable[[], nn.Tra
 def test_a_hook_of_a_cross_attention_projection_changes_what_is_generated() -> None:
     module = tiny.encoder_decoder()
     before = Model(module).logits([[3, 1, 4]], [[0, 5]])[0]
-    assert module.decoder is not None
     cross = module.decoder.blocks[0].cross
-    assert cross is not None
     cross.v.register_forward_hook(lambda part, given, out: 0 * out)
     assert not torch.allclose(Model(module).logits([[3, 1, 4]], [[0, 5]])[0], before, atol=1e-3)
 
@@ -162,7 +159,6 @@ def test_a_hook_of_a_cross_attention_projection_changes_what_is_generated() -> N
 def dropping(rate: float = 0.3) -> nn.Transformer:
     """A decoder with dropout wherever its parts have it."""
     model = tiny.decoder("t5").spec
-    assert model.decoder is not None
     blocks = []
     for block in model.decoder.blocks:
         attn, mlp = replace(block.attn, dropout=rate), replace(block.mlp, dropout=rate)
@@ -200,7 +196,6 @@ def test_a_generator_draws_what_the_global_one_draws() -> None:
 @pytest.mark.parametrize("own", [True, False], ids=["own generator", "global generator"])
 def test_recompute_draws_the_same_numbers(own: bool) -> None:
     module = dropping()
-    assert module.decoder is not None
     results = []
     for recompute in (False, True):
         module.decoder.recompute = recompute

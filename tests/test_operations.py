@@ -25,8 +25,6 @@ ROOT = Path(__file__).parents[1]
 def tool() -> ModuleType:
     """tools/operations.py, which writes the table of the docs."""
     spec = spec_from_file_location("operations", ROOT / "tools" / "operations.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = module_from_spec(spec)
     sys.modules["operations"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)

@@ -158,7 +158,6 @@ def test_packed_matrices_are_what_was_packed(case: str, tmp_path: Path, monkeypa
     quantization, packer, label = CASES[case]
     meant = write(tmp_path, quantization, packer)
     header = read_header(tmp_path)
-    assert header.source is not None
     assert set(header.source.names) == set(meant)
     assert "quantization_config" not in header.hf
     for name, value in meant.items():
@@ -197,7 +196,6 @@ def test_packed_models_become_plain_ones(tmp_path: Path) -> None:
     assert "quantization_config" not in json.loads((tmp_path / "hf" / "config.json").read_text())
     convert(tmp_path / "awq", tmp_path / "x.gguf", dtype="f32")
     header = read_header(tmp_path / "x.gguf")
-    assert header.source is not None
     up = StoredParameters(header.spec, header.source)["decoder.blocks.0.mlp.up.weight"]
     assert torch.equal(up, meant["model.layers.0.mlp.up_proj.weight"])
 
@@ -220,7 +218,6 @@ def test_the_reference_reads_fp8_alike(tmp_path: Path) -> None:
         tmp_path, quantization_config=FineGrainedFP8Config(dequantize=True, weight_block_size=(32, 32)), dtype="auto"
     )
     ours, tensors = read_header(tmp_path).source, theirs.state_dict()
-    assert ours is not None
     for name in ours.names:
         assert torch.equal(ours.read(name, torch.bfloat16), tensors[name].bfloat16()), name
 

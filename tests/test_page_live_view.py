@@ -117,7 +117,6 @@ def test_the_bars_are_the_model_s_and_move_while_typing(browser: Browser, pages:
     assert before != after
     logits = in_python(model, export(model), model.ids(["She sat by the rive"])[0])[-1]
     chances = (logits.double() / 0.8).softmax(-1)
-    assert model.tokenizer is not None
     assert after[0] == (model.tokenizer.decode([int(chances.argmax())]), f"{100 * float(chances.max()):.1f}%")
 
 
@@ -148,7 +147,6 @@ def test_it_writes_what_one_full_forward_each_would(browser: Browser, pages: dic
     tab.evaluate(f"{VIEW}.generate(12)")
     ids = model.ids([TEXT[:25]])[0]
     exported = export(model)
-    assert model.tokenizer is not None
     for _ in range(12):
         chosen = int(in_python(model, exported, ids)[-1].argmax())
         if chosen in model.tokenizer.stop_ids:

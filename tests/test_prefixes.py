@@ -63,7 +63,6 @@ def test_a_prompt_goes_on_from_the_one_before(position: str) -> None:
     engine = Engine(module, reuse=True)
     rows = one_after_another(engine, [START + tail for tail in TAILS])
     assert [row.reused for row in rows] == [0, 20, 20, 20]
-    assert engine.prefixes is not None
     assert engine.prefixes.reused == 60
     assert len(engine.cache.lengths) == 1
     assert [row.new for row in rows] == [alone(module, row.request) for row in rows]
@@ -279,7 +278,6 @@ def test_streams_share_an_engine_and_give_it_back() -> None:
     first.close()
     assert not engine.rows
     assert ["".join(stream), "".join(model.stream(f"{text} then", max_new_tokens=6, engine=engine))] == expected
-    assert engine.prefixes is not None
     assert engine.prefixes.reused >= LEAST
 
 

@@ -46,7 +46,6 @@ def run(
 
 def traced(module: nn.Transformer, *read: Read | str, edit: tuple[Edit, ...] = ()) -> Trace:
     out, session = run(module, Plan.of(module.spec, read, edit))
-    assert session is not None
     trace = session.close()
     trace.logits = out
     return trace
@@ -72,7 +71,6 @@ def test_the_bill_is_what_is_kept(name: str) -> None:
     for site in sites(module.spec):
         plan = Plan.of(module.spec, [site])
         _, session = run(module, plan)
-        assert session is not None
         lengths, sources = [len(r) for r in ROWS], [len(r) for r in SOURCES] if both else []
         assert trace_size(plan, lengths, sources).total == session.close().nbytes, site
 
@@ -95,7 +93,6 @@ def test_sites_satisfy_their_equations(name: str) -> None:
     trace = traced(module, "*")
     prefix = "decoder." if name == "encoder-decoder" else ""
     stack = module.decoder or module.encoder
-    assert stack is not None
     for i, block in enumerate(stack.blocks):
         at = f"{prefix}blocks.{i}."
         names = ["attn", "cross"] if block.cross is not None else ["attn"]
@@ -166,7 +163,6 @@ def test_an_edit_means_the_same_cached_and_whole(edit: str, model: str) -> None:
     rows, new = [r[:3] for r in ROWS], 5
     grown, chosen, _ = generated(module, Plan.of(module.spec, [], [change]), rows, new)
     whole, session = run(module, Plan.of(module.spec, [], [change]), [r[:-1] for r in grown])
-    assert session is not None
     session.close()
     for logits, steps in zip(whole, chosen, strict=True):
         assert torch.allclose(logits[-new:].log_softmax(-1), steps.log_softmax(-1), atol=1e-4)
@@ -180,7 +176,6 @@ def test_records_mean_the_same_cached_and_whole(model: str) -> None:
     plan = Plan.of(module.spec, ["*"])
     grown, _, cached = generated(module, plan, [r[:3] for r in ROWS], 5)
     _, session = run(module, plan, [r[:-1] for r in grown])
-    assert session is not None
     whole = session.close()
     for site in whole:
         for i, (a, b) in enumerate(zip(whole[site], cached[site], strict=True)):

@@ -203,7 +203,6 @@ def test_gradients_pass_through_columns_in_another_order() -> None:
     matrix, order = repack_groups(made)
     weight, x = packed_weight(matrix, order=order), torch.randn(5, 64, requires_grad=True)
     F.linear(x, weight).sum().backward()
-    assert x.grad is not None
     assert torch.allclose(x.grad, weight.dense().sum(0).expand(5, 64), atol=1e-5)
 
 

@@ -64,7 +64,6 @@ class Counted:
     def __init__(self, model: Model, tokenizer: Tokenizer | None = None, identity: str = "one") -> None:
         self.texts: list[str] = []
         self.model = model
-        assert model.tokenizer is not None
         self.embedder = tasks.Embedder(self.encode, tokenizer or model.tokenizer, identity, 70)
 
     def encode(self, texts: Any) -> torch.Tensor:
@@ -241,7 +240,6 @@ def test_a_folder_without_text(tmp_path: Path, model: Model) -> None:
 
 
 def test_vectors_that_are_not_finite_are_refused(folder: Path, model: Model, tmp_path: Path) -> None:
-    assert model.tokenizer is not None
     broken = tasks.Embedder(lambda texts: torch.full((len(texts), 4), torch.nan), model.tokenizer, "broken", None)
     with pytest.raises(InputError, match="not finite"):
         tasks.search_with(broken, folder, "the mill", index=tmp_path / "index.safetensors")

@@ -48,7 +48,6 @@ class StaticSide(Side):
     def step(self, ids: Sequence[int], rows: Rows, source: tuple[Tensor, Rows] | None) -> Tensor:
         if source is not None or rows.longest > 1:
             return super().step(ids, rows, source)
-        assert self.static is not None
         logits = self.static.logits(ids, rows, range(len(ids)))
         assert logits is not None, self.static.why_modules
         return logits
@@ -129,7 +128,6 @@ def test_writing_to_rows_at_rest_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("name", ["rope", "t5", "learned", "encoder-decoder"])
 def test_products_and_rotations_run_as_one(name: str) -> None:
     module = MODELS[name]()
-    assert module.decoder is not None
     program, before = lower(module), [p.detach().clone() for p in module.parameters()]
     made = [nn_cache(module) for _ in range(3)]
     plans = [
@@ -161,7 +159,6 @@ def test_products_and_rotations_run_as_one(name: str) -> None:
 
 def nn_cache(module: nn.Transformer) -> tuple[Cache, CrossCache | None]:
     """A cache of two slots, and one of two sources."""
-    assert module.decoder is not None
     if module.encoder is None:
         return module.decoder.cache(2), None
     cross = module.decoder.cross_cache()
@@ -246,16 +243,12 @@ def test_an_engine_writes_the_same_text() -> None:
 
 def test_changed_and_replaced_weights_and_a_hook_are_seen() -> None:
     module = tiny.decoder()
-    assert module.decoder is not None
-    assert module.head is not None
     sides = [Engine(module, executor=executor) for executor in EXECUTORS]
     for engine in sides:
         engine.add(Request(prompt=[3], max_new_tokens=30, all_logits=True))
 
     def gap() -> float:
         one, other = (engine.step()[0].logits for engine in sides)
-        assert one is not None
-        assert other is not None
         return float((one - other).abs().max())
 
     assert gap() <= EXACT
@@ -279,7 +272,6 @@ def test_a_changed_weight_of_a_table_and_replaced_numbers_are_seen() -> None:
         first = side.step([5], Rows((1,)), None).clone()
         side.step([6], Rows((1,), (1,)), None)
     assert isinstance(side, StaticSide)
-    assert side.static is not None
     weight = next(x for name, x in side.module.named_parameters() if "position" in name)
     plans = [side.static.plan]
     for change in (lambda: weight.mul_(-3.0), lambda: setattr(weight, "data", weight.data.clone())):
@@ -329,7 +321,6 @@ def test_a_warm_up_beside_rows_that_run_writes_to_none_of_them() -> None:
 
 def test_a_plan_is_bound_to_the_stores_of_its_cache() -> None:
     module = tiny.decoder()
-    assert module.decoder is not None
     plan = StaticPlan(lower(module), module, module.decoder.cache(2), None)
     inputs = torch.zeros(5, 2, dtype=torch.long)
     assert plan.run(inputs, 64).shape == (2, tiny.V)

@@ -101,7 +101,6 @@ def test_messages_are_read_as_transformers_reads_them() -> None:
 
 def test_smollm2_renders_and_frames_as_transformers_does(smollm2_gguf: Path) -> None:
     made = from_gguf(GGUFSource(smollm2_gguf).metadata)
-    assert made.chat is not None
     assert made.bos_id == 1
     for talk in (TALK, [{"role": "system", "content": "Be brief."}, *TALK]):
         prompt = made.chat.render(talk)

@@ -371,12 +371,10 @@ def test_a_config_adds_tokens_and_a_template_but_no_code(tmp_path) -> None:
     again = from_directory(tmp_path)
     assert again.encode("a<end>") == [256, 97, 258] == AutoTokenizer.from_pretrained(tmp_path)("a<end>").input_ids
     assert again.stop_ids == {257, 258}
-    assert again.chat is not None
     assert again.chat.render([]).text == "yes </s>"
     assert b"evil" not in again.files()["tokenizer_config.json"]
     (tmp_path / "chat_template.jinja").write_text("file")
     template = from_directory(tmp_path).chat
-    assert template is not None
     assert template.source == "file"
     config["added_tokens_decoder"] = {"300": {"content": "<end>"}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))

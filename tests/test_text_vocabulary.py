@@ -202,7 +202,6 @@ def test_a_checkpoint_s_header_finds_the_files(tmp_path: Path) -> None:
     path = written(tmp_path, word_files(), {})
     (path / "config.json").write_text(json.dumps(BERT | {"vocab_size": 500}))
     tokenizer = read_header(path).tokenizer()
-    assert tokenizer is not None
     assert tokenizer.encode("the sun")[0] == 3
     (path / "vocab.txt").unlink()
     assert not has_tokenizer(path)

@@ -85,7 +85,6 @@ def test_frames_are_those_that_transcribing_reads(files: tuple[Path, Path]) -> N
     assert np.array_equal(examples[0].frames.numpy(), expected)  # type: ignore[attr-defined]
     batch = collate(examples[:3])
     assert isinstance(batch, SpokenBatch)
-    assert batch.source is not None
     assert batch.source[0].shape == (3 * 90, MELS)
     assert batch.source[1].lengths == (45, 45, 45)
 

@@ -257,10 +257,8 @@ def test_a_recipe_for_an_existing_model_runs_as_written(
     assert main([*argv, "--set", "run.rows=2"]) == 0
     assert capsys.readouterr().out == "wrote my.toml, objective causal; train with: triptych train my.toml\n"
     written = read_recipe("my.toml")
-    assert written.base is not None
     assert (written.base.dequantize, written.run.out) == (True, "runs/my")
     context = load("packed.gguf").spec.context
-    assert context is not None
     assert written.run.length <= context
     assert main(["train", "my.toml", "--set", "run.length=8"]) == 0
     assert "the model is runs/my/model" in capsys.readouterr().err
@@ -280,8 +278,6 @@ def test_a_new_recipe_of_an_adapter_leaves_the_weights_packed(
     argv = ["train", "--new", "my.toml", "--from", "packed.gguf", "--data", str(text), "--adapter"]
     assert main([*argv, "--set", "run.steps=2", "--set", "run.rows=2", "--set", "run.length=8"]) == 0
     written = read_recipe("my.toml")
-    assert written.base is not None
-    assert written.adapter is not None
     assert (written.base.dequantize, written.adapter.rank, written.adapter.targets) == (False, 8, "all-linear")
     assert main(["train", "my.toml"]) == 0
     assert main(["generate", "runs/my", "the old", "--max-new-tokens", "2"]) == 0

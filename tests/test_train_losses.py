@@ -261,7 +261,6 @@ def test_a_new_head_keeps_the_body_and_what_both_heads_share() -> None:
 def layers_of(module: nn.Transformer) -> int:
     """Of the ViT, whose 16 parameters a layer transformers renames as it saves; those before and after them it does
     not, and the patches' gradient goes through every layer."""
-    assert module.spec.encoder is not None
     return len(module.spec.encoder.blocks)
 
 
@@ -280,7 +279,6 @@ def test_captions_train_as_in_transformers(name: str, broken: bool, accumulate: 
     """Ragged captions, each beside its image; broken, beside that of another."""
     module, texts = triptych.load(references.saved(name)[1]).module, rows()
     start = module.spec.ids.start
-    assert start is not None
     images, pixels = drawn(module, len(texts))
     beside = images[1:] + images[:1] if broken else images
     examples = [

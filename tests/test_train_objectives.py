@@ -39,7 +39,6 @@ def test_causal_predicts_the_next_token() -> None:
 
 def test_seq2seq_starts_the_decoder_and_trains_the_end() -> None:
     example = seq2seq([4, 5, 1], [8, 9, 1], start=0)
-    assert example.source is not None
     assert example.source.tolist() == [4, 5, 1]
     assert example.ids.tolist() == [0, 8, 9]
     assert example.targets.tolist() == [8, 9, 1]

@@ -256,7 +256,6 @@ def differing(name: str, seeds: int, *, shift: int = 0) -> int:
     theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_object=ours.backend, eos_token=ours.specials.eos, bos_token="", chat_template=template
     )
-    assert ours.chat is not None
     wrong = 0
     for seed in range(seeds):
         turns = conversation(random.Random(f"{name} {seed}"))

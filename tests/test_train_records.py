@@ -279,8 +279,6 @@ RETRIEVAL, CHARACTER = (ROOT / "docs" / "examples" / f"{name}.toml" for name in 
 @pytest.fixture(scope="module")
 def retrieval() -> ModuleType:
     spec = importlib.util.spec_from_file_location("retrieval", ROOT / "bench" / "retrieval.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

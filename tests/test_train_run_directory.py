@@ -148,7 +148,6 @@ def other(text: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     prepare(recipe(text, tmp_path / "run")).run(until=1)
     command = [sys.executable, "-c", TRAIN, str(tmp_path / "run")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "step\n"
         yield process
         process.kill()

@@ -118,7 +118,6 @@ def test_a_model_that_is_right_scores_100_and_so_does_copying_where_it_is_right(
 def test_a_quick_evaluation_translates_nothing(tmp_path: Path, compared: list[Any]) -> None:
     run = job(tmp_path, changes=("run.rows=1", "data.held_out=0.5"))
     held = run.trainer.held
-    assert held is not None
     assert len(held.batches) > 1
     assert not evaluate(run.trainer.module, held.sample(1)).metrics
     assert evaluate(run.trainer.module, held).metrics
@@ -273,6 +272,5 @@ def test_the_decoder_reads_the_text_shifted() -> None:
         model = triptych.create(settings(model_type) | keys | {"architectures": [name]})
         tokens, rows = model.module.flat([[5, 7, 6], [8, 9]])
         batch = model.module.labelled_batch(tokens, rows)
-        assert batch.inputs is not None
         assert batch.inputs.tolist() == [first[0], 5, 7, first[1], 8]
         assert np.array_equal(batch.source[0], tokens)  # type: ignore[index]

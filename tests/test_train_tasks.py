@@ -310,7 +310,6 @@ def chat_tokenizer(template: str) -> Tokenizer:
 def answers(template: str, turns: list[dict[str, str]]) -> list[list[str]]:
     """What is trained of each row, as text, piece by piece."""
     tokenizer, every = chat_tokenizer(template), []
-    assert tokenizer.chat is not None
     for text, found in assistant_spans(tokenizer.chat, turns):
         row = chat_example(text, found, tokenizer)
         edges = np.flatnonzero(np.diff(np.concatenate([[0], row.trained.astype(int), [0]])))

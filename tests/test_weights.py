@@ -47,7 +47,6 @@ def gguf_file(hf: dict[str, object], dtype: str, directory: Path) -> Path:
 
 def opened(path: Path, dtype: torch.dtype | None = None, *, dequantize: bool = False) -> Model:
     header = read_header(path)
-    assert header.source is not None
     module, report = read_weights(header.spec, header.source, dtype, dequantize=dequantize)
     return Model(module, None, header.hf, path, report)
 
