@@ -282,11 +282,7 @@ def blocks_in_reverse(model: Model, patch: pytest.MonkeyPatch) -> None:
 @parity("gpt2", "Attention")
 def qkv_split_in_the_wrong_order(model: Model, patch: pytest.MonkeyPatch) -> None:
     split = TensorLoad.to_ours
-
-    def backwards(self: TensorLoad, x: Any) -> dict[str, Any]:
-        return split(replace(self, ours=self.ours[::-1]), x)
-
-    patch.setattr(TensorLoad, "to_ours", backwards)
+    patch.setattr(TensorLoad, "to_ours", lambda self, x: split(replace(self, ours=self.ours[::-1]), x))
     patch.setattr(model, "module", triptych.load(model.path).module)
 
 
