@@ -3,8 +3,6 @@
 Both give the same numbers (checked before timing).  Prints the median of n calls, forward and forward + backward.
 """
 
-from __future__ import annotations
-
 import argparse
 import platform
 import statistics

@@ -16,8 +16,6 @@ Printed are medians, and the median of the ratios of the pairs (old and new of o
 round), which moves less than the ratio of the medians when the machine is not quiet.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -18,8 +18,6 @@ Python, because 3.12 runs comprehensions inside the frame around them.
 PYTHONPATH chooses the checkout: `PYTHONPATH=../old/src python bench/frames.py` counts an older one.
 """
 
-from __future__ import annotations
-
 import platform
 import sys
 from collections.abc import Callable, Sequence

@@ -10,8 +10,6 @@ Figures are medians of `--repeat` runs, in which the sides take turns; every run
 of decoding is the bandwidth measured in the same run over the bytes that a step reads.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

@@ -4,8 +4,6 @@ Each line is a ratio to the same work without reading, measured in alternation (
 growth of the resident set's peak.  The limits are those of the project.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes

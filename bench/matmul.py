@@ -9,8 +9,6 @@ that for one.  The machine's figure is a sum over 512 MB by torch with as many t
 prefill: GOP/s (a product and a sum are two), all shapes but the head's together, the shortest time of each.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import os

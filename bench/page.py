@@ -8,8 +8,6 @@ trace of a text: the browser's first contentful paint, and when everything is dr
 The same browser and driver as the tests' (`tests/browser.py`); one thread computes in the page.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -17,8 +17,6 @@ sentence-transformers.
 Perplexity and the divergence of packed weights are not speed: `triptych check` prints them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@ stand two controls: the same vectors with the pairs shuffled, which must be at c
 candidates), and words in common (the fraction of a Folio line's words that a modern line has), which needs no model.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

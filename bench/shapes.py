@@ -3,8 +3,6 @@
 The speed of a model depends on its shape and on the types of its weights, not on what they say.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Same config, same tokens, same optimizer (fused AdamW), same precision; the loss
 before anything is timed.  Steps of the two alternate, and the medians of n steps are printed.
 """
 
-from __future__ import annotations
-
 import argparse
 import platform
 import statistics

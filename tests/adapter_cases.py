@@ -4,8 +4,6 @@
 configuration of LoRA whose targets are drawn from the linear maps that the reference has.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A stack of attention alone, without norms and MLPs: what circuits are written into by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from triptych.spec import BlockSpec, EmbedSpec, KindSpec, LearnedSpec, Mask, NormsSpec, StackSpec, attention

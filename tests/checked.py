@@ -6,8 +6,6 @@ tests.  The one here prepares a function's check at the first call, and opens a 
 where an annotation has some.  Of a function within a function the first that is made is checked.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import types

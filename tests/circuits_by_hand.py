@@ -6,8 +6,6 @@ with the token before each key: after S A B C A it finds the place after the fir
 copies the first token to a fifth part that nothing reads, and the other heads write nothing.
 """
 
-from __future__ import annotations
-
 import torch
 
 from bare_attention import bare_stack

@@ -1,7 +1,5 @@
 """Tiny checkpoints with tokenizers, one a layout, made once a run and left on the disk: what a command line opens."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from functools import cache

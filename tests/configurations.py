@@ -4,8 +4,6 @@ What is drawn is what the reference's configuration class takes and what occurs:
 scalings, mixtures, multipliers - each in the words of today or, for half of the seeds, in those of transformers 4.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

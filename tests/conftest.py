@@ -5,8 +5,6 @@ before anything imports `triptych`.  A test of an argument error as users see it
 one that compiles, requests the fixture `unchecked`.
 """
 
-from __future__ import annotations
-
 import gc
 import ipaddress
 import os

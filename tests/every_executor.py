@@ -1,7 +1,5 @@
 """One operation in every executor: a small decoder whose MLP calls it, run by each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

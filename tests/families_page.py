@@ -3,8 +3,6 @@
 A run of all of them compares the page with what it saw; `--write-families` (make families) writes it instead.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from importlib import import_module

@@ -4,8 +4,6 @@ as it stands there, only the sizes made small.
 Vocabularies end after the largest id a config names, or are as small as the rest where none is large.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 _BERT: dict[str, Any] = {

@@ -1,7 +1,5 @@
 """What tests of labs share: which criteria of a result failed, and a task whose rows are known."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models that run in a page, beside the same int8 weights in the torch interpreter."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache

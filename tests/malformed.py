@@ -4,8 +4,6 @@
 the path to open.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable, Mapping

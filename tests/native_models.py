@@ -1,7 +1,5 @@
 """Runs of one model through the modules and through the native step, side by side."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Tokenizers of every kind, and random Unicode texts, for the tests of the tokenizer of a page."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

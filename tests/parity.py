@@ -4,8 +4,6 @@ The measure is max |Δ log-softmax|, or max |Δ| of the outputs themselves where
 either side makes it NaN, which is within nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from itertools import cycle

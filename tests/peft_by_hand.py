@@ -1,7 +1,5 @@
 """LoRA on transformers' own modules, in the files of PEFT: what PEFT does, written again from its documentation."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

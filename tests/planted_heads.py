@@ -4,8 +4,6 @@ The residual stream holds the token as a one-hot vector, its place as another, a
 head scores with some of these numbers and is silent, and so reads evenly, where nothing matches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

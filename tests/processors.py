@@ -8,8 +8,6 @@ A process by itself says first what the variables do; where one has no effect on
 test runs.  Every process that runs tests asks again, and ends if one has no effect there.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

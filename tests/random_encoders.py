@@ -4,8 +4,6 @@
 an older file would say beside or instead of them.  Widths differ pairwise more often than not.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -9,8 +9,6 @@ when the records are written: the two likeliest tokens differ by more than `MARG
 that were changed by `NOISE` (relative) give the same tokens.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

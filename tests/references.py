@@ -4,8 +4,6 @@
 Sizes differ pairwise, so that no axis can stand in for another.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable

@@ -6,8 +6,6 @@ by cached against uncached.  A slot is named by its part and field, `Rope.pairin
 choice (`MLP.act:relu`), or by the part alone where the arithmetic of the part itself is what breaks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Sabotages of positions, masks and attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Sabotages of caches, measured by cached against uncached."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

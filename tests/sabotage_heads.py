@@ -1,7 +1,5 @@
 """Sabotages of what stands at both ends: embeddings and heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sabotages of what enters a model that reads no words: frames and patches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sabotages of norms, MLPs, blocks and what is read from a checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

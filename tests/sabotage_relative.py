@@ -1,7 +1,5 @@
 """Sabotages of disentangled attention, and of what else DeBERTa brought."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

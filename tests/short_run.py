@@ -8,8 +8,6 @@ A test that is long as a whole carries the marker `heavy`.  A parametrized test 
 - "slot": the sabotages that reach a slot which none before them reached, whatever choice fills it.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path

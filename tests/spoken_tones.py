@@ -1,7 +1,5 @@
 """Words made of tones, in place of a speech synthesizer: each word two tones, higher for a higher pitch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

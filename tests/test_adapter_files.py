@@ -1,7 +1,5 @@
 """Adapters in PEFT's files: ours on transformers' modules, theirs on ours, gradients, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

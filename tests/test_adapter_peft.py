@@ -1,7 +1,5 @@
 """Adapters beside PEFT itself: it opens ours, and we open its."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

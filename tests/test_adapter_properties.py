@@ -1,8 +1,6 @@
 """Random adapters on random models of every family: what PEFT writes opens here with its outputs and gradients, what is
 written here opens in PEFT, and merging changes nothing."""
 
-from __future__ import annotations
-
 import copy
 import random
 import warnings

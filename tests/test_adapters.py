@@ -1,7 +1,5 @@
 """LoRA in the linear slots: what it computes, in training, generation and traces, and merging it."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention on every path against its definition, and the definition against plain loops."""
 
-from __future__ import annotations
-
 import logging
 import math
 

@@ -1,7 +1,5 @@
 """Cached attention is attention: in one piece, in chunks, and token by token, rows of any length."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 import weakref

@@ -1,7 +1,5 @@
 """Additive and linear attention against explicit loops."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 """NaN in a query, a key or a value reaches every result that reads it, on every kernel and at every length, and a query
 with nothing to see still gets exactly 0."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

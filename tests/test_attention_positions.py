@@ -1,7 +1,5 @@
 """Position arithmetic against transformers, and against properties that hold without it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import product

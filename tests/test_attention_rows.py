@@ -1,7 +1,5 @@
 """Rows of a flat batch through attention: every way they are laid out gives what each row gives alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Statistics of attention without its pattern equal those of the pattern, for every mask, bias and layout of keys."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

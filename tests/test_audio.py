@@ -1,7 +1,5 @@
 """Sound: WAV files of every kind, resampling, and mel frames against the reference's extractor."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`triptych bench`: what is measured, the limits, refusals and peers.  No test says how fast anything is."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

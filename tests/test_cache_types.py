@@ -1,7 +1,5 @@
 """Caches of fp32, fp16, bf16 and int8: what they keep, in how many bytes, and that all readers of one read the same."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a trace keeps: parts, types and reductions of values, its bytes before it runs, gradients, and its file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """A model answers as its modules do after any change of a spec, an attribute or a weight, whatever ran before."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

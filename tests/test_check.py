@@ -1,7 +1,5 @@
 """`check` passes sound models of every layout and fails each kind of broken one, naming where."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

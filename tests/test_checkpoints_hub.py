@@ -1,7 +1,5 @@
 """`hub:` against a stand-in of the hub on the loopback; nothing here leaves the machine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """safetensors sources, what a path opens as, and what reading costs; malformed files are refused in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Writing: what others read back, and what is left when writing fails half-way."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

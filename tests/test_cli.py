@@ -1,7 +1,5 @@
 """The face of the command line: its names, its exit codes, and one line for whatever goes wrong."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

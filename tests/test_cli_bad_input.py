@@ -1,7 +1,5 @@
 """Bad input, each a line on stderr and exit 1: what was wrong, where, what to do; nothing half-written."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

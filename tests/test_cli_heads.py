@@ -1,7 +1,5 @@
 """`triptych heads` as a user types it, and its page in a browser."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """inspect, check, count and doctor as a user types them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`triptych ablate`, `patch`, `lens` and `generate --steer`: what the library gives, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

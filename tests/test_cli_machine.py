@@ -1,7 +1,5 @@
 """The machine as a container sees it, from made-up /proc and /sys."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """generate, chat, fill and encode as a user types them: the library's numbers, on the right stream."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """train and quickstart as a user types them."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from types import SimpleNamespace

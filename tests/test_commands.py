@@ -5,8 +5,6 @@ models (`MODELS`).  Fast ones run with the other tests; what trains or measures 
 those that cannot run here, each with the reason, and `SHORTER` what is appended to bound a training run.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import math

@@ -1,7 +1,5 @@
 """What a trace computes again instead of keeping it: the same bits as what passed, whoever wrote the forward."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

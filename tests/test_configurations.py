@@ -2,8 +2,6 @@
 on the Hub carry them.  Each is the reference's model - whole pass, cached, saved - or one line that says why not.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

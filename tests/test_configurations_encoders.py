@@ -3,8 +3,6 @@
 Each is run on ragged rows, which the reference pads; through the cache; and saved, to be opened by the reference again.
 """
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 from pathlib import Path

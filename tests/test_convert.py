@@ -1,8 +1,6 @@
 """Formats into each other: GGUF blocks against ggml's own reference, files against independent readers, models
 against themselves."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Counting against closed forms, the lectures' figures, the reference library, and torch's own counter."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

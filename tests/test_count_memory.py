@@ -1,7 +1,5 @@
 """What training keeps in memory, what a step reads, and the speed that follows, beside torch and closed forms."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`create`: models at random, from configs, specs and the names that the lectures use."""
 
-from __future__ import annotations
-
 import pytest
 
 import triptych

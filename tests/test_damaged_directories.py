@@ -4,8 +4,6 @@
 tokenizers of every kind, packed weights.  The dice are seeded, so what goes wrong once goes wrong again.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

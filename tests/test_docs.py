@@ -1,7 +1,5 @@
 """The examples in the documentation give what they show."""
 
-from __future__ import annotations
-
 import doctest
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The built documentation opened as files: every public name, links that open, a search that finds, no other host."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

@@ -1,7 +1,5 @@
 """The API reference lists every public name, and the page of places names code that exists."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page of tasks: what its commands print, its options and names, and its figures."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

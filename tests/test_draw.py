@@ -1,7 +1,5 @@
 """Drawings of models: what is drawn is what the spec has, for every family; no text lies on another."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The engine: requests that join and leave at any step write what each would alone, by its own settings."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from types import FrameType

@@ -3,8 +3,6 @@
 The answers are held against figures that NumPy gives here, from the numbers that the text of the exercise names.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The walk: every step follows from what is printed before it, to 1e-5, and it ends where the model ends."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

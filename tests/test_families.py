@@ -1,7 +1,5 @@
 """Families against the reference library: every key and every tensor understood, in both directions."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

@@ -1,7 +1,5 @@
 """What the configs and GGUF headers of the younger decoders mean: two spellings of one thing, defaults, leftovers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the configs of encoders and encoder-decoders mean: leftovers of old files, two spellings of one thing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

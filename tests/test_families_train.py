@@ -1,7 +1,5 @@
 """Every family trains: a gradient for every parameter, and a step along it that lowers the loss."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

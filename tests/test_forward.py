@@ -3,8 +3,6 @@
 Over position parts x masks x layouts, in fp32 and with float64 where exactness is the claim.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

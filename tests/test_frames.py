@@ -1,7 +1,5 @@
 """How many Python functions of the package a step enters: counted, not timed, by `bench/frames.py`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

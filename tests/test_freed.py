@@ -1,7 +1,5 @@
 """A model is freed with its last reference, whatever it was used for, without a run of the garbage collector."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a person may ask of a generation: it is done as written, or refused in one line before anything runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any

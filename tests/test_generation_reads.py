@@ -1,8 +1,6 @@
 """What is read and edited while beams search and guesses are verified: that of one forward over the text that is
 returned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The GGUF reader and every dequantizer against the `gguf` package."""
 
-from __future__ import annotations
-
 import struct
 import sys
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Without a GPU all of these are skipped (marker `gpu`).  TF32 is off, so that fp32 means the same on both sides.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

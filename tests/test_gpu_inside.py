@@ -1,7 +1,5 @@
 """On one GPU: attention by its definition, reads and edits, training, loading, and packed weights."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Head roles: planted heads are named, random models have none, and a broken score or null goes red."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ No trained Whisper is at hand, so nothing here says that real speech is understo
 it obeys the rules, and which window comes next, is not.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path

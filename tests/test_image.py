@@ -1,7 +1,5 @@
 """Images: files prepared as the reference prepares them, and what they become in a model."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """What must not wait for torch does not import it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`lab alignment`: passes on a smaller task, fails when values stand beside other keys."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The labs that train nothing: each passes, and fails when what it tests is broken."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

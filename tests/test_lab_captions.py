@@ -1,7 +1,5 @@
 """The labs on drawn pictures: in small, broken, and with shuffled data; and the pictures on their page."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

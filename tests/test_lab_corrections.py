@@ -1,7 +1,5 @@
 """`lab corrections` passes, and fails where a part would do what the lecture says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

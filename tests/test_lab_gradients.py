@@ -1,7 +1,5 @@
 """The lab `gradients`: it passes, and fails when either side is wrong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

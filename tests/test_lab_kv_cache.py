@@ -1,7 +1,5 @@
 """`lab kv-cache` on a small new model, which counts what it runs: passes, and fails when the cache errs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

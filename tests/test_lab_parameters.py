@@ -1,7 +1,5 @@
 """The lab `parameters`: it passes on a real checkpoint, and fails when a shape or a count is wrong."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`lab quadratic`: passes, and fails when a path saves nothing; what it counts is counted right."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import accumulate, count
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sizes of every lab: what their texts say is what they refuse, and each refusal is one line that names the size."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`lab sparse-patterns` at small sizes: passes, and fails where a kernel computes or leaves out what it should not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`lab spoken-digits` on words of tones: it passes, and fails when deaf, with shuffled data, or without its control."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

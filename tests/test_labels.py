@@ -1,7 +1,5 @@
 """Labels of rows, tags of tokens and answers, as a person asks for them, against transformers' own pipelines."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

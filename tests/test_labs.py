@@ -1,7 +1,5 @@
 """What all labs share: the catalogue, the command, its files, and a page that holds them all."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import json

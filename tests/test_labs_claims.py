@@ -1,7 +1,5 @@
 """The labs about trained models: PASS in small, FAIL when their mechanism is broken or their data are shuffled."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

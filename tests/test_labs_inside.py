@@ -1,8 +1,6 @@
 """`lab bank`, `lab head-roles` and `lab not-explanation` on SmolLM2: each passes, and fails when what it claims is
 broken."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The labs about what training teaches: PASS in small, FAIL with a broken mechanism or with shuffled data."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

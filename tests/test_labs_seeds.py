@@ -1,12 +1,11 @@
 """Labs over seeds and with other sizes: the spread, results that are kept and resume, and what each lab declares."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 

@@ -1,8 +1,6 @@
 """`lab paged-cache`, `speculation` and `linear-state` at small sizes: each passes, and fails where its mechanism is
 broken."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The labs that look at gradients and train small models: PASS in small, FAIL when what they test is broken."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

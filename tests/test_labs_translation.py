@@ -1,7 +1,5 @@
 """The labs on translation: PASS in small, FAIL when what they test is broken and when pairs are shuffled."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

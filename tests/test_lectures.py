@@ -3,8 +3,6 @@
 What is attention and nothing else is in `test_lectures_attention.py`, what is counting in `test_count.py`.
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

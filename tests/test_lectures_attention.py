@@ -1,8 +1,6 @@
 """The lectures' worked examples that are attention and nothing else.  Where a lecture's figure is wrong, the test holds
 the right one and says so."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -4,8 +4,6 @@ The worked examples are in `test_lectures.py` and `test_lectures_attention.py`; 
 lab or written answer belongs to which exercise.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The lectures are a package of their own: in the same wheel, found by entry points, and not needed by the library."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

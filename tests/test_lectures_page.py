@@ -3,8 +3,6 @@
 Command lines in all of the documentation are read with the command line's own parser, without being run.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import importlib.util

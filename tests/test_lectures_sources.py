@@ -1,7 +1,5 @@
 """The sources of a recorded result: all files that its lab imports, directly or not, and no others."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lenses and attributions against the model itself run with edits, circuits written by hand, and formulas by loops."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

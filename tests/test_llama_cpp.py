@@ -1,7 +1,5 @@
 """GGUF files as llama.cpp itself reads them, where its bindings are installed (`pip install cyllama==0.2.18`)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

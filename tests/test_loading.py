@@ -1,7 +1,5 @@
 """What `load` refuses before it computes: types, devices, and files that are not what they should be."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

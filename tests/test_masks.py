@@ -1,7 +1,5 @@
 """The mask algebra: its definition against plain loops, its simplification and its lowering against its definition."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 

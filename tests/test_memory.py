@@ -1,7 +1,5 @@
 """What loading costs: the final weights, and little more."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

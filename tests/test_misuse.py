@@ -1,7 +1,5 @@
 """Misuses of the public API: each is refused in one line of a TriptychError, and none is accepted in silence."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator

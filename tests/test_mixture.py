@@ -1,7 +1,5 @@
 """A mixture of experts against every expert computed on every token, and what it costs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode

@@ -1,7 +1,5 @@
 """Rows of every kind a person gives a model: read as meant, or refused in one line."""
 
-from __future__ import annotations
-
 import copy
 from collections import UserDict
 from inspect import getattr_static, isfunction, signature

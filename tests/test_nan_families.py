@@ -1,8 +1,6 @@
 """NaN in a weight of any family is in every logit and every hidden state, at any length and on every path: nothing is
 generated or encoded from a broken model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """Attention of the native step over several ranges of positions: equal to the modules, the same bits with any kernels,
 threads and chunks, and nothing of what a query does not see."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

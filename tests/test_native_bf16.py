@@ -1,7 +1,5 @@
 """Products in bf16: as close as rounding both factors allows, the same bits in any batch, chosen by the processor."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,8 +1,6 @@
 """What the native step holds follows the model: weights that change are bound again, and the modules run wherever the
 model does more than its program says."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

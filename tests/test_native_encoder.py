@@ -1,7 +1,5 @@
 """Encoders natively: equal to the modules, the same bits in any batch, and the modules where the model does more."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

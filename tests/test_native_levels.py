@@ -1,8 +1,6 @@
 """TRIPTYCH_KERNELS caps every C function: which level runs, and that its code has only the instructions of that level.
 A library of another version is refused."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

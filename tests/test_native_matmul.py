@@ -1,7 +1,5 @@
 """The native products beside float64, between kernels, batches, cuts and threads, and in buffers of exact size."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

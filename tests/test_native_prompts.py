@@ -1,8 +1,6 @@
 """Prompts of packed models are multiplied in bf16, generated tokens by integers: which of the two depends on the role
 of a token alone, so its bits do not depend on batches, chunks, threads, guesses or reuse."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator, Sequence
 from typing import Any

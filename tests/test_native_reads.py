@@ -1,7 +1,5 @@
 """Reads of a generation that runs natively: what the modules have at every site, wherever a native step has it."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Callable
 from dataclasses import replace

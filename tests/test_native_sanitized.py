@@ -2,8 +2,6 @@
 buffers get guarded edges, so a read or write beyond a cache, a weight, the arena or a thread's scratch memory ends the
 process."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 """The native step: equal to the modules for every family, the same bits however a row is run, and the modules wherever
 a model does more than its program says."""
 
-from __future__ import annotations
-
 import copy
 import os
 import signal

@@ -1,7 +1,5 @@
 """The notebooks run from top to bottom, hold what they claim (their own asserts), and store the outputs they give."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

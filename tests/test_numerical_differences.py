@@ -1,7 +1,5 @@
 """Each cause in the table of docs/concepts/numerical-differences.md, made on purpose, is found where the table says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace

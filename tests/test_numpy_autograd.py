@@ -1,7 +1,5 @@
 """The autograd in NumPy beside torch's: every operation it has, and the decoder that it trains without a backward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """FlashAttention's tiles in NumPy beside `attend` and autograd, and `lab flash-tiles`, which counts what they move."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The three layouts in NumPy beside the library's, in float64, and each piece of the file broken."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

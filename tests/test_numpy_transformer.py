@@ -3,8 +3,6 @@
 The two share no arithmetic.  A mutation replaces one piece of the file's text; the measure it names must then see it.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Tokenizers, templates, sounds and checkpoints in situations that are rare: each works or says what to do."""
 
-from __future__ import annotations
-
 import io
 import os
 import random

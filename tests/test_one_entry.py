@@ -1,7 +1,5 @@
 """One forward for all: hooks fire whoever runs the model, packed documents do not meet, dropout draws as it is told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of operations: every executor has an entry or a reason, the docs say which, and no torch is needed."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

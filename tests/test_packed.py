@@ -1,7 +1,5 @@
 """Packed safetensors, each written here by a packer of its own from numbers that the format keeps exactly."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Analyses of packed models are those of the same numbers as plain weights, and threads that look into one model at
 once do not see each other's values."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The page: nothing in it can act as markup, nothing is loaded, and the numbers come back as they went in."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

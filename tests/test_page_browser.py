@@ -1,7 +1,5 @@
 """The page in a real browser: its scripts run, the console stays empty, and it shows the numbers it was given."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of a text inside a model: what it is made of, what it refuses, and what notebooks show of it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

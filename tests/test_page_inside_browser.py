@@ -1,7 +1,5 @@
 """The page of a text inside a model, in a real browser: drawn whole, used by keyboard alone, nothing on the console."""
 
-from __future__ import annotations
-
 import json
 from html import unescape
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page's interpreter in a real browser computes what Python computes on the same int8 weights."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a page carries of a model, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

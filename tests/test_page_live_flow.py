@@ -1,8 +1,6 @@
 """The page's flow diagram and chapters in a real browser: what they show is the program and the numbers of the model,
 and every button leads to the state that it names."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

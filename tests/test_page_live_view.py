@@ -1,7 +1,5 @@
 """The page that runs a model, as a reader uses it: typing, cutting, writing, the keyboard; and nothing leaves it."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

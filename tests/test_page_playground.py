@@ -1,7 +1,5 @@
 """The playground in a real browser: its numbers are those of `attend_reference`, bad input is named beside its cell."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Curves and maps as files."""
 
-from __future__ import annotations
-
 import re
 import sys
 from importlib import resources

@@ -1,7 +1,5 @@
 """The tokenizer of a page in a real browser: the ids, texts and names of the Python library, for every kind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from importlib import resources

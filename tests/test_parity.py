@@ -3,8 +3,6 @@
 Log-probabilities (or, without a language head, the outputs themselves) agree to 1e-4 in fp32.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

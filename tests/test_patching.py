@@ -1,7 +1,5 @@
 """Patching and ablation find the parts of circuits written by hand, and nothing else; every family can be ablated."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Path patching finds the composition of a circuit written by hand and no other; steering reaches every token."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Packages through pip, without a network: a folder of archives stands in for the index."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

@@ -1,7 +1,5 @@
 """Directories as sentence-transformers writes them: how vectors are pooled, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

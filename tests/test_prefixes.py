@@ -1,8 +1,6 @@
 """Prompts that begin alike are computed once, with the results of prompts that are computed each; nothing outdated is
 used."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

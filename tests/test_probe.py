@@ -1,7 +1,5 @@
 """Reading never changes a bit, an edit means the same cached and whole, and nothing is silent."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The probe's sites are alive in every family: what is cut out there is missed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Plans: what may be read and edited is checked before anything runs, and is known by its content."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The settings of `make test-processors` are asked of the libraries themselves, and the tests they run are there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Programs: every family has one, its sites are the probe's, and the interpreter computes what the modules compute."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

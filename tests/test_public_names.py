@@ -1,7 +1,5 @@
 """The public names are a promise: they change on purpose, with a line in CHANGELOG.md."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from pathlib import Path

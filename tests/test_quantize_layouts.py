@@ -1,7 +1,5 @@
 """Run-time layouts: what goes in comes back, GGUF blocks keep their numbers, our own rounding is near."""
 
-from __future__ import annotations
-
 import copy
 import math
 import mmap

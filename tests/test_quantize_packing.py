@@ -1,7 +1,5 @@
 """Models whose weights are packed in the layouts of the native kernels: as files have them, and rounded by us."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Packed matrices of AWQ and GPTQ stay packed, and packed models are written block for block."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

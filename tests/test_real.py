@@ -1,7 +1,5 @@
 """Real weights, each against the library its users would compare us with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random recipes, interrupted by a signal at a random step once or twice, are bit for bit the run that was not."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """The comparisons with the reference library, and of cached with uncached, see every sabotage of `sabotage.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache

@@ -7,8 +7,6 @@ every weight off by one rounding after each step, and may be as far from the rec
 Tokens are equal everywhere: prompts and seeds were chosen so that small changes of the weights do not change them.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Sampling against transformers' warpers, its distribution, and its independence of the batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The queue before an engine: whatever comes when, each request writes what it would alone; bad ones fail alone."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

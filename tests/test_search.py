@@ -1,7 +1,5 @@
 """Search in a folder: where texts are cut, which files are read, what the index keeps, and who is found."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The invented language, IBM Model 1 and the alignment error rate."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import pytest

@@ -1,7 +1,5 @@
 """A position bias is computed once a forward for all layers of a kind, and never for other positions than its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

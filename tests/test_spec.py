@@ -1,7 +1,5 @@
 """The spec by itself: masks by their definition, shapes and names, JSON both ways, refusals."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Guessed tokens: what is written is what would be written without guesses, whatever is guessed."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

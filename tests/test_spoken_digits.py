@@ -1,7 +1,5 @@
 """Recordings of spoken digits: words, times, pauses, noise, and the files they are kept in."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

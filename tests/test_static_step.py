@@ -1,7 +1,5 @@
 """The executor of fixed shapes: the logits of the modules, rows at rest untouched, and nothing compiled twice."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """The cache of causal linear attention, two sums of constant size: what is computed with it is what is computed without
 one, and what cannot be taken from a sum is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ transformers 5 has no pipelines for questions, summaries and translations: the f
 had it, the others are its `generate` with the settings that the pipelines take from the config.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chat templates: byte for byte what transformers renders, and nothing that a template of ill will could do."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The tokenizer inside a GGUF, against the files and algorithms it was converted from."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

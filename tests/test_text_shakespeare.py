@@ -1,7 +1,5 @@
 """Texts as training data: files and folders, and the works of Shakespeare in both spellings."""
 
-from __future__ import annotations
-
 import os
 import re
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Tokenizers: the same ids as transformers, exact ways back, and files that other tools open."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

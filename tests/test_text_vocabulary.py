@@ -1,7 +1,5 @@
 """Tokenizers built from vocabulary files, against those transformers builds from the same files."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

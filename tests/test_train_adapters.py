@@ -1,7 +1,5 @@
 """Training an adapter from a recipe: what is trained and stored, exact resumption, and the commands that open it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Training on records of sounds: rows and losses against the reference, a model from its data to its transcripts, and
 records that cannot be used."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training checkpoints: resuming is exact, a damaged checkpoint is skipped, other tools can load them."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

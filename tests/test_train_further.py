@@ -1,7 +1,5 @@
 """Training an existing model further: where it may come from, what a recipe then means, and what a run leaves."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

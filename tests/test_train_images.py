@@ -1,7 +1,5 @@
 """Records with images: captions and labels of drawn pictures, from the files to the commands that use the model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

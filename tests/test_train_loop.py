@@ -1,7 +1,5 @@
 """Optimizers, schedules, the loop: what a step does, exactly."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import threading

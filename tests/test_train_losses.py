@@ -1,7 +1,5 @@
 """Losses, gradients and one step of each objective are those of transformers on the same weights and rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

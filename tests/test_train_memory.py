@@ -1,7 +1,5 @@
 """The memory of a training step: estimated before the data are read and before the first step, refused in one line."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter

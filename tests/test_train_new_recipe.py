@@ -1,7 +1,5 @@
 """A recipe written for data of one's own: the objective follows from the fields of the records."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The shift, the mask, the loss and the order of the data."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training data and run directories that are unusual: each either works or is refused before the first step."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

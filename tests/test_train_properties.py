@@ -3,8 +3,6 @@ several templates, whose trained tokens are those that transformers marks betwee
 `{% endgeneration %}`.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import string

@@ -1,7 +1,5 @@
 """Training from Python: the loss of rows against transformers', a loop of one's own, and a run by a function call."""
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Recipes: what is refused, in which words, and what `--set` does."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 plays as training data: pairs of the two editions, and turns of one person.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

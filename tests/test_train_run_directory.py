@@ -1,7 +1,5 @@
 """A run directory: odd names, one process at a time, forged states, and signals."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ sacrebleu is an extra; where it is missing, a module that counts equal texts sta
 the text too and has the label at its end.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

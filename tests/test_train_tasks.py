@@ -1,7 +1,5 @@
 """Recipes of every objective with data of its own: they train, resume, open in the commands, and refuse bad data."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

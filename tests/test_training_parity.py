@@ -1,8 +1,6 @@
 """Random models, rows and recipes of every objective train as in transformers: losses, gradients, gradient norms, and
 the weights after a few steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The five translators: their masks, their padding, how they write and how they are judged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Patching and ablation report what a change does and nothing else, however products round; and their runs, which skip
 the blocks below their change, give what runs of all blocks give."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from random import Random

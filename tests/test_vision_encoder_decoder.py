@@ -1,7 +1,5 @@
 """Images to text: a ViT read by a decoder of another family, from the checkpoint to the caption."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

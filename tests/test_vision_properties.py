@@ -1,8 +1,6 @@
 """Images to text of random sizes, GPT-2 and BERT reading a ViT: logits, texts written by the likeliest token and by
 beams, and directories written back, beside transformers."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

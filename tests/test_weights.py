@@ -1,7 +1,5 @@
 """Weights as objects: packed ones stand in the slots of dense ones and compute the same."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Text models inside models of images and text, against the whole model of transformers given text alone."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import cache

@@ -1,7 +1,5 @@
 """Text out of a run: the pieces are the whole, up to the end token or before the first stop string."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

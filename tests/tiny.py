@@ -1,7 +1,5 @@
 """Tiny random models made from specs alone: three layouts, every position part, windows; sizes all differ."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from triptych import nn, spec

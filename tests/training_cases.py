@@ -5,8 +5,6 @@ the recipe of a few steps, all drawn from a seed.
 with PyTorch's own AdamW, and tells how far losses, gradients and weights are apart.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 `DRAW[name](seed)` is a case of any objective, and `training_cases.compare` trains it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

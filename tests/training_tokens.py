@@ -1,7 +1,5 @@
 """Random cases of objectives that predict tokens: the next one, hidden ones, those of another sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random

@@ -4,8 +4,6 @@ What stands here was written by five years of exporters: leftovers of other libr
 the reference never reads.  Each must load, or say in one line why it cannot.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 V, D, F, L, CONTEXT = 41, 24, 37, 3, 64

@@ -4,8 +4,6 @@ The assembler is that of the package wasmtime (Apache-2.0), downloaded from PyPI
 temporary directory.  (The package wabt of PyPI downloads its programs from another host when it is first used.)
 """
 
-from __future__ import annotations
-
 import base64
 import sys
 import tempfile

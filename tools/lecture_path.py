@@ -4,8 +4,6 @@ The order is in `[path]` of lectures.toml.  Pages and labs are those of the conc
 a concept stands on the path too; concepts that no step of a lecture names follow at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

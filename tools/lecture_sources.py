@@ -4,8 +4,6 @@ Imports are read from the syntax, not run: those inside functions count, those u
 package's `__init__` imports a name only when it is used, the module that has this name counts, once something uses it.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ stored: no path, no time, no version.  Beside the outputs of a cell stands the d
 own and that of the cells before it.
 """
 
-from __future__ import annotations
-
 import ast
 import base64
 import contextlib

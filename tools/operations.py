@@ -1,7 +1,5 @@
 """Writes the table of operations and executors in docs/concepts/programs.md: `python tools/operations.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
