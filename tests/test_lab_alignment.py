@@ -5,6 +5,7 @@ import pytest
 from torch import Tensor
 
 import tiny
+from lab_results import passes
 from triptych.attention import EncoderOutput
 from triptych.attention.caches import Project
 from triptych.errors import InputError
@@ -21,8 +22,7 @@ SMALL = Setup(sizes={"held": 60})
 
 
 def test_passes() -> None:
-    result = run("alignment", SMALL)
-    assert result.passed, result.verdict
+    passes(run("alignment", SMALL))
 
 
 def test_fails_when_values_stand_beside_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,8 +42,7 @@ def test_fails_when_values_stand_beside_other_keys(monkeypatch: pytest.MonkeyPat
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_passes_at_full_size(seed: int) -> None:
-    result = run("alignment", Setup(seed=seed, full=True))
-    assert result.passed, result.verdict
+    passes(run("alignment", Setup(seed=seed, full=True)))
 
 
 @pytest.mark.parametrize(

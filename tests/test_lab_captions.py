@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab_results import failed
+from lab_results import failed, passes
 from triptych.errors import InputError
 from triptych.media.image import png
 from triptych.nn.attention import Attention
@@ -87,8 +87,7 @@ SHAPES = {"judged": 200}
 
 @pytest.mark.heavy
 def test_a_vit_names_shapes() -> None:
-    result = labs.run("image-labels", Setup(sizes=SHAPES))
-    assert result.passed, result.verdict
+    passes(labs.run("image-labels", Setup(sizes=SHAPES)))
 
 
 @pytest.mark.heavy

@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 import triptych
-from lab_results import failed
+from lab_results import failed, passes
 from triptych.attention.cache_steps import FullStep
 from triptych.attention.store import Store
 from triptych.generate import Engine
@@ -31,8 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_passes(small: None) -> None:
-    result = run("kv-cache", SMALL)
-    assert result.passed, result.verdict
+    passes(run("kv-cache", SMALL))
 
 
 def test_fails_when_keys_are_written_one_place_late(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,5 +79,4 @@ def test_fails_when_the_cache_takes_more_than_it_needs(small: None, monkeypatch:
 
 @pytest.mark.heavy
 def test_passes_on_smollm2(smollm2_gguf: Any, unchecked: None) -> None:
-    result = run("kv-cache", Setup(model=str(smollm2_gguf)))
-    assert result.passed, result.verdict
+    passes(run("kv-cache", Setup(model=str(smollm2_gguf))))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import tiny
 import triptych
-from lab_results import failed
+from lab_results import failed, passes
 from triptych.attention import reference
 from triptych.errors import InputError
 from triptych.model import Model
@@ -48,8 +48,7 @@ def ignore_edits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bank_passes(loaded: None) -> None:
-    result = run("bank")
-    assert result.passed, result.verdict
+    passes(run("bank"))
 
 
 def test_bank_names_the_head_of_l0_5(smollm2: Model) -> None:
@@ -85,8 +84,7 @@ def test_bank_fails_when_later_heads_do_it_too(loaded: None, monkeypatch: pytest
 
 
 def test_head_roles_passes(loaded: None) -> None:
-    result = run("head-roles")
-    assert result.passed, result.verdict
+    result = passes(run("head-roles"))
     roles, unread, _ = (section for section in result.sections)
     scores = {role: (int(layer), int(head), float(score)) for role, layer, head, score, *_ in roles.rows}
     assert scores["the token before"] == (16, 0, pytest.approx(0.67, abs=0.02))
@@ -156,8 +154,7 @@ FOUND: list[other_patterns.ClassifierResult] = []
 
 @pytest.mark.heavy
 def test_not_explanation_passes_on_a_classifier() -> None:
-    result = run("not-explanation", Setup(sizes=TASK))
-    assert result.passed, result.verdict
+    passes(run("not-explanation", Setup(sizes=TASK)))
 
 
 @pytest.mark.heavy
@@ -210,5 +207,4 @@ def test_ideal_patterns_read_what_they_are_named_after() -> None:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", ["bank", "head-roles", "not-explanation"])
 def test_passes_at_full_size(name: str, seed: int, smollm2_gguf: Path, unchecked: None) -> None:
-    result = run(name, Setup(seed=seed, model=str(smollm2_gguf), full=True))
-    assert result.passed, result.verdict
+    passes(run(name, Setup(seed=seed, model=str(smollm2_gguf), full=True)))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from lab_results import passes
 from triptych.attention import Cache
 from triptych.attention.cache_steps import SumStep
 from triptych.errors import InputError
@@ -31,8 +32,7 @@ def failed(name: str, seed: int = 0) -> set[str]:
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_passes(name: str, seed: int) -> None:
-    result = run(name, Setup(seed=seed, sizes=SMALL[name]))
-    assert result.passed, result.verdict
+    passes(run(name, Setup(seed=seed, sizes=SMALL[name])))
 
 
 # ---------------------------------------------------------------- pages

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab_results import failed
+from lab_results import failed, passes
 from triptych import nn
 from triptych.attention import FlatKeys
 from triptych.nn.positions import UNPOSITIONED, Alibi, Rope, T5Buckets
@@ -34,8 +34,7 @@ def shallow(seed: int = 0) -> LabResult:
 
 
 def test_depth_passes() -> None:
-    result = shallow(3)
-    assert result.passed, result.verdict
+    result = passes(shallow(3))
     assert [len(section.rows) for section in result.sections if section.kind == "table"] == [3]
 
 
@@ -73,8 +72,7 @@ def leak(text: str) -> LabResult:
 
 
 def test_mask_leak_passes_and_shows_what_each_writes(text: str) -> None:
-    result = leak(text)
-    assert result.passed, result.verdict
+    result = passes(leak(text))
     (samples,) = (section for section in result.sections if section.kind == "samples")
     assert [sample.label for sample in samples.items] == [
         f"trained {trained}, writing {used}" for trained in mask_leak.MASKS for used in mask_leak.MASKS
@@ -113,8 +111,7 @@ def short() -> LabResult:
 
 
 def test_induction_passes(trained_once: None) -> None:
-    result = short()
-    assert result.passed, result.verdict
+    result = passes(short())
     (table,) = (section for section in result.sections if section.kind == "table")
     assert len(table.rows) == 2 * induction.InductionLab().heads
 
@@ -165,8 +162,7 @@ def brief(steps: int = 220) -> LabResult:
 
 
 def test_bottleneck_passes() -> None:
-    result = brief()
-    assert result.passed, result.verdict
+    passes(brief())
 
 
 def test_bottleneck_fails_when_attention_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +208,7 @@ FULL = (
 @pytest.mark.parametrize("name", FULL)
 @pytest.mark.parametrize("seed", range(5))
 def test_at_full_size_with_any_seed(name: str, seed: int, unchecked: None) -> None:
-    result = labs.run(name, Setup(seed=seed, full=True))
-    assert result.passed, result.verdict
+    passes(labs.run(name, Setup(seed=seed, full=True)))
 
 
 @pytest.mark.heavy
@@ -221,5 +216,4 @@ def test_at_full_size_with_any_seed(name: str, seed: int, unchecked: None) -> No
 @pytest.mark.weights
 @pytest.mark.parametrize("seed", range(5))
 def test_mask_leak_on_shakespeare_with_any_seed(seed: int, unchecked: None) -> None:
-    result = labs.run("mask-leak", Setup(seed=seed, full=True))
-    assert result.passed, result.verdict
+    passes(labs.run("mask-leak", Setup(seed=seed, full=True)))

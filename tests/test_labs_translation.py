@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab_results import failed
+from lab_results import failed, passes
 from triptych.attention import EncoderOutput, FlatKeys
 from triptych.attention.caches import Project
 from triptych.errors import InputError
@@ -52,14 +52,12 @@ def in_small(name: str, **sizes: Size) -> LabResult:
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", ["panels", "word-alignment"])
 def test_passes(name: str) -> None:
-    result = in_small(name)
-    assert result.passed, result.verdict
+    passes(in_small(name))
 
 
 @pytest.mark.heavy
 def test_recurrence_passes() -> None:
-    result = in_small("recurrence")
-    assert result.passed, result.verdict
+    result = passes(in_small("recurrence"))
     quality = next(section for section in result.sections if section.kind == "table")
     assert [row[0] for row in quality.rows] == [*translation.RECURRENCE, "word by word"]
 
@@ -211,8 +209,7 @@ def modernize_in_small(**sizes: Size) -> LabResult:
 
 @pytest.mark.heavy
 def test_modernize_passes(plays: list[Pair]) -> None:
-    result = modernize_in_small(steps="250")
-    assert result.passed, result.verdict
+    result = passes(modernize_in_small(steps="250"))
     assert "small version" in result.meaning
 
 
