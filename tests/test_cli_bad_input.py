@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,88 +40,44 @@ def copied(layout: str, tmp_path: Path, **config: Any) -> Path:
     return path
 
 
-def _missing(path: Path) -> Path:
-    return path / "nothing"
-
-
-def _empty(path: Path) -> Path:
-    return path
-
-
-def _pickled(path: Path) -> Path:
-    (path / "pytorch_model.bin").write_bytes(b"\x80\x04")
-    shutil.copy(checkpoint("decoder") / "config.json", path)
-    return path
-
-
-def _pickle(path: Path) -> Path:
-    (path / "weights.pt").write_bytes(b"\x80\x04")
-    return path / "weights.pt"
-
-
-def _unknown_key(path: Path) -> Path:
-    return copied("decoder", path, head_dim=None, head_dimm=10)
-
-
-def _unknown_family(path: Path) -> Path:
-    return copied("decoder", path, model_type="lama")
-
-
-def _no_config(path: Path) -> Path:
-    found = copied("decoder", path)
-    (found / "config.json").unlink()
-    return found
-
-
-def _broken_config(path: Path) -> Path:
-    found = copied("decoder", path)
-    (found / "config.json").write_bytes(b'{"model_type": "\xff"}')
-    return found
-
-
-def _missing_tensor(path: Path) -> Path:
-    return copied("decoder", path, num_hidden_layers=4)
-
-
-def _extra_tensor(path: Path) -> Path:
-    return copied("decoder", path, num_hidden_layers=2)
-
-
-def _other_shape(path: Path) -> Path:
-    return copied("decoder", path, intermediate_size=38)
-
-
-def _not_a_checkpoint(path: Path) -> Path:
-    (path / "notes.txt").write_text("hello")
-    return path / "notes.txt"
-
-
-def _bad_hub_name(path: Path) -> Path:
-    return Path("hub:no-slash")
-
-
-MODELS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "missing": (_missing, "no such file"),
-    "empty-directory": (_empty, "config.json"),
-    "pickle-directory": (_pickled, "pickle"),
-    "pickle-file": (_pickle, "save it as safetensors"),
-    "unknown-key": (_unknown_key, "did you mean 'head_dim'?"),
-    "unknown-family": (_unknown_family, "did you mean 'llama'?"),
-    "no-config": (_no_config, "config.json"),
-    "config-not-utf8": (_broken_config, "config.json"),
-    "missing-tensor": (_missing_tensor, "missing"),
-    "extra-tensor": (_extra_tensor, "unexpected tensors"),
-    "other-shape": (_other_shape, "[37, 24]"),
-    "not-a-checkpoint": (_not_a_checkpoint, "notes.txt"),
-    "bad-hub-name": (_bad_hub_name, "hub:org/name"),
+CHANGED: dict[str, tuple[dict[str, Any], str]] = {  # keys of the config, and what the error says
+    "unknown-key": ({"head_dim": None, "head_dimm": 10}, "did you mean 'head_dim'?"),
+    "unknown-family": ({"model_type": "lama"}, "did you mean 'llama'?"),
+    "missing-tensor": ({"num_hidden_layers": 4}, "missing"),
+    "extra-tensor": ({"num_hidden_layers": 2}, "unexpected tensors"),
+    "other-shape": ({"intermediate_size": 38}, "[37, 24]"),
+}
+CONFIG = (checkpoint("decoder") / "config.json").read_bytes()
+FILES: dict[str, tuple[dict[str, bytes], str, str]] = {  # what a directory holds, what is opened, what the error says
+    "missing": ({}, "nothing", "no such file"),
+    "empty-directory": ({}, "", "config.json"),
+    "pickle-directory": ({"pytorch_model.bin": b"\x80\x04", "config.json": CONFIG}, "", "pickle"),
+    "pickle-file": ({"weights.pt": b"\x80\x04"}, "weights.pt", "save it as safetensors"),
+    "not-a-checkpoint": ({"notes.txt": b"hello"}, "notes.txt", "notes.txt"),
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CHANGED)
 def test_models_that_cannot_be_loaded(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make, says = MODELS[name]
-    path = make(tmp_path)
-    assert says in refused(["generate", str(path), "Mill"], capsys)
+    config, says = CHANGED[name]
+    assert says in refused(["generate", str(copied("decoder", tmp_path, **config)), "Mill"], capsys)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_no_model(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, opened, says = FILES[name]
+    for file, content in files.items():
+        (tmp_path / file).write_bytes(content)
+    assert says in refused(["generate", str(tmp_path / opened), "Mill"], capsys)
+
+
+def test_a_config_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = copied("decoder", tmp_path)
+    (path / "config.json").write_bytes(b'{"model_type": "\xff"}')
+    assert "config.json" in refused(["generate", str(path), "Mill"], capsys)
+    (path / "config.json").unlink()
+    assert "config.json" in refused(["generate", str(path), "Mill"], capsys)
+    assert "hub:org/name" in refused(["generate", "hub:no-slash", "Mill"], capsys)
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "fill", "inspect", "check", "count", "convert", "explain"])
