@@ -1,4 +1,7 @@
-"""Tiny checkpoints with tokenizers, one a layout, made once a run and left on the disk: what a command line opens."""
+"""Tiny checkpoints with tokenizers, one a layout, made once a run and left on the disk: what a command line opens.
+
+`BLOCKS` is the config of a Llama whose rows are whole blocks, so that they can be packed.
+"""
 
 import json
 import tempfile
@@ -21,6 +24,8 @@ WORDS = ["the old mill stands where the river bends", "the ship came in on the e
 LLAMA = {"model_type": "llama", "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 3,
          "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10, "max_position_embeddings": CONTEXT,
          "initializer_range": 0.3}  # fmt: skip
+BLOCKS = {"model_type": "llama", "vocab_size": 43, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
 BERT = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 24, "intermediate_size": 37,
         "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": CONTEXT,
         "type_vocab_size": 4, "initializer_range": 0.3}  # fmt: skip

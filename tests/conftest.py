@@ -65,6 +65,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A small file to train on."""
+    path = tmp_path / "text.txt"
+    path.write_text("the old mill stands where the river bends\n" * 12, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
 def unchecked() -> Iterator[None]:
     """Functions without the checks of annotations, as users run them."""
     checked.switch(False)

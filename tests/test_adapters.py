@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import parity
 import references
 import triptych
+from cli_models import BLOCKS
 from test_adapter_files import filled
 from triptych import nn
 from triptych.check import check
@@ -25,10 +26,7 @@ from triptych.probe import zero
 from triptych.quantize import packing
 
 needs_native = pytest.mark.skipif(library() is None, reason="the native kernels were not built")
-LLAMA = {
-    "model_type": "llama", "vocab_size": 43, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2,
-}  # fmt: skip
+LLAMA = BLOCKS | {"initializer_range": 0.2}
 MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}
 ROWS = [[3, 7, 1, 22, 9], [30, 5, 11]]
 

@@ -1,6 +1,5 @@
 """`triptych bench`: what is measured, the limits, refusals and peers.  No test says how fast anything is."""
 
-import importlib.util
 import json
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from triptych_peers.llama import LlamaCpp
 
 import triptych
 from cli_models import CONTEXT, LLAMA, T5, answered, checkpoint
+from programs import program
 from triptych import measure, native
 from triptych.checkpoints.convert import convert
 from triptych.cli import main
@@ -486,12 +486,8 @@ def test_the_command_shows_figures_limits_and_notes(
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """bench/peers.py, whose measurements are stubs: ours 300, the peers 100, the limit 400, of 30 GB/s."""
-    place = Path(__file__).parents[1] / "bench" / "peers.py"
-    spec = importlib.util.spec_from_file_location("bench_peers", place)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "bench_peers", module)  # dataclasses look their module up
     monkeypatch.setattr(sys, "path", [*sys.path])
-    spec.loader.exec_module(module)
+    module = program("bench/peers.py")
 
     def stub(model: Path, *, against: list[str], kinds: Sequence[str], rates: Rates, **how: Any) -> BenchReport:
         theirs = {name: PeerFigure((100.0,)) for name in against}

@@ -12,7 +12,7 @@ import torch
 
 import references
 import tiny
-from cli_models import answered, checkpoint
+from cli_models import BLOCKS, answered, checkpoint
 from triptych import nn
 from triptych.check import Finding, Layer, Report, case, check, max_abs_diff, paths, peer
 from triptych.check.quality import TEXT, quality
@@ -216,10 +216,6 @@ def test_an_unknown_peer() -> None:
 # ---------------------------------------------------------------- the quality of packed forms
 
 
-LLAMA = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
 SHORT = TEXT[:300]
 needs_kernels = pytest.mark.skipif(library() is None, reason=why_not() or "")
 
@@ -249,7 +245,7 @@ def test_perplexity_and_divergence_are_what_they_are_called() -> None:
 @needs_kernels
 def test_a_packed_model_is_measured_beside_fp32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = load(checkpoint("decoder")).tokenizer
-    create(LLAMA | {"vocab_size": tokenizer.vocab_size}, tokenizer, seed=3).save(tmp_path / "hf")
+    create(BLOCKS | {"vocab_size": tokenizer.vocab_size}, tokenizer, seed=3).save(tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "x.gguf", dtype="q8_0")
     found = answered(["check", str(tmp_path / "x.gguf"), "--against", "none", "--quantize", "int4"], capsys)["quality"]
     assert [one["form"] for one in found] == ["fp32", "packed", "int4"]

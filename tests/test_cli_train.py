@@ -43,9 +43,7 @@ length = 20
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> str:
-    text = tmp_path / "text.txt"
-    text.write_text("the old mill stands where the river bends\n" * 12, encoding="utf-8")
+def recipe(text: Path, tmp_path: Path) -> str:
     path = tmp_path / "tiny.toml"
     path.write_text(RECIPE.format(text=text), encoding="utf-8")
     return str(path)

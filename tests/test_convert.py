@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import references
-from cli_models import checkpoint
+from cli_models import BLOCKS, checkpoint
 from triptych import families
 from triptych.checkpoints import open_source
 from triptych.checkpoints.convert import QUANTIZED, convert
@@ -29,10 +29,7 @@ from triptych.model import Model, create, load
 from triptych.text import DECODER, Tokenizer, bpe_tokenizer, character_tokenizer, from_gguf, to_gguf
 
 IDS = [3, 7, 1, 22, 9, 30, 5, 11, 17, 40, 2, 8]
-SMALL = {
-    "model_type": "llama", "vocab_size": 43, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
-    "num_attention_heads": 4, "max_position_embeddings": 64,
-}  # fmt: skip
+SMALL = BLOCKS | {"num_hidden_layers": 1, "num_key_value_heads": 4}
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -1,6 +1,5 @@
 """The page of tasks: what its commands print, its options and names, and its figures."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import triptych
+from programs import program
 from triptych.checkpoints.locate import parse_name
 
 ROOT = Path(__file__).parents[1]
@@ -88,9 +88,7 @@ def test_names_of_checkpoints_are_well_formed() -> None:
 @pytest.mark.heavy
 def test_the_recall_of_folio_lines(minilm_dir: Path) -> None:
     """The figures of the page; shuffled pairs are at chance, so that the measure can fail."""
-    spec = importlib.util.spec_from_file_location("retrieval", ROOT / "bench" / "retrieval.py")
-    retrieval = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(retrieval)
+    retrieval = program("bench/retrieval.py")
     found = retrieval.measured(triptych.load(minilm_dir), 500, 0)
     rows = {"MiniLM": "recall", "words in common": "words in common", "MiniLM, pairs shuffled": "shuffled",
             "chance": "chance"}  # fmt: skip

@@ -3,9 +3,6 @@
 Without a GPU all of these are skipped (marker `gpu`).  TF32 is off, so that fp32 means the same on both sides.
 """
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -22,7 +19,7 @@ import triptych
 from cli_models import checkpoint
 from native_models import decoders, llama
 from test_cache_types import LIMITS, LOSSY
-from test_static_step import MODELS, STEPS, StaticRun, StaticSide
+from test_static_step import MODELS, STEPS, StaticRun, StaticSide, check_that_changes_are_seen, printed_by
 from triptych import nn
 from triptych.attention import CacheType, Rows, kernel_dense
 from triptych.cli import main
@@ -220,10 +217,7 @@ assert texts[0] == texts[1]
 @pytest.mark.heavy
 def test_nothing_is_compiled_after_the_warm_up() -> None:
     """In a process of its own, since the checks of types that tests put around functions cannot be compiled."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["1", "None", "1"], run.stdout
+    assert printed_by(COMPILE) == ["1", "None", "1"]
 
 
 HALF = {"hidden_size": 64, "head_dim": 32, "num_attention_heads": 6, "num_key_value_heads": 3}
@@ -267,27 +261,7 @@ def test_a_graph_works_in_memory_of_its_own() -> None:
 
 
 def test_changed_weights_and_hooks_are_seen_by_a_graph() -> None:
-    module = tiny.decoder().cuda()
-    sides = [Engine(module, executor=executor) for executor in ("modules", "static")]
-    for engine in sides:
-        engine.add(Request(prompt=[3], max_new_tokens=30, all_logits=True))
-
-    def difference() -> float:
-        one, other = (engine.step()[0].logits for engine in sides)
-        return float((one - other).abs().max())
-
-    assert difference() <= WITHIN
-    module.head.proj.weight.data.mul_(0.5)
-    assert difference() <= WITHIN
-    module.head.proj.weight = torch.nn.Parameter(torch.randn(tiny.V, tiny.D, device="cuda"))
-    assert difference() <= WITHIN
-    assert sides[1].why_modules is None
-    handle = module.decoder.blocks[0].register_forward_hook(lambda *_: None)
-    difference()
-    assert str(sides[1].why_modules).endswith("has a hook")
-    handle.remove()
-    difference()
-    assert sides[1].why_modules is None
+    check_that_changes_are_seen(tiny.decoder().cuda(), WITHIN)
 
 
 def test_two_engines_in_two_threads_write_what_one_writes() -> None:

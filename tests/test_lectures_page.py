@@ -5,20 +5,19 @@ Command lines in all of the documentation are read with the command line's own p
 
 import ast
 import copy
-import importlib.util
 import re
 import shlex
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import typer
 
 import test_lectures
+from programs import program
 from triptych.cli.app import app
 from triptych.explain import EXAMPLES
 from triptych_lectures.labs import LABS
@@ -49,17 +48,8 @@ Data = dict[str, Any]
 Exit, UsageError = typer.Exit, next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 
 
-def _generator() -> ModuleType:
-    sys.path.append(str(ROOT / "tools"))  # where it finds `pictures`
-    found = importlib.util.spec_from_file_location("lectures", ROOT / "tools" / "lectures.py")
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module
-    sys.path.insert(0, str(ROOT / "tools"))  # of the files beside it
-    found.loader.exec_module(module)
-    return module
-
-
-lectures = _generator()
+sys.path.append(str(ROOT / "tools"))  # where it finds `pictures`
+lectures = program("tools/lectures.py")
 
 
 @pytest.fixture

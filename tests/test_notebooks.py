@@ -1,14 +1,13 @@
 """The notebooks run from top to bottom, hold what they claim (their own asserts), and store the outputs they give."""
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+
+from programs import program
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -16,15 +15,7 @@ LECTURES = [path for path in NOTEBOOKS if path.stem.startswith("lecture-")]
 PANELS = [path for path in NOTEBOOKS if path not in LECTURES]
 
 
-def _tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("notebooks", ROOT / "tools" / "notebooks.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = _tool()
+tool = program("tools/notebooks.py")
 
 
 def printed(outputs: list[dict[str, Any]]) -> str:

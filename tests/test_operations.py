@@ -6,12 +6,11 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from programs import program
 from triptych import families, ops
 from triptych.count import count
 from triptych.families.named import NAMED
@@ -20,17 +19,8 @@ from triptych.program.kinds import lower_kinds
 ROOT = Path(__file__).parents[1]
 
 
-def tool() -> ModuleType:
-    """tools/operations.py, which writes the table of the docs."""
-    spec = spec_from_file_location("operations", ROOT / "tools" / "operations.py")
-    module = module_from_spec(spec)
-    sys.modules["operations"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_table_in_the_docs_is_the_table_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = tool()
+    made = program("tools/operations.py")
     page = made.PAGE.read_text("utf-8")
     assert made.written(page) == page
     monkeypatch.setitem(ops.OPERATIONS, "tanh", replace(ops.OPERATIONS["tanh"], equation="x · tanh(x)"))
@@ -38,7 +28,7 @@ def test_the_table_in_the_docs_is_the_table_of_the_code(monkeypatch: pytest.Monk
 
 
 def test_every_executor_has_an_operation_or_says_why_not() -> None:
-    for executor in tool().EXECUTORS:
+    for executor in program("tools/operations.py").EXECUTORS:
         lacks = {name for name in ops.OPERATIONS if not executor.has(name)}
         assert lacks == set(executor.lacks), executor.name
 

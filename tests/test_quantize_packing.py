@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import references
+from cli_models import BLOCKS as LLAMA
 from triptych import nn
 from triptych.checkpoints.convert import convert
 from triptych.checkpoints.gguf_blocks import PackedBlocks, block_format
@@ -20,10 +21,6 @@ from triptych.train.optim import Optimizer, OptimizerSettings
 
 pytestmark = pytest.mark.skipif(library() is None, reason=why_not() or "")
 
-LLAMA = {
-    "model_type": "llama", "vocab_size": 43, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
 MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}
 ROWS = [[3, 7, 1, 22, 9], [30, 5, 11]]
 

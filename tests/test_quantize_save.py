@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from cli_models import BLOCKS
 from test_packed import AWQ, GPTQ, PLACES, Packer, awq, gptq, write
 from triptych.checkpoints import open_source
 from triptych.checkpoints.convert import convert
@@ -22,10 +23,7 @@ from triptych.quantize import INVERTIBLE, OrderedBandFormat, blocks_of, packed_w
 
 pytestmark = pytest.mark.skipif(library() is None, reason=why_not() or "")
 
-LLAMA = {
-    "model_type": "llama", "vocab_size": 43, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
+LLAMA = BLOCKS | {"hidden_size": 256, "intermediate_size": 512}
 SCALES = {"Q6_K": (208,), "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,)}  # bytes at which a block has an fp16 number
 
 

@@ -25,13 +25,6 @@ from triptych.train.space import DiskSpace, size
 RUN = {"rows": 2, "length": 12, "steps": 3, "evaluate_every": 0.0, "sample_every": 0.0}
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("the old mill stands where the river bends\n" * 12, encoding="utf-8")
-    return path
-
-
 def recipe(text: Path, path: Path | str, out: Path | None = None, **model: Any) -> Any:
     tables = {"model": {"path": str(path), **model}, "data": {"path": str(text)}, "objective": {"name": "causal"}}
     return check_recipe({**tables, "run": RUN}, values={"run.out": out and str(out)})

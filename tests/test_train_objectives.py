@@ -7,17 +7,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from test_train_loop import LLAMA, V
 from triptych import nn
 from triptych.errors import InputError
 from triptych.families import read_config
 from triptych.train import CausalText, MaskedText, Pairs, TokenMasking, causal, collate, loss, seq2seq
 from triptych.train.data import DocumentStream, check, micro_batches
-
-V = 23
-LLAMA = {
-    "model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
-    "num_attention_heads": 3, "max_position_embeddings": 64, "vocab_size": V,
-}  # fmt: skip
 
 
 @pytest.fixture

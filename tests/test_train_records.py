@@ -2,7 +2,6 @@
 plays as training data: pairs of the two editions, and turns of one person.
 """
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 import triptych
+from programs import program
 from triptych.cli import main
 from triptych.errors import ConfigError, InputError, TextError
 from triptych.text import shakespeare, shakespeare_labels
@@ -276,10 +276,7 @@ RETRIEVAL, CHARACTER = (ROOT / "docs" / "examples" / f"{name}.toml" for name in 
 
 @pytest.fixture(scope="module")
 def retrieval() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("retrieval", ROOT / "bench" / "retrieval.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program("bench/retrieval.py")
 
 
 def test_pieces_of_both_editions_belong_together() -> None:

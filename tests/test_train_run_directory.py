@@ -21,6 +21,7 @@ from triptych import quickstart
 from triptych.cli import main
 from triptych.errors import CheckpointError, ConfigError
 from triptych.train import Checkpoints, Event, Interrupted, Recipe, check_recipe, prepare, read_recipe, resume
+from triptych.train.new_recipe import toml
 from triptych.train.process import RunLock
 
 TABLES: dict[str, Any] = {
@@ -32,26 +33,6 @@ TABLES: dict[str, Any] = {
     "objective": {"name": "causal"},
     "run": {"rows": 2, "length": 12, "steps": 4, "evaluate_every": 0.0},
 }  # fmt: skip
-TOML = """
-tokenizer = "byte"
-[model]
-model_type = "llama"
-hidden_size = 16
-intermediate_size = 28
-num_hidden_layers = 1
-num_attention_heads = 2
-max_position_embeddings = 24
-[data]
-path = "{text}"
-[objective]
-name = "causal"
-[run]
-rows = 2
-length = 12
-steps = 4
-evaluate_every = 0.0
-sample_every = 0.0
-"""
 ODD = [
     "back\\slash",
     'quo"te',
@@ -64,24 +45,16 @@ ODD = [
 ]
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text("the old mill stands where the river bends\n" * 12, encoding="utf-8")
-    return path
-
-
-@pytest.fixture(autouse=True)
-def same_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def recipe(text: Path, out: Path | None = None, **run: Any) -> Recipe:
     return check_recipe(
         {**TABLES, "data": {"path": str(text)}, "run": TABLES["run"] | run}, values={"run.out": out and str(out)}
     )
+
+
+def written(path: Path, text: Path) -> None:
+    """The same as a file."""
+    tables = {**TABLES, "data": {"path": str(text)}, "run": TABLES["run"] | {"sample_every": 0.0}}
+    path.write_text("\n".join(f"{name} = {toml(value)}" for name, value in tables.items()))
 
 
 def steps(out: Path) -> list[str]:
@@ -104,7 +77,7 @@ def test_a_run_may_have_any_name(name: str, text: Path, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("name", ODD)
 def test_the_command_line_takes_any_name(name: str, text: Path, tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(TOML.format(text=text))
+    written(tmp_path / "tiny.toml", text)
     out = tmp_path / "runs" / name
     argv = ["train", str(tmp_path / "tiny.toml"), "--out", str(out)]
     assert main([*argv, "--set", "run.steps=2"]) == 0
@@ -349,7 +322,7 @@ def test_a_run_outside_the_main_thread_leaves_signals_alone(text: Path, tmp_path
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_on_the_command_line(number: int, code: int, text: Path, tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(TOML.format(text=text))
+    written(tmp_path / "tiny.toml", text)
     out = tmp_path / "run"
     command = [sys.executable, "-c", "import sys; from triptych.cli import main; sys.exit(main())"]
     argv = [*command, "train", str(tmp_path / "tiny.toml"), "--out", str(out), "--data", str(text)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from cli_models import BLOCKS as LLAMA
 from triptych import nn
 from triptych.checkpoints import open_source
 from triptych.checkpoints.convert import convert
@@ -17,10 +18,6 @@ from triptych.errors import InputError
 from triptych.model import Model, create, load
 from triptych.nn.weights import PackedWeight, dense, rows
 
-LLAMA = {
-    "model_type": "llama", "vocab_size": 43, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "vocab_size": 43, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32}
 MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}
 CASES = {
