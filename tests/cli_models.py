@@ -73,6 +73,17 @@ def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> 
     return out, err
 
 
+def refused(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 1) -> str:
+    """The one line of a command that fails."""
+    out, err = said(argv, capsys, code)
+    assert not out
+    lines = err.splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("error: "), err
+    assert not lines[0].startswith("error: unexpected "), err  # how an exception that is not ours is reported
+    return lines[0]
+
+
 def answered(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> Any:
     """What a command says with --json."""
     return json.loads(said([*argv, "--json"], capsys, code)[0])

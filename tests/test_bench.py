@@ -14,7 +14,7 @@ from triptych_peers.converted import OnnxRuntime
 from triptych_peers.llama import LlamaCpp
 
 import triptych
-from cli_models import CONTEXT, LLAMA, T5, answered, checkpoint
+from cli_models import CONTEXT, LLAMA, T5, answered, checkpoint, said
 from programs import program
 from triptych import measure, native
 from triptych.checkpoints.convert import convert
@@ -345,8 +345,7 @@ def test_a_peer_that_does_not_start_leaves_the_others_their_figures(
     assert decode.peers["broken"] == PeerFigure(note="ImportError: it was built for another version")
     assert decode.ratio("twin") is not None
     monkeypatch.setattr(measure, "bench", lambda *_, **__: report)
-    assert main(["bench", "m.gguf", "--against", "llama.cpp"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(said(["bench", "m.gguf", "--against", "llama.cpp"], capsys)[0].split())
     assert "broken not measured; the reason is below" in shown
     assert "broken: ImportError: it was built for another version" in shown
 
@@ -468,8 +467,7 @@ def test_the_command_shows_figures_limits_and_notes(
 
     monkeypatch.setattr(measure, "bench", answer)
     argv = ["bench", "m.gguf", "--against", "llama.cpp", "--quantize", "file", "--context", "8", "--repeat", "3"]
-    assert main(argv) == 0
-    out = " ".join(capsys.readouterr().out.split())
+    out = " ".join(said(argv, capsys)[0].split())
     shown = ["reads 2.0 GB/s", "96.4 MB read", "decode at 8 250 tokens/s 500 50% read bandwidth", "at most 3.0 MiB"]
     for words in [*shown, "llama.cpp 100 tokens/s 2.50", "llama.cpp: one request", "the machine is busy"]:
         assert words in out

@@ -12,7 +12,7 @@ from torch import Tensor
 import parity
 import tiny
 import triptych
-from cli_models import checkpoint
+from cli_models import checkpoint, said
 from native_models import ANY, LLAMA, Run, decoders, llama, needs_native
 from test_native_levels import TABLE
 from triptych import nn
@@ -425,8 +425,7 @@ def test_the_quality_of_a_cache_is_measured_through_it(monkeypatch: pytest.Monke
 @pytest.mark.heavy
 def test_check_takes_types_of_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["check", str(checkpoint("decoder")), "--against", "none", "--cache", "int8", "--cache", "bf16", "--json"]
-    assert main(command) == 0
-    found = json.loads(capsys.readouterr().out)["quality"]
+    found = json.loads(said(command, capsys)[0])["quality"]
     assert [one["form"] for one in found] == ["fp32", "cache auto", "cache int8", "cache bf16"]
 
 
@@ -435,8 +434,7 @@ def test_commands_that_generate_take_a_type(capsys: pytest.CaptureFixture[str]) 
     for layout in ("decoder", "encoder-decoder"):
         command = ["generate", str(checkpoint(layout)), "A text.", "--max-new-tokens", "4", "--json"]
         for cache in TYPES:
-            assert main([*command, "--cache", cache]) == 0
-            assert json.loads(capsys.readouterr().out)["tokens"] >= 1
+            assert json.loads(said([*command, "--cache", cache], capsys)[0])["tokens"] >= 1
 
 
 def test_sources_are_kept_in_the_same_type() -> None:

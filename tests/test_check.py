@@ -12,12 +12,11 @@ import torch
 
 import references
 import tiny
-from cli_models import BLOCKS, answered, checkpoint
+from cli_models import BLOCKS, answered, checkpoint, said
 from triptych import nn
 from triptych.check import Finding, Layer, Report, case, check, max_abs_diff, paths, peer
 from triptych.check.quality import TEXT, quality
 from triptych.checkpoints.convert import convert
-from triptych.cli import main
 from triptych.errors import ConfigError, InputError
 from triptych.generate import Engine
 from triptych.model import Model, create, load
@@ -251,8 +250,7 @@ def test_a_packed_model_is_measured_beside_fp32(tmp_path: Path, capsys: pytest.C
     assert [one["form"] for one in found] == ["fp32", "packed", "int4"]
     assert found[0]["tokens"] == found[2]["tokens"] > 100
     assert 0 < found[1]["kl"] < found[2]["kl"]
-    assert main(["check", str(tmp_path / "x.gguf"), "--against", "none"]) == 0
-    assert "KL to fp32" in capsys.readouterr().out
+    assert "KL to fp32" in said(["check", str(tmp_path / "x.gguf"), "--against", "none"], capsys)[0]
 
 
 def test_what_has_no_perplexity_is_said(unchecked: None) -> None:

@@ -14,8 +14,9 @@ import pytest
 import typer
 
 import triptych
+from cli_models import refused, said
 from triptych import migration_hints
-from triptych.cli import failure, main
+from triptych.cli import failure
 from triptych.cli.app import app
 
 FROZEN = Path(__file__).with_name("cli_surface.txt").read_text(encoding="utf-8").splitlines()
@@ -71,8 +72,7 @@ def test_every_command_answers_in_json() -> None:
 
 @pytest.mark.parametrize("argv", [["--help"], ["-h"], [], *([name, "--help"] for name in COMMANDS)])
 def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(argv) == 0
-    out, err = capsys.readouterr()
+    out, err = said(argv, capsys)
     assert "Usage:" in out
     assert not err
 
@@ -83,15 +83,13 @@ def test_help_shows_every_option_whole(
     name: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert main([name, "--help"]) == 0
-    words = capsys.readouterr().out.replace(",", " ").split()
+    words = said([name, "--help"], capsys)[0].replace(",", " ").split()
     options = {option for line in FROZEN if line.startswith(f"{name} --") for option in line.split()[1:]}
     assert options <= {part for word in words for part in word.split("/")}
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"triptych {triptych.__version__}\n"
+    assert said(["--version"], capsys)[0] == f"triptych {triptych.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -120,11 +118,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_usage_is_one_line_and_exit_2(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(argv) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert says in one_error(err)
-    assert "--help" in err
+    error = refused(argv, capsys, 2)
+    assert says in error
+    assert "--help" in error
 
 
 def float_options() -> list[tuple[str, str]]:
@@ -287,5 +283,4 @@ def test_the_parsers_own_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         raise KeyboardInterrupt
 
     monkeypatch.setattr("triptych.machine.use_threads", interrupted)
-    assert main(["doctor"]) == 130
-    assert one_error(capsys.readouterr().err) == "error: interrupted"
+    assert one_error(said(["doctor"], capsys, 130)[1]) == "error: interrupted"

@@ -12,23 +12,9 @@ import pytest
 import torch
 
 import malformed
-from cli_models import CONTEXT, checkpoint
+from cli_models import CONTEXT, checkpoint, refused, said
 from triptych.cli import main
 from triptych.model import load
-
-
-def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line of a command that fails."""
-    code = main(argv)
-    out, err = capsys.readouterr()
-    assert code == 1, (out, err)
-    assert not out
-    lines = err.splitlines()
-    assert len(lines) == 1, err
-    assert lines[0].startswith("error: "), err
-    assert not lines[0].startswith("error: unexpected "), err  # how an exception that is not ours is reported
-    assert "Traceback" not in err
-    return lines[0]
 
 
 def copied(layout: str, tmp_path: Path, **config: Any) -> Path:
@@ -168,8 +154,7 @@ def test_stdin_that_is_not_utf8(
     argv = [command, str(checkpoint(layout)), *([] if command == "chat" else ["-"])]
     if command == "chat":
         argv += ["--seed", "1"]
-        assert main(argv) == 1
-        assert "error: stdin is not UTF-8 (byte 3)" in capsys.readouterr().err
+        assert "error: stdin is not UTF-8 (byte 3)" in said(argv, capsys, 1)[1]
     else:
         assert "stdin is not UTF-8 (byte 3)" in refused(argv, capsys)
 
@@ -182,11 +167,7 @@ def test_what_is_measured_in_a_model_with_nan_is_refused(tmp_path: Path, capsys:
     path = str(tmp_path / "diverged")
     for argv in (["heads", path], ["lens", path, "a b"], ["ablate", path, "a b"], ["explain", path, "a b"],
                  ["patch", path, "--clean", "a b", "--corrupt", "a c"], ["inspect", path, "a b"]):  # fmt: skip
-        assert main(argv) == 1
-        out, err = capsys.readouterr()
-        assert "decoder.blocks.1.attn.q.weight holds numbers that are NaN or infinite" in err
-        assert not out
-        assert len(err.strip().splitlines()) == 1
+        assert "decoder.blocks.1.attn.q.weight holds numbers that are NaN or infinite" in refused(argv, capsys)
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

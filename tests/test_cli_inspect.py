@@ -166,15 +166,13 @@ def test_a_file_of_another_kind_is_not_written(
     argv: list[str], endings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(argv) == 2
-    assert f"{argv[-2]} {argv[-1]} must end in {endings}" in capsys.readouterr().err
+    assert f"{argv[-2]} {argv[-1]} must end in {endings}" in said(argv, capsys, 2)[1]
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("site", ["blocks.99.attn.out", "blocks.99.attn.*"])
 def test_a_block_that_is_not_there_is_no_spelling_mistake(site: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(checkpoint("encoder")), "the mill", "--site", site]) == 1
-    error = capsys.readouterr().err
+    error = said(["inspect", str(checkpoint("encoder")), "the mill", "--site", site], capsys, 1)[1]
     assert "did you mean" not in error
     assert "its blocks are 0 to 1" in error
 
@@ -231,8 +229,7 @@ def test_a_program_is_printed_from_a_header(capsys: pytest.CaptureFixture[str]) 
     """The example directory has a config and no weights."""
     from triptych.cli import main
 
-    assert main(["inspect", "docs/examples/qwen3-4b", "--program"]) == 0
-    out = capsys.readouterr().out
+    out = said(["inspect", "docs/examples/qwen3-4b", "--program"], capsys)[0]
     assert "blocks.35.attn.q [N, 32, 128] = site(" in out
     assert "linear(hidden, decoder.embed.tokens.weight)" in out
     assert main(["inspect", "docs/examples/qwen3-4b", "a text", "--program"]) == 2
@@ -251,16 +248,13 @@ def test_the_run_of_an_adapter_opens_its_base(tmp_path: Path, capsys: pytest.Cap
             parameter += 0.1 * parameter.requires_grad
     model.save_adapter(run / "model")
     for command in (["inspect"], ["inspect", "--program"], ["inspect", "--draw"], ["count"]):
-        assert main([command[0], str(run), *command[1:]]) == 0
-        out, err = capsys.readouterr()
+        out, err = said([command[0], str(run), *command[1:]], capsys)
         assert f"is an adapter of {base}, which is shown without it" in " ".join(err.split())
-        assert main([command[0], str(base), *command[1:]]) == 0
-        assert capsys.readouterr().out == out
+        assert said([command[0], str(base), *command[1:]], capsys)[0] == out
     values = [answered(["inspect", str(path), "the old mill", "--site", "logits"], capsys) for path in (run, base)]
     assert values[0] != values[1]  # with a text the adapter is there
     assert main(["page", str(run), "--out", str(tmp_path / "run.html")]) == 0
-    assert main(["explain", str(run), "the old mill"]) == 0
-    capsys.readouterr()
+    said(["explain", str(run), "the old mill"], capsys)
     (base / "config.json").rename(tmp_path / "gone")
     base.rename(tmp_path / "moved")
     assert main(["count", str(run)]) == 1

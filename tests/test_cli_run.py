@@ -174,8 +174,7 @@ def test_a_run_directory_opens_its_finished_model_or_its_newest_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["generate", str(tmp_path), "Mill", *DECODER]
-    assert main(argv) == 1
-    assert "config.json" in capsys.readouterr().err
+    assert "config.json" in said(argv, capsys, 1)[1]
     expected = {}
     for name, seed in (("step-00000009", 1), ("step-00000010", 2), ("model", 3)):
         model = load(checkpoint("decoder"))

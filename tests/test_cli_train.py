@@ -11,7 +11,7 @@ from rich.console import Console
 from cli_models import answered, checkpoint, said
 from test_page import Reader
 from triptych import quickstart
-from triptych.cli import main, screen, training_progress
+from triptych.cli import screen, training_progress
 from triptych.cli.training_progress import TrainingProgress, summary
 from triptych.errors import InputError, TextError
 from triptych.model import load
@@ -385,8 +385,7 @@ def test_a_pipe_gets_plain_text_and_json_the_states(
         f'[model]\npath = "{checkpoint(layout)}"\n[data]\npath = "{tmp_path}/text.txt"\n'
         f'[objective]\nname = "{objective}"\n{rate}[run]\nrows = 12\nlength = 24\nsteps = 1\n'
     )
-    assert main(["train", str(recipe), "--show-batch"]) == 0
-    out = capsys.readouterr().out
+    out = said(["train", str(recipe), "--show-batch"], capsys)[0]
     assert "\x1b" not in out
     assert "row 1 of 12" in out
     rows = answered(["train", str(recipe), "--show-batch"], capsys)["rows"]

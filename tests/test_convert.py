@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import references
-from cli_models import BLOCKS, checkpoint
+from cli_models import BLOCKS, checkpoint, said
 from triptych import families
 from triptych.checkpoints import open_source
 from triptych.checkpoints.convert import QUANTIZED, convert
@@ -518,15 +518,12 @@ def test_what_a_checkpoint_says_of_generating_holds_against_its_config(tmp_path:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "x.gguf"
-    assert main(["convert", str(checkpoint("decoder")), str(out), "--dtype", "f16", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(said(["convert", str(checkpoint("decoder")), str(out), "--dtype", "f16", "--json"], capsys)[0])
     assert told["format"] == "gguf"
     assert told["nbytes"] == out.stat().st_size
     assert set(told["tensors"]) == {"F16", "F32"}
-    assert main(["convert", str(out), str(tmp_path / "hf"), "--to", "hf"]) == 0
-    assert "llama" in capsys.readouterr().out
-    assert main(["convert", str(out), str(tmp_path / "hf")]) == 1
-    assert capsys.readouterr().err.startswith("error: ")
+    assert "llama" in said(["convert", str(out), str(tmp_path / "hf"), "--to", "hf"], capsys)[0]
+    assert said(["convert", str(out), str(tmp_path / "hf")], capsys, 1)[1].startswith("error: ")
     assert main(["convert", str(references.saved("bart")[1]), str(tmp_path / "bart.gguf")]) == 1
     assert "GGUF has no names for models of family 'bart'" in capsys.readouterr().err
 
@@ -559,8 +556,7 @@ def test_weights_that_were_unpacked_are_said_to_have_grown(tmp_path: Path, capsy
     assert convert(tmp_path / "packed.gguf", tmp_path / "again.gguf").notes == ()  # it stays packed
     assert convert(tmp_path / "packed.gguf", tmp_path / "named", dtype="f32").notes == ()  # it was asked for
     assert convert(tmp_path / "packed.gguf", tmp_path / "half", dtype="bf16").notes == ()
-    assert main(["convert", str(tmp_path / "packed.gguf"), str(tmp_path / "shown")]) == 0
-    assert "--dtype bf16" in capsys.readouterr().err
+    assert "--dtype bf16" in said(["convert", str(tmp_path / "packed.gguf"), str(tmp_path / "shown")], capsys)[1]
 
 
 @pytest.mark.parametrize("name", ["q.xyz", "model.onnx", "q.gguf.tmp", "out.json"])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import triptych
-from cli_models import checkpoint
+from cli_models import checkpoint, said
 from triptych import families, nn
 from triptych.attention import Rows
 from triptych.attention.store import StoredForm
@@ -216,19 +216,16 @@ def test_an_encoder_is_predicted_to_read_and_not_to_decode() -> None:
 
 
 def test_the_command_counts_a_known_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["count", "gpt3-175b", "--read", "2000", "--matmul", "300000", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(said(["count", "gpt3-175b", "--read", "2000", "--matmul", "300000", "--json"], capsys)[0])
     assert found["parameters"]["total"] == 174_604_259_328
     assert found["predicted"]["decode"] < 2000e9 / found["chosen"]["weight_bytes"]
-    assert main(["count", "gpt3-175b", "--read", "2000", "--matmul", "300000"]) == 0
-    shown = capsys.readouterr().out
+    shown = said(["count", "gpt3-175b", "--read", "2000", "--matmul", "300000"], capsys)[0]
     for words in ("bytes of optimizer state", "FLOPs a byte read: a prompt", "tokens a second, decoding after 2,048"):
         assert words in shown
 
 
 def test_the_command_shows_the_types_in_a_file(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["count", str(smollm2_gguf), "--json", "--dtype", "q4_1"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(said(["count", str(smollm2_gguf), "--json", "--dtype", "q4_1"], capsys)[0])
     assert found["stored_bytes"] == {"F32": 140_544, "Q8_0": 30_081_024, "Q4_1": 66_355_200}
     assert found["chosen"]["cache_dtype"] == "fp16"
 
@@ -236,8 +233,7 @@ def test_the_command_shows_the_types_in_a_file(smollm2_gguf: Path, capsys: pytes
 def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     (tmp_path / "gpt2").symlink_to(checkpoint("decoder"))
     monkeypatch.chdir(tmp_path)
-    assert main(["count", "gpt2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["family"] == "llama"
+    assert json.loads(said(["count", "gpt2", "--json"], capsys)[0])["family"] == "llama"
 
 
 @pytest.mark.parametrize(

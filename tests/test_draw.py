@@ -11,7 +11,7 @@ import pytest
 
 import references
 from browser import CHROMIUM, Browser
-from cli_models import checkpoint
+from cli_models import checkpoint, said
 from triptych import families
 from triptych.cli import main
 from triptych.draw import Drawing, details, draw
@@ -215,18 +215,14 @@ def test_the_command_draws_what_the_model_draws(
 ) -> None:
     path, file = checkpoint(layout), tmp_path / "out.svg"
     expected = load(path).draw().svg
-    assert main(["inspect", str(path), "--draw"]) == 0
-    assert capsys.readouterr().out == expected
-    assert main(["inspect", str(path / "config.json"), "--draw", "--save", str(file)]) == 0
-    assert capsys.readouterr().out == ""
+    assert said(["inspect", str(path), "--draw"], capsys)[0] == expected
+    assert said(["inspect", str(path / "config.json"), "--draw", "--save", str(file)], capsys)[0] == ""
     assert file.read_text(encoding="utf-8") == expected
-    assert main(["inspect", str(path), "--draw", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["svg"] == expected
+    assert json.loads(said(["inspect", str(path), "--draw", "--json"], capsys)[0])["svg"] == expected
 
 
 def test_a_known_model_has_no_weights_to_read(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "gpt3-175b", "--draw"]) == 0
-    assert "174,604,259,328 parameters" in capsys.readouterr().out
+    assert "174,604,259,328 parameters" in said(["inspect", "gpt3-175b", "--draw"], capsys)[0]
 
 
 @pytest.mark.parametrize(

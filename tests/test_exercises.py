@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cli_models import said
 from triptych.cli import main
 from triptych.errors import InputError
 from triptych_lectures import exercises
@@ -175,26 +176,21 @@ def test_a_wrong_answer_is_found_in_a_row_of_right_ones() -> None:
 
 def test_the_command_shows_checks_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = exercises.variant("L4.9", 4)
-    assert main(["exercise", "L4.9", "--seed", "4"]) == 0
-    shown = capsys.readouterr().out
+    shown = said(["exercise", "L4.9", "--seed", "4"], capsys)[0]
     assert one.questions[0].text in shown
     assert one.questions[0].solution not in shown
-    assert main(["exercise", "L4.9", "--seed", "4", "--solutions"]) == 0
-    assert one.questions[0].solution in capsys.readouterr().out
+    assert one.questions[0].solution in said(["exercise", "L4.9", "--seed", "4", "--solutions"], capsys)[0]
     assert main(["exercise", "L4.9", "--seed", "4", "--answer", one.questions[0].answer_text]) == 0
     assert f"2 questions not answered: {one.questions[1].text}" in " ".join(capsys.readouterr().err.split())
     every = [word for question in one.questions for word in ("--answer", question.answer_text)]
-    assert main(["exercise", "L4.9", "--seed", "4", *every]) == 0
-    assert "not answered" not in capsys.readouterr().err
-    assert main(["exercise", "L4.9", "--seed", "4", "--answer", "3", "--json"]) == 1
-    result = json.loads(capsys.readouterr().out)
+    assert "not answered" not in said(["exercise", "L4.9", "--seed", "4", *every], capsys)[1]
+    result = json.loads(said(["exercise", "L4.9", "--seed", "4", "--answer", "3", "--json"], capsys, 1)[0])
     assert result["answers"] == [{"answer": "3", "right": False}]
     assert result["not_answered"] == len(one.questions) - 1
     assert main(["exercise", "all", "--save", str(tmp_path / "sheet.html")]) == 0
     page = (tmp_path / "sheet.html").read_text("utf-8")
     assert page.count("<details>") == sum(len(exercises.variant(name).questions) for name in exercises.NAMES)
-    assert main(["exercise"]) == 0
-    listed = capsys.readouterr().out
+    listed = said(["exercise"], capsys)[0]
     assert all(title in listed for title in exercises.NAMES.values())
 
 
@@ -213,8 +209,7 @@ def test_the_command_shows_checks_and_saves(tmp_path: Path, capsys: pytest.Captu
 def test_the_command_refuses_in_one_line(
     arguments: list[str], code: int, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["exercise", *arguments]) == code
-    error = capsys.readouterr().err
+    error = said(["exercise", *arguments], capsys, code)[1]
     assert error.count("\n") == 1
     assert problem in error
 

@@ -16,7 +16,6 @@ import tiny
 from cli_models import CONTEXT, checkpoint, said
 from triptych import ops
 from triptych.attention import Rows
-from triptych.cli import main
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.explain import EXAMPLES, TOLERANCE, Shown, Step, Walk, explain, explain_cache, worked
@@ -401,8 +400,7 @@ def test_on_the_screen(layout: str, cache: bool, capsys: pytest.CaptureFixture[s
 
 def test_a_walk_that_does_not_follow_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triptych.explain.reference_ops.softmax", lambda s, sinks=None: s.softmax(-2))
-    assert main(["explain", "--example", "L2.1"]) == 1
-    out = capsys.readouterr().out
+    out = said(["explain", "--example", "L2.1"], capsys, 1)[0]
     assert "the recomputation differs by" in out
     assert "NOT recomputed to 1e-05: Softmax" in out
 

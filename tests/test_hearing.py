@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 import references
 import triptych
-from cli_models import answered
+from cli_models import answered, said
 from test_audio import tone, wav
 from triptych.errors import InputError, TextError
 from triptych.media.audio import log_mel
@@ -318,10 +318,8 @@ def test_transcribe_says_what_the_library_says(
         "vtt": f"WEBVTT\n\n00:00:00.{begin} --> 00:00:00.{end}\n{text}\n\n",
     }
     for form, begins in shown.items():
-        assert main([*argv, "--format", form]) == 0
-        assert capsys.readouterr().out.startswith(begins), form
-    assert main([*argv[:2], str(recording), str(recording), "--language", "de"]) == 0
-    twice = capsys.readouterr().out.split(f"{recording}:\n")
+        assert said([*argv, "--format", form], capsys)[0].startswith(begins), form
+    twice = said([*argv[:2], str(recording), str(recording), "--language", "de"], capsys)[0].split(f"{recording}:\n")
     assert twice[0] == ""
     assert twice[1] == twice[2]
     assert twice[1].startswith(shown["times"])
@@ -330,8 +328,7 @@ def test_transcribe_says_what_the_library_says(
     assert main([*argv[:2], str(recording), str(recording), "--format", "srt"]) == 2
     assert "srt describes one file" in capsys.readouterr().err
     recording.with_name("b.wav").write_bytes(recording.read_bytes()[:-9])
-    assert main([*argv[:2], str(recording.with_name("b.wav"))]) == 1
-    error = capsys.readouterr().err
+    error = said([*argv[:2], str(recording.with_name("b.wav"))], capsys, 1)[1]
     assert error.startswith("error: ")
     assert "cut short" in error
     assert error.count("\n") == 1

@@ -14,6 +14,7 @@ from PIL import Image
 
 import references
 import triptych
+from cli_models import said
 from triptych.errors import ConfigError, InputError
 from triptych.media.audio import read_wav
 from triptych.media.image import Preparation, read_image
@@ -284,11 +285,9 @@ def test_classify_labels_images_and_texts(tmp_path: Path, capsys: pytest.Capture
         assert [(one["label"], one["score"]) for one in row["labels"][:2]] == [
             (a, pytest.approx(b)) for a, b in expected
         ]
-        assert main(["classify", str(tmp_path / model), given]) == 0
-        assert expected[0][0] in capsys.readouterr().out
+        assert expected[0][0] in said(["classify", str(tmp_path / model), given], capsys)[0]
     for argv, code, problem in ((["vit", "no.png"], 1, "No such file"), (["vit"], 2, "no text given")):
-        assert main(["classify", str(tmp_path / argv[0]), *argv[1:]]) == code
-        error = capsys.readouterr().err
+        error = said(["classify", str(tmp_path / argv[0]), *argv[1:]], capsys, code)[1]
         assert error.count("\n") == 1
         assert problem in error
     torch.set_num_threads(threads)

@@ -9,7 +9,7 @@ import torch
 
 import references
 import triptych
-from cli_models import BERT, WORDS, answered
+from cli_models import BERT, WORDS, answered, said
 from triptych.cli import main
 from triptych.errors import InputError
 from triptych.model import Model, create, load
@@ -219,8 +219,7 @@ def test_the_command(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     model = made("BertForSequenceClassification")
     rows = answered(["classify", str(model.path), *TEXTS], capsys)["results"]
     assert [[(one["label"], one["score"]) for one in row["labels"]] for row in rows] == model.classify(TEXTS)
-    assert main(["classify", str(model.path), TEXTS[0], "--top", "2", "--pair", "the mill"]) == 0
-    out = capsys.readouterr().out
+    out = said(["classify", str(model.path), TEXTS[0], "--top", "2", "--pair", "the mill"], capsys)[0]
     best = model.classify(TEXTS[:1], second=["the mill"])[0]
     assert best[0][0] in out
     assert best[2][0] not in out

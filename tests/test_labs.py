@@ -13,6 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from cli_models import refused, said
 from test_page import Reader
 from triptych.cli import main
 from triptych.errors import InputError, MissingProgramError
@@ -96,29 +97,20 @@ def test_the_inputs_of_a_lab_are_those_its_file_reads(name: str) -> None:
 def test_an_input_that_a_lab_does_not_use_is_one_line(
     argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["lab", *argv]) == 1
-    out, err = capsys.readouterr()
-    assert not out
-    assert err.startswith(f"error: {says}")
-    assert len(err.splitlines()) == 1
+    assert refused(["lab", *argv], capsys).startswith(f"error: {says}")
 
 
 def test_the_list_names_every_lab(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab"]) == 0
-    shown = capsys.readouterr().out
+    shown = said(["lab"], capsys)[0]
     assert all(name in shown and about in shown for name, about in LABS.items())
-    assert main(["lab", "--json"]) == 0
-    assert {one["name"]: one["about"] for one in json.loads(capsys.readouterr().out)} == LABS
+    assert {one["name"]: one["about"] for one in json.loads(said(["lab", "--json"], capsys)[0])} == LABS
 
 
 @pytest.mark.parametrize(("name", "says"), [("scalin", "did you mean 'scaling'"), ("zzz", "`triptych lab` lists them")])
 def test_an_unknown_lab_is_one_line(name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab", name]) == 1
-    out, err = capsys.readouterr()
-    assert not out
-    assert err.startswith(f"error: no lab '{name}'")
-    assert says in err
-    assert len(err.splitlines()) == 1
+    error = refused(["lab", name], capsys)
+    assert error.startswith(f"error: no lab '{name}'")
+    assert says in error
     with pytest.raises(InputError, match=f"no lab '{name}'"):
         labs.run(name)
     assert not Path("runs").exists()
@@ -129,8 +121,7 @@ def test_a_lab_that_passes(catalogue: Callable[..., None], capsys: pytest.Captur
     catalogue(of_squares=good)
     Path("d.txt").write_text("words", encoding="utf-8")
     given = ["--seed", "7", "--model", "m.gguf", "--data", "d.txt", "--out", "pictures", "--report", "new/page.html"]
-    assert main(["lab", "of-squares", *given]) == 0
-    out, err = capsys.readouterr()
+    out, err = said(["lab", "of-squares", *given], capsys)
     assert out.splitlines()[-1] == "PASS: two squared: 4 (exactly 4)"
     for text in ("Are squares square?", "square", "9", "7", "m.gguf", "d.txt", "hello", "Some words.", "They are."):
         assert text in out
@@ -154,14 +145,12 @@ def test_a_lab_that_fails(catalogue: Callable[..., None], capsys: pytest.Capture
 
 def test_a_lab_that_cannot_run_is_one_line(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     catalogue(hopeless=broken)
-    assert main(["lab", "hopeless"]) == 1
-    assert capsys.readouterr().err.splitlines()[-1] == "error: the text is empty; give another"
+    assert said(["lab", "hopeless"], capsys, 1)[1].splitlines()[-1] == "error: the text is empty; give another"
 
 
 def test_one_lab_as_json(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     catalogue(worse=bad)
-    assert main(["lab", "worse", "--json"]) == 1
-    out, err = capsys.readouterr()
+    out, err = said(["lab", "worse", "--json"], capsys, 1)
     result = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert (result["name"], result["passed"], result["plots"]) == ("worse", False, [])
     assert [check["passed"] for check in result["checks"]] == [True, False]
@@ -173,8 +162,7 @@ def test_one_lab_as_json(catalogue: Callable[..., None], capsys: pytest.CaptureF
 def test_all_goes_on_over_failures(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     catalogue(hopeless=broken, worse=bad, squares=good)
-    assert main(["lab", "all", "--report", "labs.html"]) == 1
-    out, err = capsys.readouterr()
+    out, err = said(["lab", "all", "--report", "labs.html"], capsys, 1)
     assert out.splitlines()[-1].startswith("FAIL: 1 of 3 labs pass, in ")
     assert out.splitlines()[-1].endswith("failed: hopeless, worse")
     assert "the text is empty" in out
@@ -205,8 +193,7 @@ def test_a_bug_in_one_lab_does_not_lose_the_others(
         raise error
 
     catalogue(before=good, buggy=buggy, after=good)
-    assert main(["lab", "all", "--report", "labs.html", "--json"]) == 1
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(said(["lab", "all", "--report", "labs.html", "--json"], capsys, 1)[0])
     assert [(one["name"], one["passed"]) for one in result] == [("before", True), ("buggy", False), ("after", True)]
     assert result[1]["verdict"] == f"FAIL: {line}"
     chapters = Reader(Path("labs.html").read_text(encoding="utf-8")).sections()
@@ -218,8 +205,7 @@ def test_a_lab_whose_program_is_not_installed_is_skipped(
     catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     catalogue(spoken=without_program, squares=good)
-    assert main(["lab", "all", "--report", "labs.html"]) == 0
-    out, err = capsys.readouterr()
+    out, err = said(["lab", "all", "--report", "labs.html"], capsys)
     assert out.splitlines()[-1].startswith("PASS: 1 of 1 labs pass, in ")
     assert out.splitlines()[-1].endswith("; 1 skipped: spoken")
     assert "the program speak-up is not installed" in out
@@ -228,16 +214,14 @@ def test_a_lab_whose_program_is_not_installed_is_skipped(
     assert [one["passed"] for one in page.sections()] == [None, True]
     assert [text for text in page.inside("i") if text in ("PASS", "FAIL", "SKIP")] == ["SKIP", "PASS"] * 2
     assert "speak-up is not installed" in str(page.sections()[0]["sections"])
-    assert main(["lab", "all", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(said(["lab", "all", "--json"], capsys)[0])
     assert [(one["passed"], one["skipped"]) for one in result] == [(False, True), (True, False)]
     assert result[0]["verdict"].startswith("SKIP: the program speak-up is not installed")
 
 
 def test_a_skipped_lab_hides_no_failure(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     catalogue(spoken=without_program, worse=bad, squares=good)
-    assert main(["lab", "all"]) == 1
-    last = capsys.readouterr().out.splitlines()[-1]
+    last = said(["lab", "all"], capsys, 1)[0].splitlines()[-1]
     assert last.startswith("FAIL: 1 of 2 labs pass, in ")
     assert last.endswith("; failed: worse; 1 skipped: spoken")
 
@@ -255,14 +239,12 @@ def test_all_is_interrupted_as_a_whole(catalogue: Callable[..., None], capsys: p
         raise KeyboardInterrupt
 
     catalogue(before=good, stopped=stopped, after=bad)
-    assert main(["lab", "all"]) == 130
-    assert "worse" not in capsys.readouterr().out
+    assert "worse" not in said(["lab", "all"], capsys, 130)[0]
 
 
 def test_all_that_passes(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     catalogue(squares=good, again=good)
-    assert main(["lab", "all", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(said(["lab", "all", "--json"], capsys)[0])
     assert [(one["name"], one["passed"]) for one in result] == [("squares", True), ("again", True)]
 
 
@@ -272,13 +254,11 @@ def test_without_matplotlib_there_are_tables_and_a_note(
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else find(name, *a))
     catalogue(squares=good)
-    assert main(["lab", "squares"]) == 0
-    out, err = capsys.readouterr()
+    out, err = said(["lab", "squares"], capsys)
     assert out.splitlines()[-1].startswith("PASS: two squared")
     assert "pip install matplotlib" in err
     monkeypatch.setattr(lab_command, "LONGEST_VERDICT", 10)
-    assert main(["lab", "squares"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("PASS: each of the 1 criteria")
+    assert said(["lab", "squares"], capsys)[0].splitlines()[-1].startswith("PASS: each of the 1 criteria")
     assert not Path("runs").exists()
 
 
@@ -288,8 +268,7 @@ def test_a_folder_that_cannot_be_made_ends_it_before_the_work(
     pytest.importorskip("matplotlib")
     Path("taken").write_text("", encoding="utf-8")
     catalogue(hopeless=broken)
-    assert main(["lab", "hopeless", "--out", "taken"]) == 1
-    assert "taken" in capsys.readouterr().err
+    assert "taken" in said(["lab", "hopeless", "--out", "taken"], capsys, 1)[1]
 
 
 class StepsLab(Lab):

@@ -12,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from cli_models import refused, said
 from test_page import Reader
 from triptych.cli import main
 from triptych.errors import InputError
@@ -126,21 +127,16 @@ def test_sizes_of_the_command_line_reach_the_lab(lab: Notes, capsys: pytest.Capt
 def test_a_size_that_cannot_be_is_one_line(
     argv: list[str], status: int, says: str, lab: Notes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["lab", *argv]) == status
-    out, err = capsys.readouterr()
-    assert not out
-    assert says in " ".join(err.split())
+    assert says in refused(["lab", *argv], capsys, status)
     assert not lab.ran
 
 
 def test_sizes_are_listed(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab", "counts", "--sizes", "--set", "steps=7"]) == 0
-    shown = capsys.readouterr().out
+    shown = said(["lab", "counts", "--sizes", "--set", "steps=7"], capsys)[0]
     assert "If not. Or so." in shown
     assert re.search(r"steps +100 +1000 +7 +training steps", shown)
     assert re.search(r"rates +0\.1,0\.2 +0\.1,0\.2 +0\.1,0\.2 +learning rates", shown)
-    assert main(["lab", "all", "--sizes", "--json"]) == 0
-    counts, plain = json.loads(capsys.readouterr().out)
+    counts, plain = json.loads(said(["lab", "all", "--sizes", "--json"], capsys)[0])
     assert (counts["name"], counts["recorded_seeds"], plain["recorded_seeds"], plain["sizes"]) == ("counts", 5, 1, [])
     assert counts["sizes"][0] == {
         "name": "steps", "default": 100, "full": 1000, "value": 100, "about": "training steps"
@@ -158,8 +154,7 @@ def test_sizes_of_all_go_to_the_labs_that_have_them(lab: Notes, capsys: pytest.C
 
 
 def test_seeds_show_the_spread_of_every_criterion(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab", "counts", "--seeds", "3", "--seed", "2", "--report", "page.html"]) == 0
-    out = capsys.readouterr().out
+    out = said(["lab", "counts", "--seeds", "3", "--seed", "2", "--report", "page.html"], capsys)[0]
     assert out.splitlines()[-1] == "PASS: 3 of 3 seeds pass"
     assert lab.ran == [(2, 100), (3, 100), (4, 100)]
     assert re.search(r"3 of 3 +head … of 100 steps reads +3 \(2 to 4\) +at least 0", out)
@@ -175,8 +170,7 @@ def test_one_seed_that_fails_fails(lab: Notes, capsys: pytest.CaptureFixture[str
     assert main(["lab", "counts", "--seeds", "3"]) == 1
     expected = "FAIL: 2 of 3 seeds pass; head … of 100 steps reads: 0 (-1 to 2), at least 0 in 2 of 3"
     assert last_line(capsys) == expected
-    assert main(["lab", "all", "--seeds", "2", "--json"]) == 1
-    counts, plain = json.loads(capsys.readouterr().out)
+    counts, plain = json.loads(said(["lab", "all", "--seeds", "2", "--json"], capsys, 1)[0])
     assert [one["passed"] for one in counts["seeds"]] == [True, False]
     check = counts["checks"][0]
     values = {name: check[name] for name in ("measured", "smallest", "largest", "values", "held", "passed")}
@@ -188,8 +182,7 @@ def test_one_seed_that_fails_fails(lab: Notes, capsys: pytest.CaptureFixture[str
 
 def test_a_run_that_was_interrupted_continues(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
     lab.stops = {2}
-    assert main(["lab", "counts", "--seeds", "4"]) == 130
-    assert "the same command continues" in capsys.readouterr().err
+    assert "the same command continues" in said(["lab", "counts", "--seeds", "4"], capsys, 130)[1]
     assert len(kept_files()) == 2
     lab.stops, lab.ran = set(), []
     assert main(["lab", "counts", "--seeds", "4", "--json"]) == 0

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from cli_models import checkpoint
+from cli_models import checkpoint, said
 from test_page import NASTY, Reader, pattern
 from triptych.cli import main
 from triptych.errors import InputError, ProbeError
@@ -213,16 +213,14 @@ def test_bad_input_is_one_line_before_weights_are_read(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("triptych.checkpoints.safetensors.SafetensorsSource.read", read)
     (tmp_path / "taken.html").write_text("mine")
-    assert main(["inspect", model, *argv]) == code
-    out, err = capsys.readouterr()
+    out, err = said(["inspect", model, *argv], capsys, code)
     assert says in err
     assert (out, len(err.strip().splitlines())) == ("", 1)
     assert [one.read_text() for one in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_text_longer_than_the_model_reads_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(checkpoint("encoder")), "mill " * 100]) == 1
-    error = capsys.readouterr().err
+    error = said(["inspect", str(checkpoint("encoder")), "mill " * 100], capsys, 1)[1]
     assert "102 tokens and the model reads 72" in error
     assert len(error.splitlines()) == 1
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import tiny
-from cli_models import checkpoint
+from cli_models import checkpoint, said
 from test_page import Reader
 from triptych import nn
 from triptych.cli import main
@@ -127,8 +127,7 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
 def test_the_command_writes_a_page(layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "model.html"
-    assert main(["page", str(checkpoint(layout)), "--out", str(out), "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(said(["page", str(checkpoint(layout)), "--out", str(out), "--json"], capsys)[0])
     assert answer == {"out": str(out), "bytes": out.stat().st_size}
     reader = Reader(out.read_text(encoding="utf-8"))
     data: dict[str, Any] = json.loads(reader.inside("script")[0])

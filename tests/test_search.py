@@ -13,9 +13,8 @@ import torch
 
 import triptych
 from browser import CHROMIUM, Browser
-from cli_models import BERT, WORDS, answered, checkpoint
+from cli_models import BERT, WORDS, answered, checkpoint, refused, said
 from triptych import tasks
-from triptych.cli import main
 from triptych.errors import CheckpointError, InputError
 from triptych.files import exists
 from triptych.model import Model, create
@@ -162,8 +161,7 @@ def test_bytes_of_names_are_data(
     names = {file.name for file in read_folder(folder).files}
     assert {"\x1b[31mred\n.txt", "\\xff.txt"} <= names
     model.save(tmp_path / "bert")
-    assert main(["search", str(folder), "the evening", "--model", str(tmp_path / "bert"), "--k", "20"]) == 0
-    out = capsys.readouterr().out
+    out = said(["search", str(folder), "the evening", "--model", str(tmp_path / "bert"), "--k", "20"], capsys)[0]
     assert "\x1b" not in out
     assert "�[31mred�.txt" in out
     assert names == {
@@ -437,13 +435,11 @@ def test_the_page_names_the_hits(folder: Path, model: Model, tmp_path: Path) -> 
 def test_the_command(folder: Path, model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model.save(tmp_path / "bert")
     argv = ["search", str(folder), "the old ship", "--model", str(tmp_path / "bert"), "--k", "2"]
-    assert main([*argv, "--picture", str(tmp_path / "one.svg")]) == 0
-    out, err = capsys.readouterr()
+    out, err = said([*argv, "--picture", str(tmp_path / "one.svg")], capsys)
     assert "sea/both.txt:1" in out
     assert "3 new or changed" in err
     assert exists(tmp_path / "one.svg")
-    assert main([*argv, "--json"]) == 0
-    out, err = capsys.readouterr()
+    out, err = said([*argv, "--json"], capsys)
     document = json.loads(out)
     assert [hit["file"] for hit in document["results"]] == [hit.file for hit in model.search(folder, argv[2], k=2).hits]
     assert (document["files"], document["embedded"]) == (3, 0)
@@ -475,8 +471,4 @@ def test_a_wrong_command_is_one_line(
     if "VIT" in argv:
         create(VIT).save(tmp_path / "vit")
     names = {"FOLDER": str(folder), "BERT": str(tmp_path / "bert"), "VIT": str(tmp_path / "vit")}
-    assert main([names.get(word, word) for word in argv]) == code
-    out, err = capsys.readouterr()
-    assert not out
-    assert says in err
-    assert err.count("error: ") == 1
+    assert says in refused([names.get(word, word) for word in argv], capsys, code)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import triptych
-from cli_models import BERT, T5, WORDS, answered, checkpoint
+from cli_models import BERT, T5, WORDS, answered, checkpoint, refused, said
 from triptych import tasks
 from triptych.cli import main
 from triptych.errors import ConfigError, InputError
@@ -406,8 +406,7 @@ def test_answer_command(made: Any, tmp_path: Path, capsys: pytest.CaptureFixture
             (one.text, one.begin, one.end) for one in found
         ]
         assert document["no_answer"] == pytest.approx(found[0].no_answer)
-    assert main(["answer", str(model.path), QUESTION, "--context", CONTEXT]) == 0
-    out, err = capsys.readouterr()
+    out, err = said(["answer", str(model.path), QUESTION, "--context", CONTEXT], capsys)
     assert found[0].text in out
     assert "score of no answer" in err
     document = run(
@@ -435,8 +434,7 @@ def test_summarize_and_translate_commands(t5: Model, tmp_path: Path, capsys: pyt
     document = run(["translate", str(t5.path), "the ship", "the tide", "--from", "en", "--to", "de"], capsys)
     expected = [one.text.strip() for one in t5.translate(["the ship", "the tide"], "en", "de")]
     assert [row["translation"] for row in document["results"]] == expected
-    assert main(["translate", str(t5.path), "the ship", "--to", "fr"]) == 0
-    out, err = capsys.readouterr()
+    out, err = said(["translate", str(t5.path), "the ship", "--to", "fr"], capsys)
     assert out == t5.translate(["the ship"], None, "fr")[0].text.strip() + "\n"
     assert "prompt: translate English to French: the ship" in err
 
@@ -467,12 +465,7 @@ def test_what_does_not_fit_is_one_line(
         (tmp_path / name).write_bytes(content)
     words = [str(tmp_path / word) if word.isupper() else word for word in argv]
     words[1] = str(checkpoint(argv[1]))
-    assert main(words) == code
-    out, err = capsys.readouterr()
-    assert not out
-    assert says in err
-    assert err.count("error: ") == 1
-    assert len(err.strip().splitlines()) == 1
+    assert says in refused(words, capsys, code)
 
 
 def test_the_public_package_has_the_tasks() -> None:

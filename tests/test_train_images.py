@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import triptych
-from triptych.cli import main
+from cli_models import said
 from triptych.errors import ConfigError, InputError, TextError, TriptychError
 from triptych.media.image import png
 from triptych.train import check_recipe, prepare, resume, show_batch, verify_resume, write_new_recipe
@@ -267,17 +267,14 @@ def test_by_command_from_the_pictures_to_the_caption_and_the_label(
         out = tmp_path / name
         arguments = ["train", str(recipe), "--out", str(out), "--set", f"data.path={tmp_path}/scenes/{name}.jsonl"]
         arguments += ["--set", f"data.held_out_path={tmp_path}/scenes/{name}.jsonl", "--set", "run.steps=150"]
-        assert main([*arguments, "--json"]) == 0
-        score = json.loads(capsys.readouterr().out)["held_out"]["metrics"]
+        score = json.loads(said([*arguments, "--json"], capsys)[0])["held_out"]["metrics"]
         assert score["exact captions" if name == "captions" else "accuracy"] > 0.8
     records = [json.loads(line) for line in (tmp_path / "scenes" / "captions.jsonl").read_text().splitlines()[:20]]
     files = [str(tmp_path / "scenes" / record["image"]) for record in records]
-    assert main(["caption", str(tmp_path / "captions" / "model"), *files, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["results"]
+    rows = json.loads(said(["caption", str(tmp_path / "captions" / "model"), *files, "--json"], capsys)[0])["results"]
     assert np.mean([row["text"] == record["text"] for row, record in zip(rows, records, strict=True)]) > 0.8
     records = [json.loads(line) for line in (tmp_path / "scenes" / "shapes.jsonl").read_text().splitlines()[:20]]
     files = [str(tmp_path / "scenes" / record["image"]) for record in records]
-    assert main(["classify", str(tmp_path / "shapes" / "model"), *files, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["results"]
+    rows = json.loads(said(["classify", str(tmp_path / "shapes" / "model"), *files, "--json"], capsys)[0])["results"]
     named = [row["labels"][0]["label"] == record["label"] for row, record in zip(rows, records, strict=True)]
     assert np.mean(named) > 0.8

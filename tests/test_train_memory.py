@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import triptych
-from cli_models import checkpoint
-from test_cli_bad_input import refused
+from cli_models import checkpoint, refused
 from test_count_memory import LLAMA, kept_by_torch
 from test_train_adapters import base_of
 from test_train_adapters import recipe as adapter_recipe

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli_models import LLAMA, checkpoint
+from cli_models import LLAMA, checkpoint, said
 from triptych.cli import main
 from triptych.errors import ConfigError, InputError, TextError
 from triptych.media.image import png
@@ -71,15 +71,13 @@ def test_a_recipe_for_records_trains_as_written(
     base = str(checkpoint("encoder"))
     Path("reviews.csv").write_text("comment,mood\n" + "".join(f"{text},{label}\n" for text, label in TEXTS * 3))
     new = ["train", "--new", "mood.toml", "--from", base, "--data", "reviews.csv"]
-    assert main(new) == 1
-    assert "has the fields comment, mood, by which no objective is known" in capsys.readouterr().err
+    assert "has the fields comment, mood, by which no objective is known" in said(new, capsys, 1)[1]
     named = [*new, "--objective", "labels", "--set", 'data.columns={text = "comment", label = "mood"}']
     assert main([*named, *SHORT]) == 0
     assert capsys.readouterr().out == "wrote mood.toml, objective labels; train with: triptych train mood.toml\n"
     assert read_recipe("mood.toml").objective.name == "labels"
     assert main(["train", "mood.toml"]) == 0
-    assert main(["classify", "runs/mood", "the old mill"]) == 0
-    assert {"calm", "wild"} <= set(capsys.readouterr().out.split())
+    assert {"calm", "wild"} <= set(said(["classify", "runs/mood", "the old mill"], capsys)[0].split())
 
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder"])
@@ -97,8 +95,7 @@ def test_a_recipe_for_a_folder_of_short_notes_runs_as_written(
     lines = [line for line in Path("notes.toml").read_text().splitlines() if " = " in line and line[0] != "#"]
     assert len(lines) <= 9
     capsys.readouterr()
-    assert main(["train", "notes.toml", "--set", "run.steps=2"]) == 0
-    err = " ".join(capsys.readouterr().err.split())
+    err = " ".join(said(["train", "notes.toml", "--set", "run.steps=2"], capsys)[1].split())
     assert "notes: skipped 2 binary or not UTF-8" in err
     assert "fewer than a row may have" in err
     assert ("at the end of the longest document" in err) == (len(texts) > 1)
@@ -127,8 +124,7 @@ def test_data_that_are_nowhere_are_an_error_at_once(
     Path("empty").mkdir()
     Path("a.png").write_bytes(png(np.zeros((4, 4, 3), dtype=np.uint8)))
     for data, problem in (("empty", "holds no text"), ("a.png", "is not UTF-8 at byte 0"), ("/dev/null", "a device")):
-        assert main(["train", "--new", "new.toml", "--data", data]) == 1
-        assert problem in " ".join(capsys.readouterr().err.split())
+        assert problem in " ".join(said(["train", "--new", "new.toml", "--data", data], capsys, 1)[1].split())
     assert main(["train", "--keys", "--new", "new.toml"]) == 2
     assert main(["train", "--new", "new.toml", "--data", "shakespeare", "--from", str(checkpoint("decoder"))]) == 0
 
@@ -140,14 +136,12 @@ def test_an_encoder_decoder_without_sentinels_is_not_trained_on_plain_text(tmp_p
 
 
 def test_every_key_of_a_recipe_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--keys", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = json.loads(said(["train", "--keys", "--json"], capsys)[0])
     assert {name: set(kind.model_fields) for name, kind in sections().items()} == {
         name: set(of_table) for name, of_table in listed.items() if name
     }
     assert listed["run"]["length"]["default"] is None
-    assert main(["train", "--keys"]) == 0
-    shown = capsys.readouterr().out
+    shown = said(["train", "--keys"], capsys)[0]
     assert all(key in shown for of_table in listed.values() for key in of_table)
 
 
@@ -211,7 +205,5 @@ def test_a_batch_says_how_many_tokens_it_does_not_show(tmp_path: Path, capsys: p
     text = tmp_path / "text.txt"
     text.write_text("the old mill stands where the river bends\n" * 200, encoding="utf-8")
     argv = ["train", "decoder", "--data", str(text), "--show-batch", "--set", "run.rows=1"]
-    assert main([*argv, "--set", "run.length=40"]) == 0
-    assert "and 16 more tokens; --json has them all" in capsys.readouterr().out
-    assert main([*argv, "--set", "run.length=24"]) == 0
-    assert "more token" not in capsys.readouterr().out
+    assert "and 16 more tokens; --json has them all" in said([*argv, "--set", "run.length=40"], capsys)[0]
+    assert "more token" not in said([*argv, "--set", "run.length=24"], capsys)[0]

@@ -10,6 +10,7 @@ import torch
 
 import references
 import triptych
+from cli_models import said
 from triptych import families
 from triptych.cli import main
 from triptych.errors import ConfigError, InputError
@@ -148,12 +149,10 @@ def captioner(tmp_path: Path) -> Path:
 def test_the_command_writes_a_text_for_each_image(captioner: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [str(captioner / name) for name in ("a.png", "b.png")]
     arguments = ["caption", str(captioner / "model"), *files, "--max-new-tokens", "5"]
-    assert main([*arguments, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["results"]
+    rows = json.loads(said([*arguments, "--json"], capsys)[0])["results"]
     written = triptych.load(captioner / "model").generate(files, max_new_tokens=5)
     assert [(row["image"], row["text"]) for row in rows] == list(zip(files, [one.text for one in written], strict=True))
-    assert main(arguments) == 0
-    shown = capsys.readouterr().out.splitlines()
+    shown = said(arguments, capsys)[0].splitlines()
     assert shown == [f"{file}: {one.text.strip()}" for file, one in zip(files, written, strict=True)]
 
 
@@ -175,8 +174,7 @@ def test_the_command_refuses_what_does_not_fit(captioner: Path, capsys: pytest.C
         ("gpt2", "a.png", "does not read images"),
         ("model", "absent.png", "No such file"),
     ):
-        assert main(["caption", str(captioner / model), str(captioner / file)]) == 1
-        error = capsys.readouterr().err
+        error = said(["caption", str(captioner / model), str(captioner / file)], capsys, 1)[1]
         assert error.count("\n") == 1
         assert problem in error
 
