@@ -73,6 +73,14 @@ def text(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def quiet_transformers() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+@pytest.fixture
 def unchecked() -> Iterator[None]:
     """Functions without the checks of annotations, as users run them."""
     checked.switch(False)

@@ -1,11 +1,15 @@
 """What tests of labs share: which criteria of a result failed, and a task whose rows are known."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
+from triptych.attention import EncoderOutput
+from triptych.attention.caches import Project
 from triptych.train import Example
 from triptych_lectures.labs.lab import LabResult
 from triptych_lectures.labs.trained import Shuffled
@@ -31,6 +35,17 @@ class Known:
 
     def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
         return self.known
+
+
+def change_values(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
+    """Cross-attention reads changed values beside the keys that it had."""
+    keys = EncoderOutput.keys
+
+    def changed(self: EncoderOutput, layer: int, project: Project) -> tuple[Tensor, Tensor]:
+        k, v = keys(self, layer, project)
+        return k, change(v)
+
+    monkeypatch.setattr(EncoderOutput, "keys", changed)
 
 
 def shuffle_rows(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:

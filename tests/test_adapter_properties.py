@@ -35,12 +35,8 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers.utils import logging
-
+def offline(monkeypatch: pytest.MonkeyPatch, quiet_transformers: None) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # PEFT looks for the config of the base that a file names
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
 
 
 def weighed(outputs: list[Tensor], seed: int) -> Tensor:

@@ -442,9 +442,6 @@ def test_what_fails_in_a_process_is_said_in_one_line(tmp_path: Path) -> None:
     side.close()
 
 
-# ---------------------------------------------------------------- the command
-
-
 def test_the_command_shows_figures_limits_and_notes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -309,9 +309,6 @@ def test_a_generation_does_not_know_where_a_row_ends(model: Model) -> None:
         model.generate(ROWS, read=Read(STREAM, at=-1), max_new_tokens=2)
 
 
-# ---------------------------------------------------------------- gradients
-
-
 @pytest.mark.parametrize("name", ["decoder", "encoder", "encoder-decoder"])
 def test_gradients_of_everything_that_was_read(name: str) -> None:
     model = Model(MODELS[name]())

@@ -88,9 +88,6 @@ def test_an_encoder_decoder_and_few_lines(both: str, capsys: pytest.CaptureFixtu
     assert "decoder.blocks.2.cross.z head 3" in out
 
 
-# ---------------------------------------------------------------- patch --path
-
-
 @pytest.mark.parametrize(
     ("path", "senders", "receivers", "into"),
     [

@@ -311,9 +311,6 @@ def test_resuming_and_starting_over_exclude_each_other(command: str, capsys: pyt
     assert "--resume continues the run that --force deletes" in " ".join(err.split())
 
 
-# ---------------------------------------------------------------- what samples begin with
-
-
 def test_samples_of_ones_own_text_begin_with_it(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("the old mill stands where the river bends\n" * 40)
     mine = DataSettings(path=str(tmp_path / "notes.txt"))

@@ -65,13 +65,7 @@ def compare(config: dict[str, Any], seed: int, path: Path) -> None:
     assert all(torch.equal(scores(again, row), x) for row, x in zip(ROWS, expected, strict=True))
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-
+pytestmark = pytest.mark.usefixtures("quiet_transformers")
 
 # ---------------------------------------------------------------- drawn
 
@@ -213,8 +207,6 @@ def test_dynamic_rope_reads_no_further_than_the_base_stays(tmp_path: Path) -> No
     with pytest.raises(InputError, match="needs 65 positions and the model has 64"):
         model.logits([[*row, 7]])
 
-
-# ---------------------------------------------------------------- refused, in one line
 
 REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("Phi-3-mini-4k", {"auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}}, "auto_map is set"),

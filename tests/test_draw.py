@@ -243,8 +243,6 @@ def test_what_cannot_be_drawn(arguments: list[str], line: str, capsys: pytest.Ca
     assert err.count("\n") == 1
 
 
-# ---------------------------------------------------------------- in a browser
-
 OVERLAPS = """[...document.querySelectorAll("svg")].flatMap((svg) => {
   const texts = [...svg.querySelectorAll("text")], boxes = texts.map((one) => one.getBoundingClientRect());
   const bad = [];

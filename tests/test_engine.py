@@ -223,9 +223,6 @@ def test_what_a_request_lacks_is_refused_before_anything_runs() -> None:
     assert single.cache.lengths == []
 
 
-# ---------------------------------------------------------------- edits
-
-
 def test_a_stream_and_logits_take_edits() -> None:
     import cli_models
     from test_writing import load as loaded
@@ -245,9 +242,6 @@ def test_a_stream_and_logits_take_edits() -> None:
     with pytest.raises(ProbeError, match="changed nothing"):
         list(model.stream("Mill", edit=nothing, **how))
     assert torch.equal(model.logits(["Mill"], edit=nothing, allow_null=True)[0], same)
-
-
-# ---------------------------------------------------------------- LongRoPE
 
 
 def test_a_trace_across_longropes_length_is_that_of_the_last_pass() -> None:

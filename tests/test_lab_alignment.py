@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 import tiny
-from lab_results import passes
-from triptych.attention import EncoderOutput
-from triptych.attention.caches import Project
+from lab_results import change_values, failed, passes
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.text import character_tokenizer
@@ -27,15 +24,8 @@ def test_passes() -> None:
 
 def test_fails_when_values_stand_beside_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder finds its letters all the same, but what it attends to is no longer where they are."""
-    keys = EncoderOutput.keys
-
-    def shifted(self: EncoderOutput, layer: int, project: Project) -> tuple[Tensor, Tensor]:
-        k, v = keys(self, layer, project)
-        return k, v.roll(2, 0)
-
-    monkeypatch.setattr(EncoderOutput, "keys", shifted)
-    result = run("alignment", SMALL)
-    assert HITS in {check.claim for check in result.checks if not check.passed}, result.verdict
+    change_values(monkeypatch, lambda values: values.roll(2, 0))
+    assert HITS in failed(run("alignment", SMALL))
 
 
 @pytest.mark.heavy

@@ -238,9 +238,6 @@ def test_the_command(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-# ---------------------------------------------------------------- fp16
-
-
 def test_t5_is_never_kept_in_fp16() -> None:
     path = references.saved("t5")[1]
     moved = load(path, dtype=torch.float16)

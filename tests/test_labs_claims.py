@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import test_labs_learning
 from lab_results import Known, failed, passes, shuffle_rows
 from triptych import nn, spec
 from triptych.attention import Rows
@@ -24,7 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "trained-heads": {"heads": (1, 4)},
     "activations": {"draws": 1},
     "padding": {"padded": (20, 160), "steps": 150, "tested": 100},
-}
+} | test_labs_learning.SMALL
 TASKS = {
     "norm-placement": trained.Places,
     "residual-scaling": trained.Places,
@@ -32,14 +33,14 @@ TASKS = {
     "trained-heads": trained.Places,
     "activations": trained.LookupTable,
     "padding": padding.Most,
-}
+} | test_labs_learning.TASKS
 
 
 def small(name: str, seed: int = 1) -> LabResult:
     return labs.run(name, Setup(seed=seed, sizes=SMALL[name]))
 
 
-# ---------------------------------------------------------------- all of them
+# ---------------------------------------------------------------- all of them, with those of test_labs_learning
 
 
 @pytest.mark.heavy

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab_results import failed, passes, shuffle_rows
+from lab_results import failed
 from triptych.errors import InputError
 from triptych.spec import AdditiveSpec, window
 from triptych_lectures import labs
@@ -27,22 +27,6 @@ TASKS = {"in-context": Lookups, "exposure-bias": RecitedTexts, "trained-scores":
 
 def small(name: str, seed: int = 1) -> LabResult:
     return labs.run(name, Setup(seed=seed, sizes=SMALL[name]))
-
-
-# ---------------------------------------------------------------- all of them
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("name", SMALL)
-def test_it_passes(name: str) -> None:
-    passes(small(name))
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("name", SMALL)
-def test_it_fails_on_shuffled_data(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shuffle_rows(monkeypatch, TASKS[name])
-    assert not small(name).passed
 
 
 # ---------------------------------------------------------------- in-context

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from lab_results import failed, passes
-from triptych.attention import EncoderOutput, FlatKeys
-from triptych.attention.caches import Project
+from lab_results import change_values, failed, passes
+from triptych.attention import FlatKeys
 from triptych.errors import InputError
 from triptych.spec import Mask, same_document
 from triptych.train.recipe import DataSettings, read_recipe
@@ -106,13 +104,7 @@ RATE = "alignment error rate of "
 @pytest.mark.heavy
 def test_word_alignment_fails_when_values_stand_beside_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The decoder finds its words all the same, but what it attends to is no longer where they are."""
-    keys = EncoderOutput.keys
-
-    def shifted(self: EncoderOutput, layer: int, project: Project) -> tuple[Tensor, Tensor]:
-        k, v = keys(self, layer, project)
-        return k, v.roll(2, 0)
-
-    monkeypatch.setattr(EncoderOutput, "keys", shifted)
+    change_values(monkeypatch, lambda values: values.roll(2, 0))
     assert any(claim.startswith(RATE) for claim in failed(in_small("word-alignment")))
 
 

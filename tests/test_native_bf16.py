@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import parity
+import test_native_encoder
 import triptych
 from native_models import needs_native
 from test_native_encoder import BERT, LENGTHS, by_modules, drawn
@@ -20,8 +22,7 @@ from triptych.measure.jobs import texts
 from triptych.model import create
 from triptych.native.step import Op
 from triptych.program import native_binding
-from triptych.program.native_encoder import NativeEncoder, encoder_binding, multiplies_in_bf16
-from triptych.quantize import kernel_matrix
+from triptych.program.native_encoder import encoder_binding, multiplies_in_bf16
 
 LIBRARY = native.library()
 HERE = None if LIBRARY is None else LIBRARY.bf16
@@ -30,11 +31,7 @@ ODD = BERT | {"hidden_size": 52, "intermediate_size": 77}  # no multiples of the
 NEAR = 2e-2  # of hidden states of about 1: sums in another order may be rounded to a neighbouring number of bf16
 
 
-def natively(module: nn.Transformer, ids: list[int], rows: Rows) -> Tensor:
-    native_encoder = NativeEncoder(module, matrix_of=kernel_matrix, bf16=True)
-    hidden = native_encoder.hidden(ids, rows)
-    assert hidden is not None, native_encoder.why_modules
-    return hidden
+natively = partial(test_native_encoder.natively, bf16=True)
 
 
 def rounded_modules(monkeypatch: pytest.MonkeyPatch, module: nn.Transformer, ids: list[int], rows: Rows) -> Tensor:

@@ -43,8 +43,8 @@ def by_modules(module: nn.Transformer, ids: list[int], rows: Rows) -> Tensor:
     return module(Batch(source=(inputs, rows)) if both else Batch(inputs=inputs, rows=rows))
 
 
-def natively(module: nn.Transformer, ids: list[int], rows: Rows) -> Tensor:
-    native = NativeEncoder(module, matrix_of=kernel_matrix, dense=True)
+def natively(module: nn.Transformer, ids: list[int], rows: Rows, **how: bool) -> Tensor:
+    native = NativeEncoder(module, matrix_of=kernel_matrix, **how or {"dense": True})
     hidden = native.hidden(ids, rows)
     assert hidden is not None, native.why_modules
     return hidden
@@ -140,9 +140,8 @@ def test_wrong_sizes_never_reach_the_kernels() -> None:
         assert reason in (native.why_modules or "")
 
 
-@pytest.mark.parametrize("op", [Op.ATTEND, Op.LAYER_NORM, Op.LINEAR, Op.EMBED])
-@torch.no_grad()
-def test_a_broken_plan_is_found(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+def break_plans(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last operation of a kind is none that there is, in every plan."""
     made = native_encoder.encoding_plan_of
 
     def broken(*arguments: Any) -> NativePlan:
@@ -151,6 +150,12 @@ def test_a_broken_plan_is_found(op: Op, monkeypatch: pytest.MonkeyPatch) -> None
         return plan
 
     monkeypatch.setattr(native_encoder, "encoding_plan_of", broken)
+
+
+@pytest.mark.parametrize("op", [Op.ATTEND, Op.LAYER_NORM, Op.LINEAR, Op.EMBED])
+@torch.no_grad()
+def test_a_broken_plan_is_found(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_plans(op, monkeypatch)
     assert not gap(create(BERT).module) <= 10 * EXACT
 
 
@@ -255,15 +260,8 @@ def test_sources_in_bf16_are_nearer_the_modules_than_integers_are(config: dict[s
 @pytest.mark.parametrize("op", [Op.EXTEND, Op.ATTEND])
 @torch.no_grad()
 def test_a_broken_plan_of_a_source_is_found(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = native_encoder.encoding_plan_of
-
-    def broken(*arguments: Any) -> NativePlan:
-        plan = made(*arguments)
-        plan.instructions["op"][np.nonzero(plan.instructions["op"] == op)[0][-1]] = -1
-        return plan
-
     assert Run(create(T5).module, native_sources=True).gap() <= EXACT
-    monkeypatch.setattr(native_encoder, "encoding_plan_of", broken)
+    break_plans(op, monkeypatch)
     assert not Run(create(T5).module, native_sources=True).gap() <= 10 * EXACT
 
 

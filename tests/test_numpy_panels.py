@@ -1,6 +1,5 @@
 """The three layouts in NumPy beside the library's, in float64, and each piece of the file broken."""
 
-import ast
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 import triptych
-from test_numpy_transformer import mutant_of
+from test_numpy_transformer import check_that_it_needs_numpy_alone, mutant_of
 from triptych import nn
 from triptych.attention import Rows
 from triptych.attention.positions import sinusoidal
@@ -187,12 +186,7 @@ def test_each_piece_matters(text: str, instead: str, names: str, monkeypatch: py
 
 
 def test_it_is_one_file_that_needs_numpy_alone_and_runs() -> None:
-    source = FILE.read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= 400
-    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
-    modules = names | {str(node.module) for node in imports if isinstance(node, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in modules} - set(sys.stdlib_module_names) == {"numpy"}
+    check_that_it_needs_numpy_alone(FILE, 400)
     ran = subprocess.run([sys.executable, "-I", str(FILE)], capture_output=True, text=True, check=True)
     assert "decoder: another last token moves the logits of the first token by 0.000" in ran.stdout
     assert "encoder: another last token moves the logits of the first token by 0.0" not in ran.stdout

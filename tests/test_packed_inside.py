@@ -75,8 +75,6 @@ def test_parts_of_a_packed_logit_sum_to_it() -> None:
         assert [name for name, _ in parts.largest(1)] == [name for name, _ in exact.largest(1)]
 
 
-# ---------------------------------------------------------------- threads
-
 ROWS = [[3, 1, 4, 1, 5, 9], [2, 7, 1, 8], [8, 2, 8, 1, 8, 2, 8, 4], [1, 6, 1]]
 
 

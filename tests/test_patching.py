@@ -198,9 +198,6 @@ def test_chunks_change_nothing_but_the_last_bits() -> None:
     assert torch.allclose(whole.values, cut.values, atol=1e-5)
 
 
-# ---------------------------------------------------------------- prompts of other lengths
-
-
 def test_positions_that_correspond_are_stated() -> None:
     model, clean, corrupt = planted.induction(), [*CLEAN[:4], A], [planted.START, B, planted.X, B, C, A]
     with pytest.raises(InputError, match=r"have 5 and 6 tokens; state which positions correspond, align="):
@@ -209,9 +206,6 @@ def test_positions_that_correspond_are_stated() -> None:
     assert [int(column.split()[0]) for column in grid.columns] == [0, 2, 3, 4, 5]
     assert cell(grid, "blocks.1.attn.z head 1", 4) == pytest.approx(1, abs=1e-5)
     assert cell(grid, "blocks.0.attn.z head 1", 2) == pytest.approx(0, abs=1e-5)
-
-
-# ---------------------------------------------------------------- one backward pass
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -267,8 +267,6 @@ def test_what_cannot_be_run_is_refused(tables: dict[str, Any], unchecked: None) 
         triptych.train(tables, resume=True)  # type: ignore[operator]
 
 
-# ---------------------------------------------------------------- the page
-
 PAGE = Path(__file__).parents[1] / "docs/concepts/fine-tuning.md"
 
 

@@ -344,9 +344,6 @@ def test_ctrl_c_on_the_command_line(number: int, code: int, text: Path, tmp_path
     assert Checkpoints(out).newest().step == at + 1
 
 
-# ---------------------------------------------------------------- too little text
-
-
 @pytest.mark.parametrize("objective", ["causal", "masked"])
 def test_each_row_is_all_of_a_text_shorter_than_a_row(objective: str, text: Path) -> None:
     text.write_text("To be, or not to be, that is the question:\n" * 3)

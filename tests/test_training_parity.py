@@ -23,16 +23,9 @@ SEEDS = 6
 
 pytestmark = [
     pytest.mark.heavy,
+    pytest.mark.usefixtures("quiet_transformers"),
     pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
 
 
 def agrees(apart: Apart) -> bool:

@@ -15,20 +15,12 @@ from triptych import nn
 from triptych.model import Model
 from triptych.nn import flat
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("quiet_transformers")]
 
 SEEDS = 12
 WITHIN = 1e-4  # of log-probabilities in fp32, as everywhere
 LENGTHS = (7, 3, 5)
 MOST = 6  # tokens that are written
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
 
 
 def made(seed: int) -> tuple[Any, Model, Tensor, list[list[int]]]:

@@ -4,6 +4,7 @@ What stands here was written by five years of exporters: leftovers of other libr
 the reference never reads.  Each must load, or say in one line why it cannot.
 """
 
+from functools import partial
 from typing import Any
 
 V, D, F, L, CONTEXT = 41, 24, 37, 3, 64
@@ -20,37 +21,30 @@ def _llama(version: str | None = "4.31.0", **more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def _gpt2(**more: Any) -> dict[str, Any]:
-    return {
-        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
-        "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.3,
-        "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": CONTEXT, "n_embd": D, "n_head": 6, "n_layer": L,
-        "n_positions": CONTEXT, "resid_pdrop": 0.1, "summary_activation": None, "summary_first_dropout": 0.1,
-        "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
-        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": V,
-    } | more  # fmt: skip
-
-
-def _neox(**more: Any) -> dict[str, Any]:
-    return {
-        "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
-        "hidden_size": 32, "initializer_range": 0.3, "intermediate_size": F, "layer_norm_eps": 1e-05,
-        "max_position_embeddings": CONTEXT, "model_type": "gpt_neox", "num_attention_heads": 4,
-        "num_hidden_layers": L, "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False,
-        "torch_dtype": "float16", "transformers_version": "4.24.0", "use_cache": True,
-        "use_parallel_residual": True, "vocab_size": V,
-    } | more  # fmt: skip
-
-
-def _qwen(**more: Any) -> dict[str, Any]:
-    return {
-        "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 38, "eos_token_id": 39,
-        "hidden_act": "silu", "hidden_size": D, "initializer_range": 0.3, "intermediate_size": F,
-        "max_position_embeddings": CONTEXT, "max_window_layers": L, "model_type": "qwen2", "num_attention_heads": 6,
-        "num_hidden_layers": L, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
-        "sliding_window": CONTEXT, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-        "transformers_version": "4.40.1", "use_cache": True, "use_sliding_window": False, "vocab_size": V,
-    } | more  # fmt: skip
+_gpt2 = partial(dict, {
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+    "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.3,
+    "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": CONTEXT, "n_embd": D, "n_head": 6, "n_layer": L,
+    "n_positions": CONTEXT, "resid_pdrop": 0.1, "summary_activation": None, "summary_first_dropout": 0.1,
+    "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": V,
+})  # fmt: skip
+_neox = partial(dict, {
+    "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
+    "hidden_size": 32, "initializer_range": 0.3, "intermediate_size": F, "layer_norm_eps": 1e-05,
+    "max_position_embeddings": CONTEXT, "model_type": "gpt_neox", "num_attention_heads": 4,
+    "num_hidden_layers": L, "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False,
+    "torch_dtype": "float16", "transformers_version": "4.24.0", "use_cache": True,
+    "use_parallel_residual": True, "vocab_size": V,
+})  # fmt: skip
+_qwen = partial(dict, {
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 38, "eos_token_id": 39,
+    "hidden_act": "silu", "hidden_size": D, "initializer_range": 0.3, "intermediate_size": F,
+    "max_position_embeddings": CONTEXT, "max_window_layers": L, "model_type": "qwen2", "num_attention_heads": 6,
+    "num_hidden_layers": L, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+    "sliding_window": CONTEXT, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.1", "use_cache": True, "use_sliding_window": False, "vocab_size": V,
+})  # fmt: skip
 
 
 def _qwen3(**more: Any) -> dict[str, Any]:
@@ -59,39 +53,32 @@ def _qwen3(**more: Any) -> dict[str, Any]:
     return _qwen() | new | more
 
 
-def _phi(**more: Any) -> dict[str, Any]:
-    return {
-        "_name_or_path": "microsoft/phi-2", "architectures": ["PhiForCausalLM"], "attention_dropout": 0.0,
-        "bos_token_id": 50256, "embd_pdrop": 0.0, "eos_token_id": 50256, "hidden_act": "gelu_new",
-        "hidden_size": 40, "initializer_range": 0.3, "intermediate_size": F, "layer_norm_eps": 1e-05,
-        "max_position_embeddings": CONTEXT, "model_type": "phi", "num_attention_heads": 4, "num_hidden_layers": L,
-        "num_key_value_heads": 4, "partial_rotary_factor": 0.4, "qk_layernorm": False, "resid_pdrop": 0.1,
-        "rope_scaling": None, "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "float16",
-        "transformers_version": "4.37.0", "use_cache": True, "vocab_size": 51,
-    } | more  # fmt: skip
-
-
-def _phi3(**more: Any) -> dict[str, Any]:
-    return {
-        "_name_or_path": "Phi-3-mini-4k-instruct", "architectures": ["Phi3ForCausalLM"], "attention_bias": False,
-        "attention_dropout": 0.0, "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id": 32000, "hidden_act": "silu",
-        "hidden_size": D, "initializer_range": 0.3, "intermediate_size": F, "max_position_embeddings": CONTEXT,
-        "model_type": "phi3", "num_attention_heads": 4, "num_hidden_layers": L, "num_key_value_heads": 4,
-        "original_max_position_embeddings": CONTEXT, "pad_token_id": 32, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
-        "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 9, "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16", "transformers_version": "4.40.2", "use_cache": True, "vocab_size": V,
-    } | more  # fmt: skip
-
-
-def _gemma(**more: Any) -> dict[str, Any]:
-    return {
-        "architectures": ["GemmaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 2,
-        "eos_token_id": 1, "head_dim": 10, "hidden_act": "gelu", "hidden_size": D, "initializer_range": 0.3,
-        "intermediate_size": F, "max_position_embeddings": CONTEXT, "model_type": "gemma", "num_attention_heads": 6,
-        "num_hidden_layers": L, "num_key_value_heads": 1, "pad_token_id": 0, "rms_norm_eps": 1e-06,
-        "rope_scaling": None, "rope_theta": 10000.0, "torch_dtype": "bfloat16", "transformers_version": "4.38.0.dev0",
-        "use_cache": True, "vocab_size": V,
-    } | more  # fmt: skip
+_phi = partial(dict, {
+    "_name_or_path": "microsoft/phi-2", "architectures": ["PhiForCausalLM"], "attention_dropout": 0.0,
+    "bos_token_id": 50256, "embd_pdrop": 0.0, "eos_token_id": 50256, "hidden_act": "gelu_new",
+    "hidden_size": 40, "initializer_range": 0.3, "intermediate_size": F, "layer_norm_eps": 1e-05,
+    "max_position_embeddings": CONTEXT, "model_type": "phi", "num_attention_heads": 4, "num_hidden_layers": L,
+    "num_key_value_heads": 4, "partial_rotary_factor": 0.4, "qk_layernorm": False, "resid_pdrop": 0.1,
+    "rope_scaling": None, "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "float16",
+    "transformers_version": "4.37.0", "use_cache": True, "vocab_size": 51,
+})  # fmt: skip
+_phi3 = partial(dict, {
+    "_name_or_path": "Phi-3-mini-4k-instruct", "architectures": ["Phi3ForCausalLM"], "attention_bias": False,
+    "attention_dropout": 0.0, "bos_token_id": 1, "embd_pdrop": 0.0, "eos_token_id": 32000, "hidden_act": "silu",
+    "hidden_size": D, "initializer_range": 0.3, "intermediate_size": F, "max_position_embeddings": CONTEXT,
+    "model_type": "phi3", "num_attention_heads": 4, "num_hidden_layers": L, "num_key_value_heads": 4,
+    "original_max_position_embeddings": CONTEXT, "pad_token_id": 32, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
+    "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 9, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "transformers_version": "4.40.2", "use_cache": True, "vocab_size": V,
+})  # fmt: skip
+_gemma = partial(dict, {
+    "architectures": ["GemmaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 2,
+    "eos_token_id": 1, "head_dim": 10, "hidden_act": "gelu", "hidden_size": D, "initializer_range": 0.3,
+    "intermediate_size": F, "max_position_embeddings": CONTEXT, "model_type": "gemma", "num_attention_heads": 6,
+    "num_hidden_layers": L, "num_key_value_heads": 1, "pad_token_id": 0, "rms_norm_eps": 1e-06,
+    "rope_scaling": None, "rope_theta": 10000.0, "torch_dtype": "bfloat16", "transformers_version": "4.38.0.dev0",
+    "use_cache": True, "vocab_size": V,
+})  # fmt: skip
 
 
 def _gemma2(**more: Any) -> dict[str, Any]:
