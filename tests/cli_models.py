@@ -59,17 +59,11 @@ def _both() -> tuple[Tokenizer, dict[str, Any]]:
     return tokenizer, T5 | {"decoder_start_token_id": tokenizer.pad_id}
 
 
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    """The code, stdout and stderr of a command."""
-    code = main(list(argv))
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
 def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
     """stdout and stderr of a command that ends with this code."""
-    got, out, err = run(capsys, *argv)
-    assert got == code, err
+    status = main(argv)
+    out, err = capsys.readouterr()
+    assert status == code, err
     return out, err
 
 

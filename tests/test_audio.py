@@ -74,18 +74,19 @@ def test_what_16_khz_cannot_hold_is_silenced(rate: int) -> None:
     assert np.abs(tone(9_500, rate)[:: rate // 16_000]).max() > 0.4  # dropping samples would fold it back
 
 
-LIES = {
-    "its header gives": {"riff": 100},
-    "'data' should have 4,000,000,000": {"size": 4_000_000_000},
-    "has no samples": {"size": 0},
-    "not whole blocks": {"size": 1001},
-}
-
-
-@pytest.mark.parametrize("problem", LIES)
-def test_a_file_that_lies_about_its_length_is_refused(problem: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lie", "problem"),
+    [
+        ({"riff": 100}, "its header gives"),
+        ({"size": 4_000_000_000}, "'data' should have 4,000,000,000"),
+        ({"size": 0}, "has no samples"),
+        ({"size": 1001}, "not whole blocks"),
+        ({"rate": 1}, "1 channels at 1 samples per second; 1 to 256 channels"),  # each would become sixteen thousand
+    ],
+)
+def test_a_header_that_cannot_be_is_refused(lie: dict[str, int], problem: str, tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
-    path.write_bytes(wav(tone(440, 16_000)[:, None], **LIES[problem]))  # type: ignore[arg-type]
+    path.write_bytes(wav(tone(440, 16_000)[:, None], **lie))  # type: ignore[arg-type]
     with pytest.raises(InputError, match=problem) as refused:
         read_wav(path)
     assert str(path) in str(refused.value)
@@ -97,14 +98,6 @@ def test_other_kinds_of_wav_are_named(kind: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     path.write_bytes(kind + wav(tone(440, 16_000)[:, None])[4:])
     with pytest.raises(InputError, match=f"of the kind {kind.decode()}, which is not read; convert it to RIFF"):
-        read_wav(path)
-
-
-def test_a_rate_of_no_recording_is_refused(tmp_path: Path) -> None:
-    """One sample a second would become sixteen thousand of each."""
-    path = tmp_path / "a.wav"
-    path.write_bytes(wav(tone(440, 16_000)[:, None], rate=1))
-    with pytest.raises(InputError, match="1 channels at 1 samples per second; 1 to 256 channels"):
         read_wav(path)
 
 

@@ -1,6 +1,5 @@
 """`triptych ablate`, `patch`, `lens` and `generate --steer`: what the library gives, and what they refuse."""
 
-import json
 import re
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import cli_models
-from cli_models import run
+from cli_models import answered, refused, said
 from triptych.errors import InputError
 from triptych.model import load
 from triptych.page.interventions import lens_page, patch_page
@@ -54,9 +53,8 @@ def test_a_head_as_it_is_typed(decoder: str, both: str) -> None:
 
 @pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
 def test_heads_by_name(kind: str, decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "ablate", decoder, "abc", "xyz", "--heads", "L1H4,L0H2", "--kind", kind, "--json")
-    assert code == 0
-    printed, expected = json.loads(out), load(decoder).ablate(["abc", "xyz"], how=kind, heads=[(1, 4), (0, 2)])
+    printed = answered(["ablate", decoder, "abc", "xyz", "--heads", "L1H4,L0H2", "--kind", kind], capsys)
+    expected = load(decoder).ablate(["abc", "xyz"], how=kind, heads=[(1, 4), (0, 2)])
     assert printed["units"] == ["blocks.0.attn.z head 2", "blocks.1.attn.z head 4"]
     assert printed["effect"] == pytest.approx(expected.effect.tolist(), abs=1e-5)
     every = load(decoder).ablate(["abc", "xyz"], how=kind)
@@ -75,16 +73,15 @@ def test_heads_by_name(kind: str, decoder: str, capsys: pytest.CaptureFixture[st
     ],
 )
 def test_parts(options: list[str], unit: str, decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "ablate", decoder, "abc", *options)
-    assert (code, err) == (0, "")
+    out, err = said(["ablate", decoder, "abc", *options], capsys)
+    assert not err
     assert unit in out
     assert "as it is" in out
 
 
 def test_an_encoder_decoder_and_few_lines(both: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "ablate", both, "abc", "--target", "de", "--top", "2")
-    assert (code, "2 of " in err) == (0, True)
-    code, out, err = run(capsys, "ablate", both, "abc", "--target", "de", "--heads", "cross.L2H3")
+    assert "2 of " in said(["ablate", both, "abc", "--target", "de", "--top", "2"], capsys)[1]
+    out, _ = said(["ablate", both, "abc", "--target", "de", "--heads", "cross.L2H3"], capsys)
     assert "decoder.blocks.2.cross.z head 3" in out
 
 
@@ -100,19 +97,14 @@ def test_paths(
     path: str, senders: list[tuple[int, int]], receivers: object, into: str, decoder: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    code, out, err = run(capsys, "patch", decoder, *PATCH[1:], "--answer", "d", "--path", path, "--json")
-    assert code == 0, err
-    printed, model = json.loads(out), load(decoder)
-    expected = model.path_patch("abc", "axc", senders, receivers, into=into, answer="d")  # type: ignore[arg-type]
+    printed = answered(["patch", decoder, *PATCH[1:], "--answer", "d", "--path", path], capsys)
+    expected = load(decoder).path_patch("abc", "axc", senders, receivers, into=into, answer="d")  # type: ignore[arg-type]
     assert printed["rows"] == list(expected.rows)
     assert printed["columns"] == list(expected.columns)
     values = [value for row in printed["values"] for value in row]
     assert values == pytest.approx(expected.values.flatten().tolist(), abs=1e-4)
-    code, frozen, _ = run(
-        capsys, "patch", decoder, *PATCH[1:], "--answer", "d", "--path", path, "--freeze-mlps", "--json"
-    )
-    assert code == 0
-    assert json.loads(frozen)["values"] != printed["values"]
+    frozen = answered(["patch", decoder, *PATCH[1:], "--answer", "d", "--path", path, "--freeze-mlps"], capsys)
+    assert frozen["values"] != printed["values"]
 
 
 # ---------------------------------------------------------------- generate --steer
@@ -128,10 +120,10 @@ def test_steering_is_that_of_the_library(decoder: str, tmp_path: Path, capsys: p
     rows = model.trace(["abc", "xyz"], read=["blocks.1.resid_post"])["blocks.1.resid_post"]
     save_file({"vector": (rows[0][-1] - rows[1][-1]).contiguous()}, file)
     for steer in (["--steer", "1:6", *pair], ["--steer", "blocks.1.resid_post:6", *pair], ["--steer", f"{file}@1:6"]):
-        code, out, err = run(capsys, "generate", decoder, "Mill", "--max-new-tokens", "8", *steer)
-        assert (code, out) == (0, expected + "\n"), err
-        code, out, _ = run(capsys, "generate", decoder, "Mill", "Mill", "--max-new-tokens", "8", *steer, "--json")
-        assert [one["text"] for one in json.loads(out)["results"]] == [expected] * 2
+        how = ["--max-new-tokens", "8", *steer]
+        assert said(["generate", decoder, "Mill", *how], capsys)[0] == expected + "\n"
+        results = answered(["generate", decoder, "Mill", "Mill", *how], capsys)["results"]
+        assert [one["text"] for one in results] == [expected] * 2
 
 
 def test_beams_and_guesses_are_steered(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,8 +132,7 @@ def test_beams_and_guesses_are_steered(decoder: str, capsys: pytest.CaptureFixtu
     steer = ["--max-new-tokens", "8", "--steer", "1:6", "--toward", "abc", "--away", "xyz"]
     for options, how in ((["--beams", "3"], {"beams": 3}), (["--draft", "ngram"], {})):
         (expected,) = model.generate(["Mill"], max_new_tokens=8, edit=edit, **how)
-        code, out, err = run(capsys, "generate", decoder, "Mill", *steer, *options)
-        assert (code, out) == (0, expected.text + "\n"), err
+        assert said(["generate", decoder, "Mill", *steer, *options], capsys)[0] == expected.text + "\n"
 
 
 @pytest.mark.parametrize("site", ["encoder.blocks.1.resid_post", "2", "decoder.blocks.0.resid_mid"])
@@ -151,10 +142,8 @@ def test_both_stacks_are_steered(site: str, both: str, tmp_path: Path, capsys: p
     name = "decoder.blocks.2.resid_post" if site == "2" else site
     model = load(both)
     (expected,) = model.generate(["abc"], max_new_tokens=3, edit=model.steer(site=name, vector=vector, scale=30.0))
-    code, out, _ = run(
-        capsys, "generate", both, "abc", "--max-new-tokens", "3", "--steer", f"{file}@{site}:30", "--json"
-    )
-    assert (code, json.loads(out)["results"][0]["ids"]) == (0, expected.ids)
+    found = answered(["generate", both, "abc", "--max-new-tokens", "3", "--steer", f"{file}@{site}:30"], capsys)
+    assert found["results"][0]["ids"] == expected.ids
 
 
 @pytest.mark.parametrize(
@@ -170,19 +159,16 @@ def test_files_that_hold_no_vector(
     tensors: dict[str, torch.Tensor], line: str, decoder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_file(tensors, tmp_path / "v.safetensors")
-    code, _, err = run(capsys, "generate", decoder, "abc", "--steer", f"{tmp_path / 'v.safetensors'}@1")
-    assert (code, line in err, err.count("\n")) == (1, True, 1)
+    assert line in refused(["generate", decoder, "abc", "--steer", f"{tmp_path / 'v.safetensors'}@1"], capsys)
 
 
 # ---------------------------------------------------------------- grids and lenses
 
 
 def test_a_grid_in_json_is_that_of_the_library(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(
-        capsys, "patch", decoder, "--clean", "abc", "--corrupt", "axc", "--answer", "d", "--other", "e", "--json"
+    printed = answered(
+        ["patch", decoder, "--clean", "abc", "--corrupt", "axc", "--answer", "d", "--other", "e"], capsys
     )
-    assert code == 0
-    printed = json.loads(out)
     grid = load(decoder).patch("abc", "axc", answer=("d", "e"))
     assert printed["rows"] == list(grid.rows)
     assert printed["clean"] == pytest.approx(grid.clean, abs=1e-4)
@@ -201,61 +187,52 @@ def test_a_grid_in_json_is_that_of_the_library(decoder: str, capsys: pytest.Capt
     ],
 )
 def test_tables(options: list[str], columns: str, decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "patch", decoder, "--clean", "abc", "--corrupt", "axc", *options)
-    assert (code, err) == (0, "")
+    out, err = said(["patch", decoder, "--clean", "abc", "--corrupt", "axc", *options], capsys)
+    assert not err
     assert "share restored" in out
     assert columns in out
 
 
 def test_an_encoder_decoder_and_a_masked_encoder(capsys: pytest.CaptureFixture[str]) -> None:
     both, encoder = (str(cli_models.checkpoint(layout)) for layout in ("encoder-decoder", "encoder"))
-    code, out, _ = run(capsys, "patch", both, "--clean", "abc", "--corrupt", "axc", "--target", "de")
-    assert code == 0
+    out, _ = said(["patch", both, "--clean", "abc", "--corrupt", "axc", "--target", "de"], capsys)
     assert "target 1 d" in out
     texts = ("the old [MASK] stands", "the new [MASK] stands")
-    code, out, err = run(capsys, "patch", encoder, "--clean", texts[0], "--corrupt", texts[1], "--answer", "mill")
-    assert (code, err) == (0, "")
-    code, out, err = run(capsys, "lens", encoder, texts[0], "--attribution")
-    assert (code, "sum to" in err) == (0, True)
-    code, out, err = run(capsys, "lens", both, "abc", "--stack", "encoder", "--top", "2", "--position", "1")
-    assert (code, "encoder.blocks.1.resid_post" in out) == (0, True)
+    assert not said(["patch", encoder, "--clean", texts[0], "--corrupt", texts[1], "--answer", "mill"], capsys)[1]
+    assert "sum to" in said(["lens", encoder, texts[0], "--attribution"], capsys)[1]
+    out, _ = said(["lens", both, "abc", "--stack", "encoder", "--top", "2", "--position", "1"], capsys)
+    assert "encoder.blocks.1.resid_post" in out
 
 
 def test_lenses(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "lens", decoder, "abc")
-    assert (code, err) == (0, "")
+    out, err = said(["lens", decoder, "abc"], capsys)
+    assert not err
     assert "blocks.2.resid_post" in out
-    code, out, _ = run(capsys, "lens", decoder, "abc", "--json", "--top", "2", "--position", "1", "--position", "2")
-    printed = json.loads(out)
+    printed = answered(["lens", decoder, "abc", "--top", "2", "--position", "1", "--position", "2"], capsys)
     assert printed["positions"] == [1, 2]
     assert len(printed["names"][0][0]) == 2
-    code, out, _ = run(capsys, "lens", decoder, "abc", "--attribution", "--answer", "d", "--other", "e", "--json")
-    parts = json.loads(out)
+    parts = answered(["lens", decoder, "abc", "--attribution", "--answer", "d", "--other", "e"], capsys)
     assert sum(parts["values"]) == pytest.approx(parts["logit"], abs=1e-4)
-    code, out, err = run(capsys, "lens", decoder, "a long text of letters")
-    assert "the last 10 of" in err
+    assert "the last 10 of" in said(["lens", decoder, "a long text of letters"], capsys)[1]
 
 
 def test_control_characters_do_not_reach_the_terminal(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
     for argv in (["lens", decoder, NASTY], ["patch", decoder, "--clean", NASTY, "--corrupt", f"{NASTY} "]):
-        _, out, err = run(capsys, *argv)
-        assert "\x1b" not in out + err
-    _, out, _ = run(capsys, "patch", decoder, "--clean", "a\x1bb", "--corrupt", "c\x1bb")
-    assert "\x1b" not in out
+        assert "\x1b" not in "".join(said(argv, capsys))
+    assert "\x1b" not in said(["patch", decoder, "--clean", "a\x1bb", "--corrupt", "c\x1bb"], capsys)[0]
 
 
 def test_pages_hold_any_text_as_text(decoder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
-    code, out, err = run(
-        capsys, "patch", decoder, "--clean", NASTY + "a", "--corrupt", NASTY + "b", "--heads", "--save", str(page)
-    )
-    assert (code, out) == (0, "")
+    argv = ["patch", decoder, "--clean", NASTY + "a", "--corrupt", NASTY + "b", "--heads", "--save", str(page)]
+    out, err = said(argv, capsys)
+    assert not out
     assert "open it in a browser" in err
     for argv in (["lens", decoder, NASTY], ["lens", decoder, NASTY, "--attribution"]):
         assert "<img" not in page.read_text("utf-8")
         assert len(re.findall("<script", page.read_text("utf-8"))) == 2
         page.unlink()
-        assert run(capsys, *argv, "--save", str(page))[0] == 0
+        said([*argv, "--save", str(page)], capsys)
 
 
 def test_a_page_shows_the_numbers_of_the_result(decoder: str) -> None:
@@ -290,62 +267,45 @@ def test_a_page_shows_the_numbers_of_the_result(decoder: str) -> None:
         (["lens", "ab", "--attribution", "--other", "x"], 2, "--other needs an --answer"),
         (["lens", "ab", "--attribution", "--stack", "decoder"], 2, "leave out --stack"),
         (["lens", ""], 1, "token"),
+        (["ablate", "abc", "--heads", "L9H1"], 1, "the nearest is L2H1"),
+        (["ablate", "abc", "--heads", "L1H6"], 1, "the nearest is L1H5"),
+        (["ablate", "abc", "--heads", "L1H1,,"], 1, "is not a head"),
+        (["ablate", "abc", "--heads", "L1H1", "--part", "mlp"], 2, "--heads is for --part heads"),
+        (["ablate", "abc", "--heads", "L1H1", "--within", "blocks.0.*"], 1, "leaves out blocks.1.attn"),
+        (["ablate", "abc", "--unit", "3"], 2, "--unit is for --part neurons"),
+        (["ablate", "abc", "--part", "neurons", "--unit", "37"], 1, "has neurons 0..36, not 37"),
+        (["ablate", "abc", "--reference", "x"], 2, "--reference is for --kind"),
+        (["ablate", "abc", "--kind", "meen"], 2, "meen"),
+        (["ablate", "abc", "--position", "9"], 1, "9"),
+        (["ablate", "abc", "--other", "d"], 2, "--other needs an --answer"),
+        (["ablate", "a", "--kind", "mean", "--heads", "L0H1"], 1, "no ablation changed a value"),
+        (["ablate", "abc", "--kind", "resample"], 1, "nothing to resample from"),
+        (["ablate"], 2, "no text given"),
+        ([*PATCH, "--path", "L0H1"], 2, "must be heads that give and heads that read"),
+        ([*PATCH, "--path", "L0H1:"], 2, "must be heads that give and heads that read"),
+        ([*PATCH, "--path", "L0H1:L1H4"], 2, "end in .q, .k or .v"),
+        ([*PATCH, "--path", "L0H1:L1H4.k,L1H5.v"], 2, "all in the same"),
+        ([*PATCH, "--path", "L0H1:L1H4.z"], 2, "end in .q, .k or .v"),
+        ([*PATCH, "--path", "L0H7:logits"], 1, "the nearest is L0H5"),
+        ([*PATCH, "--path", "L1H1:L0H4.k"], 1, "no path leads from"),
+        ([*PATCH, "--path", "L0H1:logits", "--heads"], 2, "leave out --heads"),
+        ([*PATCH, "--path", "L0H1:logits", "--gradient"], 2, "leave out --gradient"),
+        ([*PATCH, "--freeze-mlps"], 2, "--freeze-mlps is for --path"),
+        ([*GENERATE, "--steer", "1:nan", "--toward", "a", "--away", "b"], 2, "a scale other than 0"),
+        ([*GENERATE, "--steer", "1:0", "--toward", "a", "--away", "b"], 2, "a scale other than 0"),
+        ([*GENERATE, "--steer", "1:x", "--toward", "a", "--away", "b"], 2, "a scale other than 0"),
+        ([*GENERATE, "--steer", ":2", "--toward", "a", "--away", "b"], 2, "must be a site"),
+        ([*GENERATE, "--steer", "1"], 2, "needs --toward TEXT and --away TEXT"),
+        ([*GENERATE, "--steer", "1", "--toward", "a"], 2, "needs --toward TEXT and --away TEXT"),
+        ([*GENERATE, "--toward", "a"], 2, "--toward and --away are for --steer"),
+        ([*GENERATE, "--steer", "f@1", "--toward", "a", "--away", "b"], 2, "not from both"),
+        ([*GENERATE, "--steer", "1", "--toward", "a", "--away", "a"], 1, "the two prompts are the same"),
+        ([*GENERATE, "--steer", "7", "--toward", "a", "--away", "b"], 1, "blocks.7.resid_post"),
+        ([*GENERATE, "--steer", "blocks.1.attn.z", "--toward", "a", "--away", "b"], 1, "choose resid_post"),
+        ([*GENERATE, "--steer", "none.safetensors@1"], 1, "none.safetensors"),
     ],
 )
 def test_what_is_refused_is_one_line(
     argv: list[str], code: int, says: str, decoder: str, unchecked: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result, out, err = run(capsys, argv[0], decoder, *argv[1:])
-    assert (result, out) == (code, "")
-    assert err.startswith("error: ")
-    assert says in err
-    assert len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("argv", "line", "code"),
-    [
-        (["ablate", "abc", "--heads", "L9H1"], "the nearest is L2H1", 1),
-        (["ablate", "abc", "--heads", "L1H6"], "the nearest is L1H5", 1),
-        (["ablate", "abc", "--heads", "L1H1,,"], "is not a head", 1),
-        (["ablate", "abc", "--heads", "L1H1", "--part", "mlp"], "--heads is for --part heads", 2),
-        (["ablate", "abc", "--heads", "L1H1", "--within", "blocks.0.*"], "leaves out blocks.1.attn", 1),
-        (["ablate", "abc", "--unit", "3"], "--unit is for --part neurons", 2),
-        (["ablate", "abc", "--part", "neurons", "--unit", "37"], "has neurons 0..36, not 37", 1),
-        (["ablate", "abc", "--reference", "x"], "--reference is for --kind", 2),
-        (["ablate", "abc", "--kind", "meen"], "meen", 2),
-        (["ablate", "abc", "--position", "9"], "9", 1),
-        (["ablate", "abc", "--other", "d"], "--other needs an --answer", 2),
-        (["ablate", "a", "--kind", "mean", "--heads", "L0H1"], "no ablation changed a value", 1),
-        (["ablate", "abc", "--kind", "resample"], "nothing to resample from", 1),
-        (["ablate"], "no text given", 2),
-        ([*PATCH, "--path", "L0H1"], "must be heads that give and heads that read", 2),
-        ([*PATCH, "--path", "L0H1:"], "must be heads that give and heads that read", 2),
-        ([*PATCH, "--path", "L0H1:L1H4"], "end in .q, .k or .v", 2),
-        ([*PATCH, "--path", "L0H1:L1H4.k,L1H5.v"], "all in the same", 2),
-        ([*PATCH, "--path", "L0H1:L1H4.z"], "end in .q, .k or .v", 2),
-        ([*PATCH, "--path", "L0H7:logits"], "the nearest is L0H5", 1),
-        ([*PATCH, "--path", "L1H1:L0H4.k"], "no path leads from", 1),
-        ([*PATCH, "--path", "L0H1:logits", "--heads"], "leave out --heads", 2),
-        ([*PATCH, "--path", "L0H1:logits", "--gradient"], "leave out --gradient", 2),
-        ([*PATCH, "--freeze-mlps"], "--freeze-mlps is for --path", 2),
-        ([*GENERATE, "--steer", "1:nan", "--toward", "a", "--away", "b"], "a scale other than 0", 2),
-        ([*GENERATE, "--steer", "1:0", "--toward", "a", "--away", "b"], "a scale other than 0", 2),
-        ([*GENERATE, "--steer", "1:x", "--toward", "a", "--away", "b"], "a scale other than 0", 2),
-        ([*GENERATE, "--steer", ":2", "--toward", "a", "--away", "b"], "must be a site", 2),
-        ([*GENERATE, "--steer", "1"], "needs --toward TEXT and --away TEXT", 2),
-        ([*GENERATE, "--steer", "1", "--toward", "a"], "needs --toward TEXT and --away TEXT", 2),
-        ([*GENERATE, "--toward", "a"], "--toward and --away are for --steer", 2),
-        ([*GENERATE, "--steer", "f@1", "--toward", "a", "--away", "b"], "not from both", 2),
-        ([*GENERATE, "--steer", "1", "--toward", "a", "--away", "a"], "the two prompts are the same", 1),
-        ([*GENERATE, "--steer", "7", "--toward", "a", "--away", "b"], "blocks.7.resid_post", 1),
-        ([*GENERATE, "--steer", "blocks.1.attn.z", "--toward", "a", "--away", "b"], "choose resid_post", 1),
-        ([*GENERATE, "--steer", "none.safetensors@1"], "none.safetensors", 1),
-    ],
-)
-def test_what_is_not_ablated_no_path_and_not_steered(
-    argv: list[str], line: str, code: int, decoder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failed, out, err = run(capsys, argv[0], decoder, *argv[1:])
-    assert (failed, out, err.count("\n")) == (code, "", 1)
-    assert line in err
+    assert says in refused([argv[0], decoder, *argv[1:]], capsys, code)

@@ -28,13 +28,6 @@ def test_fails_when_values_stand_beside_other_keys(monkeypatch: pytest.MonkeyPat
     assert HITS in failed(run("alignment", SMALL))
 
 
-@pytest.mark.heavy
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(5))
-def test_passes_at_full_size(seed: int) -> None:
-    passes(run("alignment", Setup(seed=seed, full=True)))
-
-
 @pytest.mark.parametrize(
     ("source", "target", "true"),
     [

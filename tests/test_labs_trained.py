@@ -199,7 +199,7 @@ def test_the_copier_sees_the_source_through_its_code_alone() -> None:
 
 FULL = (
     "depth", "induction", "bottleneck", "quadratic", "scaling", "permutation", "soft-vs-hard", "heads-vs-width",
-    "additive-vs-dot",
+    "additive-vs-dot", "alignment", pytest.param("mask-leak", marks=pytest.mark.weights),
 )  # fmt: skip
 
 
@@ -209,11 +209,3 @@ FULL = (
 @pytest.mark.parametrize("seed", range(5))
 def test_at_full_size_with_any_seed(name: str, seed: int, unchecked: None) -> None:
     passes(labs.run(name, Setup(seed=seed, full=True)))
-
-
-@pytest.mark.heavy
-@pytest.mark.long
-@pytest.mark.weights
-@pytest.mark.parametrize("seed", range(5))
-def test_mask_leak_on_shakespeare_with_any_seed(seed: int, unchecked: None) -> None:
-    passes(labs.run("mask-leak", Setup(seed=seed, full=True)))

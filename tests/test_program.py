@@ -1,6 +1,7 @@
 """Programs: every family has one, its sites are the probe's, and the interpreter computes what the modules compute."""
 
 import json
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -156,27 +157,21 @@ def unlowered(monkeypatch: pytest.MonkeyPatch, part: type, forward: Any) -> dict
     return program.unlowered
 
 
-def test_a_function_outside_the_table_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self: GLU, x: Tensor, ctx: nn.Context, taps: nn.Taps) -> Tensor:
-        return self.down(torch.sin(self.up(x)))
-
-    reasons = unlowered(monkeypatch, GLU, forward)
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        (lambda part, x: part.down(torch.sin(part.up(x))), "sin is no operation"),
+        (lambda part, x: part.down(part.up(x)) if x.sum() > 0 else x, "is no operation"),
+        (lambda part, x: part.down(part.up(x)) * len(x.tolist()), "tolist is no operation"),
+    ],
+    ids=["a function outside the table", "a branch on a value", "numbers of a value"],
+)
+def test_what_cannot_be_lowered_is_named(
+    result: Callable[[GLU, Tensor], Tensor], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = unlowered(monkeypatch, GLU, lambda self, x, ctx, taps: result(self, x))
     assert set(reasons) == {"decoder.blocks.0", "decoder.blocks.1"}
-    assert "sin is no operation" in reasons["decoder.blocks.0"]
-
-
-def test_a_branch_on_a_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self: GLU, x: Tensor, ctx: nn.Context, taps: nn.Taps) -> Tensor:
-        return self.down(self.up(x)) if x.sum() > 0 else x
-
-    assert "is no operation" in unlowered(monkeypatch, GLU, forward)["decoder.blocks.0"]
-
-
-def test_numbers_of_a_value_are_not_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self: GLU, x: Tensor, ctx: nn.Context, taps: nn.Taps) -> Tensor:
-        return self.down(self.up(x)) * len(x.tolist())
-
-    assert "tolist is no operation" in unlowered(monkeypatch, GLU, forward)["decoder.blocks.0"]
+    assert reason in reasons["decoder.blocks.0"]
 
 
 def test_another_forward_is_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
