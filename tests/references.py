@@ -378,86 +378,54 @@ def metadata(arch: str, **values: Any) -> dict[str, Any]:
     }
 
 
-RMS = {"attention.layer_norm_rms_epsilon": 9.999999974752427e-07}  # 1e-6 as a float32
+ABOUT_1E5, ABOUT_1E6 = 9.999999747378752e-06, 9.999999974752427e-07  # as float32 has them
+RMS = {"attention.layer_norm_rms_epsilon": ABOUT_1E6}
+NORM = {"attention.layer_norm_epsilon": ABOUT_1E5}
 GROUPED_HEADS = {"attention.head_count_kv": G, "attention.key_length": K, "attention.value_length": K}
 GROUPED = RMS | GROUPED_HEADS
 EXPERTS = {"expert_count": 5, "expert_used_count": 2}
 EVEN = {"embedding_length": 30, "attention.head_count": 5, "rope.dimension_count": 4}
 T5 = {"block_count": 2, "attention.key_length": K, "attention.value_length": K, "attention.relative_buckets_count": 8,
-      "decoder_start_token_id": 0, "attention.layer_norm_epsilon": 9.999999974752427e-07} | RMS  # fmt: skip
+      "decoder_start_token_id": 0, "attention.layer_norm_epsilon": ABOUT_1E6} | RMS  # fmt: skip
 CAPS = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}
+WINDOW, PATTERN = {"attention.sliding_window": 4}, {"attention.sliding_window_pattern": 2}
+LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 2.5}
 # variant -> the metadata of a GGUF file of it: the oracle of `from_gguf`, and with it the names of its tensors
-HEADERS = {
-    "gemma": metadata("gemma", **GROUPED | {"attention.layer_norm_rms_epsilon": 0.05}),
-    "gemma2": metadata("gemma2", **GROUPED, **CAPS, **{"attention.sliding_window": 4}),
-    "gemma3": metadata(
-        "gemma3",
-        **GROUPED,
-        **{"attention.sliding_window": 4, "rope.freq_base": 1e6},
-        **{"attention.sliding_window_pattern": 2},
-    ),
-    "gemma3-linear": metadata(
-        "gemma3",
-        **GROUPED | {"attention.head_count_kv": 1, "attention.sliding_window": 4, "final_logit_softcapping": 3.0},
-        **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.5, "rope.freq_base_swa": 50.0},
-        **{"attention.sliding_window_pattern": 2},
-    ),
-    "phi3": metadata(
-        "phi3",
-        **GROUPED | {"attention.layer_norm_rms_epsilon": 9.999999747378752e-06, "attention.sliding_window": 0},
-        **{"rope.dimension_count": 4, "rope.freq_base": 1000.0, "rope.scaling.original_context_length": 4096},
-    ),
-    "phi3-window": metadata(
-        "phi3",
-        **GROUPED | {"attention.head_count_kv": 1, "attention.layer_norm_rms_epsilon": 0.05},
-        **{"attention.sliding_window": 4},
-    ),
-    "mixtral": metadata(
-        "llama",
-        **GROUPED | EXPERTS | {"attention.layer_norm_rms_epsilon": 9.999999747378752e-06},
-        **{"rope.freq_base": 1e6},
-    ),
-    "qwen3-moe-normed": metadata(
-        "qwen3moe", **GROUPED, **{"expert_count": 7, "expert_used_count": 4, "expert_feed_forward_length": 17}
-    ),
-    "gpt-neox": metadata("gptneox", **EVEN, **{"attention.layer_norm_epsilon": 0.05, "rope.freq_base": 1000.0}),
-    "gpt-neox-in-turn": metadata(
-        "gptneox",
-        **EVEN | {"rope.dimension_count": 2},
-        **{"attention.layer_norm_epsilon": 9.999999747378752e-06, "rope.freq_base": 1000.0},
-        **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.5, "use_parallel_residual": False},
-    ),
-    "gptj": metadata("gptj", **EVEN, **{"attention.layer_norm_epsilon": 9.999999747378752e-06}),
-    "phi": metadata(
-        "phi2",
-        **EVEN,
-        **{"attention.head_count_kv": 5, "attention.layer_norm_epsilon": 9.999999747378752e-06},
-        **{"rope.freq_base": 1000.0},
-    ),
-    "llama": metadata("llama", **GROUPED, **{"rope.dimension_count": K, "vocab_size": V}),
-    "llama-biased": metadata("llama", **GROUPED),
-    "llama-tied": metadata("llama", **GROUPED),
-    "qwen2": metadata("qwen2", **RMS, **{"attention.head_count_kv": G, "rope.freq_base": 10000.0}),
-    "qwen3": metadata("qwen3", **GROUPED),
-    "starcoder2": metadata("starcoder2", **GROUPED_HEADS, **{"attention.layer_norm_epsilon": 9.999999747378752e-06}),
-    "granite": metadata(
-        "granite",
-        **GROUPED,
-        **{
-            "embedding_scale": 2.5,
-            "attention.scale": 0.20000000298023224,
-            "residual_scale": 0.4000000059604645,
-            "logit_scale": 3.0,
-        },
-    ),
-    "gpt2": metadata("gpt2", **{"attention.layer_norm_epsilon": 9.999999747378752e-06}),
-    "t5": metadata("t5", **T5, **{"decoder_block_count": L}),
-    "t5-v1.1": metadata("t5", **T5 | {"block_count": 4}, **{"decoder_block_count": L}),
-    "t5-encoder": metadata("t5encoder", **T5, **{"attention.head_count_kv": H}),
-    "bert-no-pooler": metadata(
-        "bert", **{"attention.layer_norm_epsilon": 9.999999960041972e-13, "attention.causal": False, "pooling_type": 1}
-    ),
-}
+HEADERS = {variant: metadata(arch, **values) for variant, (arch, values) in {
+    "gemma": ("gemma", GROUPED | {"attention.layer_norm_rms_epsilon": 0.05}),
+    "gemma2": ("gemma2", GROUPED | CAPS | WINDOW),
+    "gemma3": ("gemma3", GROUPED | WINDOW | PATTERN | {"rope.freq_base": 1e6}),
+    "gemma3-linear": ("gemma3", GROUPED | WINDOW | PATTERN | LINEAR | {
+        "attention.head_count_kv": 1, "final_logit_softcapping": 3.0, "rope.freq_base_swa": 50.0}),
+    "phi3": ("phi3", GROUPED | {
+        "attention.layer_norm_rms_epsilon": ABOUT_1E5, "attention.sliding_window": 0, "rope.dimension_count": 4,
+        "rope.freq_base": 1000.0, "rope.scaling.original_context_length": 4096}),
+    "phi3-window": ("phi3", GROUPED | WINDOW | {
+        "attention.head_count_kv": 1, "attention.layer_norm_rms_epsilon": 0.05}),
+    "mixtral": ("llama", GROUPED | EXPERTS | {"attention.layer_norm_rms_epsilon": ABOUT_1E5, "rope.freq_base": 1e6}),
+    "qwen3-moe-normed": ("qwen3moe", GROUPED | {
+        "expert_count": 7, "expert_used_count": 4, "expert_feed_forward_length": 17}),
+    "gpt-neox": ("gptneox", EVEN | {"attention.layer_norm_epsilon": 0.05, "rope.freq_base": 1000.0}),
+    "gpt-neox-in-turn": ("gptneox", EVEN | NORM | LINEAR | {
+        "rope.dimension_count": 2, "rope.freq_base": 1000.0, "use_parallel_residual": False}),
+    "gptj": ("gptj", EVEN | NORM),
+    "phi": ("phi2", EVEN | NORM | {"attention.head_count_kv": 5, "rope.freq_base": 1000.0}),
+    "llama": ("llama", GROUPED | {"rope.dimension_count": K, "vocab_size": V}),
+    "llama-biased": ("llama", GROUPED),
+    "llama-tied": ("llama", GROUPED),
+    "qwen2": ("qwen2", RMS | {"attention.head_count_kv": G, "rope.freq_base": 10000.0}),
+    "qwen3": ("qwen3", GROUPED),
+    "starcoder2": ("starcoder2", GROUPED_HEADS | NORM),
+    "granite": ("granite", GROUPED | {
+        "embedding_scale": 2.5, "attention.scale": 0.20000000298023224, "residual_scale": 0.4000000059604645,
+        "logit_scale": 3.0}),
+    "gpt2": ("gpt2", NORM),
+    "t5": ("t5", T5 | {"decoder_block_count": L}),
+    "t5-v1.1": ("t5", T5 | {"block_count": 4, "decoder_block_count": L}),
+    "t5-encoder": ("t5encoder", T5 | {"attention.head_count_kv": H}),
+    "bert-no-pooler": ("bert", {
+        "attention.layer_norm_epsilon": 9.999999960041972e-13, "attention.causal": False, "pooling_type": 1}),
+}.items()}  # fmt: skip
 
 
 # What GGUF has no key for: what Gemma's scores are scaled by, how far T5's last bucket begins.

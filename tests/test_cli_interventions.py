@@ -217,8 +217,8 @@ def test_lenses(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_control_characters_do_not_reach_the_terminal(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for argv in (["lens", decoder, NASTY], ["patch", decoder, "--clean", NASTY, "--corrupt", f"{NASTY} "]):
-        assert "\x1b" not in "".join(said(argv, capsys))
+    assert "\x1b" not in "".join(said(["lens", decoder, NASTY], capsys))
+    assert "\x1b" not in refused(["patch", decoder, "--clean", NASTY, "--corrupt", f"{NASTY} "], capsys)
     assert "\x1b" not in said(["patch", decoder, "--clean", "a\x1bb", "--corrupt", "c\x1bb"], capsys)[0]
 
 

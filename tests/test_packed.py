@@ -271,55 +271,28 @@ def i32(*shape: int) -> Tensor:
 
 
 WHOLE = {"m.qweight": i32(8, 32), "m.qzeros": i32(2, 4), "m.scales": torch.ones(2, 32).half(), "m.g_idx": i32(64)}
+GPTQ_FILE, AWQ_FILE, FP8_FILE = FilePacking("gptq", 4, 32), FilePacking("awq", 4, 32), FilePacking("fp8")
 BROKEN: dict[str, tuple[FilePacking, dict[str, Tensor | None], str]] = {
-    "no zeros": (FilePacking("gptq", 4, 32), {"m.qzeros": None}, "'m.qweight' comes without its qzeros"),
-    "no scales": (FilePacking("awq", 4, 32), {"m.scales": None}, "comes without its scales"),
-    "scales of another size": (
-        FilePacking("gptq", 4, 32),
-        {"m.scales": torch.ones(3, 32)},
-        r"is \[3, 32\], .* \[2, 32\]",
-    ),
-    "zeros of another size": (FilePacking("gptq", 4, 32), {"m.qzeros": i32(2, 5)}, r"is \[2, 5\], .* \[2, 4\]"),
+    "no zeros": (GPTQ_FILE, {"m.qzeros": None}, "'m.qweight' comes without its qzeros"),
+    "no scales": (AWQ_FILE, {"m.scales": None}, "comes without its scales"),
+    "scales of another size": (GPTQ_FILE, {"m.scales": torch.ones(3, 32)}, r"is \[3, 32\], .* \[2, 32\]"),
+    "zeros of another size": (GPTQ_FILE, {"m.qzeros": i32(2, 5)}, r"is \[2, 5\], .* \[2, 4\]"),
     "groups of another size": (FilePacking("gptq", 4, 64), {}, r"asks for \[1, 32\]"),
-    "index of another size": (FilePacking("gptq", 4, 32), {"m.g_idx": i32(63)}, r"asks for \[64\]"),
-    "index past the groups": (
-        FilePacking("gptq", 4, 32),
-        {"m.g_idx": i32(64) + 2},
-        "names a group that is not there",
-    ),
-    "index below the groups": (
-        FilePacking("gptq", 4, 32),
-        {"m.g_idx": i32(64) - 1},
-        "names a group that is not there",
-    ),
-    "floating codes": (
-        FilePacking("gptq", 4, 32),
-        {"m.qweight": torch.zeros(8, 32)},
-        r"is F32 \[8, 32\], not I32",
-    ),
-    "codes in one row": (FilePacking("awq", 4, 32), {"m.qweight": i32(8)}, "not a matrix"),
-    "no codes": (FilePacking("awq", 4, 32), {"m.qweight": i32(0, 4)}, r"is I32 \[0, 4\]"),
-    "plain too": (FilePacking("gptq", 4, 32), {"m.weight": torch.ones(32, 64)}, "plain and packed"),
+    "index of another size": (GPTQ_FILE, {"m.g_idx": i32(63)}, r"asks for \[64\]"),
+    "index past the groups": (GPTQ_FILE, {"m.g_idx": i32(64) + 2}, "names a group that is not there"),
+    "index below the groups": (GPTQ_FILE, {"m.g_idx": i32(64) - 1}, "names a group that is not there"),
+    "floating codes": (GPTQ_FILE, {"m.qweight": torch.zeros(8, 32)}, r"is F32 \[8, 32\], not I32"),
+    "codes in one row": (AWQ_FILE, {"m.qweight": i32(8)}, "not a matrix"),
+    "no codes": (AWQ_FILE, {"m.qweight": i32(0, 4)}, r"is I32 \[0, 4\]"),
+    "plain too": (GPTQ_FILE, {"m.weight": torch.ones(32, 64)}, "plain and packed"),
 }
 CODES = torch.ones(6, 8).to(torch.float8_e4m3fn)
 BROKEN_FP8: dict[str, tuple[FilePacking, dict[str, Tensor], str]] = {
-    "too few scales": (
-        FilePacking("fp8", block=(4, 4)),
-        {"m.weight_scale_inv": torch.ones(1, 2)},
-        r"must be \[2, 2\]",
-    ),
-    "scales without blocks": (
-        FilePacking("fp8"),
-        {"m.weight_scale_inv": torch.ones(2, 2)},
-        "must be one number or 6",
-    ),
-    "two scales": (
-        FilePacking("fp8"),
-        {"m.weight_scale": torch.ones(()), "m.weight_scale_inv": torch.ones(())},
-        "two",
-    ),
-    "whole scales": (FilePacking("fp8"), {"m.weight_scale": torch.ones(6, dtype=torch.int32)}, r"is \[6\] I32"),
-    "a stack": (FilePacking("fp8"), {"n": torch.ones(2, 2, 2).to(torch.float8_e4m3fn)}, "is no matrix"),
+    "too few scales": (FilePacking("fp8", block=(4, 4)), {"m.weight_scale_inv": torch.ones(1, 2)}, r"must be \[2, 2\]"),
+    "scales without blocks": (FP8_FILE, {"m.weight_scale_inv": torch.ones(2, 2)}, "must be one number or 6"),
+    "two scales": (FP8_FILE, {"m.weight_scale": torch.ones(()), "m.weight_scale_inv": torch.ones(())}, "two"),
+    "whole scales": (FP8_FILE, {"m.weight_scale": torch.ones(6, dtype=torch.int32)}, r"is \[6\] I32"),
+    "a stack": (FP8_FILE, {"n": torch.ones(2, 2, 2).to(torch.float8_e4m3fn)}, "is no matrix"),
 }
 
 

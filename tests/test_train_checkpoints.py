@@ -150,42 +150,35 @@ def test_fine_tuning_begins_with_what_is_there(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- broken checkpoints
 
 
+WEIGHTS, MANIFEST = "model.safetensors", "train_state/manifest.json"
+DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes] | None, str]] = {  # the file, None to remove it, the reason
+    "truncated": (WEIGHTS, lambda raw: raw[:-9], "model.safetensors has"),
+    "flipped": (
+        WEIGHTS, lambda raw: raw[:-5] + bytes([raw[-5] ^ 1]) + raw[-4:], "the bytes of model.safetensors have changed"
+    ),
+    "missing": ("train_state/optimizer.safetensors", None, "optimizer.safetensors' is missing"),
+    "no manifest": (MANIFEST, None, "manifest.json"),
+    "not a manifest": (MANIFEST, lambda raw: b'{"files": 3}', "is not a manifest"),
+    "empty manifest": (MANIFEST, lambda raw: b'{"files": {}}', "manifest.json does not list config.json"),
+}  # fmt: skip
+
+
 def damage(path: Path, kind: str) -> None:
-    weights = path / "model.safetensors"
-    if kind == "truncated":
-        weights.write_bytes(weights.read_bytes()[:-9])
-    elif kind == "flipped":
-        raw = bytearray(weights.read_bytes())
-        raw[-5] ^= 1
-        weights.write_bytes(raw)
-    elif kind == "missing":
-        (path / "train_state/optimizer.safetensors").unlink()
-    elif kind == "no manifest":
-        (path / "train_state/manifest.json").unlink()
-    elif kind == "empty manifest":
-        (path / "train_state/manifest.json").write_text('{"files": {}}')
+    name, change, _ = DAMAGES[kind]
+    if change is None:
+        (path / name).unlink()
     else:
-        (path / "train_state/manifest.json").write_text('{"files": 3}')
+        (path / name).write_bytes(change((path / name).read_bytes()))
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ("truncated", "model.safetensors has"),
-        ("flipped", "the bytes of model.safetensors have changed"),
-        ("missing", "optimizer.safetensors' is missing"),
-        ("no manifest", "manifest.json"),
-        ("not a manifest", "is not a manifest"),
-        ("empty manifest", "manifest.json does not list config.json"),
-    ],
-)
-def test_resume_skips_a_damaged_checkpoint_and_gives_the_reason(tmp_path: Path, kind: str, reason: str) -> None:
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_resume_skips_a_damaged_checkpoint_and_gives_the_reason(tmp_path: Path, kind: str) -> None:
     prepare(recipe(tmp_path, steps=4, out=tmp_path / "run")).run()
     damage(tmp_path / "run/step-00000004", kind)
     job = resume(tmp_path / "run")
     assert job.trainer.at.step == 2
     assert len(job.skipped) == 1
-    assert reason in job.skipped[0]
+    assert DAMAGES[kind][2] in job.skipped[0]
     job.run()
     assert Checkpoints(tmp_path / "run").newest().step == 4  # the damaged one was replaced
     damage(tmp_path / "run/step-00000004", kind)
