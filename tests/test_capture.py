@@ -14,7 +14,6 @@ from triptych.attention import pattern_statistics, row_scores
 from triptych.errors import CheckpointError, InputError, ProbeError
 from triptych.generate import MAX_ROWS
 from triptych.model import Model
-from triptych.nn import Transformer
 from triptych.probe import Read, Statistics, Trace, put, sites, zero
 from triptych.probe.recording import Attended
 from triptych.probe.records import Computations
@@ -22,18 +21,7 @@ from triptych.probe.records import Computations
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8, 2, 8, 1, 8]]
 SOURCES = [[5, 6, 7], [9], [10, 11, 12, 13]]
 PATTERN, STREAM = "blocks.0.attn.pattern", "blocks.0.resid_post"
-MODELS: dict[str, Callable[[], Transformer]] = {
-    "decoder": lambda: tiny.decoder("rope", "window"),
-    "learned": lambda: tiny.decoder("learned"),
-    "alibi": lambda: tiny.decoder("alibi"),
-    "additive": lambda: tiny.decoder("rope", mechanism="additive"),
-    "linear": lambda: tiny.decoder("rope", mechanism="linear"),
-    "disentangled": lambda: tiny.decoder("disentangled", "window"),
-    "mixture": tiny.mixture,
-    "encoder": tiny.encoder,
-    "encoder-decoder": tiny.encoder_decoder,
-    "attention only": tiny.attention_only,
-}
+MODELS = tiny.MODELS
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import cli_models
 import triptych
@@ -210,13 +209,8 @@ def run(command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         target = Path(words[2])
         shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
     more = next((more for start, more in SHORTER.items() if command.startswith(start)), "")
-    threads = torch.get_num_threads()
     capsys.readouterr()
-    try:
-        code = main([*words, *more.split()])
-    finally:
-        torch.set_num_threads(threads)
-    return Printed(code, *capsys.readouterr())
+    return Printed(main([*words, *more.split()]), *capsys.readouterr())
 
 
 # ---------------------------------------------------------------- the figures beside it

@@ -20,11 +20,7 @@ from triptych.probe import Plan, Session, add, zero
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8, 2, 8, 1, 8], [9]]
 SOURCES = [[5, 6, 7], [9], [10, 11, 12, 13], [4, 4]]
-MODELS = {
-    "decoder": lambda: tiny.decoder("rope", "window"),
-    "alibi": lambda: tiny.decoder("alibi"),
-    "encoder-decoder": tiny.encoder_decoder,
-}
+MODELS = {name: tiny.MODELS[name] for name in ("decoder", "alibi", "encoder-decoder")}
 SETTINGS = [
     {"max_new_tokens": 7},
     {"max_new_tokens": 5, "sampling": Sampling(temperature=1.0, seed=4)},

@@ -21,13 +21,7 @@ from triptych.model import Model
 from triptych.nn import Transformer
 from triptych.probe import Edit, Plan, Read, Session, Statistics, Trace, Where, add, sites
 
-MODELS: dict[str, Callable[[], Transformer]] = {
-    "decoder": lambda: tiny.decoder("rope", "window"),
-    "learned": lambda: tiny.decoder("learned"),
-    "alibi": lambda: tiny.decoder("alibi"),
-    "mixture": tiny.mixture,
-    "encoder-decoder": tiny.encoder_decoder,
-}
+MODELS = {name: tiny.MODELS[name] for name in ("decoder", "learned", "alibi", "mixture", "encoder-decoder")}
 SHORT = ["decoder", *(pytest.param(name, marks=pytest.mark.heavy) for name in MODELS if name != "decoder")]
 NEW, BEAMS = 7, 3
 INSIDE = ("scores", "pattern", "k_ctx", "v_ctx")  # of an attention, which native steps do not keep

@@ -297,7 +297,6 @@ def test_transcribe_says_what_the_library_says(
 ) -> None:
     from triptych.cli import main
 
-    threads = torch.get_num_threads()
     (tmp_path / "model").mkdir()
     for file in directory.iterdir():
         (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
@@ -332,7 +331,6 @@ def test_transcribe_says_what_the_library_says(
     assert error.startswith("error: ")
     assert "cut short" in error
     assert error.count("\n") == 1
-    torch.set_num_threads(threads)
 
 
 def test_what_needs_words_is_refused(model: Model) -> None:

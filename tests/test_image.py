@@ -14,7 +14,7 @@ from PIL import Image
 
 import references
 import triptych
-from cli_models import said
+from cli_models import answered, said
 from triptych.errors import ConfigError, InputError
 from triptych.media.audio import read_wav
 from triptych.media.image import Preparation, read_image
@@ -265,9 +265,6 @@ def test_an_image_is_no_half_of_a_pair() -> None:
 
 
 def test_classify_labels_images_and_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from triptych.cli import main
-
-    threads = torch.get_num_threads()
     vit = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 24,
            "intermediate_size": 37, "num_hidden_layers": 1, "num_attention_heads": 3, "image_size": 20,
            "patch_size": 5, "id2label": {"0": "cat", "1": "dog", "2": "owl"}}  # fmt: skip
@@ -279,8 +276,7 @@ def test_classify_labels_images_and_texts(tmp_path: Path, capsys: pytest.Capture
     triptych.create(bert, tokenizer).save(tmp_path / "bert")
     picture().save(tmp_path / "a.png")
     for model, given in (("vit", str(tmp_path / "a.png")), ("bert", "the mill")):
-        assert main(["classify", str(tmp_path / model), given, "--top", "2", "--json"]) == 0
-        (row,) = json.loads(capsys.readouterr().out)["results"]
+        (row,) = answered(["classify", str(tmp_path / model), given, "--top", "2"], capsys)["results"]
         expected = triptych.load(tmp_path / model).classify([given])[0][:2]
         assert [(one["label"], one["score"]) for one in row["labels"][:2]] == [
             (a, pytest.approx(b)) for a, b in expected
@@ -290,4 +286,3 @@ def test_classify_labels_images_and_texts(tmp_path: Path, capsys: pytest.Capture
         error = said(["classify", str(tmp_path / argv[0]), *argv[1:]], capsys, code)[1]
         assert error.count("\n") == 1
         assert problem in error
-    torch.set_num_threads(threads)

@@ -23,11 +23,6 @@ from triptych_lectures.labs.trained import Shuffled
 LABS = (bank, head_roles, not_explanation)
 
 
-@pytest.fixture(scope="module")
-def smollm2(smollm2_gguf: Path) -> Model:
-    return triptych.load(smollm2_gguf, dequantize=True)
-
-
 @pytest.fixture
 def loaded(smollm2: Model, monkeypatch: pytest.MonkeyPatch, unchecked: None) -> None:
     """One copy for all."""

@@ -28,11 +28,8 @@ MODELS: dict[str, Callable[[], nn.Transformer]] = {
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    threads = torch.get_num_threads()
     yield
-    torch.set_num_threads(threads)
-    native = library()
-    native.use(LEVELS[-1])
+    library().use(LEVELS[-1])
 
 
 def usable() -> list[str]:

@@ -2,7 +2,7 @@
 of a token alone, so its bits do not depend on batches, chunks, threads, guesses or reuse."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,13 +38,6 @@ HERE = None if LIBRARY is None else LIBRARY.bf16
 pytestmark = [needs_native, pytest.mark.skipif(HERE is None, reason="this processor has no products in bf16")]
 FORMS = ("Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q6_K")  # of all layouts
 WIDE = {"hidden_size": 96, "intermediate_size": 416, "head_dim": 80}  # ranges of columns, heads of no whole tile
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    count = torch.get_num_threads()
-    yield
-    torch.set_num_threads(count)
 
 
 @torch.inference_mode()
@@ -180,7 +173,7 @@ def test_a_gate_that_something_else_reads_is_a_product_of_its_own() -> None:
 @pytest.mark.parametrize("alone", [0, native_calls.ALONE])
 @pytest.mark.parametrize("changes", [{}, WIDE, {"model_type": "mistral", "sliding_window": 9}], ids=str)
 def test_a_token_has_the_bits_of_its_role_in_any_step(
-    changes: dict[str, Any], alone: int, threads: None, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], alone: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native_calls, "ALONE", alone)
     module, prompt = packed("Q4_1", **changes), 33
@@ -200,7 +193,7 @@ def test_a_token_has_the_bits_of_its_role_in_any_step(
 
 
 @torch.inference_mode()
-def test_long_prompts_in_calls_of_any_length_have_the_same_bits(monkeypatch: pytest.MonkeyPatch, threads: None) -> None:
+def test_long_prompts_in_calls_of_any_length_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     module = packed("Q4_1")
     expected = logits(module, [530], 530)
     monkeypatch.setattr(native_executor, "TOKENS", 96)

@@ -184,13 +184,10 @@ def test_a_row_has_the_same_bits_in_any_batch_chunk_and_number_of_threads(
     made: Callable[[], nn.Transformer], alone: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native_calls, "ALONE", alone)
-    module, threads = made(), torch.get_num_threads()
-    try:
-        expected = bits(module, [30], rows=1, threads=1)
-        for pieces, rows, count in (([1] * 30, 1, 1), ([30], 4, 2), ([7, 1, 1, 16, 5], 3, 3), ([13, 17], 2, 8)):
-            assert torch.equal(bits(module, pieces, rows, count), expected), (pieces, rows, count)
-    finally:
-        torch.set_num_threads(threads)
+    module = made()
+    expected = bits(module, [30], rows=1, threads=1)
+    for pieces, rows, count in (([1] * 30, 1, 1), ([30], 4, 2), ([7, 1, 1, 16, 5], 3, 3), ([13, 17], 2, 8)):
+        assert torch.equal(bits(module, pieces, rows, count), expected), (pieces, rows, count)
 
 
 @pytest.fixture(params=LEVELS)
@@ -261,21 +258,18 @@ def test_two_threads_use_one_model() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 def test_a_fork_after_use_works() -> None:
-    module, threads = llama(), torch.get_num_threads()
+    module = llama()
     torch.set_num_threads(2)
-    try:
-        expected, square = _natively(module), torch.ones(700, 700)
-        product = square @ square  # by threads of torch
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)  # a child that waits for threads it does not have
-            same = torch.equal(_natively(module), _natively(module)) and torch.equal(square @ square, product)
-            os._exit(0 if same else 1)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-        assert torch.equal(_natively(module), expected)
-    finally:
-        torch.set_num_threads(threads)
+    expected, square = _natively(module), torch.ones(700, 700)
+    product = square @ square  # by threads of torch
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # a child that waits for threads it does not have
+        same = torch.equal(_natively(module), _natively(module)) and torch.equal(square @ square, product)
+        os._exit(0 if same else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert torch.equal(_natively(module), expected)
 
 
 @torch.inference_mode()

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import references
 import tiny
 from circuits_by_hand import CLEAN, CORRUPT, A, B, C
 from parity import TARGETS, headless, ours, rows_of
-from triptych import nn
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model, load
 from triptych.page.interventions import patch_page
@@ -23,14 +21,8 @@ from triptych.probe.ablation import Part, Replaced
 from triptych.probe.prompts import Place
 from triptych.spec import ClassHeadSpec, MoESpec, PatchesSpec, PoolingSpec
 
-MODELS: dict[str, Callable[[], nn.Transformer]] = {
-    "decoder": lambda: tiny.decoder("rope", "window"),
-    "additive": lambda: tiny.decoder("rope", mechanism="additive"),
-    "alibi": lambda: tiny.decoder("alibi"),
-    "mixture": tiny.mixture,
-    "encoder": tiny.encoder,
-    "encoder-decoder": tiny.encoder_decoder,
-}
+NAMES = ("decoder", "additive", "alibi", "mixture", "encoder", "encoder-decoder")
+MODELS = {name: tiny.MODELS[name] for name in NAMES}
 FAMILIES = {kind: name for name, (kind, *_) in reversed(references.VARIANTS.items())}  # the first variant of each
 ANSWER = (7, 8)
 

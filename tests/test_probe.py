@@ -18,16 +18,7 @@ from triptych.probe.size import trace_size
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8, 2, 8, 1, 8]]
 SOURCES = [[5, 6, 7], [9], [10, 11, 12, 13]]
 CPU = torch.device("cpu")
-MODELS = {
-    "additive": lambda: tiny.decoder("rope", mechanism="additive"),
-    "linear": lambda: tiny.decoder("rope", mechanism="linear"),
-    "decoder": lambda: tiny.decoder("rope", "window"),
-    "alibi": lambda: tiny.decoder("alibi"),
-    "disentangled": lambda: tiny.decoder("disentangled", "window"),
-    "mixture": tiny.mixture,
-    "encoder": tiny.encoder,
-    "encoder-decoder": tiny.encoder_decoder,
-}
+MODELS = {name: make for name, make in tiny.MODELS.items() if name not in ("learned", "attention only")}
 
 
 def run(

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 import triptych
@@ -24,11 +23,6 @@ SENTENCES = [
     "Attention is all you need, and a good deal of patience besides; this sentence is longer than the others by far.",
     "42",
 ]
-
-
-@pytest.fixture(scope="module")
-def smollm2(smollm2_gguf: Path) -> Model:
-    return triptych.load(smollm2_gguf, dequantize=True)
 
 
 def test_smollm2_writes_what_transformers_writes(smollm2: Model, smollm2_gguf: Path) -> None:

@@ -174,11 +174,6 @@ def check_tokens(tokens: dict[str, list[list[int]]], recorded: dict[str, Any]) -
     assert tokens == recorded["generations"]
 
 
-@pytest.fixture(scope="module")
-def smollm2(smollm2_gguf: Path) -> Model:
-    return triptych.load(smollm2_gguf, dequantize=True)
-
-
 @heavy
 def test_smollm2(smollm2: Model) -> None:
     arrays, result = runs.smollm2_record(smollm2, META["smollm2"])

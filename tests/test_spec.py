@@ -222,6 +222,9 @@ def test_layouts() -> None:
         spec.ModelSpec(family="x")
 
 
+CANNOT_TELL = "buckets of distances cannot tell those up to 5"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -242,14 +245,8 @@ def test_layouts() -> None:
         (lambda: replace(spec.moe(6, 9, "silu", experts=2, top_k=1), experts=3), "scores 2"),
         (lambda: replace(stack().blocks[0], cross=spec.attention(6, 2)), "cross and cross_norm come together"),
         (lambda: replace(stack().blocks[0], mlp=None), "mlp and mlp_norm come together"),
-        (
-            lambda: spec.DisentangledSpec(width=6, span=8, max_distance=5),
-            "8 buckets of distances cannot tell those up to 5",
-        ),
-        (
-            lambda: spec.DisentangledSpec(width=6, span=1, max_distance=5),
-            "1 buckets of distances cannot tell those up to 5",
-        ),
+        (lambda: spec.DisentangledSpec(width=6, span=8, max_distance=5), f"8 {CANNOT_TELL}"),
+        (lambda: spec.DisentangledSpec(width=6, span=1, max_distance=5), f"1 {CANNOT_TELL}"),
         (lambda: spec.DisentangledSpec(width=6, span=4, terms=()), "terms of distances must be c2p, p2c or both"),
         (lambda: stack(kinds={"other": spec.KindSpec(mask=spec.full())}), "'self' is not one of"),
     ],

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from cli_models import LLAMA, checkpoint
+from test_train_checkpoints import weights
 from triptych.checkpoints import header
 from triptych.checkpoints.convert import convert
 from triptych.cli import main
 from triptych.errors import CheckpointError, ConfigError, InputError, TextError
 from triptych.model import create, load
 from triptych.text import DECODER, byte_tokenizer
-from triptych.train import Job, check_recipe, prepare, read_recipe, resume, write_new_recipe
+from triptych.train import check_recipe, prepare, read_recipe, resume, write_new_recipe
 from triptych.train.new_recipe import in_markdown, toml
 from triptych.train.recipe import sections
 from triptych.train.space import DiskSpace, size
@@ -28,10 +29,6 @@ RUN = {"rows": 2, "length": 12, "steps": 3, "evaluate_every": 0.0, "sample_every
 def recipe(text: Path, path: Path | str, out: Path | None = None, **model: Any) -> Any:
     tables = {"model": {"path": str(path), **model}, "data": {"path": str(text)}, "objective": {"name": "causal"}}
     return check_recipe({**tables, "run": RUN}, values={"run.out": out and str(out)})
-
-
-def weights(job: Job) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in job.trainer.module.named_parameters()}
 
 
 def packed_file(folder: Path) -> Path:

@@ -3,7 +3,6 @@
 import math
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,18 +220,14 @@ def test_packed_weights_are_not_put_in_training_mode(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def tables(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    text = tmp_path / "text.txt"
-    text.write_text("the old mill stands where the river bends\n" * 12, encoding="utf-8")
-    threads = torch.get_num_threads()
-    yield {
+def tables(text: Path) -> dict[str, Any]:
+    return {
         "model": {"path": str(checkpoint("decoder"))},
         "data": {"path": str(text)},
         "objective": {"name": "causal"},
         "optimizer": {"lr": 1e-3},
         "run": {"rows": 2, "length": 12, "steps": 3},
     }
-    torch.set_num_threads(threads)
 
 
 def test_a_recipe_is_run_by_a_call(tables: dict[str, Any], tmp_path: Path) -> None:
@@ -277,9 +272,7 @@ def test_the_code_of_the_page_runs(
     shutil.copytree(checkpoint("decoder"), tmp_path / "model")
     Path("notes.txt").write_text("".join(f"the old mill stands where river {i} bends\n\n\n" for i in range(40)))
     run, loop = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    threads = torch.get_num_threads()
     exec(run, {})
-    torch.set_num_threads(threads)
     assert (tmp_path / "runs/python/model/config.json").is_file()
     capsys.readouterr()
     assert len([line for line in loop.splitlines() if line and not line.startswith(("import", "from"))]) <= 15

@@ -1,6 +1,7 @@
 """Tiny random models made from specs alone: three layouts, every position part, windows; sizes all differ."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from triptych import nn, spec
 from triptych.generate import Engine, Executor, Request
@@ -160,3 +161,17 @@ def encoder_decoder(seed: int = 0) -> nn.Transformer:
         init_std=0.3,
     )
     return nn.new(model, seed)
+
+
+MODELS: dict[str, Callable[[], nn.Transformer]] = {
+    "decoder": partial(decoder, mask="window"),
+    "learned": partial(decoder, "learned"),
+    "alibi": partial(decoder, "alibi"),
+    "additive": partial(decoder, mechanism="additive"),
+    "linear": partial(decoder, mechanism="linear"),
+    "disentangled": partial(decoder, "disentangled", "window"),
+    "mixture": mixture,
+    "encoder": encoder,
+    "encoder-decoder": encoder_decoder,
+    "attention only": attention_only,
+}
