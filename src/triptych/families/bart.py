@@ -28,18 +28,15 @@ ignore = {
 }  # fmt: skip
 
 ROWS = seq2seq.table("""
-SIDE.embed.position.weight           model.SIDE.embed_positions.weight
-SIDE.embed.norm.*                    model.SIDE.layernorm_embedding.*
-SIDE.blocks.{i}.attn.<q,k,v,out>.*   model.SIDE.layers.{i}.self_attn.<q,k,v,out>_proj.*
-SIDE.blocks.{i}.attn_norm.post.*     model.SIDE.layers.{i}.self_attn_layer_norm.*
-SIDE.blocks.{i}.attn_norm.pre.*      model.SIDE.layers.{i}.self_attn_layer_norm.*
-SIDE.blocks.{i}.cross.<q,k,v,out>.*  model.SIDE.layers.{i}.encoder_attn.<q,k,v,out>_proj.*
-SIDE.blocks.{i}.cross_norm.post.*    model.SIDE.layers.{i}.encoder_attn_layer_norm.*
-SIDE.blocks.{i}.cross_norm.pre.*     model.SIDE.layers.{i}.encoder_attn_layer_norm.*
-SIDE.blocks.{i}.mlp.<up,down>.*      model.SIDE.layers.{i}.<fc1,fc2>.*
-SIDE.blocks.{i}.mlp_norm.post.*      model.SIDE.layers.{i}.final_layer_norm.*
-SIDE.blocks.{i}.mlp_norm.pre.*       model.SIDE.layers.{i}.final_layer_norm.*
-SIDE.final_norm.*                    model.SIDE.layer_norm.*
+SIDE.embed.position.weight               model.SIDE.embed_positions.weight
+SIDE.embed.norm.*                        model.SIDE.layernorm_embedding.*
+SIDE.blocks.{i}.attn.<q,k,v,out>.*       model.SIDE.layers.{i}.self_attn.<q,k,v,out>_proj.*
+SIDE.blocks.{i}.attn_norm.<post,pre>.*   model.SIDE.layers.{i}.self_attn_layer_norm.*
+SIDE.blocks.{i}.cross.<q,k,v,out>.*      model.SIDE.layers.{i}.encoder_attn.<q,k,v,out>_proj.*
+SIDE.blocks.{i}.cross_norm.<post,pre>.*  model.SIDE.layers.{i}.encoder_attn_layer_norm.*
+SIDE.blocks.{i}.mlp.<up,down>.*          model.SIDE.layers.{i}.<fc1,fc2>.*
+SIDE.blocks.{i}.mlp_norm.<post,pre>.*    model.SIDE.layers.{i}.final_layer_norm.*
+SIDE.final_norm.*                        model.SIDE.layer_norm.*
 """)
 weights = ROWS + seq2seq.HEADS + table("""
 head.proj.bias                         final_logits_bias|one_row
@@ -71,33 +68,48 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     shared = tied or not keys.has_tensor("decoder.embed_tokens.weight", default=True)
     ties = {"decoder.embed.tokens.weight": "encoder.embed.tokens.weight"} if shared else {}
     ties |= {"head.proj.weight": "encoder.embed.tokens.weight"} if tied and isinstance(head, spec.LMHeadSpec) else {}
+    return model(keys, embed, embed, head, ties, ids, context, pre=pre)
+
+
+def model(
+    keys: ConfigKeys,
+    source: spec.Input,
+    target: spec.Input,
+    head: spec.Head | None,
+    ties: dict[str, str],
+    ids: spec.SpecialIds,
+    context: int,
+    *,
+    pre: bool,
+    k_bias: bool = True,
+) -> spec.ModelSpec:
+    """The model whose two sides read `source` and `target`.  `pre`: norms before each sublayer and one at the end of a
+    side, instead of after each."""
+    width, norm = keys.int("d_model"), spec.LayerNormSpec(width=keys.int("d_model"))
+    act, between = keys.act("activation_function", default="gelu"), keys.dropout("activation_dropout")
+    inside = keys.dropout("attention_dropout")
+
+    def side(name: seq2seq.Side, embed: spec.Input) -> spec.StackSpec:
+        attn = spec.attention(width, keys.count(f"{name}_attention_heads"), bias=True, dropout=inside)
+        return seq2seq.stack(
+            name,
+            embed,
+            attn=replace(attn, k=replace(attn.k, bias=k_bias)),
+            mlp=spec.mlp(width, keys.int(f"{name}_ffn_dim"), act, bias=True, dropout=between),
+            norms=spec.NormsSpec(pre=norm) if pre else spec.NormsSpec(post=norm),
+            layers=keys.count(f"{name}_layers"),
+            final_norm=norm if pre else None,
+        )
+
     return spec.ModelSpec(
         family=keys.str("model_type"),
-        encoder=side(keys, "encoder", embed, pre=pre),
-        decoder=side(keys, "decoder", embed, pre=pre),
+        encoder=side("encoder", source),
+        decoder=side("decoder", target),
         head=head,
         ties=ties,
         ids=ids,
         context=context,
         init_std=keys.float("init_std", default=0.02),
-    )
-
-
-def side(keys: ConfigKeys, name: seq2seq.Side, embed: spec.Input, *, pre: bool, k_bias: bool = True) -> spec.StackSpec:
-    """One side.  `pre`: norms before each sublayer and one at the end, instead of after each."""
-    width, norm = keys.int("d_model"), spec.LayerNormSpec(width=keys.int("d_model"))
-    act, between = keys.act("activation_function", default="gelu"), keys.dropout("activation_dropout")
-    heads, inside = keys.count(f"{name}_attention_heads"), keys.dropout("attention_dropout")
-    attn = spec.attention(width, heads, bias=True, dropout=inside)
-    return seq2seq.stack(
-        name,
-        embed,
-        attn=replace(attn, k=replace(attn.k, bias=k_bias)),
-        mlp=spec.mlp(width, keys.int(f"{name}_ffn_dim"), act, bias=True, dropout=between),
-        norms=spec.NormsSpec(pre=norm) if pre else spec.NormsSpec(post=norm),
-        layers=keys.count(f"{name}_layers"),
-        dropout=embed.dropout,
-        final_norm=norm if pre else None,
     )
 
 

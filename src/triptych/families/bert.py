@@ -64,14 +64,9 @@ head.classes.*                        classifier.*
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     stack = encoders.post_norm(keys)
-    dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
-    heads = encoders.heads(
-        keys, "Bert", stack.width,
-        masked=spec.TransformSpec(dense=dense, act=keys.act("hidden_act", default="gelu"), norm=stack.words.norm),
-        label=spec.TransformSpec(dense=dense, act="tanh"),
-        pooler=keys.has_tensor("pooler.dense.weight", default=True),  # is written in no config
-        dropout=stack.words.dropout,
-    )  # fmt: skip
+    pooler = keys.has_tensor("pooler.dense.weight", default=True)  # is written in no config
+    act = keys.act("hidden_act", default="gelu")
+    heads = encoders.heads(keys, "Bert", stack, masked=act, label="tanh", pooler=pooler)
     heads["BertForPreTraining"] = heads["BertForMaskedLM"]
     return encoders.model(keys, stack, keys.architecture(heads, default="BertModel"))
 

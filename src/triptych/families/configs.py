@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from triptych.errors import CheckpointError, ConfigError, shown
-from triptych.families.encoders import pooling
 from triptych.families.registry import find, find_gguf, gguf_name
 from triptych.families.tensor_names import save_plan
 from triptych.families.wrapped import text_config
@@ -39,9 +38,23 @@ def read_config(
     except ConfigError as error:  # an error of a part does not name the file
         raise (error if str(error).startswith(where) else keys.error(str(error))) from None
     if isinstance(spec.head, PoolingSpec):
-        spec = replace(spec, head=pooling(keys, spec.head))
+        spec = replace(spec, head=_pooling(keys, spec.head))
     keys.finish(family.ignore)
     return spec
+
+
+def _pooling(keys: ConfigKeys, head: spec.PoolingSpec) -> spec.PoolingSpec:
+    """How a bare encoder pools.  HF configs have no key for it and preserve unknown ones, so ours is stored there."""
+    modes: dict[str, Literal["mean", "first", "dense"]] = {"mean": "mean", "first": "first", "dense": "dense"}
+    table = keys.table("triptych_pooling")
+    if table is None:
+        return head
+    mode = table.choice("mode", modes, default="mean")
+    if mode == "dense" and head.dense is None:
+        raise table.error("mode 'dense' needs the pooler, which this checkpoint lacks")
+    normalize = table.bool("normalize", default=False)
+    table.finish()
+    return replace(head, mode=mode, normalize=normalize)
 
 
 def read_gguf(

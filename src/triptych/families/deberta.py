@@ -33,12 +33,8 @@ encoder.blocks.{i}.mlp_norm.post.*                  deberta.encoder.layer.{i}.ou
 encoder.blocks.0.branch.<conv,norm>.*               deberta.encoder.conv.<conv,LayerNorm>.*
 -  deberta.embeddings.position_ids  -  # 0, 1, 2, ...
 -  deberta.embeddings.position_embeddings.weight  -  # unused by the encoder; of the decoder used in pre-training
--  lm_predictions.lm_head.dense.*  -  # heads of the pre-training
--  lm_predictions.lm_head.LayerNorm.*  -
--  lm_predictions.lm_head.bias  -
--  mask_predictions.dense.*  -
--  mask_predictions.LayerNorm.*  -
--  mask_predictions.classifier.*  -
+-  lm_predictions.lm_head.<dense.*,LayerNorm.*,bias>  -  # a head of the pre-training
+-  mask_predictions.<dense,LayerNorm,classifier>.*  -  # a head of the pre-training
 head.<ends,classes>.*                               <qa_outputs,classifier>.*
 [ClassHead]
 head.transform.dense.*                              pooler.dense.*

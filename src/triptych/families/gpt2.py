@@ -30,8 +30,7 @@ decoder.blocks.{i}.mlp_norm.pre.*       transformer.h.{i}.ln_2.*                
 decoder.blocks.{i}.mlp.<up,down>.*      transformer.h.{i}.mlp.c_<fc,proj>.*|transpose  blk.{i}.ffn_<up,down>.*
 decoder.final_norm.*                    transformer.ln_f.*                             output_norm.*
 head.proj.weight                        lm_head.weight                                 output.weight
--  transformer.h.{i}.attn.bias  -  # old exports store the causal mask
--  transformer.h.{i}.attn.masked_bias  -  # the -1e4 of that mask
+-  transformer.h.{i}.attn.<bias,masked_bias>  -  # old exports store the causal mask, and its -1e4
 """)
 
 
@@ -43,7 +42,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     by_layer = keys.bool("scale_attn_by_inverse_layer_idx", default=False)
     first = (scale or (width / heads) ** -0.5) if by_layer else 0.0
     act, attn_dropout = keys.act("activation_function", default="gelu_new"), keys.dropout("attn_pdrop", default=0.1)
-    blocks = tuple(
+    blocks = [
         spec.BlockSpec(
             attn=spec.attention(
                 width, heads, bias=True, scale=first / (i + 1) if by_layer else scale, dropout=attn_dropout
@@ -54,12 +53,9 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
             dropout=keys.dropout("resid_pdrop", default=0.1),
         )
         for i in range(keys.count("n_layer"))
-    )
+    ]
     position = spec.LearnedSpec(length=context, width=width)
-    dropout = keys.dropout("embd_pdrop", default=0.1)
-    embed = spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, position=position, dropout=dropout)
-    kinds = {"self": spec.KindSpec(mask=spec.causal())}
-    stack = spec.StackSpec(embed=embed, kinds=kinds, blocks=blocks, final_norm=norm)
+    stack = decoder.stack(keys, blocks, norm, position, dropout=keys.dropout("embd_pdrop", default=0.1))
     known = {"GPT2LMHeadModel": True, "GPT2Model": False}
     return decoder.model(keys, known, stack, context=context, tied=True)
 

@@ -28,8 +28,7 @@ decoder.blocks.{i}.attn.<q,k,v,out>.*  transformer.h.{i}.attn.<q,k,v,out>_proj.*
 decoder.blocks.{i}.mlp.<up,down>.*     transformer.h.{i}.mlp.fc_<in,out>.*        blk.{i}.ffn_<up,down>.*
 decoder.final_norm.*                   transformer.ln_f.*                         output_norm.*
 head.proj.*                            lm_head.*                                  output.*
--  transformer.h.{i}.attn.bias  -  # the causal mask, in old exports
--  transformer.h.{i}.attn.masked_bias  -  # the -1e9 of that mask
+-  transformer.h.{i}.attn.<bias,masked_bias>  -  # old exports store the causal mask, and its -1e9
 """)
 
 
@@ -48,12 +47,8 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     if turned % 2 or turned > width // heads:
         raise keys.error(f"rotary_dim {turned} must be even and at most the width of a head, {width // heads}")
     position = spec.RopeSpec(width=turned, pairing="interleaved")
-    stack = spec.StackSpec(
-        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, dropout=keys.dropout("embd_pdrop")),
-        kinds={"self": spec.KindSpec(mask=spec.causal(), position=position)},
-        blocks=(block,) * keys.count("n_layer"),
-        final_norm=norm,
-    )
+    blocks = [block] * keys.count("n_layer")
+    stack = decoder.stack(keys, blocks, norm, position, dropout=keys.dropout("embd_pdrop"))
     return decoder.model(keys, "GPTJ", stack, context=keys.int("n_positions"), bias=True)
 
 

@@ -58,9 +58,10 @@ def stack(
     out: Norm | spec.ScaleSpec | None = None,
     mlp: FeedForward | Sequence[FeedForward] | None = None,
     windows: Windows = (),
-    positions: tuple[Position, Position | None] | None = None,
+    positions: tuple[Position, Position] | None = None,
     share: float | None = None,
     head_norm: bool = False,
+    parallel: bool = False,
     embed_scale: float | None = None,
     embed_dropout: float = 0.0,
     dropout: float = 0.0,
@@ -68,7 +69,8 @@ def stack(
 ) -> spec.StackSpec:
     """Blocks with a norm before each sublayer, grouped heads and RoPE.
 
-    `norm` is RMSNorm when None; `out` stands after each sublayer; with `head_norm` each head's q and k have a norm.
+    `norm` is RMSNorm when None; `out` stands after each sublayer; with `head_norm` each head's q and k have a norm;
+    `parallel` sublayers stand behind one norm.
     `mlp` is that of every layer, or one a layer, SwiGLU when None; `windows` the visible keys of each, all when empty.
     `positions`, of layers without and with a window, or `share`, as for `rope`; `attention` as for `spec.attention`.
     """
@@ -82,25 +84,19 @@ def stack(
     if mlp is None:
         mlp = spec.glu(width, keys.int("intermediate_size"), keys.act("hidden_act", default="silu"))
     windows, norms = windows or [None] * layers, spec.NormsSpec(pre=norm, out=out)
-    inside = keys.dropout("attention_dropout")
-    blocks = tuple(
-        spec.BlockSpec(
-            attn=spec.attention(
-                width, heads, head_width=inner, kind=decoder.kind(size, windows), dropout=inside, **attention
-            ),
-            mlp=one,
-            attn_norm=norms,
-            mlp_norm=norms,
-            dropout=dropout,
+    far, near = positions or [rope(keys, inner, share=share)] * 2
+    attention["dropout"] = keys.dropout("attention_dropout")
+    kinds, blocks = dict[str, spec.KindSpec](), list[spec.BlockSpec | spec.ParallelBlockSpec]()
+    for size, one in zip(windows, mlp if isinstance(mlp, Sequence) else [mlp] * layers, strict=True):
+        kind, mask = decoder.kind(size, windows), spec.causal() if size is None else spec.causal() & spec.window(size)
+        kinds[kind] = spec.KindSpec(mask=mask, position=far if size is None else near)
+        attn = spec.attention(width, heads, head_width=inner, kind=kind, **attention)
+        blocks.append(
+            spec.ParallelBlockSpec(attn=attn, mlp=one, norm=norm, dropout=dropout)
+            if parallel
+            else spec.BlockSpec(attn=attn, mlp=one, attn_norm=norms, mlp_norm=norms, dropout=dropout)
         )
-        for size, one in zip(windows, mlp if isinstance(mlp, Sequence) else [mlp] * layers, strict=True)
-    )
-    return spec.StackSpec(
-        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, scale=embed_scale, dropout=embed_dropout),
-        kinds=decoder.kinds(windows, *(positions or (rope(keys, inner, share=share),))),
-        blocks=blocks,
-        final_norm=norm,
-    )
+    return decoder.stack(keys, blocks, norm, kinds=kinds, scale=embed_scale, dropout=embed_dropout)
 
 
 def from_gguf(keys: ConfigKeys) -> Values:

@@ -79,9 +79,9 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     )
     dense = spec.LinearSpec(inputs=width, outputs=width, bias=keys.bool("classifier_bias", default=False))
     transform = spec.TransformSpec(dense=dense, act=keys.act("classifier_activation", default="gelu"), norm=norm)
+    keys.assume(classifier_dropout=0.0)
     known = encoders.heads(
-        keys, "ModernBert", width, masked=transform, label=transform, each=transform,
-        dropout=0.0,
+        keys, "ModernBert", stack, transform=transform,
         masked_bias=keys.bool("decoder_bias", default=True),
         pool=keys.choice("classifier_pooling", _POOLS, default="cls"),
     )  # fmt: skip

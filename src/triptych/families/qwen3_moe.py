@@ -21,10 +21,8 @@ ignore = {
 prefix = llama.prefix
 
 weights = qwen.weights + table("""
-decoder.blocks.{i}.mlp.router.weight            model.layers.{i}.mlp.gate.weight                   blk.{i}.ffn_gate_inp.weight
-decoder.blocks.{i}.mlp.experts.{e}.gate.weight  model.layers.{i}.mlp.experts.{e}.gate_proj.weight  blk.{i}.ffn_gate_exps.weight|stacked
-decoder.blocks.{i}.mlp.experts.{e}.up.weight    model.layers.{i}.mlp.experts.{e}.up_proj.weight    blk.{i}.ffn_up_exps.weight|stacked
-decoder.blocks.{i}.mlp.experts.{e}.down.weight  model.layers.{i}.mlp.experts.{e}.down_proj.weight  blk.{i}.ffn_down_exps.weight|stacked
+decoder.blocks.{i}.mlp.router.weight  model.layers.{i}.mlp.gate.weight  blk.{i}.ffn_gate_inp.weight
+decoder.blocks.{i}.mlp.experts.{e}.<gate,up,down>.weight  model.layers.{i}.mlp.experts.{e}.<gate,up,down>_proj.weight  blk.{i}.ffn_<gate,up,down>_exps.weight|stacked
 """)  # noqa: E501
 
 

@@ -19,18 +19,17 @@ PART, MIN_BASE = "partial_rotary_factor", 2.0  # no base is smaller, and YaRN di
 def rope(
     keys: ConfigKeys,
     head_width: int,
-    theta: float = 10_000.0,
     share: float | None = None,
     base: str = "rope_theta",
     part: str = PART,
 ) -> RopeSpec:
     """The position part of `keys`, for heads of width K.
 
-    `theta` is the family's default base, `share` the default share of a head that is rotated, None where all of it
+    `share` is the default share of a head that is rotated, None where all of it
     is whatever the config has; `base` and `part` are the names of the two keys outside of the table.  Raises
     ConfigError for a scaling that is not understood.
     """
-    table, theta = keys.table("rope_parameters"), keys.float(base, default=theta, low=MIN_BASE)  # both count as read
+    table, theta = keys.table("rope_parameters"), keys.float(base, default=10_000.0, low=MIN_BASE)  # both count as read
     return _rope(keys, keys.table("rope_scaling") or table, head_width, theta, share, part)
 
 

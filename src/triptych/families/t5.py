@@ -28,8 +28,7 @@ SIDE.kinds.self.position.*          SIDE.block.0.layer.0.SelfAttention.relative_
 SIDE.blocks.{i}.attn_norm.pre.*     SIDE.block.{i}.layer.0.layer_norm.*                           GG.blk.{i}.attn_norm.*
 SIDE.blocks.{i}.attn.<q,k,v,out>.*  SIDE.block.{i}.layer.0.SelfAttention.<q,k,v,o>.*  GG.blk.{i}.attn_<q,k,v,o>.*
 SIDE.blocks.{i}.cross_norm.pre.*  SIDE.block.{i}.layer.1.layer_norm.*  GG.blk.{i}.cross_attn_norm.*
-SIDE.blocks.{i}.cross.<q,k,v>.*  SIDE.block.{i}.layer.1.EncDecAttention.<q,k,v>.*  GG.blk.{i}.cross_attn_<q,k,v>.*
-SIDE.blocks.{i}.cross.out.*  SIDE.block.{i}.layer.1.EncDecAttention.o.*  GG.blk.{i}.cross_attn_o.*
+SIDE.blocks.{i}.cross.<q,k,v,out>.* SIDE.block.{i}.layer.1.EncDecAttention.<q,k,v,o>.* GG.blk.{i}.cross_attn_<q,k,v,o>.*
 SIDE.blocks.{i}.mlp_norm.pre.*      SIDE.block.{i}.layer.LAST.layer_norm.*                        GG.blk.{i}.ffn_norm.*
 SIDE.blocks.{i}.mlp.down.*          SIDE.block.{i}.layer.LAST.DenseReluDense.wo.*                 GG.blk.{i}.ffn_down.*
 SIDE.final_norm.*                   SIDE.final_layer_norm.*                                       GG.output_norm.*
@@ -106,7 +105,6 @@ def _stack(keys: ConfigKeys, layers: int, side: seq2seq.Side) -> spec.StackSpec:
         mlp=keys.choice("feed_forward_proj", kinds, default="relu" if keys.str("model_type") == "t5" else "gated-gelu"),
         norms=spec.NormsSpec(pre=norm),
         layers=layers,
-        dropout=dropout,
         position=distances,
         final_norm=norm,
     )

@@ -6,6 +6,8 @@ Reference: transformers `models/whisper`.  The encoder's positions are sinusoids
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from triptych import spec
 from triptych.families import bart, seq2seq
 from triptych.mapping.config_keys import ConfigKeys
@@ -44,23 +46,11 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     dropout = keys.dropout("dropout")
     position = spec.LearnedSpec(length=context, width=width)
     words = spec.EmbedSpec(vocab=vocab, width=width, position=position, dropout=dropout)
-    return spec.ModelSpec(
-        family="whisper",
-        encoder=bart.side(keys, "encoder", _frames(keys, width, dropout), pre=True, k_bias=False),
-        decoder=bart.side(keys, "decoder", words, pre=True, k_bias=False),
-        head=head,
-        ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
-        ids=keys.special_ids(vocab),
-        context=context,
-        init_std=keys.float("init_std", default=0.02),
-    )
-
-
-def _frames(keys: ConfigKeys, width: int, dropout: float) -> spec.FramesSpec:
-    mels = keys.count("num_mel_bins", default=80)
-    return spec.FramesSpec(
-        conv1=spec.ConvSpec(inputs=mels, outputs=width, kernel=3),
+    frames = spec.FramesSpec(
+        conv1=spec.ConvSpec(inputs=keys.count("num_mel_bins", default=80), outputs=width, kernel=3),
         conv2=spec.ConvSpec(inputs=width, outputs=width, kernel=3, stride=2),
-        position=spec.LearnedSpec(length=keys.int("max_source_positions", default=1500), width=width),
+        position=replace(position, length=keys.int("max_source_positions", default=1500)),
         dropout=dropout,
     )
+    ties = {"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {}
+    return bart.model(keys, frames, words, head, ties, keys.special_ids(vocab), context, pre=True, k_bias=False)
