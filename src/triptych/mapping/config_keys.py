@@ -147,22 +147,22 @@ class ConfigKeys:
         value: Str = self._typed(name, str, default, "a string")
         return value
 
-    def _items(self, name: Str, default: Any, expected: Str) -> list[tuple[ConfigKeys, Str]]:
+    def _items(self, name: Str, expected: Str, default: Any = REQUIRED) -> list[ConfigKeys]:
         """Each item of a list as keys of its own, to be read under the name of the list."""
         values = self._typed(name, (list, tuple), default, f"a list of {expected}")
-        return [(ConfigKeys({name: value}, self.where), name) for value in values]
+        return [ConfigKeys({name: value}, self.where) for value in values]
 
-    def floats(self, name: Str, default: Any = REQUIRED) -> tuple[Float, ...]:
+    def floats(self, name: Str) -> tuple[Float, ...]:
         """A list of finite numbers above zero."""
-        return tuple(one.float(key, low=1e-12) for one, key in self._items(name, default, "numbers"))
+        return tuple(item.float(name, low=1e-12) for item in self._items(name, "numbers"))
 
-    def ints(self, name: Str, default: Any = REQUIRED) -> tuple[Int, ...]:
+    def ints(self, name: Str) -> tuple[Int, ...]:
         """A list of integers of at least zero."""
-        return tuple(one.int(key, low=0) for one, key in self._items(name, default, "integers"))
+        return tuple(item.int(name, low=0) for item in self._items(name, "integers"))
 
     def strings(self, name: Str, default: Any = REQUIRED) -> tuple[Str, ...]:
         """A list of strings."""
-        return tuple(one.str(key) for one, key in self._items(name, default, "strings"))
+        return tuple(item.str(name) for item in self._items(name, "strings", default))
 
     def choice(self, name: Str, choices: Mapping[Str, T], default: Any = REQUIRED) -> T:
         """The value in `choices` for the string under `name`.  Raises ConfigError, listing them, for another string."""

@@ -177,12 +177,11 @@ def difference(model: ModelSpec, read_back: ModelSpec) -> str | None:
 def _difference(a: Any, b: Any, where: str) -> str | None:
     if _same_frequencies(a, b):
         return None
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        a, b = dict(enumerate(a)), dict(enumerate(b))
     if isinstance(a, dict) and isinstance(b, dict):
         keys = [key for key in {**a, **b} if key not in _UNCHANGED]
         differences = (_difference(a.get(key), b.get(key), f"{where}.{key}" if where else key) for key in keys)
-        return next(filter(None, differences), None)
-    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        differences = (_difference(x, y, f"{where}.{i}") for i, (x, y) in enumerate(zip(a, b, strict=True)))
         return next(filter(None, differences), None)
     if a == b or _close(a, b):
         return None
