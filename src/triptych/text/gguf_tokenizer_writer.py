@@ -16,21 +16,16 @@ from typing import Any
 
 from triptych.errors import TextError
 from triptych.text.gguf_tokenizer import (
-    BYTE,
     COMPOSED,
-    CONTROL,
-    NORMAL,
     SCHEME,
     SPECIAL_IDS,
     SPLITS,
     STRIPPED,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
     Split,
     byte_level_words,
     from_gguf,
 )
+from triptych.text.sentencepiece_file import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from triptych.text.tokenizer import Tokenizer
 
 #: Every split once, under the name that most versions of llama.cpp know.

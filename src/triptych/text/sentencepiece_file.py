@@ -20,7 +20,7 @@ from triptych.files import read_regular
 MAX_BYTES = 1 << 28  # of a file; the largest known have 2^24
 MAX_PIECE = 1 << 10  # characters; BPE tries every way to split a piece in two
 UNIGRAM, BPE = 1, 2
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # of a piece; GGUF has the same numbers
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 

@@ -196,8 +196,7 @@ def llama(given: Given) -> Backend:
     prefix = given.config.get("add_prefix_space") in (None, True)
     scheme = "never" if not prefix else "always" if given.config.get("legacy", False) else "first"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
-    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    backend.decoder = bytes_to_text(prefix=prefix)
     return backend
 
 
@@ -205,5 +204,11 @@ def gemma(given: Given) -> Backend:
     backend = _bpe(_read(given, sentencepiece.BPE), given.specials.unk)
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.decoder = bytes_to_text(prefix=False)
     return backend
+
+
+def bytes_to_text(*, prefix: bool) -> decoders.Decoder:
+    """The decoder of a BPE whose unknown characters are pieces of one byte; `prefix` is the space before a text."""
+    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
+    return decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
