@@ -159,20 +159,6 @@ def write_adapter(
     write_directory(path, tensors, config, files, metadata, names=(WEIGHTS, ADAPTER_CONFIG))
 
 
-def deltas(spec: ModelSpec, factors: Mapping[str, LoraFactors]) -> dict[str, Tensor]:
-    """What the factors add to each stored tensor, by its name in an HF checkpoint and in its layout, in fp32."""
-    added: dict[str, Tensor] = {}
-    for load in stored_modules(spec).values():
-        slots = slots_of(load)
-        if any(slot in factors for slot in slots):
-            parts = {
-                name: factors[slot].delta() if slot in factors else torch.zeros(shape)
-                for name, slot, shape in zip(load.ours, slots, load.shapes, strict=True)
-            }
-            added[load.source] = load.to_source(parts)
-    return added
-
-
 def base_digest(source: Source) -> str:
     """SHA-256 over the size of each file of a checkpoint, its beginning, and pieces spread over it: it changes with the
     header, and where nearly all weights do, without a gigabyte being read."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from triptych import families
 from triptych.checkpoints import open_source
@@ -89,8 +89,7 @@ def describe(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = F
 
 def _tensors(header: Header, ignore: Sequence[str]) -> tuple[tuple[StoredTensor, ...], dict[str, str]]:
     source = header.source or open_source(header.path)  # without weights this raises
-    kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
-    plan = families.plan(header.spec, kind, source.names, ignore=ignore, where=str(header.path))
+    plan = families.plan(header.spec, source.kind, source.names, ignore=ignore, where=str(header.path))
     tensors = []
     for step in plan.loads:
         info = source.infos[step.source]

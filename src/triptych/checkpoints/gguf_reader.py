@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triptych.checkpoints.source import Source, TensorInfo, fault, map_file, view
+from triptych.checkpoints.source import Source, TensorInfo, check_places, fault, map_file, view
 from triptych.errors import CheckpointError, shown
 from triptych.mapping.gguf_types import BY_NUMBER, TYPES
 
@@ -94,7 +95,16 @@ def parse(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, Any], dict[str
     alignment = _check_metadata(metadata, path)
     entries = [_entry(reader) for _ in range(tensors)]
     start = -(-reader.position // alignment) * alignment
-    return metadata, _by_name(entries, start, alignment, len(data), path)
+    infos: dict[str, TensorInfo] = {}
+    for entry in entries:
+        if entry.name in infos:
+            raise fault(path, f"tensor {shown(entry.name)} twice")
+        if entry.offset % alignment:
+            problem = f"offset {entry.offset} is not a multiple of the alignment {alignment}"
+            raise fault(path, f"tensor {shown(entry.name)}: {problem}")
+        infos[entry.name] = replace(entry, offset=start + entry.offset)
+    check_places(infos.values(), path, start, len(data), gaps=True)
+    return metadata, infos
 
 
 def _check_metadata(metadata: dict[str, Any], path: Path) -> int:
@@ -110,8 +120,8 @@ def _check_metadata(metadata: dict[str, Any], path: Path) -> int:
     return alignment
 
 
-def _entry(reader: _Cursor) -> tuple[str, str, tuple[int, ...], int, int]:
-    """One tensor's name, type, shape (outermost first), bytes, and offset in the data section."""
+def _entry(reader: _Cursor) -> TensorInfo:
+    """One tensor, with its offset in the data section."""
     name = reader.string(MAX_NAME, "tensor name")
 
     def bad(problem: str) -> CheckpointError:
@@ -130,28 +140,7 @@ def _entry(reader: _Cursor) -> tuple[str, str, tuple[int, ...], int, int]:
         raise bad(f"dimensions {shown(dims)} hold no elements, or too many")
     if dims[0] % kind.elements:
         raise bad(f"rows of {dims[0]} are not whole blocks of {kind.elements} ({kind.name})")
-    return name, kind.name, dims[::-1], kind.size(dims), offset
-
-
-def _by_name(
-    entries: list[tuple[str, str, tuple[int, ...], int, int]], start: int, alignment: int, total: int, path: Path
-) -> dict[str, TensorInfo]:
-    """The entries by name, in file order; each must be aligned, inside the file, and overlap no other."""
-    infos: dict[str, TensorInfo] = {}
-    for name, dtype, shape, nbytes, offset in entries:
-        if name in infos:
-            raise fault(path, f"tensor {shown(name)} twice")
-        if offset % alignment:
-            raise fault(path, f"tensor {shown(name)}: offset {offset} is not a multiple of the alignment {alignment}")
-        if start + offset + nbytes > total:
-            raise fault(path, f"truncated: tensor {shown(name)} ends at byte {start + offset + nbytes} of {total}")
-        infos[name] = TensorInfo(name, dtype, shape, nbytes, path, start + offset)
-    position = start
-    for info in sorted(infos.values(), key=lambda info: info.offset):
-        if info.offset < position:
-            raise fault(path, f"tensor {shown(info.name)} overlaps the tensor before it")
-        position = info.offset + info.nbytes
-    return infos
+    return TensorInfo(name, kind.name, dims[::-1], kind.size(dims), reader.path, offset)
 
 
 class _Cursor:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -74,10 +75,6 @@ class SentenceSettings:
     def to_gguf(self) -> dict[str, Any]:
         """GGUF metadata, under keys of ours: the format has none."""
         return {_GGUF + name: value for name, value in asdict(self).items() if value}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `KEY` of a config."""
-        return asdict(self)
 
     def truncated(self, ids: Sequence[int], around: Sequence[int]) -> list[int]:
         """The ids of a text cut to `max_seq_length`; the special tokens at its end stay.  `around` are the ids of the
@@ -156,14 +153,12 @@ def read_header(
     if source.kind != "gguf":
         raise CheckpointError(f"{where}: is weights alone; give the directory that holds them and their config.json")
     shapes = {name: info.shape for name, info in source.infos.items()}
-
-    def values(name: str) -> list[float]:
-        return source.read(name).tolist()
-
-    hf, spec = families.read_gguf(source.metadata, shapes, read=values, ignore=ignore, where=str(where))
+    hf, spec = families.read_gguf(
+        source.metadata, shapes, read=lambda name: source.read(name).tolist(), ignore=ignore, where=str(where)
+    )
     settings = SentenceSettings.of_gguf(source.metadata, str(where))
     if settings != SentenceSettings():
-        hf = {**hf, KEY: settings.to_dict()}
+        hf = {**hf, KEY: asdict(settings)}
     return Header(where, spec, hf, source)
 
 
@@ -182,17 +177,18 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
     stored = None if source is None else source.names
     generation = read_json(where / BESIDE[0]) if (where / BESIDE[0]).is_file() else {}
     special_ids = {name: generation[name] for name in _IDS if generation.get(name) is not None}  # they override
-    spec = families.read_config(hf | special_ids, stored=stored, ignore=ignore, where=str(config))
+    read = partial(families.read_config, stored=stored, ignore=ignore, where=str(config))
+    spec = read(hf | special_ids)
     if (where / "modules.json").is_file() and stored is not None and _headless(spec, stored):
-        hf = {key: value for key, value in hf.items() if key != "architectures"}
-        spec = families.read_config(hf | special_ids, stored=stored, ignore=ignore, where=str(config))
+        hf.pop("architectures", None)
+        spec = read(hf | special_ids)
     pooled = _pooled(spec, where, ignore)
     if pooled != spec and isinstance(pooled.head, PoolingSpec):
         # Saved with the config: a saved model has no 1_Pooling.
         hf = {**hf, "triptych_pooling": {"mode": pooled.head.mode, "normalize": pooled.head.normalize}}
     settings = SentenceSettings.of_directory(where, spec.context) if where.is_dir() else None
     if settings is not None and isinstance(spec.head, PoolingSpec):
-        hf = {**hf, KEY: settings.to_dict()}
+        hf = {**hf, KEY: asdict(settings)}
     return Header(where, pooled, hf, source)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -193,8 +193,7 @@ def _takes_packed(module: Transformer, name: str) -> bool:
 
 def _checked_plan(spec: ModelSpec, source: Source, ignore: Sequence[str]) -> TensorPlan:
     """How `source` fills `spec`, with every shape as the spec has it and every tensor of floating-point numbers."""
-    kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
-    plan = families.plan(spec, kind, source.names, ignore=ignore, where=str(source.path))
+    plan = families.plan(spec, source.kind, source.names, ignore=ignore, where=str(source.path))
     for step in plan.loads:
         info = source.infos[step.source]
         if info.shape != step.source_shape:

@@ -86,19 +86,11 @@ class StoredModule:
             raise fault(self.file, f"tensor {shown(info.name)} is {list(info.shape)}, not a matrix")
         return info.shape[0], info.shape[1]
 
-    def check(self, info: TensorInfo, shape: tuple[int, ...]) -> None:
+    def check(self, info: TensorInfo, *shape: int) -> None:
         """Raises CheckpointError unless the tensor has this shape."""
         if info.shape != shape:
-            raise fault(
-                self.file, f"tensor {shown(info.name)} is {list(info.shape)}, its matrix asks for {list(shape)}"
-            )
-
-    def groups(self, inputs: int, outputs: int, bits: int, group: int | None) -> int:
-        """How many groups of inputs there are; the shapes of scales and zeros must agree."""
-        groups = 1 if group is None else -(-inputs // group)
-        self.check(self.info("scales", "F16", "BF16", "F32"), (groups, outputs))
-        self.check(self.info("qzeros", "I32"), (groups, outputs * bits // 32))
-        return groups
+            problem = f"is {list(info.shape)}, its matrix asks for {list(shape)}"
+            raise fault(self.file, f"tensor {shown(info.name)} {problem}")
 
 
 def stored_groups(
@@ -107,9 +99,11 @@ def stored_groups(
     """The tensors of a module of GPTQ or AWQ, the shape of its matrix, and its reader.  Raises CheckpointError."""
     size, (inputs, outputs) = 32 // bits, parts.qweight()
     inputs, outputs = (inputs, outputs * size) if awq else (inputs * size, outputs)
-    groups, ordered = parts.groups(inputs, outputs, bits, group), not awq and parts.has("g_idx")
+    groups, ordered = -(-inputs // (group or inputs)), not awq and parts.has("g_idx")
+    parts.check(parts.info("scales", "F16", "BF16", "F32"), groups, outputs)
+    parts.check(parts.info("qzeros", "I32"), groups, outputs * bits // 32)
     if ordered:
-        parts.check(parts.info("g_idx", "I32"), (inputs,))
+        parts.check(parts.info("g_idx", "I32"), inputs)
 
     def read(source: Source) -> Callable[[int, int], PackedGroups]:
         import torch

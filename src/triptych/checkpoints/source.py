@@ -13,12 +13,13 @@ import json
 import mmap
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from triptych.errors import CheckpointError, nearest, shown
+from triptych.mapping.weight_table import Kind
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,7 @@ class TensorInfo:
 class Source:
     """Named tensors in one file or several, already checked: sizes, offsets and names can be trusted."""
 
-    kind: ClassVar[Literal["safetensors", "gguf"]] = "safetensors"
+    kind: ClassVar[Kind] = "hf"  # whose names the tensors have
     path: Path
     infos: dict[str, TensorInfo]
     metadata: dict[str, Any]
@@ -118,6 +119,22 @@ def view(data: mmap.mmap, info: TensorInfo, dtype: torch.dtype, shape: tuple[int
     if info.offset % dtype.itemsize:  # old files: kernels need aligned elements, so copy
         return torch.frombuffer(bytearray(data[info.offset : info.offset + info.nbytes]), dtype=dtype).view(shape)
     return torch.frombuffer(data, dtype=dtype, count=count, offset=info.offset).view(shape)
+
+
+def check_places(infos: Iterable[TensorInfo], path: Path, start: int, total: int, *, gaps: bool) -> None:
+    """Raise CheckpointError for tensors that overlap or end after the file, whose data begin at `start`, and unless
+    there may be `gaps` for unused bytes between or after them."""
+    position = start
+    for info in sorted(infos, key=lambda info: (info.offset, info.nbytes)):
+        end = info.offset + info.nbytes
+        if end > total:
+            raise fault(path, f"truncated: tensor {shown(info.name)} ends at byte {end} of {total}")
+        if info.offset < position or (info.offset > position and not gaps):
+            what = "overlaps the tensor before it" if info.offset < position else "follows unused bytes"
+            raise fault(path, f"tensor {shown(info.name)} {what} (starts at byte {info.offset}, not {position})")
+        position = end
+    if position != total and not gaps:
+        raise fault(path, f"has {total - position} bytes after its last tensor")
 
 
 def is_plain_name(name: str) -> bool:

@@ -74,10 +74,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
 def from_gguf(keys: ConfigKeys) -> Values:
     return {
         "architectures": ["BertModel"],
-        "hidden_size": keys.int("embedding_length"),
-        "intermediate_size": keys.int("feed_forward_length"),
-        "num_hidden_layers": keys.count("block_count"),
-        "num_attention_heads": keys.count("attention.head_count"),
+        **gguf_config.sizes(keys),
         "max_position_embeddings": keys.int("context_length"),
         "type_vocab_size": keys.int("token_types", default=0, low=0),
         "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),

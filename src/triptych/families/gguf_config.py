@@ -6,16 +6,21 @@ from triptych.mapping.config_keys import ConfigKeys, Values
 from triptych.mapping.gguf_metadata import POOLING, TENSORS
 
 
-def header(keys: ConfigKeys, name: str, *, partial: bool = False) -> Values:
-    """Sizes and RoPE of a `{name}ForCausalLM`, under the HF names most families use; `partial` as for `_head_width`."""
-    heads = keys.count("attention.head_count")
+def sizes(keys: ConfigKeys) -> Values:
     return {
-        "architectures": [f"{name}ForCausalLM"],
         "hidden_size": keys.int("embedding_length"),
         "intermediate_size": keys.int("feed_forward_length"),
         "num_hidden_layers": keys.count("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys.count("attention.head_count_kv", default=heads),
+        "num_attention_heads": keys.count("attention.head_count"),
+    }
+
+
+def header(keys: ConfigKeys, name: str, *, partial: bool = False) -> Values:
+    """Sizes and RoPE of a `{name}ForCausalLM`, under the HF names most families use; `partial` as for `_head_width`."""
+    return {
+        "architectures": [f"{name}ForCausalLM"],
+        **sizes(keys),
+        "num_key_value_heads": keys.count("attention.head_count_kv", default=keys.count("attention.head_count")),
         "max_position_embeddings": keys.int("context_length"),
         "tie_word_embeddings": not keys.has_tensor("output.weight", default=False),
         "rope_parameters": rope(keys),

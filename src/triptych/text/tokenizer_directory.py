@@ -15,7 +15,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -193,7 +193,8 @@ def _name(path: Path, config: Mapping[str, object], known: Mapping[str, _Class])
     model = read_json_object(path / "config.json")
     named = [one.get("tokenizer_class") for one in (config, model)]
     plain = [name.removesuffix("Fast").removesuffix("Tokenizer") for name in named if isinstance(name, str)]
-    names = (*plain, _OF_MODEL.get(str(model.get("model_type")), ""))
+    of_type = [name for name, types in _MODEL_TYPES.items() if str(model.get("model_type")) in types.split()]
+    names = (*plain, *of_type, "")
     return next((name for name in names if name and name in known), names[0])
 
 
@@ -278,7 +279,6 @@ _GPT2 = Specials(bos="<|endoftext|>", eos="<|endoftext|>", unk="<|endoftext|>")
 _QWEN = Specials(eos="<|endoftext|>", unk="<|endoftext|>", pad="<|endoftext|>")
 _FAIRSEQ = Specials(bos="<s>", eos="</s>", sep="</s>", cls="<s>", unk="<unk>", pad="<pad>", mask="<mask>")
 _T5 = Specials(eos="</s>", unk="<unk>", pad="<pad>")
-_MBART50 = Specials(eos="</s>", sep="</s>", cls="<s>", unk="<unk>", pad="<pad>", mask="<mask>")
 _GEMMA = Specials(bos="<bos>", eos="<eos>", unk="<unk>", pad="<pad>", mask="<mask>")
 _TYPED = "cls $A sep | cls $A sep $B:1 sep:1"
 _TWO_BETWEEN = "bos $A eos | bos $A eos eos $B eos"
@@ -303,18 +303,18 @@ _CLASSES: Mapping[str, Mapping[str, _Class]] = {
         "XLMRoberta": _Class(_FAIRSEQ, sentencepiece.xlm_roberta, _TWO_BETWEEN),
         "Camembert": _Class(_FAIRSEQ, sentencepiece.camembert, _TWO_BETWEEN),
         "MBart": _Class(_FAIRSEQ, sentencepiece.mbart, "$A eos lang | $A $B eos lang"),
-        "MBart50": _Class(_MBART50, sentencepiece.mbart50, "lang $A eos | lang $A $B eos"),
+        "MBart50": _Class(replace(_FAIRSEQ, bos=None), sentencepiece.mbart50, "lang $A eos | lang $A $B eos"),
         "DebertaV2": _Class(_DEBERTA, sentencepiece.deberta, _TYPED),
         "Llama": _Class(Specials(bos="<s>", eos="</s>", unk="<unk>"), sentencepiece.llama, _BY_CONFIG),
         "Gemma": _Class(_GEMMA, sentencepiece.gemma, _BY_CONFIG),
     },
     "spm": {"Marian": _Class(_T5, sentencepiece.marian, "$A eos | $A $B eos")},
 }
-_OF_MODEL = {
-    "bert": "Bert", "distilbert": "DistilBert", "electra": "Electra", "gpt2": "GPT2", "gpt_neo": "GPT2", "gptj": "GPT2",
-    "phi": "GPT2", "starcoder2": "GPT2", "gpt_neox": "GPTNeoX", "roberta": "Roberta", "bart": "Bart",
-    "deberta": "Deberta", "whisper": "Whisper", "qwen2": "Qwen2", "qwen3": "Qwen2", "qwen3_moe": "Qwen2", "t5": "T5",
-    "mt5": "T5", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "mbart": "MBart", "deberta-v2": "DebertaV2",
-    "llama": "Llama", "mistral": "Llama", "mixtral": "Llama", "phi3": "Llama", "gemma": "Gemma", "gemma2": "Gemma",
-    "gemma3_text": "Gemma", "marian": "Marian",
+#: The types of models whose tokenizer is of each class where no config names it.
+_MODEL_TYPES = {
+    "Bert": "bert", "DistilBert": "distilbert", "Electra": "electra", "GPT2": "gpt2 gpt_neo gptj phi starcoder2",
+    "GPTNeoX": "gpt_neox", "Roberta": "roberta", "Bart": "bart", "Deberta": "deberta", "Whisper": "whisper",
+    "Qwen2": "qwen2 qwen3 qwen3_moe", "T5": "t5 mt5", "XLMRoberta": "xlm-roberta", "Camembert": "camembert",
+    "MBart": "mbart", "DebertaV2": "deberta-v2", "Llama": "llama mistral mixtral phi3",
+    "Gemma": "gemma gemma2 gemma3_text", "Marian": "marian",
 }  # fmt: skip
