@@ -32,6 +32,7 @@ from triptych.checkpoints.source import Source, json_object, read_json
 from triptych.errors import CheckpointError, nearest, shown
 from triptych.families.wrapped import text_name
 from triptych.mapping.tensor_plan import TensorLoad
+from triptych.mapping.weight_table import names_in
 from triptych.nn.lora import LoraFactors
 from triptych.spec import EmbedSpec, LMHeadSpec, ModelSpec, PoolingSpec
 
@@ -40,14 +41,12 @@ _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(
 _NAME = re.compile(r"[\w.-]+")
 _PREFIX = "base_model.model."
 #: Keys of the config that say where a file came from, or how it was trained: the product does not depend on them.
-_WITHOUT_EFFECT = frozenset(
-    """
+_WITHOUT_EFFECT = names_in("""
     auto_mapping base_model_name_or_path ensure_weight_tying eva_config exclude_modules fan_in_fan_out inference_mode
     layers_pattern layers_to_transform megatron_core peft_type peft_version qalora_group_size revision runtime_config
     target_modules task_type
-    """.split()  # noqa: SIM905 - a list of names
-)
-_READ = frozenset("r lora_alpha lora_dropout rank_pattern alpha_pattern use_rslora bias init_lora_weights".split())  # noqa: SIM905
+""")
+_READ = names_in("r lora_alpha lora_dropout rank_pattern alpha_pattern use_rslora bias init_lora_weights")
 _BEFORE_TRAINING = (True, False, None, "gaussian", "eva", "orthogonal")  # initializations that leave the base as it is
 
 

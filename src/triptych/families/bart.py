@@ -11,7 +11,7 @@ from dataclasses import replace
 from triptych import spec
 from triptych.families import seq2seq
 from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping.weight_table import names_in, table
 from triptych.spec.positions import Absolute
 
 _NAMES = {"bart": "Bart", "mbart": "MBart"}
@@ -19,13 +19,13 @@ hf_types = _NAMES.keys()
 ids = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 prefix = "model."
 fixed = {"head.proj.bias"}  # a buffer there
-ignore = {
-    "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",  # training
-    "num_hidden_layers", "hidden_size", "num_attention_heads",  # duplicates of encoder_layers, d_model, ...
-    "add_bias_logits", "extra_pos_embeddings",  # the bias and the two rows are always there
-    "force_bos_token_to_be_generated", "save_step",
-    "replacing_rate", "student_decoder_layers", "student_encoder_layers",  # of the training of DistilBART
-}  # fmt: skip
+ignore = names_in("""
+classif_dropout decoder_layerdrop encoder_layerdrop  # training
+num_hidden_layers hidden_size num_attention_heads  # duplicates of encoder_layers, d_model, ...
+add_bias_logits extra_pos_embeddings  # the bias and the two rows are always there
+force_bos_token_to_be_generated save_step
+replacing_rate student_decoder_layers student_encoder_layers  # of the training of DistilBART
+""")
 
 ROWS = seq2seq.table("""
 SIDE.embed.position.weight               model.SIDE.embed_positions.weight

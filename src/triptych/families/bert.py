@@ -8,17 +8,17 @@ from __future__ import annotations
 from triptych import spec
 from triptych.families import encoders, gguf_config
 from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping.weight_table import names_in, table
 
 hf_types = {"bert"}
 ids = {"pad_token_id": 0}
 gguf_archs = {"bert"}
 prefix = "bert."
 renames = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # exports from TensorFlow
-ignore = {
-    "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
-    "pooler_size_per_head", "pooler_type",  # the multilingual configs describe a pooler no reference builds
-}  # fmt: skip
+ignore = names_in("""
+directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+pooler_size_per_head pooler_type  # the multilingual configs describe a pooler no reference builds
+""")
 
 ROWS = table("""
 encoder.embed.tokens.weight          bert.embeddings.word_embeddings.weight                     token_embd.weight

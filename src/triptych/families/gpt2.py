@@ -8,17 +8,17 @@ from __future__ import annotations
 from triptych import spec
 from triptych.families import decoder
 from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping.weight_table import names_in, table
 
 hf_types = {"gpt2"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
 gguf_archs = {"gpt2"}
-ignore = {
-    "n_ctx",  # an old duplicate of n_positions
-    "n_special", "predict_special_tokens",  # of the library that read GPT-1; in medium, large and xl
-    "reorder_and_upcast_attn",  # the order of a product; softmax is in fp32 here anyway
-    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-}  # fmt: skip
+ignore = names_in("""
+n_ctx  # an old duplicate of n_positions
+n_special predict_special_tokens  # of the library that read GPT-1; in medium, large and xl
+reorder_and_upcast_attn  # the order of a product; softmax is in fp32 here anyway
+summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+""")
 prefix = "transformer."
 
 weights = table("""

@@ -10,17 +10,17 @@ from triptych import spec
 from triptych.families import decoder, gguf_config
 from triptych.families.rope_config import rope
 from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping.weight_table import names_in, table
 
 hf_types = {"gpt_neox"}
 ids = {"bos_token_id": 0, "eos_token_id": 2}
 gguf_archs = {"gptneox"}
 gguf_names = {"gpt_neox": "gptneox"}
-ignore = {
-    "attention_probs_dropout_prob", "hidden_dropout_prob",  # names of the 20B's config that nothing reads
-    "classifier_dropout",
-    "rope_theta", "partial_rotary_factor",  # duplicates of rotary_emb_base and rotary_pct, which decide
-}  # fmt: skip
+ignore = names_in("""
+attention_probs_dropout_prob hidden_dropout_prob  # names of the 20B's config that nothing reads
+classifier_dropout
+rope_theta partial_rotary_factor  # duplicates of rotary_emb_base and rotary_pct, which decide
+""")
 prefix = "gpt_neox."
 
 weights = table("""

@@ -9,16 +9,16 @@ from __future__ import annotations
 from triptych import spec
 from triptych.families import decoder, gpt2
 from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping.weight_table import names_in, table
 
 hf_types = {"gptj"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
 gguf_archs = {"gptj"}
-ignore = {
-    "rotary",  # whether positions are rotated; they always are
-    "scale_attn_weights",  # never read by the reference
-    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-}  # fmt: skip
+ignore = names_in("""
+rotary  # whether positions are rotated; they always are
+scale_attn_weights  # never read by the reference
+summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+""")
 prefix = "transformer."
 
 weights = table("""

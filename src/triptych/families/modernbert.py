@@ -12,17 +12,17 @@ from triptych import spec
 from triptych.families import decoder, encoders
 from triptych.families.rope_config import rope_by_layer_type
 from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping.weight_table import names_in, table
 
 hf_types = {"modernbert"}
 ids = {"bos_token_id": 50_281, "eos_token_id": 50_282, "pad_token_id": 50_283}
 prefix = "model."
-ignore = {
-    "cls_token_id",
-    "deterministic_flash_attn", "reference_compile", "repad_logits_with_grad",  # how the reference runs
-    "initializer_cutoff_factor", "sparse_pred_ignore_index", "sparse_prediction",  # training
-    "layer_norm_eps", "position_embedding_type",  # from BERT's config; norm_eps and RoPE are used
-}  # fmt: skip
+ignore = names_in("""
+cls_token_id
+deterministic_flash_attn reference_compile repad_logits_with_grad  # how the reference runs
+initializer_cutoff_factor sparse_pred_ignore_index sparse_prediction  # training
+layer_norm_eps position_embedding_type  # from BERT's config; norm_eps and RoPE are used
+""")
 
 _POOLS: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
 

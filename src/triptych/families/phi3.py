@@ -9,16 +9,16 @@ from __future__ import annotations
 from triptych import spec
 from triptych.families import decoder, gguf_config, llama
 from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping.weight_table import names_in, table
 
 hf_types = {"phi3"}
 ids = {"bos_token_id": 1, "eos_token_id": 32_000, "pad_token_id": 32_000}
 gguf_archs = {"phi3"}
-ignore = {
-    "embd_pdrop",  # the reference never drops out there
-    "attention_bias", "lm_head_bias", "mlp_bias",  # nor has it biases; a file that has some is refused for them
-    "full_attn_mod", "interpolate_factor",  # of the code Phi-4-mini was trained with
-}  # fmt: skip
+ignore = names_in("""
+embd_pdrop  # the reference never drops out there
+attention_bias lm_head_bias mlp_bias  # nor has it biases; a file that has some is refused for them
+full_attn_mod interpolate_factor  # of the code Phi-4-mini was trained with
+""")
 prefix = "model."
 
 weights = table("""

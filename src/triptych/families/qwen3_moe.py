@@ -8,16 +8,16 @@ from __future__ import annotations
 from triptych import spec
 from triptych.families import decoder, llama, qwen
 from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping.weight_table import names_in, table
 
 hf_types = {"qwen3_moe"}
 gguf_archs = {"qwen3moe"}
 gguf_names = {"qwen3_moe": "qwen3moe"}
-ignore = {
-    "output_router_logits", "router_aux_loss_coef",  # training only
-    "max_window_layers",  # from Qwen2; here a window is that of every layer
-    "qkv_bias", "shared_expert_intermediate_size", "use_qk_norm",  # of another library; the reference reads none
-}  # fmt: skip
+ignore = names_in("""
+output_router_logits router_aux_loss_coef  # training only
+max_window_layers  # from Qwen2; here a window is that of every layer
+qkv_bias shared_expert_intermediate_size use_qk_norm  # of another library; the reference reads none
+""")
 prefix = llama.prefix
 
 weights = qwen.weights + table("""

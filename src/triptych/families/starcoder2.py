@@ -9,17 +9,17 @@ from __future__ import annotations
 from triptych import spec
 from triptych.families import decoder, gguf_config, llama
 from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping.weight_table import names_in, table
 
 hf_types = {"starcoder2"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
 gguf_archs = {"starcoder2"}
 prefix = "model."
-ignore = {
-    "activation_function", "layer_norm_epsilon",  # old duplicates of hidden_act and norm_epsilon, which hold
-    "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",  # softmax is in fp32 anyway
-    "mlp_type", "norm_type", "scale_attn_weights",  # left over from StarCoder; the reference reads none
-}  # fmt: skip
+ignore = names_in("""
+activation_function layer_norm_epsilon  # old duplicates of hidden_act and norm_epsilon, which hold
+attention_softmax_in_fp32 scale_attention_softmax_in_fp32  # softmax is in fp32 anyway
+mlp_type norm_type scale_attn_weights  # left over from StarCoder; the reference reads none
+""")
 
 weights = table("""
 decoder.embed.tokens.weight            model.embed_tokens.weight                    token_embd.weight

@@ -9,18 +9,18 @@ from __future__ import annotations
 from triptych import spec
 from triptych.families import seq2seq, t5_gguf
 from triptych.mapping.config_keys import ACTIVATIONS, COUNT, ConfigKeys
-from triptych.mapping.weight_table import table, within
+from triptych.mapping.weight_table import names_in, table, within
 
 hf_types = {"t5", "mt5"}
 gguf_archs, gguf_arch, from_gguf, to_gguf = t5_gguf.archs, t5_gguf.arch, t5_gguf.from_gguf, t5_gguf.to_gguf
 ids = {"eos_token_id": 1, "pad_token_id": 0}
 prefix = "transformer."  # only classes over labels write it
 overflows_fp16 = True  # trained in bf16: what the MLPs write passes 65504
-ignore = {
-    "dense_act_fn", "is_gated_act",  # duplicates of feed_forward_proj
-    "n_positions",  # of the training data; distances are unbounded
-    "num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim",  # duplicates of num_layers, d_model, ...
-}  # fmt: skip
+ignore = names_in("""
+dense_act_fn is_gated_act  # duplicates of feed_forward_proj
+n_positions  # of the training data; distances are unbounded
+num_hidden_layers hidden_size num_attention_heads head_dim  # duplicates of num_layers, d_model, ...
+""")
 
 unprefixed = (spec.LMHeadSpec, spec.SpanHeadSpec)
 weights = within(prefix, seq2seq.table("""

@@ -11,21 +11,21 @@ from dataclasses import replace
 from triptych import spec
 from triptych.families import bart, seq2seq
 from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping.weight_table import names_in, table
 
 hf_types = {"whisper"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256, "pad_token_id": 50_256, "decoder_start_token_id": 50_257}
 prefix = "model."
 fixed = {"encoder.embed.position.weight"}  # the sinusoids
-ignore = {
-    "apply_spec_augment", "mask_time_prob", "mask_time_length", "mask_time_min_masks", "mask_feature_prob",
-    "mask_feature_length", "mask_feature_min_masks", "decoder_layerdrop", "encoder_layerdrop",  # training
-    "num_hidden_layers", "hidden_size", "num_attention_heads",  # duplicates of encoder_layers, d_model, ...
-    "classifier_proj_size", "use_weighted_layer_sum",  # of a head these classes do not have
-    "scale_embedding",  # no reference multiplies by it, whatever it says
-    "median_filter_width",  # of word times read off the attention, after the forward
-    "forced_decoder_ids",  # the first tokens of the decoder, which `transcribe` chooses
-}  # fmt: skip
+ignore = names_in("""
+apply_spec_augment mask_time_prob mask_time_length mask_time_min_masks mask_feature_prob
+mask_feature_length mask_feature_min_masks decoder_layerdrop encoder_layerdrop  # training
+num_hidden_layers hidden_size num_attention_heads  # duplicates of encoder_layers, d_model, ...
+classifier_proj_size use_weighted_layer_sum  # of a head these classes do not have
+scale_embedding  # no reference multiplies by it, whatever it says
+median_filter_width  # of word times read off the attention, after the forward
+forced_decoder_ids  # the first tokens of the decoder, which `transcribe` chooses
+""")
 
 weights = bart.ROWS + table("""
 encoder.embed.<conv1,conv2>.*  model.encoder.<conv1,conv2>.*

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar, get_args
 
 from triptych.errors import ConfigError, closest, nearest, shown
+from triptych.mapping.weight_table import names_in
 from triptych.spec import SpecialIds
 from triptych.spec.parts import Activation
 
@@ -26,8 +27,7 @@ SIZE = 2**31 - 1  # no width, vocabulary or context is larger
 COUNT = 2**12  # nor has any model more layers, heads or buckets
 
 # Keys that describe the file, its training or its use, never the arithmetic of a forward.
-METADATA = frozenset(
-    """
+METADATA = names_in("""
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures bad_words_ids
     begin_suppress_tokens bos_token_id chunk_size_feed_forward cls_token_id custom_pipelines decoder_start_token_id
     diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id eos_token_ids
@@ -39,8 +39,7 @@ METADATA = frozenset(
     sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class
     top_k top_p torch_dtype torchscript transformers.js_config transformers_version triptych_sentences typical_p
     unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache xla_device
-    """.split()  # noqa: SIM905 - one list of names
-)
+""")
 
 # Keys that are harmless only while they are off: null, false, zero or empty.
 REFUSED = {
