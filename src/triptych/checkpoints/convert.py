@@ -106,7 +106,13 @@ def convert(
     source = header.source or open_source(header.path)
     stored = StoredParameters(header.spec, source, ignore, torch.float32, factors)  # operations must not round twice
     stored.check_duplicates()
-    return (_to_gguf if to == "gguf" else _to_hf)(header, source, stored, path, dtype)
+    plain: torch.dtype = getattr(torch, plain_dtype(source.infos))
+    if to == "gguf":
+        origin = _Origin(header.spec, header.hf, header.tokenizer(), header.path)
+        done = _write_gguf(path, origin, stored, dtype, _name(plain))
+    else:
+        done = _to_hf(header, stored, path, PLAIN[dtype] if dtype else plain)
+    return done if dtype else replace(done, notes=(*done.notes, *_growth(done.nbytes, source, plain)))
 
 
 def _format_of(out: str) -> Format:
@@ -182,13 +188,11 @@ def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
         raise InputError(f"{path} exists; choose another name, or replace it with --force (force=True)")
 
 
-def _to_hf(header: Header, source: Source, stored: StoredParameters, path: Path, dtype: str | None) -> Conversion:
-    wanted: torch.dtype = PLAIN[dtype] if dtype else getattr(torch, plain_dtype(source.infos))
-    tensors = ((step.source, step.to_source(stored).to(wanted)) for step in families.save_plan(header.spec))
-    config = {**header.hf, "dtype": str(wanted).removeprefix("torch.")}
+def _to_hf(header: Header, stored: StoredParameters, path: Path, dtype: torch.dtype) -> Conversion:
+    tensors = ((step.source, step.to_source(stored).to(dtype)) for step in families.save_plan(header.spec))
+    config = {**header.hf, "dtype": str(dtype).removeprefix("torch.")}
     config.pop("torch_dtype", None)  # its old name
-    done = _write_hf(path, header.spec, tensors, config, files_beside(header))
-    return done if dtype else replace(done, notes=_growth(done.nbytes, source, wanted))
+    return _write_hf(path, header.spec, tensors, config, files_beside(header))
 
 
 def _write_hf(
@@ -236,13 +240,6 @@ class _Origin:
     hf: Mapping[str, Any]
     tokenizer: Tokenizer | None
     path: Path
-
-
-def _to_gguf(header: Header, source: Source, stored: StoredParameters, path: Path, dtype: str | None) -> Conversion:
-    origin = _Origin(header.spec, header.hf, header.tokenizer(), header.path)
-    plain = _name(getattr(torch, plain_dtype(source.infos)))
-    done = _write_gguf(path, origin, stored, dtype, plain)
-    return done if dtype else replace(done, notes=(*done.notes, *_growth(done.nbytes, source, PLAIN[plain])))
 
 
 def _name(plain: torch.dtype) -> str:

@@ -95,10 +95,8 @@ def _tensors(header: Header, ignore: Sequence[str]) -> tuple[tuple[StoredTensor,
         info = source.infos[step.source]
         op = " + ".join(re.sub(r"(?<!^)(?=[A-Z])", " ", type(op).__name__).lower() for op in step.ops)
         split = f"split in {len(step.ours)}" if len(step.ours) > 1 else ""
-        operations = ", ".join(filter(None, (op, split, "compare" if step.duplicate else "")))
-        tensors.append(
-            StoredTensor(info.name, step.ours, info.shape, info.dtype, info.nbytes, info.file.name, operations)
-        )
+        does = ", ".join(filter(None, (op, split, "compare" if step.duplicate else "")))
+        tensors.append(StoredTensor(info.name, step.ours, info.shape, info.dtype, info.nbytes, info.file.name, does))
     return tuple(tensors), dict(plan.ignored)
 
 

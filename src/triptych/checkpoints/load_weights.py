@@ -139,15 +139,10 @@ def read_weights(
             loaded.append(LoadedTensor(name, (step.source,), info.file.name, info.dtype, tuple(weight.shape), op))
     notes |= set() if packer is None else set(packer.notes)
     finish_loading(module)
-    _keep_fixed(module)
+    for name in families.find(spec.family).fixed & spec.shapes().keys():
+        module.get_parameter(name).requires_grad_(False)
     summary = "" if packer is None else packer.packed
     return module, LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes), summary)
-
-
-def _keep_fixed(module: Transformer) -> None:
-    """No optimizer changes what the reference of the family keeps as it was stored."""
-    for name in families.find(module.spec.family).fixed & module.spec.shapes().keys():
-        module.get_parameter(name).requires_grad_(False)
 
 
 def _packed(

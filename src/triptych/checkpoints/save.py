@@ -130,7 +130,7 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: M
         dtype = spelling.get(str(tensor.dtype).removeprefix("torch."))
         if dtype is None or name == "__metadata__":
             raise CheckpointError(f"tensor {shown(name)} of {tensor.dtype} cannot be stored as safetensors")
-        start, end = end, end + tensor.numel() * tensor.dtype.itemsize
+        start, end = end, end + tensor.nbytes
         header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -150,15 +150,14 @@ def _write_weights(
         if twice := where.keys() & shard.keys():
             raise CheckpointError(f"two tensors are called {shown(min(twice))}")
         where |= dict.fromkeys(shard, shards)
-        total += sum(tensor.numel() * tensor.dtype.itemsize for tensor in shard.values())
+        total += sum(tensor.nbytes for tensor in shard.values())
         with _synced(directory / f"{shards}.part") as file:
             write_safetensors(file, shard, metadata)
-    if shards == 1:
-        (directory / "1.part").rename(directory / "model.safetensors")
-        return
     names = {number: f"model-{number:05}-of-{shards:05}.safetensors" for number in range(1, shards + 1)}
     for number, name in names.items():
-        (directory / f"{number}.part").rename(directory / name)
+        (directory / f"{number}.part").rename(directory / ("model.safetensors" if shards == 1 else name))
+    if shards == 1:
+        return
     index = {"metadata": {"total_size": total}, "weight_map": {name: names[n] for name, n in where.items()}}
     _write_file(directory, "model" + INDEX_SUFFIX, json.dumps(index, indent=2) + "\n")
 
@@ -168,12 +167,11 @@ def _shards(pairs: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[dict[st
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in pairs:
-        nbytes = tensor.numel() * tensor.dtype.itemsize
-        if name in shard or (shard and size + nbytes > limit):  # the caller refuses a repeated name
+        if name in shard or (shard and size + tensor.nbytes > limit):  # the caller refuses a repeated name
             yield shard
             shard, size = {}, 0
         shard[name] = tensor
-        size += nbytes
+        size += tensor.nbytes
     yield shard
 
 

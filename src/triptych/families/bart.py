@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.families import seq2seq
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import names_in, table
+from triptych.mapping import ConfigKeys, names_in, table
 from triptych.spec.positions import Absolute
 
 _NAMES = {"bart": "Bart", "mbart": "MBart"}

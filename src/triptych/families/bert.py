@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import encoders, gguf_config
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import names_in, table
+from triptych.mapping import ConfigKeys, Values, names_in, table
 
 hf_types = {"bert"}
 ids = {"pad_token_id": 0}

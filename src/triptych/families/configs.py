@@ -10,8 +10,7 @@ from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.families.registry import find, find_gguf, gguf_name
 from triptych.families.tensor_names import save_plan
 from triptych.families.wrapped import text_config
-from triptych.mapping import gguf_metadata
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping import ConfigKeys, gguf_metadata
 from triptych.spec import ModelSpec, PoolingSpec
 
 
@@ -43,7 +42,7 @@ def read_config(
     return spec
 
 
-def _pooling(keys: ConfigKeys, head: spec.PoolingSpec) -> spec.PoolingSpec:
+def _pooling(keys: ConfigKeys, head: PoolingSpec) -> PoolingSpec:
     """How a bare encoder pools.  HF configs have no key for it and preserve unknown ones, so ours is stored there."""
     modes: dict[str, Literal["mean", "first", "dense"]] = {"mean": "mean", "first": "first", "dense": "dense"}
     table = keys.table("triptych_pooling")

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.families import bert, disentangled
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, table
 
 hf_types = {"deberta"}
 ids = {"pad_token_id": 0}

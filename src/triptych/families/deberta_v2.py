@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.families import deberta, disentangled
-from triptych.mapping.config_keys import COUNT, ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping import COUNT, ConfigKeys, table
 
 hf_types = {"deberta-v2"}
 ids = {"pad_token_id": 0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from triptych import spec
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping import ConfigKeys
 from triptych.spec.norms import Norm
 from triptych.spec.positions import Absolute, Position
 

@@ -7,7 +7,7 @@ from typing import get_args
 
 from triptych import spec
 from triptych.families import encoders
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping import ConfigKeys
 from triptych.spec.positions import Term
 
 

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.families import bert, encoders
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import renamed, table
+from triptych.mapping import ConfigKeys, renamed, table
 
 hf_types = {"electra"}
 ids = {"pad_token_id": 0}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from triptych import spec
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping import ConfigKeys
 from triptych.spec.parts import Activation
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import decoder, gguf_config, llama
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, Values, table
 from triptych.spec.parts import Activation
 
 hf_types = {"gemma"}

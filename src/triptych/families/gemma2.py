@@ -10,8 +10,7 @@ from __future__ import annotations
 from triptych import spec
 from triptych.families import decoder, gemma, gguf_config
 from triptych.families.rope_config import rope_by_layer_type
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import names_in, table
+from triptych.mapping import ConfigKeys, Values, names_in, table
 
 hf_types = {"gemma2", "gemma3_text"}
 ids = gemma.ids

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triptych.mapping.config_keys import ConfigKeys, Values
+from triptych.mapping import ConfigKeys, Values
 from triptych.mapping.gguf_metadata import POOLING, TENSORS
 
 

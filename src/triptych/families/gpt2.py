@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import decoder
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import names_in, table
+from triptych.mapping import ConfigKeys, Values, names_in, table
 
 hf_types = {"gpt2"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
@@ -61,13 +60,8 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
 
 
 def from_gguf(keys: ConfigKeys) -> Values:
-    return from_gguf_as(keys, "GPT2LMHeadModel")
-
-
-def from_gguf_as(keys: ConfigKeys, name: str) -> Values:
-    """The HF keys that GPT-2 and GPT-J share."""
     return {
-        "architectures": [name],
+        "architectures": ["GPT2LMHeadModel"],
         "n_embd": keys.int("embedding_length"),
         "n_head": keys.count("attention.head_count"),
         "n_layer": keys.count("block_count"),

@@ -9,8 +9,7 @@ from __future__ import annotations
 from triptych import spec
 from triptych.families import decoder, gguf_config
 from triptych.families.rope_config import rope
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import names_in, table
+from triptych.mapping import ConfigKeys, Values, names_in, table
 
 hf_types = {"gpt_neox"}
 ids = {"bos_token_id": 0, "eos_token_id": 2}

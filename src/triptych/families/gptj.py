@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import decoder, gpt2
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import names_in, table
+from triptych.mapping import ConfigKeys, Values, names_in, table
 
 hf_types = {"gptj"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
@@ -53,9 +52,9 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
 
 
 def from_gguf(keys: ConfigKeys) -> Values:
-    config = gpt2.from_gguf_as(keys, "GPTJForCausalLM")
-    width = config["n_embd"] // config["n_head"]
-    return config | {"rotary_dim": keys.int("rope.dimension_count", default=width)}
+    config = gpt2.from_gguf(keys)
+    turned = keys.int("rope.dimension_count", default=config["n_embd"] // config["n_head"])
+    return config | {"architectures": ["GPTJForCausalLM"], "rotary_dim": turned}
 
 
 def to_gguf(model: spec.ModelSpec) -> Values:

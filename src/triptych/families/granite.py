@@ -10,7 +10,7 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import decoder, llama
-from triptych.mapping.config_keys import ConfigKeys, Values
+from triptych.mapping import ConfigKeys, Values
 
 hf_types = {"granite"}
 gguf_archs = {"granite"}

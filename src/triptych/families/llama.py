@@ -13,8 +13,7 @@ from triptych import spec
 from triptych.families import decoder, gguf_config
 from triptych.families.decoder import Windows
 from triptych.families.rope_config import rope
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, Values, table
 from triptych.spec.norms import Norm
 from triptych.spec.parts import FeedForward
 from triptych.spec.positions import Position

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import bart, seq2seq
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, table
 
 hf_types = {"marian"}
 ids = {"eos_token_id": 0, "pad_token_id": 58_100, "decoder_start_token_id": 58_100}

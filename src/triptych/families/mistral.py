@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import decoder, llama
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping import ConfigKeys
 
 hf_types = {"mistral"}
 gguf_names = {"mistral": "llama"}

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import decoder, llama
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, table
 
 hf_types = {"mixtral"}
 gguf_names = {"mixtral": "llama"}

@@ -11,8 +11,7 @@ from typing import Literal
 from triptych import spec
 from triptych.families import decoder, encoders
 from triptych.families.rope_config import rope_by_layer_type
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import names_in, table
+from triptych.mapping import ConfigKeys, names_in, table
 
 hf_types = {"modernbert"}
 ids = {"bos_token_id": 50_281, "eos_token_id": 50_282, "pad_token_id": 50_283}

@@ -9,8 +9,7 @@ from __future__ import annotations
 from triptych import spec
 from triptych.families import decoder, llama
 from triptych.families.decoder import Windows
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, Values, table
 
 hf_types = {"qwen2", "qwen3"}
 gguf_archs = {"qwen2", "qwen3"}

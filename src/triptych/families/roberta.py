@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import bert, encoders
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import renamed, table
+from triptych.mapping import ConfigKeys, renamed, table
 
 _NAMES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 hf_types = _NAMES.keys()

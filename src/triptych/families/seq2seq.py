@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Literal
 
 from triptych import spec
+from triptych.mapping import ConfigKeys
 from triptych.mapping import weight_table as tables
-from triptych.mapping.config_keys import ConfigKeys
 from triptych.spec.positions import Position
 
 Side = Literal["encoder", "decoder"]

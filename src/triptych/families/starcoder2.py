@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import decoder, gguf_config, llama
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import names_in, table
+from triptych.mapping import ConfigKeys, Values, names_in, table
 
 hf_types = {"starcoder2"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import seq2seq, t5_gguf
-from triptych.mapping.config_keys import ACTIVATIONS, COUNT, ConfigKeys
-from triptych.mapping.weight_table import names_in, table, within
+from triptych.mapping import ACTIVATIONS, COUNT, ConfigKeys, names_in, table, within
 
 hf_types = {"t5", "mt5"}
 gguf_archs, gguf_arch, from_gguf, to_gguf = t5_gguf.archs, t5_gguf.arch, t5_gguf.from_gguf, t5_gguf.to_gguf

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import gguf_config
-from triptych.mapping.config_keys import ConfigKeys, Values
+from triptych.mapping import ConfigKeys, Values
 
 archs = {"t5", "t5encoder"}
 

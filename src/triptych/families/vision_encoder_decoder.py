@@ -12,8 +12,7 @@ from dataclasses import replace
 from triptych import spec
 from triptych.families import bert, decoder, encoders, gpt2, seq2seq, vit
 from triptych.families.registry import find
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import of_decoder, renamed, table, within
+from triptych.mapping import ConfigKeys, of_decoder, renamed, table, within
 
 hf_types = {"vision-encoder-decoder"}
 module_name = vit.module_name

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.families import bart, seq2seq
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import names_in, table
+from triptych.mapping import ConfigKeys, names_in, table
 
 hf_types = {"whisper"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256, "pad_token_id": 50_256, "decoder_start_token_id": 50_257}

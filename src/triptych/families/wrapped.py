@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import names_in
+from triptych.mapping import ConfigKeys, names_in
 
 #: The model_type of a text_config without one.
 INSIDE = {"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral"}
