@@ -31,8 +31,8 @@ from triptych.checkpoints.save import write_directory
 from triptych.checkpoints.source import Source, json_object, read_json
 from triptych.errors import CheckpointError, nearest, shown
 from triptych.families.wrapped import text_name
+from triptych.mapping import names_in
 from triptych.mapping.tensor_plan import TensorLoad
-from triptych.mapping.weight_table import names_in
 from triptych.nn.lora import LoraFactors
 from triptych.spec import EmbedSpec, LMHeadSpec, ModelSpec, PoolingSpec
 
@@ -116,10 +116,9 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
         factors |= _split(load, whole, separate)
     if not factors:
         raise CheckpointError(f"{path / WEIGHTS}: holds no matrices")
-    order = {slot: i for i, (slot, _) in enumerate(spec.walk())}
     base, digest = adapter_base(path)
     dropout = config.get("lora_dropout") or 0.0
-    ordered = {slot: factors[slot] for slot in sorted(factors, key=order.__getitem__)}
+    ordered = {slot: factors[slot] for slot, _ in spec.walk() if slot in factors}
     return StoredAdapter(path, ordered, float(dropout), base, digest)
 
 

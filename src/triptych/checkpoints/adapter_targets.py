@@ -111,8 +111,7 @@ def _why_not(spec: ModelSpec, modules: dict[str, TensorLoad], name: str) -> str:
         if slot and (_ends(slot, name) or any(_ends(module, name) for module in theirs)):
             return f"is {slot}, a {part_name(part)} and no linear map; an adapter changes linear maps"
     ours = list(dict.fromkeys(slot.rpartition(".")[2] for slot in _slots(spec) if not _of_mixture(slot)))
-    theirs = list(dict.fromkeys(module.rpartition(".")[2] for module in modules))
-    theirs = [one for one in theirs if one not in ours]
+    theirs = [one for one in dict.fromkeys(module.rpartition(".")[2] for module in modules) if one not in ours]
     known = ", ".join(ours) + (f", or as transformers has them {', '.join(theirs)}" if theirs else "")
     return f"names no linear map of this {spec.family} model{nearest(name, [*ours, *theirs])}; there are {known}"
 
@@ -140,7 +139,7 @@ def _ordered(spec: ModelSpec, groups: Sequence[tuple[str, ...]]) -> list[tuple[s
     """The groups in the order of the model, each slot in the first group that has it."""
     place = {slot: i for i, slot in enumerate(_slots(spec))}
     taken: set[str] = set()
-    disjoint = []
+    disjoint: list[tuple[str, ...]] = []
     for group in groups:
         left = tuple(slot for slot in group if slot not in taken)
         taken.update(left)

@@ -57,7 +57,6 @@ class GGUFSource(Source):
         return stored if dtype is None else stored.to(dtype)
 
     def is_packed(self, name: str) -> bool:
-        """Whether the tensor is stored in blocks, so that `blocks` can return it."""
         return TYPES[self.info(name).dtype].torch_dtype is None
 
     def blocks(self, name: str) -> PackedBlocks:
@@ -182,18 +181,13 @@ class _Cursor:
         kind = self.number("I")
         if kind == _STRING:
             return self.string(MAX_STRING, f"value of {shown(key)}")
-        if kind == _ARRAY:
-            return self.array(key)
-        return self.scalars(kind, 1, key)[0]
-
-    def array(self, key: str) -> list[Any]:
+        if kind != _ARRAY:
+            return self.scalars(kind, 1, key)[0]
         kind = self.number("I")
-        what = f"elements of {shown(key)}"
-        if kind == _STRING:
-            return self.strings(self.count(MAX_ARRAY, 8, what), key)
         if kind == _ARRAY:
             raise fault(self.path, f"key {shown(key)}: an array of arrays")
-        return self.scalars(kind, self.count(MAX_ARRAY, 1, what), key)
+        count = self.count(MAX_ARRAY, 8 if kind == _STRING else 1, f"elements of {shown(key)}")
+        return self.strings(count, key) if kind == _STRING else self.scalars(kind, count, key)
 
     def scalars(self, kind: int, count: int, key: str) -> list[Any]:
         if kind not in _SCALARS:

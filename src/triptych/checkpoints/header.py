@@ -17,6 +17,7 @@ from triptych.checkpoints.locate import without_config
 from triptych.checkpoints.packed_safetensors import scheme, unpacked
 from triptych.checkpoints.source import check_text_size, file_size, read_json
 from triptych.errors import CheckpointError, TextError, first_line, shown
+from triptych.mapping import names_in
 from triptych.spec import ModelSpec, PoolingSpec
 
 if TYPE_CHECKING:
@@ -91,12 +92,11 @@ class SentenceSettings:
 #: Files that say how a checkpoint is used, which its config does not: they are copied when it is saved or converted.
 BESIDE = ("generation_config.json", "preprocessor_config.json")
 #: Every other file that may stand beside the weights.
-_SIDE_FILES = (
-    "added_tokens.json", "chat_template.jinja", "merges.txt", "modules.json", "sentence_bert_config.json",
-    "sentencepiece.bpe.model", "source.spm",
-    "special_tokens_map.json", "spiece.model", "spm.model", "target.spm", "tokenizer.json", "tokenizer.model",
-    "tokenizer_config.json", "vocab.json", "vocab.txt", "1_Pooling/config.json",
-)  # fmt: skip
+_SIDE_FILES = names_in("""
+    added_tokens.json chat_template.jinja merges.txt modules.json sentence_bert_config.json sentencepiece.bpe.model
+    source.spm special_tokens_map.json spiece.model spm.model target.spm tokenizer.json tokenizer.model
+    tokenizer_config.json vocab.json vocab.txt 1_Pooling/config.json
+""")
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
@@ -164,7 +164,7 @@ def read_header(
 
 def _with_config(where: Path, ignore: Collection[str]) -> Header:
     """Of a directory, or of a `config.json` alone."""
-    for name in (*BESIDE, *_SIDE_FILES):  # one that is there and cannot be read must not count as absent
+    for name in (*BESIDE, *sorted(_SIDE_FILES)):  # one that is there and cannot be read must not count as absent
         file = (where if where.is_dir() else where.parent) / name
         check_text_size(file, file_size(file))
     config = where / "config.json" if where.is_dir() else where

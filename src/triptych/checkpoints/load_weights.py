@@ -20,6 +20,7 @@ from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.checkpoints.packed_groups import PackedGroups
 from triptych.checkpoints.packed_safetensors import PackedSource
 from triptych.errors import CheckpointError, InputError, first_line, nearest, shown
+from triptych.mapping import names_in
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.nn import LoraFactors, Transformer, assign, empty, finish_loading
 from triptych.nn.part import Module
@@ -34,7 +35,7 @@ DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
 }  # fmt: skip
 _STORED_FLOATS = ("F64", "F32", "F16", "BF16")
-_NOT_FLOATS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64")
+_NOT_FLOATS = names_in("I64 I32 I16 I8 U64 U32 U16 U8 BOOL C64")
 
 
 def compute_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -84,7 +85,7 @@ class WeightPacker(Protocol):
 
 def stores_packed(source: Source | None) -> bool:
     """Whether a tensor of `source` is stored in packed blocks or groups that a packer takes."""
-    return isinstance(source, GGUFSource | PackedSource) and any(source.is_packed(name) for name in source.names)
+    return source is not None and any(map(source.is_packed, source.names))
 
 
 def read_weights(
@@ -150,9 +151,8 @@ def _packed(
 ) -> dict[str, Tensor] | None:
     """The weights of one stored tensor as the file has it packed; None where the type, an operation or a slot does not
     allow it."""
-    if not isinstance(source, GGUFSource | PackedSource) or not step.rows_only or not source.is_packed(step.source):
-        return None
-    if not all(_takes_packed(module, name) for name in step.ours):
+    takes_packed = step.rows_only and all(_takes_packed(module, name) for name in step.ours)
+    if not takes_packed or not source.is_packed(step.source):
         return None
     parts: Mapping[str, PackedBlocks | PackedGroups]
     if isinstance(source, GGUFSource):
@@ -165,6 +165,7 @@ def _packed(
     elif packer is None:
         return None
     else:
+        assert isinstance(source, PackedSource)
         dtype = dtype or (torch.bfloat16 if source.plain_dtype == torch.bfloat16 else torch.float32)
         parts = source.groups(step.source).moved(step.to_ours)
     return {

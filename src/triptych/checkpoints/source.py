@@ -67,6 +67,10 @@ class Source:
         """
         raise NotImplementedError
 
+    def is_packed(self, name: str) -> bool:
+        """Whether the tensor is stored in packed blocks or groups that can stay so."""
+        return False
+
     def read_raw(self, name: str) -> torch.Tensor:
         """The stored bytes, uint8: `[..., bytes of a row]` for a packed format, `[nbytes]` otherwise."""
         raise NotImplementedError

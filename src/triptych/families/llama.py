@@ -56,7 +56,7 @@ def stack(
     norm: Norm | None = None,
     out: Norm | spec.ScaleSpec | None = None,
     mlp: FeedForward | Sequence[FeedForward] | None = None,
-    windows: Windows = (),
+    windows: Windows | int | None = None,
     positions: tuple[Position, Position] | None = None,
     share: float | None = None,
     head_norm: bool = False,
@@ -70,7 +70,7 @@ def stack(
 
     `norm` is RMSNorm when None; `out` stands after each sublayer; with `head_norm` each head's q and k have a norm;
     `parallel` sublayers stand behind one norm.
-    `mlp` is that of every layer, or one a layer, SwiGLU when None; `windows` the visible keys of each, all when empty.
+    `mlp` is that of every layer, or one a layer, SwiGLU when None; `windows` the visible keys of each, all when None.
     `positions`, of layers without and with a window, or `share`, as for `rope`; `attention` as for `spec.attention`.
     """
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
@@ -82,7 +82,8 @@ def stack(
         attention["q_norm"] = attention["k_norm"] = replace(norm, width=inner)
     if mlp is None:
         mlp = spec.glu(width, keys.int("intermediate_size"), keys.act("hidden_act", default="silu"))
-    windows, norms = windows or [None] * layers, spec.NormsSpec(pre=norm, out=out)
+    windows = windows if isinstance(windows, Sequence) else [windows] * layers
+    norms = spec.NormsSpec(pre=norm, out=out)
     far, near = positions or [rope(keys, inner, share=share)] * 2
     attention["dropout"] = keys.dropout("attention_dropout")
     kinds, blocks = dict[str, spec.KindSpec](), list[spec.BlockSpec | spec.ParallelBlockSpec]()

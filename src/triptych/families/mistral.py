@@ -13,6 +13,5 @@ ids, prefix, weights = llama.ids, llama.prefix, llama.weights
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(num_key_value_heads=8)
-    size = keys.optional_int("sliding_window", default=4096)
-    stack = llama.stack(keys, windows=[size] * keys.count("num_hidden_layers"))
+    stack = llama.stack(keys, windows=keys.optional_int("sliding_window", default=4096))
     return decoder.model(keys, "Mistral", stack)

@@ -32,5 +32,5 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         top_k=keys.count("num_experts_per_tok", default=2),
         normalize=True,
     )
-    windows = [keys.optional_int("sliding_window")] * keys.count("num_hidden_layers")
-    return decoder.model(keys, "Mixtral", llama.stack(keys, mlp=mlp, windows=windows))
+    stack = llama.stack(keys, mlp=mlp, windows=keys.optional_int("sliding_window"))
+    return decoder.model(keys, "Mixtral", stack)

@@ -37,8 +37,8 @@ head.proj.weight                     lm_head.weight                             
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(rms_norm_eps=1e-5, original_max_position_embeddings=4096)
-    windows = [keys.optional_int("sliding_window")] * keys.count("num_hidden_layers")
-    stack = llama.stack(keys, windows=windows, share=1.0, dropout=keys.dropout("resid_pdrop"))
+    window, dropout = keys.optional_int("sliding_window"), keys.dropout("resid_pdrop")
+    stack = llama.stack(keys, windows=window, share=1.0, dropout=dropout)
     return decoder.model(keys, "Phi3", stack)
 
 

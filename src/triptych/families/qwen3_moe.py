@@ -42,8 +42,9 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     every = keys.count("decoder_sparse_step", default=1)
     mlps = [dense if i in named or (i + 1) % every else mixture for i in range(layers)]
     size, used = keys.optional_int("sliding_window", default=4096), keys.bool("use_sliding_window", default=False)
-    bias, windows = keys.bool("attention_bias", default=False), [size if used else None] * layers
-    return decoder.model(keys, "Qwen3Moe", llama.stack(keys, mlp=mlps, windows=windows, bias=bias, head_norm=True))
+    bias = keys.bool("attention_bias", default=False)
+    stack = llama.stack(keys, mlp=mlps, windows=size if used else None, bias=bias, head_norm=True)
+    return decoder.model(keys, "Qwen3Moe", stack)
 
 
 def from_gguf(keys: ConfigKeys) -> Values:

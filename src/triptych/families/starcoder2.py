@@ -39,7 +39,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         keys,
         norm=spec.LayerNormSpec(width=width, eps=keys.float("norm_epsilon", default=1e-5)),
         mlp=spec.mlp(width, keys.int("intermediate_size"), act, bias=bias),
-        windows=[keys.optional_int("sliding_window")] * keys.count("num_hidden_layers"),
+        windows=keys.optional_int("sliding_window"),
         kv_heads=keys.count("num_key_value_heads", default=2),
         bias=bias,
         embed_dropout=keys.dropout("embedding_dropout"),

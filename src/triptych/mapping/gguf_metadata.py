@@ -116,8 +116,7 @@ def _feed_forward(mlps: Sequence[FeedForward]) -> dict[str, Any]:
 
 def _positions(model: ModelSpec, stack: StackSpec) -> tuple[dict[str, Any], Tensors]:
     """RoPE's width, base and scaling, and the window of layers that have one."""
-    keys: dict[str, Any] = {}
-    tensors: Tensors = {}
+    keys, tensors = dict[str, Any](), Tensors()
     for kind in stack.kinds.values():
         position, size = kind.position, _window(kind.mask)
         if size is not None:

@@ -82,14 +82,13 @@ class Tokenizer:
         self._config = dict(config or {})
         ids: list[int | None] = [None if text is None else backend.token_to_id(text) for text in astuple(self.specials)]
         self.bos_id, self.eos_id, self.pad_id, self.unk_id, self.mask_id, self.cls_id, self.sep_id = ids
-        self.stop_ids: frozenset[int] = frozenset((*stop_ids, *(() if self.eos_id is None else (self.eos_id,))))
+        self.stop_ids: frozenset[int] = frozenset(stop_ids).union([] if self.eos_id is None else [self.eos_id])
         # The class token of an encoder may also be named BOS; its texts are not prompts, so it may come twice.
         first = backend.encode("").ids[:1]
-        starts_with_bos = self.bos_id is not None and self.bos_id != self.cls_id and first == [self.bos_id]
+        starts_with_bos = self.bos_id != self.cls_id and first == [self.bos_id]
         self.leading_bos: str | None = self.specials.bos if starts_with_bos else None
-        self.cleans_spaces = bool(self._config.get("clean_up_tokenization_spaces")) and not isinstance(
-            backend.model, BPE
-        )
+        cleans = bool(self._config.get("clean_up_tokenization_spaces"))
+        self.cleans_spaces = cleans and not isinstance(backend.model, BPE)
         self._names = TokenNames(backend)
 
     def __repr__(self) -> str:
