@@ -43,12 +43,12 @@ def compute_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
     Raises InputError for anything that no model computes in.
     """
-    if dtype is None or (isinstance(dtype, torch.dtype) and dtype in DTYPES.values()):
-        return dtype
-    if isinstance(dtype, str) and (name := dtype.removeprefix("torch.")) in DTYPES:
+    if dtype is None:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    if isinstance(dtype, torch.dtype | str) and name in DTYPES:
         return DTYPES[name]
-    text = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
-    raise InputError(f"dtype {shown(text)} is not one of float32, bfloat16, float16, float64{nearest(text, DTYPES)}")
+    raise InputError(f"dtype {shown(name)} is not one of float32, bfloat16, float16, float64{nearest(name, DTYPES)}")
 
 
 def usable_device(device: str | torch.device) -> torch.device:

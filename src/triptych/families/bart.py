@@ -115,5 +115,5 @@ def model(
 def words(keys: ConfigKeys, vocab: int, position: Absolute, norm: spec.LayerNormSpec | None = None) -> spec.EmbedSpec:
     """The input of a side that reads tokens."""
     width, dropout = keys.int("d_model"), keys.dropout("dropout", default=0.1)
-    scale = width**0.5 if keys.bool("scale_embedding", default=False) else None
+    scale = width**0.5 if keys.flag("scale_embedding") else None
     return spec.EmbedSpec(vocab=vocab, width=width, position=position, norm=norm, scale=scale, dropout=dropout)

@@ -51,7 +51,7 @@ def _pooling(keys: ConfigKeys, head: PoolingSpec) -> PoolingSpec:
     mode = table.choice("mode", modes, default="mean")
     if mode == "dense" and head.dense is None:
         raise table.error("mode 'dense' needs the pooler, which this checkpoint lacks")
-    normalize = table.bool("normalize", default=False)
+    normalize = table.flag("normalize")
     table.finish()
     return replace(head, mode=mode, normalize=normalize)
 

@@ -52,7 +52,7 @@ encoder.blocks.{i}.attn.pos_q.*         deberta.encoder.layer.{i}.attention.self
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
-    if keys.bool("talking_head", default=False):
+    if keys.flag("talking_head"):
         raise keys.error("talking_head is set: scores of different heads are mixed, which no published DeBERTa does")
     attn = spec.attention(keys.int("hidden_size"), keys.count("num_attention_heads"), bias=True)
     without = replace(attn.k, bias=False)

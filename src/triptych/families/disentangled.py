@@ -16,7 +16,7 @@ def terms(keys: ConfigKeys) -> tuple[Term, ...]:
     value = keys.get("pos_att_type", None)
     names = value.lower().split("|") if isinstance(value, str) else keys.strings("pos_att_type", ()) if value else ()
     known = tuple(term for term in get_args(Term) if term in (name.strip() for name in names))
-    if len(known) != len(names) or (keys.bool("relative_attention", default=False) and not known):
+    if len(known) != len(names) or (keys.flag("relative_attention") and not known):
         raise keys.error(f"pos_att_type must name c2p, p2c or both, not {value!r}")
     return known
 
@@ -39,7 +39,7 @@ def model(
 ) -> spec.ModelSpec:
     """The model of `name`'s classes.  `attn` is that of a layer with all its maps, of which it keeps those its terms
     need; `span` and `max_distance` are `Disentangled`'s, and `branch` is beside the first block."""
-    used, relative = terms(keys), keys.bool("relative_attention", default=False)
+    used, relative = terms(keys), keys.flag("relative_attention")
     attn = replace(
         attn,
         pos_q=attn.pos_q if relative and "p2c" in used else None,
@@ -74,7 +74,7 @@ def _headed(keys: ConfigKeys, name: str, stack: spec.StackSpec) -> spec.ModelSpe
     """The model with its head.  `legacy` is the masked head of the first transformers release.  The other is that of
     the authors: always tied, and stored in published checkpoints, where its tensors show it without the key."""
     width = stack.width
-    theirs = not keys.bool("legacy", default=not keys.has_tensor("lm_predictions.lm_head.bias", default=False))
+    theirs = not keys.bool("legacy", default=not keys.has_tensor("lm_predictions.lm_head.bias"))
     if keys.int("pooler_hidden_size", default=width) != width:
         raise keys.error(f"pooler_hidden_size must be hidden_size ({width}), the input width of every classifier")
     heads = encoders.heads(

@@ -22,7 +22,7 @@ def header(keys: ConfigKeys, name: str, *, partial: bool = False) -> Values:
         **sizes(keys),
         "num_key_value_heads": keys.count("attention.head_count_kv", default=keys.count("attention.head_count")),
         "max_position_embeddings": keys.int("context_length"),
-        "tie_word_embeddings": not keys.has_tensor("output.weight", default=False),
+        "tie_word_embeddings": not keys.has_tensor("output.weight"),
         "rope_parameters": rope(keys),
         **_head_width(keys, partial=partial),
     }
@@ -68,7 +68,7 @@ def rope(keys: ConfigKeys, theta: float = 10_000.0) -> Values:
 
 def pooling(keys: ConfigKeys) -> Values:
     """`triptych_pooling` of an encoder.  Whether vectors are scaled to length 1 is a key of ours: GGUF has none."""
-    if keys.bool("attention.causal", default=False):
+    if keys.flag("attention.causal"):
         raise keys.error("attention.causal is set, which no encoder is")
     mode = POOLING[keys.int("pooling_type", default=1, low=1, high=len(POOLING))]
-    return {"mode": mode, "normalize": keys.bool("pooling_normalize", default=False)}
+    return {"mode": mode, "normalize": keys.flag("pooling_normalize")}

@@ -38,7 +38,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     hidden = keys.optional_int("n_inner") or 4 * width
     norm = spec.LayerNormSpec(width=width, eps=keys.float("layer_norm_epsilon", default=1e-5))
     scale = None if keys.bool("scale_attn_weights", default=True) else 1.0
-    by_layer = keys.bool("scale_attn_by_inverse_layer_idx", default=False)
+    by_layer = keys.flag("scale_attn_by_inverse_layer_idx")
     first = (scale or (width / heads) ** -0.5) if by_layer else 0.0
     act, attn_dropout = keys.act("activation_function", default="gelu_new"), keys.dropout("attn_pdrop", default=0.1)
     blocks = [
@@ -68,5 +68,5 @@ def from_gguf(keys: ConfigKeys) -> Values:
         "n_positions": keys.int("context_length"),
         "n_inner": keys.int("feed_forward_length"),
         "layer_norm_epsilon": keys.float("attention.layer_norm_epsilon"),
-        "tie_word_embeddings": not keys.has_tensor("output.weight", default=False),
+        "tie_word_embeddings": not keys.has_tensor("output.weight"),
     }

@@ -44,9 +44,9 @@ decoder.blocks.{i}.attn.<q,k>.*  model.layers.{i}.self_attn.<q,k>_proj.*  blk.{i
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
-    bias = keys.bool("attention_bias", default=False)
+    bias = keys.flag("attention_bias")
     hidden, act = keys.int("intermediate_size"), keys.act("hidden_act", default="silu")
-    mlp = spec.glu(keys.int("hidden_size"), hidden, act, bias=keys.bool("mlp_bias", default=False))
+    mlp = spec.glu(keys.int("hidden_size"), hidden, act, bias=keys.flag("mlp_bias"))
     return decoder.model(keys, "Llama", stack(keys, mlp=mlp, bias=bias))
 
 
@@ -61,6 +61,7 @@ def stack(
     share: float | None = None,
     head_norm: bool = False,
     parallel: bool = False,
+    both_ways: bool = False,
     embed_scale: float | None = None,
     embed_dropout: float = 0.0,
     dropout: float = 0.0,
@@ -69,7 +70,7 @@ def stack(
     """Blocks with a norm before each sublayer, grouped heads and RoPE.
 
     `norm` is RMSNorm when None; `out` stands after each sublayer; with `head_norm` each head's q and k have a norm;
-    `parallel` sublayers stand behind one norm.
+    `parallel` sublayers stand behind one norm; `both_ways` tokens see later ones too, as far as earlier ones.
     `mlp` is that of every layer, or one a layer, SwiGLU when None; `windows` the visible keys of each, all when None.
     `positions`, of layers without and with a window, or `share`, as for `rope`; `attention` as for `spec.attention`.
     """
@@ -88,7 +89,9 @@ def stack(
     attention["dropout"] = keys.dropout("attention_dropout")
     kinds, blocks = dict[str, spec.KindSpec](), list[spec.BlockSpec | spec.ParallelBlockSpec]()
     for size, one in zip(windows, mlp if isinstance(mlp, Sequence) else [mlp] * layers, strict=True):
-        kind, mask = decoder.kind(size, windows), spec.causal() if size is None else spec.causal() & spec.window(size)
+        kind, mask = decoder.kind(size, windows), spec.full() if both_ways else spec.causal()
+        if size is not None:
+            mask = mask & (spec.window(size + 1, ahead=size) if both_ways else spec.window(size))
         kinds[kind] = spec.KindSpec(mask=mask, position=far if size is None else near)
         attn = spec.attention(width, heads, head_width=inner, kind=kind, **attention)
         blocks.append(
@@ -105,8 +108,8 @@ def from_gguf(keys: ConfigKeys) -> Values:
         config = from_gguf_as(keys, "Mixtral")
         return config | {"model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": chosen}
     return from_gguf_as(keys, "Llama") | {
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias", default=False),
-        "mlp_bias": keys.has_tensor("blk.0.ffn_up.bias", default=False),
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "mlp_bias": keys.has_tensor("blk.0.ffn_up.bias"),
     }
 
 

@@ -37,7 +37,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         norm=spec.LayerNormSpec(width=width, eps=keys.float("layer_norm_eps", default=1e-5)),
         mlp=spec.mlp(width, keys.int("intermediate_size"), act, bias=True),
         share=0.5,
-        head_norm=keys.bool("qk_layernorm", default=False),
+        head_norm=keys.flag("qk_layernorm"),
         parallel=True,
         bias=True,
         embed_dropout=keys.dropout("embd_pdrop"),

@@ -36,13 +36,13 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         act,
         experts=keys.count(name, default=128),
         top_k=keys.count("num_experts_per_tok", default=8),
-        normalize=keys.bool("norm_topk_prob", default=False),
+        normalize=keys.flag("norm_topk_prob"),
     )
     named = keys.ints("mlp_only_layers") if keys.get("mlp_only_layers", None) is not None else ()
     every = keys.count("decoder_sparse_step", default=1)
     mlps = [dense if i in named or (i + 1) % every else mixture for i in range(layers)]
-    size, used = keys.optional_int("sliding_window", default=4096), keys.bool("use_sliding_window", default=False)
-    bias = keys.bool("attention_bias", default=False)
+    size, used = keys.optional_int("sliding_window", default=4096), keys.flag("use_sliding_window")
+    bias = keys.flag("attention_bias")
     stack = llama.stack(keys, mlp=mlps, windows=size if used else None, bias=bias, head_norm=True)
     return decoder.model(keys, "Qwen3Moe", stack)
 
@@ -50,7 +50,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
 def from_gguf(keys: ConfigKeys) -> Values:
     return llama.from_gguf_as(keys, "Qwen3Moe") | {
         "model_type": "qwen3_moe",
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias", default=False),
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
         "moe_intermediate_size": keys.int("expert_feed_forward_length"),
         "num_experts": keys.count("expert_count"),
         "num_experts_per_tok": keys.count("expert_used_count"),

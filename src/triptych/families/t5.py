@@ -79,7 +79,7 @@ def _head(keys: ConfigKeys) -> tuple[bool, bool]:
     """
     tied = keys.bool("tie_word_embeddings", default=True)
     scaled = keys.bool("scale_decoder_outputs", default=tied and keys.str("model_type") == "t5")
-    return tied and (scaled or not keys.has_tensor("lm_head.weight", default=False)), scaled
+    return tied and (scaled or not keys.has_tensor("lm_head.weight")), scaled
 
 
 def _stack(keys: ConfigKeys, layers: int, side: seq2seq.Side) -> spec.StackSpec:

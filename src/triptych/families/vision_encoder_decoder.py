@@ -44,7 +44,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     seeing, writing = _config_of(keys, "encoder", "vit"), _config_of(keys, "decoder", "gpt2", "bert")
     encoder, naming = vit.encoder(seeing), writing.str("model_type")
     for name in ("add_cross_attention", "is_decoder"):
-        if not writing.bool(name, default=False) and (name, naming) != ("is_decoder", "gpt2"):
+        if not writing.flag(name) and (name, naming) != ("is_decoder", "gpt2"):
             raise writing.error(f"{name} must be true for a {naming} that writes about an image")
     writing.data = {**writing.data, "architectures": None}  # it has the head that writes, whatever its class was
     model = _bert(writing) if naming == "bert" else gpt2.config(writing)

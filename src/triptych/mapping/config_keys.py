@@ -142,6 +142,10 @@ class ConfigKeys:
         value: Bool = self._typed(name, bool, default, "true or false")
         return value
 
+    def flag(self, name: Str) -> Bool:
+        """True or false, false when absent."""
+        return self.bool(name, default=False)
+
     def str(self, name: Str, default: Any = REQUIRED) -> Str:
         value: Str = self._typed(name, str, default, "a string")
         return value
@@ -191,7 +195,7 @@ class ConfigKeys:
             raise self.error(f"architecture {shown(name)} is not one of {', '.join(known)}{nearest(name, known)}")
         return known[name]
 
-    def has_tensor(self, name: Str, default: Bool) -> Bool:
+    def has_tensor(self, name: Str, default: Bool = False) -> Bool:
         """Whether the checkpoint stores tensor `name`, under any prefix; `default` without a checkpoint."""
         if self.stored is None:
             return default
