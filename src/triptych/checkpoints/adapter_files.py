@@ -31,7 +31,7 @@ from triptych.checkpoints.save import write_directory
 from triptych.checkpoints.source import Source, json_object, read_json
 from triptych.errors import CheckpointError, nearest, shown
 from triptych.families.wrapped import text_name
-from triptych.mapping import names_in
+from triptych.mapping import Values, names_in
 from triptych.mapping.tensor_plan import TensorLoad
 from triptych.nn.lora import LoraFactors
 from triptych.spec import EmbedSpec, LMHeadSpec, ModelSpec, PoolingSpec
@@ -215,7 +215,7 @@ def _rows_of(load: TensorLoad) -> TensorLoad:
 def _config(
     spec: ModelSpec, modules: Mapping[str, TensorLoad], sizes: Mapping[str, tuple[int, float]], dropout: float,
     base: str | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> Values:  # fmt: skip
     """`adapter_config.json`, with the keys of PEFT's LoraConfig."""
     (rank, alpha), _ = Counter(sizes.values()).most_common(1)[0]
     task = "SEQ_2_SEQ_LM" if spec.encoder is not None else "CAUSAL_LM"
@@ -357,7 +357,7 @@ def _separate(own: Mapping[str, Any], file: Path) -> list[str]:
     return separate
 
 
-def _own_metadata(source: Source) -> dict[str, Any]:
+def _own_metadata(source: Source) -> Values:
     """What this library wrote beside PEFT's own; empty in the files of others."""
     text = source.metadata.get("triptych")
     return {} if not isinstance(text, str) else json_object(text.encode(), source.path)

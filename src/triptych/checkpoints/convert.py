@@ -30,6 +30,7 @@ from triptych.checkpoints.load_weights import DetachedWeights, ModelParameters, 
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
 from triptych.errors import CheckpointError, InputError, shown
+from triptych.mapping import Values
 from triptych.mapping.gguf_types import TYPES
 from triptych.mapping.tensor_plan import TensorLoad
 from triptych.nn import Transformer
@@ -63,7 +64,7 @@ class Conversion:
     tensors: dict[str, int]  # dtype, as the format spells it -> how many
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Values:
         return asdict(self)
 
 
@@ -132,7 +133,7 @@ def _format_of(out: str) -> Format:
 def save(
     path: str | Path,
     module: Transformer,
-    hf: dict[str, Any] | None,
+    hf: Values | None,
     tokenizer: Tokenizer | None,
     files: Mapping[str, bytes],
     origin: Path | None = None,
@@ -316,7 +317,7 @@ def _without_idle_pooler(spec: Spec) -> tuple[Spec, tuple[str, ...]]:
     return replace(spec, head=replace(head, dense=None)), ("left out head.dense, which its pooling does not read",)
 
 
-def _tokenizer(tokenizer: Tokenizer | None, spec: Spec) -> dict[str, Any]:
+def _tokenizer(tokenizer: Tokenizer | None, spec: Spec) -> Values:
     """The tokenizer's metadata; without a tokenizer, the special ids that the config names."""
     metadata = text.to_gguf(tokenizer, spec.vocab)
     if spec.encoder is not None and spec.encoder.words.token_types:

@@ -12,6 +12,7 @@ from triptych import families
 from triptych.checkpoints import open_source
 from triptych.checkpoints.header import Header, read_header
 from triptych.count import count
+from triptych.mapping import Values
 from triptych.spec import LinearSpec, ModelSpec, Part
 from triptych.spec.masks import mask_text
 from triptych.spec.part import part_name
@@ -54,10 +55,10 @@ class Description:
     tensors: tuple[StoredTensor, ...]
     ties: dict[str, str]
     ignored: dict[str, str]
-    tokenizer: dict[str, Any] | None
+    tokenizer: Values | None
     spec: ModelSpec
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Values:
         """Plain data for JSON, without the spec."""
         return {name: value for name, value in asdict(self).items() if name != "spec"}
 
@@ -100,7 +101,7 @@ def _tensors(header: Header, ignore: Sequence[str]) -> tuple[tuple[StoredTensor,
     return tuple(tensors), dict(plan.ignored)
 
 
-def _tokenizer(header: Header) -> dict[str, Any] | None:
+def _tokenizer(header: Header) -> Values | None:
     tokenizer = header.tokenizer()
     if tokenizer is None:
         return None

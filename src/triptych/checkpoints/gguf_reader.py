@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from triptych.checkpoints.source import Source, TensorInfo, check_places, fault, map_file, view
 from triptych.errors import CheckpointError, shown
+from triptych.mapping import Values
 from triptych.mapping.gguf_types import BY_NUMBER, TYPES
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class GGUFSource(Source):
         return view(self._data, info, torch.uint8, shape)
 
 
-def parse(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+def parse(data: mmap.mmap | bytes, path: Path) -> tuple[Values, dict[str, TensorInfo]]:
     """Metadata and tensors of a whole GGUF file; `path` is for errors only.  Raises CheckpointError."""
     reader = _Cursor(data, path)
     if reader.take(4, "magic") != b"GGUF":
@@ -85,7 +86,7 @@ def parse(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, Any], dict[str
         raise fault(path, f"is a {why} GGUF; versions 2 and 3, little-endian, can be read")
     tensors = reader.count(MAX_TENSORS, 24, "tensors")
     pairs = reader.count(MAX_PAIRS, 13, "key/value pairs")
-    metadata: dict[str, Any] = {}
+    metadata: Values = {}
     for _ in range(pairs):
         key = reader.string(MAX_KEY, "key")
         if key in metadata:
@@ -106,7 +107,7 @@ def parse(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, Any], dict[str
     return metadata, infos
 
 
-def _check_metadata(metadata: dict[str, Any], path: Path) -> int:
+def _check_metadata(metadata: Values, path: Path) -> int:
     """The alignment of the data, bytes.  Raises CheckpointError without an architecture and for a split file."""
     if not isinstance(metadata.get("general.architecture"), str):
         raise fault(path, f"general.architecture is {shown(metadata.get('general.architecture'))}, not a string")

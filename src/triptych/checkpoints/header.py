@@ -17,7 +17,7 @@ from triptych.checkpoints.locate import without_config
 from triptych.checkpoints.packed_safetensors import scheme, unpacked
 from triptych.checkpoints.source import check_text_size, file_size, read_json
 from triptych.errors import CheckpointError, TextError, first_line, shown
-from triptych.mapping import names_in
+from triptych.mapping import Values, names_in
 from triptych.spec import ModelSpec, PoolingSpec
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class SentenceSettings:
         """The settings that `to_gguf` wrote; the defaults for files of other programs."""
         return cls.of({name: metadata.get(_GGUF + name) for name in ("max_seq_length", "do_lower_case")}, where)
 
-    def to_gguf(self) -> dict[str, Any]:
+    def to_gguf(self) -> Values:
         """GGUF metadata, under keys of ours: the format has none."""
         return {_GGUF + name: value for name, value in asdict(self).items() if value}
 
@@ -106,7 +106,7 @@ class Header:
 
     path: Path
     spec: ModelSpec
-    hf: dict[str, Any]
+    hf: Values
     source: Source | None
 
     def tokenizer(self) -> Tokenizer | None:
@@ -212,7 +212,7 @@ def _pooled(spec: ModelSpec, where: Path, ignore: Collection[str]) -> ModelSpec:
     return replace(spec, head=replace(spec.head, mode=known[modes[0]], normalize=normalize))
 
 
-def _modes(config: dict[str, Any]) -> list[Any]:
+def _modes(config: Values) -> list[Any]:
     """The pooling modes of sentence-transformers: one name or several under one key, or a flag each in old files."""
     modes = config.get("pooling_mode")
     if modes is None:

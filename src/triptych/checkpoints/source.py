@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from triptych.errors import CheckpointError, nearest, shown
+from triptych.mapping import Values
 from triptych.mapping.weight_table import Kind
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Source:
     kind: ClassVar[Kind] = "hf"  # whose names the tensors have
     path: Path
     infos: dict[str, TensorInfo]
-    metadata: dict[str, Any]
+    metadata: Values
 
     @property
     def names(self) -> list[str]:
@@ -147,10 +148,10 @@ def is_plain_name(name: str) -> bool:
     return len(name) > 0 and short and name.isprintable() and name[0] != "." and not set(name) & set('/\\:*?"<>|')
 
 
-def json_object(raw: bytes, path: Path) -> dict[str, Any]:
+def json_object(raw: bytes, path: Path) -> Values:
     """Strict JSON: an object, each key once, no NaN.  Raises CheckpointError for anything else."""
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> Values:
         result = dict(pairs)
         if len(result) != len(pairs):
             twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -173,7 +174,7 @@ def json_object(raw: bytes, path: Path) -> dict[str, Any]:
     return value
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Values:
     """The JSON object in the file `path`, read as strictly as `json_object`."""
     check_text_size(path, file_size(path))
     return json_object(bytes(map_file(path)), path)
@@ -214,7 +215,7 @@ class LoadReport:
     notes: tuple[str, ...] = ()
     packed: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Values:
         """Plain lists, strings and numbers, ready for JSON."""
         tensors = [{**asdict(t), "sources": list(t.sources), "shape": list(t.shape)} for t in self.tensors]
         more = {"ignored": dict(self.ignored), "notes": list(filter(None, (self.packed, *self.notes)))}

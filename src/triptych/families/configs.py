@@ -10,7 +10,7 @@ from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.families.registry import find, find_gguf, gguf_name
 from triptych.families.tensor_names import save_plan
 from triptych.families.wrapped import text_config
-from triptych.mapping import ConfigKeys, gguf_metadata
+from triptych.mapping import ConfigKeys, Values, gguf_metadata
 from triptych.spec import ModelSpec, PoolingSpec
 
 
@@ -63,7 +63,7 @@ def read_gguf(
     read: Callable[[str], Sequence[float]] | None = None,
     ignore: Collection[str] = (),
     where: str = "GGUF",
-) -> tuple[dict[str, Any], ModelSpec]:
+) -> tuple[Values, ModelSpec]:
     """The HF config a GGUF file would have had, and its spec.
 
     `shapes` are the tensors of the file, outermost dimension first; `read` gives the values of a small one (Llama 3
@@ -77,14 +77,14 @@ def read_gguf(
     assert family.from_gguf is not None, f"{family.name} names GGUF architectures and has no from_gguf"
     keys = ConfigKeys(gguf_metadata.under(metadata, arch, shapes, read), where, shapes)
     vocab = keys.int("vocab_size")
-    config: dict[str, Any] = {"model_type": arch} | dict(family.from_gguf(keys)) | {"vocab_size": vocab}
+    config: Values = {"model_type": arch} | dict(family.from_gguf(keys)) | {"vocab_size": vocab}
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{ours}_token_id"] = metadata.get(f"tokenizer.ggml.{theirs}_token_id")
     keys.finish(ignore, metadata=("model_type", *gguf_metadata.TENSORS))
     return config, read_config(config, stored=shapes, where=where)
 
 
-def write_gguf(model: ModelSpec) -> tuple[dict[str, Any], gguf_metadata.Tensors]:
+def write_gguf(model: ModelSpec) -> tuple[Values, gguf_metadata.Tensors]:
     """The metadata of a GGUF file of `model`, and the small tensors that belong to them: `read_gguf` gives it back.
 
     Raises CheckpointError where GGUF has no names for the family or no key for something the model computes.
