@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from torch import Tensor
 from triptych.checkpoints.adapter_targets import is_never_read, module_names, slots_of, stored_modules
 from triptych.checkpoints.locate import ADAPTER_CONFIG, PREFIX, base_of_adapter, open_source, parse_name
 from triptych.checkpoints.save import write_directory
-from triptych.checkpoints.source import Source, json_object, read_json
+from triptych.checkpoints.source import Source, json_if_there, json_object
 from triptych.errors import CheckpointError, nearest, shown
 from triptych.families.wrapped import text_name
 from triptych.mapping import Values, names_in
@@ -76,7 +75,7 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
     matrix that the model does not have or that has another shape there.
     """
     path = Path(path)
-    config = read_json(path / ADAPTER_CONFIG) if os.path.isfile(path / ADAPTER_CONFIG) else {}
+    config = json_if_there(path / ADAPTER_CONFIG)
     if not config:
         raise CheckpointError(f"{path}: holds no {ADAPTER_CONFIG}; an adapter is a directory with it and {WEIGHTS}")
     _check_config(config, path / ADAPTER_CONFIG)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -123,17 +124,14 @@ def _line(name: str, part: Part) -> PartLine:
 
 def _below(part: Part) -> Iterator[PartLine]:
     """Children, equal ones that follow each other in one line: `blocks.0-29`."""
-    runs: list[list[tuple[str, Part]]] = []
-    for name, child in part.children():
-        stem, _, number = name.rpartition(".")
-        before, same = runs[-1][0] if runs else ("", None)
-        if number.isdecimal() and before.rpartition(".")[0] == stem and same == child:
-            runs[-1].append((name, child))
-        else:
-            runs.append([(name, child)])
-    for run in runs:
-        first, last = run[0][0], run[-1][0].rpartition(".")[2]
-        yield _line(first if len(run) == 1 else f"{first}-{last}", run[0][1])
+
+    def alike(named: tuple[str, Part]) -> tuple[str, Part]:
+        stem, _, number = named[0].rpartition(".")
+        return (stem if number.isdecimal() else named[0]), named[1]
+
+    for _, run in groupby(part.children(), alike):
+        (first, child), *others = run
+        yield _line(f"{first}-{others[-1][0].rpartition('.')[2]}" if others else first, child)
 
 
 def _part_text(part: Part) -> str:

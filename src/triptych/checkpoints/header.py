@@ -15,7 +15,7 @@ from triptych import families
 from triptych.checkpoints import Source, local_path, open_source
 from triptych.checkpoints.locate import without_config
 from triptych.checkpoints.packed_safetensors import scheme, unpacked
-from triptych.checkpoints.source import check_text_size, file_size, read_json
+from triptych.checkpoints.source import check_text_size, file_size, json_if_there, read_json
 from triptych.errors import CheckpointError, TextError, first_line, shown
 from triptych.mapping import Values, names_in
 from triptych.spec import ModelSpec, PoolingSpec
@@ -60,11 +60,10 @@ class SentenceSettings:
         own = directory / _FILE
         if file_size(own) is None and file_size(directory / "modules.json") is None:
             return None
-        settings = cls() if file_size(own) is None else cls.of(read_json(own), str(own))
+        settings = cls.of(json_if_there(own), str(own))
         if settings.max_seq_length is not None:
             return settings
-        tokenizer = directory / "tokenizer_config.json"
-        length = None if file_size(tokenizer) is None else read_json(tokenizer).get("model_max_length")
+        length = json_if_there(directory / "tokenizer_config.json").get("model_max_length")
         lengths = [n for n in (length, context) if isinstance(n, int | float) and 3 <= n < math.inf]
         return cls(int(min(lengths)) if lengths else None, settings.do_lower_case)
 
@@ -175,7 +174,7 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
     hf = dict(families.text_config(hf, str(config), ignore))
     source = unpacked(open_source(where), packing) if any(where.glob("*.safetensors*")) else None
     stored = None if source is None else source.names
-    generation = read_json(where / BESIDE[0]) if (where / BESIDE[0]).is_file() else {}
+    generation = json_if_there(where / BESIDE[0])
     special_ids = {name: generation[name] for name in _IDS if generation.get(name) is not None}  # they override
     read = partial(families.read_config, stored=stored, ignore=ignore, where=str(config))
     spec = read(hf | special_ids)

@@ -48,9 +48,7 @@ def write_directory(
     recover(path)
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     with _beside(path) as temporary:
-        _write_weights(temporary, pairs, {"format": "pt", **(metadata or {})}, max_shard_bytes)
-        if (temporary / "model.safetensors").exists():
-            (temporary / "model.safetensors").rename(temporary / names[0])
+        _write_weights(temporary, pairs, {"format": "pt", **(metadata or {})}, max_shard_bytes, names[0])
         _write_file(temporary, names[1], json.dumps(config, indent=2, allow_nan=False) + "\n")
         for name, content in (files or {}).items():
             _write_file(temporary, name, content)
@@ -140,9 +138,10 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: M
 
 
 def _write_weights(
-    directory: Path, pairs: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str], limit: int
+    directory: Path, pairs: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str], limit: int, single: str
 ) -> None:
-    """Shards of at most `limit` bytes (a larger tensor has one to itself); one shard needs no index."""
+    """Shards of at most `limit` bytes (a larger tensor has one to itself); one shard is called `single`, and needs no
+    index."""
     where: dict[str, int] = {}
     total = shards = 0
     for shard in _shards(pairs, limit):
@@ -155,7 +154,7 @@ def _write_weights(
             write_safetensors(file, shard, metadata)
     names = {number: f"model-{number:05}-of-{shards:05}.safetensors" for number in range(1, shards + 1)}
     for number, name in names.items():
-        (directory / f"{number}.part").rename(directory / ("model.safetensors" if shards == 1 else name))
+        (directory / f"{number}.part").rename(directory / (single if shards == 1 else name))
     if shards == 1:
         return
     index = {"metadata": {"total_size": total}, "weight_map": {name: names[n] for name, n in where.items()}}

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from triptych.errors import CheckpointError, nearest, shown
+from triptych.errors import CheckpointError, first_line, nearest, shown
 from triptych.mapping import Values
 from triptych.mapping.weight_table import Kind
 
@@ -168,7 +168,7 @@ def json_object(raw: bytes, path: Path) -> Values:
     except RecursionError:
         raise fault(path, "its JSON is nested too deeply") from None
     except ValueError as error:
-        raise fault(path, f"its JSON cannot be parsed ({str(error).splitlines()[0][:80]})") from None
+        raise fault(path, f"its JSON cannot be parsed ({first_line(error)})") from None
     if not isinstance(value, dict):
         raise fault(path, "its JSON is not an object")
     return value
@@ -178,6 +178,11 @@ def read_json(path: Path) -> Values:
     """The JSON object in the file `path`, read as strictly as `json_object`."""
     check_text_size(path, file_size(path))
     return json_object(bytes(map_file(path)), path)
+
+
+def json_if_there(path: Path) -> Values:
+    """The JSON object in the file `path`, an empty one where there is no such file."""
+    return {} if file_size(path) is None else read_json(path)
 
 
 def check_text_size(path: Path, size: int | None) -> None:

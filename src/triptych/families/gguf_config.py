@@ -50,14 +50,12 @@ def rope(keys: ConfigKeys, theta: float = 10_000.0) -> Values:
     if factors is not None:
         # Llama 3's scaling is stored as one divisor a frequency, the same at every length: LongRoPE expresses that.
         divisors = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
-        parameters |= {
-            "rope_type": "longrope",
-            "original_max_position_embeddings": keys.int("context_length"),
-        } | divisors
+        length = keys.int("context_length")
+        parameters |= {"rope_type": "longrope", "original_max_position_embeddings": length} | divisors
     elif short is not None:
-        parameters |= {"rope_type": "longrope", "original_max_position_embeddings": length}
-        parameters |= {"short_factor": short, "long_factor": long}
-        parameters |= {"attention_factor": keys.optional_float("rope.scaling.attn_factor")}
+        divisors = {"short_factor": short, "long_factor": long}
+        parameters |= {"rope_type": "longrope", "original_max_position_embeddings": length} | divisors
+        parameters["attention_factor"] = keys.optional_float("rope.scaling.attn_factor")
     elif kind == "linear":
         parameters |= {"rope_type": kind, "factor": keys.float("rope.scaling.factor")}
     elif kind == "yarn":

@@ -302,14 +302,14 @@ def _unigram(vocabulary: _Vocabulary, specials: Specials) -> tuple[Backend, Spec
     scores = vocabulary.scores()
     lowest = min(score for score, kind in zip(scores, vocabulary.types, strict=True) if kind == NORMAL)
     scored = [(token, max(score, lowest)) for token, score in zip(vocabulary.tokens, scores, strict=True)]
-    backend = Backend(models.Unigram(scored, unk_id=int(unk), byte_fallback=False))
+    backend = Backend(models.Unigram(scored, unk_id=int(unk)))
     charsmap, prefix = _charsmap(vocabulary), vocabulary.flag("add_space_prefix", True)
     table: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
     if vocabulary.flag("remove_extra_whitespaces", True):
         table.append(normalizers.Replace(Regex(r"\A +| +\z|(?<= ) +"), ""))
     table += [normalizers.Prepend("▁")] * prefix + [normalizers.Replace(" ", "▁")]
     backend.normalizer = normalizers.Sequence(table)
-    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always" if prefix else "never")
+    backend.decoder = decoders.Metaspace(prepend_scheme="always" if prefix else "never")
     _add_bos_and_eos(backend, vocabulary, specials, add_bos=False, add_eos=True)
     return backend, replace(specials, unk=vocabulary.tokens[int(unk)])
 

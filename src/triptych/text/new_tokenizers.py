@@ -44,7 +44,7 @@ def character_tokenizer(text: str, layout: SpecialsLayout = DECODER) -> Tokenize
     _check_unicode("".join(alphabet))
     vocab = {token: index for index, token in enumerate([*names, *alphabet])}
     # BPE without merges looks up characters, three times faster than WordLevel after a split into characters.
-    backend = Backend(models.BPE(vocab=vocab, merges=[], unk_token=layout.specials.unk, fuse_unk=False))
+    backend = Backend(models.BPE(vocab=vocab, merges=[], unk_token=layout.specials.unk))
     backend.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
     backend.decoder = decoders.Fuse()
     return _finish(backend, layout)
@@ -58,7 +58,7 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout 
     Raises TextError if `vocab_size` is too small for the special tokens and the bytes, or above `MOST_TOKENS`.
     """
     _check_size("byte-level", vocab_size, 256 + len(_texts(layout)))
-    backend = byte_level({}, [], pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True))
+    backend = byte_level({}, [], pre_tokenizers.ByteLevel(add_prefix_space=False))
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=_texts(layout),
