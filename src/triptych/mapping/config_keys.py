@@ -113,9 +113,9 @@ class ConfigKeys:
             raise self.error(f"{name} must be between {low} and {high}, not {value}")
         return value
 
-    def optional_int(self, name: Str, default: Int | None = None, low: Int = 1, high: Int = SIZE) -> Int | None:
-        """An integer, None when null, `default` when absent."""
-        return None if self.get(name, default) is None else self.int(name, default, low=low, high=high)
+    def optional_int(self, name: Str, default: Int | None = None, **limits: Int) -> Int | None:
+        """An integer within the limits of `int`, None when null, `default` when absent."""
+        return None if self.get(name, default) is None else self.int(name, default, **limits)
 
     def count(self, name: Str, default: Any = REQUIRED) -> Int:
         """How many layers, heads or buckets: an integer in [1, 4096], so that no config asks for 2^31 blocks."""
@@ -128,11 +128,9 @@ class ConfigKeys:
             raise self.error(f"{name} must be a finite number between {low} and {high}, not {value}")
         return value if value is default else float(value)
 
-    def optional_float(
-        self, name: Str, default: Float | None = None, low: Float = 0.0, high: Float = math.inf
-    ) -> Float | None:
-        """A finite number, None when null, `default` when absent."""
-        return None if self.get(name, default) is None else self.float(name, default, low=low, high=high)
+    def optional_float(self, name: Str, default: Float | None = None, **limits: Float) -> Float | None:
+        """A finite number within the limits of `float`, None when null, `default` when absent."""
+        return None if self.get(name, default) is None else self.float(name, default, **limits)
 
     def dropout(self, name: Str, default: Any = 0.0) -> Float:
         """A probability."""
