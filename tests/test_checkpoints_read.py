@@ -44,7 +44,7 @@ def test_reads_what_safetensors_wrote(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "model.safetensors", metadata={"format": "pt"})
     for path in (tmp_path, tmp_path / "model.safetensors", str(tmp_path)):
         source = open_source(path)
-        assert (source.kind, source.metadata) == ("safetensors", {"format": "pt"})
+        assert (source.kind, source.metadata) == ("hf", {"format": "pt"})
         assert set(source.names) == set(TENSORS)
         for name, tensor in TENSORS.items():
             assert same_bits(source.read(name), tensor), name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from contextlib import redirect_stderr
 from typing import Any
 
@@ -11,16 +12,17 @@ from torch import Tensor
 
 from triptych import nn
 from triptych.check.case import headless, measured, mixture
-from triptych.checkpoints.adapter_files import deltas
+from triptych.checkpoints.adapter_targets import slots_of, stored_modules
 from triptych.errors import InputError
 from triptych.model import Model
-from triptych.nn import Row
+from triptych.nn import LoraFactors, Row
 from triptych.spec import (
     ClassHeadSpec,
     EmbedSpec,
     FramesSpec,
     LMHeadSpec,
     MaskedLMHeadSpec,
+    ModelSpec,
     PatchesSpec,
     ReplacedHeadSpec,
     SpanHeadSpec,
@@ -94,7 +96,7 @@ def _peer(model: Model) -> Any:
         ) from error
     if model.adapter is not None:
         with torch.no_grad():
-            for stored, delta in deltas(model.spec, nn.factors_of(model.module)).items():
+            for stored, delta in _deltas(model.spec, nn.factors_of(model.module)).items():
                 peer.get_parameter(stored).add_(delta)
     return peer
 
@@ -120,3 +122,17 @@ def _their_output(theirs: Any, model: Model) -> Tensor:
         return torch.stack((theirs["start_logits"], theirs["end_logits"]), dim=-1)
     logits = theirs["logits"]
     return measured(model, logits.unsqueeze(-1) if isinstance(model.spec.head, ReplacedHeadSpec) else logits)
+
+
+def _deltas(spec: ModelSpec, factors: Mapping[str, LoraFactors]) -> dict[str, Tensor]:
+    """What the factors add to each stored tensor, by its name in an HF checkpoint and in its layout, in fp32."""
+    added: dict[str, Tensor] = {}
+    for load in stored_modules(spec).values():
+        slots = slots_of(load)
+        if any(slot in factors for slot in slots):
+            parts = {
+                name: factors[slot].delta() if slot in factors else torch.zeros(shape)
+                for name, slot, shape in zip(load.ours, slots, load.shapes, strict=True)
+            }
+            added[load.source] = load.to_source(parts)
+    return added

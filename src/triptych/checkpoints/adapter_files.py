@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,9 +27,10 @@ from torch import Tensor
 from triptych.checkpoints.adapter_targets import is_never_read, module_names, slots_of, stored_modules
 from triptych.checkpoints.locate import ADAPTER_CONFIG, PREFIX, base_of_adapter, open_source, parse_name
 from triptych.checkpoints.save import write_directory
-from triptych.checkpoints.source import Source, json_object, read_json
+from triptych.checkpoints.source import Source, json_if_there, json_object
 from triptych.errors import CheckpointError, nearest, shown
 from triptych.families.wrapped import text_name
+from triptych.mapping import Values, names_in
 from triptych.mapping.tensor_plan import TensorLoad
 from triptych.nn.lora import LoraFactors
 from triptych.spec import EmbedSpec, LMHeadSpec, ModelSpec, PoolingSpec
@@ -40,14 +40,12 @@ _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(
 _NAME = re.compile(r"[\w.-]+")
 _PREFIX = "base_model.model."
 #: Keys of the config that say where a file came from, or how it was trained: the product does not depend on them.
-_WITHOUT_EFFECT = frozenset(
-    """
+_WITHOUT_EFFECT = names_in("""
     auto_mapping base_model_name_or_path ensure_weight_tying eva_config exclude_modules fan_in_fan_out inference_mode
     layers_pattern layers_to_transform megatron_core peft_type peft_version qalora_group_size revision runtime_config
     target_modules task_type
-    """.split()  # noqa: SIM905 - a list of names
-)
-_READ = frozenset("r lora_alpha lora_dropout rank_pattern alpha_pattern use_rslora bias init_lora_weights".split())  # noqa: SIM905
+""")
+_READ = names_in("r lora_alpha lora_dropout rank_pattern alpha_pattern use_rslora bias init_lora_weights")
 _BEFORE_TRAINING = (True, False, None, "gaussian", "eva", "orthogonal")  # initializations that leave the base as it is
 
 
@@ -77,7 +75,7 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
     matrix that the model does not have or that has another shape there.
     """
     path = Path(path)
-    config = read_json(path / ADAPTER_CONFIG) if os.path.isfile(path / ADAPTER_CONFIG) else {}
+    config = json_if_there(path / ADAPTER_CONFIG)
     if not config:
         raise CheckpointError(f"{path}: holds no {ADAPTER_CONFIG}; an adapter is a directory with it and {WEIGHTS}")
     _check_config(config, path / ADAPTER_CONFIG)
@@ -117,10 +115,9 @@ def read_adapter(path: str | Path, spec: ModelSpec) -> StoredAdapter:
         factors |= _split(load, whole, separate)
     if not factors:
         raise CheckpointError(f"{path / WEIGHTS}: holds no matrices")
-    order = {slot: i for i, (slot, _) in enumerate(spec.walk())}
     base, digest = adapter_base(path)
     dropout = config.get("lora_dropout") or 0.0
-    ordered = {slot: factors[slot] for slot in sorted(factors, key=order.__getitem__)}
+    ordered = {slot: factors[slot] for slot, _ in spec.walk() if slot in factors}
     return StoredAdapter(path, ordered, float(dropout), base, digest)
 
 
@@ -157,20 +154,6 @@ def write_adapter(
     metadata = {"triptych": json.dumps({key: value for key, value in own.items() if value})}
     config = _config(spec, modules, sizes, dropout, base)
     write_directory(path, tensors, config, files, metadata, names=(WEIGHTS, ADAPTER_CONFIG))
-
-
-def deltas(spec: ModelSpec, factors: Mapping[str, LoraFactors]) -> dict[str, Tensor]:
-    """What the factors add to each stored tensor, by its name in an HF checkpoint and in its layout, in fp32."""
-    added: dict[str, Tensor] = {}
-    for load in stored_modules(spec).values():
-        slots = slots_of(load)
-        if any(slot in factors for slot in slots):
-            parts = {
-                name: factors[slot].delta() if slot in factors else torch.zeros(shape)
-                for name, slot, shape in zip(load.ours, slots, load.shapes, strict=True)
-            }
-            added[load.source] = load.to_source(parts)
-    return added
 
 
 def base_digest(source: Source) -> str:
@@ -231,7 +214,7 @@ def _rows_of(load: TensorLoad) -> TensorLoad:
 def _config(
     spec: ModelSpec, modules: Mapping[str, TensorLoad], sizes: Mapping[str, tuple[int, float]], dropout: float,
     base: str | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> Values:  # fmt: skip
     """`adapter_config.json`, with the keys of PEFT's LoraConfig."""
     (rank, alpha), _ = Counter(sizes.values()).most_common(1)[0]
     task = "SEQ_2_SEQ_LM" if spec.encoder is not None else "CAUSAL_LM"
@@ -373,7 +356,7 @@ def _separate(own: Mapping[str, Any], file: Path) -> list[str]:
     return separate
 
 
-def _own_metadata(source: Source) -> dict[str, Any]:
+def _own_metadata(source: Source) -> Values:
     """What this library wrote beside PEFT's own; empty in the files of others."""
     text = source.metadata.get("triptych")
     return {} if not isinstance(text, str) else json_object(text.encode(), source.path)

@@ -18,7 +18,6 @@ from triptych.spec.part import part_name
 
 ALL_LINEAR = "all-linear"
 _WEIGHT = ".weight"
-_OURS = {"o": "out"}  # another name of a slot of ours
 
 
 def stored_modules(spec: ModelSpec, *, mixtures: bool = False) -> dict[str, TensorLoad]:
@@ -71,10 +70,7 @@ def slot_groups(spec: ModelSpec, targets: str | Sequence[str]) -> list[tuple[str
         inside = {slot for slot in _slots(spec) if ".blocks." in slot and not _of_mixture(slot)}
         chosen = [group for load in modules.values() if (group := tuple(s for s in slots_of(load) if s in inside))]
         return _ordered(spec, [*chosen, *([(slot,) for slot in inside])])
-    groups: list[tuple[str, ...]] = []
-    for name in names:
-        groups += _named(spec, modules, name)
-    return _ordered(spec, groups)
+    return _ordered(spec, [group for name in names for group in _named(spec, modules, name)])
 
 
 def _checked_names(targets: object) -> list[str]:
@@ -86,7 +82,7 @@ def _checked_names(targets: object) -> list[str]:
 
 
 def _named(spec: ModelSpec, modules: dict[str, TensorLoad], name: str) -> list[tuple[str, ...]]:
-    own = _OURS.get(name, name)
+    own = "out" if name == "o" else name
     groups: list[tuple[str, ...]] = [(slot,) for slot in _slots(spec) if _ends(slot, own)]
     groups = groups or [
         slots_of(load)
@@ -115,8 +111,7 @@ def _why_not(spec: ModelSpec, modules: dict[str, TensorLoad], name: str) -> str:
         if slot and (_ends(slot, name) or any(_ends(module, name) for module in theirs)):
             return f"is {slot}, a {part_name(part)} and no linear map; an adapter changes linear maps"
     ours = list(dict.fromkeys(slot.rpartition(".")[2] for slot in _slots(spec) if not _of_mixture(slot)))
-    theirs = list(dict.fromkeys(module.rpartition(".")[2] for module in modules))
-    theirs = [one for one in theirs if one not in ours]
+    theirs = [one for one in dict.fromkeys(module.rpartition(".")[2] for module in modules) if one not in ours]
     known = ", ".join(ours) + (f", or as transformers has them {', '.join(theirs)}" if theirs else "")
     return f"names no linear map of this {spec.family} model{nearest(name, [*ours, *theirs])}; there are {known}"
 
@@ -144,7 +139,7 @@ def _ordered(spec: ModelSpec, groups: Sequence[tuple[str, ...]]) -> list[tuple[s
     """The groups in the order of the model, each slot in the first group that has it."""
     place = {slot: i for i, slot in enumerate(_slots(spec))}
     taken: set[str] = set()
-    disjoint = []
+    disjoint: list[tuple[str, ...]] = []
     for group in groups:
         left = tuple(slot for slot in group if slot not in taken)
         taken.update(left)

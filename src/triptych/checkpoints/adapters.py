@@ -76,10 +76,9 @@ def with_base(model: str | Path, adapter: str | Path | None = None) -> tuple[str
 
     Raises CheckpointError where the base is not there or is no longer what the adapter was trained on.
     """
-    if not isinstance(model, str | Path) or str(model).startswith(PREFIX) or not str(model):
-        return model, None if adapter is None else _directory(adapter)
-    where = model_in_run(Path(model))
-    if not is_adapter(where):
+    is_path = isinstance(model, str | Path) and str(model) and not str(model).startswith(PREFIX)
+    where = model_in_run(Path(model)) if is_path else None
+    if where is None or not is_adapter(where):
         return model, None if adapter is None else _directory(adapter)
     if adapter is not None:
         raise InputError(f"{where} is an adapter itself; name its base, and one adapter for it")

@@ -30,6 +30,7 @@ from triptych.checkpoints.load_weights import DetachedWeights, ModelParameters, 
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
 from triptych.errors import CheckpointError, InputError, shown
+from triptych.mapping import Values
 from triptych.mapping.gguf_types import TYPES
 from triptych.mapping.tensor_plan import TensorLoad
 from triptych.nn import Transformer
@@ -63,7 +64,7 @@ class Conversion:
     tensors: dict[str, int]  # dtype, as the format spells it -> how many
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Values:
         return asdict(self)
 
 
@@ -106,7 +107,13 @@ def convert(
     source = header.source or open_source(header.path)
     stored = StoredParameters(header.spec, source, ignore, torch.float32, factors)  # operations must not round twice
     stored.check_duplicates()
-    return (_to_gguf if to == "gguf" else _to_hf)(header, source, stored, path, dtype)
+    plain: torch.dtype = getattr(torch, plain_dtype(source.infos))
+    if to == "gguf":
+        origin = _Origin(header.spec, header.hf, header.tokenizer(), header.path)
+        done = _write_gguf(path, origin, stored, dtype, _name(plain))
+    else:
+        done = _to_hf(header, stored, path, PLAIN[dtype] if dtype else plain)
+    return done if dtype else replace(done, notes=(*done.notes, *_growth(done.nbytes, source, plain)))
 
 
 def _format_of(out: str) -> Format:
@@ -126,7 +133,7 @@ def _format_of(out: str) -> Format:
 def save(
     path: str | Path,
     module: Transformer,
-    hf: dict[str, Any] | None,
+    hf: Values | None,
     tokenizer: Tokenizer | None,
     files: Mapping[str, bytes],
     origin: Path | None = None,
@@ -182,13 +189,11 @@ def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
         raise InputError(f"{path} exists; choose another name, or replace it with --force (force=True)")
 
 
-def _to_hf(header: Header, source: Source, stored: StoredParameters, path: Path, dtype: str | None) -> Conversion:
-    wanted: torch.dtype = PLAIN[dtype] if dtype else getattr(torch, plain_dtype(source.infos))
-    tensors = ((step.source, step.to_source(stored).to(wanted)) for step in families.save_plan(header.spec))
-    config = {**header.hf, "dtype": str(wanted).removeprefix("torch.")}
+def _to_hf(header: Header, stored: StoredParameters, path: Path, dtype: torch.dtype) -> Conversion:
+    tensors = ((step.source, step.to_source(stored).to(dtype)) for step in families.save_plan(header.spec))
+    config = {**header.hf, "dtype": str(dtype).removeprefix("torch.")}
     config.pop("torch_dtype", None)  # its old name
-    done = _write_hf(path, header.spec, tensors, config, files_beside(header))
-    return done if dtype else replace(done, notes=_growth(done.nbytes, source, wanted))
+    return _write_hf(path, header.spec, tensors, config, files_beside(header))
 
 
 def _write_hf(
@@ -236,13 +241,6 @@ class _Origin:
     hf: Mapping[str, Any]
     tokenizer: Tokenizer | None
     path: Path
-
-
-def _to_gguf(header: Header, source: Source, stored: StoredParameters, path: Path, dtype: str | None) -> Conversion:
-    origin = _Origin(header.spec, header.hf, header.tokenizer(), header.path)
-    plain = _name(getattr(torch, plain_dtype(source.infos)))
-    done = _write_gguf(path, origin, stored, dtype, plain)
-    return done if dtype else replace(done, notes=(*done.notes, *_growth(done.nbytes, source, PLAIN[plain])))
 
 
 def _name(plain: torch.dtype) -> str:
@@ -319,7 +317,7 @@ def _without_idle_pooler(spec: Spec) -> tuple[Spec, tuple[str, ...]]:
     return replace(spec, head=replace(head, dense=None)), ("left out head.dense, which its pooling does not read",)
 
 
-def _tokenizer(tokenizer: Tokenizer | None, spec: Spec) -> dict[str, Any]:
+def _tokenizer(tokenizer: Tokenizer | None, spec: Spec) -> Values:
     """The tokenizer's metadata; without a tokenizer, the special ids that the config names."""
     metadata = text.to_gguf(tokenizer, spec.vocab)
     if spec.encoder is not None and spec.encoder.words.token_types:

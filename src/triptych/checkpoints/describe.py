@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from triptych import families
 from triptych.checkpoints import open_source
 from triptych.checkpoints.header import Header, read_header
 from triptych.count import count
+from triptych.mapping import Values
 from triptych.spec import LinearSpec, ModelSpec, Part
 from triptych.spec.masks import mask_text
 from triptych.spec.part import part_name
@@ -54,10 +56,10 @@ class Description:
     tensors: tuple[StoredTensor, ...]
     ties: dict[str, str]
     ignored: dict[str, str]
-    tokenizer: dict[str, Any] | None
+    tokenizer: Values | None
     spec: ModelSpec
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Values:
         """Plain data for JSON, without the spec."""
         return {name: value for name, value in asdict(self).items() if name != "spec"}
 
@@ -89,21 +91,18 @@ def describe(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = F
 
 def _tensors(header: Header, ignore: Sequence[str]) -> tuple[tuple[StoredTensor, ...], dict[str, str]]:
     source = header.source or open_source(header.path)  # without weights this raises
-    kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
-    plan = families.plan(header.spec, kind, source.names, ignore=ignore, where=str(header.path))
+    plan = families.plan(header.spec, source.kind, source.names, ignore=ignore, where=str(header.path))
     tensors = []
     for step in plan.loads:
         info = source.infos[step.source]
         op = " + ".join(re.sub(r"(?<!^)(?=[A-Z])", " ", type(op).__name__).lower() for op in step.ops)
         split = f"split in {len(step.ours)}" if len(step.ours) > 1 else ""
-        operations = ", ".join(filter(None, (op, split, "compare" if step.duplicate else "")))
-        tensors.append(
-            StoredTensor(info.name, step.ours, info.shape, info.dtype, info.nbytes, info.file.name, operations)
-        )
+        does = ", ".join(filter(None, (op, split, "compare" if step.duplicate else "")))
+        tensors.append(StoredTensor(info.name, step.ours, info.shape, info.dtype, info.nbytes, info.file.name, does))
     return tuple(tensors), dict(plan.ignored)
 
 
-def _tokenizer(header: Header) -> dict[str, Any] | None:
+def _tokenizer(header: Header) -> Values | None:
     tokenizer = header.tokenizer()
     if tokenizer is None:
         return None
@@ -125,17 +124,14 @@ def _line(name: str, part: Part) -> PartLine:
 
 def _below(part: Part) -> Iterator[PartLine]:
     """Children, equal ones that follow each other in one line: `blocks.0-29`."""
-    runs: list[list[tuple[str, Part]]] = []
-    for name, child in part.children():
-        stem, _, number = name.rpartition(".")
-        before, same = runs[-1][0] if runs else ("", None)
-        if number.isdecimal() and before.rpartition(".")[0] == stem and same == child:
-            runs[-1].append((name, child))
-        else:
-            runs.append([(name, child)])
-    for run in runs:
-        first, last = run[0][0], run[-1][0].rpartition(".")[2]
-        yield _line(first if len(run) == 1 else f"{first}-{last}", run[0][1])
+
+    def alike(named: tuple[str, Part]) -> tuple[str, Part]:
+        stem, _, number = named[0].rpartition(".")
+        return (stem if number.isdecimal() else named[0]), named[1]
+
+    for _, run in groupby(part.children(), alike):
+        (first, child), *others = run
+        yield _line(f"{first}-{others[-1][0].rpartition('.')[2]}" if others else first, child)
 
 
 def _part_text(part: Part) -> str:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triptych.checkpoints.source import Source, TensorInfo, fault, map_file, view
+from triptych.checkpoints.source import Source, TensorInfo, check_places, fault, map_file, view
 from triptych.errors import CheckpointError, shown
+from triptych.mapping import Values
 from triptych.mapping.gguf_types import BY_NUMBER, TYPES
 
 if TYPE_CHECKING:
@@ -56,7 +58,6 @@ class GGUFSource(Source):
         return stored if dtype is None else stored.to(dtype)
 
     def is_packed(self, name: str) -> bool:
-        """Whether the tensor is stored in blocks, so that `blocks` can return it."""
         return TYPES[self.info(name).dtype].torch_dtype is None
 
     def blocks(self, name: str) -> PackedBlocks:
@@ -74,7 +75,7 @@ class GGUFSource(Source):
         return view(self._data, info, torch.uint8, shape)
 
 
-def parse(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+def parse(data: mmap.mmap | bytes, path: Path) -> tuple[Values, dict[str, TensorInfo]]:
     """Metadata and tensors of a whole GGUF file; `path` is for errors only.  Raises CheckpointError."""
     reader = _Cursor(data, path)
     if reader.take(4, "magic") != b"GGUF":
@@ -85,7 +86,7 @@ def parse(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, Any], dict[str
         raise fault(path, f"is a {why} GGUF; versions 2 and 3, little-endian, can be read")
     tensors = reader.count(MAX_TENSORS, 24, "tensors")
     pairs = reader.count(MAX_PAIRS, 13, "key/value pairs")
-    metadata: dict[str, Any] = {}
+    metadata: Values = {}
     for _ in range(pairs):
         key = reader.string(MAX_KEY, "key")
         if key in metadata:
@@ -94,10 +95,19 @@ def parse(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, Any], dict[str
     alignment = _check_metadata(metadata, path)
     entries = [_entry(reader) for _ in range(tensors)]
     start = -(-reader.position // alignment) * alignment
-    return metadata, _by_name(entries, start, alignment, len(data), path)
+    infos: dict[str, TensorInfo] = {}
+    for entry in entries:
+        if entry.name in infos:
+            raise fault(path, f"tensor {shown(entry.name)} twice")
+        if entry.offset % alignment:
+            problem = f"offset {entry.offset} is not a multiple of the alignment {alignment}"
+            raise fault(path, f"tensor {shown(entry.name)}: {problem}")
+        infos[entry.name] = replace(entry, offset=start + entry.offset)
+    check_places(infos.values(), path, start, len(data), gaps=True)
+    return metadata, infos
 
 
-def _check_metadata(metadata: dict[str, Any], path: Path) -> int:
+def _check_metadata(metadata: Values, path: Path) -> int:
     """The alignment of the data, bytes.  Raises CheckpointError without an architecture and for a split file."""
     if not isinstance(metadata.get("general.architecture"), str):
         raise fault(path, f"general.architecture is {shown(metadata.get('general.architecture'))}, not a string")
@@ -110,8 +120,8 @@ def _check_metadata(metadata: dict[str, Any], path: Path) -> int:
     return alignment
 
 
-def _entry(reader: _Cursor) -> tuple[str, str, tuple[int, ...], int, int]:
-    """One tensor's name, type, shape (outermost first), bytes, and offset in the data section."""
+def _entry(reader: _Cursor) -> TensorInfo:
+    """One tensor, with its offset in the data section."""
     name = reader.string(MAX_NAME, "tensor name")
 
     def bad(problem: str) -> CheckpointError:
@@ -130,28 +140,7 @@ def _entry(reader: _Cursor) -> tuple[str, str, tuple[int, ...], int, int]:
         raise bad(f"dimensions {shown(dims)} hold no elements, or too many")
     if dims[0] % kind.elements:
         raise bad(f"rows of {dims[0]} are not whole blocks of {kind.elements} ({kind.name})")
-    return name, kind.name, dims[::-1], kind.size(dims), offset
-
-
-def _by_name(
-    entries: list[tuple[str, str, tuple[int, ...], int, int]], start: int, alignment: int, total: int, path: Path
-) -> dict[str, TensorInfo]:
-    """The entries by name, in file order; each must be aligned, inside the file, and overlap no other."""
-    infos: dict[str, TensorInfo] = {}
-    for name, dtype, shape, nbytes, offset in entries:
-        if name in infos:
-            raise fault(path, f"tensor {shown(name)} twice")
-        if offset % alignment:
-            raise fault(path, f"tensor {shown(name)}: offset {offset} is not a multiple of the alignment {alignment}")
-        if start + offset + nbytes > total:
-            raise fault(path, f"truncated: tensor {shown(name)} ends at byte {start + offset + nbytes} of {total}")
-        infos[name] = TensorInfo(name, dtype, shape, nbytes, path, start + offset)
-    position = start
-    for info in sorted(infos.values(), key=lambda info: info.offset):
-        if info.offset < position:
-            raise fault(path, f"tensor {shown(info.name)} overlaps the tensor before it")
-        position = info.offset + info.nbytes
-    return infos
+    return TensorInfo(name, kind.name, dims[::-1], kind.size(dims), reader.path, offset)
 
 
 class _Cursor:
@@ -193,18 +182,13 @@ class _Cursor:
         kind = self.number("I")
         if kind == _STRING:
             return self.string(MAX_STRING, f"value of {shown(key)}")
-        if kind == _ARRAY:
-            return self.array(key)
-        return self.scalars(kind, 1, key)[0]
-
-    def array(self, key: str) -> list[Any]:
+        if kind != _ARRAY:
+            return self.scalars(kind, 1, key)[0]
         kind = self.number("I")
-        what = f"elements of {shown(key)}"
-        if kind == _STRING:
-            return self.strings(self.count(MAX_ARRAY, 8, what), key)
         if kind == _ARRAY:
             raise fault(self.path, f"key {shown(key)}: an array of arrays")
-        return self.scalars(kind, self.count(MAX_ARRAY, 1, what), key)
+        count = self.count(MAX_ARRAY, 8 if kind == _STRING else 1, f"elements of {shown(key)}")
+        return self.strings(count, key) if kind == _STRING else self.scalars(kind, count, key)
 
     def scalars(self, kind: int, count: int, key: str) -> list[Any]:
         if kind not in _SCALARS:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,8 +15,9 @@ from triptych import families
 from triptych.checkpoints import Source, local_path, open_source
 from triptych.checkpoints.locate import without_config
 from triptych.checkpoints.packed_safetensors import scheme, unpacked
-from triptych.checkpoints.source import check_text_size, file_size, read_json
+from triptych.checkpoints.source import check_text_size, file_size, json_if_there, read_json
 from triptych.errors import CheckpointError, TextError, first_line, shown
+from triptych.mapping import Values, names_in
 from triptych.spec import ModelSpec, PoolingSpec
 
 if TYPE_CHECKING:
@@ -58,11 +60,10 @@ class SentenceSettings:
         own = directory / _FILE
         if file_size(own) is None and file_size(directory / "modules.json") is None:
             return None
-        settings = cls() if file_size(own) is None else cls.of(read_json(own), str(own))
+        settings = cls.of(json_if_there(own), str(own))
         if settings.max_seq_length is not None:
             return settings
-        tokenizer = directory / "tokenizer_config.json"
-        length = None if file_size(tokenizer) is None else read_json(tokenizer).get("model_max_length")
+        length = json_if_there(directory / "tokenizer_config.json").get("model_max_length")
         lengths = [n for n in (length, context) if isinstance(n, int | float) and 3 <= n < math.inf]
         return cls(int(min(lengths)) if lengths else None, settings.do_lower_case)
 
@@ -71,13 +72,9 @@ class SentenceSettings:
         """The settings that `to_gguf` wrote; the defaults for files of other programs."""
         return cls.of({name: metadata.get(_GGUF + name) for name in ("max_seq_length", "do_lower_case")}, where)
 
-    def to_gguf(self) -> dict[str, Any]:
+    def to_gguf(self) -> Values:
         """GGUF metadata, under keys of ours: the format has none."""
         return {_GGUF + name: value for name, value in asdict(self).items() if value}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for `KEY` of a config."""
-        return asdict(self)
 
     def truncated(self, ids: Sequence[int], around: Sequence[int]) -> list[int]:
         """The ids of a text cut to `max_seq_length`; the special tokens at its end stay.  `around` are the ids of the
@@ -94,12 +91,11 @@ class SentenceSettings:
 #: Files that say how a checkpoint is used, which its config does not: they are copied when it is saved or converted.
 BESIDE = ("generation_config.json", "preprocessor_config.json")
 #: Every other file that may stand beside the weights.
-_SIDE_FILES = (
-    "added_tokens.json", "chat_template.jinja", "merges.txt", "modules.json", "sentence_bert_config.json",
-    "sentencepiece.bpe.model", "source.spm",
-    "special_tokens_map.json", "spiece.model", "spm.model", "target.spm", "tokenizer.json", "tokenizer.model",
-    "tokenizer_config.json", "vocab.json", "vocab.txt", "1_Pooling/config.json",
-)  # fmt: skip
+_SIDE_FILES = names_in("""
+    added_tokens.json chat_template.jinja merges.txt modules.json sentence_bert_config.json sentencepiece.bpe.model
+    source.spm special_tokens_map.json spiece.model spm.model target.spm tokenizer.json tokenizer.model
+    tokenizer_config.json vocab.json vocab.txt 1_Pooling/config.json
+""")
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
@@ -109,7 +105,7 @@ class Header:
 
     path: Path
     spec: ModelSpec
-    hf: dict[str, Any]
+    hf: Values
     source: Source | None
 
     def tokenizer(self) -> Tokenizer | None:
@@ -156,20 +152,18 @@ def read_header(
     if source.kind != "gguf":
         raise CheckpointError(f"{where}: is weights alone; give the directory that holds them and their config.json")
     shapes = {name: info.shape for name, info in source.infos.items()}
-
-    def values(name: str) -> list[float]:
-        return source.read(name).tolist()
-
-    hf, spec = families.read_gguf(source.metadata, shapes, read=values, ignore=ignore, where=str(where))
+    hf, spec = families.read_gguf(
+        source.metadata, shapes, read=lambda name: source.read(name).tolist(), ignore=ignore, where=str(where)
+    )
     settings = SentenceSettings.of_gguf(source.metadata, str(where))
     if settings != SentenceSettings():
-        hf = {**hf, KEY: settings.to_dict()}
+        hf = {**hf, KEY: asdict(settings)}
     return Header(where, spec, hf, source)
 
 
 def _with_config(where: Path, ignore: Collection[str]) -> Header:
     """Of a directory, or of a `config.json` alone."""
-    for name in (*BESIDE, *_SIDE_FILES):  # one that is there and cannot be read must not count as absent
+    for name in (*BESIDE, *sorted(_SIDE_FILES)):  # one that is there and cannot be read must not count as absent
         file = (where if where.is_dir() else where.parent) / name
         check_text_size(file, file_size(file))
     config = where / "config.json" if where.is_dir() else where
@@ -180,19 +174,20 @@ def _with_config(where: Path, ignore: Collection[str]) -> Header:
     hf = dict(families.text_config(hf, str(config), ignore))
     source = unpacked(open_source(where), packing) if any(where.glob("*.safetensors*")) else None
     stored = None if source is None else source.names
-    generation = read_json(where / BESIDE[0]) if (where / BESIDE[0]).is_file() else {}
+    generation = json_if_there(where / BESIDE[0])
     special_ids = {name: generation[name] for name in _IDS if generation.get(name) is not None}  # they override
-    spec = families.read_config(hf | special_ids, stored=stored, ignore=ignore, where=str(config))
+    read = partial(families.read_config, stored=stored, ignore=ignore, where=str(config))
+    spec = read(hf | special_ids)
     if (where / "modules.json").is_file() and stored is not None and _headless(spec, stored):
-        hf = {key: value for key, value in hf.items() if key != "architectures"}
-        spec = families.read_config(hf | special_ids, stored=stored, ignore=ignore, where=str(config))
+        hf.pop("architectures", None)
+        spec = read(hf | special_ids)
     pooled = _pooled(spec, where, ignore)
     if pooled != spec and isinstance(pooled.head, PoolingSpec):
         # Saved with the config: a saved model has no 1_Pooling.
         hf = {**hf, "triptych_pooling": {"mode": pooled.head.mode, "normalize": pooled.head.normalize}}
     settings = SentenceSettings.of_directory(where, spec.context) if where.is_dir() else None
     if settings is not None and isinstance(spec.head, PoolingSpec):
-        hf = {**hf, KEY: settings.to_dict()}
+        hf = {**hf, KEY: asdict(settings)}
     return Header(where, pooled, hf, source)
 
 
@@ -216,7 +211,7 @@ def _pooled(spec: ModelSpec, where: Path, ignore: Collection[str]) -> ModelSpec:
     return replace(spec, head=replace(spec.head, mode=known[modes[0]], normalize=normalize))
 
 
-def _modes(config: dict[str, Any]) -> list[Any]:
+def _modes(config: Values) -> list[Any]:
     """The pooling modes of sentence-transformers: one name or several under one key, or a flag each in old files."""
     modes = config.get("pooling_mode")
     if modes is None:

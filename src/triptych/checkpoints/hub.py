@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from triptych.checkpoints.locate import PICKLES, PREFIX, HubName, is_safe, model_in_run, parse_name
-from triptych.errors import FetchError, InputError, nearest, shown
+from triptych.errors import FetchError, InputError, first_line, nearest, shown
 
 _TIMEOUT = 10.0  # seconds without an answer
 
@@ -125,6 +125,6 @@ def _explain(name: HubName, error: Exception, offline: bool) -> NoReturn:
     elif offline:
         problem = _NOT_DOWNLOADED
     else:
-        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        reason = first_line(error)
         problem = f"could not be fetched ({reason}); if it was downloaded before, use --offline (offline=True)"
     raise FetchError(f"{name}: {problem}") from error

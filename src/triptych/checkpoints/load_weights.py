@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from triptych.checkpoints.gguf_reader import GGUFSource
 from triptych.checkpoints.packed_groups import PackedGroups
 from triptych.checkpoints.packed_safetensors import PackedSource
 from triptych.errors import CheckpointError, InputError, first_line, nearest, shown
+from triptych.mapping import names_in
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
 from triptych.nn import LoraFactors, Transformer, assign, empty, finish_loading
 from triptych.nn.part import Module
@@ -34,7 +35,7 @@ DTYPES: dict[str, torch.dtype] = {
     "float64": torch.float64,
 }  # fmt: skip
 _STORED_FLOATS = ("F64", "F32", "F16", "BF16")
-_NOT_FLOATS = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL", "C64")
+_NOT_FLOATS = names_in("I64 I32 I16 I8 U64 U32 U16 U8 BOOL C64")
 
 
 def compute_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -42,12 +43,12 @@ def compute_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
     Raises InputError for anything that no model computes in.
     """
-    if dtype is None or (isinstance(dtype, torch.dtype) and dtype in DTYPES.values()):
-        return dtype
-    if isinstance(dtype, str) and (name := dtype.removeprefix("torch.")) in DTYPES:
+    if dtype is None:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    if isinstance(dtype, torch.dtype | str) and name in DTYPES:
         return DTYPES[name]
-    text = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
-    raise InputError(f"dtype {shown(text)} is not one of float32, bfloat16, float16, float64{nearest(text, DTYPES)}")
+    raise InputError(f"dtype {shown(name)} is not one of float32, bfloat16, float16, float64{nearest(name, DTYPES)}")
 
 
 def usable_device(device: str | torch.device) -> torch.device:
@@ -84,7 +85,7 @@ class WeightPacker(Protocol):
 
 def stores_packed(source: Source | None) -> bool:
     """Whether a tensor of `source` is stored in packed blocks or groups that a packer takes."""
-    return isinstance(source, GGUFSource | PackedSource) and any(source.is_packed(name) for name in source.names)
+    return source is not None and any(map(source.is_packed, source.names))
 
 
 def read_weights(
@@ -139,15 +140,10 @@ def read_weights(
             loaded.append(LoadedTensor(name, (step.source,), info.file.name, info.dtype, tuple(weight.shape), op))
     notes |= set() if packer is None else set(packer.notes)
     finish_loading(module)
-    _keep_fixed(module)
+    for name in families.find(spec.family).fixed & spec.shapes().keys():
+        module.get_parameter(name).requires_grad_(False)
     summary = "" if packer is None else packer.packed
     return module, LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes), summary)
-
-
-def _keep_fixed(module: Transformer) -> None:
-    """No optimizer changes what the reference of the family keeps as it was stored."""
-    for name in families.find(module.spec.family).fixed & module.spec.shapes().keys():
-        module.get_parameter(name).requires_grad_(False)
 
 
 def _packed(
@@ -155,9 +151,8 @@ def _packed(
 ) -> dict[str, Tensor] | None:
     """The weights of one stored tensor as the file has it packed; None where the type, an operation or a slot does not
     allow it."""
-    if not isinstance(source, GGUFSource | PackedSource) or not step.rows_only or not source.is_packed(step.source):
-        return None
-    if not all(_takes_packed(module, name) for name in step.ours):
+    takes_packed = step.rows_only and all(_takes_packed(module, name) for name in step.ours)
+    if not takes_packed or not source.is_packed(step.source):
         return None
     parts: Mapping[str, PackedBlocks | PackedGroups]
     if isinstance(source, GGUFSource):
@@ -170,6 +165,7 @@ def _packed(
     elif packer is None:
         return None
     else:
+        assert isinstance(source, PackedSource)
         dtype = dtype or (torch.bfloat16 if source.plain_dtype == torch.bfloat16 else torch.float32)
         parts = source.groups(step.source).moved(step.to_ours)
     return {
@@ -193,8 +189,7 @@ def _takes_packed(module: Transformer, name: str) -> bool:
 
 def _checked_plan(spec: ModelSpec, source: Source, ignore: Sequence[str]) -> TensorPlan:
     """How `source` fills `spec`, with every shape as the spec has it and every tensor of floating-point numbers."""
-    kind: Literal["gguf", "hf"] = "gguf" if source.kind == "gguf" else "hf"
-    plan = families.plan(spec, kind, source.names, ignore=ignore, where=str(source.path))
+    plan = families.plan(spec, source.kind, source.names, ignore=ignore, where=str(source.path))
     for step in plan.loads:
         info = source.infos[step.source]
         if info.shape != step.source_shape:

@@ -58,68 +58,47 @@ class PackedGroups:
 GroupReader = Callable[[Source], Callable[[int, int], PackedGroups]]
 
 
-class StoredModule:
-    """The stored tensors of one module, by their short names."""
+def stored_groups(
+    source: Source, stem: str, bits: int, group: int | None, *, awq: bool, minus_one: bool
+) -> tuple[list[TensorInfo], tuple[int, int], GroupReader]:
+    """The tensors of a module of GPTQ or AWQ whose names begin with `stem`, the shape of its matrix, and its reader.
 
-    def __init__(self, source: Source, stem: str) -> None:
-        self.source, self.stem = source, stem
-        self.file = source.infos[f"{stem}qweight"].file
+    Raises CheckpointError for tensors that are missing or do not fit each other.
+    """
+    file = source.infos[f"{stem}qweight"].file
 
-    def has(self, name: str) -> bool:
-        return f"{self.stem}{name}" in self.source.infos
-
-    def info(self, name: str, *dtypes: str) -> TensorInfo:
-        """Raises CheckpointError where there is no such tensor of one or two dimensions and one of these dtypes."""
-        if not self.has(name):
-            raise fault(self.file, f"the packed matrix {shown(self.stem + 'qweight')} comes without its {name}")
-        info = self.source.infos[f"{self.stem}{name}"]
+    def part(name: str, shape: tuple[int, ...] | None, *dtypes: str) -> TensorInfo:
+        info = source.infos.get(f"{stem}{name}")
+        if info is None:
+            raise fault(file, f"the packed matrix {shown(stem + 'qweight')} comes without its {name}")
         if info.dtype not in dtypes or 0 in info.shape or len(info.shape) > 2:
             raise fault(
-                self.file, f"tensor {shown(info.name)} is {info.dtype} {list(info.shape)}, not {' or '.join(dtypes)}"
+                file, f"tensor {shown(info.name)} is {info.dtype} {list(info.shape)}, not {' or '.join(dtypes)}"
             )
+        if shape is not None and info.shape != shape:
+            raise fault(file, f"tensor {shown(info.name)} is {list(info.shape)}, its matrix asks for {list(shape)}")
         return info
 
-    def qweight(self) -> tuple[int, int]:
-        """The shape of the words of codes."""
-        info = self.info("qweight", "I32")
-        if len(info.shape) != 2:
-            raise fault(self.file, f"tensor {shown(info.name)} is {list(info.shape)}, not a matrix")
-        return info.shape[0], info.shape[1]
-
-    def check(self, info: TensorInfo, shape: tuple[int, ...]) -> None:
-        """Raises CheckpointError unless the tensor has this shape."""
-        if info.shape != shape:
-            raise fault(
-                self.file, f"tensor {shown(info.name)} is {list(info.shape)}, its matrix asks for {list(shape)}"
-            )
-
-    def groups(self, inputs: int, outputs: int, bits: int, group: int | None) -> int:
-        """How many groups of inputs there are; the shapes of scales and zeros must agree."""
-        groups = 1 if group is None else -(-inputs // group)
-        self.check(self.info("scales", "F16", "BF16", "F32"), (groups, outputs))
-        self.check(self.info("qzeros", "I32"), (groups, outputs * bits // 32))
-        return groups
-
-
-def stored_groups(
-    parts: StoredModule, bits: int, group: int | None, *, awq: bool, minus_one: bool
-) -> tuple[tuple[str, ...], tuple[int, int], GroupReader]:
-    """The tensors of a module of GPTQ or AWQ, the shape of its matrix, and its reader.  Raises CheckpointError."""
-    size, (inputs, outputs) = 32 // bits, parts.qweight()
+    words = part("qweight", None, "I32")
+    if len(words.shape) != 2:
+        raise fault(file, f"tensor {shown(words.name)} is {list(words.shape)}, not a matrix")
+    size, (inputs, outputs) = 32 // bits, words.shape
     inputs, outputs = (inputs, outputs * size) if awq else (inputs * size, outputs)
-    groups, ordered = parts.groups(inputs, outputs, bits, group), not awq and parts.has("g_idx")
+    groups, ordered = -(-inputs // (group or inputs)), not awq and f"{stem}g_idx" in source.infos
+    infos = [words, part("scales", (groups, outputs), "F16", "BF16", "F32")]
+    infos.append(part("qzeros", (groups, outputs * bits // 32), "I32"))
     if ordered:
-        parts.check(parts.info("g_idx", "I32"), (inputs,))
+        infos.append(part("g_idx", (inputs,), "I32"))
 
     def read(source: Source) -> Callable[[int, int], PackedGroups]:
         import torch
 
         order = torch.tensor(_AWQ_ORDER) if awq else slice(None)
-        of = source.read(f"{parts.stem}g_idx").long() if ordered else torch.arange(inputs) // (group or inputs)
+        of = source.read(f"{stem}g_idx").long() if ordered else torch.arange(inputs) // (group or inputs)
         if int(of.min()) < 0 or int(of.max()) >= groups:
-            raise fault(parts.file, f"tensor {shown(parts.stem + 'g_idx')} names a group that is not there")
-        codes, scales = source.read(f"{parts.stem}qweight"), source.read(f"{parts.stem}scales", torch.float32)
-        zeros = _fields(source.read(f"{parts.stem}qzeros"), bits)[..., order].flatten(1).int()
+            raise fault(file, f"tensor {shown(stem + 'g_idx')} names a group that is not there")
+        codes, scales = source.read(f"{stem}qweight"), source.read(f"{stem}scales", torch.float32)
+        zeros = _fields(source.read(f"{stem}qzeros"), bits)[..., order].flatten(1).int()
         zeros = ((zeros + int(minus_one)) & (2**bits - 1)).float()
 
         def rows(a: int, b: int) -> PackedGroups:
@@ -132,7 +111,7 @@ def stored_groups(
 
         return rows
 
-    return ("qweight", "qzeros", "scales", *(("g_idx",) if ordered else ())), (outputs, inputs), read
+    return infos, (outputs, inputs), read
 
 
 def _fields(words: Tensor, bits: int) -> Tensor:

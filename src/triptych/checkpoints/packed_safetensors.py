@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from triptych.checkpoints.packed_groups import GroupReader, PackedGroups, StoredModule, stored_groups
+from triptych.checkpoints.packed_groups import GroupReader, PackedGroups, stored_groups
 from triptych.checkpoints.source import Source, TensorInfo, fault
 from triptych.errors import ConfigError, nearest, shown
 from triptych.mapping.config_keys import ConfigKeys
@@ -166,7 +166,6 @@ class PackedSource(Source):
         return out
 
     def is_packed(self, name: str) -> bool:
-        """Whether the matrix is stored as codes in groups, so that `groups` can return it."""
         return name in self._matrices and self._matrices[name].groups is not None
 
     def groups(self, name: str) -> PackedGroups:
@@ -213,17 +212,17 @@ def _matrices(source: Source, packing: FilePacking) -> list[_PackedMatrix]:
     if packing.method == "fp8":
         return [_fp8_matrix(source, name, packing) for name, info in source.infos.items() if info.dtype == "F8_E4M3"]
     stems = [name.removesuffix("qweight") for name in source.infos if name.endswith(".qweight")]
-    return [_grouped_matrix(StoredModule(source, stem), packing) for stem in stems]
+    return [_grouped_matrix(source, stem, packing) for stem in stems]
 
 
-def _grouped_matrix(parts: StoredModule, packing: FilePacking) -> _PackedMatrix:
+def _grouped_matrix(source: Source, stem: str, packing: FilePacking) -> _PackedMatrix:
     """The matrix of one module of GPTQ or AWQ."""
-    awq = packing.method == "awq"
-    names, shape, groups = stored_groups(parts, packing.bits, packing.group, awq=awq, minus_one=packing.minus_one)
-    infos = [parts.source.infos[parts.stem + name] for name in names]
+    infos, shape, groups = stored_groups(
+        source, stem, packing.bits, packing.group, awq=packing.method == "awq", minus_one=packing.minus_one
+    )
     label = f"{packing.method.upper()} {packing.bits}-bit"
     size = sum(info.nbytes for info in infos)
-    whole = TensorInfo(f"{parts.stem}weight", label, shape, size, parts.file, infos[0].offset)
+    whole = TensorInfo(f"{stem}weight", label, shape, size, infos[0].file, infos[0].offset)
 
     def rows(source: Source) -> Callable[[int, int], Tensor]:
         read = groups(source)

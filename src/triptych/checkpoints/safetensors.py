@@ -17,7 +17,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triptych.checkpoints.source import Source, TensorInfo, fault, is_plain_name, json_object, map_file, read_json, view
+from triptych.checkpoints.source import (
+    Source,
+    TensorInfo,
+    check_places,
+    fault,
+    is_plain_name,
+    json_object,
+    map_file,
+    read_json,
+    view,
+)
 from triptych.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
@@ -121,10 +131,7 @@ def parse_header(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, TensorI
     if total < 8:
         raise fault(path, f"is {total} bytes long, too short for a safetensors file")
     if length > MAX_HEADER or 8 + length > total:
-        raise fault(
-            path,
-            f"declares a header of {length} bytes and has {total - 8}; truncated, or not safetensors",
-        )
+        raise fault(path, f"declares a header of {length} bytes and has {total - 8}; truncated, or not safetensors")
     raw = data[8 : 8 + length]
     if raw[:1] != b"{":
         raise fault(path, "its header is not a JSON object; not a safetensors file")
@@ -133,7 +140,7 @@ def parse_header(data: mmap.mmap | bytes, path: Path) -> tuple[dict[str, TensorI
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise fault(path, "its __metadata__ is not an object of strings")
     infos = {name: _tensor(name, entry, path, 8 + length) for name, entry in header.items()}
-    _check_tiling(infos.values(), path, 8 + length, total)
+    check_places(infos.values(), path, 8 + length, total, gaps=False)
     return infos, metadata
 
 
@@ -163,19 +170,3 @@ def _tensor(name: str, entry: Any, path: Path, start: int) -> TensorInfo:
     if offsets[1] - offsets[0] != nbytes:
         raise bad(f"data_offsets {shown(offsets)} do not span the {nbytes} bytes of {dtype} {shape}")
     return TensorInfo(name, dtype, tuple(shape), nbytes, path, start + offsets[0])
-
-
-def _check_tiling(infos: Iterable[TensorInfo], path: Path, start: int, total: int) -> None:
-    """Refuse tensors that overlap, leave a hole, or end anywhere but at the end of the file."""
-    position = start
-    for info in sorted(infos, key=lambda info: (info.offset, info.nbytes)):
-        if info.offset + info.nbytes > total:
-            raise fault(
-                path, f"truncated: tensor {shown(info.name)} ends at byte {info.offset + info.nbytes} of {total}"
-            )
-        if info.offset != position:
-            what = "overlaps the tensor before it" if info.offset < position else "follows unused bytes"
-            raise fault(path, f"tensor {shown(info.name)} {what} (starts at byte {info.offset}, not {position})")
-        position += info.nbytes
-    if position != total:
-        raise fault(path, f"has {total - position} bytes after its last tensor")

@@ -48,9 +48,7 @@ def write_directory(
     recover(path)
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     with _beside(path) as temporary:
-        _write_weights(temporary, pairs, {"format": "pt", **(metadata or {})}, max_shard_bytes)
-        if (temporary / "model.safetensors").exists():
-            (temporary / "model.safetensors").rename(temporary / names[0])
+        _write_weights(temporary, pairs, {"format": "pt", **(metadata or {})}, max_shard_bytes, names[0])
         _write_file(temporary, names[1], json.dumps(config, indent=2, allow_nan=False) + "\n")
         for name, content in (files or {}).items():
             _write_file(temporary, name, content)
@@ -130,7 +128,7 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: M
         dtype = spelling.get(str(tensor.dtype).removeprefix("torch."))
         if dtype is None or name == "__metadata__":
             raise CheckpointError(f"tensor {shown(name)} of {tensor.dtype} cannot be stored as safetensors")
-        start, end = end, end + tensor.numel() * tensor.dtype.itemsize
+        start, end = end, end + tensor.nbytes
         header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -140,9 +138,10 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: M
 
 
 def _write_weights(
-    directory: Path, pairs: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str], limit: int
+    directory: Path, pairs: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str], limit: int, single: str
 ) -> None:
-    """Shards of at most `limit` bytes (a larger tensor has one to itself); one shard needs no index."""
+    """Shards of at most `limit` bytes (a larger tensor has one to itself); one shard is called `single`, and needs no
+    index."""
     where: dict[str, int] = {}
     total = shards = 0
     for shard in _shards(pairs, limit):
@@ -150,15 +149,14 @@ def _write_weights(
         if twice := where.keys() & shard.keys():
             raise CheckpointError(f"two tensors are called {shown(min(twice))}")
         where |= dict.fromkeys(shard, shards)
-        total += sum(tensor.numel() * tensor.dtype.itemsize for tensor in shard.values())
+        total += sum(tensor.nbytes for tensor in shard.values())
         with _synced(directory / f"{shards}.part") as file:
             write_safetensors(file, shard, metadata)
-    if shards == 1:
-        (directory / "1.part").rename(directory / "model.safetensors")
-        return
     names = {number: f"model-{number:05}-of-{shards:05}.safetensors" for number in range(1, shards + 1)}
     for number, name in names.items():
-        (directory / f"{number}.part").rename(directory / name)
+        (directory / f"{number}.part").rename(directory / (single if shards == 1 else name))
+    if shards == 1:
+        return
     index = {"metadata": {"total_size": total}, "weight_map": {name: names[n] for name, n in where.items()}}
     _write_file(directory, "model" + INDEX_SUFFIX, json.dumps(index, indent=2) + "\n")
 
@@ -168,12 +166,11 @@ def _shards(pairs: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[dict[st
     shard: dict[str, Tensor] = {}
     size = 0
     for name, tensor in pairs:
-        nbytes = tensor.numel() * tensor.dtype.itemsize
-        if name in shard or (shard and size + nbytes > limit):  # the caller refuses a repeated name
+        if name in shard or (shard and size + tensor.nbytes > limit):  # the caller refuses a repeated name
             yield shard
             shard, size = {}, 0
         shard[name] = tensor
-        size += nbytes
+        size += tensor.nbytes
     yield shard
 
 

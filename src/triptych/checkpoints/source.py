@@ -13,12 +13,14 @@ import json
 import mmap
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from triptych.errors import CheckpointError, nearest, shown
+from triptych.errors import CheckpointError, first_line, nearest, shown
+from triptych.mapping import Values
+from triptych.mapping.weight_table import Kind
 
 if TYPE_CHECKING:
     import torch
@@ -43,10 +45,10 @@ class TensorInfo:
 class Source:
     """Named tensors in one file or several, already checked: sizes, offsets and names can be trusted."""
 
-    kind: ClassVar[Literal["safetensors", "gguf"]] = "safetensors"
+    kind: ClassVar[Kind] = "hf"  # whose names the tensors have
     path: Path
     infos: dict[str, TensorInfo]
-    metadata: dict[str, Any]
+    metadata: Values
 
     @property
     def names(self) -> list[str]:
@@ -65,6 +67,10 @@ class Source:
         converted while reading, without a second copy of all of it.
         """
         raise NotImplementedError
+
+    def is_packed(self, name: str) -> bool:
+        """Whether the tensor is stored in packed blocks or groups that can stay so."""
+        return False
 
     def read_raw(self, name: str) -> torch.Tensor:
         """The stored bytes, uint8: `[..., bytes of a row]` for a packed format, `[nbytes]` otherwise."""
@@ -120,16 +126,32 @@ def view(data: mmap.mmap, info: TensorInfo, dtype: torch.dtype, shape: tuple[int
     return torch.frombuffer(data, dtype=dtype, count=count, offset=info.offset).view(shape)
 
 
+def check_places(infos: Iterable[TensorInfo], path: Path, start: int, total: int, *, gaps: bool) -> None:
+    """Raise CheckpointError for tensors that overlap or end after the file, whose data begin at `start`, and unless
+    there may be `gaps` for unused bytes between or after them."""
+    position = start
+    for info in sorted(infos, key=lambda info: (info.offset, info.nbytes)):
+        end = info.offset + info.nbytes
+        if end > total:
+            raise fault(path, f"truncated: tensor {shown(info.name)} ends at byte {end} of {total}")
+        if info.offset < position or (info.offset > position and not gaps):
+            what = "overlaps the tensor before it" if info.offset < position else "follows unused bytes"
+            raise fault(path, f"tensor {shown(info.name)} {what} (starts at byte {info.offset}, not {position})")
+        position = end
+    if position != total and not gaps:
+        raise fault(path, f"has {total - position} bytes after its last tensor")
+
+
 def is_plain_name(name: str) -> bool:
     """Whether `name` can only be a visible file in the directory it is joined to."""
     short = len(name.encode(errors="surrogatepass")) <= MAX_NAME
     return len(name) > 0 and short and name.isprintable() and name[0] != "." and not set(name) & set('/\\:*?"<>|')
 
 
-def json_object(raw: bytes, path: Path) -> dict[str, Any]:
+def json_object(raw: bytes, path: Path) -> Values:
     """Strict JSON: an object, each key once, no NaN.  Raises CheckpointError for anything else."""
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> Values:
         result = dict(pairs)
         if len(result) != len(pairs):
             twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -146,16 +168,21 @@ def json_object(raw: bytes, path: Path) -> dict[str, Any]:
     except RecursionError:
         raise fault(path, "its JSON is nested too deeply") from None
     except ValueError as error:
-        raise fault(path, f"its JSON cannot be parsed ({str(error).splitlines()[0][:80]})") from None
+        raise fault(path, f"its JSON cannot be parsed ({first_line(error)})") from None
     if not isinstance(value, dict):
         raise fault(path, "its JSON is not an object")
     return value
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Values:
     """The JSON object in the file `path`, read as strictly as `json_object`."""
     check_text_size(path, file_size(path))
     return json_object(bytes(map_file(path)), path)
+
+
+def json_if_there(path: Path) -> Values:
+    """The JSON object in the file `path`, an empty one where there is no such file."""
+    return {} if file_size(path) is None else read_json(path)
 
 
 def check_text_size(path: Path, size: int | None) -> None:
@@ -193,7 +220,7 @@ class LoadReport:
     notes: tuple[str, ...] = ()
     packed: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Values:
         """Plain lists, strings and numbers, ready for JSON."""
         tensors = [{**asdict(t), "sources": list(t.sources), "shape": list(t.shape)} for t in self.tensors]
         more = {"ignored": dict(self.ignored), "notes": list(filter(None, (self.packed, *self.notes)))}

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.families import seq2seq
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, names_in, table
 from triptych.spec.positions import Absolute
 
 _NAMES = {"bart": "Bart", "mbart": "MBart"}
@@ -19,27 +18,24 @@ hf_types = _NAMES.keys()
 ids = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 prefix = "model."
 fixed = {"head.proj.bias"}  # a buffer there
-ignore = {
-    "classif_dropout", "decoder_layerdrop", "encoder_layerdrop",  # training
-    "num_hidden_layers", "hidden_size", "num_attention_heads",  # duplicates of encoder_layers, d_model, ...
-    "add_bias_logits", "extra_pos_embeddings",  # the bias and the two rows are always there
-    "force_bos_token_to_be_generated", "save_step",
-    "replacing_rate", "student_decoder_layers", "student_encoder_layers",  # of the training of DistilBART
-}  # fmt: skip
+ignore = names_in("""
+classif_dropout decoder_layerdrop encoder_layerdrop  # training
+num_hidden_layers hidden_size num_attention_heads  # duplicates of encoder_layers, d_model, ...
+add_bias_logits extra_pos_embeddings  # the bias and the two rows are always there
+force_bos_token_to_be_generated save_step
+replacing_rate student_decoder_layers student_encoder_layers  # of the training of DistilBART
+""")
 
 ROWS = seq2seq.table("""
-SIDE.embed.position.weight           model.SIDE.embed_positions.weight
-SIDE.embed.norm.*                    model.SIDE.layernorm_embedding.*
-SIDE.blocks.{i}.attn.<q,k,v,out>.*   model.SIDE.layers.{i}.self_attn.<q,k,v,out>_proj.*
-SIDE.blocks.{i}.attn_norm.post.*     model.SIDE.layers.{i}.self_attn_layer_norm.*
-SIDE.blocks.{i}.attn_norm.pre.*      model.SIDE.layers.{i}.self_attn_layer_norm.*
-SIDE.blocks.{i}.cross.<q,k,v,out>.*  model.SIDE.layers.{i}.encoder_attn.<q,k,v,out>_proj.*
-SIDE.blocks.{i}.cross_norm.post.*    model.SIDE.layers.{i}.encoder_attn_layer_norm.*
-SIDE.blocks.{i}.cross_norm.pre.*     model.SIDE.layers.{i}.encoder_attn_layer_norm.*
-SIDE.blocks.{i}.mlp.<up,down>.*      model.SIDE.layers.{i}.<fc1,fc2>.*
-SIDE.blocks.{i}.mlp_norm.post.*      model.SIDE.layers.{i}.final_layer_norm.*
-SIDE.blocks.{i}.mlp_norm.pre.*       model.SIDE.layers.{i}.final_layer_norm.*
-SIDE.final_norm.*                    model.SIDE.layer_norm.*
+SIDE.embed.position.weight               model.SIDE.embed_positions.weight
+SIDE.embed.norm.*                        model.SIDE.layernorm_embedding.*
+SIDE.blocks.{i}.attn.<q,k,v,out>.*       model.SIDE.layers.{i}.self_attn.<q,k,v,out>_proj.*
+SIDE.blocks.{i}.attn_norm.<post,pre>.*   model.SIDE.layers.{i}.self_attn_layer_norm.*
+SIDE.blocks.{i}.cross.<q,k,v,out>.*      model.SIDE.layers.{i}.encoder_attn.<q,k,v,out>_proj.*
+SIDE.blocks.{i}.cross_norm.<post,pre>.*  model.SIDE.layers.{i}.encoder_attn_layer_norm.*
+SIDE.blocks.{i}.mlp.<up,down>.*          model.SIDE.layers.{i}.<fc1,fc2>.*
+SIDE.blocks.{i}.mlp_norm.<post,pre>.*    model.SIDE.layers.{i}.final_layer_norm.*
+SIDE.final_norm.*                        model.SIDE.layer_norm.*
 """)
 weights = ROWS + seq2seq.HEADS + table("""
 head.proj.bias                         final_logits_bias|one_row
@@ -71,10 +67,43 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     shared = tied or not keys.has_tensor("decoder.embed_tokens.weight", default=True)
     ties = {"decoder.embed.tokens.weight": "encoder.embed.tokens.weight"} if shared else {}
     ties |= {"head.proj.weight": "encoder.embed.tokens.weight"} if tied and isinstance(head, spec.LMHeadSpec) else {}
+    return model(keys, embed, embed, head, ties, ids, context, pre=pre)
+
+
+def model(
+    keys: ConfigKeys,
+    source: spec.Input,
+    target: spec.Input,
+    head: spec.Head | None,
+    ties: dict[str, str],
+    ids: spec.SpecialIds,
+    context: int,
+    *,
+    pre: bool,
+    k_bias: bool = True,
+) -> spec.ModelSpec:
+    """The model whose two sides read `source` and `target`.  `pre`: norms before each sublayer and one at the end of a
+    side, instead of after each."""
+    width, norm = keys.int("d_model"), spec.LayerNormSpec(width=keys.int("d_model"))
+    act, between = keys.act("activation_function", default="gelu"), keys.dropout("activation_dropout")
+    inside = keys.dropout("attention_dropout")
+
+    def side(name: seq2seq.Side, embed: spec.Input) -> spec.StackSpec:
+        attn = spec.attention(width, keys.count(f"{name}_attention_heads"), bias=True, dropout=inside)
+        return seq2seq.stack(
+            name,
+            embed,
+            attn=replace(attn, k=replace(attn.k, bias=k_bias)),
+            mlp=spec.mlp(width, keys.int(f"{name}_ffn_dim"), act, bias=True, dropout=between),
+            norms=spec.NormsSpec(pre=norm) if pre else spec.NormsSpec(post=norm),
+            layers=keys.count(f"{name}_layers"),
+            final_norm=norm if pre else None,
+        )
+
     return spec.ModelSpec(
         family=keys.str("model_type"),
-        encoder=side(keys, "encoder", embed, pre=pre),
-        decoder=side(keys, "decoder", embed, pre=pre),
+        encoder=side("encoder", source),
+        decoder=side("decoder", target),
         head=head,
         ties=ties,
         ids=ids,
@@ -83,26 +112,8 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     )
 
 
-def side(keys: ConfigKeys, name: seq2seq.Side, embed: spec.Input, *, pre: bool, k_bias: bool = True) -> spec.StackSpec:
-    """One side.  `pre`: norms before each sublayer and one at the end, instead of after each."""
-    width, norm = keys.int("d_model"), spec.LayerNormSpec(width=keys.int("d_model"))
-    act, between = keys.act("activation_function", default="gelu"), keys.dropout("activation_dropout")
-    heads, inside = keys.count(f"{name}_attention_heads"), keys.dropout("attention_dropout")
-    attn = spec.attention(width, heads, bias=True, dropout=inside)
-    return seq2seq.stack(
-        name,
-        embed,
-        attn=replace(attn, k=replace(attn.k, bias=k_bias)),
-        mlp=spec.mlp(width, keys.int(f"{name}_ffn_dim"), act, bias=True, dropout=between),
-        norms=spec.NormsSpec(pre=norm) if pre else spec.NormsSpec(post=norm),
-        layers=keys.count(f"{name}_layers"),
-        dropout=embed.dropout,
-        final_norm=norm if pre else None,
-    )
-
-
 def words(keys: ConfigKeys, vocab: int, position: Absolute, norm: spec.LayerNormSpec | None = None) -> spec.EmbedSpec:
     """The input of a side that reads tokens."""
     width, dropout = keys.int("d_model"), keys.dropout("dropout", default=0.1)
-    scale = width**0.5 if keys.bool("scale_embedding", default=False) else None
+    scale = width**0.5 if keys.flag("scale_embedding") else None
     return spec.EmbedSpec(vocab=vocab, width=width, position=position, norm=norm, scale=scale, dropout=dropout)

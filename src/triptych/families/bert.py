@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import encoders, gguf_config
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, Values, names_in, table
 
 hf_types = {"bert"}
 ids = {"pad_token_id": 0}
 gguf_archs = {"bert"}
 prefix = "bert."
 renames = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # exports from TensorFlow
-ignore = {
-    "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
-    "pooler_size_per_head", "pooler_type",  # the multilingual configs describe a pooler no reference builds
-}  # fmt: skip
+ignore = names_in("""
+directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+pooler_size_per_head pooler_type  # the multilingual configs describe a pooler no reference builds
+""")
 
 ROWS = table("""
 encoder.embed.tokens.weight          bert.embeddings.word_embeddings.weight                     token_embd.weight
@@ -64,14 +63,9 @@ head.classes.*                        classifier.*
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     stack = encoders.post_norm(keys)
-    dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
-    heads = encoders.heads(
-        keys, "Bert", stack.width,
-        masked=spec.TransformSpec(dense=dense, act=keys.act("hidden_act", default="gelu"), norm=stack.words.norm),
-        label=spec.TransformSpec(dense=dense, act="tanh"),
-        pooler=keys.has_tensor("pooler.dense.weight", default=True),  # is written in no config
-        dropout=stack.words.dropout,
-    )  # fmt: skip
+    pooler = keys.has_tensor("pooler.dense.weight", default=True)  # is written in no config
+    act = keys.act("hidden_act", default="gelu")
+    heads = encoders.heads(keys, "Bert", stack, masked=act, label="tanh", pooler=pooler)
     heads["BertForPreTraining"] = heads["BertForMaskedLM"]
     return encoders.model(keys, stack, keys.architecture(heads, default="BertModel"))
 
@@ -79,10 +73,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
 def from_gguf(keys: ConfigKeys) -> Values:
     return {
         "architectures": ["BertModel"],
-        "hidden_size": keys.int("embedding_length"),
-        "intermediate_size": keys.int("feed_forward_length"),
-        "num_hidden_layers": keys.count("block_count"),
-        "num_attention_heads": keys.count("attention.head_count"),
+        **gguf_config.sizes(keys),
         "max_position_embeddings": keys.int("context_length"),
         "type_vocab_size": keys.int("token_types", default=0, low=0),
         "layer_norm_eps": keys.float("attention.layer_norm_epsilon"),

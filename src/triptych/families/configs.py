@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from triptych.errors import CheckpointError, ConfigError, shown
-from triptych.families.encoders import pooling
 from triptych.families.registry import find, find_gguf, gguf_name
 from triptych.families.tensor_names import save_plan
 from triptych.families.wrapped import text_config
-from triptych.mapping import gguf_metadata
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping import ConfigKeys, Values, gguf_metadata
 from triptych.spec import ModelSpec, PoolingSpec
 
 
@@ -39,9 +37,23 @@ def read_config(
     except ConfigError as error:  # an error of a part does not name the file
         raise (error if str(error).startswith(where) else keys.error(str(error))) from None
     if isinstance(spec.head, PoolingSpec):
-        spec = replace(spec, head=pooling(keys, spec.head))
+        spec = replace(spec, head=_pooling(keys, spec.head))
     keys.finish(family.ignore)
     return spec
+
+
+def _pooling(keys: ConfigKeys, head: PoolingSpec) -> PoolingSpec:
+    """How a bare encoder pools.  HF configs have no key for it and preserve unknown ones, so ours is stored there."""
+    modes: dict[str, Literal["mean", "first", "dense"]] = {"mean": "mean", "first": "first", "dense": "dense"}
+    table = keys.table("triptych_pooling")
+    if table is None:
+        return head
+    mode = table.choice("mode", modes, default="mean")
+    if mode == "dense" and head.dense is None:
+        raise table.error("mode 'dense' needs the pooler, which this checkpoint lacks")
+    normalize = table.flag("normalize")
+    table.finish()
+    return replace(head, mode=mode, normalize=normalize)
 
 
 def read_gguf(
@@ -51,7 +63,7 @@ def read_gguf(
     read: Callable[[str], Sequence[float]] | None = None,
     ignore: Collection[str] = (),
     where: str = "GGUF",
-) -> tuple[dict[str, Any], ModelSpec]:
+) -> tuple[Values, ModelSpec]:
     """The HF config a GGUF file would have had, and its spec.
 
     `shapes` are the tensors of the file, outermost dimension first; `read` gives the values of a small one (Llama 3
@@ -65,14 +77,14 @@ def read_gguf(
     assert family.from_gguf is not None, f"{family.name} names GGUF architectures and has no from_gguf"
     keys = ConfigKeys(gguf_metadata.under(metadata, arch, shapes, read), where, shapes)
     vocab = keys.int("vocab_size")
-    config: dict[str, Any] = {"model_type": arch} | dict(family.from_gguf(keys)) | {"vocab_size": vocab}
+    config: Values = {"model_type": arch} | dict(family.from_gguf(keys)) | {"vocab_size": vocab}
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         config[f"{ours}_token_id"] = metadata.get(f"tokenizer.ggml.{theirs}_token_id")
     keys.finish(ignore, metadata=("model_type", *gguf_metadata.TENSORS))
     return config, read_config(config, stored=shapes, where=where)
 
 
-def write_gguf(model: ModelSpec) -> tuple[dict[str, Any], gguf_metadata.Tensors]:
+def write_gguf(model: ModelSpec) -> tuple[Values, gguf_metadata.Tensors]:
     """The metadata of a GGUF file of `model`, and the small tensors that belong to them: `read_gguf` gives it back.
 
     Raises CheckpointError where GGUF has no names for the family or no key for something the model computes.

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.families import bert, disentangled
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, table
 
 hf_types = {"deberta"}
 ids = {"pad_token_id": 0}
@@ -33,12 +32,8 @@ encoder.blocks.{i}.mlp_norm.post.*                  deberta.encoder.layer.{i}.ou
 encoder.blocks.0.branch.<conv,norm>.*               deberta.encoder.conv.<conv,LayerNorm>.*
 -  deberta.embeddings.position_ids  -  # 0, 1, 2, ...
 -  deberta.embeddings.position_embeddings.weight  -  # unused by the encoder; of the decoder used in pre-training
--  lm_predictions.lm_head.dense.*  -  # heads of the pre-training
--  lm_predictions.lm_head.LayerNorm.*  -
--  lm_predictions.lm_head.bias  -
--  mask_predictions.dense.*  -
--  mask_predictions.LayerNorm.*  -
--  mask_predictions.classifier.*  -
+-  lm_predictions.lm_head.<dense.*,LayerNorm.*,bias>  -  # a head of the pre-training
+-  mask_predictions.<dense,LayerNorm,classifier>.*  -  # a head of the pre-training
 head.<ends,classes>.*                               <qa_outputs,classifier>.*
 [ClassHead]
 head.transform.dense.*                              pooler.dense.*
@@ -57,7 +52,7 @@ encoder.blocks.{i}.attn.pos_q.*         deberta.encoder.layer.{i}.attention.self
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
-    if keys.bool("talking_head", default=False):
+    if keys.flag("talking_head"):
         raise keys.error("talking_head is set: scores of different heads are mixed, which no published DeBERTa does")
     attn = spec.attention(keys.int("hidden_size"), keys.count("num_attention_heads"), bias=True)
     without = replace(attn.k, bias=False)

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.families import deberta, disentangled
-from triptych.mapping.config_keys import COUNT, ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping import COUNT, ConfigKeys, table
 
 hf_types = {"deberta-v2"}
 ids = {"pad_token_id": 0}
@@ -27,7 +26,7 @@ encoder.blocks.{i}.attn.pos_q.*          deberta.encoder.layer.{i}.attention.sel
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, heads = keys.int("hidden_size"), keys.count("num_attention_heads")
     attn = spec.attention(width, heads, head_width=keys.optional_int("attention_head_size"), bias=True)
-    if not keys.bool("share_att_key", default=False):
+    if not keys.flag("share_att_key"):
         attn = replace(attn, pos_q=attn.q, pos_k=attn.k)
     most, buckets = disentangled.max_distance_of(keys), keys.int("position_buckets", default=-1, low=-1, high=COUNT)
     return disentangled.model(

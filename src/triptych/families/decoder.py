@@ -1,12 +1,13 @@
-"""What decoder-only families share: which layers have a window, and the model around a stack."""
+"""What decoder-only families share: which layers have a window, what stands around blocks, the model of a stack."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 from triptych import spec
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.spec.positions import Position
+from triptych.mapping import ConfigKeys
+from triptych.spec.norms import Norm
+from triptych.spec.positions import Absolute, Position
 
 Windows = Sequence[int | None]  # how many keys each layer sees, None for all
 
@@ -25,15 +26,29 @@ def windows(keys: ConfigKeys, size: int | None, slides: Callable[[int], bool]) -
     return [known[name] for name in types]
 
 
-def kinds(windows: Windows, position: Position | None, sliding: Position | None = None) -> dict[str, spec.KindSpec]:
-    """The kinds of layers with these windows, each under the name `kind` gives it; `sliding` is the position part
-    of layers with a window where it is another one."""
-    return {
-        kind(size, windows): spec.KindSpec(mask=spec.causal(), position=position)
-        if size is None
-        else spec.KindSpec(mask=spec.causal() & spec.window(size), position=sliding or position)
-        for size in windows
-    }
+def stack(
+    keys: ConfigKeys,
+    blocks: Sequence[spec.BlockSpec | spec.ParallelBlockSpec],
+    norm: Norm,
+    position: Position | Absolute | None = None,
+    *,
+    kinds: dict[str, spec.KindSpec] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> spec.StackSpec:
+    """Blocks between an embedding, with this `scale` and `dropout`, and a last norm.  Without `kinds` every token sees
+    those before it, and `position` is that of all layers, or of the embedding."""
+    absolute = position if isinstance(position, Absolute) else None
+    relative = None if isinstance(position, Absolute) else position
+    width = blocks[0].attn.out.outputs
+    return spec.StackSpec(
+        embed=spec.EmbedSpec(
+            vocab=keys.int("vocab_size"), width=width, position=absolute, scale=scale, dropout=dropout
+        ),
+        kinds=kinds or {"self": spec.KindSpec(mask=spec.causal(), position=relative)},
+        blocks=tuple(blocks),
+        final_norm=norm,
+    )
 
 
 def kind(size: int | None, windows: Windows) -> str:

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from triptych import spec
 from triptych.families import encoders
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, table
 
 hf_types = {"distilbert"}
 ids = {"pad_token_id": 0}
@@ -43,15 +42,8 @@ _KEYS = {
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
-    act = keys.act("activation", default="gelu")
     stack = encoders.post_norm(keys, names=_KEYS)
-    dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
-    heads = encoders.heads(
-        keys, "DistilBert", stack.width,
-        masked=spec.TransformSpec(dense=dense, act=act, norm=stack.words.norm),
-        label=spec.TransformSpec(dense=dense, act="relu"),
-        dropout=stack.words.dropout,
-    )  # fmt: skip
+    heads = encoders.heads(keys, "DistilBert", stack, masked=keys.act("activation", default="gelu"), label="relu")
     head = keys.architecture(heads, default="DistilBertModel")
     dropouts = {
         spec.ClassHeadSpec: keys.dropout("seq_classif_dropout", default=0.2),

@@ -6,10 +6,11 @@ Reference: transformers `models/electra`, whose heads over words and labels have
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from triptych import spec
 from triptych.families import bert, encoders
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import renamed, table
+from triptych.mapping import ConfigKeys, renamed, table
 
 hf_types = {"electra"}
 ids = {"pad_token_id": 0}
@@ -34,17 +35,10 @@ head.proj.*                    discriminator_predictions.dense_prediction.*
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     stack = encoders.post_norm(keys, embed_width=keys.int("embedding_size", default=128))
-    width, inner = stack.width, stack.words.width
-    dense = spec.LinearSpec(inputs=width, outputs=width, bias=True)
-    narrow = spec.LinearSpec(inputs=width, outputs=inner, bias=True)
-    heads = encoders.heads(
-        keys, "Electra", width,
-        masked=spec.TransformSpec(dense=narrow, act="gelu", norm=stack.words.norm),
-        label=spec.TransformSpec(dense=dense, act="gelu"),
-        dropout=stack.words.dropout,
-    )  # fmt: skip
+    dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
+    heads = encoders.heads(keys, "Electra", stack)
     heads["ElectraForPreTraining"] = spec.ReplacedHeadSpec(
         transform=spec.TransformSpec(dense=dense, act=keys.act("hidden_act", default="gelu")),
-        proj=spec.LinearSpec(inputs=width, outputs=1, bias=True),
+        proj=replace(dense, outputs=1),
     )
     return encoders.model(keys, stack, keys.architecture(heads, default="ElectraModel"))

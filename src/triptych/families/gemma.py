@@ -9,8 +9,7 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import decoder, gguf_config, llama
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, Values, table
 from triptych.spec.parts import Activation
 
 hf_types = {"gemma"}
@@ -54,7 +53,7 @@ def stack(keys: ConfigKeys, act: Activation, **options: Any) -> spec.StackSpec:
         embed_scale=width**0.5,
         kv_heads=keys.count("num_key_value_heads"),
         head_width=keys.int("head_dim", default=256),
-        bias=keys.bool("attention_bias", default=False),
+        bias=keys.flag("attention_bias"),
         **options,
     )
 
@@ -65,6 +64,6 @@ def from_gguf(keys: ConfigKeys) -> Values:
 
 def from_gguf_as(keys: ConfigKeys, name: str) -> Values:
     """The HF keys that all Gemmas share."""
-    bias = keys.has_tensor("blk.0.attn_q.bias", default=False)
+    bias = keys.has_tensor("blk.0.attn_q.bias")
     more = {"rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon"), "attention_bias": bias}
     return gguf_config.header(keys, name) | more

@@ -10,18 +10,17 @@ from __future__ import annotations
 from triptych import spec
 from triptych.families import decoder, gemma, gguf_config
 from triptych.families.rope_config import rope_by_layer_type
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, Values, names_in, table
 
 hf_types = {"gemma2", "gemma3_text"}
 ids = gemma.ids
 gguf_archs = {"gemma2", "gemma3"}
 gguf_names = {"gemma3_text": "gemma3"}
-ignore = {
-    "_sliding_window_pattern",  # written beside layer_types, which decides
-    "cache_implementation",  # how the reference generates
-    "hidden_act", "sliding_window_size",  # old duplicates of hidden_activation and sliding_window
-}  # fmt: skip
+ignore = names_in("""
+_sliding_window_pattern  # written beside layer_types, which decides
+cache_implementation  # how the reference generates
+hidden_act sliding_window_size  # old duplicates of hidden_activation and sliding_window
+""")
 prefix = gemma.prefix
 _BASES = {"rope_theta": 1e6, "rope_local_base_freq": 10_000.0}  # of layers that see everything, and of the others
 

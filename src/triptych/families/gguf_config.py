@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from triptych.mapping.config_keys import ConfigKeys, Values
+from triptych.mapping import ConfigKeys, Values
 from triptych.mapping.gguf_metadata import POOLING, TENSORS
+
+
+def sizes(keys: ConfigKeys) -> Values:
+    return {
+        "hidden_size": keys.int("embedding_length"),
+        "intermediate_size": keys.int("feed_forward_length"),
+        "num_hidden_layers": keys.count("block_count"),
+        "num_attention_heads": keys.count("attention.head_count"),
+    }
 
 
 def header(keys: ConfigKeys, name: str, *, partial: bool = False) -> Values:
     """Sizes and RoPE of a `{name}ForCausalLM`, under the HF names most families use; `partial` as for `_head_width`."""
-    heads = keys.count("attention.head_count")
     return {
         "architectures": [f"{name}ForCausalLM"],
-        "hidden_size": keys.int("embedding_length"),
-        "intermediate_size": keys.int("feed_forward_length"),
-        "num_hidden_layers": keys.count("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys.count("attention.head_count_kv", default=heads),
+        **sizes(keys),
+        "num_key_value_heads": keys.count("attention.head_count_kv", default=keys.count("attention.head_count")),
         "max_position_embeddings": keys.int("context_length"),
-        "tie_word_embeddings": not keys.has_tensor("output.weight", default=False),
+        "tie_word_embeddings": not keys.has_tensor("output.weight"),
         "rope_parameters": rope(keys),
         **_head_width(keys, partial=partial),
     }
@@ -45,14 +50,12 @@ def rope(keys: ConfigKeys, theta: float = 10_000.0) -> Values:
     if factors is not None:
         # Llama 3's scaling is stored as one divisor a frequency, the same at every length: LongRoPE expresses that.
         divisors = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
-        parameters |= {
-            "rope_type": "longrope",
-            "original_max_position_embeddings": keys.int("context_length"),
-        } | divisors
+        length = keys.int("context_length")
+        parameters |= {"rope_type": "longrope", "original_max_position_embeddings": length} | divisors
     elif short is not None:
-        parameters |= {"rope_type": "longrope", "original_max_position_embeddings": length}
-        parameters |= {"short_factor": short, "long_factor": long}
-        parameters |= {"attention_factor": keys.optional_float("rope.scaling.attn_factor")}
+        divisors = {"short_factor": short, "long_factor": long}
+        parameters |= {"rope_type": "longrope", "original_max_position_embeddings": length} | divisors
+        parameters["attention_factor"] = keys.optional_float("rope.scaling.attn_factor")
     elif kind == "linear":
         parameters |= {"rope_type": kind, "factor": keys.float("rope.scaling.factor")}
     elif kind == "yarn":
@@ -63,7 +66,7 @@ def rope(keys: ConfigKeys, theta: float = 10_000.0) -> Values:
 
 def pooling(keys: ConfigKeys) -> Values:
     """`triptych_pooling` of an encoder.  Whether vectors are scaled to length 1 is a key of ours: GGUF has none."""
-    if keys.bool("attention.causal", default=False):
+    if keys.flag("attention.causal"):
         raise keys.error("attention.causal is set, which no encoder is")
     mode = POOLING[keys.int("pooling_type", default=1, low=1, high=len(POOLING))]
-    return {"mode": mode, "normalize": keys.bool("pooling_normalize", default=False)}
+    return {"mode": mode, "normalize": keys.flag("pooling_normalize")}

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import decoder
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, Values, names_in, table
 
 hf_types = {"gpt2"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
 gguf_archs = {"gpt2"}
-ignore = {
-    "n_ctx",  # an old duplicate of n_positions
-    "n_special", "predict_special_tokens",  # of the library that read GPT-1; in medium, large and xl
-    "reorder_and_upcast_attn",  # the order of a product; softmax is in fp32 here anyway
-    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-}  # fmt: skip
+ignore = names_in("""
+n_ctx  # an old duplicate of n_positions
+n_special predict_special_tokens  # of the library that read GPT-1; in medium, large and xl
+reorder_and_upcast_attn  # the order of a product; softmax is in fp32 here anyway
+summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+""")
 prefix = "transformer."
 
 weights = table("""
@@ -30,8 +29,7 @@ decoder.blocks.{i}.mlp_norm.pre.*       transformer.h.{i}.ln_2.*                
 decoder.blocks.{i}.mlp.<up,down>.*      transformer.h.{i}.mlp.c_<fc,proj>.*|transpose  blk.{i}.ffn_<up,down>.*
 decoder.final_norm.*                    transformer.ln_f.*                             output_norm.*
 head.proj.weight                        lm_head.weight                                 output.weight
--  transformer.h.{i}.attn.bias  -  # old exports store the causal mask
--  transformer.h.{i}.attn.masked_bias  -  # the -1e4 of that mask
+-  transformer.h.{i}.attn.<bias,masked_bias>  -  # old exports store the causal mask, and its -1e4
 """)
 
 
@@ -40,10 +38,10 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     hidden = keys.optional_int("n_inner") or 4 * width
     norm = spec.LayerNormSpec(width=width, eps=keys.float("layer_norm_epsilon", default=1e-5))
     scale = None if keys.bool("scale_attn_weights", default=True) else 1.0
-    by_layer = keys.bool("scale_attn_by_inverse_layer_idx", default=False)
+    by_layer = keys.flag("scale_attn_by_inverse_layer_idx")
     first = (scale or (width / heads) ** -0.5) if by_layer else 0.0
     act, attn_dropout = keys.act("activation_function", default="gelu_new"), keys.dropout("attn_pdrop", default=0.1)
-    blocks = tuple(
+    blocks = [
         spec.BlockSpec(
             attn=spec.attention(
                 width, heads, bias=True, scale=first / (i + 1) if by_layer else scale, dropout=attn_dropout
@@ -54,29 +52,21 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
             dropout=keys.dropout("resid_pdrop", default=0.1),
         )
         for i in range(keys.count("n_layer"))
-    )
+    ]
     position = spec.LearnedSpec(length=context, width=width)
-    dropout = keys.dropout("embd_pdrop", default=0.1)
-    embed = spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, position=position, dropout=dropout)
-    kinds = {"self": spec.KindSpec(mask=spec.causal())}
-    stack = spec.StackSpec(embed=embed, kinds=kinds, blocks=blocks, final_norm=norm)
+    stack = decoder.stack(keys, blocks, norm, position, dropout=keys.dropout("embd_pdrop", default=0.1))
     known = {"GPT2LMHeadModel": True, "GPT2Model": False}
     return decoder.model(keys, known, stack, context=context, tied=True)
 
 
 def from_gguf(keys: ConfigKeys) -> Values:
-    return from_gguf_as(keys, "GPT2LMHeadModel")
-
-
-def from_gguf_as(keys: ConfigKeys, name: str) -> Values:
-    """The HF keys that GPT-2 and GPT-J share."""
     return {
-        "architectures": [name],
+        "architectures": ["GPT2LMHeadModel"],
         "n_embd": keys.int("embedding_length"),
         "n_head": keys.count("attention.head_count"),
         "n_layer": keys.count("block_count"),
         "n_positions": keys.int("context_length"),
         "n_inner": keys.int("feed_forward_length"),
         "layer_norm_epsilon": keys.float("attention.layer_norm_epsilon"),
-        "tie_word_embeddings": not keys.has_tensor("output.weight", default=False),
+        "tie_word_embeddings": not keys.has_tensor("output.weight"),
     }

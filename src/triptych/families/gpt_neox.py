@@ -9,18 +9,17 @@ from __future__ import annotations
 from triptych import spec
 from triptych.families import decoder, gguf_config
 from triptych.families.rope_config import rope
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, Values, names_in, table
 
 hf_types = {"gpt_neox"}
 ids = {"bos_token_id": 0, "eos_token_id": 2}
 gguf_archs = {"gptneox"}
 gguf_names = {"gpt_neox": "gptneox"}
-ignore = {
-    "attention_probs_dropout_prob", "hidden_dropout_prob",  # names of the 20B's config that nothing reads
-    "classifier_dropout",
-    "rope_theta", "partial_rotary_factor",  # duplicates of rotary_emb_base and rotary_pct, which decide
-}  # fmt: skip
+ignore = names_in("""
+attention_probs_dropout_prob hidden_dropout_prob  # names of the 20B's config that nothing reads
+classifier_dropout
+rope_theta partial_rotary_factor  # duplicates of rotary_emb_base and rotary_pct, which decide
+""")
 prefix = "gpt_neox."
 
 weights = table("""
@@ -32,32 +31,26 @@ decoder.blocks.{i}.mlp_norm.pre.*   gpt_neox.layers.{i}.post_attention_layernorm
 decoder.blocks.{i}.mlp.<up,down>.*  gpt_neox.layers.{i}.mlp.dense_<h_to_4h,4h_to_h>.*        blk.{i}.ffn_<up,down>.*
 decoder.final_norm.*                gpt_neox.final_layer_norm.*                              output_norm.*
 head.proj.weight                    embed_out.weight                                         output.weight
--  gpt_neox.layers.{i}.attention.bias  -  # the causal mask, in old exports
--  gpt_neox.layers.{i}.attention.masked_bias  -  # the -1e9 of that mask
+-  gpt_neox.layers.{i}.attention.<bias,masked_bias>  -  # old exports store the causal mask, and its -1e9
 -  gpt_neox.layers.{i}.attention.rotary_emb.inv_freq  -  # computed from the config
 """)
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
-    norm = spec.NormsSpec(pre=spec.LayerNormSpec(width=width, eps=keys.float("layer_norm_eps", default=1e-5)))
+    norm = spec.LayerNormSpec(width=width, eps=keys.float("layer_norm_eps", default=1e-5))
     bias, dropout = keys.bool("attention_bias", default=True), keys.dropout("attention_dropout")
     act = keys.act("hidden_act", default="gelu")
     kind = spec.ParallelBlockSpec if keys.bool("use_parallel_residual", default=True) else spec.BlockSpec
     block = kind(
         attn=spec.attention(width, heads, bias=bias, dropout=dropout),
         mlp=spec.mlp(width, keys.int("intermediate_size"), act, bias=True),
-        attn_norm=norm,
-        mlp_norm=norm,
+        attn_norm=spec.NormsSpec(pre=norm),
+        mlp_norm=spec.NormsSpec(pre=norm),
         dropout=keys.dropout("hidden_dropout"),
     )
     position = rope(keys, width // heads, share=0.25, base="rotary_emb_base", part="rotary_pct")
-    stack = spec.StackSpec(
-        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, dropout=block.dropout),
-        kinds={"self": spec.KindSpec(mask=spec.causal(), position=position)},
-        blocks=(block,) * layers,
-        final_norm=norm.pre,
-    )
+    stack = decoder.stack(keys, [block] * layers, norm, position, dropout=block.dropout)
     return decoder.model(keys, "GPTNeoX", stack)
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import decoder, gpt2
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, Values, names_in, table
 
 hf_types = {"gptj"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
 gguf_archs = {"gptj"}
-ignore = {
-    "rotary",  # whether positions are rotated; they always are
-    "scale_attn_weights",  # never read by the reference
-    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-}  # fmt: skip
+ignore = names_in("""
+rotary  # whether positions are rotated; they always are
+scale_attn_weights  # never read by the reference
+summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+""")
 prefix = "transformer."
 
 weights = table("""
@@ -28,8 +27,7 @@ decoder.blocks.{i}.attn.<q,k,v,out>.*  transformer.h.{i}.attn.<q,k,v,out>_proj.*
 decoder.blocks.{i}.mlp.<up,down>.*     transformer.h.{i}.mlp.fc_<in,out>.*        blk.{i}.ffn_<up,down>.*
 decoder.final_norm.*                   transformer.ln_f.*                         output_norm.*
 head.proj.*                            lm_head.*                                  output.*
--  transformer.h.{i}.attn.bias  -  # the causal mask, in old exports
--  transformer.h.{i}.attn.masked_bias  -  # the -1e9 of that mask
+-  transformer.h.{i}.attn.<bias,masked_bias>  -  # old exports store the causal mask, and its -1e9
 """)
 
 
@@ -48,19 +46,15 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     if turned % 2 or turned > width // heads:
         raise keys.error(f"rotary_dim {turned} must be even and at most the width of a head, {width // heads}")
     position = spec.RopeSpec(width=turned, pairing="interleaved")
-    stack = spec.StackSpec(
-        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, dropout=keys.dropout("embd_pdrop")),
-        kinds={"self": spec.KindSpec(mask=spec.causal(), position=position)},
-        blocks=(block,) * keys.count("n_layer"),
-        final_norm=norm,
-    )
+    blocks = [block] * keys.count("n_layer")
+    stack = decoder.stack(keys, blocks, norm, position, dropout=keys.dropout("embd_pdrop"))
     return decoder.model(keys, "GPTJ", stack, context=keys.int("n_positions"), bias=True)
 
 
 def from_gguf(keys: ConfigKeys) -> Values:
-    config = gpt2.from_gguf_as(keys, "GPTJForCausalLM")
-    width = config["n_embd"] // config["n_head"]
-    return config | {"rotary_dim": keys.int("rope.dimension_count", default=width)}
+    config = gpt2.from_gguf(keys)
+    turned = keys.int("rope.dimension_count", default=config["n_embd"] // config["n_head"])
+    return config | {"architectures": ["GPTJForCausalLM"], "rotary_dim": turned}
 
 
 def to_gguf(model: spec.ModelSpec) -> Values:

@@ -10,7 +10,7 @@ from typing import Any
 
 from triptych import spec
 from triptych.families import decoder, llama
-from triptych.mapping.config_keys import ConfigKeys, Values
+from triptych.mapping import ConfigKeys, Values
 
 hf_types = {"granite"}
 gguf_archs = {"granite"}
@@ -22,9 +22,9 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     stack = llama.stack(
         keys,
         out=spec.ScaleSpec(factor=keys.float("residual_multiplier", default=1.0)),
-        mlp=spec.glu(keys.int("hidden_size"), hidden, act, bias=keys.bool("mlp_bias", default=False)),
+        mlp=spec.glu(keys.int("hidden_size"), hidden, act, bias=keys.flag("mlp_bias")),
         embed_scale=keys.float("embedding_multiplier", default=1.0),
-        bias=keys.bool("attention_bias", default=False),
+        bias=keys.flag("attention_bias"),
         scale=keys.float("attention_multiplier", default=1.0),
     )
     return decoder.model(keys, "Granite", stack, scale=1 / keys.float("logits_scaling", default=1.0, low=1e-6))
@@ -40,8 +40,8 @@ def from_gguf(keys: ConfigKeys) -> Values:
     return {
         **llama.from_gguf_as(keys, "Granite"),
         **{ours: keys.float(theirs) for ours, theirs in names.items()},
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias", default=False),
-        "mlp_bias": keys.has_tensor("blk.0.ffn_up.bias", default=False),
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "mlp_bias": keys.has_tensor("blk.0.ffn_up.bias"),
     }
 
 

@@ -13,8 +13,7 @@ from triptych import spec
 from triptych.families import decoder, gguf_config
 from triptych.families.decoder import Windows
 from triptych.families.rope_config import rope
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, Values, table
 from triptych.spec.norms import Norm
 from triptych.spec.parts import FeedForward
 from triptych.spec.positions import Position
@@ -45,9 +44,9 @@ decoder.blocks.{i}.attn.<q,k>.*  model.layers.{i}.self_attn.<q,k>_proj.*  blk.{i
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
-    bias = keys.bool("attention_bias", default=False)
+    bias = keys.flag("attention_bias")
     hidden, act = keys.int("intermediate_size"), keys.act("hidden_act", default="silu")
-    mlp = spec.glu(keys.int("hidden_size"), hidden, act, bias=keys.bool("mlp_bias", default=False))
+    mlp = spec.glu(keys.int("hidden_size"), hidden, act, bias=keys.flag("mlp_bias"))
     return decoder.model(keys, "Llama", stack(keys, mlp=mlp, bias=bias))
 
 
@@ -57,10 +56,12 @@ def stack(
     norm: Norm | None = None,
     out: Norm | spec.ScaleSpec | None = None,
     mlp: FeedForward | Sequence[FeedForward] | None = None,
-    windows: Windows = (),
-    positions: tuple[Position, Position | None] | None = None,
+    windows: Windows | int | None = None,
+    positions: tuple[Position, Position] | None = None,
     share: float | None = None,
     head_norm: bool = False,
+    parallel: bool = False,
+    both_ways: bool = False,
     embed_scale: float | None = None,
     embed_dropout: float = 0.0,
     dropout: float = 0.0,
@@ -68,8 +69,9 @@ def stack(
 ) -> spec.StackSpec:
     """Blocks with a norm before each sublayer, grouped heads and RoPE.
 
-    `norm` is RMSNorm when None; `out` stands after each sublayer; with `head_norm` each head's q and k have a norm.
-    `mlp` is that of every layer, or one a layer, SwiGLU when None; `windows` the visible keys of each, all when empty.
+    `norm` is RMSNorm when None; `out` stands after each sublayer; with `head_norm` each head's q and k have a norm;
+    `parallel` sublayers stand behind one norm; `both_ways` tokens see later ones too, as far as earlier ones.
+    `mlp` is that of every layer, or one a layer, SwiGLU when None; `windows` the visible keys of each, all when None.
     `positions`, of layers without and with a window, or `share`, as for `rope`; `attention` as for `spec.attention`.
     """
     width, heads, layers = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.count("num_hidden_layers")
@@ -81,26 +83,23 @@ def stack(
         attention["q_norm"] = attention["k_norm"] = replace(norm, width=inner)
     if mlp is None:
         mlp = spec.glu(width, keys.int("intermediate_size"), keys.act("hidden_act", default="silu"))
-    windows, norms = windows or [None] * layers, spec.NormsSpec(pre=norm, out=out)
-    inside = keys.dropout("attention_dropout")
-    blocks = tuple(
-        spec.BlockSpec(
-            attn=spec.attention(
-                width, heads, head_width=inner, kind=decoder.kind(size, windows), dropout=inside, **attention
-            ),
-            mlp=one,
-            attn_norm=norms,
-            mlp_norm=norms,
-            dropout=dropout,
+    windows = windows if isinstance(windows, Sequence) else [windows] * layers
+    norms = spec.NormsSpec(pre=norm, out=out)
+    far, near = positions or [rope(keys, inner, share=share)] * 2
+    attention["dropout"] = keys.dropout("attention_dropout")
+    kinds, blocks = dict[str, spec.KindSpec](), list[spec.BlockSpec | spec.ParallelBlockSpec]()
+    for size, one in zip(windows, mlp if isinstance(mlp, Sequence) else [mlp] * layers, strict=True):
+        kind, mask = decoder.kind(size, windows), spec.full() if both_ways else spec.causal()
+        if size is not None:
+            mask = mask & (spec.window(size + 1, ahead=size) if both_ways else spec.window(size))
+        kinds[kind] = spec.KindSpec(mask=mask, position=far if size is None else near)
+        attn = spec.attention(width, heads, head_width=inner, kind=kind, **attention)
+        blocks.append(
+            spec.ParallelBlockSpec(attn=attn, mlp=one, norm=norm, dropout=dropout)
+            if parallel
+            else spec.BlockSpec(attn=attn, mlp=one, attn_norm=norms, mlp_norm=norms, dropout=dropout)
         )
-        for size, one in zip(windows, mlp if isinstance(mlp, Sequence) else [mlp] * layers, strict=True)
-    )
-    return spec.StackSpec(
-        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, scale=embed_scale, dropout=embed_dropout),
-        kinds=decoder.kinds(windows, *(positions or (rope(keys, inner, share=share),))),
-        blocks=blocks,
-        final_norm=norm,
-    )
+    return decoder.stack(keys, blocks, norm, kinds=kinds, scale=embed_scale, dropout=embed_dropout)
 
 
 def from_gguf(keys: ConfigKeys) -> Values:
@@ -109,8 +108,8 @@ def from_gguf(keys: ConfigKeys) -> Values:
         config = from_gguf_as(keys, "Mixtral")
         return config | {"model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": chosen}
     return from_gguf_as(keys, "Llama") | {
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias", default=False),
-        "mlp_bias": keys.has_tensor("blk.0.ffn_up.bias", default=False),
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
+        "mlp_bias": keys.has_tensor("blk.0.ffn_up.bias"),
     }
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import bart, seq2seq
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, table
 
 hf_types = {"marian"}
 ids = {"eos_token_id": 0, "pad_token_id": 58_100, "decoder_start_token_id": 58_100}
@@ -20,8 +19,7 @@ ignore = bart.ignore | {"classifier_dropout"}  # of a head no class has
 weights = bart.ROWS + table("""
 head.proj.weight                       lm_head.weight
 head.proj.bias                         final_logits_bias|one_row
--  model.encoder.embed_positions.weight  -  # sines and cosines
--  model.decoder.embed_positions.weight  -  # sines and cosines
+-  model.<encoder,decoder>.embed_positions.weight  -  # sines and cosines
 [tie:decoder.embed.tokens.weight]
 encoder.embed.tokens.weight            model.shared.weight
 [Model]
@@ -48,13 +46,6 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     if lm and tied:
         ties["head.proj.weight"] = f"{'encoder' if shared else 'decoder'}.embed.tokens.weight"
     position = spec.SinusoidalSpec(width=width, layout="halves")
-    return spec.ModelSpec(
-        family="marian",
-        encoder=bart.side(keys, "encoder", bart.words(keys, vocab, position), pre=False),
-        decoder=bart.side(keys, "decoder", bart.words(keys, target, position), pre=False),
-        head=seq2seq.lm_head(keys, width, target) if lm else None,
-        ties=ties,
-        ids=keys.special_ids(target),
-        context=context,
-        init_std=keys.float("init_std", default=0.02),
-    )
+    source, written = (bart.words(keys, size, position) for size in (vocab, target))
+    head = seq2seq.lm_head(keys, width, target) if lm else None
+    return bart.model(keys, source, written, head, ties, keys.special_ids(target), context, pre=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import decoder, llama
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping import ConfigKeys
 
 hf_types = {"mistral"}
 gguf_names = {"mistral": "llama"}
@@ -13,6 +13,5 @@ ids, prefix, weights = llama.ids, llama.prefix, llama.weights
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(num_key_value_heads=8)
-    size = keys.optional_int("sliding_window", default=4096)
-    stack = llama.stack(keys, windows=[size] * keys.count("num_hidden_layers"))
+    stack = llama.stack(keys, windows=keys.optional_int("sliding_window", default=4096))
     return decoder.model(keys, "Mistral", stack)

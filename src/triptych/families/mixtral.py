@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import decoder, llama
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, table
 
 hf_types = {"mixtral"}
 gguf_names = {"mixtral": "llama"}
@@ -16,14 +15,10 @@ ignore = {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
 ids, prefix = llama.ids, llama.prefix
 
 weights = llama.weights + table("""
-decoder.blocks.{i}.mlp.router.weight            model.layers.{i}.block_sparse_moe.gate.weight            blk.{i}.ffn_gate_inp.weight
-decoder.blocks.{i}.mlp.experts.{e}.gate.weight  model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight  blk.{i}.ffn_gate_exps.weight|stacked
-decoder.blocks.{i}.mlp.experts.{e}.up.weight    model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight  blk.{i}.ffn_up_exps.weight|stacked
-decoder.blocks.{i}.mlp.experts.{e}.down.weight  model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight  blk.{i}.ffn_down_exps.weight|stacked
+decoder.blocks.{i}.mlp.router.weight  model.layers.{i}.block_sparse_moe.gate.weight  blk.{i}.ffn_gate_inp.weight
+decoder.blocks.{i}.mlp.experts.{e}.<gate,up,down>.weight  model.layers.{i}.block_sparse_moe.experts.{e}.<w1,w3,w2>.weight  blk.{i}.ffn_<gate,up,down>_exps.weight|stacked
 # Until April 2024 GGUF kept one tensor an expert.
-decoder.blocks.{i}.mlp.experts.{e}.gate.weight  -  blk.{i}.ffn_gate.{e}.weight
-decoder.blocks.{i}.mlp.experts.{e}.up.weight    -  blk.{i}.ffn_up.{e}.weight
-decoder.blocks.{i}.mlp.experts.{e}.down.weight  -  blk.{i}.ffn_down.{e}.weight
+decoder.blocks.{i}.mlp.experts.{e}.<gate,up,down>.weight  -  blk.{i}.ffn_<gate,up,down>.{e}.weight
 """)  # noqa: E501
 
 
@@ -37,5 +32,5 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         top_k=keys.count("num_experts_per_tok", default=2),
         normalize=True,
     )
-    windows = [keys.optional_int("sliding_window")] * keys.count("num_hidden_layers")
-    return decoder.model(keys, "Mixtral", llama.stack(keys, mlp=mlp, windows=windows))
+    stack = llama.stack(keys, mlp=mlp, windows=keys.optional_int("sliding_window"))
+    return decoder.model(keys, "Mixtral", stack)

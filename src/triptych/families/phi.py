@@ -7,10 +7,8 @@ Reference: transformers `models/phi`.
 from __future__ import annotations
 
 from triptych import spec
-from triptych.families import decoder, gguf_config
-from triptych.families.rope_config import rope
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.families import decoder, gguf_config, llama
+from triptych.mapping import ConfigKeys, Values, table
 
 hf_types = {"phi"}
 ids = {"bos_token_id": 1, "eos_token_id": 2}
@@ -33,25 +31,17 @@ head.proj.*                           lm_head.*                                 
 
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
-    width, heads, eps = keys.int("hidden_size"), keys.count("num_attention_heads"), keys.float("layer_norm_eps", 1e-5)
-    inner = keys.optional_int("head_dim") or width // heads
-    norm = spec.LayerNormSpec(width=width, eps=eps)
-    each_head = spec.LayerNormSpec(width=inner, eps=eps) if keys.bool("qk_layernorm", default=False) else None
-    act = keys.act("hidden_act", default="gelu_new")
-    block = spec.ParallelBlockSpec(
-        norm=norm,
-        attn=spec.attention(
-            width, heads, kv_heads=keys.optional_int("num_key_value_heads"), head_width=inner, bias=True,
-            q_norm=each_head, k_norm=each_head, dropout=keys.dropout("attention_dropout"),
-        ),
+    width, act = keys.int("hidden_size"), keys.act("hidden_act", default="gelu_new")
+    stack = llama.stack(
+        keys,
+        norm=spec.LayerNormSpec(width=width, eps=keys.float("layer_norm_eps", default=1e-5)),
         mlp=spec.mlp(width, keys.int("intermediate_size"), act, bias=True),
+        share=0.5,
+        head_norm=keys.flag("qk_layernorm"),
+        parallel=True,
+        bias=True,
+        embed_dropout=keys.dropout("embd_pdrop"),
         dropout=keys.dropout("resid_pdrop"),
-    )  # fmt: skip
-    stack = spec.StackSpec(
-        embed=spec.EmbedSpec(vocab=keys.int("vocab_size"), width=width, dropout=keys.dropout("embd_pdrop")),
-        kinds={"self": spec.KindSpec(mask=spec.causal(), position=rope(keys, inner, share=0.5))},
-        blocks=(block,) * keys.count("num_hidden_layers"),
-        final_norm=norm,
     )
     return decoder.model(keys, "Phi", stack, bias=True)
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import decoder, gguf_config, llama
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, Values, names_in, table
 
 hf_types = {"phi3"}
 ids = {"bos_token_id": 1, "eos_token_id": 32_000, "pad_token_id": 32_000}
 gguf_archs = {"phi3"}
-ignore = {
-    "embd_pdrop",  # the reference never drops out there
-    "attention_bias", "lm_head_bias", "mlp_bias",  # nor has it biases; a file that has some is refused for them
-    "full_attn_mod", "interpolate_factor",  # of the code Phi-4-mini was trained with
-}  # fmt: skip
+ignore = names_in("""
+embd_pdrop  # the reference never drops out there
+attention_bias lm_head_bias mlp_bias  # nor has it biases; a file that has some is refused for them
+full_attn_mod interpolate_factor  # of the code Phi-4-mini was trained with
+""")
 prefix = "model."
 
 weights = table("""
@@ -38,8 +37,8 @@ head.proj.weight                     lm_head.weight                             
 
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     keys.assume(rms_norm_eps=1e-5, original_max_position_embeddings=4096)
-    windows = [keys.optional_int("sliding_window")] * keys.count("num_hidden_layers")
-    stack = llama.stack(keys, windows=windows, share=1.0, dropout=keys.dropout("resid_pdrop"))
+    window, dropout = keys.optional_int("sliding_window"), keys.dropout("resid_pdrop")
+    stack = llama.stack(keys, windows=window, share=1.0, dropout=dropout)
     return decoder.model(keys, "Phi3", stack)
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from triptych import spec
 from triptych.families import decoder, llama
 from triptych.families.decoder import Windows
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, Values, table
 
 hf_types = {"qwen2", "qwen3"}
 gguf_archs = {"qwen2", "qwen3"}
@@ -32,14 +31,14 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         stack = llama.stack(keys, bias=True, out_bias=False, windows=_windows(keys))
         return decoder.model(keys, "Qwen2", stack)
     keys.assume(head_dim=128)
-    bias = keys.bool("attention_bias", default=False)
+    bias = keys.flag("attention_bias")
     stack = llama.stack(keys, bias=bias, head_norm=True, windows=_windows(keys))
     return decoder.model(keys, "Qwen3", stack)
 
 
 def _windows(keys: ConfigKeys) -> Windows:
     """Without `layer_types`, layers from `max_window_layers` on have one."""
-    used = keys.bool("use_sliding_window", default=False)
+    used = keys.flag("use_sliding_window")
     size = keys.optional_int("sliding_window", default=4096)
     first = keys.int("max_window_layers", default=28, low=0)
     return decoder.windows(keys, size if used else None, lambda i: i >= first)

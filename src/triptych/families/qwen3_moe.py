@@ -7,24 +7,21 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import decoder, llama, qwen
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, Values, names_in, table
 
 hf_types = {"qwen3_moe"}
 gguf_archs = {"qwen3moe"}
 gguf_names = {"qwen3_moe": "qwen3moe"}
-ignore = {
-    "output_router_logits", "router_aux_loss_coef",  # training only
-    "max_window_layers",  # from Qwen2; here a window is that of every layer
-    "qkv_bias", "shared_expert_intermediate_size", "use_qk_norm",  # of another library; the reference reads none
-}  # fmt: skip
+ignore = names_in("""
+output_router_logits router_aux_loss_coef  # training only
+max_window_layers  # from Qwen2; here a window is that of every layer
+qkv_bias shared_expert_intermediate_size use_qk_norm  # of another library; the reference reads none
+""")
 prefix = llama.prefix
 
 weights = qwen.weights + table("""
-decoder.blocks.{i}.mlp.router.weight            model.layers.{i}.mlp.gate.weight                   blk.{i}.ffn_gate_inp.weight
-decoder.blocks.{i}.mlp.experts.{e}.gate.weight  model.layers.{i}.mlp.experts.{e}.gate_proj.weight  blk.{i}.ffn_gate_exps.weight|stacked
-decoder.blocks.{i}.mlp.experts.{e}.up.weight    model.layers.{i}.mlp.experts.{e}.up_proj.weight    blk.{i}.ffn_up_exps.weight|stacked
-decoder.blocks.{i}.mlp.experts.{e}.down.weight  model.layers.{i}.mlp.experts.{e}.down_proj.weight  blk.{i}.ffn_down_exps.weight|stacked
+decoder.blocks.{i}.mlp.router.weight  model.layers.{i}.mlp.gate.weight  blk.{i}.ffn_gate_inp.weight
+decoder.blocks.{i}.mlp.experts.{e}.<gate,up,down>.weight  model.layers.{i}.mlp.experts.{e}.<gate,up,down>_proj.weight  blk.{i}.ffn_<gate,up,down>_exps.weight|stacked
 """)  # noqa: E501
 
 
@@ -39,20 +36,21 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         act,
         experts=keys.count(name, default=128),
         top_k=keys.count("num_experts_per_tok", default=8),
-        normalize=keys.bool("norm_topk_prob", default=False),
+        normalize=keys.flag("norm_topk_prob"),
     )
     named = keys.ints("mlp_only_layers") if keys.get("mlp_only_layers", None) is not None else ()
     every = keys.count("decoder_sparse_step", default=1)
     mlps = [dense if i in named or (i + 1) % every else mixture for i in range(layers)]
-    size, used = keys.optional_int("sliding_window", default=4096), keys.bool("use_sliding_window", default=False)
-    bias, windows = keys.bool("attention_bias", default=False), [size if used else None] * layers
-    return decoder.model(keys, "Qwen3Moe", llama.stack(keys, mlp=mlps, windows=windows, bias=bias, head_norm=True))
+    size, used = keys.optional_int("sliding_window", default=4096), keys.flag("use_sliding_window")
+    bias = keys.flag("attention_bias")
+    stack = llama.stack(keys, mlp=mlps, windows=size if used else None, bias=bias, head_norm=True)
+    return decoder.model(keys, "Qwen3Moe", stack)
 
 
 def from_gguf(keys: ConfigKeys) -> Values:
     return llama.from_gguf_as(keys, "Qwen3Moe") | {
         "model_type": "qwen3_moe",
-        "attention_bias": keys.has_tensor("blk.0.attn_q.bias", default=False),
+        "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
         "moe_intermediate_size": keys.int("expert_feed_forward_length"),
         "num_experts": keys.count("expert_count"),
         "num_experts_per_tok": keys.count("expert_used_count"),

@@ -11,8 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from triptych.errors import CheckpointError, ConfigError, nearest, shown
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import WeightTable
+from triptych.mapping import ConfigKeys, Values, WeightTable
 from triptych.spec import ModelSpec
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import bert, encoders
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import renamed, table
+from triptych.mapping import ConfigKeys, renamed, table
 
 _NAMES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 hf_types = _NAMES.keys()
@@ -36,13 +35,6 @@ head.proj.bias                 lm_head.bias|spare  -  # added to a tied head alo
 def config(keys: ConfigKeys) -> spec.ModelSpec:
     # Row `pad` of the table is for padding and the first token is at `pad + 1`.
     stack = encoders.post_norm(keys, offset=keys.int("pad_token_id", default=1, low=0) + 1)
-    name = _NAMES[keys.str("model_type")]
-    dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
-    heads = encoders.heads(
-        keys, name, stack.width,
-        masked=spec.TransformSpec(dense=dense, act="gelu", norm=stack.words.norm),
-        label=spec.TransformSpec(dense=dense, act="tanh"),
-        pooler=keys.has_tensor("pooler.dense.weight", default=True),
-        dropout=stack.words.dropout,
-    )  # fmt: skip
+    name, pooler = _NAMES[keys.str("model_type")], keys.has_tensor("pooler.dense.weight", default=True)
+    heads = encoders.heads(keys, name, stack, label="tanh", pooler=pooler)
     return encoders.model(keys, stack, keys.architecture(heads, default=f"{name}Model"))

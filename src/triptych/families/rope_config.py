@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping import ConfigKeys
 from triptych.spec import RopeSpec
 from triptych.spec.positions import Interpolate, Llama3, LongRope, Scaling, YaRN
 
@@ -19,18 +20,17 @@ PART, MIN_BASE = "partial_rotary_factor", 2.0  # no base is smaller, and YaRN di
 def rope(
     keys: ConfigKeys,
     head_width: int,
-    theta: float = 10_000.0,
     share: float | None = None,
     base: str = "rope_theta",
     part: str = PART,
 ) -> RopeSpec:
     """The position part of `keys`, for heads of width K.
 
-    `theta` is the family's default base, `share` the default share of a head that is rotated, None where all of it
+    `share` is the default share of a head that is rotated, None where all of it
     is whatever the config has; `base` and `part` are the names of the two keys outside of the table.  Raises
     ConfigError for a scaling that is not understood.
     """
-    table, theta = keys.table("rope_parameters"), keys.float(base, default=theta, low=MIN_BASE)  # both count as read
+    table, theta = keys.table("rope_parameters"), keys.float(base, default=10_000.0, low=MIN_BASE)  # both count as read
     return _rope(keys, keys.table("rope_scaling") or table, head_width, theta, share, part)
 
 
@@ -78,22 +78,21 @@ def _scaling(scaling: ConfigKeys, keys: ConfigKeys) -> Scaling | None:
     if kind == "default":
         return None
     kind = "longrope" if kind == "su" else kind  # its name in the first Phi-3 configs
-    if kind == "linear":
-        return Interpolate(factor=scaling.float("factor", low=1e-6))
-    if kind == "dynamic":
-        # Its frequencies change only for rows longer than max_position_embeddings.  Those are refused: keys cached
+    above_zero = partial(scaling.float, low=1e-6)
+    if kind in ("linear", "dynamic"):
+        # Dynamic frequencies change only for rows longer than max_position_embeddings.  Those are refused: keys cached
         # before that length would differ from those of one full forward.
-        scaling.float("factor", low=1e-6)
-        return None
+        factor = above_zero("factor")
+        return Interpolate(factor=factor) if kind == "linear" else None
     if kind not in ("yarn", "llama3", "longrope"):
         raise scaling.error(f"rope_type {kind[:40]!r} is not default, linear, dynamic, yarn, llama3 or longrope")
     if original is None or original < 2:
         raise scaling.error("needs original_max_position_embeddings, or max_position_embeddings beside it, above 1")
     if kind == "llama3":
         return Llama3(
-            factor=scaling.float("factor", low=1e-6),
-            low_freq_factor=scaling.float("low_freq_factor", low=1e-6),
-            high_freq_factor=scaling.float("high_freq_factor", low=1e-6),
+            factor=above_zero("factor"),
+            low_freq_factor=above_zero("low_freq_factor"),
+            high_freq_factor=above_zero("high_freq_factor"),
             original_length=original,
         )
     stretch = scaling.optional_float("factor", low=1e-6) or (context or original) / original

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Literal
 
 from triptych import spec
+from triptych.mapping import ConfigKeys
 from triptych.mapping import weight_table as tables
-from triptych.mapping.config_keys import ConfigKeys
 from triptych.spec.positions import Position
 
 Side = Literal["encoder", "decoder"]
@@ -29,7 +29,6 @@ def stack(
     mlp: spec.MLPSpec | spec.GLUSpec,
     norms: spec.NormsSpec,
     layers: int,
-    dropout: float,
     position: Position | None = None,
     final_norm: spec.LayerNormSpec | spec.RMSNormSpec | None = None,
 ) -> spec.StackSpec:
@@ -42,7 +41,7 @@ def stack(
         attn_norm=norms,
         cross_norm=norms if decodes else None,
         mlp_norm=norms,
-        dropout=dropout,
+        dropout=embed.dropout,
     )
     kind = spec.KindSpec(mask=spec.causal() if decodes else spec.full(), position=position)
     return spec.StackSpec(embed=embed, kinds={"self": kind}, blocks=(block,) * layers, final_norm=final_norm)

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import decoder, gguf_config, llama
-from triptych.mapping.config_keys import ConfigKeys, Values
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, Values, names_in, table
 
 hf_types = {"starcoder2"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256}
 gguf_archs = {"starcoder2"}
 prefix = "model."
-ignore = {
-    "activation_function", "layer_norm_epsilon",  # old duplicates of hidden_act and norm_epsilon, which hold
-    "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32",  # softmax is in fp32 anyway
-    "mlp_type", "norm_type", "scale_attn_weights",  # left over from StarCoder; the reference reads none
-}  # fmt: skip
+ignore = names_in("""
+activation_function layer_norm_epsilon  # old duplicates of hidden_act and norm_epsilon, which hold
+attention_softmax_in_fp32 scale_attention_softmax_in_fp32  # softmax is in fp32 anyway
+mlp_type norm_type scale_attn_weights  # left over from StarCoder; the reference reads none
+""")
 
 weights = table("""
 decoder.embed.tokens.weight            model.embed_tokens.weight                    token_embd.weight
@@ -40,7 +39,7 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
         keys,
         norm=spec.LayerNormSpec(width=width, eps=keys.float("norm_epsilon", default=1e-5)),
         mlp=spec.mlp(width, keys.int("intermediate_size"), act, bias=bias),
-        windows=[keys.optional_int("sliding_window")] * keys.count("num_hidden_layers"),
+        windows=keys.optional_int("sliding_window"),
         kv_heads=keys.count("num_key_value_heads", default=2),
         bias=bias,
         embed_dropout=keys.dropout("embedding_dropout"),

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import seq2seq, t5_gguf
-from triptych.mapping.config_keys import ACTIVATIONS, COUNT, ConfigKeys
-from triptych.mapping.weight_table import table, within
+from triptych.mapping import ACTIVATIONS, COUNT, ConfigKeys, names_in, table, within
 
 hf_types = {"t5", "mt5"}
 gguf_archs, gguf_arch, from_gguf, to_gguf = t5_gguf.archs, t5_gguf.arch, t5_gguf.from_gguf, t5_gguf.to_gguf
 ids = {"eos_token_id": 1, "pad_token_id": 0}
 prefix = "transformer."  # only classes over labels write it
 overflows_fp16 = True  # trained in bf16: what the MLPs write passes 65504
-ignore = {
-    "dense_act_fn", "is_gated_act",  # duplicates of feed_forward_proj
-    "n_positions",  # of the training data; distances are unbounded
-    "num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim",  # duplicates of num_layers, d_model, ...
-}  # fmt: skip
+ignore = names_in("""
+dense_act_fn is_gated_act  # duplicates of feed_forward_proj
+n_positions  # of the training data; distances are unbounded
+num_hidden_layers hidden_size num_attention_heads head_dim  # duplicates of num_layers, d_model, ...
+""")
 
 unprefixed = (spec.LMHeadSpec, spec.SpanHeadSpec)
 weights = within(prefix, seq2seq.table("""
@@ -28,8 +27,7 @@ SIDE.kinds.self.position.*          SIDE.block.0.layer.0.SelfAttention.relative_
 SIDE.blocks.{i}.attn_norm.pre.*     SIDE.block.{i}.layer.0.layer_norm.*                           GG.blk.{i}.attn_norm.*
 SIDE.blocks.{i}.attn.<q,k,v,out>.*  SIDE.block.{i}.layer.0.SelfAttention.<q,k,v,o>.*  GG.blk.{i}.attn_<q,k,v,o>.*
 SIDE.blocks.{i}.cross_norm.pre.*  SIDE.block.{i}.layer.1.layer_norm.*  GG.blk.{i}.cross_attn_norm.*
-SIDE.blocks.{i}.cross.<q,k,v>.*  SIDE.block.{i}.layer.1.EncDecAttention.<q,k,v>.*  GG.blk.{i}.cross_attn_<q,k,v>.*
-SIDE.blocks.{i}.cross.out.*  SIDE.block.{i}.layer.1.EncDecAttention.o.*  GG.blk.{i}.cross_attn_o.*
+SIDE.blocks.{i}.cross.<q,k,v,out>.* SIDE.block.{i}.layer.1.EncDecAttention.<q,k,v,o>.* GG.blk.{i}.cross_attn_<q,k,v,o>.*
 SIDE.blocks.{i}.mlp_norm.pre.*      SIDE.block.{i}.layer.LAST.layer_norm.*                        GG.blk.{i}.ffn_norm.*
 SIDE.blocks.{i}.mlp.down.*          SIDE.block.{i}.layer.LAST.DenseReluDense.wo.*                 GG.blk.{i}.ffn_down.*
 SIDE.final_norm.*                   SIDE.final_layer_norm.*                                       GG.output_norm.*
@@ -81,7 +79,7 @@ def _head(keys: ConfigKeys) -> tuple[bool, bool]:
     """
     tied = keys.bool("tie_word_embeddings", default=True)
     scaled = keys.bool("scale_decoder_outputs", default=tied and keys.str("model_type") == "t5")
-    return tied and (scaled or not keys.has_tensor("lm_head.weight", default=False)), scaled
+    return tied and (scaled or not keys.has_tensor("lm_head.weight")), scaled
 
 
 def _stack(keys: ConfigKeys, layers: int, side: seq2seq.Side) -> spec.StackSpec:
@@ -106,7 +104,6 @@ def _stack(keys: ConfigKeys, layers: int, side: seq2seq.Side) -> spec.StackSpec:
         mlp=keys.choice("feed_forward_proj", kinds, default="relu" if keys.str("model_type") == "t5" else "gated-gelu"),
         norms=spec.NormsSpec(pre=norm),
         layers=layers,
-        dropout=dropout,
         position=distances,
         final_norm=norm,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from triptych import spec
 from triptych.families import gguf_config
-from triptych.mapping.config_keys import ConfigKeys, Values
+from triptych.mapping import ConfigKeys, Values
 
 archs = {"t5", "t5encoder"}
 
@@ -21,14 +21,14 @@ def from_gguf(keys: ConfigKeys) -> Values:
     """The HF keys.  No GGUF key tells whether the head's input is scaled: it is in v1.0, and not in later models, which
     have a gate and a head of their own."""
     alone, heads, layers = keys.str("model_type") == "t5encoder", keys.count("attention.head_count"), "block_count"
-    width, gated = keys.int("embedding_length"), keys.has_tensor("enc.blk.0.ffn_gate.weight", default=False)
+    width, gated = keys.int("embedding_length"), keys.has_tensor("enc.blk.0.ffn_gate.weight")
     inner = keys.int("attention.key_length", default=width // heads)
     if keys.count("attention.head_count_kv", default=heads) != heads:
         raise keys.error("attention.head_count_kv differs from attention.head_count, which no T5 has")
     if keys.int("attention.value_length", default=inner) != inner:
         raise keys.error("key and value widths of a head differ, which no T5 does")
     keys.get("context_length", None), keys.get("attention.layer_norm_epsilon", None)  # of the data; a double
-    own = keys.has_tensor("output.weight", default=False)
+    own = keys.has_tensor("output.weight")
     return {
         "model_type": "t5",
         "architectures": ["T5EncoderModel" if alone else "T5ForConditionalGeneration"],

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import WeightTable
+from triptych.mapping import ConfigKeys, WeightTable
 from triptych.spec import ModelSpec, from_json, to_json
 from triptych.spec.json import VERSION
 

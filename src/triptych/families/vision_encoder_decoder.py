@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from triptych import spec
-from triptych.families import bert, encoders, gpt2, seq2seq, vit
+from triptych.families import bert, decoder, encoders, gpt2, seq2seq, vit
 from triptych.families.registry import find
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import of_decoder, renamed, table, within
+from triptych.mapping import ConfigKeys, of_decoder, renamed, table, within
 
 hf_types = {"vision-encoder-decoder"}
 module_name = vit.module_name
@@ -45,10 +44,9 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     seeing, writing = _config_of(keys, "encoder", "vit"), _config_of(keys, "decoder", "gpt2", "bert")
     encoder, naming = vit.encoder(seeing), writing.str("model_type")
     for name in ("add_cross_attention", "is_decoder"):
-        if not writing.bool(name, default=False) and (name, naming) != ("is_decoder", "gpt2"):
+        if not writing.flag(name) and (name, naming) != ("is_decoder", "gpt2"):
             raise writing.error(f"{name} must be true for a {naming} that writes about an image")
-    if naming == "gpt2":  # whatever class it was saved from, it has the head that writes
-        writing.data = {**writing.data, "architectures": None}
+    writing.data = {**writing.data, "architectures": None}  # it has the head that writes, whatever its class was
     model = _bert(writing) if naming == "bert" else gpt2.config(writing)
     width, cross_width = model.reads.width, writing.optional_int("cross_attention_hidden_size")
     if cross_width is not None and not cross_width == encoder.width == width:
@@ -88,20 +86,11 @@ def _config_of(keys: ConfigKeys, name: str, *kinds: str) -> ConfigKeys:
 def _bert(keys: ConfigKeys) -> spec.ModelSpec:
     """BERT's stack, in which a token sees those before it, with the head of its masked language model."""
     stack = replace(encoders.post_norm(keys), kinds={"self": spec.KindSpec(mask=spec.causal())})
-    words, position = stack.words, stack.words.position
-    assert isinstance(position, spec.LearnedSpec)
+    model = decoder.model(keys, "Bert", stack, tied=True, bias=True)
+    assert isinstance(model.head, spec.LMHeadSpec)
     dense = spec.LinearSpec(inputs=stack.width, outputs=stack.width, bias=True)
-    transform = spec.TransformSpec(dense=dense, act=keys.act("hidden_act", default="gelu"), norm=words.norm)
-    tied = keys.bool("tie_word_embeddings", default=True)
-    proj = spec.LinearSpec(inputs=stack.width, outputs=words.vocab, bias=True)
-    return spec.ModelSpec(
-        family="bert",
-        decoder=stack,
-        head=spec.LMHeadSpec(transform=transform, proj=proj),
-        ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
-        context=position.length,
-        init_std=keys.float("initializer_range", default=0.02),
-    )
+    transform = spec.TransformSpec(dense=dense, act=keys.act("hidden_act", default="gelu"), norm=stack.words.norm)
+    return replace(model, head=replace(model.head, transform=transform))
 
 
 def _reading(stack: spec.StackSpec) -> spec.StackSpec:

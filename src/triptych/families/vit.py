@@ -9,8 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from triptych import spec
-from triptych.mapping.config_keys import COUNT, ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping import COUNT, ConfigKeys, table
 
 hf_types = {"vit"}
 prefix = "vit."

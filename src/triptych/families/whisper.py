@@ -6,24 +6,25 @@ Reference: transformers `models/whisper`.  The encoder's positions are sinusoids
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from triptych import spec
 from triptych.families import bart, seq2seq
-from triptych.mapping.config_keys import ConfigKeys
-from triptych.mapping.weight_table import table
+from triptych.mapping import ConfigKeys, names_in, table
 
 hf_types = {"whisper"}
 ids = {"bos_token_id": 50_256, "eos_token_id": 50_256, "pad_token_id": 50_256, "decoder_start_token_id": 50_257}
 prefix = "model."
 fixed = {"encoder.embed.position.weight"}  # the sinusoids
-ignore = {
-    "apply_spec_augment", "mask_time_prob", "mask_time_length", "mask_time_min_masks", "mask_feature_prob",
-    "mask_feature_length", "mask_feature_min_masks", "decoder_layerdrop", "encoder_layerdrop",  # training
-    "num_hidden_layers", "hidden_size", "num_attention_heads",  # duplicates of encoder_layers, d_model, ...
-    "classifier_proj_size", "use_weighted_layer_sum",  # of a head these classes do not have
-    "scale_embedding",  # no reference multiplies by it, whatever it says
-    "median_filter_width",  # of word times read off the attention, after the forward
-    "forced_decoder_ids",  # the first tokens of the decoder, which `transcribe` chooses
-}  # fmt: skip
+ignore = names_in("""
+apply_spec_augment mask_time_prob mask_time_length mask_time_min_masks mask_feature_prob
+mask_feature_length mask_feature_min_masks decoder_layerdrop encoder_layerdrop  # training
+num_hidden_layers hidden_size num_attention_heads  # duplicates of encoder_layers, d_model, ...
+classifier_proj_size use_weighted_layer_sum  # of a head these classes do not have
+scale_embedding  # no reference multiplies by it, whatever it says
+median_filter_width  # of word times read off the attention, after the forward
+forced_decoder_ids  # the first tokens of the decoder, which `transcribe` chooses
+""")
 
 weights = bart.ROWS + table("""
 encoder.embed.<conv1,conv2>.*  model.encoder.<conv1,conv2>.*
@@ -44,23 +45,11 @@ def config(keys: ConfigKeys) -> spec.ModelSpec:
     dropout = keys.dropout("dropout")
     position = spec.LearnedSpec(length=context, width=width)
     words = spec.EmbedSpec(vocab=vocab, width=width, position=position, dropout=dropout)
-    return spec.ModelSpec(
-        family="whisper",
-        encoder=bart.side(keys, "encoder", _frames(keys, width, dropout), pre=True, k_bias=False),
-        decoder=bart.side(keys, "decoder", words, pre=True, k_bias=False),
-        head=head,
-        ties={"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {},
-        ids=keys.special_ids(vocab),
-        context=context,
-        init_std=keys.float("init_std", default=0.02),
-    )
-
-
-def _frames(keys: ConfigKeys, width: int, dropout: float) -> spec.FramesSpec:
-    mels = keys.count("num_mel_bins", default=80)
-    return spec.FramesSpec(
-        conv1=spec.ConvSpec(inputs=mels, outputs=width, kernel=3),
+    frames = spec.FramesSpec(
+        conv1=spec.ConvSpec(inputs=keys.count("num_mel_bins", default=80), outputs=width, kernel=3),
         conv2=spec.ConvSpec(inputs=width, outputs=width, kernel=3, stride=2),
-        position=spec.LearnedSpec(length=keys.int("max_source_positions", default=1500), width=width),
+        position=replace(position, length=keys.int("max_source_positions", default=1500)),
         dropout=dropout,
     )
+    ties = {"head.proj.weight": "decoder.embed.tokens.weight"} if tied else {}
+    return bart.model(keys, frames, words, head, ties, keys.special_ids(vocab), context, pre=True, k_bias=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from triptych.mapping.config_keys import ConfigKeys
+from triptych.mapping import ConfigKeys, names_in
 
 #: The model_type of a text_config without one.
 INSIDE = {"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral"}
@@ -31,13 +31,11 @@ _SIZES = {
     },
 }  # fmt: skip
 _OUTER_KEYS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
-_OF_IMAGES = frozenset(
-    """
+_OF_IMAGES = names_in("""
     boi_token_id boi_token_index eoi_token_id eoi_token_index image_seq_length image_token_id image_token_index
     initializer_range mm_tokens_per_image multimodal_projector_bias projector_hidden_act spatial_merge_size
     vision_config vision_feature_layer vision_feature_select_strategy
-    """.split()  # noqa: SIM905 - fifteen names on three lines
-)
+""")
 
 # Prefixes of the text model's tensors -> those of a model of text alone, and the prefixes of everything else.
 _BEGINNINGS = {

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar, get_args
 
 from triptych.errors import ConfigError, closest, nearest, shown
+from triptych.mapping.weight_table import names_in
 from triptych.spec import SpecialIds
 from triptych.spec.parts import Activation
 
@@ -26,8 +27,7 @@ SIZE = 2**31 - 1  # no width, vocabulary or context is larger
 COUNT = 2**12  # nor has any model more layers, heads or buckets
 
 # Keys that describe the file, its training or its use, never the arithmetic of a forward.
-METADATA = frozenset(
-    """
+METADATA = names_in("""
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures bad_words_ids
     begin_suppress_tokens bos_token_id chunk_size_feed_forward cls_token_id custom_pipelines decoder_start_token_id
     diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id eos_token_ids
@@ -39,8 +39,7 @@ METADATA = frozenset(
     sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tokenizer_class
     top_k top_p torch_dtype torchscript transformers.js_config transformers_version triptych_sentences typical_p
     unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache xla_device
-    """.split()  # noqa: SIM905 - one list of names
-)
+""")
 
 # Keys that are harmless only while they are off: null, false, zero or empty.
 REFUSED = {
@@ -114,9 +113,9 @@ class ConfigKeys:
             raise self.error(f"{name} must be between {low} and {high}, not {value}")
         return value
 
-    def optional_int(self, name: Str, default: Int | None = None, low: Int = 1, high: Int = SIZE) -> Int | None:
-        """An integer, None when null, `default` when absent."""
-        return None if self.get(name, default) is None else self.int(name, default, low=low, high=high)
+    def optional_int(self, name: Str, default: Int | None = None, **limits: Int) -> Int | None:
+        """An integer within the limits of `int`, None when null, `default` when absent."""
+        return None if self.get(name, default) is None else self.int(name, default, **limits)
 
     def count(self, name: Str, default: Any = REQUIRED) -> Int:
         """How many layers, heads or buckets: an integer in [1, 4096], so that no config asks for 2^31 blocks."""
@@ -129,11 +128,9 @@ class ConfigKeys:
             raise self.error(f"{name} must be a finite number between {low} and {high}, not {value}")
         return value if value is default else float(value)
 
-    def optional_float(
-        self, name: Str, default: Float | None = None, low: Float = 0.0, high: Float = math.inf
-    ) -> Float | None:
-        """A finite number, None when null, `default` when absent."""
-        return None if self.get(name, default) is None else self.float(name, default, low=low, high=high)
+    def optional_float(self, name: Str, default: Float | None = None, **limits: Float) -> Float | None:
+        """A finite number within the limits of `float`, None when null, `default` when absent."""
+        return None if self.get(name, default) is None else self.float(name, default, **limits)
 
     def dropout(self, name: Str, default: Any = 0.0) -> Float:
         """A probability."""
@@ -143,26 +140,30 @@ class ConfigKeys:
         value: Bool = self._typed(name, bool, default, "true or false")
         return value
 
+    def flag(self, name: Str) -> Bool:
+        """True or false, false when absent."""
+        return self.bool(name, default=False)
+
     def str(self, name: Str, default: Any = REQUIRED) -> Str:
         value: Str = self._typed(name, str, default, "a string")
         return value
 
-    def _items(self, name: Str, default: Any, expected: Str) -> list[tuple[ConfigKeys, Str]]:
+    def _items(self, name: Str, expected: Str, default: Any = REQUIRED) -> list[ConfigKeys]:
         """Each item of a list as keys of its own, to be read under the name of the list."""
         values = self._typed(name, (list, tuple), default, f"a list of {expected}")
-        return [(ConfigKeys({name: value}, self.where), name) for value in values]
+        return [ConfigKeys({name: value}, self.where) for value in values]
 
-    def floats(self, name: Str, default: Any = REQUIRED) -> tuple[Float, ...]:
+    def floats(self, name: Str) -> tuple[Float, ...]:
         """A list of finite numbers above zero."""
-        return tuple(one.float(key, low=1e-12) for one, key in self._items(name, default, "numbers"))
+        return tuple(item.float(name, low=1e-12) for item in self._items(name, "numbers"))
 
-    def ints(self, name: Str, default: Any = REQUIRED) -> tuple[Int, ...]:
+    def ints(self, name: Str) -> tuple[Int, ...]:
         """A list of integers of at least zero."""
-        return tuple(one.int(key, low=0) for one, key in self._items(name, default, "integers"))
+        return tuple(item.int(name, low=0) for item in self._items(name, "integers"))
 
     def strings(self, name: Str, default: Any = REQUIRED) -> tuple[Str, ...]:
         """A list of strings."""
-        return tuple(one.str(key) for one, key in self._items(name, default, "strings"))
+        return tuple(item.str(name) for item in self._items(name, "strings", default))
 
     def choice(self, name: Str, choices: Mapping[Str, T], default: Any = REQUIRED) -> T:
         """The value in `choices` for the string under `name`.  Raises ConfigError, listing them, for another string."""
@@ -192,7 +193,7 @@ class ConfigKeys:
             raise self.error(f"architecture {shown(name)} is not one of {', '.join(known)}{nearest(name, known)}")
         return known[name]
 
-    def has_tensor(self, name: Str, default: Bool) -> Bool:
+    def has_tensor(self, name: Str, default: Bool = False) -> Bool:
         """Whether the checkpoint stores tensor `name`, under any prefix; `default` without a checkpoint."""
         if self.stored is None:
             return default

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from triptych.mapping.config_keys import Values
 from triptych.spec import (
     LayerNormSpec,
     LMHeadSpec,
@@ -36,10 +37,10 @@ def under(
     arch: str,
     shapes: Mapping[str, Sequence[int]],
     read: Callable[[str], Sequence[float]] | None,
-) -> dict[str, Any]:
+) -> Values:
     """The keys under the architecture's prefix, without the prefix, and the values that only tensors hold."""
     start = f"{arch}."
-    keys: dict[str, Any] = {
+    keys: Values = {
         name.removeprefix(start): _decimal(value) if isinstance(value, float) else value
         for name, value in metadata.items()
         if name.startswith(start)
@@ -64,11 +65,11 @@ Tensors = dict[str, list[float]]  # small ones that complete the metadata: divis
 _UNCHANGED = {"dropout", "ids", "init_std", "family"}  # of training, of the tokenizer, and the family's name
 
 
-def header(model: ModelSpec, arch: str, more: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors]:
+def header(model: ModelSpec, arch: str, more: Mapping[str, Any]) -> tuple[Values, Tensors]:
     """The keys under `arch.` and the tensors that hold what no key does; `more` are the keys that the family adds."""
     stack = next(iter(model.stacks.values()))
     positions, tensors = _positions(model, stack)
-    keys: dict[str, Any] = {
+    keys: Values = {
         "vocab_size": model.vocab,
         "context_length": model.context,
         "embedding_length": stack.width,
@@ -87,7 +88,7 @@ def header(model: ModelSpec, arch: str, more: Mapping[str, Any]) -> tuple[dict[s
     return {f"{arch}.{key}": value for key, value in keys.items() if value is not None}, tensors
 
 
-def _attention(stack: StackSpec) -> dict[str, Any]:
+def _attention(stack: StackSpec) -> Values:
     """Of the first layer; where layers differ, what is read back does too."""
     attn = stack.blocks[0].attn
     even = attn.head_width == attn.value_width == stack.width / attn.heads
@@ -103,21 +104,20 @@ def _attention(stack: StackSpec) -> dict[str, Any]:
     }
 
 
-def _feed_forward(mlps: Sequence[FeedForward]) -> dict[str, Any]:
+def _feed_forward(mlps: Sequence[FeedForward]) -> Values:
     """The widths of dense layers and of experts."""
     mixture = next((mlp for mlp in mlps if isinstance(mlp, MoESpec)), None)
     dense = next((mlp for mlp in mlps if not isinstance(mlp, MoESpec)), None)
     widest = dense or (mixture and mixture.expert)
-    keys: dict[str, Any] = {"feed_forward_length": widest.up.outputs if widest else None}
+    keys: Values = {"feed_forward_length": widest.up.outputs if widest else None}
     if mixture is not None:
         keys |= {"expert_count": mixture.experts, "expert_used_count": mixture.top_k}
     return keys
 
 
-def _positions(model: ModelSpec, stack: StackSpec) -> tuple[dict[str, Any], Tensors]:
+def _positions(model: ModelSpec, stack: StackSpec) -> tuple[Values, Tensors]:
     """RoPE's width, base and scaling, and the window of layers that have one."""
-    keys: dict[str, Any] = {}
-    tensors: Tensors = {}
+    keys, tensors = Values(), Tensors()
     for kind in stack.kinds.values():
         position, size = kind.position, _window(kind.mask)
         if size is not None:
@@ -140,7 +140,7 @@ def _window(mask: masks.Mask) -> int | None:
     return next((part.back for part in parts if isinstance(part, masks.Window)), None)
 
 
-def _scaling(model: ModelSpec, rope: RopeSpec) -> tuple[dict[str, Any], Tensors]:
+def _scaling(model: ModelSpec, rope: RopeSpec) -> tuple[Values, Tensors]:
     match rope.scaling:
         case Interpolate(factor=factor):
             return {"rope.scaling.type": "linear", "rope.scaling.factor": factor}, {}
@@ -177,12 +177,11 @@ def difference(model: ModelSpec, read_back: ModelSpec) -> str | None:
 def _difference(a: Any, b: Any, where: str) -> str | None:
     if _same_frequencies(a, b):
         return None
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        a, b = dict(enumerate(a)), dict(enumerate(b))
     if isinstance(a, dict) and isinstance(b, dict):
         keys = [key for key in {**a, **b} if key not in _UNCHANGED]
         differences = (_difference(a.get(key), b.get(key), f"{where}.{key}" if where else key) for key in keys)
-        return next(filter(None, differences), None)
-    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        differences = (_difference(x, y, f"{where}.{i}") for i, (x, y) in enumerate(zip(a, b, strict=True)))
         return next(filter(None, differences), None)
     if a == b or _close(a, b):
         return None

@@ -40,40 +40,47 @@ class GGUFType:
         return (*shape[:-1], shape[-1] // self.elements * self.nbytes)
 
 
+_TABLE = """
+name     number elements nbytes  torch_dtype file_type
+F32           0        1      4  float32             0
+F16           1        1      2  float16             1
+Q4_0          2       32     18  -                   2
+Q4_1          3       32     20  -                   3
+Q5_0          6       32     22  -                   8
+Q5_1          7       32     24  -                   9
+Q8_0          8       32     34  -                   7
+Q2_K         10      256     84  -                  10
+Q3_K         11      256    110  -                  11
+Q4_K         12      256    144  -                  14
+Q5_K         13      256    176  -                  16
+Q6_K         14      256    210  -                  18
+IQ2_XXS      16      256     66  -                  19
+IQ2_XS       17      256     74  -                  20
+IQ3_XXS      18      256     98  -                  23
+IQ1_S        19      256     50  -                  24
+IQ4_NL       20       32     18  -                  25
+IQ3_S        21      256    110  -                  26
+IQ2_S        22      256     82  -                  28
+IQ4_XS       23      256    136  -                  30
+I8           24        1      1  int8                -
+I16          25        1      2  int16               -
+I32          26        1      4  int32               -
+I64          27        1      8  int64               -
+F64          28        1      8  float64             -
+IQ1_M        29      256     56  -                  31
+BF16         30        1      2  bfloat16           32
+TQ1_0        34      256     54  -                  36
+TQ2_0        35      256     66  -                  37
+MXFP4        39       32     17  -                  38
+"""
+
+
+def _type(row: list[str]) -> GGUFType:
+    name, number, elements, nbytes, dtype, file_type = row
+    plain, most = None if dtype == "-" else dtype, None if file_type == "-" else int(file_type)
+    return GGUFType(name, int(number), int(elements), int(nbytes), plain, most)
+
+
 #: Every type that can be read, by its name in GGUF.
-TYPES: dict[str, GGUFType] = {
-    kind.name: kind
-    for kind in (
-        GGUFType("F32", 0, 1, 4, "float32", file_type=0),
-        GGUFType("F16", 1, 1, 2, "float16", file_type=1),
-        GGUFType("Q4_0", 2, 32, 18, file_type=2),
-        GGUFType("Q4_1", 3, 32, 20, file_type=3),
-        GGUFType("Q5_0", 6, 32, 22, file_type=8),
-        GGUFType("Q5_1", 7, 32, 24, file_type=9),
-        GGUFType("Q8_0", 8, 32, 34, file_type=7),
-        GGUFType("Q2_K", 10, 256, 84, file_type=10),
-        GGUFType("Q3_K", 11, 256, 110, file_type=11),
-        GGUFType("Q4_K", 12, 256, 144, file_type=14),
-        GGUFType("Q5_K", 13, 256, 176, file_type=16),
-        GGUFType("Q6_K", 14, 256, 210, file_type=18),
-        GGUFType("IQ2_XXS", 16, 256, 66, file_type=19),
-        GGUFType("IQ2_XS", 17, 256, 74, file_type=20),
-        GGUFType("IQ3_XXS", 18, 256, 98, file_type=23),
-        GGUFType("IQ1_S", 19, 256, 50, file_type=24),
-        GGUFType("IQ4_NL", 20, 32, 18, file_type=25),
-        GGUFType("IQ3_S", 21, 256, 110, file_type=26),
-        GGUFType("IQ2_S", 22, 256, 82, file_type=28),
-        GGUFType("IQ4_XS", 23, 256, 136, file_type=30),
-        GGUFType("I8", 24, 1, 1, "int8"),
-        GGUFType("I16", 25, 1, 2, "int16"),
-        GGUFType("I32", 26, 1, 4, "int32"),
-        GGUFType("I64", 27, 1, 8, "int64"),
-        GGUFType("F64", 28, 1, 8, "float64"),
-        GGUFType("IQ1_M", 29, 256, 56, file_type=31),
-        GGUFType("BF16", 30, 1, 2, "bfloat16", file_type=32),
-        GGUFType("TQ1_0", 34, 256, 54, file_type=36),
-        GGUFType("TQ2_0", 35, 256, 66, file_type=37),
-        GGUFType("MXFP4", 39, 32, 17, file_type=38),
-    )
-}
+TYPES: dict[str, GGUFType] = {row[0]: _type(row) for row in map(str.split, _TABLE.strip().splitlines()[1:])}
 BY_NUMBER: dict[int, GGUFType] = {kind.number: kind for kind in TYPES.values()}

@@ -51,6 +51,11 @@ class Transpose(Op):
         return shape[::-1]
 
 
+def _exchanged(x: Any, sizes: Shape, axis: int) -> Any:
+    """The rows of `x`, as many as `sizes` multiply to, with the dimensions `axis` and `axis + 1` of these exchanged."""
+    return x.reshape(*sizes, *x.shape[1:]).swapaxes(axis, axis + 1).reshape(x.shape)
+
+
 @dataclass(frozen=True)
 class RopePermute(Op):
     """GGUF's llama stores the rows of q and k with the two halves of each head interleaved: (0, K/2, 1, K/2+1, ...)."""
@@ -59,10 +64,10 @@ class RopePermute(Op):
     rows = True
 
     def to_ours(self, x: Any) -> Any:
-        return x.reshape(self.heads, -1, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+        return _exchanged(x, (self.heads, -1, 2), 1)
 
     def to_source(self, x: Any) -> Any:
-        return x.reshape(self.heads, 2, -1, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+        return _exchanged(x, (self.heads, 2, -1), 1)
 
 
 @dataclass(frozen=True)
@@ -87,10 +92,10 @@ class ByHead(Op):
     rows = True
 
     def to_ours(self, x: Any) -> Any:
-        return x.reshape(self.heads, 3, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+        return _exchanged(x, (self.heads, 3, -1), 0)
 
     def to_source(self, x: Any) -> Any:
-        return x.reshape(3, self.heads, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
+        return _exchanged(x, (3, self.heads, -1), 0)
 
 
 @dataclass(frozen=True)
@@ -242,13 +247,9 @@ def save_plan(
     loads: list[TensorLoad] = []
     filled: set[str] = set()
     for load, _ in _expand(spec, rows, kind):
-        if (
-            load.ours
-            and not any(name in spec.ties for name in load.ours)
-            and (load.spare or filled.isdisjoint(load.ours))
-        ):
-            source = load.source.removeprefix(prefix) if base else load.source
-            loads.append(replace(load, source=source))
+        tied = not spec.ties.keys().isdisjoint(load.ours)
+        if load.ours and not tied and (load.spare or filled.isdisjoint(load.ours)):
+            loads.append(replace(load, source=load.source.removeprefix(prefix) if base else load.source))
             filled.update(load.ours)
     _check_covered(spec, filled, kind, f"a {spec.family} model")
     return tuple(loads)
@@ -277,21 +278,14 @@ def _expand(spec: ModelSpec, rows: WeightTable, kind: Kind) -> Iterator[tuple[Te
             every = experts if stacked else (e,)
             ours = tuple(_fill(pattern, i, leaf, x) for pattern in row.ours for x in every)
             if all(one in shapes for one in ours):
-                bound = tuple(_op(op, heads.get(ours[0], 1), len(ours)) for op in ops if op != "spare")
+                own = heads.get(ours[0], 1) if ours else 1
+                known: dict[str, Op] = {
+                    "transpose": Transpose(), "rope_permute": RopePermute(own), "one_row": OneRow(),
+                    "by_head": ByHead(own), "stacked": Stacked(len(ours)), "plus_one": PlusOne(),
+                }  # fmt: skip
+                bound = tuple(known[op] for op in ops if op != "spare")
                 stored_shapes = tuple(shapes[one] for one in ours)
                 yield TensorLoad(ours, _fill(name, i, leaf, e), bound, stored_shapes, spare="spare" in ops), row.note
-
-
-def _op(name: str, heads: int, several: int) -> Op:
-    known: dict[str, Op] = {
-        "transpose": Transpose(),
-        "rope_permute": RopePermute(heads),
-        "one_row": OneRow(),
-        "by_head": ByHead(heads),
-        "stacked": Stacked(several),
-        "plus_one": PlusOne(),
-    }
-    return known[name]
 
 
 def _fill(pattern: str, i: int, leaf: str, e: int) -> str:

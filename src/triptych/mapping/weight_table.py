@@ -62,6 +62,11 @@ def table(text: str) -> WeightTable:
     return tuple(rows)
 
 
+def names_in(text: str) -> frozenset[str]:
+    """The words of a text, without the reasons after `#` in its lines."""
+    return frozenset(word for line in text.splitlines() for word in line.partition("#")[0].split())
+
+
 def renamed(rows: WeightTable, old: str, new: str) -> WeightTable:
     """The rows of a family in which `new` stands for `old` in every HF name.
 

@@ -95,11 +95,9 @@ class Layout:
             lines, factors, scales = blocks.split([BAND * SUPERGROUP, SUPERGROUP, 2 * BAND], dim=2)
             factors = factors.reshape(*blocks.shape[:2], -1, BAND).permute(0, 3, 1, 2).flatten(2).flatten(0, 1)
             return Codes(_from_lines(lines, self), _from_halves(scales), factors=factors.view(torch.int8))
-        if self.name == "S8":
-            lines, scales = blocks.split([BAND * GROUP, 2 * BAND], dim=2)
-            return Codes(_from_lines(lines, self), _from_halves(scales))
-        lines, scales, minimums = blocks.split([self.block_bytes - 4 * BAND, 2 * BAND, 2 * BAND], dim=2)
-        return Codes(_from_lines(lines, self), _from_halves(scales), _from_halves(minimums))
+        halves = [2 * BAND] if self.name == "S8" else [2 * BAND, 2 * BAND]  # the bytes of scales, and of minimums
+        lines, *numbers = blocks.split([self.block_bytes - sum(halves), *halves], dim=2)
+        return Codes(_from_lines(lines, self), *map(_from_halves, numbers))
 
 
 #: Every layout, by its name.

@@ -293,21 +293,17 @@ def _rounded(value: Tensor, like: PackedWeight) -> tuple[PackedWeight, str] | No
     """The numbers in the type of a packed weight, and its name; None where nothing writes that type, or the numbers do
     not fit it."""
     form = like.format
-    kind = form.stored_as if isinstance(form, GGUFBlockFormat) else None
-    if isinstance(form, BandFormat) and not isinstance(form, OrderedBandFormat):
-        kind = form.kind
-        if kind in (None, "Q4_1") and form.layout.name in _FORM_OF:  # int4 is Q4_1 with better scales
-            name = _FORM_OF[form.layout.name]
-            try:
-                return packed_weight(quantize(value, name), like.dtype, kind=kind), kind or name
-            except InputError:
-                return None
-    if kind not in WRITABLE:
-        return None
+    kind, own = (form.kind, _FORM_OF.get(form.layout.name)) if isinstance(form, BandFormat) else (form.stored_as, None)
     try:
+        if isinstance(form, OrderedBandFormat):
+            return None
+        if own is not None and kind in (None, "Q4_1"):  # int4 is Q4_1 with better scales
+            return packed_weight(quantize(value, own), like.dtype, kind=kind), kind or own
+        if kind not in WRITABLE:
+            return None
         blocks = PackedBlocks(block_format(kind), block_format(kind).pack(value.float()))
         if isinstance(form, GGUFBlockFormat):
             return PackedWeight(blocks.raw, form, like.dtype), kind
         return packed_weight(repack(blocks), like.dtype, kind=kind), kind
-    except CheckpointError:
+    except (CheckpointError, InputError):
         return None

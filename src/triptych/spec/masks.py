@@ -121,9 +121,7 @@ class SameDocument(Mask):
     """Keys of the query's own document (packed rows)."""
 
     def visible(self, q: Points, k: Points) -> Any:
-        if q.document is None or k.document is None:
-            return (k.position == k.position) & (q.position == q.position)
-        return q.document == k.document
+        return Full().visible(q, k) if q.document is None or k.document is None else q.document == k.document
 
 
 @dataclass(frozen=True)

@@ -215,8 +215,8 @@ def mlp(width: int, hidden: int, act: Activation, *, bias: bool = False, dropout
 
 def glu(width: int, hidden: int, act: Activation, *, bias: bool = False, dropout: float = 0.0) -> GLUSpec:
     """A `GLU` of width D and hidden width F."""
-    up, down = LinearSpec(inputs=width, outputs=hidden, bias=bias), LinearSpec(inputs=hidden, outputs=width, bias=bias)
-    return GLUSpec(gate=up, up=up, down=down, act=act, dropout=dropout)
+    plain = mlp(width, hidden, act, bias=bias)
+    return GLUSpec(gate=plain.up, up=plain.up, down=plain.down, act=act, dropout=dropout)
 
 
 def moe(width: int, hidden: int, act: Activation, *, experts: int, top_k: int, normalize: bool = False) -> MoESpec:

@@ -17,13 +17,21 @@ from tokenizers import Tokenizer as Backend
 
 from triptych.errors import TextError, nearest
 from triptych.text.chat import ChatTemplate
-from triptych.text.sentencepiece_file import MAX_PIECE, Malformed, check_charsmap
+from triptych.text.sentencepiece_file import (
+    BYTE,
+    CONTROL,
+    MAX_PIECE,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    Malformed,
+    check_charsmap,
+)
+from triptych.text.sentencepiece_tokenizers import bytes_to_text
 from triptych.text.specials import Specials, surround
 from triptych.text.tokenizer import Tokenizer
 
 _PREFIX = "tokenizer.ggml."
-#: `tokenizer.ggml.token_type`, as the format defines it.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 #: Special token -> the key of its id.
 SPECIAL_IDS = {
     "bos": "bos_token_id", "eos": "eos_token_id", "pad": "padding_token_id", "unk": "unknown_token_id",
@@ -42,13 +50,13 @@ class Split:
 
     `patterns` are regular expressions applied in turn; each makes its matches words of their own.  `whole_words`: a
     word that is itself a token is not merged from its characters (`ignore_merges`).  `add_bos`: whether texts begin
-    with BOS where a file does not say.  `normalizer` makes the normalizer that runs first.
+    with BOS where a file does not say.  `composed`: whether NFC comes first.
     """
 
     patterns: tuple[str, ...]
     whole_words: bool = False
     add_bos: bool = False
-    normalizer: Callable[[], normalizers.Normalizer] | None = None
+    composed: bool = False
 
 
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -80,7 +88,7 @@ SPLITS: Mapping[str, Split] = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), Split((r"\p{N}", _GPT2_WORDS))),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3"), replace(_CL100K, whole_words=True, add_bos=True)),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _CL100K),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), Split((_words(r"\p{N}"),), normalizer=normalizers.NFC)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), Split((_words(r"\p{N}"),), composed=True)),
     "tekken": Split((_TEKKEN_WORDS,), whole_words=True, add_bos=True),
     "gpt-4o": Split((_O200K_WORDS,)),
 }
@@ -94,6 +102,35 @@ def byte_level_words(split: Split) -> pre_tokenizers.PreTokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
+
+
+def byte_level(
+    words: dict[str, int],
+    merges: list[tuple[str, str]],
+    splitting: pre_tokenizers.PreTokenizer,
+    *,
+    composed: bool = False,
+    whole_words: bool = False,
+) -> Backend:
+    """Byte-level BPE (Radford et al. 2019) with this pre-tokenizer, with NFC first if `composed`."""
+    backend = Backend(models.BPE(vocab=words, merges=merges, ignore_merges=whole_words))
+    if composed:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = splitting
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def word_piece(words: dict[str, int], specials: Specials, normalizer: normalizers.Normalizer, where: str) -> Backend:
+    """WordPiece (Devlin et al. 2019).  Raises TextError, beginning with `where`, for a special token it lacks."""
+    for text in (specials.cls, specials.sep, specials.unk):
+        if text not in words:
+            raise TextError(f"{where} has no {text!r}")
+    backend = Backend(models.WordPiece(vocab=words, unk_token=str(specials.unk), max_input_chars_per_word=100))
+    backend.normalizer = normalizer
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return backend
 
 
 @dataclass(frozen=True)
@@ -141,28 +178,28 @@ class _Vocabulary:
         return Specials(**texts)
 
 
-def from_gguf(metadata: Mapping[str, Any], where: str = "GGUF", *, pre: str | None = None) -> Tokenizer:
+def from_gguf(metadata: Mapping[str, Any], *, pre: str | None = None) -> Tokenizer:
     """The tokenizer that the `metadata` of a GGUF describes: all keys, with values as the reader returns them.
 
-    `where` names the file in errors.  `pre` replaces a `tokenizer.ggml.pre` that is missing, `default` or wrong.
+    `pre` replaces a `tokenizer.ggml.pre` that is missing, `default` or wrong.
 
     Raises TextError for a kind of tokenizer or a split that is not known here, for tables that do not fit each other,
     and for a tokenizer that exceeds the limits of `triptych.text.tokenizer_limits`.
     """
     try:
-        return _read(metadata, pre)
+        return _read(metadata if pre is None else {**metadata, f"{_PREFIX}pre": pre})
     except TextError as error:
-        raise TextError(f"{where}: {error}") from error
+        raise TextError(f"GGUF: {error}") from error
     except Exception as error:  # the library raises bare Exception
-        raise TextError(f"{where}: its tokenizer.ggml tables do not fit together: {error}") from error
+        raise TextError(f"GGUF: its tokenizer.ggml tables do not fit together: {error}") from error
 
 
-def _read(metadata: Mapping[str, Any], pre: str | None) -> Tokenizer:
+def _read(metadata: Mapping[str, Any]) -> Tokenizer:
     vocabulary = _Vocabulary.read(metadata)
     kind = str(vocabulary.fields.get("model", "missing"))
     if kind not in _KINDS:
         raise TextError(f"tokenizer.ggml.model {kind!r} is not supported; known are {', '.join(_KINDS)}")
-    backend, specials = _KINDS[kind](vocabulary, vocabulary.specials(), pre)
+    backend, specials = _KINDS[kind](vocabulary, vocabulary.specials())
     _mark_added(backend, vocabulary)
     source = metadata.get("tokenizer.chat_template")
     ends = [vocabulary.fields[name] for name in ("eot_token_id", "eom_token_id") if name in vocabulary.fields]
@@ -172,16 +209,10 @@ def _read(metadata: Mapping[str, Any], pre: str | None) -> Tokenizer:
 
 def _mark_added(backend: Backend, vocabulary: _Vocabulary) -> None:
     """Make unknown, control and user-defined tokens added ones, which are matched before a text is split into words."""
-    kinds = (UNKNOWN, CONTROL, USER_DEFINED)
-    listed = [(token, kind) for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in kinds]
     before, after = ({vocabulary.tokens[i] for i in vocabulary.fields.get(key, ())} for key in STRIPPED)
-
-    def added(user: bool) -> list[AddedToken]:
-        tokens = [token for token, kind in listed if (kind == USER_DEFINED) is user]
-        return [AddedToken(t, normalized=False, lstrip=t in before, rstrip=t in after) for t in tokens]
-
-    backend.add_special_tokens(added(user=False))
-    backend.add_tokens(added(user=True))
+    for add, kinds in ((backend.add_special_tokens, (UNKNOWN, CONTROL)), (backend.add_tokens, (USER_DEFINED,))):
+        tokens = [t for t, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in kinds]
+        add([AddedToken(t, normalized=False, lstrip=t in before, rstrip=t in after) for t in tokens])
 
 
 def _add_bos_and_eos(
@@ -191,20 +222,17 @@ def _add_bos_and_eos(
     surround(backend, bos, specials.eos if vocabulary.flag("add_eos_token", add_eos) else None)
 
 
-def _byte_level(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
-    """Byte-level BPE (Radford et al. 2019): `tokens`, `merges`, and the split that `pre` names."""
-    split = _split(pre or str(vocabulary.fields.get("pre", "missing")))
-    merges = [tuple(merge.split(" ")) for merge in vocabulary.fields.get("merges", ())]
-    bad = next((merge for merge in merges if len(merge) != 2), None)
-    if bad is not None:
-        raise TextError(f"tokenizer.ggml.merges holds {' '.join(bad)!r}, which is not a pair")
-    backend = Backend(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=split.whole_words))
-    if split.normalizer is not None:
-        backend.normalizer = split.normalizer()
-    elif vocabulary.flag(COMPOSED, False):
-        backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = byte_level_words(split)
-    backend.decoder = decoders.ByteLevel()
+def _byte_level(vocabulary: _Vocabulary, specials: Specials) -> tuple[Backend, Specials]:
+    """`tokens`, `merges`, and the split that `pre` names."""
+    split, merges = _split(str(vocabulary.fields.get("pre", "missing"))), []
+    for merge in vocabulary.fields.get("merges", ()):
+        left, _, right = merge.partition(" ")
+        if not right or " " in right:
+            raise TextError(f"tokenizer.ggml.merges holds {merge!r}, which is not a pair")
+        merges.append((left, right))
+    composed = split.composed or vocabulary.flag(COMPOSED, False)
+    words = byte_level_words(split)
+    backend = byte_level(vocabulary.ids, merges, words, composed=composed, whole_words=split.whole_words)
     _add_bos_and_eos(backend, vocabulary, specials, split.add_bos)
     return backend, specials
 
@@ -219,7 +247,7 @@ def _split(name: str) -> Split:
     return SPLITS[name]
 
 
-def _sentencepiece(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
+def _sentencepiece(vocabulary: _Vocabulary, specials: Specials) -> tuple[Backend, Specials]:
     """SentencePiece BPE (Kudo and Richardson 2018): merges the neighbours whose joint piece has the highest score."""
     fallback = BYTE in vocabulary.types
     backend = Backend(
@@ -232,16 +260,15 @@ def _sentencepiece(vocabulary: _Vocabulary, specials: Specials, pre: str | None)
         )
     )
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
-    after: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     scheme = vocabulary.fields.get(SCHEME)
-    if vocabulary.flag("add_space_prefix", True):
+    prefix = vocabulary.flag("add_space_prefix", True)
+    if prefix:
         spaces.insert(0, normalizers.Prepend("▁"))
-        after.append(decoders.Strip(" ", 1, 0))
     if scheme is None:
         backend.normalizer = normalizers.Sequence(spaces)
     else:  # Metaspace adds no mark before a text that begins with one; as "first", none behind a special token
         backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", str(scheme), split=False)
-    backend.decoder = decoders.Sequence(after)
+    backend.decoder = bytes_to_text(prefix=prefix)
     _add_bos_and_eos(backend, vocabulary, specials, add_bos=True)
     return backend, specials
 
@@ -262,7 +289,7 @@ def _merges(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
     return ((vocabulary.tokens[left], vocabulary.tokens[right]) for _, left, right in sorted(pairs))
 
 
-def _unigram(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
+def _unigram(vocabulary: _Vocabulary, specials: Specials) -> tuple[Backend, Specials]:
     """SentencePiece's unigram model (Kudo 2018): splits a text into the pieces with the highest sum of scores.
 
     Scores are raised to that of the lowest normal piece.  The library derives the score of an unknown character from
@@ -275,14 +302,14 @@ def _unigram(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tu
     scores = vocabulary.scores()
     lowest = min(score for score, kind in zip(scores, vocabulary.types, strict=True) if kind == NORMAL)
     scored = [(token, max(score, lowest)) for token, score in zip(vocabulary.tokens, scores, strict=True)]
-    backend = Backend(models.Unigram(scored, unk_id=int(unk), byte_fallback=False))
+    backend = Backend(models.Unigram(scored, unk_id=int(unk)))
     charsmap, prefix = _charsmap(vocabulary), vocabulary.flag("add_space_prefix", True)
     table: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
     if vocabulary.flag("remove_extra_whitespaces", True):
         table.append(normalizers.Replace(Regex(r"\A +| +\z|(?<= ) +"), ""))
     table += [normalizers.Prepend("▁")] * prefix + [normalizers.Replace(" ", "▁")]
     backend.normalizer = normalizers.Sequence(table)
-    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always" if prefix else "never")
+    backend.decoder = decoders.Metaspace(prepend_scheme="always" if prefix else "never")
     _add_bos_and_eos(backend, vocabulary, specials, add_bos=False, add_eos=True)
     return backend, replace(specials, unk=vocabulary.tokens[int(unk)])
 
@@ -298,23 +325,17 @@ def _charsmap(vocabulary: _Vocabulary) -> bytes:
     return charsmap
 
 
-def _word_piece(vocabulary: _Vocabulary, specials: Specials, pre: str | None) -> tuple[Backend, Specials]:
-    """WordPiece (Devlin et al. 2019).  GGUF marks tokens that begin a word, BERT those that continue one."""
+def _word_piece(vocabulary: _Vocabulary, specials: Specials) -> tuple[Backend, Specials]:
+    """GGUF marks tokens that begin a word, BERT those that continue one."""
     kinds = zip(vocabulary.tokens, vocabulary.types, strict=True)
     pieces = {_bert_piece(token, kind): index for index, (token, kind) in enumerate(kinds)}
     # BERT has neither BOS nor EOS: files that name them mean [CLS] and [SEP].
     cls, sep = specials.cls or specials.bos or "[CLS]", specials.sep or specials.eos or "[SEP]"
-    unk = specials.unk or "[UNK]"
-    missing = [token for token in (cls, sep, unk) if token not in pieces]
-    if missing:
-        raise TextError(f"its WordPiece vocabulary has no {missing[0]!r}")
-    backend = Backend(models.WordPiece(vocab=pieces, unk_token=unk, max_input_chars_per_word=100))
-    lowercase = vocabulary.flag("normalizer.lowercase", True)
-    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
+    specials = replace(specials, bos=None, eos=None, unk=specials.unk or "[UNK]", cls=cls, sep=sep)
+    normalizer = normalizers.BertNormalizer(lowercase=vocabulary.flag("normalizer.lowercase", True))
+    backend = word_piece(pieces, specials, normalizer, "its WordPiece vocabulary")
     backend.post_processor = processors.BertProcessing((sep, pieces[sep]), (cls, pieces[cls]))
-    return backend, replace(specials, bos=None, eos=None, unk=unk, cls=cls, sep=sep)
+    return backend, specials
 
 
 def _bert_piece(token: str, kind: int) -> str:
@@ -323,7 +344,7 @@ def _bert_piece(token: str, kind: int) -> str:
     return token[1:] if token.startswith("▁") else f"##{token}"
 
 
-_KINDS: Mapping[str, Callable[[_Vocabulary, Specials, str | None], tuple[Backend, Specials]]] = {
+_KINDS: Mapping[str, Callable[[_Vocabulary, Specials], tuple[Backend, Specials]]] = {
     "gpt2": _byte_level,
     "llama": _sentencepiece,
     "t5": _unigram,

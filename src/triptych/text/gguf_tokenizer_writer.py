@@ -16,21 +16,16 @@ from typing import Any
 
 from triptych.errors import TextError
 from triptych.text.gguf_tokenizer import (
-    BYTE,
     COMPOSED,
-    CONTROL,
-    NORMAL,
     SCHEME,
     SPECIAL_IDS,
     SPLITS,
     STRIPPED,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
     Split,
     byte_level_words,
     from_gguf,
 )
+from triptych.text.sentencepiece_file import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from triptych.text.tokenizer import Tokenizer
 
 #: Every split once, under the name that most versions of llama.cpp know.
@@ -144,8 +139,8 @@ def _byte_level(tokenizer: Tokenizer, state: Mapping[str, Any], fields: Mapping[
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in state["model"]["merges"]]
     for name in _NAMES:
         if not merges or _cuts_like(tokenizer, SPLITS[name]):
-            yield {"pre": name, "merges": merges, **_bos_and_eos(tokenizer)}
-            yield {"pre": name, "merges": merges, COMPOSED: True, **_bos_and_eos(tokenizer)}
+            named = {"pre": name, "merges": merges, **_bos_and_eos(tokenizer)}
+            yield from (named, named | {COMPOSED: True})
 
 
 def _cuts_like(tokenizer: Tokenizer, split: Split) -> bool:

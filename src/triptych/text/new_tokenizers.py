@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from triptych.errors import TextError
 from triptych.text.corpus_cuts import words_together
 from triptych.text.detokenize import BYTE_OF
+from triptych.text.gguf_tokenizer import byte_level
 from triptych.text.specials import DECODER, ENCODER, SpecialsLayout
 from triptych.text.tokenizer import Tokenizer
 
@@ -23,10 +24,8 @@ MOST_TOKENS = 1 << 20  # of a new vocabulary: the memory for all of it is taken 
 
 def byte_tokenizer(layout: SpecialsLayout = DECODER) -> Tokenizer:
     """The 256 bytes of UTF-8, each its own id, and the special tokens from 256 on.  Decoding restores every text."""
-    backend = Backend(models.BPE(vocab=BYTE_OF, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return _finish(backend, layout)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return _finish(byte_level(BYTE_OF, [], words), layout)
 
 
 def character_tokenizer(text: str, layout: SpecialsLayout = DECODER) -> Tokenizer:
@@ -45,7 +44,7 @@ def character_tokenizer(text: str, layout: SpecialsLayout = DECODER) -> Tokenize
     _check_unicode("".join(alphabet))
     vocab = {token: index for index, token in enumerate([*names, *alphabet])}
     # BPE without merges looks up characters, three times faster than WordLevel after a split into characters.
-    backend = Backend(models.BPE(vocab=vocab, merges=[], unk_token=layout.specials.unk, fuse_unk=False))
+    backend = Backend(models.BPE(vocab=vocab, merges=[], unk_token=layout.specials.unk))
     backend.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
     backend.decoder = decoders.Fuse()
     return _finish(backend, layout)
@@ -59,9 +58,7 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout 
     Raises TextError if `vocab_size` is too small for the special tokens and the bytes, or above `MOST_TOKENS`.
     """
     _check_size("byte-level", vocab_size, 256 + len(_texts(layout)))
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    backend.decoder = decoders.ByteLevel()
+    backend = byte_level({}, [], pre_tokenizers.ByteLevel(add_prefix_space=False))
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=_texts(layout),

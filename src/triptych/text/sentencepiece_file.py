@@ -20,7 +20,7 @@ from triptych.files import read_regular
 MAX_BYTES = 1 << 28  # of a file; the largest known have 2^24
 MAX_PIECE = 1 << 10  # characters; BPE tries every way to split a piece in two
 UNIGRAM, BPE = 1, 2
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # of a piece; GGUF has the same numbers
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -74,15 +74,14 @@ def parse(data: bytes) -> Pieces:
             normalizer = _as_bytes(value)
     if not pieces:
         raise Malformed("it has no pieces")
-    settings = {number: value for number, value in _fields(trainer) if number in (3, 35, 40)}
-    charsmap = next((value for number, value in _fields(normalizer) if number == 2), b"")
+    settings, charsmap = dict(_fields(trainer)), _as_bytes(dict(_fields(normalizer)).get(2, b""))
     unk, algorithm = _as_int(settings.get(40, 0)), _as_int(settings.get(3, UNIGRAM))
     if algorithm not in (UNIGRAM, BPE):
         raise Malformed(f"its algorithm is number {algorithm}; unigram (1) and BPE (2) are known")
     if unk >= len(pieces):
         raise Malformed(f"its unknown piece is number {unk} of {len(pieces)}")
-    check_charsmap(_as_bytes(charsmap))
-    return Pieces(tuple(pieces), algorithm, bool(_as_int(settings.get(35, 0))), unk, _as_bytes(charsmap))
+    check_charsmap(charsmap)
+    return Pieces(tuple(pieces), algorithm, bool(_as_int(settings.get(35, 0))), unk, charsmap)
 
 
 def check_charsmap(data: bytes) -> None:

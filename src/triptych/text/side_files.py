@@ -98,11 +98,9 @@ def _listed(config: Mapping[str, object], specials: Specials, path: Path) -> Ite
     listed = config.get("added_tokens_decoder")
     if listed is None:
         special = {*specials.named().values(), *(token.content for token in _extra(config, path))}
-        for text, index in read_json_object(path / "added_tokens.json").items():
-            yield (
-                _id(index, path / "added_tokens.json"),
-                _token({"normalized": text not in special}, text, text in special),
-            )
+        file = path / "added_tokens.json"
+        for text, index in read_json_object(file).items():
+            yield _id(index, file), _token({"normalized": text not in special}, text, text in special)
         return
     file = path / "tokenizer_config.json"
     if not isinstance(listed, Mapping):

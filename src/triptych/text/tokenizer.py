@@ -47,14 +47,7 @@ class Encoded:
 
     def window(self, start: int, stop: int, first: int, last: int) -> Encoded:
         """A copy in which only the tokens from `first` to `last` (exclusive) remain of the run `[start, stop)`."""
-        remaining = [*range(start), *range(first, last), *range(stop, len(self.ids))]
-        return Encoded(
-            [self.ids[i] for i in remaining],
-            [self.token_types[i] for i in remaining],
-            [self.offsets[i] for i in remaining],
-            [self.sequence_ids[i] for i in remaining],
-            [self.words[i] for i in remaining] if self.words else [],
-        )
+        return Encoded(*(one[:start] + one[first:last] + one[stop:] for one in vars(self).values()))
 
 
 @final
@@ -89,14 +82,13 @@ class Tokenizer:
         self._config = dict(config or {})
         ids: list[int | None] = [None if text is None else backend.token_to_id(text) for text in astuple(self.specials)]
         self.bos_id, self.eos_id, self.pad_id, self.unk_id, self.mask_id, self.cls_id, self.sep_id = ids
-        self.stop_ids: frozenset[int] = frozenset((*stop_ids, *(() if self.eos_id is None else (self.eos_id,))))
+        self.stop_ids: frozenset[int] = frozenset(stop_ids).union([] if self.eos_id is None else [self.eos_id])
         # The class token of an encoder may also be named BOS; its texts are not prompts, so it may come twice.
         first = backend.encode("").ids[:1]
-        starts_with_bos = self.bos_id is not None and self.bos_id != self.cls_id and first == [self.bos_id]
+        starts_with_bos = self.bos_id != self.cls_id and first == [self.bos_id]
         self.leading_bos: str | None = self.specials.bos if starts_with_bos else None
-        self.cleans_spaces = bool(self._config.get("clean_up_tokenization_spaces")) and not isinstance(
-            backend.model, BPE
-        )
+        cleans = bool(self._config.get("clean_up_tokenization_spaces"))
+        self.cleans_spaces = cleans and not isinstance(backend.model, BPE)
         self._names = TokenNames(backend)
 
     def __repr__(self) -> str:
@@ -126,18 +118,14 @@ class Tokenizer:
 
         Added tokens are not counted: some checkpoints carry more of them than their model has embeddings.
         """
-        largest = max(self.backend.get_vocab(with_added_tokens=False).values(), default=0)
-        if largest >= rows:
-            raise TextError(
-                f"the tokenizer has the token id {largest}, and the model has rows for {rows} tokens; "
-                "take both from one checkpoint"
-            )
-        around = max((*self.backend.encode("").ids, *self.backend.encode("", "").ids), default=0)
-        if around >= rows:
-            raise TextError(
-                f"the tokenizer puts the token id {around} around texts, and the model has rows for {rows} tokens; "
-                "take both from one checkpoint"
-            )
+        own = self.backend.get_vocab(with_added_tokens=False).values()
+        around = (*self.backend.encode("").ids, *self.backend.encode("", "").ids)
+        for ids, does in ((own, "has the token id {}"), (around, "puts the token id {} around texts")):
+            if max(ids, default=0) >= rows:
+                raise TextError(
+                    f"the tokenizer {does.format(max(ids))}, and the model has rows for {rows} tokens; "
+                    "take both from one checkpoint"
+                )
 
     # -- texts to ids ---------------------------------------------------------------------------------------------
 

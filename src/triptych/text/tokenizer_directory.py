@@ -15,29 +15,22 @@ import base64
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import normalizers, pre_tokenizers, processors
 
 from triptych.errors import TextError, library, nearest, shown
 from triptych.files import exists
 from triptych.text import sentencepiece_tokenizers as sentencepiece
 from triptych.text.chat import ChatTemplate
-from triptych.text.gguf_tokenizer import SPLITS, Split, byte_level_words
+from triptych.text.gguf_tokenizer import SPLITS, Split, byte_level, byte_level_words, word_piece
 from triptych.text.sentencepiece_file import check_charsmap
 from triptych.text.sentencepiece_tokenizers import Given
-from triptych.text.side_files import (
-    MAX_ID,
-    add_tokens,
-    read_json_object,
-    read_lines,
-    read_text,
-    read_vocab_json,
-)
+from triptych.text.side_files import MAX_ID, add_tokens, read_json_object, read_lines, read_text, read_vocab_json
 from triptych.text.specials import Specials
 from triptych.text.tokenizer import Tokenizer
 
@@ -137,21 +130,22 @@ def _chat_source(path: Path, config: Mapping[str, object]) -> str | None:
 # ---------------------------------------------------------------- vocabulary files
 
 _SPM_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "spm.model", "sentencepiece.model")
-_Templates = Callable[[Mapping[str, object]], tuple[str, str]]  # of the config
 
 
 @dataclass(frozen=True)
 class _Class:
     """How one class of transformers splits texts and puts special tokens around them.
 
-    `build` makes the backend from the files, the config and the special tokens.  `templates` returns two templates of
-    words, for a text and for a pair: `$A` and `$B` are the texts, the field name of a special token stands for its
-    text, any other word is the text of a token, and `:1` after a word makes it of token type 1.  None: `build` sets it.
+    `build` makes the backend from the files, the config and the special tokens.  `templates` are words, for a text and,
+    after a bar, for a pair: `$A` and `$B` are the texts, the field name of a special token stands for its text, `lang`
+    for the code of the source language (`src_lang` of the config), and any other word is the text of a token.  `?`
+    after a name means that the token is there only where the config sets its `add_..._token`, and `:1` that it is of
+    token type 1.  None: `build` sets it.
     """
 
     specials: Specials
     build: Callable[[Given], Backend]
-    templates: _Templates | None = None
+    templates: str | None = None
 
 
 def _vocabulary_files(path: Path) -> tuple[Path, ...]:
@@ -185,11 +179,12 @@ def _from_vocabulary_files(path: Path, config: Mapping[str, object]) -> tuple[Ba
         )
     own = known[name]
     specials = Specials(**(own.specials.named() | Specials.from_config(config).named()))
+    given = Given(files, config, specials)
     with library(lambda problem: TextError(f"{files[0]}: no tokenizer can be made from it: {problem}")):
-        backend = own.build(Given(files, config, specials))
+        backend = own.build(given)
         add_tokens(backend, specials, config, path)
         if own.templates is not None:
-            _set_templates(backend, specials, *own.templates(config))
+            _set_templates(backend, given, own.templates)
     return backend, specials
 
 
@@ -198,18 +193,23 @@ def _name(path: Path, config: Mapping[str, object], known: Mapping[str, _Class])
     model = read_json_object(path / "config.json")
     named = [one.get("tokenizer_class") for one in (config, model)]
     plain = [name.removesuffix("Fast").removesuffix("Tokenizer") for name in named if isinstance(name, str)]
-    names = (*plain, _OF_MODEL.get(str(model.get("model_type")), ""))
+    of_type = [name for name, types in _MODEL_TYPES.items() if str(model.get("model_type")) in types.split()]
+    names = (*plain, *of_type, "")
     return next((name for name in names if name and name in known), names[0])
 
 
-def _set_templates(backend: Backend, specials: Specials, single: str, pair: str) -> None:
+def _set_templates(backend: Backend, given: Given, templates: str) -> None:
     """Make `backend` put special tokens around texts by the two templates of `_Class.templates`."""
-    named, ids = specials.named(), dict[str, int]()
+    named = given.specials.named() | {"lang": str(given.config.get("src_lang") or "en_XX")}
+    ids: dict[str, int] = {}
 
     def spelled(template: str) -> list[str]:
         pieces = []
         for word in template.split():
-            name, mark, kind = word.partition(":")
+            whole, mark, kind = word.partition(":")
+            name = whole.removesuffix("?")
+            if name != whole and not given.config.get(f"add_{name}_token"):
+                continue
             text = named.get(name, name)
             if not text.startswith("$"):
                 index = backend.token_to_id(text)
@@ -219,37 +219,8 @@ def _set_templates(backend: Backend, specials: Specials, single: str, pair: str)
             pieces.append(f"{text}{mark}{kind}")
         return pieces
 
-    backend.post_processor = processors.TemplateProcessing(
-        single=spelled(single), pair=spelled(pair), special_tokens=list(ids.items())
-    )
-
-
-# ---------------------------------------------------------------- special tokens around texts
-
-
-def _always(single: str, pair: str) -> _Templates:
-    return lambda config: (single, pair)
-
-
-def _by_config(config: Mapping[str, object]) -> tuple[str, str]:
-    """BOS before and EOS behind every text of a row where `add_bos_token` and `add_eos_token` are set."""
-    before, after = ("bos" if config.get("add_bos_token") else ""), ("eos" if config.get("add_eos_token") else "")
-    first, second = f"{before} $A {after}", f"{before and 'bos:1'} $B:1 {after and 'eos:1'}"
-    return first, f"{first} {second}"
-
-
-def _in_language(single: str, pair: str) -> _Templates:
-    """`lang` stands for the code of the source language, `src_lang` of the config."""
-
-    def templates(config: Mapping[str, object]) -> tuple[str, str]:
-        language = str(config.get("src_lang") or "en_XX")
-        return single.replace("lang", language), pair.replace("lang", language)
-
-    return templates
-
-
-_TYPED = _always("cls $A sep", "cls $A sep $B:1 sep:1")
-_TWO_BETWEEN = _always("bos $A eos", "bos $A eos eos $B eos")
+    single, pair = map(spelled, templates.split(" | "))
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=list(ids.items()))
 
 
 # ---------------------------------------------------------------- WordPiece and byte-level BPE
@@ -257,19 +228,12 @@ _TWO_BETWEEN = _always("bos $A eos", "bos $A eos eos $B eos")
 
 def _word_piece(given: Given) -> Backend:
     words = {line: index for index, line in enumerate(read_lines(given.files[0]))}
-    missing = [text for text in (given.specials.unk, given.specials.cls, given.specials.sep) if text not in words]
-    if missing:
-        raise TextError(f"{given.files[0]} has no {missing[0]!r}")
-    backend = Backend(models.WordPiece(vocab=words, unk_token=str(given.specials.unk)))
-    backend.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
+    normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=bool(given.config.get("tokenize_chinese_chars", True)),
         strip_accents=None if (strip := given.config.get("strip_accents")) is None else bool(strip),
         lowercase=bool(given.config.get("do_lower_case", True)),
     )
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(prefix="##")
-    return backend
+    return word_piece(words, given.specials, normalizer, str(given.files[0]))
 
 
 def _byte_level(given: Given, *, composed: bool = False, split: Split | None = None) -> Backend:
@@ -283,13 +247,8 @@ def _byte_level(given: Given, *, composed: bool = False, split: Split | None = N
             problem = f"{line!r} is not a pair of tokens of {given.files[0].name} that joins into a third"
             raise TextError(f"{given.files[1]}: {problem}")
         merges.append((left, right))
-    backend = Backend(models.BPE(vocab=words, merges=merges))
-    if composed:
-        backend.normalizer = normalizers.NFC()
     whole = pre_tokenizers.ByteLevel(add_prefix_space=bool(given.config.get("add_prefix_space", False)))
-    backend.pre_tokenizer = whole if split is None else byte_level_words(split)
-    backend.decoder = decoders.ByteLevel()
-    return backend
+    return byte_level(words, merges, whole if split is None else byte_level_words(split), composed=composed)
 
 
 _composed = partial(_byte_level, composed=True)
@@ -320,40 +279,42 @@ _GPT2 = Specials(bos="<|endoftext|>", eos="<|endoftext|>", unk="<|endoftext|>")
 _QWEN = Specials(eos="<|endoftext|>", unk="<|endoftext|>", pad="<|endoftext|>")
 _FAIRSEQ = Specials(bos="<s>", eos="</s>", sep="</s>", cls="<s>", unk="<unk>", pad="<pad>", mask="<mask>")
 _T5 = Specials(eos="</s>", unk="<unk>", pad="<pad>")
-_MBART50 = Specials(eos="</s>", sep="</s>", cls="<s>", unk="<unk>", pad="<pad>", mask="<mask>")
 _GEMMA = Specials(bos="<bos>", eos="<eos>", unk="<unk>", pad="<pad>", mask="<mask>")
+_TYPED = "cls $A sep | cls $A sep $B:1 sep:1"
+_TWO_BETWEEN = "bos $A eos | bos $A eos eos $B eos"
+_BY_CONFIG = "bos? $A eos? | bos? $A eos? bos?:1 $B:1 eos?:1"
 _START = "<|startoftranscript|> <|notimestamps|>"
 _CLASSES: Mapping[str, Mapping[str, _Class]] = {
     "txt": dict.fromkeys(
         ("Bert", "DistilBert", "Electra", "MobileBert", "Lxmert", ""), _Class(_BERT, _word_piece, _TYPED)
     ),
     "json": {
-        "GPT2": _Class(_GPT2, _byte_level, _by_config),
-        "CodeGen": _Class(_GPT2, _byte_level, _by_config),
-        "GPTNeoX": _Class(Specials(pad="<|padding|>", **_GPT2.named()), _composed, _by_config),
+        "GPT2": _Class(_GPT2, _byte_level, _BY_CONFIG),
+        "CodeGen": _Class(_GPT2, _byte_level, _BY_CONFIG),
+        "GPTNeoX": _Class(Specials(pad="<|padding|>", **_GPT2.named()), _composed, _BY_CONFIG),
         "Roberta": _Class(_FAIRSEQ, _roberta),
         "Bart": _Class(_FAIRSEQ, _roberta),
-        "Deberta": _Class(_DEBERTA, _byte_level, _always("cls $A sep", "cls $A sep sep $B sep")),
-        "Qwen2": _Class(_QWEN, partial(_composed, split=SPLITS["qwen2"]), _by_config),
-        "Whisper": _Class(_GPT2, _whisper, _always(f"{_START} $A eos", f"{_START} $A $B:1 eos:1")),
+        "Deberta": _Class(_DEBERTA, _byte_level, "cls $A sep | cls $A sep sep $B sep"),
+        "Qwen2": _Class(_QWEN, partial(_composed, split=SPLITS["qwen2"]), _BY_CONFIG),
+        "Whisper": _Class(_GPT2, _whisper, f"{_START} $A eos | {_START} $A $B:1 eos:1"),
     },
     "model": {
-        "T5": _Class(_T5, sentencepiece.t5, _always("$A eos", "$A eos $B eos")),
+        "T5": _Class(_T5, sentencepiece.t5, "$A eos | $A eos $B eos"),
         "XLMRoberta": _Class(_FAIRSEQ, sentencepiece.xlm_roberta, _TWO_BETWEEN),
         "Camembert": _Class(_FAIRSEQ, sentencepiece.camembert, _TWO_BETWEEN),
-        "MBart": _Class(_FAIRSEQ, sentencepiece.mbart, _in_language("$A eos lang", "$A $B eos lang")),
-        "MBart50": _Class(_MBART50, sentencepiece.mbart50, _in_language("lang $A eos", "lang $A $B eos")),
+        "MBart": _Class(_FAIRSEQ, sentencepiece.mbart, "$A eos lang | $A $B eos lang"),
+        "MBart50": _Class(replace(_FAIRSEQ, bos=None), sentencepiece.mbart50, "lang $A eos | lang $A $B eos"),
         "DebertaV2": _Class(_DEBERTA, sentencepiece.deberta, _TYPED),
-        "Llama": _Class(Specials(bos="<s>", eos="</s>", unk="<unk>"), sentencepiece.llama, _by_config),
-        "Gemma": _Class(_GEMMA, sentencepiece.gemma, _by_config),
+        "Llama": _Class(Specials(bos="<s>", eos="</s>", unk="<unk>"), sentencepiece.llama, _BY_CONFIG),
+        "Gemma": _Class(_GEMMA, sentencepiece.gemma, _BY_CONFIG),
     },
-    "spm": {"Marian": _Class(_T5, sentencepiece.marian, _always("$A eos", "$A $B eos"))},
+    "spm": {"Marian": _Class(_T5, sentencepiece.marian, "$A eos | $A $B eos")},
 }
-_OF_MODEL = {
-    "bert": "Bert", "distilbert": "DistilBert", "electra": "Electra", "gpt2": "GPT2", "gpt_neo": "GPT2", "gptj": "GPT2",
-    "phi": "GPT2", "starcoder2": "GPT2", "gpt_neox": "GPTNeoX", "roberta": "Roberta", "bart": "Bart",
-    "deberta": "Deberta", "whisper": "Whisper", "qwen2": "Qwen2", "qwen3": "Qwen2", "qwen3_moe": "Qwen2", "t5": "T5",
-    "mt5": "T5", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "mbart": "MBart", "deberta-v2": "DebertaV2",
-    "llama": "Llama", "mistral": "Llama", "mixtral": "Llama", "phi3": "Llama", "gemma": "Gemma", "gemma2": "Gemma",
-    "gemma3_text": "Gemma", "marian": "Marian",
+#: The types of models whose tokenizer is of each class where no config names it.
+_MODEL_TYPES = {
+    "Bert": "bert", "DistilBert": "distilbert", "Electra": "electra", "GPT2": "gpt2 gpt_neo gptj phi starcoder2",
+    "GPTNeoX": "gpt_neox", "Roberta": "roberta", "Bart": "bart", "Deberta": "deberta", "Whisper": "whisper",
+    "Qwen2": "qwen2 qwen3 qwen3_moe", "T5": "t5 mt5", "XLMRoberta": "xlm-roberta", "Camembert": "camembert",
+    "MBart": "mbart", "DebertaV2": "deberta-v2", "Llama": "llama mistral mixtral phi3",
+    "Gemma": "gemma gemma2 gemma3_text", "Marian": "marian",
 }  # fmt: skip
