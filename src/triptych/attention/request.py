@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -73,6 +73,14 @@ class Heads:
     dropout: float = 0.0
     learns: bool = False
     random: torch.Generator | None = None
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, **numbers: Any) -> Self:
+        """With the sizes, the dtype and the device of q [., H, ..., K], k [., G, ..., K] and v [., G, ..., Kv]."""
+        return cls(
+            heads=q.shape[1], groups=k.shape[1], width=q.shape[-1], value_width=v.shape[-1], dtype=q.dtype,
+            device=q.device, **numbers,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -218,9 +226,8 @@ def prepare(
     mask_lowering.check_documents(adopted, q_doc=q_doc is not None, k_doc=k_doc is not None)
     aligned = q_pos is None and k_pos is None
     tensors = Tensors(q, k, v, bias, sinks)
-    request = AttentionRequest(
-        rows=q.shape[0], heads=q.shape[1], groups=k.shape[1], queries=q.shape[2], keys=k.shape[2], width=q.shape[3],
-        value_width=v.shape[3], dtype=q.dtype, device=q.device,
+    request = AttentionRequest.of(
+        q, k, v, rows=q.shape[0], queries=q.shape[2], keys=k.shape[2],
         scale=1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale),
         mask=mask_lowering.simplify(adopted, q.shape[2], k.shape[2], aligned=aligned),
         softcap=softcap, biased=bias is not None, bias_learns=bias is not None and bias.requires_grad,

@@ -345,9 +345,7 @@ def attend_rows(
     """
     if q.shape[0] != rows.total:
         raise InputError(f"{q.shape[0]} queries, but the rows have {rows.total} tokens")
-    heads = Heads(
-        heads=q.shape[1], groups=k.shape[1], width=q.shape[2], value_width=v.shape[-1], dtype=q.dtype, device=q.device,
-        sinks=sinks is not None, learns=torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)), **options,
-    )  # fmt: skip
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    heads = Heads.of(q, k, v, sinks=sinks is not None, learns=learns, **options)
     plan = plan_rows(rows, keys, mask_lowering.adopt(mask, q.device), heads, bias=bias, mechanism=mechanism)
     return plan.run(q, k, v, sinks, content) if hook is None else plan.run_hooked(q, k, v, hook, sinks, content)

@@ -92,7 +92,7 @@ class _Run:
         if step.op in SPECIAL:
             SPECIAL[step.op](self, step)
         else:
-            self.values[step.out[0]] = run_operation(step, self.inputs_of(step), self.weights_of(step), self.rows)
+            self.values[step.result] = run_operation(step, self.inputs_of(step), self.weights_of(step), self.rows)
 
     def inputs_of(self, step: Instruction) -> dict[str, Tensor]:
         return {key: self.values[name] for key, name in step.inputs.items()}
@@ -101,8 +101,8 @@ class _Run:
         return {key: self.weights[name] for key, name in step.weights.items()}
 
     def site(self, step: Instruction) -> None:
-        edit, value = self.edits.get(step.out[0]), self.values[step.inputs["x"]]
-        self.values[step.out[0]] = value if edit is None else edit(value)
+        edit, value = self.edits.get(step.result), self.values[step.inputs["x"]]
+        self.values[step.result] = value if edit is None else edit(value)
 
     def module(self, step: Instruction) -> None:
         name = step.attributes["module"]
@@ -112,7 +112,7 @@ class _Run:
         x, weights = self.values[step.inputs["x"]], self.weights_of(step)
         lengths = [len(x) // self.rows.total * n for n in self.rows.lengths]
         stride = step.attributes["stride"]
-        self.values[step.out[0]] = ops.conv1d(x, weights["weight"], weights.get("bias"), stride, lengths)
+        self.values[step.result] = ops.conv1d(x, weights["weight"], weights.get("bias"), stride, lengths)
 
     def experts(self, step: Instruction) -> None:
         how, entry, inputs = step.attributes, step.attributes["expert"], self.inputs_of(step)
@@ -122,7 +122,7 @@ class _Run:
             return _Run(self.program, own, self.rows, {entry.inputs[0]: x}).run(entry)[0]
 
         parts = [partial(expert, number) for number in range(how["count"])]
-        self.values[step.out[0]] = ops.experts(inputs["x"], inputs["scores"], parts, how["top_k"], how["normalize"])
+        self.values[step.result] = ops.experts(inputs["x"], inputs["scores"], parts, how["top_k"], how["normalize"])
 
     @property
     def longest(self) -> int:
@@ -131,35 +131,35 @@ class _Run:
 
     def reached_table(self, step: Instruction) -> None:
         arguments = self.inputs_of(step) | dict(step.attributes) | self.weights_of(step)
-        self.values[step.out[0]] = ops.RUN[step.op](**arguments | {"longest": self.longest})
+        self.values[step.result] = ops.RUN[step.op](**arguments | {"longest": self.longest})
 
     def placed_bias(self, step: Instruction) -> None:
         run, arguments = ops.RUN[step.op], dict(step.attributes) | self.weights_of(step)
         if step.op == "reached_row":
             arguments["longest"] = self.longest
-        self.biases[step.out[0]] = _Bias(lambda q_pos, k_pos: run(q_pos=q_pos, k_pos=k_pos, **arguments))
+        self.biases[step.result] = _Bias(lambda q_pos, k_pos: run(q_pos=q_pos, k_pos=k_pos, **arguments))
 
     def content_bias(self, step: Instruction) -> None:
         vectors = {key: self.values[step.inputs[key]] for key in ("pos_q", "pos_k") if key in step.inputs}
         placed = self.biases[step.inputs["row"]].placed
-        self.biases[step.out[0]] = _Bias(placed, lambda q, k, row: disentangled_bias(q, k, row, **vectors))
+        self.biases[step.result] = _Bias(placed, lambda q, k, row: disentangled_bias(q, k, row, **vectors))
 
     def extend(self, step: Instruction) -> None:
         """Keys and values are taken in together, when the values come; until then the keys stand for themselves."""
         layer, leaf = step.attributes["layer"], step.attributes["leaf"]
         new = self.values[step.inputs[leaf]]
         if leaf == "k":
-            self.keys[layer], self.values[step.out[0]] = step.out[0], new
+            self.keys[layer], self.values[step.result] = step.result, new
             return
         name = self.keys[layer]
-        self.values[name], self.values[step.out[0]] = self.step.of(layer).extend(layer, self.values[name], new)
+        self.values[name], self.values[step.result] = self.step.of(layer).extend(layer, self.values[name], new)
 
     def attend(self, step: Instruction) -> None:
         q, k, v = (self.values[step.inputs[key]] for key in "qkv")
         bias, weights = self.biases[step.inputs["bias"]] if "bias" in step.inputs else None, self.weights_of(step)
         plan = self.plan(step, q, k, v, bias, weights)
         content = None if bias is None else bias.content
-        self.values[step.out[0]] = plan.run(q, k, v, weights.get("sinks"), content)
+        self.values[step.result] = plan.run(q, k, v, weights.get("sinks"), content)
 
     def plan(
         self, step: Instruction, q: Tensor, k: Tensor, v: Tensor, bias: _Bias | None, weights: Weights
@@ -168,9 +168,8 @@ class _Run:
         key = (how["mask"], how["keys"], how["scale"], how["softcap"], how["mechanism"], step.inputs.get("bias"),
                step.weights.get("weight"), q.shape[1:], v.shape[-1])  # fmt: skip
         if key not in self.plans:
-            heads = Heads(
-                heads=q.shape[1], groups=k.shape[1], width=q.shape[2], value_width=v.shape[-1], dtype=q.dtype,
-                device=q.device, scale=how["scale"], softcap=how["softcap"], sinks="sinks" in weights,
+            heads = Heads.of(
+                q, k, v, scale=how["scale"], softcap=how["softcap"], sinks="sinks" in weights,
                 learns=torch.is_grad_enabled(),
             )  # fmt: skip
             placed, mechanism = None if bias is None else bias.placed, _mechanism(step, weights)
@@ -186,7 +185,7 @@ class _Run:
     def layers(self) -> dict[str, int]:
         """The layer whose keys a value holds, by the `extend` that gave them."""
         steps = self.program.instructions()
-        return {step.out[0]: step.attributes["layer"] for step in steps if step.op == "extend"}
+        return {step.result: step.attributes["layer"] for step in steps if step.op == "extend"}
 
 
 def _mechanism(step: Instruction, weights: Weights) -> Mechanism:
@@ -246,7 +245,7 @@ def interpret_value(
 ) -> Tensor:
     """One value of an entry from others of it: only the instructions between `values` and `name` run."""
     run = _Run(program, weights, rows, dict(values))
-    steps = {step.out[0]: step for step in program.entries[entry].instructions}
+    steps = {step.result: step for step in program.entries[entry].instructions}
 
     def compute(label: str) -> None:
         if label in steps and label not in run.values and label not in run.biases:

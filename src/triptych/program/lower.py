@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -94,11 +95,14 @@ def _input(stack: Stack, recorder: Recorder, tokens: str) -> Value:
     return recorder.input("ids", (tokens,), torch.long)
 
 
+@dataclass(eq=False)
 class RecordingTaps(Taps):
     """Names what passes: a site operation each.  A block that cannot be lowered becomes one `module` instruction."""
 
-    def __init__(self, recorder: Recorder, prefix: str, unlowered: dict[str, str], module: str = "") -> None:
-        self.recorder, self.prefix, self.unlowered, self.module = recorder, prefix, unlowered, module
+    recorder: Recorder
+    prefix: str
+    unlowered: dict[str, str]
+    module: str = ""
 
     def at(self, name: str) -> RecordingTaps:
         module = self.module if name == "" else f"{self.module}{name}."
@@ -179,13 +183,12 @@ def _by_head(x: Value) -> Value:
     return Value(x.label, x.dims, x.dtype, x.recorder, (1, heads, tokens, width))
 
 
+@dataclass(eq=False)
 class SymbolicKeys:
     """Where keys lie: with the tokens themselves and a cache's (`self`), or with the source's (`cross`)."""
 
-    where: str
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    where: ClassVar[str]
+    recorder: Recorder
 
     def plan(
         self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
@@ -221,15 +224,13 @@ class SymbolicCache(SymbolicKeys):
         return out[0], out[1]
 
 
+@dataclass(eq=False)
 class SymbolicCross(SymbolicKeys):
     """The encoder's output: each layer's projections are recorded in the entry `cross_kv`, and `decode` starts from
     their results."""
 
     where = "cross"
-
-    def __init__(self, recorder: Recorder, memory: Value) -> None:
-        super().__init__(recorder)
-        self.memory = memory
+    memory: Value
 
     def layout(self, rows: Rows) -> SymbolicKeys:
         return self

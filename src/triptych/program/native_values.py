@@ -7,9 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from triptych import ops
 from triptych.attention.mask_lowering import window_of
 from triptych.native.step import Op, Over
 from triptych.program.changes import NotServed
@@ -93,36 +90,14 @@ def vector_of(values: Mapping[str, NativeValue], name: str) -> Vector:
     return value
 
 
-@dataclass(frozen=True, eq=False)
-class SiteVector:
-    """The vector of a site that is read, with the shape and the dtype that the modules have there for each token."""
-
-    vector: Vector
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 @dataclass(eq=False)
 class PlanSteps:
     """The steps of `decode` and `unembed`, or of `encode`, the vector of their result, and those of sites that are
-    read, by name."""
+    read, by name: they must be there when the step is done."""
 
     steps: list[PlanStep] = field(default_factory=list)
     result: Vector | None = None
-    sites: dict[str, SiteVector] = field(default_factory=dict)
-
-    def keep(self, site: str, value: NativeValue, entry: Entry) -> None:
-        """Have the vector `value` of a site when the step is done.  Raises NotServed where the value is none."""
-        if not isinstance(value, Vector) or value.over is not Over.TOKENS:
-            raise NotServed(f"the native step does not keep {site}, which is read")
-        info = entry.values[site]
-        dtype = ops.dtype_of(info.dtype)
-        self.sites[site] = SiteVector(value, tuple(int(n) for n in info.shape[1:]), dtype)
-
-    @property
-    def kept(self) -> set[Vector]:
-        """The vectors that must be there when the step is done, beside the result."""
-        return {site.vector for site in self.sites.values()}
+    sites: dict[str, Vector] = field(default_factory=dict)
 
 
 def window_in(mask: Mask, cross: bool) -> int:
@@ -149,7 +124,7 @@ def uses_of(entry: Entry, aliases: Collection[str]) -> Counter[str]:
     for step in entry.instructions:
         for name in step.inputs.values():
             if step.op in aliases:
-                root[step.out[0]] = root.get(name, name)
+                root[step.result] = root.get(name, name)
             else:
                 uses[root.get(name, name)] += 1
     for name in entry.outputs:

@@ -40,6 +40,11 @@ class Instruction:
     weights: dict[str, str] = field(default_factory=dict)
     attributes: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def result(self) -> str:
+        """The name of the first of its results; all operations of today have one."""
+        return self.out[0]
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -75,7 +80,7 @@ class Program:
         names: dict[str, None] = {}
         for instruction in self.instructions():
             if instruction.op == "site":
-                names[instruction.out[0]] = None
+                names[instruction.result] = None
             names |= dict.fromkeys(instruction.attributes.get("ports", ()))
         return list(names)
 
@@ -95,7 +100,7 @@ class Program:
             return 0
         shapes = {name: _numbers(values[value].shape, sizes) for name, value in instruction.inputs.items()}
         shapes |= {name: self.weights[weight] for name, weight in instruction.weights.items()}
-        return operation.flops(shapes, _numbers(values[instruction.out[0]].shape, sizes), instruction.attributes)
+        return operation.flops(shapes, _numbers(values[instruction.result].shape, sizes), instruction.attributes)
 
     def _expert_flops(self, instruction: Instruction, sizes: Mapping[str, int]) -> int:
         """Each token goes through `top_k` experts, all of one shape."""

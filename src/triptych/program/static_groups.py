@@ -25,22 +25,22 @@ def grouped(instructions: Sequence[Instruction], weights: Mapping[str, Tensor], 
     for step in instructions:
         layer += step.op == "attend"
         members.setdefault(_kind(step, layer, weights, joined), []).append(step)
-    group_of = {one.out[0]: tuple(group) for group in members.values() for one in group}
+    group_of = {one.result: tuple(group) for group in members.values() for one in group}
     order: list[Group] = []
     waits, made = list(instructions), set[str]()
     own = set(group_of)
     while waits:
         left = []
         for step in waits:
-            group = group_of[step.out[0]]
-            if step.out[0] in made:
+            group = group_of[step.result]
+            if step.result in made:
                 continue
             if all(name in made or name not in own for one in group for name in one.inputs.values()):
                 order.append(group)
-                made.update(one.out[0] for one in group)
+                made.update(one.result for one in group)
             else:
                 left.append(step)
-        assert len(left) < len(waits), f"{left[0].out[0]} waits for itself"
+        assert len(left) < len(waits), f"{left[0].result} waits for itself"
         waits = left
     return order
 
@@ -52,7 +52,7 @@ def _kind(step: Instruction, layer: int, weights: Mapping[str, Tensor], joined: 
     own = [weights[name] for name in step.weights.values()]
     if joined and step.op == "linear" and all(type(x) is nn.Parameter and not x.is_inference() for x in own):
         return "linear", layer, step.inputs["x"], *sorted(step.weights), own[0].dtype
-    return step.out[0]
+    return step.result
 
 
 def join(parameters: Sequence[Tensor]) -> Tensor:

@@ -77,15 +77,6 @@ class _Keys:
     cross: bool
 
 
-@dataclass(frozen=True, eq=False)
-class _Attention:
-    """A kernel prepared for the slots, and the bias of their positions."""
-
-    request: AttentionRequest
-    runner: Runner
-    bias: Tensor | None
-
-
 class StaticPlan:
     """The program of a module, bound to its weights and to the stores of a cache.
 
@@ -108,11 +99,11 @@ class StaticPlan:
         self.groups: list[Group] = grouped(instructions, self.weights, joined=joined)
         products = [group for group in self.groups if len(group) > 1 and group[0].op == "linear"]
         with torch.inference_mode(False), torch.no_grad():
-            self.matrices = {group[0].out[0]: self._join(group) for group in products}
+            self.matrices = {group[0].result: self._join(group) for group in products}
         self.tables: dict[str, tuple[Tensor, ...]] = {}
         kinds: dict[Mask, int] = {}
         attends = [step for step in instructions if step.op == "attend"]
-        self.masks = {step.out[0]: kinds.setdefault(step.attributes["mask"], len(kinds)) for step in attends}
+        self.masks = {step.result: kinds.setdefault(step.attributes["mask"], len(kinds)) for step in attends}
         with torch.no_grad():
             in_tables = self._make_tables(max(self.cache.capacity, 1))
         if any(weight.is_inference() for weight in in_tables):
@@ -141,11 +132,11 @@ class StaticPlan:
                 for end in (1, FAR) if switches else (1,):
                     length = {"length": torch.full_like(every, end)} if "length" in step.inputs else {}
                     table = run_operation(step, {"positions": every, **length}, weights)
-                    self.tables[step.out[0]] = (*self.tables.get(step.out[0], ()), table)
+                    self.tables[step.result] = (*self.tables.get(step.result, ()), table)
             elif step.op in _BIASES:
                 zero = torch.zeros(1, dtype=torch.long, device=device)
                 bias = ops.RUN[step.op](q_pos=every, k_pos=zero, **weights, **step.attributes)
-                self.tables[step.out[0]] = (bias[..., 0].float(),)
+                self.tables[step.result] = (bias[..., 0].float(),)
                 read.extend(weights.values())
         return read
 
@@ -168,7 +159,7 @@ class _StaticRun:
     values: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[str, _Keys] = field(default_factory=dict)
     biases: dict[str, Tensor] = field(default_factory=dict)  # of each head by distance, [H, positions]
-    attentions: dict[Hashable, _Attention] = field(default_factory=dict)
+    attentions: dict[Hashable, tuple[Runner, Tensor | None]] = field(default_factory=dict)
 
     def run(self) -> Tensor:
         plan, program = self.plan, self.plan.program
@@ -196,33 +187,33 @@ class _StaticRun:
                 special(self, first)
             else:
                 weights = {key: self.plan.weights[name] for key, name in first.weights.items()}
-                self.values[first.out[0]] = run_operation(first, self.inputs_of(first), weights)
+                self.values[first.result] = run_operation(first, self.inputs_of(first), weights)
             return
         if first.op == "linear":
-            weight, bias, sizes = self.plan.matrices[first.out[0]]
+            weight, bias, sizes = self.plan.matrices[first.result]
             parts = F.linear(self.values[first.inputs["x"]], weight, bias).split(sizes, -1)
         else:  # rotations
             heads = [self.values[step.inputs["x"]] for step in group]
             turned = run_operation(first, self.inputs_of(first) | {"x": torch.cat(heads, 1)}, {})
             parts = turned.split([x.shape[1] for x in heads], 1)
-        self.values.update(zip((step.out[0] for step in group), parts, strict=True))
+        self.values.update(zip((step.result for step in group), parts, strict=True))
 
     def inputs_of(self, step: Instruction) -> dict[str, Tensor]:
         return {key: self.values[name] for key, name in step.inputs.items()}
 
     def site(self, step: Instruction) -> None:
-        self.values[step.out[0]] = self.values[step.inputs["x"]]
+        self.values[step.result] = self.values[step.inputs["x"]]
 
     def bias(self, step: Instruction) -> None:
-        (self.biases[step.out[0]],) = self.plan.tables[step.out[0]]
+        (self.biases[step.result],) = self.plan.tables[step.result]
 
     def of_positions(self, step: Instruction) -> None:
         """The row of each token in a table by position."""
-        near, *far = (table[self.positions] for table in self.plan.tables[step.out[0]])
+        near, *far = (table[self.positions] for table in self.plan.tables[step.result])
         if far:
             beyond = self.positions + 1 > step.attributes["spec"].scaling.original_length
             near = torch.where(beyond.view(-1, *[1] * (near.dim() - 1)), far[0], near)
-        self.values[step.out[0]] = near
+        self.values[step.result] = near
 
     def extend(self, step: Instruction) -> None:
         """Write the new keys or values of the slots in use to their places."""
@@ -234,42 +225,43 @@ class _StaticRun:
         if not self.every:
             new = torch.where(self.used[:, None, None], new, target[self.slots, :, place])
         target[self.slots, :, place] = new
-        self.keys[step.out[0]] = _Keys(store, leaf, False)
+        self.keys[step.result] = _Keys(store, leaf, False)
 
     def attend(self, step: Instruction) -> None:
         """Attention of one query per slot [slots, H, K] to the slot's keys, by a kernel of `triptych.attention`."""
         how, q, keys = step.attributes, self.values[step.inputs["q"]], self.keys[step.inputs["k"]]
         if self.reads_all(step, keys) and kernel_dense.slots_serve(keys.store, q.dtype, q.device):
-            self.values[step.out[0]] = kernel_dense.attend_slots(q, keys.store, self.ends, self.bucket, how["scale"])
+            self.values[step.result] = kernel_dense.attend_slots(q, keys.store, self.ends, self.bucket, how["scale"])
             return
         k, v = self.numbers(keys, q.dtype), self.numbers(self.keys[step.inputs["v"]], q.dtype)
-        plan = self.attention(step, keys, q, k, v)
-        sinks = self.plan.weights[step.weights["sinks"]] if plan.request.sinks else None
-        self.values[step.out[0]] = plan.runner(q[:, :, None], k, v, plan.bias, sinks)[:, :, 0]
+        runner, bias = self.attention(step, keys, q, k, v)
+        sinks = self.plan.weights[step.weights["sinks"]] if "sinks" in step.weights else None
+        self.values[step.result] = runner(q[:, :, None], k, v, bias, sinks)[:, :, 0]
 
     def reads_all(self, step: Instruction, keys: _Keys) -> bool:
         """Whether a slot's query sees all keys up to its own, by plain scores."""
         seen = isinstance(step.attributes["mask"], Causal | Full) and not keys.cross
         return seen and step.attributes["softcap"] is None and not step.weights and "bias" not in step.inputs
 
-    def attention(self, step: Instruction, keys: _Keys, q: Tensor, k: Tensor, v: Tensor) -> _Attention:
-        """What the slots ask of a kernel, decided once for all layers that ask for the same."""
+    def attention(
+        self, step: Instruction, keys: _Keys, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Runner, Tensor | None]:
+        """A kernel prepared for the slots, and the bias of their positions; once for layers that ask for the same."""
         how, bias = step.attributes, step.inputs.get("bias", "")
         sizes = (*q.shape, *k.shape, v.shape[3], how["scale"], how["softcap"], "sinks" in step.weights)
-        kind = self.plan.masks[step.out[0]], keys.cross, keys.store.window, bias, *sizes
+        kind = self.plan.masks[step.result], keys.cross, keys.store.window, bias, *sizes
         if kind not in self.attentions:
             k_pos = self.places(keys, k.shape[2])
             visible, placed = self.visible(how["mask"], keys, k_pos), None
             if bias:
                 distance = (self.positions[:, None] - k_pos).clamp(min=0)
                 placed = self.biases[bias][:, distance].transpose(0, 1)[:, :, None]  # [slots, H, 1, S]
-            request = AttentionRequest(
-                rows=q.shape[0], heads=q.shape[1], groups=k.shape[1], queries=1, keys=k.shape[2], width=q.shape[2],
-                value_width=v.shape[3], dtype=q.dtype, device=q.device, scale=how["scale"], mask=_HIDDEN_BY_PLACE,
-                softcap=how["softcap"], biased=bool(bias), sinks="sinks" in step.weights,
+            request = AttentionRequest.of(
+                q, k, v, rows=q.shape[0], queries=1, keys=k.shape[2], scale=how["scale"], softcap=how["softcap"],
+                mask=_HIDDEN_BY_PLACE, biased=bool(bias), sinks="sinks" in step.weights,
                 k_pos=torch.where(visible, k_pos, -1),
             )  # fmt: skip
-            self.attentions[kind] = _Attention(request, DOT_PRODUCT.plan(request), placed)
+            self.attentions[kind] = DOT_PRODUCT.plan(request), placed
         return self.attentions[kind]
 
     def numbers(self, keys: _Keys, dtype: torch.dtype) -> Tensor:
