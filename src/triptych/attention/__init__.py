@@ -28,7 +28,6 @@ from triptych.attention.row_plan import (
     RowPlan,
     SlotKeys,
     attend_rows,
-    plan_rows,
 )
 from triptych.attention.row_scores import RowScores
 from triptych.attention.rows import Rows
@@ -42,6 +41,6 @@ __all__ = [
     "NullCache", "RowHook", "RowPlan", "RowScores", "Rows", "ScoreBias", "SlotKeys", "StoredForm", "SumPlan",
     "additive", "alibi_bias", "alibi_slopes", "attend", "attend_reference", "attend_rows", "attention_factor",
     "attention_pattern", "attention_scores", "attention_statistics", "check_cache_type", "disentangled_bias",
-    "distance_row", "inverse_frequencies", "linear", "pattern_statistics", "plan_rows", "prepare", "rope_angles",
+    "distance_row", "inverse_frequencies", "linear", "pattern_statistics", "prepare", "rope_angles",
     "rotate", "rotation_of", "sinusoidal", "stored_form", "t5_bias", "t5_bucket", "why",
 ]  # fmt: skip

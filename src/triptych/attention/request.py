@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NamedTuple, Self, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ Runner = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor
 
 
 Value = TypeVar("Value")
+Sized = TypeVar("Sized", bound="Heads")
 
 
 class CachedValue(Generic[Value]):
@@ -75,7 +76,7 @@ class Heads:
     random: torch.Generator | None = None
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, **numbers: Any) -> Self:
+    def of(cls: type[Sized], q: Tensor, k: Tensor, v: Tensor, **numbers: Any) -> Sized:
         """With the sizes, the dtype and the device of q [., H, ..., K], k [., G, ..., K] and v [., G, ..., Kv]."""
         return cls(
             heads=q.shape[1], groups=k.shape[1], width=q.shape[-1], value_width=v.shape[-1], dtype=q.dtype,

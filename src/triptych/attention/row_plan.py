@@ -42,16 +42,20 @@ RowHook = Callable[[str, Tensor, int], Tensor]
 """`hook(name, tensor [H, T, S], row)`, as in `attend_reference` but row by row."""
 
 
-def _plan(
-    keys: KeyLayout,
-    rows: Rows,
-    mask: Mask,
-    heads: Heads,
-    bias: ScoreBias | None = None,
+def plan_rows(
+    keys: KeyLayout, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None,
     mechanism: Mechanism = DOT_PRODUCT,
-) -> RowPlan:
-    """How `rows` attend to these keys; as `plan_rows`."""
-    return plan_rows(rows, keys, mask, heads, bias=bias, mechanism=mechanism)
+) -> RowPlan:  # fmt: skip
+    """How `rows` attend to `keys`.  Raises InputError when they are not as many, when the mask compares documents and
+    the rows have none, and when documents meet keys of other rows."""
+    if len(rows) != len(keys):
+        raise InputError(f"queries in {len(rows)} rows, keys in {len(keys)} rows; give both for the same rows")
+    compares = mask_lowering.needs_documents(mask)
+    if compares and rows.documents is None:
+        raise InputError("the mask has same_document() and the batch has no documents; give Rows(..., documents=...)")
+    if compares and not (isinstance(keys, FlatKeys) and keys.rows is rows):
+        raise InputError("same_document() compares tokens of one batch; documents are not kept in a cache")
+    return RowPlan(rows, keys, mask, heads, bias, mechanism)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +64,7 @@ class FlatKeys:
 
     rows: Rows
 
-    plan = _plan
+    plan = plan_rows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -79,7 +83,7 @@ class SlotKeys:
     slots: tuple[int, ...]
     positions: Tensor | None = None
 
-    plan = _plan
+    plan = plan_rows
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -262,27 +266,6 @@ class RowPlan:
         return None if documents is None else self.rows.split(documents)[row][None]
 
 
-def plan_rows(
-    rows: Rows,
-    keys: KeyLayout,
-    mask: Mask,
-    heads: Heads,
-    *,
-    bias: ScoreBias | None = None,
-    mechanism: Mechanism = DOT_PRODUCT,
-) -> RowPlan:
-    """How `rows` attend to `keys`.  Raises InputError when they are not as many, when the mask compares documents and
-    the rows have none, and when documents meet keys of other rows."""
-    if len(rows) != len(keys):
-        raise InputError(f"queries in {len(rows)} rows, keys in {len(keys)} rows; give both for the same rows")
-    compares = mask_lowering.needs_documents(mask)
-    if compares and rows.documents is None:
-        raise InputError("the mask has same_document() and the batch has no documents; give Rows(..., documents=...)")
-    if compares and not (isinstance(keys, FlatKeys) and keys.rows is rows):
-        raise InputError("same_document() compares tokens of one batch; documents are not kept in a cache")
-    return RowPlan(rows, keys, mask, heads, bias, mechanism)
-
-
 def _zeros(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
     """Nothing to see, or nobody who looks."""
     return q.new_zeros(*q.shape[:3], v.shape[3])
@@ -347,5 +330,5 @@ def attend_rows(
         raise InputError(f"{q.shape[0]} queries, but the rows have {rows.total} tokens")
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     heads = Heads.of(q, k, v, sinks=sinks is not None, learns=learns, **options)
-    plan = plan_rows(rows, keys, mask_lowering.adopt(mask, q.device), heads, bias=bias, mechanism=mechanism)
+    plan = keys.plan(rows, mask_lowering.adopt(mask, q.device), heads, bias, mechanism)
     return plan.run(q, k, v, sinks, content) if hook is None else plan.run_hooked(q, k, v, hook, sinks, content)

@@ -60,8 +60,6 @@ class Attention(Module[parts.AttentionSpec], of=parts.AttentionSpec):
     def __init__(self, spec: parts.AttentionSpec) -> None:
         super().__init__(spec)
         self.head_width, self.value_width = spec.head_width, spec.value_width
-        if not spec.sinks:
-            self.sinks = None
 
     def forward(self, x: Tensor, state: KindState, layer: int, taps: Taps) -> Tensor:
         """[N, D] -> [N, D], what attention adds to the residual stream."""

@@ -19,11 +19,6 @@ class Linear(Module[parts.LinearSpec], of=parts.LinearSpec):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, spec: parts.LinearSpec) -> None:
-        super().__init__(spec)
-        if not spec.bias:
-            self.bias = None
-
     def forward(self, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, self.bias)
 
@@ -41,11 +36,6 @@ class LayerNorm(Module[norms.LayerNormSpec], of=norms.LayerNormSpec):
 
     weight: Tensor
     bias: Tensor | None
-
-    def __init__(self, spec: norms.LayerNormSpec) -> None:
-        super().__init__(spec)
-        if not spec.bias:
-            self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.layer_norm(x, self.weight, self.bias, self.spec.eps)

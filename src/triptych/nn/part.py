@@ -54,8 +54,8 @@ class Module(nn.Module, Generic[S]):
             if path and path not in self._modules:
                 self.add_module(path, nn.ModuleList() if leaf.isdigit() else nn.ModuleDict())
             self.get_submodule(path).add_module(leaf, build(child))
-        for name, value in vars(spec).items():  # an empty slot is an attribute that holds None
-            if value is None and not hasattr(self, name):
+        for name, value in vars(spec).items():  # an empty slot, and one without its tensor, holds None
+            if (value is None or value is False) and not hasattr(self, name):
                 setattr(self, name, None)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Module[S]:
