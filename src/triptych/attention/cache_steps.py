@@ -106,15 +106,13 @@ class FullStep:
         store, rows = self.stores[layer], self.rows
         keys, values = store.k, store.v
         new_k, new_v = store.encode(k, v)
-        if self.run is None:
-            keys[self.slot_of, :, self.place] = new_k
-            values[self.slot_of, :, self.place] = new_v
-        elif rows.longest == 1:
-            keys[self.run, :, self.at] = new_k.unsqueeze(2)
-            values[self.run, :, self.at] = new_v.unsqueeze(2)
-        else:
-            keys[self.run, :, self.at] = new_k.view(len(rows.lengths), rows.longest, *new_k.shape[1:]).transpose(1, 2)
-            values[self.run, :, self.at] = new_v.view(len(rows.lengths), rows.longest, *new_v.shape[1:]).transpose(1, 2)
+        for stored, new in ((keys, new_k), (values, new_v)):
+            if self.run is None:
+                stored[self.slot_of, :, self.place] = new
+            elif rows.longest == 1:
+                stored[self.run, :, self.at] = new.unsqueeze(2)
+            else:
+                stored[self.run, :, self.at] = new.view(len(rows.lengths), -1, *new.shape[1:]).transpose(1, 2)
         if self.exact:
             return (k, v) if self.fresh else (keys, values)
         if self.fresh:

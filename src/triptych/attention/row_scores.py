@@ -28,6 +28,7 @@ class ScorePiece:
 
     scores   [h, n, s] in fp32 or better, of the keys from column `first` on; no key of another column is visible.
     base     the position of a key minus its place among these s.
+    sinks    [h], where the heads have any.
     q_pos    [n] absolute positions of the queries, and `k_pos` [s] of the keys, -1 where there is none.
     """
 
@@ -38,10 +39,15 @@ class ScorePiece:
     q_pos: Int[Tensor, " n"]
     k_pos: Int[Tensor, " s"]
     scores: Float[Tensor, "h n s"]
+    sinks: Float[Tensor, " h"] | None = None
 
     @property
     def columns(self) -> slice:
         return slice(self.first, self.first + self.scores.shape[-1])
+
+    def weights(self) -> Float[Tensor, "h n s"]:
+        """The softmax of the scores: rows sum to 1, to less beside a sink, to 0 where there is nothing to see."""
+        return reference.pattern_of(self.scores[None], self.sinks)[0]
 
 
 @dataclass(eq=False)
@@ -120,11 +126,6 @@ class RowScores:
         q, group = (self._own * self._scale).contiguous(), torch.tensor(self._groups)
         return {"q": q, "k": self._keys, "group": group, "from_": from_, "to": to, "q_pos": place}
 
-    def weights(self, piece: ScorePiece) -> Float[Tensor, "h n s"]:
-        """The softmax of a piece: rows sum to 1, to less beside a sink, to 0 where there is nothing to see."""
-        sinks = None if self.chosen_sinks is None else self.chosen_sinks[piece.heads]
-        return reference.pattern_of(piece.scores[None], sinks)[0]
-
     def _piece(self, heads: slice, queries: slice, room: Tensor) -> ScorePiece:
         plan, chosen = self.plan, self._queries[queries]
         past = plan.rows.past[self.row]
@@ -138,7 +139,8 @@ class RowScores:
         if bias is not None:
             scores = scores + bias
         self._hide(scores, at, q_pos, lowest, columns, k_pos)
-        return ScorePiece(heads, queries, columns.start, self._base + columns.start, q_pos, k_pos, scores)
+        sinks = None if self.chosen_sinks is None else self.chosen_sinks[heads]
+        return ScorePiece(heads, queries, columns.start, self._base + columns.start, q_pos, k_pos, scores, sinks)
 
     # ---------------------------------------------------------------- queries and keys
 

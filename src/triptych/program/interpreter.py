@@ -42,6 +42,10 @@ def run_operation(
     """The result of an instruction's operation by its function in the table; `rows` for the operations that read
     them."""
     arguments: dict[str, object] = {**step.attributes, **inputs, **weights, "rows": rows}
+    if rows is not None:
+        arguments["longest"] = _longest(rows)
+        if step.op == "conv1d":  # of which each token of a row may have several frames
+            arguments["lengths"] = [len(inputs["x"]) // rows.total * n for n in rows.lengths]
     if step.op != "cast" and isinstance(dtype := arguments.get("dtype"), str):
         arguments["dtype"] = ops.dtype_of(dtype)
     names = list(ops.OPERATIONS[step.op].arguments)
@@ -49,6 +53,11 @@ def run_operation(
         names.pop()
     result: Tensor = ops.RUN[step.op](*(arguments.get(name) for name in names))
     return result
+
+
+def _longest(rows: Rows) -> int:
+    """The largest distance in a row."""
+    return max(rows.ends, default=1) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,12 +117,6 @@ class _Run:
         name = step.attributes["module"]
         raise ConfigError(f"{name} runs as a module: {self.program.unlowered[name]}; the interpreter cannot run it")
 
-    def conv1d(self, step: Instruction) -> None:
-        x, weights = self.values[step.inputs["x"]], self.weights_of(step)
-        lengths = [len(x) // self.rows.total * n for n in self.rows.lengths]
-        stride = step.attributes["stride"]
-        self.values[step.result] = ops.conv1d(x, weights["weight"], weights.get("bias"), stride, lengths)
-
     def experts(self, step: Instruction) -> None:
         how, entry, inputs = step.attributes, step.attributes["expert"], self.inputs_of(step)
 
@@ -124,19 +127,10 @@ class _Run:
         parts = [partial(expert, number) for number in range(how["count"])]
         self.values[step.result] = ops.experts(inputs["x"], inputs["scores"], parts, how["top_k"], how["normalize"])
 
-    @property
-    def longest(self) -> int:
-        """The largest distance in a row."""
-        return max(self.rows.ends, default=1) - 1
-
-    def reached_table(self, step: Instruction) -> None:
-        arguments = self.inputs_of(step) | dict(step.attributes) | self.weights_of(step)
-        self.values[step.result] = ops.RUN[step.op](**arguments | {"longest": self.longest})
-
     def placed_bias(self, step: Instruction) -> None:
         run, arguments = ops.RUN[step.op], dict(step.attributes) | self.weights_of(step)
         if step.op == "reached_row":
-            arguments["longest"] = self.longest
+            arguments["longest"] = _longest(self.rows)
         self.biases[step.result] = _Bias(lambda q_pos, k_pos: run(q_pos=q_pos, k_pos=k_pos, **arguments))
 
     def content_bias(self, step: Instruction) -> None:
@@ -196,9 +190,9 @@ def _mechanism(step: Instruction, weights: Weights) -> Mechanism:
 
 
 SPECIAL: dict[str, Callable[[_Run, Instruction], None]] = {
-    "site": _Run.site, "module": _Run.module, "conv1d": _Run.conv1d, "experts": _Run.experts,
-    "reached_table": _Run.reached_table, "reached_row": _Run.placed_bias, "alibi_bias": _Run.placed_bias,
-    "t5_bias": _Run.placed_bias, "disentangled_bias": _Run.content_bias, "extend": _Run.extend, "attend": _Run.attend,
+    "site": _Run.site, "module": _Run.module, "experts": _Run.experts, "reached_row": _Run.placed_bias,
+    "alibi_bias": _Run.placed_bias, "t5_bias": _Run.placed_bias, "disentangled_bias": _Run.content_bias,
+    "extend": _Run.extend, "attend": _Run.attend,
 }  # fmt: skip
 """Operations that are more in a program than their function of tensors, by name."""
 
@@ -222,17 +216,15 @@ def interpret(
 
     Raises ConfigError for a part that was not lowered.
     """
-    edits = edits or {}
-    if "decode" not in program.entries:
-        return _entry(program, "encode", weights, inputs, rows, None, NULL_CACHE, token_types, edits, {})[0]
-    known: dict[str, Tensor] = {}
+    entries, edits, values, sources = program.entries, edits or {}, _inputs(inputs, rows, token_types), None
+    if "decode" not in entries:
+        return _Run(program, weights, rows, values, edits=edits).run(entries["encode"])[0]
     if source is not None:
-        (memory,) = _entry(program, "encode", weights, *source, None, NULL_CACHE, None, edits, {})
-        run = _Run(program, weights, source[1], {"memory": memory}, edits=edits)
-        entry = program.entries["cross_kv"]
-        known = dict(zip(entry.outputs, run.run(entry), strict=True))
-    sources = None if source is None else source[1]
-    return _entry(program, "decode", weights, inputs, rows, sources, cache, token_types, edits, known)[0]
+        sources, cross = source[1], entries["cross_kv"]
+        (memory,) = _Run(program, weights, sources, _inputs(*source), edits=edits).run(entries["encode"])
+        projected = _Run(program, weights, sources, {"memory": memory}, edits=edits).run(cross)
+        values.update(zip(cross.outputs, projected, strict=True))
+    return _Run(program, weights, rows, values, sources, cache, edits).run(entries["decode"])[0]
 
 
 def interpret_logits(program: Program, weights: Weights, hidden: Tensor, rows: Rows) -> Tensor:
@@ -257,14 +249,11 @@ def interpret_value(
     return run.values[name]
 
 
-def _entry(
-    program: Program, name: str, weights: Weights, inputs: Tensor, rows: Rows, source: Rows | None, cache: KVCache,
-    token_types: Tensor | None, edits: Edits, known: dict[str, Tensor],
-) -> list[Tensor]:  # fmt: skip
+def _inputs(inputs: Tensor, rows: Rows, token_types: Tensor | None = None) -> dict[str, Tensor]:
+    """The values that an entry starts from."""
     device = inputs.device
-    values: dict[str, Tensor] = {
+    return {
         **dict.fromkeys(("ids", "frames", "patches"), inputs), "positions": rows.positions(device),
         "row_ends": rows.ends_of_tokens(device),
         "token_types": torch.zeros_like(inputs) if token_types is None else token_types,
     }  # fmt: skip
-    return _Run(program, weights, rows, values | known, source, cache, edits).run(program.entries[name])

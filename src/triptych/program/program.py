@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from triptych import ops
@@ -161,14 +161,12 @@ def _setting_text(value: Any) -> str:
 def _entry_json(entry: Entry) -> dict[str, Any]:
     instructions = []
     for step in entry.instructions:
-        data = asdict(step) | {"out": list(step.out), "attributes": {}}
-        for key, value in step.attributes.items():
-            data["attributes"][key] = {"entry": _entry_json(value)} if isinstance(value, Entry) else to_json(value)
-        instructions.append(data)
-    values = {name: {"shape": list(info.shape), "dtype": info.dtype} for name, info in entry.values.items()}
-    return {
-        "inputs": list(entry.inputs), "instructions": instructions, "outputs": list(entry.outputs), "values": values
-    }  # fmt: skip
+        attributes = {
+            key: {"entry": _entry_json(value)} if isinstance(value, Entry) else to_json(value)
+            for key, value in step.attributes.items()
+        }
+        instructions.append(asdict(replace(step, attributes={})) | {"attributes": attributes})
+    return asdict(replace(entry, instructions=())) | {"instructions": instructions}
 
 
 def _entry(data: Mapping[str, Any], where: str) -> Entry:
