@@ -19,7 +19,7 @@ from torch import Tensor
 from triptych.attention.mechanisms import LINEAR, Mechanism, divided, features, running
 from triptych.attention.request import ContentBias, Heads, ScoreBias, placed_request
 from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
-from triptych.attention.rows import Rows, batched, neighbours
+from triptych.attention.rows import KeysAndValues, Rows, batched, neighbours
 from triptych.attention.store import Snapshot, Store
 from triptych.errors import InputError
 from triptych.spec.masks import Mask
@@ -33,7 +33,7 @@ class KeyStep(Protocol):
     def layout(self) -> PlansRows:
         """Where their keys lie once this step's are in."""
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         """Take in a layer's new keys [N, G, K] and values [N, G, Kv] -> all that its queries may see, as `layout`."""
 
 
@@ -75,7 +75,7 @@ class NullStep:
     def of(self, layer: int) -> NullStep:
         return self
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         return k, v
 
     def finish(self) -> None:
@@ -102,7 +102,7 @@ class FullStep:
         else:
             self.slot_of, self.place = token_places(rows, like.k.device)
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         store, rows = self.stores[layer], self.rows
         keys, values = store.k, store.v
         new_k, new_v = store.encode(k, v)
@@ -118,7 +118,7 @@ class FullStep:
         if self.fresh:
             return store.decode(new_k, new_v)
         slots = list(rows.slots) if self.run is None else self.run
-        end = max(rows.ends, default=0)
+        end = rows.end
         return store.decode(keys[slots, :, :end], values[slots, :, :end])
 
 
@@ -148,7 +148,7 @@ class RingStep:
             self.row, self.step_place = rows.row_of(device), token_places(Rows(rows.lengths), device)[1]
             self.layout = self._beside(device)
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         store = self.stores[layer]
         new_k, new_v = store.encode(k, v)
         if not store.exact:
@@ -239,7 +239,7 @@ class SumStep:
         self.begin = [row for row, past in enumerate(rows.past) if not past]  # what their slots still have is forgotten
         self.after: dict[int, Tensor] = {}  # of each layer, written by `finish`
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         store, rows = self.stores[layer], self.rows
         k_terms, v_terms = k.detach().to(store.k.dtype), v.detach().to(store.k.dtype)
         new_k, new_v = features(k_terms), F.pad(v_terms, (0, 1), value=1.0)  # in the store's precision

@@ -22,6 +22,7 @@ from triptych.attention import mask_lowering
 from triptych.attention.reference import softmax
 from triptych.attention.request import AttentionRequest, Runner
 from triptych.attention.store import Store
+from triptych.spec.masks import Causal
 
 WIDEST_REGISTER = 64  # bytes, of any processor that torch is compiled for
 
@@ -117,7 +118,7 @@ def _lowered(request: AttentionRequest) -> tuple[bool, Tensor | None]:
     """`(is_causal, booleans true where visible)`.  With `is_causal` the kernel multiplies its -inf by the scale, which
     must be positive."""
     square = request.aligned and request.queries == request.keys and request.scale > 0
-    if square and mask_lowering.is_causal(request.mask) and not request.biased:
+    if square and isinstance(request.mask, Causal) and not request.biased:
         return True, None
     visible = request.visible
     if visible is not None and visible.shape[2] != request.queries:
@@ -131,7 +132,7 @@ def _is_chunk(request: AttentionRequest) -> bool:
         request.aligned
         and request.scale > 0
         and 1 < request.queries < request.keys
-        and mask_lowering.is_causal(request.mask)
+        and isinstance(request.mask, Causal)
         and not request.biased
         and not request.learns
         and request.device.type == "cpu"

@@ -140,14 +140,6 @@ def _simplified(queries: int, keys: int, aligned: bool, leaf: Mask) -> Mask:
             return leaf
 
 
-def is_full(mask: Mask) -> bool:
-    return isinstance(mask, Full)
-
-
-def is_causal(mask: Mask) -> bool:
-    return isinstance(mask, Causal)
-
-
 def implies_causal(mask: Mask) -> bool:
     """No query sees a later position."""
     return CAUSAL in conjuncts(mask) or any(isinstance(p, Window) and p.ahead == 0 for p in conjuncts(mask))

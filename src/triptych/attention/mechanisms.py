@@ -13,7 +13,16 @@ from torch import Tensor
 
 from triptych.attention import dispatch, mask_lowering, reference
 from triptych.attention.reference import Hook
-from triptych.attention.request import AttentionRequest, Runner, Tensors, prepare
+from triptych.attention.request import (
+    AttentionRequest,
+    KeyArray,
+    OutputArray,
+    QueryArray,
+    Runner,
+    Tensors,
+    ValueArray,
+    prepare,
+)
 from triptych.errors import InputError
 from triptych.spec.masks import Causal, Points
 
@@ -108,26 +117,21 @@ width_of_scores   numbers that one raw score takes while it is computed.
 def additive(
     q: Float[Tensor, "B H T Dq"] | Float[Tensor, "T Dq"] | Float[Tensor, " Dq"],
     k: Float[Tensor, "B G S Dk"] | Float[Tensor, "S Dk"],
-    v: Float[Tensor, "B G S Kv"] | Float[Tensor, "S Kv"],
+    v: ValueArray,
     *,
     w_q: Float[Tensor, "A Dq"],
     w_k: Float[Tensor, "A Dk"],
     w_v: Float[Tensor, " A"],
     hook: Hook | None = None,
     **options: Any,
-) -> Float[Tensor, "B H T Kv"] | Float[Tensor, "T Kv"] | Float[Tensor, " Kv"]:
+) -> OutputArray:
     """Bahdanau et al. 2015: the score is `w_v · tanh(w_q q + w_k k)`.  Options and order as in `attend`, with a scale
     of 1.  Queries and keys may differ in width.  Builds `[B, H, T, S, A]`."""
     request, tensors, restore = prepare(q @ w_q.mT, k @ w_k.mT, v, **{"scale": 1.0, **options})
     return restore(AdditiveOver(w_v)._run(request, hook, *tensors))
 
 
-def linear(
-    q: Float[Tensor, "B H T K"] | Float[Tensor, "T K"] | Float[Tensor, " K"],
-    k: Float[Tensor, "B G S K"] | Float[Tensor, "S K"],
-    v: Float[Tensor, "B G S Kv"] | Float[Tensor, "S Kv"],
-    **options: Any,
-) -> Float[Tensor, "B H T Kv"] | Float[Tensor, "T Kv"] | Float[Tensor, " Kv"]:
+def linear(q: QueryArray, k: KeyArray, v: ValueArray, **options: Any) -> OutputArray:
     """Katharopoulos et al. 2020: weights `φ(q)·φ(k) / Σ φ(q)·φ(k)` with `φ(x) = elu(x) + 1`, in O(T).
 
     Masks: everything, `causal()`, `keys(lengths)`, `prefix(n)`, and causal with the latter two.

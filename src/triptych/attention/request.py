@@ -10,17 +10,25 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from triptych.arguments import checked
 from triptych.attention import mask_lowering
 from triptych.attention.rows import Rows
 from triptych.errors import InputError
-from triptych.spec.masks import Mask, Points
+from triptych.spec.masks import Full, Mask, Points
 
 Runner = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 """A kernel prepared for one request: `runner(q, k, v, bias, sinks)` gives `[B, H, T, Kv]`."""
 
+
+QueryArray = Float[Tensor, "B H T K"] | Float[Tensor, "T K"] | Float[Tensor, " K"]
+KeyArray = Float[Tensor, "B G S K"] | Float[Tensor, "S K"]
+ValueArray = Float[Tensor, "B G S Kv"] | Float[Tensor, "S Kv"]
+OutputArray = Float[Tensor, "B H T Kv"] | Float[Tensor, "T Kv"] | Float[Tensor, " Kv"]
+ScoreArray = Float[Tensor, "B H T S"] | Float[Tensor, "T S"] | Float[Tensor, " S"]
+"""Arguments and results of attention: of B rows, of one head of one row, and of one query of it."""
 
 Value = TypeVar("Value")
 Sized = TypeVar("Sized", bound="Heads")
@@ -140,7 +148,7 @@ class AttentionRequest(Heads):
 
         Masks that speak of keys alone keep one row for all queries.
         """
-        if mask_lowering.is_full(self.mask) and self.k_pos is None:
+        if isinstance(self.mask, Full) and self.k_pos is None:
             return None
         q, k = self.points()
         if mask_lowering.only_keys(self.mask):

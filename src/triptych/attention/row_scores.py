@@ -17,7 +17,7 @@ from triptych.attention import mask_lowering, reference
 from triptych.attention.mechanisms import DOT_PRODUCT
 from triptych.attention.request import ContentBias
 from triptych.attention.row_plan import FlatKeys, RowPlan, keys_of
-from triptych.spec.masks import Causal, Points, Window
+from triptych.spec.masks import Causal, Full, Points, Window
 
 PIECE = 1 << 20  # scores of one piece: with what is computed from them they fit the caches of a core
 
@@ -110,9 +110,7 @@ class RowScores:
         """
         plan = self.plan
         mask = self._mask
-        band = mask_lowering.is_full(mask) or all(
-            isinstance(part, Causal | Window) for part in mask_lowering.conjuncts(mask)
-        )
+        band = all(isinstance(part, Full | Causal | Window) for part in mask_lowering.conjuncts(mask))
         plain = plan.mechanism is DOT_PRODUCT and plan.bias is None and plan.heads.softcap is None
         if not (plain and band) or self._laid[1] is not None or self._base or self.precision != torch.float32:
             return None
@@ -207,10 +205,10 @@ class RowScores:
     def _hide(self, scores: Tensor, at: Tensor, q_pos: Tensor, lowest: int, columns: slice, k_pos: Tensor) -> None:
         """Make the scores `[h, n, s]` of keys that cannot be seen -inf."""
         mask, placed = self._mask, self._laid[1] is not None
-        if mask_lowering.is_full(mask) and not placed:
+        if isinstance(mask, Full) and not placed:
             return
         part = slice(0, len(k_pos))
-        if mask_lowering.is_causal(mask) and not placed:
+        if isinstance(mask, Causal) and not placed:
             part = slice(min(lowest + 1 - columns.start, len(k_pos)), len(k_pos))  # keys after the first query alone
         documents = self.plan.documents(self.row) if mask_lowering.needs_documents(mask) else None
         q_doc = None if documents is None else documents[0][at][:, None]

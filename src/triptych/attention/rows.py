@@ -18,6 +18,8 @@ from torch import Tensor
 
 from triptych.errors import InputError
 
+KeysAndValues = tuple[Tensor, Tensor]
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -37,6 +39,7 @@ class Rows:
 
     starts: tuple[int, ...] = field(init=False)  # where each row begins in the flat batch
     ends: tuple[int, ...] = field(init=False)  # absolute position after each row's last token
+    end: int = field(init=False)  # the largest of these, 0 without rows
     total: int = field(init=False)  # N, the tokens of all rows
     longest: int = field(init=False)  # the length of the longest row
     equal: bool = field(init=False)  # all rows have one length
@@ -48,10 +51,10 @@ class Rows:
         past, slots = self.past or (0,) * count, self.slots or tuple(range(count))
         if len(past) != count or len(slots) != count:
             raise InputError(f"{count} rows but {len(past)} past lengths and {len(slots)} cache slots")
-        ends = tuple(accumulate(lengths, initial=0))
-        equal = len(set(lengths)) <= 1
+        *starts, total = accumulate(lengths, initial=0)
+        ends, equal = tuple(map(add, past, lengths)), len(set(lengths)) <= 1
         self.__dict__.update(
-            past=past, slots=slots, starts=ends[:-1], ends=tuple(map(add, past, lengths)), total=ends[-1],
+            past=past, slots=slots, starts=tuple(starts), ends=ends, end=max(ends, default=0), total=total,
             longest=max(lengths, default=0), equal=equal, even=equal and len(set(past)) <= 1,
         )  # fmt: skip
         if self.documents is not None and self.documents.shape != (self.total,):
@@ -191,7 +194,7 @@ class KeysOf:
 
     inner: Batching
 
-    def batch(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, k: Tensor, v: Tensor) -> KeysAndValues:
         return self.inner.batch(k), self.inner.batch(v)
 
 
@@ -202,7 +205,7 @@ class KeysIn:
     slots: slice | Tensor
     end: int
 
-    def batch(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, k: Tensor, v: Tensor) -> KeysAndValues:
         return k[self.slots, :, : self.end], v[self.slots, :, : self.end]
 
 

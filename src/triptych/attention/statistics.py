@@ -29,6 +29,8 @@ from triptych.attention.row_scores import RowScores, ScorePiece
 from triptych.native import ScoreTile, library, usable_threads
 from triptych.native.step import STATISTICS_PANEL, STATISTICS_TOP
 
+OfQueries = Float[Tensor, "h t"]
+"""A number for each query of each head."""
 PER_QUERY = ("entropy", "distance", "first", "previous", "delimiters", "own_document")
 
 
@@ -44,18 +46,18 @@ class AttentionStatistics:
     delimiters              [h, t] weight of the tokens marked as delimiters; None where none were marked.
     own_document            [h, t] weight of the tokens with the query's label; None without labels."""
 
-    entropy: Float[Tensor, "h t"]
-    distance: Float[Tensor, "h t"]
-    first: Float[Tensor, "h t"]
-    previous: Float[Tensor, "h t"]
+    entropy: OfQueries
+    distance: OfQueries
+    first: OfQueries
+    previous: OfQueries
     top_keys: Int[Tensor, "h t top"]
     top_weights: Float[Tensor, "h t top"]
     received: Float[Tensor, "h S"]
-    delimiters: Float[Tensor, "h t"] | None = None
-    own_document: Float[Tensor, "h t"] | None = None
+    delimiters: OfQueries | None = None
+    own_document: OfQueries | None = None
 
     @property
-    def effective_keys(self) -> Float[Tensor, "h t"]:
+    def effective_keys(self) -> OfQueries:
         """e to the entropy: n for even weights over n keys, 1 for all weight on one."""
         return self.entropy.exp()
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import torch
 from torch import Tensor
 
 from triptych import ops
 from triptych.attention import Rows
 from triptych.nn.linear import Linear
-from triptych.nn.part import Module, S
+from triptych.nn.part import Module, S, VectorMap
 from triptych.spec import model as spec
 
 
@@ -17,7 +16,7 @@ class Transform(Module[spec.TransformSpec], of=spec.TransformSpec):
     """[N, D] -> [N, D']: `norm(act(dense(x)))`."""
 
     dense: Linear
-    norm: Callable[[Tensor], Tensor] | None
+    norm: VectorMap | None
 
     def forward(self, x: Tensor) -> Tensor:
         x = ops.ACTIVATIONS[self.spec.act](self.dense(x))

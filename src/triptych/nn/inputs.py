@@ -6,8 +6,8 @@ positions of the stack, which are as many as the rows' items for token ids only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,11 +17,12 @@ from torch.overrides import has_torch_function_unary
 from triptych import ops
 from triptych.attention import Rows
 from triptych.errors import InputError
-from triptych.nn.part import Module
+from triptych.nn.part import Module, VectorMap
 from triptych.nn.positions import Position
 from triptych.spec import inputs, parts
 from triptych.spec.part import Part
 
+Placed = TypeVar("Placed", bound=inputs.FramesSpec | inputs.PatchesSpec)
 Row = Sequence[int] | Tensor
 """What one row is read from: token ids, frames `[T, M]`, or the pixels `[C, H, W]` of an image."""
 
@@ -51,9 +52,9 @@ class Embed(Module[parts.EmbedSpec], of=parts.EmbedSpec):
     tokens: Table
     token_types: Table
     position: Position[Part] | None
-    widen: Callable[[Tensor], Tensor] | None
-    norm: Callable[[Tensor], Tensor] | None
-    project: Callable[[Tensor], Tensor] | None
+    widen: VectorMap | None
+    norm: VectorMap | None
+    project: VectorMap | None
 
     def __init__(self, spec: parts.EmbedSpec) -> None:
         super().__init__(spec)
@@ -97,12 +98,21 @@ class Conv(Module[inputs.ConvSpec], of=inputs.ConvSpec):
         return ops.conv1d(x, self.weight, self.bias, self.spec.stride, lengths)
 
 
-class Frames(Module[inputs.FramesSpec], of=inputs.FramesSpec):
+class _Placed(Module[Placed]):
+    """What gives vectors to which their positions are added."""
+
+    position: Position[Part]
+
+    def placed(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
+        x = x + self.position.embed(rows.positions(x.device)).to(x.dtype)
+        return ops.dropout(x, self.spec.dropout, self.training, random)
+
+
+class Frames(_Placed[inputs.FramesSpec], of=inputs.FramesSpec):
     """`gelu(conv2(gelu(conv1(frames)))) + position` of each row."""
 
     conv1: Conv
     conv2: Conv
-    position: Position[Part]
 
     def length(self, row: Row) -> int:
         return len(row) // int(self.spec.stride)
@@ -119,11 +129,9 @@ class Frames(Module[inputs.FramesSpec], of=inputs.FramesSpec):
     def forward(
         self, frames: Tensor, rows: Rows, token_types: None = None, random: torch.Generator | None = None
     ) -> Tensor:
-        x = self.convolved(frames, rows, ops.ACTIVATIONS["gelu"])
-        x = x + self.position.embed(rows.positions(x.device)).to(x.dtype)
-        return ops.dropout(x, self.spec.dropout, self.training, random)
+        return self.placed(self.convolved(frames, rows, ops.ACTIVATIONS["gelu"]), rows, random)
 
-    def convolved(self, frames: Tensor, rows: Rows, act: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def convolved(self, frames: Tensor, rows: Rows, act: VectorMap | None = None) -> Tensor:
         """`act(conv2(gelu(conv1(frames))))` of each row: frames [N * stride, M] -> [N, D].
 
         Each row is computed by itself, from memory of its own, so that it has the same bits in any batch: torch's
@@ -137,13 +145,12 @@ class Frames(Module[inputs.FramesSpec], of=inputs.FramesSpec):
         return x if act is None else act(x)
 
 
-class Patches(Module[inputs.PatchesSpec], of=inputs.PatchesSpec):
+class Patches(_Placed[inputs.PatchesSpec], of=inputs.PatchesSpec):
     """A vector of its own, then one for each patch, with their positions added."""
 
     first: Tensor
     weight: Tensor
     bias: Tensor
-    position: Position[Part]
 
     def length(self, row: Row) -> int:
         return int(self.spec.position.length)
@@ -159,9 +166,7 @@ class Patches(Module[inputs.PatchesSpec], of=inputs.PatchesSpec):
     def forward(
         self, patches: Tensor, rows: Rows, token_types: None = None, random: torch.Generator | None = None
     ) -> Tensor:
-        x = ops.patches(patches, self.first, self.weight, self.bias, rows)
-        x = x + self.position.embed(rows.positions(x.device)).to(x.dtype)
-        return ops.dropout(x, self.spec.dropout, self.training, random)
+        return self.placed(ops.patches(patches, self.first, self.weight, self.bias, rows), rows, random)
 
 
 def _check_floats(i: int, row: Any, what: str, shape: tuple[int | None, ...]) -> None:

@@ -147,7 +147,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
             cross = batch.cross or EncoderOutput(memory, batch.source[1])
         assert batch.inputs is not None
         rows, limit, taps, prefix = batch.rows, self.spec.context, batch.taps, self.prefix["decoder"]
-        if limit is not None and max(rows.ends, default=0) > limit:
+        if limit is not None and rows.end > limit:
             refuse_length(rows, limit, "input")
         return self.decoder(
             batch.inputs, rows, token_types=batch.token_types, cache=batch.cache, cross=cross,
@@ -187,7 +187,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
         """[M] source ids, or what else the input slot reads -> [M, D] of the encoder."""
         assert self.encoder is not None
         limit = self.spec.source_context
-        if limit is not None and max(rows.ends, default=0) > limit:
+        if limit is not None and rows.end > limit:
             refuse_length(rows, limit, "source" if self.decoder is not None else "input")
         types = batch.token_types if self.decoder is None else None
         taps = batch.taps.at(self.prefix["encoder"])

@@ -22,6 +22,8 @@ from triptych.nn.weights import PackedWeight
 from triptych.spec.part import Part
 
 S = TypeVar("S", bound=Part)
+VectorMap = Callable[[Tensor], Tensor]
+"""What acts on the vector of one token at a time, as a norm does."""
 
 
 class Module(nn.Module, Generic[S]):

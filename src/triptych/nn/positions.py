@@ -25,7 +25,7 @@ from triptych.attention.positions import (
 )
 from triptych.errors import InputError
 from triptych.nn.attention import Attention
-from triptych.nn.part import Module, S
+from triptych.nn.part import Module, S, VectorMap
 from triptych.spec import positions as spec
 
 TABLE = 1 << 14  # positions up to which a table of rotation angles is kept
@@ -81,7 +81,7 @@ class Rope(Position[spec.RopeSpec], of=spec.RopeSpec):
         self.tables: dict[tuple[spec.RopeSpec, torch.device, torch.dtype], ops.Rotation] = {}
 
     def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
-        end, exact = max(rows.ends, default=0), torch.promote_types(x.dtype, torch.float32)
+        end, exact = rows.end, torch.promote_types(x.dtype, torch.float32)
         looked_up = end <= TABLE and not (rows.symbolic or torch.compiler.is_compiling())
         if isinstance(self.spec.scaling, spec.LongRope) or not looked_up:
             return Positioned(self._computed(rows, x.device, exact))
@@ -124,7 +124,7 @@ class Disentangled(Position[spec.DisentangledSpec], of=spec.DisentangledSpec):
     """The bias of positions holds rows of the table; each layer maps the table and meets its queries and keys."""
 
     weight: Tensor
-    norm: Callable[[Tensor], Tensor] | None
+    norm: VectorMap | None
 
     def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
         table, row = self.reached(rows)

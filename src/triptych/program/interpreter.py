@@ -36,6 +36,11 @@ Weights = Mapping[str, Tensor]
 Edits = Mapping[str, Callable[[Tensor], Tensor]]
 
 
+def named(names: Mapping[str, str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values of an instruction's arguments, or its weights, by argument."""
+    return {argument: values[name] for argument, name in names.items()}
+
+
 def run_operation(
     step: Instruction, inputs: Mapping[str, Tensor], weights: Weights, rows: Rows | None = None
 ) -> Tensor:
@@ -101,13 +106,8 @@ class _Run:
         if step.op in SPECIAL:
             SPECIAL[step.op](self, step)
         else:
-            self.values[step.result] = run_operation(step, self.inputs_of(step), self.weights_of(step), self.rows)
-
-    def inputs_of(self, step: Instruction) -> dict[str, Tensor]:
-        return {key: self.values[name] for key, name in step.inputs.items()}
-
-    def weights_of(self, step: Instruction) -> dict[str, Tensor]:
-        return {key: self.weights[name] for key, name in step.weights.items()}
+            weights = named(step.weights, self.weights)
+            self.values[step.result] = run_operation(step, named(step.inputs, self.values), weights, self.rows)
 
     def site(self, step: Instruction) -> None:
         edit, value = self.edits.get(step.result), self.values[step.inputs["x"]]
@@ -118,7 +118,7 @@ class _Run:
         raise ConfigError(f"{name} runs as a module: {self.program.unlowered[name]}; the interpreter cannot run it")
 
     def experts(self, step: Instruction) -> None:
-        how, entry, inputs = step.attributes, step.attributes["expert"], self.inputs_of(step)
+        how, entry, inputs = step.attributes, step.attributes["expert"], named(step.inputs, self.values)
 
         def expert(number: int, x: Tensor) -> Tensor:
             own = {name: self.weights[name.replace(".experts.0.", f".experts.{number}.")] for name in weights_of(entry)}
@@ -128,7 +128,7 @@ class _Run:
         self.values[step.result] = ops.experts(inputs["x"], inputs["scores"], parts, how["top_k"], how["normalize"])
 
     def placed_bias(self, step: Instruction) -> None:
-        run, arguments = ops.RUN[step.op], dict(step.attributes) | self.weights_of(step)
+        run, arguments = ops.RUN[step.op], dict(step.attributes) | named(step.weights, self.weights)
         if step.op == "reached_row":
             arguments["longest"] = _longest(self.rows)
         self.biases[step.result] = _Bias(lambda q_pos, k_pos: run(q_pos=q_pos, k_pos=k_pos, **arguments))
@@ -150,7 +150,8 @@ class _Run:
 
     def attend(self, step: Instruction) -> None:
         q, k, v = (self.values[step.inputs[key]] for key in "qkv")
-        bias, weights = self.biases[step.inputs["bias"]] if "bias" in step.inputs else None, self.weights_of(step)
+        bias = self.biases[step.inputs["bias"]] if "bias" in step.inputs else None
+        weights = named(step.weights, self.weights)
         plan = self.plan(step, q, k, v, bias, weights)
         content = None if bias is None else bias.content
         self.values[step.result] = plan.run(q, k, v, weights.get("sinks"), content)

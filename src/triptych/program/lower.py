@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from triptych.attention import AdditiveOver, AttendPlan, ContentBias, Heads, Mechanism, Rows, ScoreBias
+from triptych.attention.caches import Project
 from triptych.attention.mask_lowering import window_of
 from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR
+from triptych.attention.rows import KeysAndValues
 from triptych.errors import ConfigError
 from triptych.nn import Stack, Taps, Transformer
 from triptych.ops import NotLowerable
@@ -215,7 +217,7 @@ class SymbolicCache(SymbolicKeys):
     def layout(self) -> SymbolicKeys:
         return self
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         recorder, out = self.recorder, []
         for leaf, value in (("k", recorder.checked(k)), ("v", recorder.checked(v))):
             attributes = {"layer": layer, "leaf": leaf}
@@ -235,7 +237,7 @@ class SymbolicCross(SymbolicKeys):
     def layout(self, rows: Rows) -> SymbolicKeys:
         return self
 
-    def keys(self, layer: int, project: Callable[[Tensor, Rows], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def keys(self, layer: int, project: Project) -> KeysAndValues:
         recorder = self.recorder
         with recorder.entry("cross_kv") as outputs:
             memory = recorder.input("memory", self.memory.dims, self.memory.dtype)

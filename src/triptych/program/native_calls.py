@@ -17,7 +17,7 @@ from triptych.attention.store import Store
 from triptych.errors import InputError
 from triptych.native import library, usable_threads, why_not
 from triptych.native.huge_pages import PAGE, HugePages
-from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, PlanRecord
+from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, Integers, PlanRecord, Records
 from triptych.program.changes import NotServed
 from triptych.program.native_binding import LAYOUT_F32, Binding
 from triptych.program.native_plan import check_plan, stored_type
@@ -69,7 +69,7 @@ class Calls:
             setattr(self.call, name, self.labels[i].ctypes.data)
 
     def run(
-        self, binding: Binding, matrices: npt.NDArray[Any], plan: PlanRecord, labels: Labels,
+        self, binding: Binding, matrices: Records, plan: PlanRecord, labels: Labels,
         chosen: Sequence[int], out: Tensor, token_rows: Tensor | None = None, reads: StepReads | None = None,
     ) -> None:  # fmt: skip
         """One call: `labels [8, N]` of its tokens (`piece_of`), the tokens `chosen`, `out`, which receives the result,
@@ -122,7 +122,7 @@ def _find_largest() -> Callable[..., None] | None:
     return None if loaded is None else loaded.functions.largest_of
 
 
-def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArray[Any]) -> PlanRecord:
+def plan_struct(binding: Binding, matrices: Records, stores: Records) -> PlanRecord:
     """`struct plan`; the arrays must live as long as it.  Raises as `check_plan`."""
     check_plan(binding.plan, matrices, len(stores))
     plan, records = PlanRecord(), binding.plan.instructions
@@ -131,7 +131,7 @@ def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArra
     return plan
 
 
-def store_records(stores: Sequence[Store], slots: int = 0, capacity: int = 0) -> npt.NDArray[Any]:
+def store_records(stores: Sequence[Store], slots: int = 0, capacity: int = 0) -> Records:
     """`struct store` of each, which has at least so many slots, and places where it is no ring.
 
     Raises InputError for tensors that do not have the shape of their store, before anything of them is read; NotServed
@@ -152,7 +152,7 @@ def store_records(stores: Sequence[Store], slots: int = 0, capacity: int = 0) ->
     return records
 
 
-def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]]) -> Integers:
     """[8, N]: `LABELS` of each token but `chosen`, with where its row stops in the batch in the place of `end`.
 
     sources   the length of each row's source and its slot in the stores of sources.
@@ -165,7 +165,7 @@ def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]]) 
     return np.asarray((ids, position, slot, start, stop, reach, *source))
 
 
-def part_of(labels: npt.NDArray[np.int64], mine: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def part_of(labels: Integers, mine: npt.NDArray[np.bool_]) -> Integers:
     """The tokens `mine` [N] alone, of each row a run that reaches to its end or from its beginning."""
     part = labels[:, mine]
     _, first, lengths = np.unique(part[3], return_index=True, return_counts=True)
@@ -173,7 +173,7 @@ def part_of(labels: npt.NDArray[np.int64], mine: npt.NDArray[np.bool_]) -> npt.N
     return part
 
 
-def piece_of(labels: npt.NDArray[np.int64], first: int, last: int) -> npt.NDArray[np.int32]:
+def piece_of(labels: Integers, first: int, last: int) -> npt.NDArray[np.int32]:
     """Tokens [first, last) as a call of their own."""
     piece = labels[:, first:last].astype(np.int32)
     position, start, stop = piece[1], piece[3], piece[4]

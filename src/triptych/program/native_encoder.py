@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from triptych.attention import CrossCache, Rows
 from triptych.errors import InputError
 from triptych.native import library, usable_threads, why_not
-from triptych.native.step import MATRIX, STORE, Call, PlanRecord
+from triptych.native.step import MATRIX, STORE, Call, Integers, PlanRecord, Records
 from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
 from triptych.nn.weights import PackedWeight
@@ -132,7 +131,7 @@ class NativeEncoder:
         return embed.convolved(inputs, rows).float().contiguous()
 
     def _call(
-        self, binding: Binding, stores: npt.NDArray[Any], ids: npt.NDArray[np.int64], rows: Rows,
+        self, binding: Binding, stores: Records, ids: Integers, rows: Rows,
         token_rows: Tensor | None, out: Tensor,
     ) -> None:  # fmt: skip
         """Pieces of the batch, each on a thread of its own where there are enough of them."""

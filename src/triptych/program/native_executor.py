@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter, is_
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ from torch import Tensor
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
 from triptych.native import library
-from triptych.native.step import PlanRecord
+from triptych.native.step import Integers, PlanRecord, Records
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.program.changes import ModuleGuard, NotServed, check_rows
@@ -79,7 +78,7 @@ class NativeStep:
         self.how = dtype, tuple(store.window for store in cache.stores)  # what all its plans depend on
         self.reads: tuple[str, ...] = ()  # of the last call
         self.binding: Binding | None = None  # of the last call
-        self.plans: dict[Binding, tuple[PlanRecord, npt.NDArray[Any]]] = {}  # each with its matrices
+        self.plans: dict[Binding, tuple[PlanRecord, Records]] = {}  # each with its matrices
         self.store_tensors: list[Tensor] = []
         self.room = 0, 0  # places and slots of the stores then
         self.next = torch.empty(0, 0)  # logits that were not to be kept
@@ -127,7 +126,7 @@ class NativeStep:
         due = self.guard is None or self.guard.due() or self.why_modules is not None
         same = not due and not mixed and reads == self.reads
         last, self.reads = self.binding if same else None, reads
-        positions = max(rows.ends, default=0)
+        positions = rows.end
         try:
             if due or self.binding is None:
                 self.calls.check()
@@ -163,8 +162,8 @@ class NativeStep:
     # -- the call -------------------------------------------------------------------------------------------------
 
     def _run_by_role(
-        self, bindings: Sequence[Binding], labels: npt.NDArray[np.int64], of_prompts: npt.NDArray[np.bool_],
-        chosen: npt.NDArray[np.int64], out: Tensor, reads: StepReads | None,
+        self, bindings: Sequence[Binding], labels: Integers, of_prompts: npt.NDArray[np.bool_],
+        chosen: Integers, out: Tensor, reads: StepReads | None,
     ) -> None:  # fmt: skip
         """First the tokens of prompts, then the others, which may continue the same rows."""
         for binding, mine in zip(reversed(bindings), (of_prompts, ~of_prompts), strict=True):
@@ -175,7 +174,7 @@ class NativeStep:
                 out[torch.from_numpy(wanted)] = part
 
     def _run(
-        self, binding: Binding, labels: npt.NDArray[np.int64], chosen: Sequence[int], out: Tensor,
+        self, binding: Binding, labels: Integers, chosen: Sequence[int], out: Tensor,
         reads: StepReads | None,
     ) -> None:  # fmt: skip
         """All tokens of `labels` by one plan, in pieces."""

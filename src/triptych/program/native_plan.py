@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from triptych import ops
@@ -32,6 +31,7 @@ from triptych.native.step import (
     MatrixLayout,
     Op,
     Over,
+    Records,
     StoredType,
 )
 from triptych.program.changes import NotServed, check_lowered
@@ -78,7 +78,7 @@ class NativePlan:
     sites          where each of these begins among them, with its shape and dtype.
     """
 
-    instructions: npt.NDArray[Any]
+    instructions: Records
     tables: tuple[PlanTable, ...]
     arena: int
     scratch: int
@@ -191,7 +191,7 @@ def stored_type(dtype: torch.dtype) -> StoredType:
     return _STORED[dtype]
 
 
-def check_plan(plan: NativePlan, matrices: npt.NDArray[Any], stores: int) -> None:
+def check_plan(plan: NativePlan, matrices: Records, stores: int) -> None:
     """Raises NotServed for instructions that name a table of `matrices` or a store that there is not, a table in an
     unknown layout, or an unknown operation: the C functions trust them."""
     records, operations = plan.instructions, plan.instructions["op"]
@@ -326,7 +326,7 @@ def _write(record: Any, step: PlanStep, buffers: dict[Vector, _Buffer], tables: 
         (record if name in HEADER else record[member])[name] = value
 
 
-def _set_barriers(records: npt.NDArray[Any], ordered: list[PlanStep], levels: dict[PlanStep, int]) -> None:
+def _set_barriers(records: Records, ordered: list[PlanStep], levels: dict[PlanStep, int]) -> None:
     """All threads meet between two levels.  An expert without tokens is passed over, with its barriers; what follows it
     then begins with one."""
     before, after_expert = 0, False

@@ -109,7 +109,7 @@ class StaticStep:
         numbers[:, slots] = torch.tensor([tuple(ids), rows.past, (1,) * len(ids), *sources])
         self.inputs.copy_(numbers, non_blocking=True)  # from memory that is not pinned: it is read before this returns
         every = self.compiler is None and len(slots) == len(self.cache.lengths)
-        out, best = self._replay(bucket_of(max(rows.ends), self.cache.capacity), every)()
+        out, best = self._replay(bucket_of(rows.end, self.cache.capacity), every)()
         step.finish()
         taken = [slots[i] for i in chosen]
         self._best = best, taken

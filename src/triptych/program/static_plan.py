@@ -21,7 +21,7 @@ from triptych.attention.store import Store
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.program.changes import NotServed, WeightVersions, check_lowered
-from triptych.program.interpreter import run_operation
+from triptych.program.interpreter import named, run_operation
 from triptych.program.program import Instruction, Program
 from triptych.program.static_groups import Group, grouped, join
 from triptych.spec.masks import And, BlockSparse, Causal, Full, Mask, Or, Points, Window
@@ -125,7 +125,7 @@ class StaticPlan:
         device = self.module.device
         every = torch.arange(positions, device=device)
         for step in self.program.entries["decode"].instructions:
-            weights = {key: self.weights[name] for key, name in step.weights.items()}
+            weights = named(step.weights, self.weights)
             if step.op in _OF_POSITIONS:
                 spec = step.attributes.get("spec")
                 switches = isinstance(spec, RopeSpec) and isinstance(spec.scaling, LongRope)
@@ -186,20 +186,17 @@ class _StaticRun:
             if special is not None:
                 special(self, first)
             else:
-                weights = {key: self.plan.weights[name] for key, name in first.weights.items()}
-                self.values[first.result] = run_operation(first, self.inputs_of(first), weights)
+                weights = named(first.weights, self.plan.weights)
+                self.values[first.result] = run_operation(first, named(first.inputs, self.values), weights)
             return
         if first.op == "linear":
             weight, bias, sizes = self.plan.matrices[first.result]
             parts = F.linear(self.values[first.inputs["x"]], weight, bias).split(sizes, -1)
         else:  # rotations
             heads = [self.values[step.inputs["x"]] for step in group]
-            turned = run_operation(first, self.inputs_of(first) | {"x": torch.cat(heads, 1)}, {})
+            turned = run_operation(first, named(first.inputs, self.values) | {"x": torch.cat(heads, 1)}, {})
             parts = turned.split([x.shape[1] for x in heads], 1)
         self.values.update(zip((step.result for step in group), parts, strict=True))
-
-    def inputs_of(self, step: Instruction) -> dict[str, Tensor]:
-        return {key: self.values[name] for key, name in step.inputs.items()}
 
     def site(self, step: Instruction) -> None:
         self.values[step.result] = self.values[step.inputs["x"]]
