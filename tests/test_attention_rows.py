@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attend_rows import attend_rows
 from triptych.attention import (
     FlatKeys,
     Heads,
@@ -13,7 +14,6 @@ from triptych.attention import (
     alibi_bias,
     attend,
     attend_reference,
-    attend_rows,
     disentangled_bias,
     distance_row,
 )

@@ -60,8 +60,8 @@ def inverse_frequencies(spec: RopeSpec, length: int | Int[Tensor, " N"] | None =
 def rotation(
     spec: RopeSpec,
     positions: Int[Tensor, " N"],
-    length: Int[Tensor, " N"] | None = None,
-    dtype: torch.dtype = torch.float32,
+    length: Int[Tensor, " N"] | None,
+    dtype: torch.dtype,
 ) -> ops.Rotation:
     """The rotation of tokens at these positions, as `ops.rotate` reads it; `length` as in `rope_angles`.
 
@@ -209,7 +209,7 @@ def t5_bucket(
     bucket = ahead + torch.where(distance < exact, distance, far)
     # Where even the largest distance has a bucket of its own, the formula divides by a logarithm of zero or less: it
     # holds for shorter distances, and gives some longer ones a bucket, as in transformers.
-    if max_distance <= exact and bool((bucket < 0).any()):
+    if max_distance <= exact and (bucket < 0).any():
         furthest = int(distance[bucket < 0].min())
         problem = f"a distance of {furthest} has no bucket: {exact} have one each, and the largest is {max_distance}"
         raise InputError(f"t5 buckets: {problem}; shorten the text")

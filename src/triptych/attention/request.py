@@ -304,7 +304,7 @@ def _check_labels(q: Tensor, k: Tensor, **labels: Tensor | None) -> None:
         if label.is_floating_point() or label.is_complex() or label.dtype == torch.bool:
             raise InputError(f"{name} is {label.dtype}; give integers")
     k_pos = labels["k_pos"]
-    if k_pos is not None and k_pos.numel() and bool((k_pos < 0).all()):
+    if k_pos is not None and k_pos.numel() and (k_pos < 0).all():
         raise InputError("all of k_pos is negative, which are empty slots, so that no query sees anything")
 
 

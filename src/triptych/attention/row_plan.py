@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import sub
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -311,24 +311,3 @@ def _grouped(shapes: Iterable[Hashable]) -> list[list[int]]:
     for row, shape in enumerate(shapes):
         groups.setdefault(shape, []).append(row)
     return list(groups.values())
-
-
-def attend_rows(
-    q: Tensor, k: Tensor, v: Tensor, rows: Rows, keys: KeyLayout, *, mask: Mask, bias: ScoreBias | None = None,
-    content: ContentBias | None = None, sinks: Tensor | None = None, hook: RowHook | None = None,
-    mechanism: Mechanism = DOT_PRODUCT, **options: Any,
-) -> Tensor:  # fmt: skip
-    """Plan and run in one: attention of every row of the flat batch, q [N, H, K], over its own keys -> [N, H, Kv];
-    `options` are scale, softcap and dropout, as in `attend`.
-
-    hook        called row by row, through the definition; a key's column is its position (FlatKeys: its place).
-    mechanism   how queries score keys: dot products unless given.
-
-    Raises InputError when rows and keys disagree.
-    """
-    if q.shape[0] != rows.total:
-        raise InputError(f"{q.shape[0]} queries, but the rows have {rows.total} tokens")
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    heads = Heads.of(q, k, v, sinks=sinks is not None, learns=learns, **options)
-    plan = keys.plan(rows, mask_lowering.adopt(mask, q.device), heads, bias, mechanism)
-    return plan.run(q, k, v, sinks, content) if hook is None else plan.run_hooked(q, k, v, hook, sinks, content)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -38,10 +38,10 @@ class Beam:
 def check_beam_settings(sampling: Sampling, others: Sequence[str], *, seeded: bool = False) -> None:
     """Raise InputError for settings that a search for the likeliest text has no use for: sampling that is not the
     default, any seed that was given (`seeded`), and the names of `others` that were given."""
-    for field in fields(sampling):
-        if getattr(sampling, field.name) != field.default or (seeded and field.name == "seed"):
+    for one in fields(sampling):
+        if getattr(sampling, one.name) != one.default or (seeded and one.name == "seed"):
             why = "beam search ranks texts by the model's own probabilities"
-            raise InputError(f"beams and {field.name} do not go together: {why}; leave {field.name} out")
+            raise InputError(f"beams and {one.name} do not go together: {why}; leave {one.name} out")
     for name in others:
         why = "a hypothesis may be dropped after it was computed"
         raise InputError(f"beams and {name} do not go together: {why}; leave {name} out")
@@ -164,14 +164,16 @@ def _best_pairs(totals: Tensor, ids: Tensor, wanted: int) -> list[tuple[float, i
     return sorted(pairs, key=lambda pair: -pair[0])[:wanted]
 
 
+@dataclass(eq=False)
 class _Search:
-    """The hypotheses of one request: the finished ones, and the sums of log-probabilities of the live ones."""
+    """The hypotheses of one request: the finished ones, and the live ones."""
 
-    def __init__(self, request: Request, beams: int, length_penalty: float, early_stopping: bool) -> None:
-        self.request, self.beams, self.length_penalty = request, beams, length_penalty
-        self.early_stopping = early_stopping
-        self.finished: list[Beam] = []
-        self.live: list[Beam] = [Beam([], 0.0)]
+    request: Request
+    beams: int
+    length_penalty: float
+    early_stopping: bool
+    finished: list[Beam] = field(default_factory=list)
+    live: list[Beam] = field(default_factory=lambda: [Beam([], 0.0)])
 
     @property
     def wanted(self) -> int:

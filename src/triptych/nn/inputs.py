@@ -175,5 +175,5 @@ def _check_floats(i: int, row: Any, what: str, shape: tuple[int | None, ...]) ->
         raise InputError(f"row {i}: this model reads {what} as a float tensor, not {type(row).__name__}")
     if row.dim() != len(shape) or any(n not in (None, m) for n, m in zip(shape, row.shape, strict=True)):
         raise InputError(f"row {i}: this model reads {what}, not {list(row.shape)}")
-    if not bool(row.isfinite().all()):
+    if not row.isfinite().all():
         raise InputError(f"row {i}: its numbers are not all finite")

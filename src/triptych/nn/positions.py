@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -107,7 +108,7 @@ class Rope(Position[spec.RopeSpec], of=spec.RopeSpec):
 
 class Alibi(Position[spec.AlibiSpec], of=spec.AlibiSpec):
     def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
-        return Positioned(bias=lambda q_pos, k_pos: alibi_bias(self.spec.heads, q_pos, k_pos))
+        return Positioned(bias=partial(alibi_bias, self.spec.heads))
 
 
 class T5Buckets(Position[spec.T5BucketsSpec], of=spec.T5BucketsSpec):
@@ -115,9 +116,7 @@ class T5Buckets(Position[spec.T5BucketsSpec], of=spec.T5BucketsSpec):
 
     def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
         far, both = self.spec.max_distance, self.spec.bidirectional
-        return Positioned(
-            bias=lambda q_pos, k_pos: t5_bias(self.weight, q_pos, k_pos, max_distance=far, bidirectional=both)
-        )
+        return Positioned(bias=partial(t5_bias, self.weight, max_distance=far, bidirectional=both))
 
 
 class Disentangled(Position[spec.DisentangledSpec], of=spec.DisentangledSpec):

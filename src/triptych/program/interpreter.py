@@ -205,7 +205,6 @@ def interpret(
     rows: Rows,
     *,
     source: tuple[Tensor, Rows] | None = None,
-    token_types: Tensor | None = None,
     cache: KVCache = NULL_CACHE,
     edits: Edits | None = None,
 ) -> Tensor:
@@ -217,7 +216,7 @@ def interpret(
 
     Raises ConfigError for a part that was not lowered.
     """
-    entries, edits, values, sources = program.entries, edits or {}, _inputs(inputs, rows, token_types), None
+    entries, edits, values, sources = program.entries, edits or {}, _inputs(inputs, rows), None
     if "decode" not in entries:
         return _Run(program, weights, rows, values, edits=edits).run(entries["encode"])[0]
     if source is not None:
@@ -250,11 +249,8 @@ def interpret_value(
     return run.values[name]
 
 
-def _inputs(inputs: Tensor, rows: Rows, token_types: Tensor | None = None) -> dict[str, Tensor]:
-    """The values that an entry starts from."""
-    device = inputs.device
-    return {
-        **dict.fromkeys(("ids", "frames", "patches"), inputs), "positions": rows.positions(device),
-        "row_ends": rows.ends_of_tokens(device),
-        "token_types": torch.zeros_like(inputs) if token_types is None else token_types,
-    }  # fmt: skip
+def _inputs(inputs: Tensor, rows: Rows) -> dict[str, Tensor]:
+    """The values that an entry starts from; all tokens are of type 0."""
+    positions, ends = rows.positions(inputs.device), rows.ends_of_tokens(inputs.device)
+    read = dict.fromkeys(("ids", "frames", "patches"), inputs)
+    return {**read, "positions": positions, "row_ends": ends, "token_types": torch.zeros_like(inputs)}

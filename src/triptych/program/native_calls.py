@@ -19,8 +19,8 @@ from triptych.native import library, usable_threads, why_not
 from triptych.native.huge_pages import PAGE, HugePages
 from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, Integers, PlanRecord, Records
 from triptych.program.changes import NotServed
-from triptych.program.native_binding import LAYOUT_F32, Binding
-from triptych.program.native_plan import check_plan, stored_type
+from triptych.program.native_binding import Binding
+from triptych.program.native_plan import NativePlan, check_plan, stored_type
 from triptych.program.native_reads import StepReads
 
 # Nanoseconds of work that one thread does sooner than two that meet before and after it, as `cost_of` in step.c counts.
@@ -69,14 +69,14 @@ class Calls:
             setattr(self.call, name, self.labels[i].ctypes.data)
 
     def run(
-        self, binding: Binding, matrices: Records, plan: PlanRecord, labels: Labels,
-        chosen: Sequence[int], out: Tensor, token_rows: Tensor | None = None, reads: StepReads | None = None,
+        self, size: NativePlan, plan: PlanRecord, labels: Labels, chosen: Sequence[int], out: Tensor,
+        reads: StepReads | None,
     ) -> None:  # fmt: skip
-        """One call: `labels [8, N]` of its tokens (`piece_of`), the tokens `chosen`, `out`, which receives the result,
-        and a row of `token_rows` for each token where the plan reads it.  The values of sites that the plan keeps go
-        to `reads`.  The caller has checked every size."""
+        """One call of a plan of this size: `labels [8, N]` of its tokens (`piece_of`), the tokens `chosen`, and `out`,
+        which receives the result.  The values of sites that the plan keeps go to `reads`.  The caller has checked every
+        size."""
         assert self.function is not None
-        tokens, size, call = len(labels[0]), binding.plan, self.call
+        tokens, call = len(labels[0]), self.call
         threads = usable_threads(torch.get_num_threads())
         if self.labels.shape[1] < tokens:
             self._make_room(tokens)
@@ -89,9 +89,6 @@ class Calls:
         if self.scratch.numel() < scratch * threads:
             self.scratch = zeros(scratch * threads)
             call.scratch = self.scratch.data_ptr()
-        for place in binding.of_call:
-            assert token_rows is not None
-            matrices[place] = (LAYOUT_F32, *token_rows.shape, 0, token_rows.data_ptr())
         if tokens <= FEW_TOKENS:
             ranges = int(max(*labels[_POSITION], *labels[_SOURCE])) // RANGE + 1
             if self.partial.numel() < COUNTERS + ranges * tokens * size.partial:
@@ -122,12 +119,12 @@ def _find_largest() -> Callable[..., None] | None:
     return None if loaded is None else loaded.functions.largest_of
 
 
-def plan_struct(binding: Binding, matrices: Records, stores: Records) -> PlanRecord:
-    """`struct plan`; the arrays must live as long as it.  Raises as `check_plan`."""
-    check_plan(binding.plan, matrices, len(stores))
+def plan_struct(binding: Binding, stores: Records) -> PlanRecord:
+    """`struct plan`; the binding and the stores must live as long as it.  Raises as `check_plan`."""
+    check_plan(binding.plan, binding.matrices, len(stores))
     plan, records = PlanRecord(), binding.plan.instructions
     plan.count, plan.alone, plan.instructions = len(records), ALONE, records.ctypes.data
-    plan.weights, plan.stores = matrices.ctypes.data, stores.ctypes.data
+    plan.weights, plan.stores = binding.matrices.ctypes.data, stores.ctypes.data
     return plan
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
 from triptych.native import library
-from triptych.native.step import Integers, PlanRecord, Records
+from triptych.native.step import Integers, PlanRecord
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.program.changes import ModuleGuard, NotServed, check_rows
@@ -78,7 +78,7 @@ class NativeStep:
         self.how = dtype, tuple(store.window for store in cache.stores)  # what all its plans depend on
         self.reads: tuple[str, ...] = ()  # of the last call
         self.binding: Binding | None = None  # of the last call
-        self.plans: dict[Binding, tuple[PlanRecord, Records]] = {}  # each with its matrices
+        self.plans: dict[Binding, PlanRecord] = {}
         self.store_tensors: list[Tensor] = []
         self.room = 0, 0  # places and slots of the stores then
         self.next = torch.empty(0, 0)  # logits that were not to be kept
@@ -112,9 +112,8 @@ class NativeStep:
             of_prompts = places < np.repeat(prompts, lengths)
             self._run_by_role(bindings, labels_of(ids, rows, sources), of_prompts, np.asarray(chosen), out, reads)
         elif rows.longest == 1 and len(ids) <= TOKENS:
-            plan, matrices = self.plans[bindings[0]]
             labels = ids, rows.past, rows.slots, rows.starts, rows.ends, rows.ends, *sources  # as `piece_of`
-            self.calls.run(bindings[0], matrices, plan, labels, chosen, out, reads=reads)
+            self.calls.run(bindings[0].plan, self.plans[bindings[0]], labels, chosen, out, reads)
         else:
             self._run(bindings[0], labels_of(ids, rows, sources), chosen, out, reads)
         step.finish()
@@ -178,13 +177,12 @@ class NativeStep:
         reads: StepReads | None,
     ) -> None:  # fmt: skip
         """All tokens of `labels` by one plan, in pieces."""
-        plan, matrices = self.plans[binding]
         count, done = labels.shape[1], 0
         for first in range(0, count, TOKENS):
             last = min(first + TOKENS, count)
             own = chosen if count <= TOKENS else [token - first for token in chosen[done:] if token < last]
             piece, part = piece_of(labels, first, last), out[done : done + len(own)]
-            self.calls.run(binding, matrices, plan, piece, own, part, reads=reads)
+            self.calls.run(binding.plan, self.plans[binding], piece, own, part, reads)
             done += len(own)
 
     def _follow_stores(self, bindings: Sequence[Binding]) -> None:
@@ -203,7 +201,4 @@ class NativeStep:
             self.stores, self.store_tensors = np.concatenate(records), flat
             self.plans = {}
         if not self.plans.keys() >= set(bindings):
-            self.plans = {binding: self.plans[binding] for binding in bindings if binding in self.plans}
-            for binding in bindings:
-                matrices = binding.matrices.copy()
-                self.plans.setdefault(binding, (plan_struct(binding, matrices, self.stores), matrices))
+            self.plans = {one: self.plans.get(one) or plan_struct(one, self.stores) for one in bindings}

@@ -323,17 +323,17 @@ class NativeWalk:
         new = {"keys": k.new, "values": v.new}
         numbers["bf16"] = maker.bf16 == "packed" and max(width, v.width) <= WIDEST_BF16
         if maker.encoding:
-            maker.add(Op.ATTEND, out, reads | new, tables, **numbers | {"kind": AttentionKind.ROW, "store": 0})
-            return out
-        if k.store in maker.attended:
+            numbers |= {"kind": AttentionKind.ROW, "store": 0}
+        elif k.store in maker.attended:
             raise NotServed(f"two attentions to the keys of layer {k.store}")
-        maker.attended.add(k.store)
-        if window != (maker.windows[k.store] or 0):
+        elif window != (maker.windows[k.store] or 0):
             raise NotServed(f"layer {k.store} looks back {window} positions, its cache {maker.windows[k.store]}")
         attend = maker.add(Op.ATTEND, out, reads | new, tables, **numbers, window=window)
-        extend = maker.add(Op.EXTEND, None, new, **numbers, window=window)
-        if window:  # the new tokens take the places of some that the queries still see
-            extend.after.append(attend)
+        if not maker.encoding:
+            maker.attended.add(k.store)
+            extend = maker.add(Op.EXTEND, None, new, **numbers, window=window)
+            if window:  # the new tokens take the places of some that the queries still see
+                extend.after.append(attend)
         return out
 
     @native("experts")

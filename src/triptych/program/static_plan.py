@@ -298,6 +298,6 @@ STATIC: dict[str, Callable[[_StaticRun, Instruction], None]] = {
 """Operations that are more here than their function of the table, by name."""
 
 
-def bucket_of(end: int, capacity: int, shortest: int = 64) -> int:
-    """The power of two that holds `end` positions, at least `shortest` and at most the capacity."""
-    return min(max(shortest, 1 << (end - 1).bit_length()), capacity)
+def bucket_of(end: int, capacity: int) -> int:
+    """The power of two that holds `end` positions, at least 64 and at most the capacity."""
+    return min(max(64, 1 << (end - 1).bit_length()), capacity)

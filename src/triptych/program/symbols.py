@@ -70,8 +70,8 @@ class SymbolicRows(Rows):
     recorder: Recorder
     tokens_dim: ops.Dim
 
-    def __init__(self, recorder: Recorder, tokens: ops.Dim, lengths: tuple[int, ...] = LENGTHS) -> None:
-        super().__init__(lengths)
+    def __init__(self, recorder: Recorder, tokens: ops.Dim) -> None:
+        super().__init__(LENGTHS)
         object.__setattr__(self, "recorder", recorder)
         object.__setattr__(self, "tokens_dim", tokens)
         recorder.tokens = tokens
