@@ -32,6 +32,7 @@ CHUNK = 64  # tokens whose pairs linear attention forms at once
 class DotProduct:
     """Scaled dot products on the fastest kernel that serves them; by the definition under a hook."""
 
+    name = "dot_product"
     width_of_scores = 1
 
     def raw_scores(self, q: Tensor, k: Tensor, scale: float, room: Tensor) -> Tensor:
@@ -52,6 +53,7 @@ class DotProduct:
 class AdditiveOver:
     """Additive scores `weight · tanh(q + k)` of queries and keys projected to width A already; ask for `scale=1.0`."""
 
+    name = "additive"
     weight: Tensor
 
     @property
@@ -81,6 +83,7 @@ class AdditiveOver:
 class LinearKernelized:
     """Linear attention."""
 
+    name = "linear"
     width_of_scores = 1
 
     def raw_scores(self, q: Tensor, k: Tensor, scale: float, room: Tensor) -> Tensor:
@@ -108,6 +111,7 @@ Mechanism = DotProduct | AdditiveOver | LinearKernelized
 """How queries score keys: prepares a runner for a request (`plan`), and runs it under a hook that is shown its scores
 and pattern (`hooked`).
 
+name              as it stands in a program.
 raw_scores        `[h, n, s]` of queries [h, n, K] and keys [g, s, K], scaled, before softcap, bias and mask; head i
                   reads group i · g // h.  They may lie in `room`, which has at least so many numbers.
 width_of_scores   numbers that one raw score takes while it is computed.

@@ -18,7 +18,10 @@ from torch import Tensor
 
 from triptych.errors import InputError
 
+PerToken = Int[Tensor, " N"]
 KeysAndValues = tuple[Tensor, Tensor]
+FlatBatch = tuple[Tensor, "Rows"]
+"""What stands in a flat batch, [N, ...], and its rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,15 +76,15 @@ class Rows:
     def __hash__(self) -> int:
         return hash((self.lengths, self.past, self.slots))
 
-    def row_of(self, device: torch.device | str = "cpu") -> Int[Tensor, " N"]:
+    def row_of(self, device: torch.device | str = "cpu") -> PerToken:
         """The row of each token."""
         return self._labels(device)[0]
 
-    def positions(self, device: torch.device | str = "cpu") -> Int[Tensor, " N"]:
+    def positions(self, device: torch.device | str = "cpu") -> PerToken:
         """The absolute position of each token."""
         return self._labels(device)[1]
 
-    def ends_of_tokens(self, device: torch.device | str = "cpu") -> Int[Tensor, " N"]:
+    def ends_of_tokens(self, device: torch.device | str = "cpu") -> PerToken:
         """How long the row of each token has become."""
         return torch.tensor(self.ends, device=device)[self.row_of(device)]
 
@@ -101,7 +104,7 @@ class Rows:
         ranges = [torch.arange(self.starts[row], self.starts[row] + self.lengths[row]) for row in rows]
         return torch.cat(ranges).to(device)
 
-    def padded_places(self, device: torch.device | str = "cpu") -> Int[Tensor, " N"]:
+    def padded_places(self, device: torch.device | str = "cpu") -> PerToken:
         """Where each token stands in a batch `[B * longest]` that is padded on the right."""
         return torch.cat([torch.arange(n) + i * self.longest for i, n in enumerate(self.lengths)]).to(device)
 

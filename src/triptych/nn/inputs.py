@@ -16,6 +16,7 @@ from torch.overrides import has_torch_function_unary
 
 from triptych import ops
 from triptych.attention import Rows
+from triptych.attention.rows import FlatBatch
 from triptych.errors import InputError
 from triptych.nn.part import Module, VectorMap
 from triptych.nn.positions import Position
@@ -27,7 +28,7 @@ Row = Sequence[int] | Tensor
 """What one row is read from: token ids, frames `[T, M]`, or the pixels `[C, H, W]` of an image."""
 
 
-def flat(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Rows]:
+def flat(rows: Sequence[Sequence[int]], device: torch.device) -> FlatBatch:
     """Rows of ids as the flat batch: [N] and where each row lies.  Raises InputError for an empty row."""
     for i, row in enumerate(rows):
         if not len(row):
@@ -65,7 +66,7 @@ class Embed(Module[parts.EmbedSpec], of=parts.EmbedSpec):
         """How many positions a row takes."""
         return len(row)
 
-    def flat(self, rows: Sequence[Any]) -> tuple[Tensor, Rows]:
+    def flat(self, rows: Sequence[Any]) -> FlatBatch:
         """Rows of token ids -> [N]."""
         return flat(rows, self.device)
 
@@ -117,7 +118,7 @@ class Frames(_Placed[inputs.FramesSpec], of=inputs.FramesSpec):
     def length(self, row: Row) -> int:
         return len(row) // int(self.spec.stride)
 
-    def flat(self, rows: Sequence[Any]) -> tuple[Tensor, Rows]:
+    def flat(self, rows: Sequence[Any]) -> FlatBatch:
         """Rows of frames `[T, M]` -> [N * stride, M].  Raises InputError for a row of another form."""
         mels, stride = self.spec.conv1.inputs, self.spec.stride
         for i, row in enumerate(rows):
@@ -155,7 +156,7 @@ class Patches(_Placed[inputs.PatchesSpec], of=inputs.PatchesSpec):
     def length(self, row: Row) -> int:
         return int(self.spec.position.length)
 
-    def flat(self, rows: Sequence[Any]) -> tuple[Tensor, Rows]:
+    def flat(self, rows: Sequence[Any]) -> FlatBatch:
         """Images `[C, H, W]` -> their patches [P, C * patch * patch].  Raises InputError for one of another size."""
         shape, p = (self.spec.channels, *self.spec.image), self.spec.patch
         for i, row in enumerate(rows):

@@ -60,6 +60,11 @@ class Module(nn.Module, Generic[S]):
             if (value is None or value is False) and not hasattr(self, name):
                 setattr(self, name, None)
 
+    @property
+    def has_packed_weights(self) -> bool:
+        """Whether some weight of this part, or of one below it, is packed."""
+        return any(isinstance(weight, PackedWeight) for weight in self.parameters())
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Module[S]:
         """Every cast and move of torch goes through here: apply it to `dtype` and `device` as well."""
         nn.Module._apply(self, fn, recurse)

@@ -29,6 +29,7 @@ from triptych.attention import (
     ScoreBias,
 )
 from triptych.attention.positions import disentangled_bias
+from triptych.attention.rows import FlatBatch
 from triptych.errors import ConfigError
 from triptych.program.program import Entry, Instruction, Program, weights_of
 
@@ -204,7 +205,7 @@ def interpret(
     inputs: Tensor,
     rows: Rows,
     *,
-    source: tuple[Tensor, Rows] | None = None,
+    source: FlatBatch | None = None,
     cache: KVCache = NULL_CACHE,
     edits: Edits | None = None,
 ) -> Tensor:

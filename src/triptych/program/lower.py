@@ -30,11 +30,9 @@ def lower(module: Transformer) -> Program:
 
     Raises ConfigError, naming what was met, where an input slot or a head cannot be lowered.
     """
-    names: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if name not in module.spec.ties:
-            names[id(parameter)] = name
-    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters(remove_duplicate=False)}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    names = {id(parameter): name for name, parameter in parameters.items() if name not in module.spec.ties}
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     recorder, unlowered = Recorder(names, shapes), dict[str, str]()
     training = [part.training for part in module.modules()]
     module.eval()
@@ -164,19 +162,13 @@ class SymbolicPlan:
         band = window_of(self.mask)
         attributes = {
             "mask": self.mask, "scale": 1.0 / math.sqrt(heads.width) if heads.scale is None else heads.scale,
-            "softcap": heads.softcap, "keys": self.keys, "mechanism": _mechanism_name(self.mechanism),
+            "softcap": heads.softcap, "keys": self.keys, "mechanism": self.mechanism.name,
             "span": None if band is None else sum(band), "ports": tuple(ports),
         }  # fmt: skip
         dims = (inputs["q"].dims[0], heads.heads, heads.value_width)
         return recorder.emit(
             "attend", inputs, weights=weights, attributes=attributes, dims=dims, dtype=inputs["q"].dtype
         )
-
-
-def _mechanism_name(mechanism: Mechanism) -> str:
-    if isinstance(mechanism, AdditiveOver):
-        return "additive"
-    return "linear" if mechanism is LINEAR else "dot_product"
 
 
 def _by_head(x: Value) -> Value:

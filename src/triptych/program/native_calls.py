@@ -28,6 +28,8 @@ ALONE = 3000
 LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
 _POSITION, _SLOT, _SOURCE = (LABELS.index(name) for name in ("position", "slot", "source"))
 RunStep = Callable[[Any, Any], None]
+Largest = tuple[list[int], list[float]]
+"""Where the largest number of each row stands, and that number."""
 Labels = npt.NDArray[np.int32] | Sequence[Sequence[int]]
 
 
@@ -102,7 +104,7 @@ class Calls:
         self.function(byref(plan), byref(call))
 
 
-def largest_of(rows: Tensor) -> tuple[list[int], list[float]] | None:
+def largest_of(rows: Tensor) -> Largest | None:
     """Where the largest number of each row of `rows` [B, n] stands first, or its first NaN, and that number.  None
     where the kernels are not loaded, and for what is not contiguous fp32 numbers on the CPU."""
     find, (count, n) = _find_largest(), rows.shape

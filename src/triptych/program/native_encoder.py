@@ -16,7 +16,6 @@ from triptych.native import library, usable_threads, why_not
 from triptych.native.step import MATRIX, STORE, Call, Integers, PlanRecord, Records
 from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
-from triptych.nn.weights import PackedWeight
 from triptych.program.changes import NotServed, check_rows
 from triptych.program.native_binding import LAYOUT_F32, Binding, MatrixOf, bound
 from triptych.program.native_calls import LABELS, Calls, labels_of, piece_of, store_records, zeros
@@ -44,7 +43,7 @@ def multiplies_in_bf16(module: Transformer, matmul: Matmul) -> bool:
         raise InputError(f"matmul='bf16' needs AMX: {why_not() or 'this processor has none'}")
     if matmul != "auto":
         return matmul == "bf16"
-    if any(isinstance(weight, PackedWeight) for weight in module.parameters()):
+    if module.has_packed_weights:
         return isa == "amx-bf16"
     return isa is not None and module.dtype == torch.bfloat16
 

@@ -22,7 +22,6 @@ from triptych.errors import InputError
 from triptych.native import library
 from triptych.native.step import Integers, PlanRecord
 from triptych.nn import Transformer
-from triptych.nn.weights import PackedWeight
 from triptych.program.changes import ModuleGuard, NotServed, check_rows
 from triptych.program.native_binding import LAYOUT_BF16, Binding, MatrixOf, bound
 from triptych.program.native_calls import Calls, labels_of, part_of, piece_of, plan_struct, store_records
@@ -44,7 +43,7 @@ def prompts_in_bf16(module: Transformer, matmul: Matmul) -> bool:
     Raises InputError for an unknown `matmul`, and for "bf16" where no weight is packed or the processor has no such
     products.
     """
-    packed = any(isinstance(weight, PackedWeight) for weight in module.parameters())
+    packed = module.has_packed_weights
     bf16 = multiplies_in_bf16(module, matmul)
     if matmul == "bf16" and not packed:
         raise InputError(

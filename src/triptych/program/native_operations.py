@@ -124,7 +124,7 @@ class NativeWalk:
     entry: Entry
     values: dict[str, NativeValue]
     over: Over
-    names: dict[str, str]
+    expert: int
     uses: Mapping[str, int]
     activations: dict[Vector, tuple[PlanStep, str]] = field(default_factory=dict)
 
@@ -143,9 +143,7 @@ class NativeWalk:
         return PlanTable(kind, self._name(step.weights["weight"]) if step.weights else "", (step.op, how))
 
     def _name(self, weight: str) -> str:
-        for old, new in self.names.items():
-            weight = weight.replace(old, new)
-        return weight
+        return weight.replace(".experts.0.", f".experts.{self.expert}.")
 
     def vector(self, name: str) -> Vector:
         return vector_of(self.values, name)
@@ -351,9 +349,7 @@ class NativeWalk:
             taken, summed = Vector(x.width, Over.EXPERT), Vector(x.width, self.over)
             reads = {"input": x, "routes": routes}
             maker.add(Op.TAKE, taken, reads, experts=count, number=number, width=x.width).after.append(last)
-            out = walk_entry(
-                maker, entry, {entry.inputs[0]: taken}, Over.EXPERT, {".experts.0.": f".experts.{number}."}
-            )
+            out = walk_entry(maker, entry, {entry.inputs[0]: taken}, Over.EXPERT, number)
             last = maker.add(Op.GIVE, summed, {"input": out, "routes": routes, "output": total}, experts=count,
                              number=number, width=x.width)  # fmt: skip
             last.over, last.takes_over, last.forced = Over.EXPERT, "output", True
@@ -362,10 +358,10 @@ class NativeWalk:
 
 
 def walk_entry(
-    maker: StepList, entry: Entry, values: dict[str, NativeValue], over: Over, names: dict[str, str]
+    maker: StepList, entry: Entry, values: dict[str, NativeValue], over: Over = Over.TOKENS, expert: int = 0
 ) -> Vector:
-    """Walk one entry; `names` are prefixes of weights that stand for others (experts)."""
-    walk = NativeWalk(maker, entry, values, over, names, uses_of(entry, ALIASES))
+    """Walk one entry, with the weights of this expert where it is an expert's."""
+    walk = NativeWalk(maker, entry, values, over, expert, uses_of(entry, ALIASES))
     for step in entry.instructions:
         value = values[step.result] = walk.result(step)
         if step.op == "site" and step.result in maker.reads and isinstance(value, Vector):

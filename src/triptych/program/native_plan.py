@@ -119,10 +119,10 @@ def plan_of(
     if "cross_kv" in program.entries:
         for i, name in enumerate(program.entries["cross_kv"].outputs):
             values[name] = StoredKeys(len(windows) + i // 2, None, int(entry.values[name].shape[-1]))
-    hidden = walk_entry(maker, entry, values, Over.TOKENS, {})
+    hidden = walk_entry(maker, entry, values)
     chosen = Vector(hidden.width, Over.CHOSEN)
     maker.add(Op.CHOOSE, chosen, {"input": hidden}, width=hidden.width)
-    maker.out.result = walk_entry(maker, head, {head.inputs[0]: chosen}, Over.CHOSEN, {})
+    maker.out.result = walk_entry(maker, head, {head.inputs[0]: chosen}, Over.CHOSEN)
     if maker.out.result is chosen:
         raise NotServed("the head computes nothing")
     for name in reads:
@@ -155,7 +155,7 @@ def encoding_plan_of(
         out = Vector(int(program.weights[step.weights["weight"]][0]))
         values[step.result] = maker.look_up(out, PlanTable("rows of the call"), Index.TOKENS)
         entry = replace(entry, instructions=entry.instructions[last + 1 :])
-    maker.out.result = walk_entry(maker, entry, values, Over.TOKENS, {})
+    maker.out.result = walk_entry(maker, entry, values)
     if source:
         _add_cross(maker, maker.out.result)
     return _assembled(maker.out, bf16, entry)
@@ -166,7 +166,7 @@ def _add_cross(maker: StepList, memory: Vector) -> None:
     entry = maker.program.entries["cross_kv"]
     values: dict[str, NativeValue] = {entry.inputs[0]: memory}
     first = len(maker.out.steps)
-    walk_entry(maker, entry, values, Over.TOKENS, {})
+    walk_entry(maker, entry, values)
     linear = [step for step in maker.out.steps[first:] if step.op in (Op.LINEAR, Op.LINEAR_BF16)]
     linear = [step for step in linear if step.tables["weight"].name.endswith(".weight")]  # not those of adapters
     for before, step in zip(linear[:-2], linear[2:], strict=True):  # of two layers: few vectors live at once

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from triptych.attention.mask_lowering import window_of
+from triptych.attention.mask_lowering import conjuncts, window_of
 from triptych.native.step import Op, Over
 from triptych.program.changes import NotServed
 from triptych.program.program import Entry
-from triptych.spec.masks import And, Causal, Full, Mask, Window
+from triptych.spec.masks import Causal, Full, Mask, Window
 from triptych.spec.positions import RopeSpec
 
 
@@ -102,19 +102,13 @@ class PlanSteps:
 
 def window_in(mask: Mask, cross: bool) -> int:
     """How many positions a query sees, itself included; 0 for all."""
-    match mask:
-        case Full() if cross:
-            return 0
-        case Causal() if not cross:
-            return 0
-        case And(parts=(Causal() | Window(), *rest)) if not cross and all(isinstance(p, Causal | Window) for p in rest):
-            back, ahead = window_of(mask) or (0, 0)
-            if ahead:
-                raise NotServed(f"a mask that lets queries see {ahead} positions ahead")
-            return back
-        case Window() if not cross and mask.ahead == 0:
-            return mask.back
-    raise NotServed(f"the native step has no mask {mask}")
+    seen = (Full,) if cross else (Causal, Window)
+    if not all(isinstance(part, seen) for part in conjuncts(mask)):
+        raise NotServed(f"the native step has no mask {mask}")
+    back, ahead = window_of(mask) or (0, 0)
+    if ahead:
+        raise NotServed(f"a mask that lets queries see {ahead} positions ahead")
+    return back
 
 
 def uses_of(entry: Entry, aliases: Collection[str]) -> Counter[str]:

@@ -27,6 +27,7 @@ from triptych.program.changes import (
     unseen_changes,
 )
 from triptych.program.lower import lower
+from triptych.program.native_calls import Largest
 from triptych.program.native_reads import StepReads
 from triptych.program.program import Program
 from triptych.program.static_plan import StaticPlan, bucket_of, check_static
@@ -118,7 +119,7 @@ class StaticStep:
             return out[run].clone()  # the next step writes to `out`
         return out[torch.tensor(taken, device=out.device)]
 
-    def best(self) -> tuple[list[int], list[float]] | None:
+    def best(self) -> Largest | None:
         """The likeliest token after each chosen one of the last call, and its logit; None where that did not run."""
         if self._best is None:
             return None

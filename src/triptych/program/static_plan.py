@@ -19,7 +19,6 @@ from triptych.attention import DOT_PRODUCT, Cache, CrossCache, kernel_dense
 from triptych.attention.request import AttentionRequest, Runner
 from triptych.attention.store import Store
 from triptych.nn import Transformer
-from triptych.nn.weights import PackedWeight
 from triptych.program.changes import NotServed, WeightVersions, check_lowered
 from triptych.program.interpreter import named, run_operation
 from triptych.program.program import Instruction, Program
@@ -48,7 +47,7 @@ NOT_STATIC = {
 def check_static(program: Program, module: Transformer) -> None:
     """Raises NotServed, naming what has no fixed shape."""
     check_lowered(program)
-    if any(isinstance(weight, PackedWeight) for weight in module.parameters()):
+    if module.has_packed_weights:
         raise NotServed("weights are packed; load with dequantize=True")
     for entry in ("decode", "unembed"):
         for step in program.entries[entry].instructions:
