@@ -106,11 +106,18 @@ class Cache(_Stores):
 
         Raises InputError when they do not, ProbeError under other edits than before.
         """
-        step, same = self.last, False
-        if step is not None and step.counted and not step.fresh and step.rows.longest == 1 == rows.longest:
-            same = rows.slots == step.rows.slots and rows.past == step.rows.ends and provenance == step.provenance
-        if step is not None and same and rows.end <= self.capacity:  # one more token of each of the same rows
-            step.rows, step.fresh, step.counted = rows, False, False
+        step = self.last
+        if (  # one more token of each of the same rows
+            step is not None
+            and step.counted
+            and not step.fresh
+            and step.rows.longest == 1 == rows.longest
+            and rows.slots == step.rows.slots
+            and rows.past == step.rows.ends
+            and provenance == step.provenance
+            and rows.end <= self.capacity
+        ):
+            step.rows, step.counted = rows, False
         else:
             self._check_rows(rows, provenance)
             step = self.last = _Step(self, rows, provenance)

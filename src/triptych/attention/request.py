@@ -217,11 +217,8 @@ def prepare(
     when documents and a mask that compares them do not come together.
     """
     _check_tensors(q=q, k=k, v=v, bias=bias, sinks=sinks, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc, k_doc=k_doc)
-    restore: Callable[[Tensor], Tensor] = _unchanged
-    if q.dim() == 1:
-        q, restore = q[None, None, None], lambda out: out[0, 0, 0]
-    elif q.dim() == 2:
-        q, restore = q[None, None], lambda out: out[0, 0]
+    lacking = {1: 3, 2: 2}.get(q.dim(), 0)  # dimensions
+    q = q[(None,) * lacking] if lacking else q
     if k.dim() == 2 and v.dim() == 2:
         k, v = k[None, None], v[None, None]
     _check(q, k, v, sinks)
@@ -243,7 +240,7 @@ def prepare(
         sinks=sinks is not None, dropout=dropout, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc, k_doc=k_doc,
         learns=torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors),
     )  # fmt: skip
-    return request, tensors, restore
+    return request, tensors, lambda out: out[(0,) * lacking] if lacking else out
 
 
 def _check_tensors(q: Tensor, **arguments: object) -> None:
@@ -256,10 +253,6 @@ def _check_tensors(q: Tensor, **arguments: object) -> None:
             raise InputError(f"{name} is a tensor of layout {value.layout}; give {name}.to_dense()")
         if isinstance(value, Tensor) and value.device != q.device:
             raise InputError(f"{name} is on {value.device} and q on {q.device}: give one device")
-
-
-def _unchanged(out: Tensor) -> Tensor:
-    return out
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> None:

@@ -39,14 +39,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.bool,
-)}  # fmt: skip
-
-
 def dtype_of(name: str) -> torch.dtype:
     """The dtype that a program names: `float32` for `torch.float32`."""
-    return _DTYPES[name]
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 @runtime_checkable

@@ -77,21 +77,13 @@ class NativeEncoder:
         self.arena = self.scratch = torch.empty(0)
         self.why_modules: str | None = None
 
-    def hidden(self, inputs: Sequence[int] | Tensor, rows: Rows) -> Tensor | None:
+    def hidden(self, inputs: Sequence[int] | Tensor, rows: Rows, cross: CrossCache | None = None) -> Tensor | None:
         """The encoder's output [N, D], fp32, for whole rows of what it reads: ids [N], all of token type 0, or frames
-        [N * stride, M]; None where the modules must run.
+        [N * stride, M]; None where the modules must run.  With `cross`, what `project` does with it.
 
         A row has the same bits in any batch and with any number of threads.  They depend on the processor where
         products are in bf16.
         """
-        return self._run(inputs, rows, None)
-
-    def project(self, inputs: Sequence[int] | Tensor, rows: Rows, cross: CrossCache) -> bool:
-        """The same for sources of a decoder, whose layers' keys and values of it go to `cross`; the slots of `rows` are
-        those of the decoder's rows.  False where the modules must run.  Raises as `CrossCache.fill`."""
-        return self._run(inputs, rows, cross) is not None
-
-    def _run(self, inputs: Sequence[int] | Tensor, rows: Rows, cross: CrossCache | None) -> Tensor | None:
         # The module is on the CPU, and so are ids; in the place of frames there are zeros, one per token.
         framed = isinstance(inputs, Tensor) and inputs.dim() != 1
         try:
@@ -116,6 +108,11 @@ class NativeEncoder:
         out = torch.empty(len(ids), binding.plan.outputs)
         self._call(binding, stores, ids, rows, token_rows, out)
         return out
+
+    def project(self, inputs: Sequence[int] | Tensor, rows: Rows, cross: CrossCache) -> bool:
+        """The same for sources of a decoder, whose layers' keys and values of it go to `cross`; the slots of `rows` are
+        those of the decoder's rows.  False where the modules must run.  Raises as `CrossCache.fill`."""
+        return self.hidden(inputs, rows, cross) is not None
 
     def _token_rows(self, binding: Binding, inputs: Sequence[int] | Tensor, rows: Rows) -> Tensor | None:
         """What the convolutions make of frames, where the plan reads that."""

@@ -214,11 +214,10 @@ class Recorder:
         expert = self._expert(parts[0], x)
         used = dict(self.used)
         for i, part in enumerate(parts):
-            own = self._expert(part, x).instructions
-            names = [
-                {key: name.replace(f".experts.{i}.", ".experts.0.") for key, name in one.weights.items()} for one in own
-            ]
-            steps = [replace(one, weights=weights) for one, weights in zip(own, names, strict=True)]
+            steps = []
+            for step in self._expert(part, x).instructions:
+                weights = {key: name.replace(f".experts.{i}.", ".experts.0.") for key, name in step.weights.items()}
+                steps.append(replace(step, weights=weights))
             if tuple(steps) != expert.instructions:
                 raise NotLowerable(f"expert {i} does something else than expert 0")
         self.used = used
