@@ -94,9 +94,8 @@ class FullStep:
         slots = rows.slots
         self.run = neighbours(slots) if slots and rows.even else None
         self.exact = like.exact
-        self.layout: KeyLayout = FlatKeys(rows) if fresh else SlotKeys(rows.ends, slots)
-        if not fresh and not self.exact:
-            self.layout = SlotKeys(rows.ends, tuple(range(len(rows))))
+        decoded = slots if self.exact else tuple(range(len(rows)))
+        self.layout: KeyLayout = FlatKeys(rows) if fresh else SlotKeys(rows.ends, decoded)
         if self.run is not None:
             self.at = slice(rows.past[0], rows.ends[0])
         else:

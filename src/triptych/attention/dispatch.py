@@ -122,12 +122,9 @@ def choose(request: AttentionRequest) -> Kernel:
     short rows on a CPU (not for one query, which the fused kernel serves in one call), the fused kernel where it can,
     and an explicit pattern otherwise."""
     if not isinstance(request.mask, Full):
-        for sparse, saves in (
-            (KERNELS["window"], kernel_sparse.window_saves),
-            (KERNELS["block"], kernel_sparse.block_saves),
-        ):
-            if not sparse.cannot(request) and saves(request):
-                return sparse
+        for name, saves in (("window", kernel_sparse.window_saves), ("block", kernel_sparse.block_saves)):
+            if not KERNELS[name].cannot(request) and saves(request):
+                return KERNELS[name]
     reasons = kernel_dense.flash_cannot(request)
     short = SHORT_HALF if request.dtype.itemsize == 2 and request.learns else SHORT
     if request.device.type == "cpu" and request.queries * request.keys <= short and (request.queries > 1 or reasons):

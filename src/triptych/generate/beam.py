@@ -102,21 +102,16 @@ def beam_search(
         sums = torch.tensor([beam.logprob for i in searching for beam in searches[i].live], device=scores.device)
         likeliest, ids = _largest(scores, max(searches[i].wanted for i in searching))
         totals = likeliest + sums[:, None]
-        parents: list[LiveRow] = []
-        tokens: list[int] = []
-        owners: list[int] = []
+        grown: list[tuple[int, LiveRow, int]] = []  # the search, the row to go on from, and the next token
         for i in searching:
             mine = [at for at, (owner, _) in enumerate(live) if owner == i]
             paths = [live[at][1].path for at in mine]
-            grown = searches[i].extend(_best_pairs(totals[mine], ids[mine], searches[i].wanted), step + 1, paths)
-            for at, token in grown:
-                parents.append(live[mine[at]][1])
-                tokens.append(token)
-                owners.append(i)
-        rows = engine.reorder(parents)
-        for row, token in zip(rows, tokens, strict=True):
+            pairs = _best_pairs(totals[mine], ids[mine], searches[i].wanted)
+            grown += [(i, live[mine[at]][1], token) for at, token in searches[i].extend(pairs, step + 1, paths)]
+        rows = engine.reorder([row for _, row, _ in grown])
+        for row, (_, _, token) in zip(rows, grown, strict=True):
             row.ids.append(token)
-        live = list(zip(owners, rows, strict=True))
+        live = [(owner, row) for row, (owner, _, _) in zip(rows, grown, strict=True)]
         for session, probed in probes:
             alive = [beam.path for i in probed for beam in (*searches[i].finished, *searches[i].live)]
             session.keep_only(alive + [row.path for owner, row in live if owner in probed])

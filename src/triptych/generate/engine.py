@@ -136,6 +136,7 @@ class Engine:
         row = self._row(request)
         if request.source is not None:
             self.module.flat([request.source])  # raises for a source of another form
+            row.source_length = self.module.length(request.source)
         return row
 
     @torch.inference_mode()

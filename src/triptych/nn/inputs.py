@@ -116,7 +116,7 @@ class Frames(_Placed[inputs.FramesSpec], of=inputs.FramesSpec):
     conv2: Conv
 
     def length(self, row: Row) -> int:
-        return len(row) // int(self.spec.stride)
+        return len(row) // self.spec.stride
 
     def flat(self, rows: Sequence[Any]) -> FlatBatch:
         """Rows of frames `[T, M]` -> [N * stride, M].  Raises InputError for a row of another form."""
@@ -154,7 +154,7 @@ class Patches(_Placed[inputs.PatchesSpec], of=inputs.PatchesSpec):
     bias: Tensor
 
     def length(self, row: Row) -> int:
-        return int(self.spec.position.length)
+        return self.spec.position.length
 
     def flat(self, rows: Sequence[Any]) -> FlatBatch:
         """Images `[C, H, W]` -> their patches [P, C * patch * patch].  Raises InputError for one of another size."""

@@ -245,8 +245,8 @@ _FUNCTION_FORMS: dict[object, Callable[..., Tensor | None]] = {
     Tensor.detach: _detached,
 }
 _PACKED_FORMS: dict[object, Callable[..., Tensor]] = {
-    aten.detach.default: lambda weight: weight.with_blocks(weight.blocks),
-    aten.alias.default: lambda weight: weight.with_blocks(weight.blocks),
+    aten.detach.default: _detached,
+    aten.alias.default: _detached,
     aten.clone.default: lambda weight, **layout: weight.with_blocks(weight.blocks.clone()),
     aten._to_copy.default: _cast,
     aten.embedding.default: _lookup,

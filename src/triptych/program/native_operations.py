@@ -145,18 +145,17 @@ class NativeWalk:
     def _name(self, weight: str) -> str:
         return weight.replace(".experts.0.", f".experts.{self.expert}.")
 
-    def vector(self, name: str) -> Vector:
-        return vector_of(self.values, name)
+    def vector(self, step: Instruction, argument: str) -> Vector:
+        return vector_of(self.values, step.inputs[argument])
 
     def _per_head(self, step: Instruction, argument: str) -> tuple[Vector, int]:
         """The vector of an argument, and how many of its numbers are those of one head."""
-        name = step.inputs[argument]
-        return self.vector(name), int(self.entry.values[name].shape[-1])
+        return self.vector(step, argument), int(self.entry.values[step.inputs[argument]].shape[-1])
 
     @native("embedding")
     def _embedding(self, step: Instruction) -> Vector:
         weight, ids = self._name(step.weights["weight"]), self.values[step.inputs["ids"]]
-        out = Vector(int(self.maker.program.weights[weight][1]), self.over)
+        out = Vector(self.maker.program.weights[weight][1], self.over)
         if isinstance(ids, Positions):
             return self.maker.look_up(out, PlanTable("plain", weight), Index.POSITIONS, ids.shift)
         if ids == "types":  # no call has any, so all are type 0
@@ -174,11 +173,11 @@ class NativeWalk:
 
     @native("linear")
     def _linear(self, step: Instruction) -> Vector:
-        x, weight = self.vector(step.inputs["x"]), self._name(step.weights["weight"])
+        x, weight = self.vector(step, "x"), self._name(step.weights["weight"])
         rows, columns = self.maker.program.weights[step.weights["weight"]]  # one shape in all experts
         if columns != x.width:
             raise NotServed(f"{weight} acts on each head of {step.inputs['x']}")
-        out, reads, packed = Vector(int(rows), self.over), {"input": x}, weight in self.maker.packed
+        out, reads, packed = Vector(rows, self.over), {"input": x}, weight in self.maker.packed
         bf16 = self.maker.bf16 == "all" or (self.maker.bf16 == "packed" and packed)
         tables = {"weight": PlanTable("tiles" if self.maker.bf16 == "all" else "matrix", weight)}
         if "bias" in step.weights:
@@ -246,7 +245,7 @@ class NativeWalk:
 
     def both(self, step: Instruction) -> tuple[Vector, Vector]:
         """The inputs `x` and `y`.  Raises NotServed where their shapes differ."""
-        x, y = (self.vector(step.inputs[key]) for key in ("x", "y"))
+        x, y = (self.vector(step, key) for key in ("x", "y"))
         if self.entry.values[step.inputs["x"]].shape[1:] != self.entry.values[step.inputs["y"]].shape[1:]:
             raise NotServed(f"{step.op} of vectors of different shapes")
         return x, y
@@ -260,7 +259,7 @@ class NativeWalk:
         number = float(step.attributes.get(MAPS[step.op], 0.0))
         if isinstance(x, Positions) and function is Function.SHIFT:
             return Positions(x.shift + int(number))
-        return self.apply(function, self.vector(step.inputs["x"]), number, step.result)
+        return self.apply(function, self.vector(step, "x"), number, step.result)
 
     @native("add")
     def _add(self, step: Instruction) -> Vector:
@@ -337,7 +336,7 @@ class NativeWalk:
     @native("experts")
     def _experts(self, step: Instruction) -> Vector:
         how, maker = step.attributes, self.maker
-        x, scores = self.vector(step.inputs["x"]), self.vector(step.inputs["scores"])
+        x, scores = self.vector(step, "x"), self.vector(step, "scores")
         if self.over is not Over.TOKENS:
             raise NotServed("experts of chosen tokens")
         count, entry = how["count"], how["expert"]

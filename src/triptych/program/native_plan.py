@@ -152,7 +152,7 @@ def encoding_plan_of(
     if "frames" in entry.inputs:  # the caller computes the convolutions of frames, and gives their result
         last = max(i for i, step in enumerate(entry.instructions) if step.op == "conv1d")
         step = entry.instructions[last]
-        out = Vector(int(program.weights[step.weights["weight"]][0]))
+        out = Vector(program.weights[step.weights["weight"]][0])
         values[step.result] = maker.look_up(out, PlanTable("rows of the call"), Index.TOKENS)
         entry = replace(entry, instructions=entry.instructions[last + 1 :])
     maker.out.result = walk_entry(maker, entry, values)
