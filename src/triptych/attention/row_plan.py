@@ -26,7 +26,6 @@ from triptych.attention.request import (
     Heads,
     Runner,
     ScoreBias,
-    Tensors,
     consecutive_positions,
     placed_request,
 )
@@ -244,7 +243,7 @@ class RowPlan:
             def one(name: str, x: Tensor, row: int = row) -> Tensor:
                 return hook(name, x[0], row)[None]
 
-            out = self.mechanism.hooked(request, Tensors(batched, keys, values, bias, sinks), one)
+            out = self.mechanism.plan(request, one)(batched, keys, values, bias, sinks)
             outs.append(out.transpose(1, 2).flatten(0, 1))
         return torch.cat(outs)
 
