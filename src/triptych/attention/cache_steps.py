@@ -187,7 +187,7 @@ def ring_positions(lengths: Sequence[int], window: int, device: torch.device) ->
 
     After a trim a place may hold a forgotten token instead; `Cache.trim` refuses where a window would still see it.
     """
-    length = torch.tensor(list(lengths), device=device)[:, None]
+    length = torch.tensor(lengths, device=device)[:, None]
     place = torch.arange(window, device=device)
     return (length - 1 - (length - 1 - place) % window).clamp(min=-1)
 
@@ -248,7 +248,7 @@ class SumStep:
         self.after[layer] = before + batching.batch(new_k).mT @ batching.batch(new_v)
         for row, slot in enumerate(self.slots):
             if slot in self.snapshots:
-                here = slice(rows.starts[row], rows.starts[row] + rows.lengths[row])
+                here = rows.place(row)
                 self.snapshots[slot].added[layer] = new_k[here], new_v[here]
         if self.fresh:
             return k, v

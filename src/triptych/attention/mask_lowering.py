@@ -192,4 +192,4 @@ def per_row(rows: int, device: torch.device, values: Sequence[int]) -> Tensor:
     """What a mask asks for as one number a row: `[B, 1, 1, 1]`."""
     if len(values) not in (1, rows):
         raise InputError(f"mask: {len(values)} lengths for {rows} rows; give one, or one a row")
-    return torch.tensor(list(values), device=device).view(-1, 1, 1, 1)
+    return torch.tensor(values, device=device).view(-1, 1, 1, 1)

@@ -333,4 +333,4 @@ def consecutive_positions(first: Sequence[int], length: int, device: torch.devic
         line = torch.arange(length, device=device)
         if len(set(first)) == 1:
             return line + first[0]
-        return line + torch.tensor(tuple(first), device=device)[:, None]
+        return line + torch.tensor(first, device=device)[:, None]

@@ -287,7 +287,7 @@ def keys_of(layout: KeyLayout, k: Tensor, v: Tensor, row: int, end: int) -> tupl
     """One row's keys `[1, G, S, K]`, values and positions.  A ring of slots is laid out by position again."""
     if isinstance(layout, FlatKeys):
         rows = layout.rows
-        here = slice(rows.starts[row], rows.starts[row] + rows.lengths[row])
+        here = rows.place(row)
         k, v = (x[here].transpose(0, 1)[None] for x in (k, v))
         first = rows.past[row]
         return k, v, consecutive_positions((first,), k.shape[2], k.device)[None] if first else None

@@ -145,8 +145,7 @@ class RowScores:
     @cached_property
     def _row(self) -> Tensor:
         """[T, H, K] of the whole row, as the model computed it."""
-        start = self.plan.rows.starts[self.row]
-        return self.q[start : start + self.plan.rows.lengths[self.row]]
+        return self.q[self.plan.rows.place(self.row)]
 
     @cached_property
     def _own(self) -> Tensor:

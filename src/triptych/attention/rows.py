@@ -99,6 +99,10 @@ class Rows:
         )
         return Rows(lengths, past, slots)
 
+    def place(self, row: int) -> slice:
+        """Where the tokens of a row stand in the flat batch."""
+        return slice(self.starts[row], self.starts[row] + self.lengths[row])
+
     def tokens(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Int[Tensor, " n"]:
         """Where the tokens of some rows stand in the flat batch, row after row."""
         ranges = [torch.arange(self.starts[row], self.starts[row] + self.lengths[row]) for row in rows]

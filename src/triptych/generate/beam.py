@@ -38,10 +38,10 @@ class Beam:
 def check_beam_settings(sampling: Sampling, others: Sequence[str], *, seeded: bool = False) -> None:
     """Raise InputError for settings that a search for the likeliest text has no use for: sampling that is not the
     default, any seed that was given (`seeded`), and the names of `others` that were given."""
-    for one in fields(sampling):
-        if getattr(sampling, one.name) != one.default or (seeded and one.name == "seed"):
+    for setting in fields(sampling):
+        if getattr(sampling, setting.name) != setting.default or (seeded and setting.name == "seed"):
             why = "beam search ranks texts by the model's own probabilities"
-            raise InputError(f"beams and {one.name} do not go together: {why}; leave {one.name} out")
+            raise InputError(f"beams and {setting.name} do not go together: {why}; leave {setting.name} out")
     for name in others:
         why = "a hypothesis may be dropped after it was computed"
         raise InputError(f"beams and {name} do not go together: {why}; leave {name} out")
