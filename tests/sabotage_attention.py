@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sabotage import change, changed, fill, filled, of, parity, regroup
 from triptych import ops, spec
-from triptych.attention import EncoderOutput, FlatKeys, Heads, RowPlan, Rows, plan_rows
+from triptych.attention import EncoderOutput, FlatKeys, Heads, RowPlan, Rows
 from triptych.attention.cache_steps import NullStep
 from triptych.model import Model
 from triptych.nn import Taps, attention, kinds, positions
@@ -136,7 +136,7 @@ def windows_in_the_other_layers(model: Model, patch: pytest.MonkeyPatch) -> None
 def rows_of_a_batch_meet(model: Model, patch: pytest.MonkeyPatch) -> None:
     def as_one(self: FlatKeys, rows: Rows, mask: Mask, heads: Heads, bias: Any, mechanism: Any) -> RowPlan:
         one = Rows((rows.total,))
-        return plan_rows(one, FlatKeys(one), mask, heads, bias=bias, mechanism=mechanism)
+        return FlatKeys(one).plan(one, mask, heads, bias=bias, mechanism=mechanism)
 
     patch.setattr(FlatKeys, "plan", as_one)
 
@@ -238,7 +238,7 @@ def _without_cross(block: Any) -> Callable[..., Tensor]:
 @parity("t5", "Block.cross")
 def cross_attention_reads_self_keys(model: Model, patch: pytest.MonkeyPatch) -> None:
     def own(attn: Any, rows: Rows, x: Tensor, source: Any, random: Any) -> kinds.SelfState:
-        plan = plan_rows(rows, FlatKeys(rows), spec.full(), kinds.heads_of(attn, x, random))
+        plan = FlatKeys(rows).plan(rows, spec.full(), kinds.heads_of(attn, x, random))
         return kinds.SelfState(rows, plan, NullStep(FlatKeys(rows)), position=None, rotation=None, content=None)
 
     patch.setattr("triptych.nn.stack.cross_state", own)

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triptych.attention import Cache, CachedLayer, CrossCache, FlatKeys, NullCache, Rows, SlotKeys, attend_rows
+from attend_rows import attend_rows
+from triptych.attention import Cache, CachedLayer, CrossCache, FlatKeys, NullCache, Rows, SlotKeys
 from triptych.attention.store import LEAST_IN_HUGE_PAGES
 from triptych.errors import InputError, ProbeError
 from triptych.native.huge_pages import PAGE

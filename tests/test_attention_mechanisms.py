@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from attend_rows import attend_rows
 from triptych.attention import (
     LINEAR,
     AdditiveOver,
@@ -12,7 +13,6 @@ from triptych.attention import (
     Rows,
     SlotKeys,
     additive,
-    attend_rows,
     linear,
 )
 from triptych.errors import InputError

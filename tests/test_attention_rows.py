@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from attend_rows import attend_rows
 from triptych.attention import (
     FlatKeys,
     Heads,
@@ -11,10 +12,8 @@ from triptych.attention import (
     alibi_bias,
     attend,
     attend_reference,
-    attend_rows,
     disentangled_bias,
     distance_row,
-    plan_rows,
 )
 from triptych.errors import InputError
 from triptych.spec.masks import Mask, block_sparse, causal, full, keys, prefix, same_document, window
@@ -116,9 +115,9 @@ def test_targets_and_sources_of_many_lengths_run_in_few_calls():
     for a, b in zip(got, right, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
     heads = Heads(heads=H, groups=G, width=K, value_width=KV, dtype=z.dtype, device=z.device)
-    assert len(plan_rows(rows, FlatKeys(source), full(), heads).pieces) == 3
+    assert len(FlatKeys(source).plan(rows, full(), heads).pieces) == 3
     bias = BIASES["places"][0]  # positions matter to it: rows of one shape run together, and no others
-    assert len(plan_rows(rows, FlatKeys(source), full(), heads, bias=bias).pieces) == 7
+    assert len(FlatKeys(source).plan(rows, full(), heads, bias=bias).pieces) == 7
 
 
 @pytest.mark.parametrize("mask", [causal(), full()], ids=["causal", "full"])
@@ -163,7 +162,7 @@ def test_long_ragged_chunks_run_by_shape():
     k, v = slots(rows, 800, seed=5)
     q = tokens(rows, H, K, seed=1)
     heads = Heads(heads=H, groups=G, width=K, value_width=KV, dtype=q.dtype, device=q.device)
-    plan = plan_rows(rows, SlotKeys(rows.ends, rows.slots), causal(), heads)
+    plan = SlotKeys(rows.ends, rows.slots).plan(rows, causal(), heads)
     assert [piece.request.rows for piece in plan.pieces] == [2, 1]
     z = plan.run(q, k, v)
     for row, (zb, qb) in enumerate(zip(rows.split(z), rows.split(q), strict=True)):
@@ -241,7 +240,7 @@ def test_gradients_reach_every_row():
 
 def planned(rows, keys, mask=None):
     heads = Heads(heads=H, groups=G, width=K, value_width=K, dtype=torch.float32, device=torch.device("cpu"))
-    return plan_rows(rows, keys, causal() if mask is None else mask, heads)
+    return keys.plan(rows, causal() if mask is None else mask, heads)
 
 
 def test_equal_rows_are_views():

@@ -23,7 +23,6 @@ from triptych.attention import (
     attention_statistics,
     disentangled_bias,
     pattern_statistics,
-    plan_rows,
     row_scores,
     t5_bias,
 )
@@ -61,7 +60,7 @@ PLAIN = Heads(heads=H, groups=G, width=K, value_width=K, dtype=torch.float32, de
 
 def one_row(length: int, mask: Any) -> RowPlan:
     rows = Rows((length,))
-    return plan_rows(rows, FlatKeys(rows), mask, PLAIN)
+    return FlatKeys(rows).plan(rows, mask, PLAIN)
 
 
 def planned(
@@ -82,7 +81,7 @@ def planned(
         bias = lambda a, b: (a[..., :, None] - b[..., None, :]).clamp(-4, 3) + 4  # noqa: E731
         how["content"] = lambda q, k, row: disentangled_bias(q, k, row, **tables)
     mechanism = {"mechanism": AdditiveOver(torch.randn(K))} if additive else {}
-    return plan_rows(rows, FlatKeys(keys), causal() if mask is None else mask, heads, bias=bias, **mechanism), how
+    return FlatKeys(keys).plan(rows, causal() if mask is None else mask, heads, bias=bias, **mechanism), how
 
 
 def patterns(plan: RowPlan, q: Tensor, k: Tensor, sinks: Tensor | None = None, content: Any = None) -> list[Tensor]:
@@ -189,7 +188,7 @@ def test_statistics_of_some_heads_and_queries(case: str, native: bool) -> None:
 def test_statistics_of_keys_in_a_ring(native: bool) -> None:
     """Places of a cache are not positions: the keys of row 0 stand at 5, 3, 4, those of row 1 at 0 and 1."""
     positions = torch.tensor([[5, 3, 4], [0, 1, -1]])
-    plan = plan_rows(Rows((1, 1), past=(5, 1)), SlotKeys((3, 2), (1, 0), positions), causal() & window(3), PLAIN)
+    plan = SlotKeys((3, 2), (1, 0), positions).plan(Rows((1, 1), past=(5, 1)), causal() & window(3), PLAIN)
     how = {"q": torch.randn(2, H, K), "k": torch.randn(2, G, 3, K)}
     for row, p in enumerate(patterns(plan, **how)):
         found = attention_statistics(RowScores(plan, row, **how), native=native)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tiny
-from triptych.attention import FlatKeys, Heads, Rows, plan_rows
+from triptych.attention import FlatKeys, Heads, Rows
 from triptych.attention.rows import Parts
 from triptych.errors import ProbeError
 from triptych.model import Model
@@ -337,13 +337,13 @@ def test_rows_of_many_lengths_are_ordered_once_for_queries_and_keys(mask: Any, m
     heads = Heads(heads=2, groups=2, width=4, value_width=4, dtype=torch.float32, device=torch.device("cpu"),
                   scale=None, softcap=None, sinks=False, dropout=0.0, learns=False)  # fmt: skip
     orders, padded = Calls(monkeypatch, Parts, "of"), Calls(monkeypatch, Rows, "padded_places")
-    plan = plan_rows(rows, FlatKeys(rows), mask, heads)
+    plan = FlatKeys(rows).plan(rows, mask, heads)
     assert plan.queries is plan.flat_keys
     assert plan.queries is not None
     assert orders.count == 1
     assert padded.count == sum(not _equal(piece) for piece in plan.pieces)
     orders.count = 0
-    crossed = plan_rows(rows, FlatKeys(others), full(), heads)  # the control: keys of other rows
+    crossed = FlatKeys(others).plan(rows, full(), heads)  # the control: keys of other rows
     assert crossed.queries is not crossed.flat_keys
     assert orders.count == 2
 

@@ -13,22 +13,18 @@ from triptych.attention.positions import (
     inverse_frequencies,
     rope_angles,
     rotate,
-    rotation_of,
     sinusoidal,
     t5_bias,
     t5_bucket,
 )
-from triptych.attention.reference import Hook, attend_reference, attention_pattern, attention_scores
-from triptych.attention.request import AttentionRequest, ContentBias, Heads, ScoreBias, prepare
+from triptych.attention.reference import attend_reference, attention_pattern, attention_scores
+from triptych.attention.request import ContentBias, Heads, ScoreBias, prepare
 from triptych.attention.row_plan import (
     AttendPlan,
     FlatKeys,
     KeyLayout,
-    RowHook,
     RowPlan,
     SlotKeys,
-    attend_rows,
-    plan_rows,
 )
 from triptych.attention.row_scores import RowScores
 from triptych.attention.rows import Rows
@@ -36,12 +32,12 @@ from triptych.attention.statistics import AttentionStatistics, KeyLabels, attent
 from triptych.attention.store import CachedLayer, CacheType, StoredForm, check_cache_type, stored_form
 
 __all__ = [
-    "DOT_PRODUCT", "KERNELS", "LINEAR", "NULL_CACHE", "AdditiveOver", "AttendPlan", "AttentionRequest",
+    "DOT_PRODUCT", "KERNELS", "LINEAR", "NULL_CACHE", "AdditiveOver", "AttendPlan",
     "AttentionStatistics", "Cache", "CacheStep", "CacheType", "CachedLayer", "ContentBias", "CrossCache", "CrossKeys",
-    "EncoderOutput", "FlatKeys", "Heads", "Hook", "KVCache", "KeyLabels", "KeyLayout", "KeyStep", "Mechanism",
-    "NullCache", "RowHook", "RowPlan", "RowScores", "Rows", "ScoreBias", "SlotKeys", "StoredForm", "SumPlan",
-    "additive", "alibi_bias", "alibi_slopes", "attend", "attend_reference", "attend_rows", "attention_factor",
+    "EncoderOutput", "FlatKeys", "Heads", "KVCache", "KeyLabels", "KeyLayout", "KeyStep", "Mechanism",
+    "NullCache", "RowPlan", "RowScores", "Rows", "ScoreBias", "SlotKeys", "StoredForm", "SumPlan",
+    "additive", "alibi_bias", "alibi_slopes", "attend", "attend_reference", "attention_factor",
     "attention_pattern", "attention_scores", "attention_statistics", "check_cache_type", "disentangled_bias",
-    "distance_row", "inverse_frequencies", "linear", "pattern_statistics", "plan_rows", "prepare", "rope_angles",
-    "rotate", "rotation_of", "sinusoidal", "stored_form", "t5_bias", "t5_bucket", "why",
+    "distance_row", "inverse_frequencies", "linear", "pattern_statistics", "prepare", "rope_angles",
+    "rotate", "sinusoidal", "stored_form", "t5_bias", "t5_bucket", "why",
 ]  # fmt: skip

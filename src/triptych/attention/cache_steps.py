@@ -19,7 +19,7 @@ from torch import Tensor
 from triptych.attention.mechanisms import LINEAR, Mechanism, divided, features, running
 from triptych.attention.request import ContentBias, Heads, ScoreBias, placed_request
 from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
-from triptych.attention.rows import Rows, batched, neighbours
+from triptych.attention.rows import KeysAndValues, Rows, batched, neighbours
 from triptych.attention.store import Snapshot, Store
 from triptych.errors import InputError
 from triptych.spec.masks import Mask
@@ -33,7 +33,7 @@ class KeyStep(Protocol):
     def layout(self) -> PlansRows:
         """Where their keys lie once this step's are in."""
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         """Take in a layer's new keys [N, G, K] and values [N, G, Kv] -> all that its queries may see, as `layout`."""
 
 
@@ -75,7 +75,7 @@ class NullStep:
     def of(self, layer: int) -> NullStep:
         return self
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         return k, v
 
     def finish(self) -> None:
@@ -94,33 +94,30 @@ class FullStep:
         slots = rows.slots
         self.run = neighbours(slots) if slots and rows.even else None
         self.exact = like.exact
-        self.layout: KeyLayout = FlatKeys(rows) if fresh else SlotKeys(rows.ends, slots)
-        if not fresh and not self.exact:
-            self.layout = SlotKeys(rows.ends, tuple(range(len(rows))))
+        decoded = slots if self.exact else tuple(range(len(rows)))
+        self.layout: KeyLayout = FlatKeys(rows) if fresh else SlotKeys(rows.ends, decoded)
         if self.run is not None:
             self.at = slice(rows.past[0], rows.ends[0])
         else:
             self.slot_of, self.place = token_places(rows, like.k.device)
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         store, rows = self.stores[layer], self.rows
         keys, values = store.k, store.v
         new_k, new_v = store.encode(k, v)
-        if self.run is None:
-            keys[self.slot_of, :, self.place] = new_k
-            values[self.slot_of, :, self.place] = new_v
-        elif rows.longest == 1:
-            keys[self.run, :, self.at] = new_k.unsqueeze(2)
-            values[self.run, :, self.at] = new_v.unsqueeze(2)
-        else:
-            keys[self.run, :, self.at] = new_k.view(len(rows.lengths), rows.longest, *new_k.shape[1:]).transpose(1, 2)
-            values[self.run, :, self.at] = new_v.view(len(rows.lengths), rows.longest, *new_v.shape[1:]).transpose(1, 2)
+        for stored, new in ((keys, new_k), (values, new_v)):
+            if self.run is None:
+                stored[self.slot_of, :, self.place] = new
+            elif rows.longest == 1:
+                stored[self.run, :, self.at] = new.unsqueeze(2)
+            else:
+                stored[self.run, :, self.at] = new.view(len(rows.lengths), -1, *new.shape[1:]).transpose(1, 2)
         if self.exact:
             return (k, v) if self.fresh else (keys, values)
         if self.fresh:
             return store.decode(new_k, new_v)
         slots = list(rows.slots) if self.run is None else self.run
-        end = max(rows.ends, default=0)
+        end = rows.end
         return store.decode(keys[slots, :, :end], values[slots, :, :end])
 
 
@@ -150,7 +147,7 @@ class RingStep:
             self.row, self.step_place = rows.row_of(device), token_places(Rows(rows.lengths), device)[1]
             self.layout = self._beside(device)
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         store = self.stores[layer]
         new_k, new_v = store.encode(k, v)
         if not store.exact:
@@ -190,7 +187,7 @@ def ring_positions(lengths: Sequence[int], window: int, device: torch.device) ->
 
     After a trim a place may hold a forgotten token instead; `Cache.trim` refuses where a window would still see it.
     """
-    length = torch.tensor(list(lengths), device=device)[:, None]
+    length = torch.tensor(lengths, device=device)[:, None]
     place = torch.arange(window, device=device)
     return (length - 1 - (length - 1 - place) % window).clamp(min=-1)
 
@@ -241,7 +238,7 @@ class SumStep:
         self.begin = [row for row, past in enumerate(rows.past) if not past]  # what their slots still have is forgotten
         self.after: dict[int, Tensor] = {}  # of each layer, written by `finish`
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         store, rows = self.stores[layer], self.rows
         k_terms, v_terms = k.detach().to(store.k.dtype), v.detach().to(store.k.dtype)
         new_k, new_v = features(k_terms), F.pad(v_terms, (0, 1), value=1.0)  # in the store's precision
@@ -251,7 +248,7 @@ class SumStep:
         self.after[layer] = before + batching.batch(new_k).mT @ batching.batch(new_v)
         for row, slot in enumerate(self.slots):
             if slot in self.snapshots:
-                here = slice(rows.starts[row], rows.starts[row] + rows.lengths[row])
+                here = rows.place(row)
                 self.snapshots[slot].added[layer] = new_k[here], new_v[here]
         if self.fresh:
             return k, v

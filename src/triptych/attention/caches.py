@@ -19,7 +19,7 @@ from torch import Tensor
 
 from triptych.attention.cache_steps import FullStep, KeyStep, RingStep, SumStep, put_back, token_places
 from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
-from triptych.attention.rows import Rows
+from triptych.attention.rows import KeysAndValues, Rows
 from triptych.attention.store import CachedLayer, CacheType, Snapshot, Store, resize_together, stored_form
 from triptych.errors import InputError, ProbeError
 
@@ -106,11 +106,18 @@ class Cache(_Stores):
 
         Raises InputError when they do not, ProbeError under other edits than before.
         """
-        step, same = self.last, False
-        if step is not None and step.counted and not step.fresh and step.rows.longest == 1 == rows.longest:
-            same = rows.slots == step.rows.slots and rows.past == step.rows.ends and provenance == step.provenance
-        if step is not None and same and max(rows.ends) <= self.capacity:  # one more token of each of the same rows
-            step.rows, step.fresh, step.counted = rows, False, False
+        step = self.last
+        if (  # one more token of each of the same rows
+            step is not None
+            and step.counted
+            and not step.fresh
+            and step.rows.longest == 1 == rows.longest
+            and rows.slots == step.rows.slots
+            and rows.past == step.rows.ends
+            and provenance == step.provenance
+            and rows.end <= self.capacity
+        ):
+            step.rows, step.counted = rows, False
         else:
             self._check_rows(rows, provenance)
             step = self.last = _Step(self, rows, provenance)
@@ -255,7 +262,7 @@ class _Step:
         self.context: object | None = None
         self.counted = False
         self.steps: dict[tuple[int | None, bool], KeyStep] = {}  # by window, and whether sums are kept
-        cache.ensure_capacity(max(rows.ends, default=0))
+        cache.ensure_capacity(rows.end)
 
     def of(self, layer: int) -> KeyStep:
         stores, rows, fresh = self.cache.stores, self.rows, self.fresh
@@ -282,7 +289,7 @@ class _Step:
         self.counted = True
 
 
-Project = Callable[[Tensor, Rows], tuple[Tensor, Tensor]]
+Project = Callable[[Tensor, Rows], KeysAndValues]
 """A layer's cross-attention keys [M, G, K] and values [M, G, Kv] of an encoder's output [M, D]."""
 
 
@@ -293,7 +300,7 @@ class CrossKeys(Protocol):
     def layout(self, rows: Rows) -> PlansRows:
         """Where the keys of the sources of `rows` lie."""
 
-    def keys(self, layer: int, project: Project) -> tuple[Tensor, Tensor]: ...
+    def keys(self, layer: int, project: Project) -> KeysAndValues: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,7 +313,7 @@ class EncoderOutput:
     def layout(self, rows: Rows) -> KeyLayout:
         return FlatKeys(self.rows)
 
-    def keys(self, layer: int, project: Project) -> tuple[Tensor, Tensor]:
+    def keys(self, layer: int, project: Project) -> KeysAndValues:
         return project(self.memory, self.rows)
 
 
@@ -364,7 +371,7 @@ class CrossCache(_Stores):
         """The lengths of the sources of these slots, and their places."""
         return tuple([self.lengths[slot] for slot in slots]), tuple([self.places[slot] for slot in slots])
 
-    def keys(self, layer: int, project: Project) -> tuple[Tensor, Tensor]:
+    def keys(self, layer: int, project: Project) -> KeysAndValues:
         store = self.stores[layer]
         if self.pending is not None and layer not in self.projected:
             rows = self.pending.rows

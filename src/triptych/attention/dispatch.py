@@ -13,7 +13,16 @@ from torch import Tensor
 
 from triptych.arguments import checked
 from triptych.attention import kernel_dense, kernel_sparse, reference
-from triptych.attention.request import AttentionRequest, Runner, Tensors, prepare
+from triptych.attention.request import (
+    AttentionRequest,
+    KeyArray,
+    OutputArray,
+    QueryArray,
+    Runner,
+    Tensors,
+    ValueArray,
+    prepare,
+)
 from triptych.errors import InputError, nearest
 from triptych.spec.masks import Full, Mask
 
@@ -50,9 +59,9 @@ KERNELS = {
 
 @checked
 def attend(
-    q: Float[Tensor, "B H T K"] | Float[Tensor, "T K"] | Float[Tensor, " K"],
-    k: Float[Tensor, "B G S K"] | Float[Tensor, "S K"],
-    v: Float[Tensor, "B G S Kv"] | Float[Tensor, "S Kv"],
+    q: QueryArray,
+    k: KeyArray,
+    v: ValueArray,
     *,
     mask: Mask | Bool[Tensor, ...] | None = None,
     bias: Float[Tensor, ...] | None = None,
@@ -65,7 +74,7 @@ def attend(
     k_doc: Int[Tensor, "... S"] | None = None,
     dropout: float = 0.0,
     path: str = "auto",
-) -> Float[Tensor, "B H T Kv"] | Float[Tensor, "T Kv"] | Float[Tensor, " Kv"]:
+) -> OutputArray:
     """Scaled dot-product attention, `softmax(q kᵀ · scale) v` (Vaswani et al. 2017), on the fastest exact path.
 
     Head h reads key/value group `h * G // H`.  Order: scale, softcap, bias, mask, sinks, softmax in fp32 or better,
@@ -113,12 +122,9 @@ def choose(request: AttentionRequest) -> Kernel:
     short rows on a CPU (not for one query, which the fused kernel serves in one call), the fused kernel where it can,
     and an explicit pattern otherwise."""
     if not isinstance(request.mask, Full):
-        for sparse, saves in (
-            (KERNELS["window"], kernel_sparse.window_saves),
-            (KERNELS["block"], kernel_sparse.block_saves),
-        ):
-            if not sparse.cannot(request) and saves(request):
-                return sparse
+        for name, saves in (("window", kernel_sparse.window_saves), ("block", kernel_sparse.block_saves)):
+            if not KERNELS[name].cannot(request) and saves(request):
+                return KERNELS[name]
     reasons = kernel_dense.flash_cannot(request)
     short = SHORT_HALF if request.dtype.itemsize == 2 and request.learns else SHORT
     if request.device.type == "cpu" and request.queries * request.keys <= short and (request.queries > 1 or reasons):

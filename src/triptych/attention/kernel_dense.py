@@ -22,6 +22,7 @@ from triptych.attention import mask_lowering
 from triptych.attention.reference import softmax
 from triptych.attention.request import AttentionRequest, Runner
 from triptych.attention.store import Store
+from triptych.spec.masks import Causal
 
 WIDEST_REGISTER = 64  # bytes, of any processor that torch is compiled for
 
@@ -47,8 +48,14 @@ def plan_flash(request: AttentionRequest) -> Runner:
     causal, visible = _lowered(request)
     even = request.width == request.value_width
     if even and request.queries == 1 and not request.biased and (visible is None or visible.shape[1] == 1):
-        return partial(_one_query, request, visible)
+        return partial(_one_query, request, visible, _too_few(request))
     return partial(_sdpa, request, causal, visible)
+
+
+def _too_few(request: AttentionRequest) -> int:
+    """Keys below which the kernel, which computes in fp32 or fp64, could give 0 for scores that are NaN without a mask:
+    as many as fill a register."""
+    return WIDEST_REGISTER // max(request.dtype.itemsize, 4) if request.device.type == "cpu" else 0
 
 
 def _sdpa(
@@ -61,8 +68,8 @@ def _sdpa(
     if bias is not None:
         bias = bias.to(q.dtype)
         visible = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
-    if visible is None:
-        visible, causal = _without_mask(q, k, causal)
+    if visible is None and k.shape[2] < _too_few(request):
+        visible, causal = _all_visible(q, k, causal), False
     out = F.scaled_dot_product_attention(
         q if q.stride(3) == 1 else q.contiguous(),
         k if k.stride(3) == 1 else k.contiguous(),
@@ -77,12 +84,12 @@ def _sdpa(
 
 
 def _one_query(
-    request: AttentionRequest, visible: Tensor | None, q: Tensor, k: Tensor, v: Tensor, bias: None, sinks: None
-) -> Tensor:
+    request: AttentionRequest, visible: Tensor | None, too_few: int, q: Tensor, k: Tensor, v: Tensor, bias: None,
+    sinks: None,
+) -> Tensor:  # fmt: skip
     """One query a row: the heads of a group stand side by side as queries, so that each key is read once."""
     q = q.reshape(request.rows, request.groups, request.heads // request.groups, request.width)
-    # The condition of `_without_mask`, which a step of every layer would call.
-    if visible is None and k.shape[2] * max(k.element_size(), 4) < WIDEST_REGISTER and k.is_cpu:
+    if visible is None and k.shape[2] < too_few:
         visible = torch.ones(1, 1, 1, k.shape[2], dtype=torch.bool)
     out = F.scaled_dot_product_attention(
         q,
@@ -95,13 +102,10 @@ def _one_query(
     return out.reshape(request.rows, request.heads, 1, request.width)
 
 
-def _without_mask(q: Tensor, k: Tensor, causal: bool) -> tuple[Tensor | None, bool]:
-    """What tells the kernel `causal`: `is_causal`, or booleans `[1, 1, T, S]` where the kernel, which computes in fp32
-    or fp64, could give 0 for scores that are NaN without a mask."""
-    if not k.is_cpu or k.shape[2] * max(k.element_size(), 4) >= WIDEST_REGISTER:
-        return None, causal
+def _all_visible(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    """Booleans `[1, 1, T, S]` that hide nothing, or what is not `causal`."""
     visible = torch.ones(1, 1, q.shape[2], k.shape[2], dtype=torch.bool)
-    return (visible.tril() if causal else visible), False
+    return visible.tril() if causal else visible
 
 
 def _evened(request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,7 +118,7 @@ def _lowered(request: AttentionRequest) -> tuple[bool, Tensor | None]:
     """`(is_causal, booleans true where visible)`.  With `is_causal` the kernel multiplies its -inf by the scale, which
     must be positive."""
     square = request.aligned and request.queries == request.keys and request.scale > 0
-    if square and mask_lowering.is_causal(request.mask) and not request.biased:
+    if square and isinstance(request.mask, Causal) and not request.biased:
         return True, None
     visible = request.visible
     if visible is not None and visible.shape[2] != request.queries:
@@ -128,7 +132,7 @@ def _is_chunk(request: AttentionRequest) -> bool:
         request.aligned
         and request.scale > 0
         and 1 < request.queries < request.keys
-        and mask_lowering.is_causal(request.mask)
+        and isinstance(request.mask, Causal)
         and not request.biased
         and not request.learns
         and request.device.type == "cpu"
@@ -137,39 +141,39 @@ def _is_chunk(request: AttentionRequest) -> bool:
 
 
 def _by_parts(
-    request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, sinks: Tensor | None = None
+    request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None
 ) -> Tensor:
     """What the kernel's log-sum-exp joins exactly: in a chunk past keys, without a mask, and its own, with `is_causal`;
     and softmax's share beside one more logit a head."""
     q, k, v = _evened(request, q, k, v)
     if _is_chunk(request):
         past = request.keys - request.queries
-        old, old_lse = _kernel(q, k[:, :, :past], v[:, :, :past], request.scale)
-        new, new_lse = _kernel(q, k[:, :, past:], v[:, :, past:], request.scale, causal=True)
+        old, old_lse = _kernel(request, q, k[:, :, :past], v[:, :, :past])
+        new, new_lse = _kernel(request, q, k[:, :, past:], v[:, :, past:], causal=True)
         lse = torch.logaddexp(old_lse, new_lse)
         out = old * (old_lse - lse).exp()[..., None] + new * (new_lse - lse).exp()[..., None]
     else:
         causal, mask = _lowered(request)
         if bias is not None:
             mask = bias.to(q.dtype) if mask is None else bias.to(q.dtype).masked_fill(~mask, -torch.inf)
-        out, lse = _kernel(q, k, v, request.scale, causal=causal, mask=mask)
+        out, lse = _kernel(request, q, k, v, causal=causal, mask=mask)
     if sinks is not None:
         out = out * torch.sigmoid(lse - sinks.to(lse.dtype)[:, None])[..., None]
     return out.to(q.dtype)[..., : request.value_width]
 
 
 def _kernel(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool = False, mask: Tensor | None = None
+    request: AttentionRequest, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`(out [B, H, T, Kv], log-sum-exp [B, H, T])`.  The kernel writes an lse of 0 for a query that sees nothing; its
     output is 0 there, so no share of it can show."""
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
-    if mask is None:
-        mask, causal = _without_mask(q, k, causal)
+    if mask is None and k.shape[2] < _too_few(request):
+        mask, causal = _all_visible(q, k, causal), False
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, attn_mask=mask, scale=scale
+        q, k, v, 0.0, causal, attn_mask=mask, scale=request.scale
     )
     return out, lse
 

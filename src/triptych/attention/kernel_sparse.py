@@ -24,8 +24,8 @@ SCORES = 1 << 24  # score elements of one piece when the pattern is materialized
 Fold = Callable[[Tensor], Tensor]
 
 
-def _refusals(request: AttentionRequest) -> list[str]:
-    """What no folding path serves."""
+def _cannot(request: AttentionRequest, bound: object, lacking: str) -> list[str]:
+    """What no folding path serves, and what is `lacking` in a mask without its `bound`."""
     reasons = []
     if not request.aligned:
         reasons.append(
@@ -35,6 +35,8 @@ def _refusals(request: AttentionRequest) -> list[str]:
         reasons.append("bias: it already costs T x S")
     if any(isinstance(leaf, Dense) for leaf in mask_lowering.leaves(request.mask)):
         reasons.append("a mask given as an array: it already costs T x S")
+    if bound is None:
+        reasons.append(f"no {lacking}")
     return reasons
 
 
@@ -107,10 +109,7 @@ def _padded(x: Tensor, before: int, after: int) -> Tensor:
 
 
 def window_cannot(request: AttentionRequest) -> list[str]:
-    reasons = _refusals(request)
-    if mask_lowering.window_of(request.mask) is None:
-        reasons.append("no window in the mask that is narrower than its keys")
-    return reasons
+    return _cannot(request, mask_lowering.window_of(request.mask), "window in the mask that is narrower than its keys")
 
 
 def window_saves(request: AttentionRequest) -> bool:
@@ -148,10 +147,7 @@ def _block(queries: int, back: int, ahead: int) -> int:
 
 
 def block_cannot(request: AttentionRequest) -> list[str]:
-    reasons = _refusals(request)
-    if mask_lowering.blocks_of(request.mask) is None:
-        reasons.append("no block pattern in the mask")
-    return reasons
+    return _cannot(request, mask_lowering.blocks_of(request.mask), "block pattern in the mask")
 
 
 def block_saves(request: AttentionRequest) -> bool:

@@ -140,14 +140,6 @@ def _simplified(queries: int, keys: int, aligned: bool, leaf: Mask) -> Mask:
             return leaf
 
 
-def is_full(mask: Mask) -> bool:
-    return isinstance(mask, Full)
-
-
-def is_causal(mask: Mask) -> bool:
-    return isinstance(mask, Causal)
-
-
 def implies_causal(mask: Mask) -> bool:
     """No query sees a later position."""
     return CAUSAL in conjuncts(mask) or any(isinstance(p, Window) and p.ahead == 0 for p in conjuncts(mask))
@@ -200,4 +192,4 @@ def per_row(rows: int, device: torch.device, values: Sequence[int]) -> Tensor:
     """What a mask asks for as one number a row: `[B, 1, 1, 1]`."""
     if len(values) not in (1, rows):
         raise InputError(f"mask: {len(values)} lengths for {rows} rows; give one, or one a row")
-    return torch.tensor(list(values), device=device).view(-1, 1, 1, 1)
+    return torch.tensor(values, device=device).view(-1, 1, 1, 1)

@@ -13,16 +13,26 @@ from torch import Tensor
 
 from triptych.attention import dispatch, mask_lowering, reference
 from triptych.attention.reference import Hook
-from triptych.attention.request import AttentionRequest, Runner, Tensors, prepare
+from triptych.attention.request import (
+    AttentionRequest,
+    KeyArray,
+    OutputArray,
+    QueryArray,
+    Runner,
+    ValueArray,
+    prepare,
+)
 from triptych.errors import InputError
 from triptych.spec.masks import Causal, Points
 
+_NO_SCORES = "linear attention: it has no scores and no pattern to read or edit"
 CHUNK = 64  # tokens whose pairs linear attention forms at once
 
 
 class DotProduct:
     """Scaled dot products on the fastest kernel that serves them; by the definition under a hook."""
 
+    name = "dot_product"
     width_of_scores = 1
 
     def raw_scores(self, q: Tensor, k: Tensor, scale: float, room: Tensor) -> Tensor:
@@ -32,17 +42,15 @@ class DotProduct:
         out = torch.bmm(together, k.mT, out=room[:size].view(*together.shape[:2], -1))
         return out.view(*q.shape[:2], -1)
 
-    def plan(self, request: AttentionRequest) -> Runner:
-        return dispatch.choose(request).plan(request)
-
-    def hooked(self, request: AttentionRequest, tensors: Tensors, hook: Hook) -> Tensor:
-        return reference.run(request, *tensors, hook=hook)
+    def plan(self, request: AttentionRequest, hook: Hook | None = None) -> Runner:
+        return dispatch.choose(request).plan(request) if hook is None else partial(reference.run, request, hook=hook)
 
 
 @dataclass(frozen=True, eq=False)
 class AdditiveOver:
     """Additive scores `weight · tanh(q + k)` of queries and keys projected to width A already; ask for `scale=1.0`."""
 
+    name = "additive"
     weight: Tensor
 
     @property
@@ -53,11 +61,8 @@ class AdditiveOver:
         k = k.repeat_interleave(len(q) // len(k), dim=0)
         return torch.tanh(q[:, :, None] + k[:, None]) @ (self.weight.to(q.dtype) * scale)
 
-    def plan(self, request: AttentionRequest) -> Runner:
-        return partial(self._run, request, None)
-
-    def hooked(self, request: AttentionRequest, tensors: Tensors, hook: Hook) -> Tensor:
-        return self._run(request, hook, *tensors)
+    def plan(self, request: AttentionRequest, hook: Hook | None = None) -> Runner:
+        return partial(self._run, request, hook)
 
     def _run(
         self, request: AttentionRequest, hook: Hook | None, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
@@ -72,12 +77,15 @@ class AdditiveOver:
 class LinearKernelized:
     """Linear attention."""
 
+    name = "linear"
     width_of_scores = 1
 
     def raw_scores(self, q: Tensor, k: Tensor, scale: float, room: Tensor) -> Tensor:
-        raise InputError("linear attention: it has no scores and no pattern to read or edit")
+        raise InputError(_NO_SCORES)
 
-    def plan(self, request: AttentionRequest) -> Runner:
+    def plan(self, request: AttentionRequest, hook: Hook | None = None) -> Runner:
+        if hook is not None:
+            raise InputError(_NO_SCORES)
         acting = {"softcap": request.softcap is not None, "bias": request.biased, "sinks": request.sinks}
         reasons = [f"{name}: it acts on scores, and there are none" for name, present in acting.items() if present]
         if request.dropout:
@@ -89,16 +97,13 @@ class LinearKernelized:
             raise InputError(f"linear attention: {'; '.join(reasons)}")
         return partial(_linear, request, _present(request))
 
-    def hooked(self, request: AttentionRequest, tensors: Tensors, hook: Hook) -> Tensor:
-        raise InputError("linear attention: it has no scores and no pattern to read or edit")
-
 
 DOT_PRODUCT, LINEAR = DotProduct(), LinearKernelized()
 
 Mechanism = DotProduct | AdditiveOver | LinearKernelized
-"""How queries score keys: prepares a runner for a request (`plan`), and runs it under a hook that is shown its scores
-and pattern (`hooked`).
+"""How queries score keys: `plan` prepares a runner for a request; under a hook one that shows it scores and pattern.
 
+name              as it stands in a program.
 raw_scores        `[h, n, s]` of queries [h, n, K] and keys [g, s, K], scaled, before softcap, bias and mask; head i
                   reads group i · g // h.  They may lie in `room`, which has at least so many numbers.
 width_of_scores   numbers that one raw score takes while it is computed.
@@ -108,26 +113,21 @@ width_of_scores   numbers that one raw score takes while it is computed.
 def additive(
     q: Float[Tensor, "B H T Dq"] | Float[Tensor, "T Dq"] | Float[Tensor, " Dq"],
     k: Float[Tensor, "B G S Dk"] | Float[Tensor, "S Dk"],
-    v: Float[Tensor, "B G S Kv"] | Float[Tensor, "S Kv"],
+    v: ValueArray,
     *,
     w_q: Float[Tensor, "A Dq"],
     w_k: Float[Tensor, "A Dk"],
     w_v: Float[Tensor, " A"],
     hook: Hook | None = None,
     **options: Any,
-) -> Float[Tensor, "B H T Kv"] | Float[Tensor, "T Kv"] | Float[Tensor, " Kv"]:
+) -> OutputArray:
     """Bahdanau et al. 2015: the score is `w_v · tanh(w_q q + w_k k)`.  Options and order as in `attend`, with a scale
     of 1.  Queries and keys may differ in width.  Builds `[B, H, T, S, A]`."""
     request, tensors, restore = prepare(q @ w_q.mT, k @ w_k.mT, v, **{"scale": 1.0, **options})
-    return restore(AdditiveOver(w_v)._run(request, hook, *tensors))
+    return restore(AdditiveOver(w_v).plan(request, hook)(*tensors))
 
 
-def linear(
-    q: Float[Tensor, "B H T K"] | Float[Tensor, "T K"] | Float[Tensor, " K"],
-    k: Float[Tensor, "B G S K"] | Float[Tensor, "S K"],
-    v: Float[Tensor, "B G S Kv"] | Float[Tensor, "S Kv"],
-    **options: Any,
-) -> Float[Tensor, "B H T Kv"] | Float[Tensor, "T Kv"] | Float[Tensor, " Kv"]:
+def linear(q: QueryArray, k: KeyArray, v: ValueArray, **options: Any) -> OutputArray:
     """Katharopoulos et al. 2020: weights `φ(q)·φ(k) / Σ φ(q)·φ(k)` with `φ(x) = elu(x) + 1`, in O(T).
 
     Masks: everything, `causal()`, `keys(lengths)`, `prefix(n)`, and causal with the latter two.

@@ -11,21 +11,24 @@ from torch import Tensor
 from torch.overrides import has_torch_function_unary
 
 from triptych import ops
+from triptych.attention.rows import PerToken
 from triptych.errors import InputError
 from triptych.spec.positions import NTK, Interpolate, Llama3, LongRope, RopeSpec, SinusoidalSpec, YaRN
 
+PerPair = Float[Tensor, "N half"]
 
-def sinusoidal(positions: Int[Tensor, " N"], spec: SinusoidalSpec) -> Float[Tensor, "N D"]:
+
+def sinusoidal(positions: PerToken, spec: SinusoidalSpec) -> Float[Tensor, "N D"]:
     """Vaswani et al. 2017, section 3.5: `sin(p / theta^(2i/D))` and `cos` of the same, fp32."""
     return ops.sinusoids(positions, spec.width, spec.theta, spec.layout)
 
 
 def rope_angles(
     spec: RopeSpec,
-    positions: Int[Tensor, " N"],
-    length: int | Int[Tensor, " N"] | None = None,
+    positions: PerToken,
+    length: int | PerToken | None = None,
     dtype: torch.dtype = torch.float32,
-) -> tuple[Float[Tensor, "N half"], Float[Tensor, "N half"]]:
+) -> tuple[PerPair, PerPair]:
     """cos and sin `[N, width / 2]` with the scaling's attention factor multiplied in.
 
     length   total length of the row, or of each token's row; needed by LongRope alone, to choose its factors.
@@ -39,7 +42,7 @@ def rope_angles(
     return angles.cos() * factor, angles.sin() * factor
 
 
-def inverse_frequencies(spec: RopeSpec, length: int | Int[Tensor, " N"] | None = None) -> Float[Tensor, "*N half"]:
+def inverse_frequencies(spec: RopeSpec, length: int | PerToken | None = None) -> Float[Tensor, "*N half"]:
     """Radians per position of each pair, fp64 on the host: `[width / 2]`, `[N, width / 2]` with a length per token."""
     base = _inverse(spec.theta, spec.width)
     match spec.scaling:
@@ -59,9 +62,9 @@ def inverse_frequencies(spec: RopeSpec, length: int | Int[Tensor, " N"] | None =
 
 def rotation(
     spec: RopeSpec,
-    positions: Int[Tensor, " N"],
-    length: Int[Tensor, " N"] | None = None,
-    dtype: torch.dtype = torch.float32,
+    positions: PerToken,
+    length: PerToken | None,
+    dtype: torch.dtype,
 ) -> ops.Rotation:
     """The rotation of tokens at these positions, as `ops.rotate` reads it; `length` as in `rope_angles`.
 
@@ -101,9 +104,7 @@ def attention_factor(spec: RopeSpec) -> float:
             return 1.0
 
 
-def rotate(
-    x: Float[Tensor, "N H K"], cos: Float[Tensor, "N half"], sin: Float[Tensor, "N half"], pairing: str = "half"
-) -> Float[Tensor, "N H K"]:
+def rotate(x: Float[Tensor, "N H K"], cos: PerPair, sin: PerPair, pairing: str = "half") -> Float[Tensor, "N H K"]:
     """Turn the first `2 * half` dimensions of each head (Su et al. 2021); the rest pass.  In fp32 or better, returned
     in the dtype of `x`.
 
@@ -112,7 +113,7 @@ def rotate(
     return ops.rotate(x, rotation_of(cos, sin, pairing))
 
 
-def rotation_of(cos: Float[Tensor, "N half"], sin: Float[Tensor, "N half"], pairing: str) -> ops.Rotation:
+def rotation_of(cos: PerPair, sin: PerPair, pairing: str) -> ops.Rotation:
     """The data that `ops.rotate` reads, from one cosine and sine per pair."""
     if pairing == "half":
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
@@ -209,7 +210,7 @@ def t5_bucket(
     bucket = ahead + torch.where(distance < exact, distance, far)
     # Where even the largest distance has a bucket of its own, the formula divides by a logarithm of zero or less: it
     # holds for shorter distances, and gives some longer ones a bucket, as in transformers.
-    if max_distance <= exact and bool((bucket < 0).any()):
+    if max_distance <= exact and (bucket < 0).any():
         furthest = int(distance[bucket < 0].min())
         problem = f"a distance of {furthest} has no bucket: {exact} have one each, and the largest is {max_distance}"
         raise InputError(f"t5 buckets: {problem}; shorten the text")
@@ -248,7 +249,7 @@ def distance_row(distance: Int[Tensor, ...], *, span: int, max_distance: int | N
 
 @ops.implements("reached_table")
 def reached_table(
-    weight: Float[Tensor, "R D"], positions: Int[Tensor, " N"], longest: int, span: int, max_distance: int | None = None
+    weight: Float[Tensor, "R D"], positions: PerToken, longest: int, span: int, max_distance: int | None = None
 ) -> Float[Tensor, "R2 D"]:
     """The rows of `Disentangled`'s table that distances of at most `longest` reach; `positions` are those of the rows'
     tokens."""

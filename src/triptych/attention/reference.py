@@ -9,11 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from triptych import ops
-from triptych.attention.request import AttentionRequest, prepare
+from triptych.attention.request import (
+    AttentionRequest,
+    KeyArray,
+    OutputArray,
+    QueryArray,
+    ScoreArray,
+    ValueArray,
+    prepare,
+)
 
 Hook = Callable[[str, Tensor], Tensor]
 """Called with ("scores", [B, H, T, S]) - exactly what enters softmax, hidden entries -inf, no sink column - and with
@@ -21,13 +28,8 @@ Hook = Callable[[str, Tensor], Tensor]
 
 
 def attend_reference(
-    q: Float[Tensor, "B H T K"] | Float[Tensor, "T K"] | Float[Tensor, " K"],
-    k: Float[Tensor, "B G S K"] | Float[Tensor, "S K"],
-    v: Float[Tensor, "B G S Kv"] | Float[Tensor, "S Kv"],
-    *,
-    hook: Hook | None = None,
-    **options: Any,
-) -> Float[Tensor, "B H T Kv"] | Float[Tensor, "T Kv"] | Float[Tensor, " Kv"]:
+    q: QueryArray, k: KeyArray, v: ValueArray, *, hook: Hook | None = None, **options: Any
+) -> OutputArray:
     """`softmax(q kᵀ · scale) v` (Vaswani et al. 2017, eq. 1), with the options of `attend`, step by step.
 
     It is the definition to which every path of `attend` is compared: slow, with all scores [B, H, T, S] in memory.
@@ -38,21 +40,13 @@ def attend_reference(
     return restore(run(request, *tensors, hook=hook))
 
 
-def attention_scores(
-    q: Float[Tensor, "B H T K"] | Float[Tensor, "T K"] | Float[Tensor, " K"],
-    k: Float[Tensor, "B G S K"] | Float[Tensor, "S K"],
-    **options: Any,
-) -> Float[Tensor, "B H T S"] | Float[Tensor, "T S"] | Float[Tensor, " S"]:
+def attention_scores(q: QueryArray, k: KeyArray, **options: Any) -> ScoreArray:
     """What enters softmax, in fp32 or better; hidden entries are -inf."""
     request, (q4, k4, _, bias, _), restore = prepare(q, k, k, **options)
     return restore(scores_of(request, q4, k4, bias))
 
 
-def attention_pattern(
-    q: Float[Tensor, "B H T K"] | Float[Tensor, "T K"] | Float[Tensor, " K"],
-    k: Float[Tensor, "B G S K"] | Float[Tensor, "S K"],
-    **options: Any,
-) -> Float[Tensor, "B H T S"] | Float[Tensor, "T S"] | Float[Tensor, " S"]:
+def attention_pattern(q: QueryArray, k: KeyArray, **options: Any) -> ScoreArray:
     """The attention weights, in fp32 or better.  Rows sum to 1, to less where a sink takes a share, or to 0 where
     there is nothing to see."""
     request, (q4, k4, _, bias, sinks), restore = prepare(q, k, k, **options)

@@ -10,19 +10,28 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from triptych.arguments import checked
 from triptych.attention import mask_lowering
 from triptych.attention.rows import Rows
 from triptych.errors import InputError
-from triptych.spec.masks import Mask, Points
+from triptych.spec.masks import Full, Mask, Points
 
 Runner = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 """A kernel prepared for one request: `runner(q, k, v, bias, sinks)` gives `[B, H, T, Kv]`."""
 
 
+QueryArray = Float[Tensor, "B H T K"] | Float[Tensor, "T K"] | Float[Tensor, " K"]
+KeyArray = Float[Tensor, "B G S K"] | Float[Tensor, "S K"]
+ValueArray = Float[Tensor, "B G S Kv"] | Float[Tensor, "S Kv"]
+OutputArray = Float[Tensor, "B H T Kv"] | Float[Tensor, "T Kv"] | Float[Tensor, " Kv"]
+ScoreArray = Float[Tensor, "B H T S"] | Float[Tensor, "T S"] | Float[Tensor, " S"]
+"""Arguments and results of attention: of B rows, of one head of one row, and of one query of it."""
+
 Value = TypeVar("Value")
+Sized = TypeVar("Sized", bound="Heads")
 
 
 class CachedValue(Generic[Value]):
@@ -73,6 +82,14 @@ class Heads:
     dropout: float = 0.0
     learns: bool = False
     random: torch.Generator | None = None
+
+    @classmethod
+    def of(cls: type[Sized], q: Tensor, k: Tensor, v: Tensor, **numbers: Any) -> Sized:
+        """With the sizes, the dtype and the device of q [., H, ..., K], k [., G, ..., K] and v [., G, ..., Kv]."""
+        return cls(
+            heads=q.shape[1], groups=k.shape[1], width=q.shape[-1], value_width=v.shape[-1], dtype=q.dtype,
+            device=q.device, **numbers,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -131,7 +148,7 @@ class AttentionRequest(Heads):
 
         Masks that speak of keys alone keep one row for all queries.
         """
-        if mask_lowering.is_full(self.mask) and self.k_pos is None:
+        if isinstance(self.mask, Full) and self.k_pos is None:
             return None
         q, k = self.points()
         if mask_lowering.only_keys(self.mask):
@@ -200,11 +217,8 @@ def prepare(
     when documents and a mask that compares them do not come together.
     """
     _check_tensors(q=q, k=k, v=v, bias=bias, sinks=sinks, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc, k_doc=k_doc)
-    restore: Callable[[Tensor], Tensor] = _unchanged
-    if q.dim() == 1:
-        q, restore = q[None, None, None], lambda out: out[0, 0, 0]
-    elif q.dim() == 2:
-        q, restore = q[None, None], lambda out: out[0, 0]
+    lacking = {1: 3, 2: 2}.get(q.dim(), 0)  # dimensions
+    q = q[(None,) * lacking] if lacking else q
     if k.dim() == 2 and v.dim() == 2:
         k, v = k[None, None], v[None, None]
     _check(q, k, v, sinks)
@@ -218,16 +232,15 @@ def prepare(
     mask_lowering.check_documents(adopted, q_doc=q_doc is not None, k_doc=k_doc is not None)
     aligned = q_pos is None and k_pos is None
     tensors = Tensors(q, k, v, bias, sinks)
-    request = AttentionRequest(
-        rows=q.shape[0], heads=q.shape[1], groups=k.shape[1], queries=q.shape[2], keys=k.shape[2], width=q.shape[3],
-        value_width=v.shape[3], dtype=q.dtype, device=q.device,
+    request = AttentionRequest.of(
+        q, k, v, rows=q.shape[0], queries=q.shape[2], keys=k.shape[2],
         scale=1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale),
         mask=mask_lowering.simplify(adopted, q.shape[2], k.shape[2], aligned=aligned),
         softcap=softcap, biased=bias is not None, bias_learns=bias is not None and bias.requires_grad,
         sinks=sinks is not None, dropout=dropout, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc, k_doc=k_doc,
         learns=torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors),
     )  # fmt: skip
-    return request, tensors, restore
+    return request, tensors, lambda out: out[(0,) * lacking] if lacking else out
 
 
 def _check_tensors(q: Tensor, **arguments: object) -> None:
@@ -240,10 +253,6 @@ def _check_tensors(q: Tensor, **arguments: object) -> None:
             raise InputError(f"{name} is a tensor of layout {value.layout}; give {name}.to_dense()")
         if isinstance(value, Tensor) and value.device != q.device:
             raise InputError(f"{name} is on {value.device} and q on {q.device}: give one device")
-
-
-def _unchanged(out: Tensor) -> Tensor:
-    return out
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> None:
@@ -288,7 +297,7 @@ def _check_labels(q: Tensor, k: Tensor, **labels: Tensor | None) -> None:
         if label.is_floating_point() or label.is_complex() or label.dtype == torch.bool:
             raise InputError(f"{name} is {label.dtype}; give integers")
     k_pos = labels["k_pos"]
-    if k_pos is not None and k_pos.numel() and bool((k_pos < 0).all()):
+    if k_pos is not None and k_pos.numel() and (k_pos < 0).all():
         raise InputError("all of k_pos is negative, which are empty slots, so that no query sees anything")
 
 
@@ -324,4 +333,4 @@ def consecutive_positions(first: Sequence[int], length: int, device: torch.devic
         line = torch.arange(length, device=device)
         if len(set(first)) == 1:
             return line + first[0]
-        return line + torch.tensor(tuple(first), device=device)[:, None]
+        return line + torch.tensor(first, device=device)[:, None]

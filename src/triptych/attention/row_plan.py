@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import sub
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from triptych.attention.request import (
     Heads,
     Runner,
     ScoreBias,
-    Tensors,
     consecutive_positions,
     placed_request,
 )
@@ -42,16 +41,20 @@ RowHook = Callable[[str, Tensor, int], Tensor]
 """`hook(name, tensor [H, T, S], row)`, as in `attend_reference` but row by row."""
 
 
-def _plan(
-    keys: KeyLayout,
-    rows: Rows,
-    mask: Mask,
-    heads: Heads,
-    bias: ScoreBias | None = None,
+def plan_rows(
+    keys: KeyLayout, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None,
     mechanism: Mechanism = DOT_PRODUCT,
-) -> RowPlan:
-    """How `rows` attend to these keys; as `plan_rows`."""
-    return plan_rows(rows, keys, mask, heads, bias=bias, mechanism=mechanism)
+) -> RowPlan:  # fmt: skip
+    """How `rows` attend to `keys`.  Raises InputError when they are not as many, when the mask compares documents and
+    the rows have none, and when documents meet keys of other rows."""
+    if len(rows) != len(keys):
+        raise InputError(f"queries in {len(rows)} rows, keys in {len(keys)} rows; give both for the same rows")
+    compares = mask_lowering.needs_documents(mask)
+    if compares and rows.documents is None:
+        raise InputError("the mask has same_document() and the batch has no documents; give Rows(..., documents=...)")
+    if compares and not (isinstance(keys, FlatKeys) and keys.rows is rows):
+        raise InputError("same_document() compares tokens of one batch; documents are not kept in a cache")
+    return RowPlan(rows, keys, mask, heads, bias, mechanism)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +63,7 @@ class FlatKeys:
 
     rows: Rows
 
-    plan = _plan
+    plan = plan_rows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -79,7 +82,7 @@ class SlotKeys:
     slots: tuple[int, ...]
     positions: Tensor | None = None
 
-    plan = _plan
+    plan = plan_rows
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -240,7 +243,7 @@ class RowPlan:
             def one(name: str, x: Tensor, row: int = row) -> Tensor:
                 return hook(name, x[0], row)[None]
 
-            out = self.mechanism.hooked(request, Tensors(batched, keys, values, bias, sinks), one)
+            out = self.mechanism.plan(request, one)(batched, keys, values, bias, sinks)
             outs.append(out.transpose(1, 2).flatten(0, 1))
         return torch.cat(outs)
 
@@ -260,27 +263,6 @@ class RowPlan:
         """[1, T], the document of each token of a row."""
         documents = self.rows.documents
         return None if documents is None else self.rows.split(documents)[row][None]
-
-
-def plan_rows(
-    rows: Rows,
-    keys: KeyLayout,
-    mask: Mask,
-    heads: Heads,
-    *,
-    bias: ScoreBias | None = None,
-    mechanism: Mechanism = DOT_PRODUCT,
-) -> RowPlan:
-    """How `rows` attend to `keys`.  Raises InputError when they are not as many, when the mask compares documents and
-    the rows have none, and when documents meet keys of other rows."""
-    if len(rows) != len(keys):
-        raise InputError(f"queries in {len(rows)} rows, keys in {len(keys)} rows; give both for the same rows")
-    compares = mask_lowering.needs_documents(mask)
-    if compares and rows.documents is None:
-        raise InputError("the mask has same_document() and the batch has no documents; give Rows(..., documents=...)")
-    if compares and not (isinstance(keys, FlatKeys) and keys.rows is rows):
-        raise InputError("same_document() compares tokens of one batch; documents are not kept in a cache")
-    return RowPlan(rows, keys, mask, heads, bias, mechanism)
 
 
 def _zeros(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Tensor:
@@ -305,7 +287,7 @@ def keys_of(layout: KeyLayout, k: Tensor, v: Tensor, row: int, end: int) -> tupl
     """One row's keys `[1, G, S, K]`, values and positions.  A ring of slots is laid out by position again."""
     if isinstance(layout, FlatKeys):
         rows = layout.rows
-        here = slice(rows.starts[row], rows.starts[row] + rows.lengths[row])
+        here = rows.place(row)
         k, v = (x[here].transpose(0, 1)[None] for x in (k, v))
         first = rows.past[row]
         return k, v, consecutive_positions((first,), k.shape[2], k.device)[None] if first else None
@@ -328,26 +310,3 @@ def _grouped(shapes: Iterable[Hashable]) -> list[list[int]]:
     for row, shape in enumerate(shapes):
         groups.setdefault(shape, []).append(row)
     return list(groups.values())
-
-
-def attend_rows(
-    q: Tensor, k: Tensor, v: Tensor, rows: Rows, keys: KeyLayout, *, mask: Mask, bias: ScoreBias | None = None,
-    content: ContentBias | None = None, sinks: Tensor | None = None, hook: RowHook | None = None,
-    mechanism: Mechanism = DOT_PRODUCT, **options: Any,
-) -> Tensor:  # fmt: skip
-    """Plan and run in one: attention of every row of the flat batch, q [N, H, K], over its own keys -> [N, H, Kv];
-    `options` are scale, softcap and dropout, as in `attend`.
-
-    hook        called row by row, through the definition; a key's column is its position (FlatKeys: its place).
-    mechanism   how queries score keys: dot products unless given.
-
-    Raises InputError when rows and keys disagree.
-    """
-    if q.shape[0] != rows.total:
-        raise InputError(f"{q.shape[0]} queries, but the rows have {rows.total} tokens")
-    heads = Heads(
-        heads=q.shape[1], groups=k.shape[1], width=q.shape[2], value_width=v.shape[-1], dtype=q.dtype, device=q.device,
-        sinks=sinks is not None, learns=torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)), **options,
-    )  # fmt: skip
-    plan = plan_rows(rows, keys, mask_lowering.adopt(mask, q.device), heads, bias=bias, mechanism=mechanism)
-    return plan.run(q, k, v, sinks, content) if hook is None else plan.run_hooked(q, k, v, hook, sinks, content)

@@ -17,7 +17,7 @@ from triptych.attention import mask_lowering, reference
 from triptych.attention.mechanisms import DOT_PRODUCT
 from triptych.attention.request import ContentBias
 from triptych.attention.row_plan import FlatKeys, RowPlan, keys_of
-from triptych.spec.masks import Causal, Points, Window
+from triptych.spec.masks import Causal, Full, Points, Window
 
 PIECE = 1 << 20  # scores of one piece: with what is computed from them they fit the caches of a core
 
@@ -28,6 +28,7 @@ class ScorePiece:
 
     scores   [h, n, s] in fp32 or better, of the keys from column `first` on; no key of another column is visible.
     base     the position of a key minus its place among these s.
+    sinks    [h], where the heads have any.
     q_pos    [n] absolute positions of the queries, and `k_pos` [s] of the keys, -1 where there is none.
     """
 
@@ -38,10 +39,15 @@ class ScorePiece:
     q_pos: Int[Tensor, " n"]
     k_pos: Int[Tensor, " s"]
     scores: Float[Tensor, "h n s"]
+    sinks: Float[Tensor, " h"] | None = None
 
     @property
     def columns(self) -> slice:
         return slice(self.first, self.first + self.scores.shape[-1])
+
+    def weights(self) -> Float[Tensor, "h n s"]:
+        """The softmax of the scores: rows sum to 1, to less beside a sink, to 0 where there is nothing to see."""
+        return reference.pattern_of(self.scores[None], self.sinks)[0]
 
 
 @dataclass(eq=False)
@@ -104,9 +110,7 @@ class RowScores:
         """
         plan = self.plan
         mask = self._mask
-        band = mask_lowering.is_full(mask) or all(
-            isinstance(part, Causal | Window) for part in mask_lowering.conjuncts(mask)
-        )
+        band = all(isinstance(part, Full | Causal | Window) for part in mask_lowering.conjuncts(mask))
         plain = plan.mechanism is DOT_PRODUCT and plan.bias is None and plan.heads.softcap is None
         if not (plain and band) or self._laid[1] is not None or self._base or self.precision != torch.float32:
             return None
@@ -119,11 +123,6 @@ class RowScores:
             to = to.minimum((place + 1).clamp(0, keys))
         q, group = (self._own * self._scale).contiguous(), torch.tensor(self._groups)
         return {"q": q, "k": self._keys, "group": group, "from_": from_, "to": to, "q_pos": place}
-
-    def weights(self, piece: ScorePiece) -> Float[Tensor, "h n s"]:
-        """The softmax of a piece: rows sum to 1, to less beside a sink, to 0 where there is nothing to see."""
-        sinks = None if self.chosen_sinks is None else self.chosen_sinks[piece.heads]
-        return reference.pattern_of(piece.scores[None], sinks)[0]
 
     def _piece(self, heads: slice, queries: slice, room: Tensor) -> ScorePiece:
         plan, chosen = self.plan, self._queries[queries]
@@ -138,15 +137,15 @@ class RowScores:
         if bias is not None:
             scores = scores + bias
         self._hide(scores, at, q_pos, lowest, columns, k_pos)
-        return ScorePiece(heads, queries, columns.start, self._base + columns.start, q_pos, k_pos, scores)
+        sinks = None if self.chosen_sinks is None else self.chosen_sinks[heads]
+        return ScorePiece(heads, queries, columns.start, self._base + columns.start, q_pos, k_pos, scores, sinks)
 
     # ---------------------------------------------------------------- queries and keys
 
     @cached_property
     def _row(self) -> Tensor:
         """[T, H, K] of the whole row, as the model computed it."""
-        start = self.plan.rows.starts[self.row]
-        return self.q[start : start + self.plan.rows.lengths[self.row]]
+        return self.q[self.plan.rows.place(self.row)]
 
     @cached_property
     def _own(self) -> Tensor:
@@ -205,10 +204,10 @@ class RowScores:
     def _hide(self, scores: Tensor, at: Tensor, q_pos: Tensor, lowest: int, columns: slice, k_pos: Tensor) -> None:
         """Make the scores `[h, n, s]` of keys that cannot be seen -inf."""
         mask, placed = self._mask, self._laid[1] is not None
-        if mask_lowering.is_full(mask) and not placed:
+        if isinstance(mask, Full) and not placed:
             return
         part = slice(0, len(k_pos))
-        if mask_lowering.is_causal(mask) and not placed:
+        if isinstance(mask, Causal) and not placed:
             part = slice(min(lowest + 1 - columns.start, len(k_pos)), len(k_pos))  # keys after the first query alone
         documents = self.plan.documents(self.row) if mask_lowering.needs_documents(mask) else None
         q_doc = None if documents is None else documents[0][at][:, None]

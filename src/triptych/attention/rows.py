@@ -18,6 +18,11 @@ from torch import Tensor
 
 from triptych.errors import InputError
 
+PerToken = Int[Tensor, " N"]
+KeysAndValues = tuple[Tensor, Tensor]
+FlatBatch = tuple[Tensor, "Rows"]
+"""What stands in a flat batch, [N, ...], and its rows."""
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -37,6 +42,7 @@ class Rows:
 
     starts: tuple[int, ...] = field(init=False)  # where each row begins in the flat batch
     ends: tuple[int, ...] = field(init=False)  # absolute position after each row's last token
+    end: int = field(init=False)  # the largest of these, 0 without rows
     total: int = field(init=False)  # N, the tokens of all rows
     longest: int = field(init=False)  # the length of the longest row
     equal: bool = field(init=False)  # all rows have one length
@@ -48,10 +54,10 @@ class Rows:
         past, slots = self.past or (0,) * count, self.slots or tuple(range(count))
         if len(past) != count or len(slots) != count:
             raise InputError(f"{count} rows but {len(past)} past lengths and {len(slots)} cache slots")
-        ends = tuple(accumulate(lengths, initial=0))
-        equal = len(set(lengths)) <= 1
+        *starts, total = accumulate(lengths, initial=0)
+        ends, equal = tuple(map(add, past, lengths)), len(set(lengths)) <= 1
         self.__dict__.update(
-            past=past, slots=slots, starts=ends[:-1], ends=tuple(map(add, past, lengths)), total=ends[-1],
+            past=past, slots=slots, starts=tuple(starts), ends=ends, end=max(ends, default=0), total=total,
             longest=max(lengths, default=0), equal=equal, even=equal and len(set(past)) <= 1,
         )  # fmt: skip
         if self.documents is not None and self.documents.shape != (self.total,):
@@ -70,15 +76,15 @@ class Rows:
     def __hash__(self) -> int:
         return hash((self.lengths, self.past, self.slots))
 
-    def row_of(self, device: torch.device | str = "cpu") -> Int[Tensor, " N"]:
+    def row_of(self, device: torch.device | str = "cpu") -> PerToken:
         """The row of each token."""
         return self._labels(device)[0]
 
-    def positions(self, device: torch.device | str = "cpu") -> Int[Tensor, " N"]:
+    def positions(self, device: torch.device | str = "cpu") -> PerToken:
         """The absolute position of each token."""
         return self._labels(device)[1]
 
-    def ends_of_tokens(self, device: torch.device | str = "cpu") -> Int[Tensor, " N"]:
+    def ends_of_tokens(self, device: torch.device | str = "cpu") -> PerToken:
         """How long the row of each token has become."""
         return torch.tensor(self.ends, device=device)[self.row_of(device)]
 
@@ -93,12 +99,16 @@ class Rows:
         )
         return Rows(lengths, past, slots)
 
+    def place(self, row: int) -> slice:
+        """Where the tokens of a row stand in the flat batch."""
+        return slice(self.starts[row], self.starts[row] + self.lengths[row])
+
     def tokens(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Int[Tensor, " n"]:
         """Where the tokens of some rows stand in the flat batch, row after row."""
         ranges = [torch.arange(self.starts[row], self.starts[row] + self.lengths[row]) for row in rows]
         return torch.cat(ranges).to(device)
 
-    def padded_places(self, device: torch.device | str = "cpu") -> Int[Tensor, " N"]:
+    def padded_places(self, device: torch.device | str = "cpu") -> PerToken:
         """Where each token stands in a batch `[B * longest]` that is padded on the right."""
         return torch.cat([torch.arange(n) + i * self.longest for i, n in enumerate(self.lengths)]).to(device)
 
@@ -191,7 +201,7 @@ class KeysOf:
 
     inner: Batching
 
-    def batch(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, k: Tensor, v: Tensor) -> KeysAndValues:
         return self.inner.batch(k), self.inner.batch(v)
 
 
@@ -202,7 +212,7 @@ class KeysIn:
     slots: slice | Tensor
     end: int
 
-    def batch(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, k: Tensor, v: Tensor) -> KeysAndValues:
         return k[self.slots, :, : self.end], v[self.slots, :, : self.end]
 
 

@@ -29,6 +29,8 @@ from triptych.attention.row_scores import RowScores, ScorePiece
 from triptych.native import ScoreTile, library, usable_threads
 from triptych.native.step import STATISTICS_PANEL, STATISTICS_TOP
 
+OfQueries = Float[Tensor, "h t"]
+"""A number for each query of each head."""
 PER_QUERY = ("entropy", "distance", "first", "previous", "delimiters", "own_document")
 
 
@@ -44,18 +46,18 @@ class AttentionStatistics:
     delimiters              [h, t] weight of the tokens marked as delimiters; None where none were marked.
     own_document            [h, t] weight of the tokens with the query's label; None without labels."""
 
-    entropy: Float[Tensor, "h t"]
-    distance: Float[Tensor, "h t"]
-    first: Float[Tensor, "h t"]
-    previous: Float[Tensor, "h t"]
+    entropy: OfQueries
+    distance: OfQueries
+    first: OfQueries
+    previous: OfQueries
     top_keys: Int[Tensor, "h t top"]
     top_weights: Float[Tensor, "h t top"]
     received: Float[Tensor, "h S"]
-    delimiters: Float[Tensor, "h t"] | None = None
-    own_document: Float[Tensor, "h t"] | None = None
+    delimiters: OfQueries | None = None
+    own_document: OfQueries | None = None
 
     @property
-    def effective_keys(self) -> Float[Tensor, "h t"]:
+    def effective_keys(self) -> OfQueries:
         """e to the entropy: n for even weights over n keys, 1 for all weight on one."""
         return self.entropy.exp()
 
@@ -99,13 +101,12 @@ def attention_statistics(
         return AttentionStatistics(**out)
     for piece in scores.pieces():
         part = {name: value[piece.heads] for name, value in out.items()}
-        sinks = None if scores.chosen_sinks is None else scores.chosen_sinks[piece.heads]
         if kernels is None:
-            _add(part, piece, _weighed(part, piece, sinks), labels)
+            _add(part, piece, _weighed(part, piece), labels)
         elif piece.scores.shape[2]:
             heads, queries, keys = piece.scores.shape
             _native(
-                kernels.functions, part, (heads, queries, keys), piece.queries, piece.columns, sinks, labels,
+                kernels.functions, part, (heads, queries, keys), piece.queries, piece.columns, piece.sinks, labels,
                 q_pos=piece.q_pos, k_pos=piece.k_pos, from_=torch.zeros(queries), to=torch.full((queries,), keys),
                 base=piece.base, scores=piece.scores,
             )  # fmt: skip
@@ -135,23 +136,24 @@ def _room(shape: Sequence[int], top: int, labels: KeyLabels, device: torch.devic
     return out
 
 
-def _weighed(out: Mapping[str, Tensor], piece: ScorePiece, sinks: Tensor | None) -> Tensor:
+def _weighed(out: Mapping[str, Tensor], piece: ScorePiece) -> Tensor:
     """The weights `[h, n, s]` of a piece, whose scores are overwritten, after taking down their entropy.
 
     With e = exp(score - max) and Z their sum (and the sink's share), -Σ p ln p is (ln Z · Σ e - Σ e (score - max)) / Z.
     """
-    scores = piece.scores
+    scores, sinks = piece.scores, None
     if not scores.shape[-1]:
         return scores
     most = scores.amax(-1, keepdim=True)
-    if sinks is not None:
-        most = torch.maximum(most, sinks.to(scores.dtype)[:, None, None])
+    if piece.sinks is not None:
+        sinks = piece.sinks.to(scores.dtype)[:, None, None]
+        most = torch.maximum(most, sinks)
     most = most.masked_fill(most == -torch.inf, 0.0)
     below = scores.sub_(most).clamp_(min=-1e30)  # finite, so that 0 · it is 0
     weights = below.exp()
     total = z = weights.sum(-1, keepdim=True)
     if sinks is not None:
-        z = total + (sinks.to(scores.dtype)[:, None, None] - most).exp()
+        z = total + (sinks - most).exp()
     z = z.masked_fill(z == 0, 1.0)
     entropy = (z.log() * total - below.mul_(weights).sum(-1, keepdim=True)) / z
     out["entropy"][:, piece.queries] = entropy[..., 0].float()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from triptych.attention.rows import KeysAndValues
 from triptych.errors import InputError, shown
 from triptych.native.huge_pages import PAGE, HugePages
 
@@ -53,12 +54,12 @@ class Store:
             for width in widths
         )
 
-    def encode(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def encode(self, k: Tensor, v: Tensor) -> KeysAndValues:
         """Keys [..., K] and values [..., Kv] as the store keeps them; without a gradient."""
         k, v = k.detach(), v.detach()
         return (k, v) if self.exact else (self.form.encode(k), self.form.encode(v))
 
-    def decode(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def decode(self, k: Tensor, v: Tensor) -> KeysAndValues:
         """Keys and values of what the store keeps, or of a part of it: `encode` backwards."""
         return self.form.decode(k, self.layer.width), self.form.decode(v, self.layer.value_width)
 

@@ -25,7 +25,6 @@ from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.errors import InputError
 from triptych.model import Model, load
-from triptych.nn.weights import PackedWeight
 
 PEERS = ("transformers", "none")
 
@@ -107,7 +106,7 @@ def _qualities(
         other = load(str(path), dtype=torch.float32, offline=offline, ignore=case.ignore, **options)
         if case.model.adapter is not None:
             nn.attach(other.module, nn.factors_of(case.model.module))
-        if any(isinstance(p, PackedWeight) for p in other.module.parameters()):
+        if other.module.has_packed_weights:
             forms[form] = other
         else:
             case.skipped.append(f"perplexity, {form}: {'; '.join(() if other.report is None else other.report.notes)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -38,10 +38,10 @@ class Beam:
 def check_beam_settings(sampling: Sampling, others: Sequence[str], *, seeded: bool = False) -> None:
     """Raise InputError for settings that a search for the likeliest text has no use for: sampling that is not the
     default, any seed that was given (`seeded`), and the names of `others` that were given."""
-    for field in fields(sampling):
-        if getattr(sampling, field.name) != field.default or (seeded and field.name == "seed"):
+    for setting in fields(sampling):
+        if getattr(sampling, setting.name) != setting.default or (seeded and setting.name == "seed"):
             why = "beam search ranks texts by the model's own probabilities"
-            raise InputError(f"beams and {field.name} do not go together: {why}; leave {field.name} out")
+            raise InputError(f"beams and {setting.name} do not go together: {why}; leave {setting.name} out")
     for name in others:
         why = "a hypothesis may be dropped after it was computed"
         raise InputError(f"beams and {name} do not go together: {why}; leave {name} out")
@@ -102,21 +102,16 @@ def beam_search(
         sums = torch.tensor([beam.logprob for i in searching for beam in searches[i].live], device=scores.device)
         likeliest, ids = _largest(scores, max(searches[i].wanted for i in searching))
         totals = likeliest + sums[:, None]
-        parents: list[LiveRow] = []
-        tokens: list[int] = []
-        owners: list[int] = []
+        grown: list[tuple[int, LiveRow, int]] = []  # the search, the row to go on from, and the next token
         for i in searching:
             mine = [at for at, (owner, _) in enumerate(live) if owner == i]
             paths = [live[at][1].path for at in mine]
-            grown = searches[i].extend(_best_pairs(totals[mine], ids[mine], searches[i].wanted), step + 1, paths)
-            for at, token in grown:
-                parents.append(live[mine[at]][1])
-                tokens.append(token)
-                owners.append(i)
-        rows = engine.reorder(parents)
-        for row, token in zip(rows, tokens, strict=True):
+            pairs = _best_pairs(totals[mine], ids[mine], searches[i].wanted)
+            grown += [(i, live[mine[at]][1], token) for at, token in searches[i].extend(pairs, step + 1, paths)]
+        rows = engine.reorder([row for _, row, _ in grown])
+        for row, (_, _, token) in zip(rows, grown, strict=True):
             row.ids.append(token)
-        live = list(zip(owners, rows, strict=True))
+        live = [(owner, row) for row, (owner, _, _) in zip(rows, grown, strict=True)]
         for session, probed in probes:
             alive = [beam.path for i in probed for beam in (*searches[i].finished, *searches[i].live)]
             session.keep_only(alive + [row.path for owner, row in live if owner in probed])
@@ -164,14 +159,16 @@ def _best_pairs(totals: Tensor, ids: Tensor, wanted: int) -> list[tuple[float, i
     return sorted(pairs, key=lambda pair: -pair[0])[:wanted]
 
 
+@dataclass(eq=False)
 class _Search:
-    """The hypotheses of one request: the finished ones, and the sums of log-probabilities of the live ones."""
+    """The hypotheses of one request: the finished ones, and the live ones."""
 
-    def __init__(self, request: Request, beams: int, length_penalty: float, early_stopping: bool) -> None:
-        self.request, self.beams, self.length_penalty = request, beams, length_penalty
-        self.early_stopping = early_stopping
-        self.finished: list[Beam] = []
-        self.live: list[Beam] = [Beam([], 0.0)]
+    request: Request
+    beams: int
+    length_penalty: float
+    early_stopping: bool
+    finished: list[Beam] = field(default_factory=list)
+    live: list[Beam] = field(default_factory=lambda: [Beam([], 0.0)])
 
     @property
     def wanted(self) -> int:

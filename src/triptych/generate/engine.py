@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from triptych.arguments import check_ids, integer
-from triptych.attention import Cache, CacheType, CrossCache, check_cache_type
+from triptych.attention import CacheType, check_cache_type
 from triptych.errors import InputError, TextError, shown
 from triptych.generate.choosing import Choice, choose
 from triptych.generate.prefixes import Prefixes
@@ -50,6 +50,7 @@ class Engine:
     reuse         prompts that begin alike are computed once (see `Prefixes`).
     cache_type    what the caches keep (`CacheType`); what is reused was kept in it.
     speculation   guesses several next tokens, which one forward verifies.
+    rows          the rows that run.
 
     Raises InputError for a model that cannot generate, for another executor, `matmul` or type of cache, and where
     products in bf16 were asked for and cannot be had.
@@ -84,19 +85,6 @@ class Engine:
         self.reset()
 
     @property
-    def rows(self) -> Sequence[LiveRow]:
-        """The rows that run."""
-        return self._rows
-
-    @property
-    def cache(self) -> Cache:
-        return self.runner.cache
-
-    @property
-    def cross(self) -> CrossCache | None:
-        return self.runner.cross
-
-    @property
     def why_modules(self) -> str | None:
         """Why the modules computed the last step; None where the executor did."""
         return self.runner.why_modules
@@ -104,6 +92,7 @@ class Engine:
     def reset(self) -> None:
         """Begin again with an empty cache: no rows, nothing kept."""
         self.runner = StepRunner(self.module, self.chunk, self.executor, self.matmul, self.cache_type, self.guard)
+        self.cache, self.cross = self.runner.cache, self.runner.cross
         reused = 0 if self.prefixes is None else self.prefixes.reused
         self.prefixes = Prefixes(self.runner, reused) if self.reuse and self.module.encoder is None else None
         self._reading = False  # whether a row has more to run than one token and its draft
@@ -140,13 +129,14 @@ class Engine:
         """A row for this request, which has no slot yet.  Raises as `add`, and InputError where the model was moved or
         cast under rows that run; without rows the engine begins again."""
         if not self.runner.serves():
-            if self._rows:
+            if self.rows:
                 problem = "a window of the model has changed, or it was moved or cast while rows run"
                 raise InputError(f"{problem}; let them end first, or call reset()")
             self.reset()
         row = self._row(request)
         if request.source is not None:
             self.module.flat([request.source])  # raises for a source of another form
+            row.source_length = self.module.length(request.source)
         return row
 
     @torch.inference_mode()
@@ -158,8 +148,8 @@ class Engine:
                 row.slot = slot
         else:
             for row in rows:
-                row.slot = self.prefixes.slot(row, self._rows)
-        self._keep([*self._rows, *rows])
+                row.slot = self.prefixes.slot(row, self.rows)
+        self._keep([*self.rows, *rows])
 
     @torch.inference_mode()
     def free(self, rows: Sequence[LiveRow]) -> None:
@@ -177,7 +167,7 @@ class Engine:
         if self.speculation is not None:
             self.speculation.forget(leaving)
         gone = set(rows)
-        self._keep([row for row in self._rows if row not in gone])
+        self._keep([row for row in self.rows if row not in gone])
 
     @torch.inference_mode()
     def reorder(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
@@ -188,7 +178,7 @@ class Engine:
         """
         used: set[int] = set()
         named = set(rows)
-        dropped = [row for row in self._rows if row not in named]
+        dropped = [row for row in self.rows if row not in named]
         spare = [row.slot for row in dropped]
         if (lacking := len(rows) - len(named) - len(spare)) > 0:
             spare += self.cache.add(lacking)
@@ -233,7 +223,7 @@ class Engine:
         new = self._row(replace(request, source=row.request.source), row.slot)
         self.cache.trim(row.slot, 0)
         new.source, row.holds_slot = row.source, False
-        self._keep([one for one in self._rows if one.slot != row.slot] + [new])
+        self._keep([one for one in self.rows if one.slot != row.slot] + [new])
         return new
 
     # -- steps ----------------------------------------------------------------------------------------------------
@@ -255,9 +245,9 @@ class Engine:
         share = None
         start = None if self.speculation is None or self._reading else perf_counter()
         if self.speculation is not None:
-            self.speculation.propose(self._rows, self.runner)
+            self.speculation.propose(self.rows, self.runner)
         if self._reading:
-            share = self.runner.shares(self._rows, self.budget, None if self.prefixes is None else self.prefixes.fill)
+            share = self.runner.shares(self.rows, self.budget, None if self.prefixes is None else self.prefixes.fill)
         outputs: list[Output] = []
         ended: list[LiveRow] = []
         plain = self._greedy and not self._all_logits and self.speculation is None
@@ -278,13 +268,13 @@ class Engine:
             self.speculation.measured(perf_counter() - start, len(outputs))
         if ended:
             self.free([row for row in ended if not row.request.keep_slot])
-            self._keep([row for row in self._rows if row.reason is None])
+            self._keep([row for row in self.rows if row.reason is None])
             if not isolate:
                 for row in ended:
                     if row.error is not None:
                         raise row.error
         if share is not None:
-            self._keep(self._rows)  # sources were read, prompts were
+            self._keep(self.rows)  # sources were read, prompts were
         return outputs
 
     def _choose_tokens(self, computed: ForwardResult, outputs: list[Output], ended: list[LiveRow]) -> None:
@@ -335,7 +325,7 @@ class Engine:
         whose requests have none.
         """
         self.guard.visits += 1
-        rows = self._rows if rows is None else rows
+        rows = self.rows if rows is None else rows
         last: dict[LiveRow, Tensor] = {}
         while len(last) < len(rows):
             for session, members in self._groups:
@@ -347,7 +337,7 @@ class Engine:
                         return computed.logits
                     last.update(zip(computed.due, computed.logits, strict=True))
                     if encoded:
-                        self._keep(self._rows)
+                        self._keep(self.rows)
         return torch.stack([last[row] for row in rows])
 
     # -- settings -------------------------------------------------------------------------------------------------
@@ -371,23 +361,23 @@ class Engine:
         stops = StopDetector(request.stop, self.decode) if request.stop and self.decode is not None else None
         return LiveRow(request, list(request.prompt), stops, slot)
 
-    def _keep(self, rows: list[LiveRow]) -> None:
+    def _keep(self, rows: Sequence[LiveRow]) -> None:
         """Go on with these rows, and work out what a step uses of their requests."""
-        self._rows = rows
+        self.rows = rows
         groups: dict[tuple[int, bool], tuple[Session | None, list[LiveRow]]] = {}
-        for row in self._rows:  # one forward each: rows under one plan, those whose sources are to be encoded apart
+        for row in self.rows:  # one forward each: rows under one plan, those whose sources are to be encoded apart
             key = id(row.request.probe), row.source is not None
             groups.setdefault(key, (row.request.probe, []))[1].append(row)
         self._groups = list(groups.values())
-        self._all_logits = any(row.request.all_logits for row in self._rows)
-        self._reading = any(len(row.ids) - row.cached > 1 or row.source is not None for row in self._rows)
+        self._all_logits = any(row.request.all_logits for row in self.rows)
+        self._reading = any(len(row.ids) - row.cached > 1 or row.source is not None for row in self.rows)
         self._greedy = all(
             not row.request.rules
             and row.request.logprobs is None
             and row.request.sampling.temperature == 0
             and row.request.sampling.repetition_penalty == 1
-            for row in self._rows
+            for row in self.rows
         )
-        edited = any(row.request.probe is not None and row.request.probe.plan.edits for row in self._rows)
-        others = any(row.request.rules or row.stops is not None for row in self._rows)
+        edited = any(row.request.probe is not None and row.request.probe.plan.edits for row in self.rows)
+        others = any(row.request.rules or row.stops is not None for row in self.rows)
         self._only_own_code = self.speculation is None and not others and not edited

@@ -3,8 +3,8 @@ first stop string."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from triptych.errors import InputError
 from triptych.generate.beam import beam_search, check_beams
@@ -74,8 +74,7 @@ def generate(
             raise scheduler.failed
         if on_progress is not None:
             on_progress(scheduler.progress)
-    traces = _traces(requests)
-    return [_generation(row, tokenizer, traces.get(id(row.request.probe)), logprobs[row]) for row in rows]
+    return _generations(rows, tokenizer, logprobs)
 
 
 def search(
@@ -99,26 +98,18 @@ def search(
     check_beams(engine, beams, length_penalty)
     sizes = [check_fits(engine, engine.prepare(request), free_cache_bytes(engine), beams) for request in requests]
     together = max(1, min(max_rows // beams, free_cache_bytes(engine) // max(sizes, default=1)))
-    generations: list[Generation] = []
+    rows: list[LiveRow] = []
     for first in range(0, len(requests), together):
         some = requests[first : first + together]
         searched = beam_search(engine, some, beams=beams, length_penalty=length_penalty, early_stopping=early_stopping)
         for request, best in zip(some, searched, strict=True):
-            generations.append(_generation(LiveRow(request, [*request.prompt, *best[0].tokens]), tokenizer))
+            rows.append(LiveRow(request, [*request.prompt, *best[0].tokens]))
             if on_token is not None:
                 for token in best[0].tokens:
                     on_token(request.number, token)
         if on_progress is not None:
-            on_progress(QueueProgress(len(generations), 0, len(requests), sum(len(one.ids) for one in generations), 0))
-    traces = _traces(requests)
-    return [
-        replace(one, trace=traces.get(id(request.probe))) for one, request in zip(generations, requests, strict=True)
-    ]
-
-
-def _traces(requests: Sequence[Request]) -> dict[int, Trace]:
-    """What was read, by the identity of each probe.  Raises ProbeError for reads and edits that had no effect."""
-    return {id(request.probe): request.probe.close() for request in requests if request.probe is not None}
+            on_progress(QueueProgress(len(rows), 0, len(requests), sum(len(row.new) for row in rows), 0))
+    return _generations(rows, tokenizer, {})
 
 
 def pieces(
@@ -182,18 +173,21 @@ def _pieces(
         yield held
 
 
-def _generation(
-    row: LiveRow,
-    tokenizer: Tokenizer | None,
-    trace: Trace | None = None,
-    logprobs: list[TokenLogprobs] | None = None,
-) -> Generation:
-    request, ids = row.request, row.new
-    ended = bool(ids) and ids[-1] in request.ends
-    text, reason = "", "end" if ended else "length"
-    if tokenizer is not None:
-        before = before_stop(tokenizer.decode(ids), request.stop) if request.stop else None
-        text = tokenizer.decode(ids[: len(ids) - ended]) if before is None else before
-        reason = reason if before is None else "stop"
-    wanted = None if request.logprobs is None else logprobs
-    return Generation(text, ids, reason, trace, wanted, row.reused, row.drafted, row.accepted)
+def _generations(
+    rows: Sequence[LiveRow], tokenizer: Tokenizer | None, logprobs: Mapping[LiveRow, list[TokenLogprobs]]
+) -> list[Generation]:
+    """What rows wrote that have ended.  Raises ProbeError for reads and edits that had no effect."""
+    probes = {id(row.request.probe): row.request.probe for row in rows}
+    traces = {key: None if probe is None else probe.close() for key, probe in probes.items()}
+    generations = []
+    for row in rows:
+        request, ids = row.request, row.new
+        ended = bool(ids) and ids[-1] in request.ends
+        text, reason = "", "end" if ended else "length"
+        if tokenizer is not None:
+            before = before_stop(tokenizer.decode(ids), request.stop) if request.stop else None
+            text = tokenizer.decode(ids[: len(ids) - ended]) if before is None else before
+            reason = reason if before is None else "stop"
+        wanted, trace = None if request.logprobs is None else logprobs.get(row), traces[id(request.probe)]
+        generations.append(Generation(text, ids, reason, trace, wanted, row.reused, row.drafted, row.accepted))
+    return generations

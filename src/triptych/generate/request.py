@@ -101,6 +101,7 @@ class LiveRow:
     def __post_init__(self) -> None:
         self.limit = len(self.request.prompt) + self.request.max_new_tokens
         self.source = self.request.source  # None once it was encoded
+        self.source_length = 0  # positions of the source, as the engine that prepares the row counts them
         self.path: tuple[int, ...] = (self.request.number,)
 
     def copy(self, slot: int) -> LiveRow:

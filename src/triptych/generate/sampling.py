@@ -54,7 +54,7 @@ NOT_FINITE = "the model gave logits that are not finite; its weights or its dtyp
 
 def check_finite(logits: Tensor) -> None:
     """Raise InputError where a row of `[B, V]` holds NaN or inf, or nothing but -inf."""
-    if not bool(torch.isfinite(logits.amax(dim=-1)).all()):
+    if not torch.isfinite(logits.amax(dim=-1)).all():
         raise InputError(NOT_FINITE)
 
 
@@ -88,7 +88,7 @@ def penalize(scores: Tensor, rows: Sequence[Sequence[int]], penalty: float) -> T
         present = torch.tensor(sorted(set(row)), device=scores.device)
         value = scores[b, present]
         scores[b, present] = torch.where(value > 0, value / penalty, value * penalty)
-    if not bool(torch.isfinite(scores.amax(dim=-1)).all()):
+    if not torch.isfinite(scores.amax(dim=-1)).all():
         raise InputError(f"repetition_penalty={penalty} makes the scores overflow; choose a value nearer to 1")
     return scores
 
@@ -150,6 +150,6 @@ def apply_rules(rules: Sequence[Rule], logits: Tensor, row: Sequence[int]) -> Te
         if not isinstance(scores, Tensor) or scores.shape != logits.shape:
             got = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise InputError(f"a rule returned {got}, not logits {list(logits.shape)}")
-    if not bool(torch.isfinite(scores.max())):
+    if not torch.isfinite(scores.max()):
         raise InputError("the rules leave no token to choose, or return logits that are not finite")
     return scores

@@ -46,7 +46,6 @@ class Scheduler:
         self.engine, self.max_rows = engine, integer("max_rows", max_rows, 1)
         self.cache_bytes = free_cache_bytes(engine) if cache_bytes is None else integer("cache_bytes", cache_bytes, 1)
         self.waiting: deque[LiveRow] = deque()
-        self._lengths: dict[LiveRow, tuple[int, int]] = {}  # of rows that wait or run: ids, and positions of the source
         self.total = self.tokens = 0
         self.failed: Exception | None = None  # the first error of a row in the last step
 
@@ -58,7 +57,6 @@ class Scheduler:
         """
         row = self.engine.prepare(request)
         check_fits(self.engine, row, self.cache_bytes)
-        self._lengths[row] = row.limit, _source_length(self.engine, row)
         self.waiting.append(row)
         self.total += 1
         return row
@@ -94,9 +92,8 @@ class Scheduler:
         if not joining:
             return
         running = [*self.engine.rows, *joining]
-        self._lengths = {row: self._lengths[row] for row in (*running, *self.waiting)}
         cache = self.engine.cache
-        cache.longest = max(self._lengths[row][0] for row in running)
+        cache.longest = max(row.limit for row in running)
         lacking = len(running) - len(cache.lengths)
         if lacking > 0:  # at once, since each growth copies what the cache holds
             cache.free(cache.add(len(cache.free_slots) + lacking))
@@ -109,8 +106,7 @@ class Scheduler:
         """Whether the first waiting row can join beside those that run and `joining`."""
         engine, first = self.engine, self.waiting[0]
         rows = [*engine.rows, *joining, first]
-        known = [self._lengths[row] for row in rows if row in self._lengths]
-        length, source = (max(numbers) for numbers in zip(*known, strict=True))
+        length, source = max(row.limit for row in rows), max(row.source_length for row in rows)
         slots = max(len(rows), len(engine.cache.lengths))
         if cache_bytes(engine, slots, length, source) <= self.cache_bytes:
             return True
@@ -128,17 +124,13 @@ def cache_bytes(engine: Engine, slots: int, length: int, source: int) -> int:
 
 def check_fits(engine: Engine, row: LiveRow, limit: int, slots: int = 1) -> int:
     """Bytes of the cache of one row in so many slots.  Raises InputError, with the bytes, for more than `limit`."""
-    nbytes = cache_bytes(engine, slots, row.limit, _source_length(engine, row))
+    nbytes = cache_bytes(engine, slots, row.limit, row.source_length)
     if nbytes > limit:
         raise InputError(
             f"prompt {row.request.number}: the cache of its {row.limit:,} positions would take {nbytes:,} bytes, and "
             f"{limit:,} are free for it; shorten the prompt or lower max_new_tokens"
         )
     return nbytes
-
-
-def _source_length(engine: Engine, row: LiveRow) -> int:
-    return 0 if row.source is None else engine.module.length(row.source)
 
 
 def free_cache_bytes(engine: Engine) -> int:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from triptych.attention import Cache, CacheType, CrossCache, Rows
 from triptych.attention.mask_lowering import implies_causal
+from triptych.attention.rows import FlatBatch
 from triptych.generate.request import LiveRow
 from triptych.nn import NO_TAPS, Batch, Transformer
 from triptych.probe import Session
 from triptych.program.changes import ModuleGuard
-from triptych.program.native_calls import largest_of
+from triptych.program.native_calls import Largest, largest_of
 from triptych.program.native_encoder import Matmul, NativeEncoder
 from triptych.program.native_executor import NativeStep, prompts_in_bf16
 from triptych.program.static_executor import StaticStep, best_of, compiled
@@ -43,7 +44,7 @@ class ForwardResult:
     logits: Tensor
     places: list[int]
     every: dict[LiveRow, Tensor]
-    best: tuple[list[int], list[float]] | None
+    best: Largest | None
 
 
 class StepRunner:
@@ -202,7 +203,7 @@ class StepRunner:
         if all_logits:
             every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
             logits = logits[wanted]
-        best: tuple[list[int], list[float]] | None = None
+        best: Largest | None = None
         if find_best and due and logits.is_cpu:  # numpy's search takes a tenth of torch's time
             tokens = (logits.numpy() if logits.dtype == torch.float32 else logits).argmax(-1).tolist()
             best = tokens, logits[[*range(len(tokens))], tokens].tolist()
@@ -216,7 +217,7 @@ class StepRunner:
     def _execute(
         self, executor: NativeStep | StaticStep, session: Session | None, rows: Sequence[LiveRow],
         due: Sequence[LiveRow], tokens: tuple[list[int], Rows, Sequence[int], list[int]],
-    ) -> tuple[tuple[Tensor, Rows] | None, bool]:  # fmt: skip
+    ) -> tuple[FlatBatch | None, bool]:  # fmt: skip
         """The logits of some `tokens` (`ids`, `rows`, `chosen` and `prompts` of `NativeStep.logits`) and their rows, or
         None where the modules must run, and why in `why_modules`; and whether the executor read the sources."""
         self.why_modules = refusal = None if session is None else self._refusal(session, rows)
@@ -299,13 +300,13 @@ class StepRunner:
                 for key in row.path:
                     row.request.probe.trace.forget(key)
 
-    def _sources(self, rows: Sequence[LiveRow]) -> tuple[Tensor, Rows]:
+    def _sources(self, rows: Sequence[LiveRow]) -> FlatBatch:
         """What the encoder reads in the first forward of these rows."""
         inputs, where = self.module.flat([row.source for row in rows if row.source is not None])
         return inputs, Rows(where.lengths, slots=tuple([row.slot for row in rows]))
 
 
-def _last(session: Session | None, due: Sequence[LiveRow], hidden: Tensor) -> tuple[Tensor, Rows]:
+def _last(session: Session | None, due: Sequence[LiveRow], hidden: Tensor) -> FlatBatch:
     """`hidden` of the last id and the draft of each due row, with the rows that these are."""
     if session is not None:
         session.keys = [row.path[-1] for row in due]

@@ -11,6 +11,11 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+
+Records = npt.NDArray[Any]
+"""Structures of the headers."""
+Integers = npt.NDArray[np.int64]
 
 OUTPUT = -2  # the buffer of the step's result; those at OUTPUT - 1 - n are n numbers per token into `reads`
 NONE = -1

@@ -1,7 +1,6 @@
 """The parts as modules; `new` makes a fresh model and `empty` one to be filled from a file."""
 
-from triptych.nn.attention import KindState
-from triptych.nn.heads import ClassHead, LMHead, MaskedLMHead, Pooling, ReplacedHead, SpanHead, TokenHead
+from triptych.nn.heads import LMHead, Pooling
 from triptych.nn.inputs import Row, flat
 from triptych.nn.kinds import Context
 from triptych.nn.lora import LoraFactors, LoraLinear, attach, detach, factors_of, fresh_factors
@@ -10,7 +9,7 @@ from triptych.nn.part import NO_TAPS, Module, Taps, assign, build
 from triptych.nn.stack import Block, Stack
 
 __all__ = [
-    "NO_TAPS", "Adapter", "Batch", "Block", "ClassHead", "Context", "KindState", "LMHead", "LoraFactors", "LoraLinear",
-    "MaskedLMHead", "Module", "Pooling", "ReplacedHead", "Row", "SpanHead", "Stack", "Taps", "TokenHead", "Transformer",
+    "NO_TAPS", "Adapter", "Batch", "Block", "Context", "LMHead", "LoraFactors", "LoraLinear",
+    "Module", "Pooling", "Row", "Stack", "Taps", "Transformer",
     "assign", "attach", "build", "detach", "empty", "factors_of", "finish_loading", "flat", "fresh_factors", "new",
 ]  # fmt: skip

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.attention import DOT_PRODUCT, LINEAR, AdditiveOver, AttendPlan, ContentBias, Mechanism, Rows
+from triptych.attention.rows import KeysAndValues
 from triptych.nn.linear import Linear
-from triptych.nn.part import Module, Taps
+from triptych.nn.part import Module, Taps, VectorMap
 from triptych.spec import parts
 
 
@@ -40,7 +41,7 @@ class KindState(Protocol):
     @property
     def content(self) -> Callable[[Attention], ContentBias] | None: ...
 
-    def keys(self, attn: Attention, x: Tensor, layer: int, taps: Taps) -> tuple[Tensor, Tensor]: ...
+    def keys(self, attn: Attention, x: Tensor, layer: int, taps: Taps) -> KeysAndValues: ...
 
 
 class Attention(Module[parts.AttentionSpec], of=parts.AttentionSpec):
@@ -51,8 +52,8 @@ class Attention(Module[parts.AttentionSpec], of=parts.AttentionSpec):
     v: Linear
     out: Linear
     sinks: Tensor | None
-    q_norm: Callable[[Tensor], Tensor] | None
-    k_norm: Callable[[Tensor], Tensor] | None
+    q_norm: VectorMap | None
+    k_norm: VectorMap | None
     mechanism: Additive | LinearKernel | None
     pos_q: Linear | None
     pos_k: Linear | None
@@ -60,8 +61,6 @@ class Attention(Module[parts.AttentionSpec], of=parts.AttentionSpec):
     def __init__(self, spec: parts.AttentionSpec) -> None:
         super().__init__(spec)
         self.head_width, self.value_width = spec.head_width, spec.value_width
-        if not spec.sinks:
-            self.sinks = None
 
     def forward(self, x: Tensor, state: KindState, layer: int, taps: Taps) -> Tensor:
         """[N, D] -> [N, D], what attention adds to the residual stream."""
@@ -75,7 +74,7 @@ class Attention(Module[parts.AttentionSpec], of=parts.AttentionSpec):
         z = taps("z", taps.attend(state.plan, q, k, v, self.sinks, content), rows)  # [N, H, Kv]
         return self.out(z.flatten(1))
 
-    def project(self, y: Tensor, rows: Rows, taps: Taps) -> tuple[Tensor, Tensor]:
+    def project(self, y: Tensor, rows: Rows, taps: Taps) -> KeysAndValues:
         """Keys [N, G, K] (normalized, not rotated) and values [N, G, Kv] of `y` [N, D]."""
         groups = self.spec.kv_heads
         k = taps("k", self.k(y).view(-1, groups, self.head_width), rows)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from triptych import ops
 from triptych.attention import Rows
 from triptych.nn.linear import Linear
-from triptych.nn.part import Module, S
+from triptych.nn.part import Module, S, VectorMap
 from triptych.spec import model as spec
 
 
@@ -19,7 +16,7 @@ class Transform(Module[spec.TransformSpec], of=spec.TransformSpec):
     """[N, D] -> [N, D']: `norm(act(dense(x)))`."""
 
     dense: Linear
-    norm: Callable[[Tensor], Tensor] | None
+    norm: VectorMap | None
 
     def forward(self, x: Tensor) -> Tensor:
         x = ops.ACTIVATIONS[self.spec.act](self.dense(x))
@@ -40,51 +37,47 @@ class LMHead(Module[spec.LMHeadSpec], of=spec.LMHeadSpec):
 
 
 class _TransformedHead(Module[S]):
-    """[N, D] -> [N, D'], or of each row [B, D'] where the spec says how to `pool`: `last(dropout(transform(x)))`."""
+    """[N, D] -> [N, D'], or of each row [B, D'] where the spec says how to `pool`: `last(dropout(transform(x)))`, where
+    `last` is the map in the last slot, to tokens or labels."""
 
     transform: Transform | None
-    last: ClassVar[str]  #: the slot of the map to the labels
 
     def forward(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
         how = vars(self.spec)
         x = ops.pool(x, rows, how["pool"]) if "pool" in how else x
         x = x if self.transform is None else self.transform(x)
-        out: Tensor = getattr(self, self.last)(ops.dropout(x, how.get("dropout", 0.0), self.training, random))
+        *_, last = self.children()
+        out: Tensor = last(ops.dropout(x, how.get("dropout", 0.0), self.training, random))
         return out
 
 
 class MaskedLMHead(_TransformedHead[spec.MaskedLMHeadSpec], of=spec.MaskedLMHeadSpec):
     """[N, D] -> logits of the token at each place [N, V]."""
 
-    last = "proj"
     proj: Linear
 
 
 class ReplacedHead(_TransformedHead[spec.ReplacedHeadSpec], of=spec.ReplacedHeadSpec):
     """[N, D] -> one logit per token [N, 1]: whether it was replaced."""
 
-    last = "proj"
     proj: Linear
 
 
 class ClassHead(_TransformedHead[spec.ClassHeadSpec], of=spec.ClassHeadSpec):
     """[N, D] -> class logits of each row [B, C]."""
 
-    last = "classes"
     classes: Linear
 
 
 class TokenHead(_TransformedHead[spec.TokenHeadSpec], of=spec.TokenHeadSpec):
     """[N, D] -> class logits of each token [N, C]."""
 
-    last = "classes"
     classes: Linear
 
 
 class SpanHead(_TransformedHead[spec.SpanHeadSpec], of=spec.SpanHeadSpec):
     """[N, D] -> scores of an answer's first and last token [N, 2]."""
 
-    last = "ends"
     ends: Linear
 
 

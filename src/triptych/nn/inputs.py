@@ -6,8 +6,8 @@ positions of the stack, which are as many as the rows' items for token ids only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,17 +16,19 @@ from torch.overrides import has_torch_function_unary
 
 from triptych import ops
 from triptych.attention import Rows
+from triptych.attention.rows import FlatBatch
 from triptych.errors import InputError
-from triptych.nn.part import Module
+from triptych.nn.part import Module, VectorMap
 from triptych.nn.positions import Position
 from triptych.spec import inputs, parts
 from triptych.spec.part import Part
 
+Placed = TypeVar("Placed", bound=inputs.FramesSpec | inputs.PatchesSpec)
 Row = Sequence[int] | Tensor
 """What one row is read from: token ids, frames `[T, M]`, or the pixels `[C, H, W]` of an image."""
 
 
-def flat(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Rows]:
+def flat(rows: Sequence[Sequence[int]], device: torch.device) -> FlatBatch:
     """Rows of ids as the flat batch: [N] and where each row lies.  Raises InputError for an empty row."""
     for i, row in enumerate(rows):
         if not len(row):
@@ -51,9 +53,9 @@ class Embed(Module[parts.EmbedSpec], of=parts.EmbedSpec):
     tokens: Table
     token_types: Table
     position: Position[Part] | None
-    widen: Callable[[Tensor], Tensor] | None
-    norm: Callable[[Tensor], Tensor] | None
-    project: Callable[[Tensor], Tensor] | None
+    widen: VectorMap | None
+    norm: VectorMap | None
+    project: VectorMap | None
 
     def __init__(self, spec: parts.EmbedSpec) -> None:
         super().__init__(spec)
@@ -64,7 +66,7 @@ class Embed(Module[parts.EmbedSpec], of=parts.EmbedSpec):
         """How many positions a row takes."""
         return len(row)
 
-    def flat(self, rows: Sequence[Any]) -> tuple[Tensor, Rows]:
+    def flat(self, rows: Sequence[Any]) -> FlatBatch:
         """Rows of token ids -> [N]."""
         return flat(rows, self.device)
 
@@ -97,17 +99,26 @@ class Conv(Module[inputs.ConvSpec], of=inputs.ConvSpec):
         return ops.conv1d(x, self.weight, self.bias, self.spec.stride, lengths)
 
 
-class Frames(Module[inputs.FramesSpec], of=inputs.FramesSpec):
+class _Placed(Module[Placed]):
+    """What gives vectors to which their positions are added."""
+
+    position: Position[Part]
+
+    def placed(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
+        x = x + self.position.embed(rows.positions(x.device)).to(x.dtype)
+        return ops.dropout(x, self.spec.dropout, self.training, random)
+
+
+class Frames(_Placed[inputs.FramesSpec], of=inputs.FramesSpec):
     """`gelu(conv2(gelu(conv1(frames)))) + position` of each row."""
 
     conv1: Conv
     conv2: Conv
-    position: Position[Part]
 
     def length(self, row: Row) -> int:
-        return len(row) // int(self.spec.stride)
+        return len(row) // self.spec.stride
 
-    def flat(self, rows: Sequence[Any]) -> tuple[Tensor, Rows]:
+    def flat(self, rows: Sequence[Any]) -> FlatBatch:
         """Rows of frames `[T, M]` -> [N * stride, M].  Raises InputError for a row of another form."""
         mels, stride = self.spec.conv1.inputs, self.spec.stride
         for i, row in enumerate(rows):
@@ -119,11 +130,9 @@ class Frames(Module[inputs.FramesSpec], of=inputs.FramesSpec):
     def forward(
         self, frames: Tensor, rows: Rows, token_types: None = None, random: torch.Generator | None = None
     ) -> Tensor:
-        x = self.convolved(frames, rows, ops.ACTIVATIONS["gelu"])
-        x = x + self.position.embed(rows.positions(x.device)).to(x.dtype)
-        return ops.dropout(x, self.spec.dropout, self.training, random)
+        return self.placed(self.convolved(frames, rows, ops.ACTIVATIONS["gelu"]), rows, random)
 
-    def convolved(self, frames: Tensor, rows: Rows, act: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def convolved(self, frames: Tensor, rows: Rows, act: VectorMap | None = None) -> Tensor:
         """`act(conv2(gelu(conv1(frames))))` of each row: frames [N * stride, M] -> [N, D].
 
         Each row is computed by itself, from memory of its own, so that it has the same bits in any batch: torch's
@@ -137,18 +146,17 @@ class Frames(Module[inputs.FramesSpec], of=inputs.FramesSpec):
         return x if act is None else act(x)
 
 
-class Patches(Module[inputs.PatchesSpec], of=inputs.PatchesSpec):
+class Patches(_Placed[inputs.PatchesSpec], of=inputs.PatchesSpec):
     """A vector of its own, then one for each patch, with their positions added."""
 
     first: Tensor
     weight: Tensor
     bias: Tensor
-    position: Position[Part]
 
     def length(self, row: Row) -> int:
-        return int(self.spec.position.length)
+        return self.spec.position.length
 
-    def flat(self, rows: Sequence[Any]) -> tuple[Tensor, Rows]:
+    def flat(self, rows: Sequence[Any]) -> FlatBatch:
         """Images `[C, H, W]` -> their patches [P, C * patch * patch].  Raises InputError for one of another size."""
         shape, p = (self.spec.channels, *self.spec.image), self.spec.patch
         for i, row in enumerate(rows):
@@ -159,9 +167,7 @@ class Patches(Module[inputs.PatchesSpec], of=inputs.PatchesSpec):
     def forward(
         self, patches: Tensor, rows: Rows, token_types: None = None, random: torch.Generator | None = None
     ) -> Tensor:
-        x = ops.patches(patches, self.first, self.weight, self.bias, rows)
-        x = x + self.position.embed(rows.positions(x.device)).to(x.dtype)
-        return ops.dropout(x, self.spec.dropout, self.training, random)
+        return self.placed(ops.patches(patches, self.first, self.weight, self.bias, rows), rows, random)
 
 
 def _check_floats(i: int, row: Any, what: str, shape: tuple[int | None, ...]) -> None:
@@ -170,5 +176,5 @@ def _check_floats(i: int, row: Any, what: str, shape: tuple[int | None, ...]) ->
         raise InputError(f"row {i}: this model reads {what} as a float tensor, not {type(row).__name__}")
     if row.dim() != len(shape) or any(n not in (None, m) for n, m in zip(shape, row.shape, strict=True)):
         raise InputError(f"row {i}: this model reads {what}, not {list(row.shape)}")
-    if not bool(row.isfinite().all()):
+    if not row.isfinite().all():
         raise InputError(f"row {i}: its numbers are not all finite")

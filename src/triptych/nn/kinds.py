@@ -27,7 +27,7 @@ from triptych.attention import (
     kernel_dense,
 )
 from triptych.attention.cache_steps import FullStep
-from triptych.attention.rows import KeysIn
+from triptych.attention.rows import KeysAndValues, KeysIn
 from triptych.nn.attention import Attention, KindState
 from triptych.nn.part import Module, Taps
 from triptych.nn.positions import UNPOSITIONED, Position
@@ -50,7 +50,7 @@ class SelfState:
     rotation: ops.Rotation | None
     content: Callable[[Attention], ContentBias] | None
 
-    def keys(self, attn: Attention, x: Tensor, layer: int, taps: Taps) -> tuple[Tensor, Tensor]:
+    def keys(self, attn: Attention, x: Tensor, layer: int, taps: Taps) -> KeysAndValues:
         k, v = attn.project(x, self.rows, taps)
         return self.step.extend(layer, taps("k_rot", ops.rotate(k, self.rotation), self.rows), v)
 
@@ -65,11 +65,11 @@ class CrossState:
     rotation: None = None
     content: None = None
 
-    def keys(self, attn: Attention, x: Tensor, layer: int, taps: Taps) -> tuple[Tensor, Tensor]:
+    def keys(self, attn: Attention, x: Tensor, layer: int, taps: Taps) -> KeysAndValues:
         return self.source.keys(layer, partial(_projected, attn, taps))
 
 
-def _projected(attn: Attention, taps: Taps, memory: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+def _projected(attn: Attention, taps: Taps, memory: Tensor, rows: Rows) -> KeysAndValues:
     k, v = attn.project(memory, rows, taps)
     return taps("k_rot", k, rows), v
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 
 from triptych import ops
-from triptych.nn.part import Module
+from triptych.nn.part import Module, VectorMap
 from triptych.nn.weights import dense, rows
 from triptych.spec import norms, parts
 
@@ -18,11 +16,6 @@ class Linear(Module[parts.LinearSpec], of=parts.LinearSpec):
     takes_packed = True
     weight: Tensor
     bias: Tensor | None
-
-    def __init__(self, spec: parts.LinearSpec) -> None:
-        super().__init__(spec)
-        if not spec.bias:
-            self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, self.bias)
@@ -41,11 +34,6 @@ class LayerNorm(Module[norms.LayerNormSpec], of=norms.LayerNormSpec):
 
     weight: Tensor
     bias: Tensor | None
-
-    def __init__(self, spec: norms.LayerNormSpec) -> None:
-        super().__init__(spec)
-        if not spec.bias:
-            self.bias = None
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.layer_norm(x, self.weight, self.bias, self.spec.eps)
@@ -70,9 +58,9 @@ class Scale(Module[parts.ScaleSpec], of=parts.ScaleSpec):
 class Norms(Module[parts.NormsSpec], of=parts.NormsSpec):
     """The norms around one sublayer; an empty slot passes its input on."""
 
-    pre: Callable[[Tensor], Tensor]
-    out: Callable[[Tensor], Tensor]
-    post: Callable[[Tensor], Tensor]
+    pre: VectorMap
+    out: VectorMap
+    post: VectorMap
 
     def __init__(self, spec: parts.NormsSpec) -> None:
         super().__init__(spec)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from triptych import machine
 from triptych.attention import NULL_CACHE, CrossCache, CrossKeys, EncoderOutput, KVCache, Rows, sinusoidal
+from triptych.attention.rows import FlatBatch
 from triptych.errors import InputError
 from triptych.nn.heads import Head
 from triptych.nn.inputs import Embed, Frames, Patches, Row
@@ -45,7 +46,7 @@ class Batch:
     inputs: Tensor | None = None
     rows: Rows = NO_ROWS
     token_types: Tensor | None = None
-    source: tuple[Tensor, Rows] | None = None
+    source: FlatBatch | None = None
     cache: KVCache = NULL_CACHE
     cross: CrossCache | None = None
     taps: Taps = NO_TAPS
@@ -115,7 +116,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
         """How many positions a row of the source takes."""
         return self.input.length(row)
 
-    def flat(self, rows: Sequence[Row]) -> tuple[Tensor, Rows]:
+    def flat(self, rows: Sequence[Row]) -> FlatBatch:
         """Rows of what the model reads (its source, beside a decoder) as one flat batch.
 
         Raises InputError for a row that is empty or of another form.
@@ -147,7 +148,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
             cross = batch.cross or EncoderOutput(memory, batch.source[1])
         assert batch.inputs is not None
         rows, limit, taps, prefix = batch.rows, self.spec.context, batch.taps, self.prefix["decoder"]
-        if limit is not None and max(rows.ends, default=0) > limit:
+        if limit is not None and rows.end > limit:
             refuse_length(rows, limit, "input")
         return self.decoder(
             batch.inputs, rows, token_types=batch.token_types, cache=batch.cache, cross=cross,
@@ -187,7 +188,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
         """[M] source ids, or what else the input slot reads -> [M, D] of the encoder."""
         assert self.encoder is not None
         limit = self.spec.source_context
-        if limit is not None and max(rows.ends, default=0) > limit:
+        if limit is not None and rows.end > limit:
             refuse_length(rows, limit, "source" if self.decoder is not None else "input")
         types = batch.token_types if self.decoder is None else None
         taps = batch.taps.at(self.prefix["encoder"])

@@ -22,6 +22,8 @@ from triptych.nn.weights import PackedWeight
 from triptych.spec.part import Part
 
 S = TypeVar("S", bound=Part)
+VectorMap = Callable[[Tensor], Tensor]
+"""What acts on the vector of one token at a time, as a norm does."""
 
 
 class Module(nn.Module, Generic[S]):
@@ -54,9 +56,14 @@ class Module(nn.Module, Generic[S]):
             if path and path not in self._modules:
                 self.add_module(path, nn.ModuleList() if leaf.isdigit() else nn.ModuleDict())
             self.get_submodule(path).add_module(leaf, build(child))
-        for name, value in vars(spec).items():  # an empty slot is an attribute that holds None
-            if value is None and not hasattr(self, name):
+        for name, value in vars(spec).items():  # an empty slot, and one without its tensor, holds None
+            if (value is None or value is False) and not hasattr(self, name):
                 setattr(self, name, None)
+
+    @property
+    def has_packed_weights(self) -> bool:
+        """Whether some weight of this part, or of one below it, is packed."""
+        return any(isinstance(weight, PackedWeight) for weight in self.parameters())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Module[S]:
         """Every cast and move of torch goes through here: apply it to `dtype` and `device` as well."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from triptych.attention.positions import (
 )
 from triptych.errors import InputError
 from triptych.nn.attention import Attention
-from triptych.nn.part import Module, S
+from triptych.nn.part import Module, S, VectorMap
 from triptych.spec import positions as spec
 
 TABLE = 1 << 14  # positions up to which a table of rotation angles is kept
@@ -81,7 +82,7 @@ class Rope(Position[spec.RopeSpec], of=spec.RopeSpec):
         self.tables: dict[tuple[spec.RopeSpec, torch.device, torch.dtype], ops.Rotation] = {}
 
     def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
-        end, exact = max(rows.ends, default=0), torch.promote_types(x.dtype, torch.float32)
+        end, exact = rows.end, torch.promote_types(x.dtype, torch.float32)
         looked_up = end <= TABLE and not (rows.symbolic or torch.compiler.is_compiling())
         if isinstance(self.spec.scaling, spec.LongRope) or not looked_up:
             return Positioned(self._computed(rows, x.device, exact))
@@ -107,7 +108,7 @@ class Rope(Position[spec.RopeSpec], of=spec.RopeSpec):
 
 class Alibi(Position[spec.AlibiSpec], of=spec.AlibiSpec):
     def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
-        return Positioned(bias=lambda q_pos, k_pos: alibi_bias(self.spec.heads, q_pos, k_pos))
+        return Positioned(bias=partial(alibi_bias, self.spec.heads))
 
 
 class T5Buckets(Position[spec.T5BucketsSpec], of=spec.T5BucketsSpec):
@@ -115,16 +116,14 @@ class T5Buckets(Position[spec.T5BucketsSpec], of=spec.T5BucketsSpec):
 
     def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
         far, both = self.spec.max_distance, self.spec.bidirectional
-        return Positioned(
-            bias=lambda q_pos, k_pos: t5_bias(self.weight, q_pos, k_pos, max_distance=far, bidirectional=both)
-        )
+        return Positioned(bias=partial(t5_bias, self.weight, max_distance=far, bidirectional=both))
 
 
 class Disentangled(Position[spec.DisentangledSpec], of=spec.DisentangledSpec):
     """The bias of positions holds rows of the table; each layer maps the table and meets its queries and keys."""
 
     weight: Tensor
-    norm: Callable[[Tensor], Tensor] | None
+    norm: VectorMap | None
 
     def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
         table, row = self.reached(rows)

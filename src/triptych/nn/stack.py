@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import add
@@ -29,7 +29,7 @@ from triptych.nn.feedforward import GLU, MLP, MoE
 from triptych.nn.inputs import Conv, Embed, Frames, Patches
 from triptych.nn.kinds import Context, Kind, cross_state, shared_states, sharing_key
 from triptych.nn.linear import Linear, Norms
-from triptych.nn.part import NO_TAPS, Module, Taps
+from triptych.nn.part import NO_TAPS, Module, Taps, VectorMap
 from triptych.spec import parts
 
 
@@ -37,7 +37,7 @@ class Branch(Module[parts.BranchSpec], of=parts.BranchSpec):
     """`norm(block + act(conv(x)))`, of what enters the block and what its other parts gave."""
 
     conv: Conv
-    norm: Callable[[Tensor], Tensor]
+    norm: VectorMap
 
     def forward(self, x: Tensor, block: Tensor, ctx: Context, taps: Taps) -> Tensor:
         h = ops.dropout(self.conv(x, ctx.rows.lengths), self.spec.dropout, self.training, ctx.random)
@@ -86,7 +86,7 @@ class Block(Module[parts.BlockSpec], of=parts.BlockSpec):
 class ParallelBlock(Module[parts.ParallelBlockSpec], of=parts.ParallelBlockSpec):
     """Attention and MLP side by side on the same stream; there is no stream between them, so no `resid_mid`."""
 
-    norm: Callable[[Tensor], Tensor]
+    norm: VectorMap
     attn: Attention
     attn_norm: Norms
     cross: None = None
@@ -124,7 +124,7 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
     embed: Embed | Frames | Patches
     kinds: Mapping[str, Kind]
     blocks: Sequence[Block | ParallelBlock]
-    final_norm: Callable[[Tensor], Tensor] | None
+    final_norm: VectorMap | None
     project: Linear | None
     recompute: bool = False
 

@@ -124,15 +124,16 @@ class PackedWeight(Tensor):
         What a model does with its weights ends here: the first call that goes on to `__torch_dispatch__` makes torch
         import packages that take 35 MB and a second.
         """
+        kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
-            if func is Tensor.requires_grad_ and (args[1:] or [True])[0] and (kwargs or {}).get("requires_grad", True):
+            if func is Tensor.requires_grad_ and (args[1:] or [True])[0] and kwargs.get("requires_grad", True):
                 raise InputError("packed weights are constants; load the model with dequantize=True to train it")
             own_form = _FUNCTION_FORMS.get(func)
             if own_form is not None:
-                out = own_form(*args, **(kwargs or {}))
+                out = own_form(*args, **kwargs)
                 if out is not None:
                     return out
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[BlockFormat, torch.dtype, int]]:
         return ["blocks"], (self.format, self.dtype, self.shape[0])
@@ -244,8 +245,8 @@ _FUNCTION_FORMS: dict[object, Callable[..., Tensor | None]] = {
     Tensor.detach: _detached,
 }
 _PACKED_FORMS: dict[object, Callable[..., Tensor]] = {
-    aten.detach.default: lambda weight: weight.with_blocks(weight.blocks),
-    aten.alias.default: lambda weight: weight.with_blocks(weight.blocks),
+    aten.detach.default: _detached,
+    aten.alias.default: _detached,
     aten.clone.default: lambda weight, **layout: weight.with_blocks(weight.blocks.clone()),
     aten._to_copy.default: _cast,
     aten.embedding.default: _lookup,

@@ -18,12 +18,12 @@ from triptych.ops.functions import (
     sinusoids,
     softcap,
 )
-from triptych.ops.recording import RUN, NotLowerable, implements, record, recorded_as, recorded_call
-from triptych.ops.table import OPERATIONS, Attributes, Dim, Operation, Shape, Shapes
+from triptych.ops.recording import RUN, NotLowerable, implements, record, recorded_call
+from triptych.ops.table import OPERATIONS, Dim, Operation, Shape
 
 __all__ = [
-    "ACTIVATIONS", "OPERATIONS", "RUN", "Attributes", "Dim", "NotLowerable", "Operation", "Rotation",
-    "Shape", "Shapes", "conv1d", "dropout", "dtype_of", "embedding", "experts", "implements", "l2_normalize",
-    "layer_norm", "linear", "patches", "pool", "record", "recorded_as", "recorded_call", "rms_norm", "rotate",
+    "ACTIVATIONS", "OPERATIONS", "RUN", "Dim", "NotLowerable", "Operation", "Rotation",
+    "Shape", "conv1d", "dropout", "dtype_of", "embedding", "experts", "implements", "l2_normalize",
+    "layer_norm", "linear", "patches", "pool", "record", "recorded_call", "rms_norm", "rotate",
     "sinusoids", "softcap",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import has_torch_function_unary
 
-from triptych.ops.recording import Arguments, NotLowerable, implements, record, recorded_as
+from triptych.ops.recording import NamedCall, NotLowerable, implements, record, recorded_as
 
 linear = implements("linear")(F.linear)
 embedding = implements("embedding")(F.embedding)
@@ -39,14 +39,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.bool,
-)}  # fmt: skip
-
-
 def dtype_of(name: str) -> torch.dtype:
     """The dtype that a program names: `float32` for `torch.float32`."""
-    return _DTYPES[name]
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 @runtime_checkable
@@ -224,45 +220,43 @@ recorded_as(F.embedding)(lambda ids, weight, *options, **named: ("embedding", {"
 
 
 @recorded_as(F.normalize)
-def _l2_normalize(
-    x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: object = None
-) -> tuple[str, Arguments]:
+def _l2_normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: object = None) -> NamedCall:
     if (p, dim, eps) != (2.0, -1, 1e-12):
         raise NotLowerable(f"normalize by the {p}-norm of dimension {dim} is no operation of the table (triptych.ops)")
     return "l2_normalize", {"x": x}
 
 
 @recorded_as(rotate)
-def _rotate(x: Tensor, rotation: Rotation) -> tuple[str, Arguments]:
+def _rotate(x: Tensor, rotation: Rotation) -> NamedCall:
     return "rotate", {"x": x, "cos": rotation.cos, "sin": rotation.sin, "pairing": rotation.pairing}
 
 
 @recorded_as(Tensor.mul, Tensor.__rmul__)
-def _product(x: Tensor, y: Tensor | float) -> tuple[str, Arguments]:
+def _product(x: Tensor, y: Tensor | float) -> NamedCall:
     return ("multiply", {"x": x, "y": y}) if isinstance(y, Tensor) else ("scale", {"x": x, "factor": y})
 
 
 @recorded_as(Tensor.add, Tensor.__radd__)
-def _sum(x: Tensor, y: Tensor | float) -> tuple[str, Arguments]:
+def _sum(x: Tensor, y: Tensor | float) -> NamedCall:
     return ("add", {"x": x, "y": y}) if isinstance(y, Tensor) else ("shift", {"x": x, "offset": y})
 
 
 @recorded_as(Tensor.view)
-def _view(x: Tensor, *shape: int) -> tuple[str, Arguments]:
+def _view(x: Tensor, *shape: int) -> NamedCall:
     if len(shape) != 3:
         raise NotLowerable(f"view{shape} does not split [N, heads * width]")
     return "split_heads", {"x": x, "shape": shape}
 
 
 @recorded_as(Tensor.flatten)
-def _flatten(x: Tensor, *dims: int) -> tuple[str, Arguments]:
+def _flatten(x: Tensor, *dims: int) -> NamedCall:
     if dims != (1,):
         raise NotLowerable(f"flatten{dims} does not merge heads")
     return "merge_heads", {"x": x}
 
 
 @recorded_as(Tensor.to)
-def _to(x: Tensor, dtype: Any) -> tuple[str, Arguments]:
+def _to(x: Tensor, dtype: Any) -> NamedCall:
     if not isinstance(dtype, torch.dtype):
         raise NotLowerable(f"to({dtype}) is no cast to a dtype")
     return "cast", {"x": x, "dtype": dtype}

@@ -11,7 +11,8 @@ from torch.overrides import handle_torch_function
 from triptych.ops.table import OPERATIONS, Operation
 
 Arguments = dict[str, Any]
-Binder = Callable[..., tuple[str, Arguments]]
+NamedCall = tuple[str, Arguments]
+Binder = Callable[..., NamedCall]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 RUN: dict[str, Callable[..., Any]] = {}
@@ -28,7 +29,7 @@ def implements(name: str) -> Callable[[Function], Function]:
     """A decorator: the function computes the operation `name` of the table, and a call of it is recorded as that."""
     operation = OPERATIONS[name]
 
-    def bind(*arguments: Any, **named: Any) -> tuple[str, Arguments]:
+    def bind(*arguments: Any, **named: Any) -> NamedCall:
         return name, dict(zip(operation.arguments, arguments, strict=False)) | named
 
     def register(function: Function) -> Function:

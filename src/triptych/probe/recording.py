@@ -323,7 +323,7 @@ def _filled(scores: RowScores, reads: list[Read]) -> list[_Room]:
     rooms = [_Room(read, scores) for read in reads]
     patterns = any(room.pattern for room in rooms)
     for piece in scores.pieces() if rooms else ():
-        weights = scores.weights(piece) if patterns else piece.scores
+        weights = piece.weights() if patterns else piece.scores
         for room in rooms:
             room.add(piece, weights if room.pattern else piece.scores)
     return rooms

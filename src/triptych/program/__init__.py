@@ -5,6 +5,6 @@
 
 from triptych.program.interpreter import interpret, interpret_logits, interpret_value
 from triptych.program.lower import lower
-from triptych.program.program import Entry, Instruction, Program, ValueInfo
+from triptych.program.program import Entry, Instruction, Program
 
-__all__ = ["Entry", "Instruction", "Program", "ValueInfo", "interpret", "interpret_logits", "interpret_value", "lower"]
+__all__ = ["Entry", "Instruction", "Program", "interpret", "interpret_logits", "interpret_value", "lower"]

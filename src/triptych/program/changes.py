@@ -55,7 +55,7 @@ class NotServed(ConfigError):
 def check_rows(ids: Sequence[int], rows: Rows, vocab: int, limit: int | None, cross: CrossCache | None = None) -> None:
     """What must hold before an executor writes anything: `ids` (all, or the smallest and the largest) are below
     `vocab`, rows end by `limit`, and their sources are projected.  Raises NotServed."""
-    if limit is not None and max(rows.ends) > limit:
+    if limit is not None and rows.end > limit:
         raise NotServed("a row is longer than the model's context")
     if min(ids) < 0 or max(ids) >= vocab:
         raise NotServed("an id lies outside the vocabulary")

@@ -29,11 +29,17 @@ from triptych.attention import (
     ScoreBias,
 )
 from triptych.attention.positions import disentangled_bias
+from triptych.attention.rows import FlatBatch
 from triptych.errors import ConfigError
 from triptych.program.program import Entry, Instruction, Program, weights_of
 
 Weights = Mapping[str, Tensor]
 Edits = Mapping[str, Callable[[Tensor], Tensor]]
+
+
+def named(names: Mapping[str, str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values of an instruction's arguments, or its weights, by argument."""
+    return {argument: values[name] for argument, name in names.items()}
 
 
 def run_operation(
@@ -42,6 +48,10 @@ def run_operation(
     """The result of an instruction's operation by its function in the table; `rows` for the operations that read
     them."""
     arguments: dict[str, object] = {**step.attributes, **inputs, **weights, "rows": rows}
+    if rows is not None:
+        arguments["longest"] = _longest(rows)
+        if step.op == "conv1d":  # of which each token of a row may have several frames
+            arguments["lengths"] = [len(inputs["x"]) // rows.total * n for n in rows.lengths]
     if step.op != "cast" and isinstance(dtype := arguments.get("dtype"), str):
         arguments["dtype"] = ops.dtype_of(dtype)
     names = list(ops.OPERATIONS[step.op].arguments)
@@ -49,6 +59,11 @@ def run_operation(
         names.pop()
     result: Tensor = ops.RUN[step.op](*(arguments.get(name) for name in names))
     return result
+
+
+def _longest(rows: Rows) -> int:
+    """The largest distance in a row."""
+    return max(rows.ends, default=1) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,74 +107,55 @@ class _Run:
         if step.op in SPECIAL:
             SPECIAL[step.op](self, step)
         else:
-            self.values[step.out[0]] = run_operation(step, self.inputs_of(step), self.weights_of(step), self.rows)
-
-    def inputs_of(self, step: Instruction) -> dict[str, Tensor]:
-        return {key: self.values[name] for key, name in step.inputs.items()}
-
-    def weights_of(self, step: Instruction) -> dict[str, Tensor]:
-        return {key: self.weights[name] for key, name in step.weights.items()}
+            weights = named(step.weights, self.weights)
+            self.values[step.result] = run_operation(step, named(step.inputs, self.values), weights, self.rows)
 
     def site(self, step: Instruction) -> None:
-        edit, value = self.edits.get(step.out[0]), self.values[step.inputs["x"]]
-        self.values[step.out[0]] = value if edit is None else edit(value)
+        edit, value = self.edits.get(step.result), self.values[step.inputs["x"]]
+        self.values[step.result] = value if edit is None else edit(value)
 
     def module(self, step: Instruction) -> None:
         name = step.attributes["module"]
         raise ConfigError(f"{name} runs as a module: {self.program.unlowered[name]}; the interpreter cannot run it")
 
-    def conv1d(self, step: Instruction) -> None:
-        x, weights = self.values[step.inputs["x"]], self.weights_of(step)
-        lengths = [len(x) // self.rows.total * n for n in self.rows.lengths]
-        stride = step.attributes["stride"]
-        self.values[step.out[0]] = ops.conv1d(x, weights["weight"], weights.get("bias"), stride, lengths)
-
     def experts(self, step: Instruction) -> None:
-        how, entry, inputs = step.attributes, step.attributes["expert"], self.inputs_of(step)
+        how, entry, inputs = step.attributes, step.attributes["expert"], named(step.inputs, self.values)
 
         def expert(number: int, x: Tensor) -> Tensor:
             own = {name: self.weights[name.replace(".experts.0.", f".experts.{number}.")] for name in weights_of(entry)}
             return _Run(self.program, own, self.rows, {entry.inputs[0]: x}).run(entry)[0]
 
         parts = [partial(expert, number) for number in range(how["count"])]
-        self.values[step.out[0]] = ops.experts(inputs["x"], inputs["scores"], parts, how["top_k"], how["normalize"])
-
-    @property
-    def longest(self) -> int:
-        """The largest distance in a row."""
-        return max(self.rows.ends, default=1) - 1
-
-    def reached_table(self, step: Instruction) -> None:
-        arguments = self.inputs_of(step) | dict(step.attributes) | self.weights_of(step)
-        self.values[step.out[0]] = ops.RUN[step.op](**arguments | {"longest": self.longest})
+        self.values[step.result] = ops.experts(inputs["x"], inputs["scores"], parts, how["top_k"], how["normalize"])
 
     def placed_bias(self, step: Instruction) -> None:
-        run, arguments = ops.RUN[step.op], dict(step.attributes) | self.weights_of(step)
+        run, arguments = ops.RUN[step.op], dict(step.attributes) | named(step.weights, self.weights)
         if step.op == "reached_row":
-            arguments["longest"] = self.longest
-        self.biases[step.out[0]] = _Bias(lambda q_pos, k_pos: run(q_pos=q_pos, k_pos=k_pos, **arguments))
+            arguments["longest"] = _longest(self.rows)
+        self.biases[step.result] = _Bias(lambda q_pos, k_pos: run(q_pos=q_pos, k_pos=k_pos, **arguments))
 
     def content_bias(self, step: Instruction) -> None:
         vectors = {key: self.values[step.inputs[key]] for key in ("pos_q", "pos_k") if key in step.inputs}
         placed = self.biases[step.inputs["row"]].placed
-        self.biases[step.out[0]] = _Bias(placed, lambda q, k, row: disentangled_bias(q, k, row, **vectors))
+        self.biases[step.result] = _Bias(placed, lambda q, k, row: disentangled_bias(q, k, row, **vectors))
 
     def extend(self, step: Instruction) -> None:
         """Keys and values are taken in together, when the values come; until then the keys stand for themselves."""
         layer, leaf = step.attributes["layer"], step.attributes["leaf"]
         new = self.values[step.inputs[leaf]]
         if leaf == "k":
-            self.keys[layer], self.values[step.out[0]] = step.out[0], new
+            self.keys[layer], self.values[step.result] = step.result, new
             return
         name = self.keys[layer]
-        self.values[name], self.values[step.out[0]] = self.step.of(layer).extend(layer, self.values[name], new)
+        self.values[name], self.values[step.result] = self.step.of(layer).extend(layer, self.values[name], new)
 
     def attend(self, step: Instruction) -> None:
         q, k, v = (self.values[step.inputs[key]] for key in "qkv")
-        bias, weights = self.biases[step.inputs["bias"]] if "bias" in step.inputs else None, self.weights_of(step)
+        bias = self.biases[step.inputs["bias"]] if "bias" in step.inputs else None
+        weights = named(step.weights, self.weights)
         plan = self.plan(step, q, k, v, bias, weights)
         content = None if bias is None else bias.content
-        self.values[step.out[0]] = plan.run(q, k, v, weights.get("sinks"), content)
+        self.values[step.result] = plan.run(q, k, v, weights.get("sinks"), content)
 
     def plan(
         self, step: Instruction, q: Tensor, k: Tensor, v: Tensor, bias: _Bias | None, weights: Weights
@@ -168,9 +164,8 @@ class _Run:
         key = (how["mask"], how["keys"], how["scale"], how["softcap"], how["mechanism"], step.inputs.get("bias"),
                step.weights.get("weight"), q.shape[1:], v.shape[-1])  # fmt: skip
         if key not in self.plans:
-            heads = Heads(
-                heads=q.shape[1], groups=k.shape[1], width=q.shape[2], value_width=v.shape[-1], dtype=q.dtype,
-                device=q.device, scale=how["scale"], softcap=how["softcap"], sinks="sinks" in weights,
+            heads = Heads.of(
+                q, k, v, scale=how["scale"], softcap=how["softcap"], sinks="sinks" in weights,
                 learns=torch.is_grad_enabled(),
             )  # fmt: skip
             placed, mechanism = None if bias is None else bias.placed, _mechanism(step, weights)
@@ -186,7 +181,7 @@ class _Run:
     def layers(self) -> dict[str, int]:
         """The layer whose keys a value holds, by the `extend` that gave them."""
         steps = self.program.instructions()
-        return {step.out[0]: step.attributes["layer"] for step in steps if step.op == "extend"}
+        return {step.result: step.attributes["layer"] for step in steps if step.op == "extend"}
 
 
 def _mechanism(step: Instruction, weights: Weights) -> Mechanism:
@@ -197,9 +192,9 @@ def _mechanism(step: Instruction, weights: Weights) -> Mechanism:
 
 
 SPECIAL: dict[str, Callable[[_Run, Instruction], None]] = {
-    "site": _Run.site, "module": _Run.module, "conv1d": _Run.conv1d, "experts": _Run.experts,
-    "reached_table": _Run.reached_table, "reached_row": _Run.placed_bias, "alibi_bias": _Run.placed_bias,
-    "t5_bias": _Run.placed_bias, "disentangled_bias": _Run.content_bias, "extend": _Run.extend, "attend": _Run.attend,
+    "site": _Run.site, "module": _Run.module, "experts": _Run.experts, "reached_row": _Run.placed_bias,
+    "alibi_bias": _Run.placed_bias, "t5_bias": _Run.placed_bias, "disentangled_bias": _Run.content_bias,
+    "extend": _Run.extend, "attend": _Run.attend,
 }  # fmt: skip
 """Operations that are more in a program than their function of tensors, by name."""
 
@@ -210,8 +205,7 @@ def interpret(
     inputs: Tensor,
     rows: Rows,
     *,
-    source: tuple[Tensor, Rows] | None = None,
-    token_types: Tensor | None = None,
+    source: FlatBatch | None = None,
     cache: KVCache = NULL_CACHE,
     edits: Edits | None = None,
 ) -> Tensor:
@@ -223,17 +217,15 @@ def interpret(
 
     Raises ConfigError for a part that was not lowered.
     """
-    edits = edits or {}
-    if "decode" not in program.entries:
-        return _entry(program, "encode", weights, inputs, rows, None, NULL_CACHE, token_types, edits, {})[0]
-    known: dict[str, Tensor] = {}
+    entries, edits, values, sources = program.entries, edits or {}, _inputs(inputs, rows), None
+    if "decode" not in entries:
+        return _Run(program, weights, rows, values, edits=edits).run(entries["encode"])[0]
     if source is not None:
-        (memory,) = _entry(program, "encode", weights, *source, None, NULL_CACHE, None, edits, {})
-        run = _Run(program, weights, source[1], {"memory": memory}, edits=edits)
-        entry = program.entries["cross_kv"]
-        known = dict(zip(entry.outputs, run.run(entry), strict=True))
-    sources = None if source is None else source[1]
-    return _entry(program, "decode", weights, inputs, rows, sources, cache, token_types, edits, known)[0]
+        sources, cross = source[1], entries["cross_kv"]
+        (memory,) = _Run(program, weights, sources, _inputs(*source), edits=edits).run(entries["encode"])
+        projected = _Run(program, weights, sources, {"memory": memory}, edits=edits).run(cross)
+        values.update(zip(cross.outputs, projected, strict=True))
+    return _Run(program, weights, rows, values, sources, cache, edits).run(entries["decode"])[0]
 
 
 def interpret_logits(program: Program, weights: Weights, hidden: Tensor, rows: Rows) -> Tensor:
@@ -246,7 +238,7 @@ def interpret_value(
 ) -> Tensor:
     """One value of an entry from others of it: only the instructions between `values` and `name` run."""
     run = _Run(program, weights, rows, dict(values))
-    steps = {step.out[0]: step for step in program.entries[entry].instructions}
+    steps = {step.result: step for step in program.entries[entry].instructions}
 
     def compute(label: str) -> None:
         if label in steps and label not in run.values and label not in run.biases:
@@ -258,14 +250,8 @@ def interpret_value(
     return run.values[name]
 
 
-def _entry(
-    program: Program, name: str, weights: Weights, inputs: Tensor, rows: Rows, source: Rows | None, cache: KVCache,
-    token_types: Tensor | None, edits: Edits, known: dict[str, Tensor],
-) -> list[Tensor]:  # fmt: skip
-    device = inputs.device
-    values: dict[str, Tensor] = {
-        **dict.fromkeys(("ids", "frames", "patches"), inputs), "positions": rows.positions(device),
-        "row_ends": rows.ends_of_tokens(device),
-        "token_types": torch.zeros_like(inputs) if token_types is None else token_types,
-    }  # fmt: skip
-    return _Run(program, weights, rows, values | known, source, cache, edits).run(program.entries[name])
+def _inputs(inputs: Tensor, rows: Rows) -> dict[str, Tensor]:
+    """The values that an entry starts from; all tokens are of type 0."""
+    positions, ends = rows.positions(inputs.device), rows.ends_of_tokens(inputs.device)
+    read = dict.fromkeys(("ids", "frames", "patches"), inputs)
+    return {**read, "positions": positions, "row_ends": ends, "token_types": torch.zeros_like(inputs)}

@@ -65,7 +65,7 @@ def layers_of(entry: Entry) -> list[int | None]:
     layer: int | None = None
     layers: list[int | None] = []
     for step in reversed(entry.instructions):
-        name = step.out[0] if step.op == "site" else next(iter(step.attributes.get("ports", ())), None)
+        name = step.result if step.op == "site" else next(iter(step.attributes.get("ports", ())), None)
         name = next(iter(step.weights.values()), "") if name is None and entry.inputs == ("memory",) else name
         if name is not None and (found := _LAYER.search(name)):
             layer = int(found[1])

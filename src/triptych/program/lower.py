@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from triptych.attention import AdditiveOver, AttendPlan, ContentBias, Heads, Mechanism, Rows, ScoreBias
+from triptych.attention.caches import Project
 from triptych.attention.mask_lowering import window_of
 from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR
+from triptych.attention.rows import KeysAndValues
 from triptych.errors import ConfigError
 from triptych.nn import Stack, Taps, Transformer
 from triptych.ops import NotLowerable
@@ -27,11 +30,9 @@ def lower(module: Transformer) -> Program:
 
     Raises ConfigError, naming what was met, where an input slot or a head cannot be lowered.
     """
-    names: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if name not in module.spec.ties:
-            names[id(parameter)] = name
-    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters(remove_duplicate=False)}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    names = {id(parameter): name for name, parameter in parameters.items() if name not in module.spec.ties}
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     recorder, unlowered = Recorder(names, shapes), dict[str, str]()
     training = [part.training for part in module.modules()]
     module.eval()
@@ -94,11 +95,14 @@ def _input(stack: Stack, recorder: Recorder, tokens: str) -> Value:
     return recorder.input("ids", (tokens,), torch.long)
 
 
+@dataclass(eq=False)
 class RecordingTaps(Taps):
     """Names what passes: a site operation each.  A block that cannot be lowered becomes one `module` instruction."""
 
-    def __init__(self, recorder: Recorder, prefix: str, unlowered: dict[str, str], module: str = "") -> None:
-        self.recorder, self.prefix, self.unlowered, self.module = recorder, prefix, unlowered, module
+    recorder: Recorder
+    prefix: str
+    unlowered: dict[str, str]
+    module: str = ""
 
     def at(self, name: str) -> RecordingTaps:
         module = self.module if name == "" else f"{self.module}{name}."
@@ -158,7 +162,7 @@ class SymbolicPlan:
         band = window_of(self.mask)
         attributes = {
             "mask": self.mask, "scale": 1.0 / math.sqrt(heads.width) if heads.scale is None else heads.scale,
-            "softcap": heads.softcap, "keys": self.keys, "mechanism": _mechanism_name(self.mechanism),
+            "softcap": heads.softcap, "keys": self.keys, "mechanism": self.mechanism.name,
             "span": None if band is None else sum(band), "ports": tuple(ports),
         }  # fmt: skip
         dims = (inputs["q"].dims[0], heads.heads, heads.value_width)
@@ -167,25 +171,18 @@ class SymbolicPlan:
         )
 
 
-def _mechanism_name(mechanism: Mechanism) -> str:
-    if isinstance(mechanism, AdditiveOver):
-        return "additive"
-    return "linear" if mechanism is LINEAR else "dot_product"
-
-
 def _by_head(x: Value) -> Value:
     """`[N, H, K]` with the four dimensions that a content bias reads, under the same name."""
     tokens, heads, width = x.shape
     return Value(x.label, x.dims, x.dtype, x.recorder, (1, heads, tokens, width))
 
 
+@dataclass(eq=False)
 class SymbolicKeys:
     """Where keys lie: with the tokens themselves and a cache's (`self`), or with the source's (`cross`)."""
 
-    where: str
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    where: ClassVar[str]
+    recorder: Recorder
 
     def plan(
         self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
@@ -212,7 +209,7 @@ class SymbolicCache(SymbolicKeys):
     def layout(self) -> SymbolicKeys:
         return self
 
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         recorder, out = self.recorder, []
         for leaf, value in (("k", recorder.checked(k)), ("v", recorder.checked(v))):
             attributes = {"layer": layer, "leaf": leaf}
@@ -221,20 +218,18 @@ class SymbolicCache(SymbolicKeys):
         return out[0], out[1]
 
 
+@dataclass(eq=False)
 class SymbolicCross(SymbolicKeys):
     """The encoder's output: each layer's projections are recorded in the entry `cross_kv`, and `decode` starts from
     their results."""
 
     where = "cross"
-
-    def __init__(self, recorder: Recorder, memory: Value) -> None:
-        super().__init__(recorder)
-        self.memory = memory
+    memory: Value
 
     def layout(self, rows: Rows) -> SymbolicKeys:
         return self
 
-    def keys(self, layer: int, project: Callable[[Tensor, Rows], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def keys(self, layer: int, project: Project) -> KeysAndValues:
         recorder = self.recorder
         with recorder.entry("cross_kv") as outputs:
             memory = recorder.input("memory", self.memory.dims, self.memory.dtype)

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from triptych import ops
 from triptych.attention.positions import rope_angles
 from triptych.errors import ConfigError, InputError
-from triptych.native.step import BAND, LAYOUT_TILES, MATRIX, PAIR, TILE_KEYS, Index, MatrixLayout, Op
+from triptych.native.step import BAND, LAYOUT_TILES, MATRIX, PAIR, TILE_KEYS, Index, MatrixLayout, Op, Records
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.program.changes import ModuleFingerprint, NotServed, WeightVersions, refusal, unseen_changes
@@ -48,7 +47,7 @@ class Binding:
     """
 
     plan: NativePlan
-    matrices: npt.NDArray[Any]
+    matrices: Records
     positions: int
     limit: int
     vocab: int
@@ -92,7 +91,7 @@ class Binder:
         versions = WeightVersions(self.shared, self.copied, self.packed)
         return Binding(self.plan, matrices, positions, limit, vocab, of_call, versions, self.kept, bool(self.packed))
 
-    def _limits(self, matrices: npt.NDArray[Any]) -> tuple[int, int]:
+    def _limits(self, matrices: Records) -> tuple[int, int]:
         limit = vocab = np.iinfo(np.int32).max
         for step in self.plan.instructions[self.plan.instructions["op"] == Op.EMBED]:
             place, row, shift = step["embed"].item()
@@ -108,7 +107,7 @@ class Binder:
             return self._matrix(table.name)
         if table.kind == "tiles":
             weight = self.parameters[table.name]
-            return LAYOUT_TILES, weight.shape[0], weight.shape[1], self._tiles(weight)
+            return LAYOUT_TILES, *weight.shape, self._tiles(weight)
         if table.kind in ("vector", "plain"):
             data = self._plain(table.name)
         else:
@@ -123,11 +122,11 @@ class Binder:
             if packed is None:
                 raise NotServed(f"{name} is packed in a form that the native kernels do not read")
             self.packed.append(weight)
-            return packed[0], weight.shape[0], weight.shape[1], packed[1]
+            return packed[0], *weight.shape, packed[1]
         if weight.dtype not in _DENSE or not weight.is_contiguous():
             raise NotServed(f"{name} is {weight.dtype}; the native kernels read fp32 and bf16 rows")
         self.shared.append(weight)
-        return _DENSE[weight.dtype], weight.shape[0], weight.shape[1], weight.detach()
+        return _DENSE[weight.dtype], *weight.shape, weight.detach()
 
     @torch.no_grad()
     def _tiles(self, weight: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from triptych.attention.store import Store
 from triptych.errors import InputError
 from triptych.native import library, usable_threads, why_not
 from triptych.native.huge_pages import PAGE, HugePages
-from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, PlanRecord
+from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, Integers, PlanRecord, Records
 from triptych.program.changes import NotServed
-from triptych.program.native_binding import LAYOUT_F32, Binding
-from triptych.program.native_plan import check_plan, stored_type
+from triptych.program.native_binding import Binding
+from triptych.program.native_plan import NativePlan, check_plan, stored_type
 from triptych.program.native_reads import StepReads
 
 # Nanoseconds of work that one thread does sooner than two that meet before and after it, as `cost_of` in step.c counts.
@@ -28,6 +28,8 @@ ALONE = 3000
 LABELS = ("ids", "position", "slot", "start", "end", "reach", "source", "source_slot", "chosen")
 _POSITION, _SLOT, _SOURCE = (LABELS.index(name) for name in ("position", "slot", "source"))
 RunStep = Callable[[Any, Any], None]
+Largest = tuple[list[int], list[float]]
+"""Where the largest number of each row stands, and that number."""
 Labels = npt.NDArray[np.int32] | Sequence[Sequence[int]]
 
 
@@ -69,14 +71,14 @@ class Calls:
             setattr(self.call, name, self.labels[i].ctypes.data)
 
     def run(
-        self, binding: Binding, matrices: npt.NDArray[Any], plan: PlanRecord, labels: Labels,
-        chosen: Sequence[int], out: Tensor, token_rows: Tensor | None = None, reads: StepReads | None = None,
+        self, size: NativePlan, plan: PlanRecord, labels: Labels, chosen: Sequence[int], out: Tensor,
+        reads: StepReads | None,
     ) -> None:  # fmt: skip
-        """One call: `labels [8, N]` of its tokens (`piece_of`), the tokens `chosen`, `out`, which receives the result,
-        and a row of `token_rows` for each token where the plan reads it.  The values of sites that the plan keeps go
-        to `reads`.  The caller has checked every size."""
+        """One call of a plan of this size: `labels [8, N]` of its tokens (`piece_of`), the tokens `chosen`, and `out`,
+        which receives the result.  The values of sites that the plan keeps go to `reads`.  The caller has checked every
+        size."""
         assert self.function is not None
-        tokens, size, call = len(labels[0]), binding.plan, self.call
+        tokens, call = len(labels[0]), self.call
         threads = usable_threads(torch.get_num_threads())
         if self.labels.shape[1] < tokens:
             self._make_room(tokens)
@@ -89,9 +91,6 @@ class Calls:
         if self.scratch.numel() < scratch * threads:
             self.scratch = zeros(scratch * threads)
             call.scratch = self.scratch.data_ptr()
-        for place in binding.of_call:
-            assert token_rows is not None
-            matrices[place] = (LAYOUT_F32, *token_rows.shape, 0, token_rows.data_ptr())
         if tokens <= FEW_TOKENS:
             ranges = int(max(*labels[_POSITION], *labels[_SOURCE])) // RANGE + 1
             if self.partial.numel() < COUNTERS + ranges * tokens * size.partial:
@@ -105,7 +104,7 @@ class Calls:
         self.function(byref(plan), byref(call))
 
 
-def largest_of(rows: Tensor) -> tuple[list[int], list[float]] | None:
+def largest_of(rows: Tensor) -> Largest | None:
     """Where the largest number of each row of `rows` [B, n] stands first, or its first NaN, and that number.  None
     where the kernels are not loaded, and for what is not contiguous fp32 numbers on the CPU."""
     find, (count, n) = _find_largest(), rows.shape
@@ -122,16 +121,16 @@ def _find_largest() -> Callable[..., None] | None:
     return None if loaded is None else loaded.functions.largest_of
 
 
-def plan_struct(binding: Binding, matrices: npt.NDArray[Any], stores: npt.NDArray[Any]) -> PlanRecord:
-    """`struct plan`; the arrays must live as long as it.  Raises as `check_plan`."""
-    check_plan(binding.plan, matrices, len(stores))
+def plan_struct(binding: Binding, stores: Records) -> PlanRecord:
+    """`struct plan`; the binding and the stores must live as long as it.  Raises as `check_plan`."""
+    check_plan(binding.plan, binding.matrices, len(stores))
     plan, records = PlanRecord(), binding.plan.instructions
     plan.count, plan.alone, plan.instructions = len(records), ALONE, records.ctypes.data
-    plan.weights, plan.stores = matrices.ctypes.data, stores.ctypes.data
+    plan.weights, plan.stores = binding.matrices.ctypes.data, stores.ctypes.data
     return plan
 
 
-def store_records(stores: Sequence[Store], slots: int = 0, capacity: int = 0) -> npt.NDArray[Any]:
+def store_records(stores: Sequence[Store], slots: int = 0, capacity: int = 0) -> Records:
     """`struct store` of each, which has at least so many slots, and places where it is no ring.
 
     Raises InputError for tensors that do not have the shape of their store, before anything of them is read; NotServed
@@ -152,7 +151,7 @@ def store_records(stores: Sequence[Store], slots: int = 0, capacity: int = 0) ->
     return records
 
 
-def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]]) -> Integers:
     """[8, N]: `LABELS` of each token but `chosen`, with where its row stops in the batch in the place of `end`.
 
     sources   the length of each row's source and its slot in the stores of sources.
@@ -165,7 +164,7 @@ def labels_of(ids: Sequence[int], rows: Rows, sources: Sequence[Sequence[int]]) 
     return np.asarray((ids, position, slot, start, stop, reach, *source))
 
 
-def part_of(labels: npt.NDArray[np.int64], mine: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+def part_of(labels: Integers, mine: npt.NDArray[np.bool_]) -> Integers:
     """The tokens `mine` [N] alone, of each row a run that reaches to its end or from its beginning."""
     part = labels[:, mine]
     _, first, lengths = np.unique(part[3], return_index=True, return_counts=True)
@@ -173,7 +172,7 @@ def part_of(labels: npt.NDArray[np.int64], mine: npt.NDArray[np.bool_]) -> npt.N
     return part
 
 
-def piece_of(labels: npt.NDArray[np.int64], first: int, last: int) -> npt.NDArray[np.int32]:
+def piece_of(labels: Integers, first: int, last: int) -> npt.NDArray[np.int32]:
     """Tokens [first, last) as a call of their own."""
     piece = labels[:, first:last].astype(np.int32)
     position, start, stop = piece[1], piece[3], piece[4]

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from triptych.attention import CrossCache, Rows
 from triptych.errors import InputError
 from triptych.native import library, usable_threads, why_not
-from triptych.native.step import MATRIX, STORE, Call, PlanRecord
+from triptych.native.step import MATRIX, STORE, Call, Integers, PlanRecord, Records
 from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
-from triptych.nn.weights import PackedWeight
 from triptych.program.changes import NotServed, check_rows
 from triptych.program.native_binding import LAYOUT_F32, Binding, MatrixOf, bound
 from triptych.program.native_calls import LABELS, Calls, labels_of, piece_of, store_records, zeros
@@ -45,7 +43,7 @@ def multiplies_in_bf16(module: Transformer, matmul: Matmul) -> bool:
         raise InputError(f"matmul='bf16' needs AMX: {why_not() or 'this processor has none'}")
     if matmul != "auto":
         return matmul == "bf16"
-    if any(isinstance(weight, PackedWeight) for weight in module.parameters()):
+    if module.has_packed_weights:
         return isa == "amx-bf16"
     return isa is not None and module.dtype == torch.bfloat16
 
@@ -79,21 +77,13 @@ class NativeEncoder:
         self.arena = self.scratch = torch.empty(0)
         self.why_modules: str | None = None
 
-    def hidden(self, inputs: Sequence[int] | Tensor, rows: Rows) -> Tensor | None:
+    def hidden(self, inputs: Sequence[int] | Tensor, rows: Rows, cross: CrossCache | None = None) -> Tensor | None:
         """The encoder's output [N, D], fp32, for whole rows of what it reads: ids [N], all of token type 0, or frames
-        [N * stride, M]; None where the modules must run.
+        [N * stride, M]; None where the modules must run.  With `cross`, what `project` does with it.
 
         A row has the same bits in any batch and with any number of threads.  They depend on the processor where
         products are in bf16.
         """
-        return self._run(inputs, rows, None)
-
-    def project(self, inputs: Sequence[int] | Tensor, rows: Rows, cross: CrossCache) -> bool:
-        """The same for sources of a decoder, whose layers' keys and values of it go to `cross`; the slots of `rows` are
-        those of the decoder's rows.  False where the modules must run.  Raises as `CrossCache.fill`."""
-        return self._run(inputs, rows, cross) is not None
-
-    def _run(self, inputs: Sequence[int] | Tensor, rows: Rows, cross: CrossCache | None) -> Tensor | None:
         # The module is on the CPU, and so are ids; in the place of frames there are zeros, one per token.
         framed = isinstance(inputs, Tensor) and inputs.dim() != 1
         try:
@@ -119,6 +109,11 @@ class NativeEncoder:
         self._call(binding, stores, ids, rows, token_rows, out)
         return out
 
+    def project(self, inputs: Sequence[int] | Tensor, rows: Rows, cross: CrossCache) -> bool:
+        """The same for sources of a decoder, whose layers' keys and values of it go to `cross`; the slots of `rows` are
+        those of the decoder's rows.  False where the modules must run.  Raises as `CrossCache.fill`."""
+        return self.hidden(inputs, rows, cross) is not None
+
     def _token_rows(self, binding: Binding, inputs: Sequence[int] | Tensor, rows: Rows) -> Tensor | None:
         """What the convolutions make of frames, where the plan reads that."""
         embed = self.module.input
@@ -132,7 +127,7 @@ class NativeEncoder:
         return embed.convolved(inputs, rows).float().contiguous()
 
     def _call(
-        self, binding: Binding, stores: npt.NDArray[Any], ids: npt.NDArray[np.int64], rows: Rows,
+        self, binding: Binding, stores: Records, ids: Integers, rows: Rows,
         token_rows: Tensor | None, out: Tensor,
     ) -> None:  # fmt: skip
         """Pieces of the batch, each on a thread of its own where there are enough of them."""

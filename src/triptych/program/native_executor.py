@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter, is_
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +20,8 @@ from torch import Tensor
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
 from triptych.native import library
-from triptych.native.step import PlanRecord
+from triptych.native.step import Integers, PlanRecord
 from triptych.nn import Transformer
-from triptych.nn.weights import PackedWeight
 from triptych.program.changes import ModuleGuard, NotServed, check_rows
 from triptych.program.native_binding import LAYOUT_BF16, Binding, MatrixOf, bound
 from triptych.program.native_calls import Calls, labels_of, part_of, piece_of, plan_struct, store_records
@@ -45,7 +43,7 @@ def prompts_in_bf16(module: Transformer, matmul: Matmul) -> bool:
     Raises InputError for an unknown `matmul`, and for "bf16" where no weight is packed or the processor has no such
     products.
     """
-    packed = any(isinstance(weight, PackedWeight) for weight in module.parameters())
+    packed = module.has_packed_weights
     bf16 = multiplies_in_bf16(module, matmul)
     if matmul == "bf16" and not packed:
         raise InputError(
@@ -79,7 +77,7 @@ class NativeStep:
         self.how = dtype, tuple(store.window for store in cache.stores)  # what all its plans depend on
         self.reads: tuple[str, ...] = ()  # of the last call
         self.binding: Binding | None = None  # of the last call
-        self.plans: dict[Binding, tuple[PlanRecord, npt.NDArray[Any]]] = {}  # each with its matrices
+        self.plans: dict[Binding, PlanRecord] = {}
         self.store_tensors: list[Tensor] = []
         self.room = 0, 0  # places and slots of the stores then
         self.next = torch.empty(0, 0)  # logits that were not to be kept
@@ -113,9 +111,8 @@ class NativeStep:
             of_prompts = places < np.repeat(prompts, lengths)
             self._run_by_role(bindings, labels_of(ids, rows, sources), of_prompts, np.asarray(chosen), out, reads)
         elif rows.longest == 1 and len(ids) <= TOKENS:
-            plan, matrices = self.plans[bindings[0]]
             labels = ids, rows.past, rows.slots, rows.starts, rows.ends, rows.ends, *sources  # as `piece_of`
-            self.calls.run(bindings[0], matrices, plan, labels, chosen, out, reads=reads)
+            self.calls.run(bindings[0].plan, self.plans[bindings[0]], labels, chosen, out, reads)
         else:
             self._run(bindings[0], labels_of(ids, rows, sources), chosen, out, reads)
         step.finish()
@@ -127,7 +124,7 @@ class NativeStep:
         due = self.guard is None or self.guard.due() or self.why_modules is not None
         same = not due and not mixed and reads == self.reads
         last, self.reads = self.binding if same else None, reads
-        positions = max(rows.ends, default=0)
+        positions = rows.end
         try:
             if due or self.binding is None:
                 self.calls.check()
@@ -163,8 +160,8 @@ class NativeStep:
     # -- the call -------------------------------------------------------------------------------------------------
 
     def _run_by_role(
-        self, bindings: Sequence[Binding], labels: npt.NDArray[np.int64], of_prompts: npt.NDArray[np.bool_],
-        chosen: npt.NDArray[np.int64], out: Tensor, reads: StepReads | None,
+        self, bindings: Sequence[Binding], labels: Integers, of_prompts: npt.NDArray[np.bool_],
+        chosen: Integers, out: Tensor, reads: StepReads | None,
     ) -> None:  # fmt: skip
         """First the tokens of prompts, then the others, which may continue the same rows."""
         for binding, mine in zip(reversed(bindings), (of_prompts, ~of_prompts), strict=True):
@@ -175,17 +172,16 @@ class NativeStep:
                 out[torch.from_numpy(wanted)] = part
 
     def _run(
-        self, binding: Binding, labels: npt.NDArray[np.int64], chosen: Sequence[int], out: Tensor,
+        self, binding: Binding, labels: Integers, chosen: Sequence[int], out: Tensor,
         reads: StepReads | None,
     ) -> None:  # fmt: skip
         """All tokens of `labels` by one plan, in pieces."""
-        plan, matrices = self.plans[binding]
         count, done = labels.shape[1], 0
         for first in range(0, count, TOKENS):
             last = min(first + TOKENS, count)
             own = chosen if count <= TOKENS else [token - first for token in chosen[done:] if token < last]
             piece, part = piece_of(labels, first, last), out[done : done + len(own)]
-            self.calls.run(binding, matrices, plan, piece, own, part, reads=reads)
+            self.calls.run(binding.plan, self.plans[binding], piece, own, part, reads)
             done += len(own)
 
     def _follow_stores(self, bindings: Sequence[Binding]) -> None:
@@ -204,7 +200,4 @@ class NativeStep:
             self.stores, self.store_tensors = np.concatenate(records), flat
             self.plans = {}
         if not self.plans.keys() >= set(bindings):
-            self.plans = {binding: self.plans[binding] for binding in bindings if binding in self.plans}
-            for binding in bindings:
-                matrices = binding.matrices.copy()
-                self.plans.setdefault(binding, (plan_struct(binding, matrices, self.stores), matrices))
+            self.plans = {one: self.plans.get(one) or plan_struct(one, self.stores) for one in bindings}

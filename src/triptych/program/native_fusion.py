@@ -20,7 +20,7 @@ def fused(steps: PlanSteps) -> PlanSteps:
         for vector in step.reads.values():
             readers.setdefault(vector, []).append(step)
         made.update(dict.fromkeys(step.writes.values(), step))
-    kept = steps.kept | {steps.result}
+    kept = {*steps.sites.values(), steps.result}
     once = {vector for vector, those in readers.items() if len(those) == 1 and vector not in kept}
     gates = {step: gate for step in steps.steps if (gate := _gate_of(step, made, once)) is not None}
     gating = set(gates.values())

@@ -32,10 +32,8 @@ from triptych.program.program import Entry, Instruction, Program
 from triptych.spec.masks import Full
 from triptych.spec.positions import LongRope
 
-# A function of every number of a vector, and which attribute is its factor.
-MAPS = {"silu": (Function.SILU, ""), "relu": (Function.RELU, ""), "tanh": (Function.TANH, ""),
-         "scale": (Function.SCALE, "factor"), "shift": (Function.SHIFT, "offset"),
-         "softcap": (Function.SOFTCAP, "cap"), "gelu": (Function.GELU, "")}  # fmt: skip
+# Operations that are a function of every number of a vector, and which attribute is its factor.
+MAPS = {"silu": "", "relu": "", "tanh": "", "gelu": "", "scale": "factor", "shift": "offset", "softcap": "cap"}
 ALIASES = ("site", "split_heads", "merge_heads", "cast")
 
 
@@ -51,6 +49,7 @@ NOT_NATIVE = {
 """Why the native step lacks an operation, by its name."""
 
 
+@dataclass(eq=False)
 class StepList:
     """The steps of a program so far, and what decides about the next ones.
 
@@ -61,17 +60,20 @@ class StepList:
               or "packed", with packed weights and in the attention of a row to itself.
     reads     sites whose vectors are kept.
     encoding  whether tokens see all of their row.
+    rounded   each vector that is rounded for packed weights, or for products in bf16.
+    attended  the layers whose keys were attended to.
     """
 
-    def __init__(
-        self, program: Program, packed: frozenset[str], stored: StoredType, windows: Sequence[int | None], *,
-        bf16: Literal["all", "packed"] | None = None, reads: Collection[str] = (), encoding: bool = False,
-    ) -> None:  # fmt: skip
-        self.program, self.packed, self.stored, self.windows = program, packed, stored, windows
-        self.bf16, self.reads, self.encoding = bf16, reads, encoding
-        self.out = PlanSteps()
-        self.rounded: dict[tuple[Vector, bool], Vector] = {}
-        self.attended: set[int] = set()
+    program: Program
+    packed: frozenset[str]
+    stored: StoredType
+    windows: Sequence[int | None]
+    bf16: Literal["all", "packed"] | None
+    reads: Collection[str] = ()
+    encoding: bool = False
+    out: PlanSteps = field(default_factory=PlanSteps)
+    rounded: dict[tuple[Vector, bool], Vector] = field(default_factory=dict)
+    attended: set[int] = field(default_factory=set)
 
     def add(
         self, op: Op, out: Vector | None, reads: dict[str, Vector], tables: dict[str, PlanTable] | None = None,
@@ -122,7 +124,7 @@ class NativeWalk:
     entry: Entry
     values: dict[str, NativeValue]
     over: Over
-    names: dict[str, str]
+    expert: int
     uses: Mapping[str, int]
     activations: dict[Vector, tuple[PlanStep, str]] = field(default_factory=dict)
 
@@ -141,21 +143,19 @@ class NativeWalk:
         return PlanTable(kind, self._name(step.weights["weight"]) if step.weights else "", (step.op, how))
 
     def _name(self, weight: str) -> str:
-        for old, new in self.names.items():
-            weight = weight.replace(old, new)
-        return weight
+        return weight.replace(".experts.0.", f".experts.{self.expert}.")
 
-    def vector(self, name: str) -> Vector:
-        return vector_of(self.values, name)
+    def vector(self, step: Instruction, argument: str) -> Vector:
+        return vector_of(self.values, step.inputs[argument])
 
-    def _width(self, name: str) -> int:
-        """Numbers of one vector of a value, of which a token has one per head."""
-        return int(self.entry.values[name].shape[-1])
+    def _per_head(self, step: Instruction, argument: str) -> tuple[Vector, int]:
+        """The vector of an argument, and how many of its numbers are those of one head."""
+        return self.vector(step, argument), int(self.entry.values[step.inputs[argument]].shape[-1])
 
     @native("embedding")
     def _embedding(self, step: Instruction) -> Vector:
         weight, ids = self._name(step.weights["weight"]), self.values[step.inputs["ids"]]
-        out = Vector(int(self.maker.program.weights[weight][1]), self.over)
+        out = Vector(self.maker.program.weights[weight][1], self.over)
         if isinstance(ids, Positions):
             return self.maker.look_up(out, PlanTable("plain", weight), Index.POSITIONS, ids.shift)
         if ids == "types":  # no call has any, so all are type 0
@@ -173,11 +173,11 @@ class NativeWalk:
 
     @native("linear")
     def _linear(self, step: Instruction) -> Vector:
-        x, weight = self.vector(step.inputs["x"]), self._name(step.weights["weight"])
+        x, weight = self.vector(step, "x"), self._name(step.weights["weight"])
         rows, columns = self.maker.program.weights[step.weights["weight"]]  # one shape in all experts
         if columns != x.width:
             raise NotServed(f"{weight} acts on each head of {step.inputs['x']}")
-        out, reads, packed = Vector(int(rows), self.over), {"input": x}, weight in self.maker.packed
+        out, reads, packed = Vector(rows, self.over), {"input": x}, weight in self.maker.packed
         bf16 = self.maker.bf16 == "all" or (self.maker.bf16 == "packed" and packed)
         tables = {"weight": PlanTable("tiles" if self.maker.bf16 == "all" else "matrix", weight)}
         if "bias" in step.weights:
@@ -191,11 +191,11 @@ class NativeWalk:
 
     @native("layer_norm", "rms_norm")
     def _norm(self, step: Instruction) -> Vector:
-        x, width = self.vector(step.inputs["x"]), self._width(step.inputs["x"])
+        x, width = self._per_head(step, "x")
         out, eps = Vector(x.width, self.over), step.attributes.get("eps")
         tables = {key: PlanTable("vector", self._name(name)) for key, name in step.weights.items()}
         self.maker.add(
-            Op.LAYER_NORM if step.op == "layer_norm" else Op.RMS_NORM, out, {"input": x}, tables, width=width,
+            Op[step.op.upper()], out, {"input": x}, tables, width=width,
             heads=x.width // width, eps=torch.finfo(torch.float32).eps if eps is None else eps,
             offset=step.attributes.get("offset", 0.0),
         )  # fmt: skip
@@ -210,7 +210,7 @@ class NativeWalk:
 
     @native("rotate")
     def _rotate(self, step: Instruction) -> Vector:
-        x, width = self.vector(step.inputs["x"]), self._width(step.inputs["x"])
+        x, width = self._per_head(step, "x")
         angles, sines = self.values[step.inputs["cos"]], self.values[step.inputs["sin"]]
         if not isinstance(angles, Angles) or angles != sines:
             raise NotServed("a rotation by other angles than those of the positions")
@@ -245,7 +245,7 @@ class NativeWalk:
 
     def both(self, step: Instruction) -> tuple[Vector, Vector]:
         """The inputs `x` and `y`.  Raises NotServed where their shapes differ."""
-        x, y = (self.vector(step.inputs[key]) for key in ("x", "y"))
+        x, y = (self.vector(step, key) for key in ("x", "y"))
         if self.entry.values[step.inputs["x"]].shape[1:] != self.entry.values[step.inputs["y"]].shape[1:]:
             raise NotServed(f"{step.op} of vectors of different shapes")
         return x, y
@@ -253,13 +253,13 @@ class NativeWalk:
     @native(*MAPS)
     def _map(self, step: Instruction) -> Vector | Positions:
         """A function of every number of x."""
-        function, key = MAPS[step.op]
+        function, x = Function[step.op.upper()], self.values[step.inputs["x"]]
         if step.attributes.get("approximate", "none") != "none":
             function = Function.GELU_TANH
-        number, x = float(step.attributes[key]) if key else 0.0, self.values[step.inputs["x"]]
+        number = float(step.attributes.get(MAPS[step.op], 0.0))
         if isinstance(x, Positions) and function is Function.SHIFT:
             return Positions(x.shift + int(number))
-        return self.apply(function, self.vector(step.inputs["x"]), number, step.out[0])
+        return self.apply(function, self.vector(step, "x"), number, step.result)
 
     @native("add")
     def _add(self, step: Instruction) -> Vector:
@@ -270,7 +270,7 @@ class NativeWalk:
         """An activation that only this product reads is computed in it."""
         x, y = self.both(step)
         activation, name = self.activations.get(x, (None, ""))
-        if activation is None or self.uses[name] != 1 or x in self.maker.out.kept:
+        if activation is None or self.uses[name] != 1 or x in self.maker.out.sites.values():
             return self.product(x, y)
         self.maker.out.steps.remove(activation)
         return self.product(activation.reads["input"], y, activation.numbers["function"], activation.numbers["factor"])
@@ -278,7 +278,7 @@ class NativeWalk:
     @native("extend")
     def _extend(self, step: Instruction) -> StoredKeys:
         leaf = step.attributes["leaf"]
-        new, width = self.vector(step.inputs[leaf]), self._width(step.inputs[leaf])
+        new, width = self._per_head(step, leaf)
         stored = self.maker.stored
         if stored is not StoredType.F32:  # new keys are read as the cache gives them back later
             out = Vector(new.width, self.over)
@@ -291,7 +291,7 @@ class NativeWalk:
         how, maker = step.attributes, self.maker
         if how["mechanism"] != "dot_product":
             raise NotServed(f"the native step attends by dot products, not by {how['mechanism']} scores")
-        q, width = self.vector(step.inputs["q"]), self._width(step.inputs["q"])
+        q, width = self._per_head(step, "q")
         k, v = (self.values[step.inputs[key]] for key in ("k", "v"))
         if not isinstance(k, StoredKeys) or not isinstance(v, StoredKeys) or k.store != v.store:
             raise NotServed("attention to other keys than a cache's")
@@ -320,23 +320,23 @@ class NativeWalk:
         new = {"keys": k.new, "values": v.new}
         numbers["bf16"] = maker.bf16 == "packed" and max(width, v.width) <= WIDEST_BF16
         if maker.encoding:
-            maker.add(Op.ATTEND, out, reads | new, tables, **numbers | {"kind": AttentionKind.ROW, "store": 0})
-            return out
-        if k.store in maker.attended:
+            numbers |= {"kind": AttentionKind.ROW, "store": 0}
+        elif k.store in maker.attended:
             raise NotServed(f"two attentions to the keys of layer {k.store}")
-        maker.attended.add(k.store)
-        if window != (maker.windows[k.store] or 0):
+        elif window != (maker.windows[k.store] or 0):
             raise NotServed(f"layer {k.store} looks back {window} positions, its cache {maker.windows[k.store]}")
         attend = maker.add(Op.ATTEND, out, reads | new, tables, **numbers, window=window)
-        extend = maker.add(Op.EXTEND, None, new, **numbers, window=window)
-        if window:  # the new tokens take the places of some that the queries still see
-            extend.after.append(attend)
+        if not maker.encoding:
+            maker.attended.add(k.store)
+            extend = maker.add(Op.EXTEND, None, new, **numbers, window=window)
+            if window:  # the new tokens take the places of some that the queries still see
+                extend.after.append(attend)
         return out
 
     @native("experts")
     def _experts(self, step: Instruction) -> Vector:
         how, maker = step.attributes, self.maker
-        x, scores = self.vector(step.inputs["x"]), self.vector(step.inputs["scores"])
+        x, scores = self.vector(step, "x"), self.vector(step, "scores")
         if self.over is not Over.TOKENS:
             raise NotServed("experts of chosen tokens")
         count, entry = how["count"], how["expert"]
@@ -348,9 +348,7 @@ class NativeWalk:
             taken, summed = Vector(x.width, Over.EXPERT), Vector(x.width, self.over)
             reads = {"input": x, "routes": routes}
             maker.add(Op.TAKE, taken, reads, experts=count, number=number, width=x.width).after.append(last)
-            out = walk_entry(
-                maker, entry, {entry.inputs[0]: taken}, Over.EXPERT, {".experts.0.": f".experts.{number}."}
-            )
+            out = walk_entry(maker, entry, {entry.inputs[0]: taken}, Over.EXPERT, number)
             last = maker.add(Op.GIVE, summed, {"input": out, "routes": routes, "output": total}, experts=count,
                              number=number, width=x.width)  # fmt: skip
             last.over, last.takes_over, last.forced = Over.EXPERT, "output", True
@@ -359,12 +357,12 @@ class NativeWalk:
 
 
 def walk_entry(
-    maker: StepList, entry: Entry, values: dict[str, NativeValue], over: Over, names: dict[str, str]
+    maker: StepList, entry: Entry, values: dict[str, NativeValue], over: Over = Over.TOKENS, expert: int = 0
 ) -> Vector:
-    """Walk one entry; `names` are prefixes of weights that stand for others (experts)."""
-    walk = NativeWalk(maker, entry, values, over, names, uses_of(entry, ALIASES))
+    """Walk one entry, with the weights of this expert where it is an expert's."""
+    walk = NativeWalk(maker, entry, values, over, expert, uses_of(entry, ALIASES))
     for step in entry.instructions:
-        values[step.out[0]] = walk.result(step)
-        if step.op == "site" and step.out[0] in maker.reads:
-            maker.out.keep(step.out[0], values[step.out[0]], entry)
+        value = values[step.result] = walk.result(step)
+        if step.op == "site" and step.result in maker.reads and isinstance(value, Vector):
+            maker.out.sites[step.result] = value
     return vector_of(values, entry.outputs[0])

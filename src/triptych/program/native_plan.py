@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from triptych import ops
 from triptych.native.step import (
     HEADER,
     INSTRUCTION,
@@ -31,6 +31,7 @@ from triptych.native.step import (
     MatrixLayout,
     Op,
     Over,
+    Records,
     StoredType,
 )
 from triptych.program.changes import NotServed, check_lowered
@@ -46,7 +47,7 @@ from triptych.program.native_values import (
     Vector,
     vector_of,
 )
-from triptych.program.program import Program
+from triptych.program.program import Entry, Program
 
 LINE = 16  # buffers begin at multiples of so many numbers: 64 bytes
 WIDEST = 1024  # numbers of a key or value, at most
@@ -77,7 +78,7 @@ class NativePlan:
     sites          where each of these begins among them, with its shape and dtype.
     """
 
-    instructions: npt.NDArray[Any]
+    instructions: Records
     tables: tuple[PlanTable, ...]
     arena: int
     scratch: int
@@ -109,7 +110,7 @@ def plan_of(
 
     Raises NotServed, naming what the executor lacks.
     """
-    maker = StepList(program, packed, stored_type(dtype), windows, bf16="packed" if bf16 else None, reads=reads)
+    maker = StepList(program, packed, stored_type(dtype), windows, "packed" if bf16 else None, reads)
     _check_entries(program, "decode", "unembed")
     entry, head = program.entries["decode"], program.entries["unembed"]
     values: dict[str, NativeValue] = {
@@ -118,15 +119,16 @@ def plan_of(
     if "cross_kv" in program.entries:
         for i, name in enumerate(program.entries["cross_kv"].outputs):
             values[name] = StoredKeys(len(windows) + i // 2, None, int(entry.values[name].shape[-1]))
-    hidden = walk_entry(maker, entry, values, Over.TOKENS, {})
+    hidden = walk_entry(maker, entry, values)
     chosen = Vector(hidden.width, Over.CHOSEN)
     maker.add(Op.CHOOSE, chosen, {"input": hidden}, width=hidden.width)
-    maker.out.result = walk_entry(maker, head, {head.inputs[0]: chosen}, Over.CHOSEN, {})
+    maker.out.result = walk_entry(maker, head, {head.inputs[0]: chosen}, Over.CHOSEN)
     if maker.out.result is chosen:
         raise NotServed("the head computes nothing")
-    if missing := [name for name in reads if name not in maker.out.sites]:
-        raise NotServed(f"the native step does not keep {missing[0]}, which is read")
-    return _assembled(maker.out, bf16)
+    for name in reads:
+        if name not in maker.out.sites or maker.out.sites[name].over is not Over.TOKENS:
+            raise NotServed(f"the native step does not keep {name}, which is read")
+    return _assembled(maker.out, bf16, entry)
 
 
 def encoding_plan_of(
@@ -139,8 +141,8 @@ def encoding_plan_of(
     own, and with `bf16` products with packed weights and those of attention are in bf16, as in prompts.  Raises
     NotServed, naming what the executor lacks.
     """
-    how: Literal["all", "packed"] = "packed" if source else "all"
-    maker = StepList(program, packed, StoredType.F32, [], bf16=how if bf16 else None, encoding=True)
+    products: Literal["all", "packed"] = "packed" if source else "all"
+    maker = StepList(program, packed, StoredType.F32, [], products if bf16 else None, encoding=True)
     _check_entries(program, "encode", *(["cross_kv"] if source else []))
     entry = program.entries["encode"]
     names = {"ids": "ids", "token_types": "types", "frames": "frames", "q_pos": "positions", "k_pos": "positions"}
@@ -150,13 +152,13 @@ def encoding_plan_of(
     if "frames" in entry.inputs:  # the caller computes the convolutions of frames, and gives their result
         last = max(i for i, step in enumerate(entry.instructions) if step.op == "conv1d")
         step = entry.instructions[last]
-        out = Vector(int(program.weights[step.weights["weight"]][0]))
-        values[step.out[0]] = maker.look_up(out, PlanTable("rows of the call"), Index.TOKENS)
+        out = Vector(program.weights[step.weights["weight"]][0])
+        values[step.result] = maker.look_up(out, PlanTable("rows of the call"), Index.TOKENS)
         entry = replace(entry, instructions=entry.instructions[last + 1 :])
-    maker.out.result = walk_entry(maker, entry, values, Over.TOKENS, {})
+    maker.out.result = walk_entry(maker, entry, values)
     if source:
         _add_cross(maker, maker.out.result)
-    return _assembled(maker.out, bf16)
+    return _assembled(maker.out, bf16, entry)
 
 
 def _add_cross(maker: StepList, memory: Vector) -> None:
@@ -164,7 +166,7 @@ def _add_cross(maker: StepList, memory: Vector) -> None:
     entry = maker.program.entries["cross_kv"]
     values: dict[str, NativeValue] = {entry.inputs[0]: memory}
     first = len(maker.out.steps)
-    walk_entry(maker, entry, values, Over.TOKENS, {})
+    walk_entry(maker, entry, values)
     linear = [step for step in maker.out.steps[first:] if step.op in (Op.LINEAR, Op.LINEAR_BF16)]
     linear = [step for step in linear if step.tables["weight"].name.endswith(".weight")]  # not those of adapters
     for before, step in zip(linear[:-2], linear[2:], strict=True):  # of two layers: few vectors live at once
@@ -189,7 +191,7 @@ def stored_type(dtype: torch.dtype) -> StoredType:
     return _STORED[dtype]
 
 
-def check_plan(plan: NativePlan, matrices: npt.NDArray[Any], stores: int) -> None:
+def check_plan(plan: NativePlan, matrices: Records, stores: int) -> None:
     """Raises NotServed for instructions that name a table of `matrices` or a store that there is not, a table in an
     unknown layout, or an unknown operation: the C functions trust them."""
     records, operations = plan.instructions, plan.instructions["op"]
@@ -207,7 +209,8 @@ def check_plan(plan: NativePlan, matrices: npt.NDArray[Any], stores: int) -> Non
         raise NotServed("a table of its plan has an unknown layout")
 
 
-def _assembled(steps: PlanSteps, bf16: bool) -> NativePlan:
+def _assembled(steps: PlanSteps, bf16: bool, entry: Entry) -> NativePlan:
+    """The plan of some steps; `entry` has the shapes and dtypes of the sites that are read."""
     steps = fused(steps) if bf16 else steps
     levels = _levels(steps)
     ordered = sorted(steps.steps, key=lambda step: levels[step])
@@ -220,8 +223,11 @@ def _assembled(steps: PlanSteps, bf16: bool) -> NativePlan:
     _set_barriers(records, ordered, levels)
     assert steps.result is not None
     scratch, partial = _scratch(ordered)
-    sites = {name: SitePlace(OUTPUT - 1 - buffers[site.vector].offset, site.shape, site.dtype)
-             for name, site in steps.sites.items()}  # fmt: skip
+    sites: dict[str, SitePlace] = {}
+    for name, vector in steps.sites.items():
+        info = entry.values[name]
+        shape = tuple(int(n) for n in info.shape[1:])
+        sites[name] = SitePlace(OUTPUT - 1 - buffers[vector].offset, shape, ops.dtype_of(info.dtype))
     return NativePlan(records, tuple(tables), arena, scratch, partial, steps.result.width, reads, sites)
 
 
@@ -253,7 +259,7 @@ def _levels(steps: PlanSteps) -> dict[PlanStep, int]:
 def _buffers(steps: PlanSteps, ordered: list[PlanStep], levels: dict[PlanStep, int]) -> dict[Vector, _Buffer]:
     """A buffer for each vector.  A result takes over the buffer of an input that nothing else reads any more, and that
     is not kept."""
-    kept = steps.kept
+    kept = steps.sites.values()
     readers: dict[Vector, list[PlanStep]] = {}
     for step in ordered:
         for vector in set(step.reads.values()):
@@ -285,7 +291,7 @@ def _place(buffers: dict[Vector, _Buffer], steps: PlanSteps) -> tuple[int, int]:
     result.offset = OUTPUT
     placed: list[_Buffer] = []
     total = reads = 0
-    for buffer in dict.fromkeys(buffers[site.vector] for site in steps.sites.values()):
+    for buffer in dict.fromkeys(buffers[vector] for vector in steps.sites.values()):
         buffer.offset = OUTPUT - 1 - reads
         reads += _lines(buffer.width)
     for buffer in sorted(dict.fromkeys(buffers.values()), key=lambda one: one.first):
@@ -320,7 +326,7 @@ def _write(record: Any, step: PlanStep, buffers: dict[Vector, _Buffer], tables: 
         (record if name in HEADER else record[member])[name] = value
 
 
-def _set_barriers(records: npt.NDArray[Any], ordered: list[PlanStep], levels: dict[PlanStep, int]) -> None:
+def _set_barriers(records: Records, ordered: list[PlanStep], levels: dict[PlanStep, int]) -> None:
     """All threads meet between two levels.  An expert without tokens is passed over, with its barriers; what follows it
     then begins with one."""
     before, after_expert = 0, False

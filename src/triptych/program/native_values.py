@@ -7,14 +7,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from triptych import ops
-from triptych.attention.mask_lowering import window_of
+from triptych.attention.mask_lowering import conjuncts, window_of
 from triptych.native.step import Op, Over
 from triptych.program.changes import NotServed
 from triptych.program.program import Entry
-from triptych.spec.masks import And, Causal, Full, Mask, Window
+from triptych.spec.masks import Causal, Full, Mask, Window
 from triptych.spec.positions import RopeSpec
 
 
@@ -93,53 +90,25 @@ def vector_of(values: Mapping[str, NativeValue], name: str) -> Vector:
     return value
 
 
-@dataclass(frozen=True, eq=False)
-class SiteVector:
-    """The vector of a site that is read, with the shape and the dtype that the modules have there for each token."""
-
-    vector: Vector
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 @dataclass(eq=False)
 class PlanSteps:
     """The steps of `decode` and `unembed`, or of `encode`, the vector of their result, and those of sites that are
-    read, by name."""
+    read, by name: they must be there when the step is done."""
 
     steps: list[PlanStep] = field(default_factory=list)
     result: Vector | None = None
-    sites: dict[str, SiteVector] = field(default_factory=dict)
-
-    def keep(self, site: str, value: NativeValue, entry: Entry) -> None:
-        """Have the vector `value` of a site when the step is done.  Raises NotServed where the value is none."""
-        if not isinstance(value, Vector) or value.over is not Over.TOKENS:
-            raise NotServed(f"the native step does not keep {site}, which is read")
-        info = entry.values[site]
-        dtype = ops.dtype_of(info.dtype)
-        self.sites[site] = SiteVector(value, tuple(int(n) for n in info.shape[1:]), dtype)
-
-    @property
-    def kept(self) -> set[Vector]:
-        """The vectors that must be there when the step is done, beside the result."""
-        return {site.vector for site in self.sites.values()}
+    sites: dict[str, Vector] = field(default_factory=dict)
 
 
 def window_in(mask: Mask, cross: bool) -> int:
     """How many positions a query sees, itself included; 0 for all."""
-    match mask:
-        case Full() if cross:
-            return 0
-        case Causal() if not cross:
-            return 0
-        case And(parts=(Causal() | Window(), *rest)) if not cross and all(isinstance(p, Causal | Window) for p in rest):
-            back, ahead = window_of(mask) or (0, 0)
-            if ahead:
-                raise NotServed(f"a mask that lets queries see {ahead} positions ahead")
-            return back
-        case Window() if not cross and mask.ahead == 0:
-            return mask.back
-    raise NotServed(f"the native step has no mask {mask}")
+    seen = (Full,) if cross else (Causal, Window)
+    if not all(isinstance(part, seen) for part in conjuncts(mask)):
+        raise NotServed(f"the native step has no mask {mask}")
+    back, ahead = window_of(mask) or (0, 0)
+    if ahead:
+        raise NotServed(f"a mask that lets queries see {ahead} positions ahead")
+    return back
 
 
 def uses_of(entry: Entry, aliases: Collection[str]) -> Counter[str]:
@@ -149,7 +118,7 @@ def uses_of(entry: Entry, aliases: Collection[str]) -> Counter[str]:
     for step in entry.instructions:
         for name in step.inputs.values():
             if step.op in aliases:
-                root[step.out[0]] = root.get(name, name)
+                root[step.result] = root.get(name, name)
             else:
                 uses[root.get(name, name)] += 1
     for name in entry.outputs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from triptych import ops
@@ -39,6 +39,11 @@ class Instruction:
     inputs: dict[str, str] = field(default_factory=dict)
     weights: dict[str, str] = field(default_factory=dict)
     attributes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def result(self) -> str:
+        """The name of the first of its results; all operations of today have one."""
+        return self.out[0]
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Program:
         names: dict[str, None] = {}
         for instruction in self.instructions():
             if instruction.op == "site":
-                names[instruction.out[0]] = None
+                names[instruction.result] = None
             names |= dict.fromkeys(instruction.attributes.get("ports", ()))
         return list(names)
 
@@ -95,7 +100,7 @@ class Program:
             return 0
         shapes = {name: _numbers(values[value].shape, sizes) for name, value in instruction.inputs.items()}
         shapes |= {name: self.weights[weight] for name, weight in instruction.weights.items()}
-        return operation.flops(shapes, _numbers(values[instruction.out[0]].shape, sizes), instruction.attributes)
+        return operation.flops(shapes, _numbers(values[instruction.result].shape, sizes), instruction.attributes)
 
     def _expert_flops(self, instruction: Instruction, sizes: Mapping[str, int]) -> int:
         """Each token goes through `top_k` experts, all of one shape."""
@@ -156,14 +161,12 @@ def _setting_text(value: Any) -> str:
 def _entry_json(entry: Entry) -> dict[str, Any]:
     instructions = []
     for step in entry.instructions:
-        data = asdict(step) | {"out": list(step.out), "attributes": {}}
-        for key, value in step.attributes.items():
-            data["attributes"][key] = {"entry": _entry_json(value)} if isinstance(value, Entry) else to_json(value)
-        instructions.append(data)
-    values = {name: {"shape": list(info.shape), "dtype": info.dtype} for name, info in entry.values.items()}
-    return {
-        "inputs": list(entry.inputs), "instructions": instructions, "outputs": list(entry.outputs), "values": values
-    }  # fmt: skip
+        attributes = {
+            key: {"entry": _entry_json(value)} if isinstance(value, Entry) else to_json(value)
+            for key, value in step.attributes.items()
+        }
+        instructions.append(asdict(replace(step, attributes={})) | {"attributes": attributes})
+    return asdict(replace(entry, instructions=())) | {"instructions": instructions}
 
 
 def _entry(data: Mapping[str, Any], where: str) -> Entry:

@@ -27,6 +27,7 @@ from triptych.program.changes import (
     unseen_changes,
 )
 from triptych.program.lower import lower
+from triptych.program.native_calls import Largest
 from triptych.program.native_reads import StepReads
 from triptych.program.program import Program
 from triptych.program.static_plan import StaticPlan, bucket_of, check_static
@@ -109,7 +110,7 @@ class StaticStep:
         numbers[:, slots] = torch.tensor([tuple(ids), rows.past, (1,) * len(ids), *sources])
         self.inputs.copy_(numbers, non_blocking=True)  # from memory that is not pinned: it is read before this returns
         every = self.compiler is None and len(slots) == len(self.cache.lengths)
-        out, best = self._replay(bucket_of(max(rows.ends), self.cache.capacity), every)()
+        out, best = self._replay(bucket_of(rows.end, self.cache.capacity), every)()
         step.finish()
         taken = [slots[i] for i in chosen]
         self._best = best, taken
@@ -118,7 +119,7 @@ class StaticStep:
             return out[run].clone()  # the next step writes to `out`
         return out[torch.tensor(taken, device=out.device)]
 
-    def best(self) -> tuple[list[int], list[float]] | None:
+    def best(self) -> Largest | None:
         """The likeliest token after each chosen one of the last call, and its logit; None where that did not run."""
         if self._best is None:
             return None

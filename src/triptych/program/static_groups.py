@@ -6,6 +6,7 @@ A GPU needs about as long to start a small operation as to run it, so that fewer
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from graphlib import TopologicalSorter
 
 import torch
 from torch import Tensor, nn
@@ -25,24 +26,12 @@ def grouped(instructions: Sequence[Instruction], weights: Mapping[str, Tensor], 
     for step in instructions:
         layer += step.op == "attend"
         members.setdefault(_kind(step, layer, weights, joined), []).append(step)
-    group_of = {one.out[0]: tuple(group) for group in members.values() for one in group}
-    order: list[Group] = []
-    waits, made = list(instructions), set[str]()
-    own = set(group_of)
-    while waits:
-        left = []
-        for step in waits:
-            group = group_of[step.out[0]]
-            if step.out[0] in made:
-                continue
-            if all(name in made or name not in own for one in group for name in one.inputs.values()):
-                order.append(group)
-                made.update(one.out[0] for one in group)
-            else:
-                left.append(step)
-        assert len(left) < len(waits), f"{left[0].out[0]} waits for itself"
-        waits = left
-    return order
+    kind_of = {step.result: kind for kind, group in members.items() for step in group}
+    before = {
+        kind: [kind_of[name] for step in group for name in step.inputs.values() if name in kind_of]
+        for kind, group in members.items()
+    }
+    return [tuple(members[kind]) for kind in TopologicalSorter(before).static_order()]
 
 
 def _kind(step: Instruction, layer: int, weights: Mapping[str, Tensor], joined: bool) -> Hashable:
@@ -52,7 +41,7 @@ def _kind(step: Instruction, layer: int, weights: Mapping[str, Tensor], joined: 
     own = [weights[name] for name in step.weights.values()]
     if joined and step.op == "linear" and all(type(x) is nn.Parameter and not x.is_inference() for x in own):
         return "linear", layer, step.inputs["x"], *sorted(step.weights), own[0].dtype
-    return step.out[0]
+    return step.result
 
 
 def join(parameters: Sequence[Tensor]) -> Tensor:

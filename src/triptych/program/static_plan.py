@@ -19,9 +19,8 @@ from triptych.attention import DOT_PRODUCT, Cache, CrossCache, kernel_dense
 from triptych.attention.request import AttentionRequest, Runner
 from triptych.attention.store import Store
 from triptych.nn import Transformer
-from triptych.nn.weights import PackedWeight
 from triptych.program.changes import NotServed, WeightVersions, check_lowered
-from triptych.program.interpreter import run_operation
+from triptych.program.interpreter import named, run_operation
 from triptych.program.program import Instruction, Program
 from triptych.program.static_groups import Group, grouped, join
 from triptych.spec.masks import And, BlockSparse, Causal, Full, Mask, Or, Points, Window
@@ -48,7 +47,7 @@ NOT_STATIC = {
 def check_static(program: Program, module: Transformer) -> None:
     """Raises NotServed, naming what has no fixed shape."""
     check_lowered(program)
-    if any(isinstance(weight, PackedWeight) for weight in module.parameters()):
+    if module.has_packed_weights:
         raise NotServed("weights are packed; load with dequantize=True")
     for entry in ("decode", "unembed"):
         for step in program.entries[entry].instructions:
@@ -77,15 +76,6 @@ class _Keys:
     cross: bool
 
 
-@dataclass(frozen=True, eq=False)
-class _Attention:
-    """A kernel prepared for the slots, and the bias of their positions."""
-
-    request: AttentionRequest
-    runner: Runner
-    bias: Tensor | None
-
-
 class StaticPlan:
     """The program of a module, bound to its weights and to the stores of a cache.
 
@@ -108,11 +98,11 @@ class StaticPlan:
         self.groups: list[Group] = grouped(instructions, self.weights, joined=joined)
         products = [group for group in self.groups if len(group) > 1 and group[0].op == "linear"]
         with torch.inference_mode(False), torch.no_grad():
-            self.matrices = {group[0].out[0]: self._join(group) for group in products}
+            self.matrices = {group[0].result: self._join(group) for group in products}
         self.tables: dict[str, tuple[Tensor, ...]] = {}
         kinds: dict[Mask, int] = {}
         attends = [step for step in instructions if step.op == "attend"]
-        self.masks = {step.out[0]: kinds.setdefault(step.attributes["mask"], len(kinds)) for step in attends}
+        self.masks = {step.result: kinds.setdefault(step.attributes["mask"], len(kinds)) for step in attends}
         with torch.no_grad():
             in_tables = self._make_tables(max(self.cache.capacity, 1))
         if any(weight.is_inference() for weight in in_tables):
@@ -134,18 +124,18 @@ class StaticPlan:
         device = self.module.device
         every = torch.arange(positions, device=device)
         for step in self.program.entries["decode"].instructions:
-            weights = {key: self.weights[name] for key, name in step.weights.items()}
+            weights = named(step.weights, self.weights)
             if step.op in _OF_POSITIONS:
                 spec = step.attributes.get("spec")
                 switches = isinstance(spec, RopeSpec) and isinstance(spec.scaling, LongRope)
                 for end in (1, FAR) if switches else (1,):
                     length = {"length": torch.full_like(every, end)} if "length" in step.inputs else {}
                     table = run_operation(step, {"positions": every, **length}, weights)
-                    self.tables[step.out[0]] = (*self.tables.get(step.out[0], ()), table)
+                    self.tables[step.result] = (*self.tables.get(step.result, ()), table)
             elif step.op in _BIASES:
                 zero = torch.zeros(1, dtype=torch.long, device=device)
                 bias = ops.RUN[step.op](q_pos=every, k_pos=zero, **weights, **step.attributes)
-                self.tables[step.out[0]] = (bias[..., 0].float(),)
+                self.tables[step.result] = (bias[..., 0].float(),)
                 read.extend(weights.values())
         return read
 
@@ -168,7 +158,7 @@ class _StaticRun:
     values: dict[str, Tensor] = field(default_factory=dict)
     keys: dict[str, _Keys] = field(default_factory=dict)
     biases: dict[str, Tensor] = field(default_factory=dict)  # of each head by distance, [H, positions]
-    attentions: dict[Hashable, _Attention] = field(default_factory=dict)
+    attentions: dict[Hashable, tuple[Runner, Tensor | None]] = field(default_factory=dict)
 
     def run(self) -> Tensor:
         plan, program = self.plan, self.plan.program
@@ -195,34 +185,31 @@ class _StaticRun:
             if special is not None:
                 special(self, first)
             else:
-                weights = {key: self.plan.weights[name] for key, name in first.weights.items()}
-                self.values[first.out[0]] = run_operation(first, self.inputs_of(first), weights)
+                weights = named(first.weights, self.plan.weights)
+                self.values[first.result] = run_operation(first, named(first.inputs, self.values), weights)
             return
         if first.op == "linear":
-            weight, bias, sizes = self.plan.matrices[first.out[0]]
+            weight, bias, sizes = self.plan.matrices[first.result]
             parts = F.linear(self.values[first.inputs["x"]], weight, bias).split(sizes, -1)
         else:  # rotations
             heads = [self.values[step.inputs["x"]] for step in group]
-            turned = run_operation(first, self.inputs_of(first) | {"x": torch.cat(heads, 1)}, {})
+            turned = run_operation(first, named(first.inputs, self.values) | {"x": torch.cat(heads, 1)}, {})
             parts = turned.split([x.shape[1] for x in heads], 1)
-        self.values.update(zip((step.out[0] for step in group), parts, strict=True))
-
-    def inputs_of(self, step: Instruction) -> dict[str, Tensor]:
-        return {key: self.values[name] for key, name in step.inputs.items()}
+        self.values.update(zip((step.result for step in group), parts, strict=True))
 
     def site(self, step: Instruction) -> None:
-        self.values[step.out[0]] = self.values[step.inputs["x"]]
+        self.values[step.result] = self.values[step.inputs["x"]]
 
     def bias(self, step: Instruction) -> None:
-        (self.biases[step.out[0]],) = self.plan.tables[step.out[0]]
+        (self.biases[step.result],) = self.plan.tables[step.result]
 
     def of_positions(self, step: Instruction) -> None:
         """The row of each token in a table by position."""
-        near, *far = (table[self.positions] for table in self.plan.tables[step.out[0]])
+        near, *far = (table[self.positions] for table in self.plan.tables[step.result])
         if far:
             beyond = self.positions + 1 > step.attributes["spec"].scaling.original_length
             near = torch.where(beyond.view(-1, *[1] * (near.dim() - 1)), far[0], near)
-        self.values[step.out[0]] = near
+        self.values[step.result] = near
 
     def extend(self, step: Instruction) -> None:
         """Write the new keys or values of the slots in use to their places."""
@@ -234,42 +221,43 @@ class _StaticRun:
         if not self.every:
             new = torch.where(self.used[:, None, None], new, target[self.slots, :, place])
         target[self.slots, :, place] = new
-        self.keys[step.out[0]] = _Keys(store, leaf, False)
+        self.keys[step.result] = _Keys(store, leaf, False)
 
     def attend(self, step: Instruction) -> None:
         """Attention of one query per slot [slots, H, K] to the slot's keys, by a kernel of `triptych.attention`."""
         how, q, keys = step.attributes, self.values[step.inputs["q"]], self.keys[step.inputs["k"]]
         if self.reads_all(step, keys) and kernel_dense.slots_serve(keys.store, q.dtype, q.device):
-            self.values[step.out[0]] = kernel_dense.attend_slots(q, keys.store, self.ends, self.bucket, how["scale"])
+            self.values[step.result] = kernel_dense.attend_slots(q, keys.store, self.ends, self.bucket, how["scale"])
             return
         k, v = self.numbers(keys, q.dtype), self.numbers(self.keys[step.inputs["v"]], q.dtype)
-        plan = self.attention(step, keys, q, k, v)
-        sinks = self.plan.weights[step.weights["sinks"]] if plan.request.sinks else None
-        self.values[step.out[0]] = plan.runner(q[:, :, None], k, v, plan.bias, sinks)[:, :, 0]
+        runner, bias = self.attention(step, keys, q, k, v)
+        sinks = self.plan.weights[step.weights["sinks"]] if "sinks" in step.weights else None
+        self.values[step.result] = runner(q[:, :, None], k, v, bias, sinks)[:, :, 0]
 
     def reads_all(self, step: Instruction, keys: _Keys) -> bool:
         """Whether a slot's query sees all keys up to its own, by plain scores."""
         seen = isinstance(step.attributes["mask"], Causal | Full) and not keys.cross
         return seen and step.attributes["softcap"] is None and not step.weights and "bias" not in step.inputs
 
-    def attention(self, step: Instruction, keys: _Keys, q: Tensor, k: Tensor, v: Tensor) -> _Attention:
-        """What the slots ask of a kernel, decided once for all layers that ask for the same."""
+    def attention(
+        self, step: Instruction, keys: _Keys, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Runner, Tensor | None]:
+        """A kernel prepared for the slots, and the bias of their positions; once for layers that ask for the same."""
         how, bias = step.attributes, step.inputs.get("bias", "")
         sizes = (*q.shape, *k.shape, v.shape[3], how["scale"], how["softcap"], "sinks" in step.weights)
-        kind = self.plan.masks[step.out[0]], keys.cross, keys.store.window, bias, *sizes
+        kind = self.plan.masks[step.result], keys.cross, keys.store.window, bias, *sizes
         if kind not in self.attentions:
             k_pos = self.places(keys, k.shape[2])
             visible, placed = self.visible(how["mask"], keys, k_pos), None
             if bias:
                 distance = (self.positions[:, None] - k_pos).clamp(min=0)
                 placed = self.biases[bias][:, distance].transpose(0, 1)[:, :, None]  # [slots, H, 1, S]
-            request = AttentionRequest(
-                rows=q.shape[0], heads=q.shape[1], groups=k.shape[1], queries=1, keys=k.shape[2], width=q.shape[2],
-                value_width=v.shape[3], dtype=q.dtype, device=q.device, scale=how["scale"], mask=_HIDDEN_BY_PLACE,
-                softcap=how["softcap"], biased=bool(bias), sinks="sinks" in step.weights,
+            request = AttentionRequest.of(
+                q, k, v, rows=q.shape[0], queries=1, keys=k.shape[2], scale=how["scale"], softcap=how["softcap"],
+                mask=_HIDDEN_BY_PLACE, biased=bool(bias), sinks="sinks" in step.weights,
                 k_pos=torch.where(visible, k_pos, -1),
             )  # fmt: skip
-            self.attentions[kind] = _Attention(request, DOT_PRODUCT.plan(request), placed)
+            self.attentions[kind] = DOT_PRODUCT.plan(request), placed
         return self.attentions[kind]
 
     def numbers(self, keys: _Keys, dtype: torch.dtype) -> Tensor:
@@ -309,6 +297,6 @@ STATIC: dict[str, Callable[[_StaticRun, Instruction], None]] = {
 """Operations that are more here than their function of the table, by name."""
 
 
-def bucket_of(end: int, capacity: int, shortest: int = 64) -> int:
-    """The power of two that holds `end` positions, at least `shortest` and at most the capacity."""
-    return min(max(shortest, 1 << (end - 1).bit_length()), capacity)
+def bucket_of(end: int, capacity: int) -> int:
+    """The power of two that holds `end` positions, at least 64 and at most the capacity."""
+    return min(max(64, 1 << (end - 1).bit_length()), capacity)

@@ -70,8 +70,8 @@ class SymbolicRows(Rows):
     recorder: Recorder
     tokens_dim: ops.Dim
 
-    def __init__(self, recorder: Recorder, tokens: ops.Dim, lengths: tuple[int, ...] = LENGTHS) -> None:
-        super().__init__(lengths)
+    def __init__(self, recorder: Recorder, tokens: ops.Dim) -> None:
+        super().__init__(LENGTHS)
         object.__setattr__(self, "recorder", recorder)
         object.__setattr__(self, "tokens_dim", tokens)
         recorder.tokens = tokens
@@ -214,11 +214,10 @@ class Recorder:
         expert = self._expert(parts[0], x)
         used = dict(self.used)
         for i, part in enumerate(parts):
-            own = self._expert(part, x).instructions
-            names = [
-                {key: name.replace(f".experts.{i}.", ".experts.0.") for key, name in one.weights.items()} for one in own
-            ]
-            steps = [replace(one, weights=weights) for one, weights in zip(own, names, strict=True)]
+            steps = []
+            for step in self._expert(part, x).instructions:
+                weights = {key: name.replace(f".experts.{i}.", ".experts.0.") for key, name in step.weights.items()}
+                steps.append(replace(step, weights=weights))
             if tuple(steps) != expert.instructions:
                 raise NotLowerable(f"expert {i} does something else than expert 0")
         self.used = used

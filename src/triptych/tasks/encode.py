@@ -13,7 +13,6 @@ from triptych.errors import InputError
 from triptych.generate import Executor
 from triptych.native import library
 from triptych.nn import Batch, Pooling, Transformer
-from triptych.nn.weights import PackedWeight
 from triptych.program.changes import NotServed
 from triptych.program.native_encoder import Matmul, NativeEncoder, encoder_binding, multiplies_in_bf16
 from triptych.program.native_executor import prompts_in_bf16
@@ -94,7 +93,7 @@ def encode(
 
 def note_on_products(module: Transformer, matmul: Matmul) -> str | None:
     """A line for the user where the native encoder multiplies in another form than the weights are stored in."""
-    packed = any(isinstance(weight, PackedWeight) for weight in module.parameters())
+    packed = module.has_packed_weights
     if not multiplies_in_bf16(module, matmul) or (module.dtype == torch.bfloat16 and not packed):
         return None
     try:

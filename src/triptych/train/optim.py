@@ -13,7 +13,6 @@ from torch.optim import AdamW
 
 from triptych.errors import CheckpointError, InputError
 from triptych.nn import Transformer
-from triptych.nn.weights import PackedWeight
 from triptych.spec import model as spec
 from triptych.spec.parts import LinearSpec
 from triptych.train.settings import BelowOne, NonNegative, Rate, RecipeSection, Share
@@ -92,7 +91,7 @@ def roles(model: spec.ModelSpec) -> dict[str, Role]:
 def check_trainable(module: Transformer) -> None:
     """Raises InputError for packed weights, unless what is trained beside them is an adapter and nothing else."""
     trained = {name for name, p in module.named_parameters() if p.requires_grad}
-    if any(isinstance(p, PackedWeight) for p in module.parameters()) and roles(module.spec).keys() & trained:
+    if module.has_packed_weights and roles(module.spec).keys() & trained:
         problem = f"this {module.spec.family} model has packed matrices, which are not trained"
         raise InputError(f"{problem}; load it with dequantize=True, or train an adapter (add_adapter) and nothing else")
 
