@@ -143,10 +143,8 @@ def _bytes(model: Model, engine: Engine, layer: int, source: int) -> Step:
     """Bytes of keys and values, by `count` and in the cache's own tensors."""
     spec, length = model.spec, engine.cache.lengths[0]
     decoder = spec.stacks["decoder"]
-    used = []  # bytes of the places that hold a token
-    for store in engine.cache.stores:
-        places = min(length, store.k.shape[2])
-        used.append(store.k[:, :, :places].nbytes + store.v[:, :, :places].nbytes)
+    stores = engine.cache.stores
+    used = [store.k[:, :, :length].nbytes + store.v[:, :, :length].nbytes for store in stores]
     size = model.module.dtype.itemsize
     cross = 0 if engine.cross is None else engine.cross.nbytes
     total = count(spec).cache_bytes(length, dtype="fp32", source=source) * size // 4

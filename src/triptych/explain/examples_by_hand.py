@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from triptych import spec
 from triptych.attention import attention_pattern
 from triptych.explain import reference_ops
-from triptych.explain.attending import Attending
-from triptych.explain.steps import Shown, Step, number
-from triptych.spec.masks import Points
+from triptych.explain.attending import Attending, added_by
+from triptych.explain.steps import Printed, Shown, Step, number
 
 INPUTS, LECTURE, REFERENCE = "Given", "The lecture's figures", "Reference figures"
 Example = tuple[list[Step], str]
@@ -40,15 +40,21 @@ def inputs_step(meaning: str, *shown: Shown) -> Step:
 
 
 def printed_step(
-    symbol: str, values: Sequence[object], meaning: str, rows: Sequence[int] = (), part: str = LECTURE, of: str = ""
-) -> Step:
-    """Figures that the computed tensor must agree with, in the rows `rows`: the lecture's own, or for a `part` of
-    REFERENCE those that the lecture does not print.  `of` is the name of the tensor, where it is not the usual one."""
+    symbol: str, values: Sequence[object], meaning: str, rows: Sequence[int] = (), part: str = LECTURE, of: str = "",
+    decimals: int | None = None,
+) -> Step:  # fmt: skip
+    """Figures that the computed tensor must agree with, in the rows `rows`, rounded to `decimals` where there are any:
+    the lecture's own, or for a `part` of REFERENCE those that the lecture does not print.  `of` is the name of the
+    tensor, where it is not the usual one."""
     by, of = "in the lecture" if part == LECTURE else "for reference", of or {"p": "pattern"}.get(symbol, symbol)
     title = "As printed" if part == LECTURE else "Computed independently"
     shown = Shown(f"{of} {by}", symbol, AXES[symbol], torch.tensor(values), [str(i) for i in rows])
     index = torch.tensor(list(rows) or list(range(len(values))))
-    return Step(part, title, f"{symbol} = {symbol} {by}", meaning, [shown], lambda g: g[of][index])
+
+    def again(g: Printed) -> Tensor:
+        return g[of][index] if decimals is None else g[of][index].round(decimals=decimals)
+
+    return Step(part, title, f"{symbol} = {symbol} {by}", meaning, [shown], again)
 
 
 def attention_steps(given: Sequence[Shown], part: str = "Attention", prefix: str = "", **options: object) -> list[Step]:
@@ -155,11 +161,9 @@ def masks() -> Example:
     n, places = 4, torch.arange(4)
     both = spec.causal() & spec.keys(3)
     causal, padding, hidden = (
-        Shown(name, "m", "T S", torch.zeros(n, n).masked_fill(
-            ~torch.as_tensor(mask.visible(Points(places[:, None]), Points(places[None]))), -math.inf
-        ))
+        Shown(name, "m", "T S", added_by(mask, places, places))
         for name, mask in (("causal", spec.causal()), ("padding", spec.keys(3)), ("both", both))
-    )  # fmt: skip
+    )
     future = torch.full((n, n), -math.inf, dtype=torch.float64).triu(1)
     column = torch.zeros(n, n, dtype=torch.float64)
     column[:, 3] = -math.inf

@@ -145,29 +145,25 @@ def inspect_text(
     maps: list[AttentionMap] = []
     largest: list[TopMap] = []
     values: list[Values] = []
-    if whole or selected:
-        trace = model.trace(rows, targets, read=[Read(name, heads=heads) for name in chosen])
-        for name in chosen:
-            (value,) = trace[name]
-            if not name.endswith(".pattern"):
-                values.append(values_of(name, value))
-                continue
-            value = value.float().cpu()
-            found = pattern_statistics(value, torch.arange(value.shape[1]), top=min(TOP, value.shape[2]))
-            maps.append(AttentionMap(pattern=value.numpy(), heads=heads, **_described(model, name, trace, found)))
-    if not whole:
-        every = check_selection(model.spec, site)
-        wanted = [name for name in every if name.endswith(".pattern")]
-        others = [] if selected else [name for name in chosen if name not in wanted]
-        count = LONG_TOP if len(rows[0]) > LONG else 2 * LONG_TOP
-        reads = [Read(name, reduce=Statistics(top=count)) for name in wanted]
-        trace = model.trace(rows, targets, read=[*reads, *map(Read, others)])
-        for name in wanted:
-            found = trace.statistics(name)[0]
-            weights = found.top_weights.float().clamp(0, 1).cpu().numpy()
-            described = _described(model, name, trace, found)
-            largest.append(TopMap(top_keys=found.top_keys.cpu().numpy(), top_weights=weights, **described))
-        values += [values_of(name, trace[name][0]) for name in others]
+    reduced = [] if whole else [name for name in check_selection(model.spec, site) if name.endswith(".pattern")]
+    count = LONG_TOP if len(rows[0]) > LONG else 2 * LONG_TOP
+    shown = [name for name in chosen if whole or selected or name not in reduced]
+    reads = [Read(name, heads=heads) for name in shown]
+    reads += [Read(name, reduce=Statistics(top=count)) for name in reduced]
+    trace = model.trace(rows, targets, read=reads)
+    for name in shown:
+        (value,) = trace[name]
+        if not name.endswith(".pattern"):
+            values.append(values_of(name, value))
+            continue
+        value = value.float().cpu()
+        found = pattern_statistics(value, torch.arange(value.shape[1]), top=min(TOP, value.shape[2]))
+        maps.append(AttentionMap(pattern=value.numpy(), heads=heads, **_described(model, name, trace, found)))
+    for name in reduced:
+        found = trace.statistics(name)[0]
+        weights = found.top_weights.float().clamp(0, 1).cpu().numpy()
+        described = _described(model, name, trace, found)
+        largest.append(TopMap(top_keys=found.top_keys.cpu().numpy(), top_weights=weights, **described))
     decoded = None if targets is None else targets[0]
     return Inspection(text, written, tuple(maps), tuple(values), tuple(largest), rows[0], decoded)
 
