@@ -108,15 +108,13 @@ class _Export:
         after: list[int] = []
         for step in steps(self.backend.post_processor):
             if step["type"] == "TemplateProcessing":
-                ids = [
-                    None if "Sequence" in part else step["special_tokens"][part["SpecialToken"]["id"]]["ids"]
-                    for part in step["single"]
-                ]
-                place = ids.index(None) if None in ids else -1
-                if place < 0 or step["single"][place]["Sequence"]["id"] != "A":
+                parts, tokens = step["single"], step["special_tokens"]
+                place = next((i for i, part in enumerate(parts) if "Sequence" in part), None)
+                if place is None or parts[place]["Sequence"]["id"] != "A":
                     raise TextError("the page's tokenizer does not know a TemplateProcessing without the text")
-                before = [one for part in ids[:place] for one in part or ()] + before
-                after = after + [one for part in ids[place + 1 :] for one in part or ()]
+                ids = [tokens[part["SpecialToken"]["id"]]["ids"] if "SpecialToken" in part else [] for part in parts]
+                before = [one for part in ids[:place] for one in part] + before
+                after = after + [one for part in ids[place:] for one in part]
             elif step["type"] in ("BertProcessing", "RobertaProcessing"):
                 before, after = [step["cls"][1], *before], [*after, step["sep"][1]]
             elif step["type"] != "ByteLevel":
