@@ -119,7 +119,7 @@ def _entropy() -> Example:
             Step("Weights", f"Softmax, {name}", formula, "Every row sums to 1.", [pattern, total], weights),
             Step("Entropy", f"Mean entropy, {name}", "H = mean over rows of -Σ p ln p", "In nats.", [entropy], mean),
         ]
-        figures.append(printed_step("H", [figure], about, part=REFERENCE, of=entropy.name, decimals=4))
+        figures.append(printed_step("H", torch.tensor([figure]), about, part=REFERENCE, of=entropy.name, decimals=4))
     return [*steps, *figures], "shape (64, 64), rows sum to 1, entropy 0.6108 nats without 1/√d and 3.6809 with it"
 
 
@@ -160,7 +160,8 @@ def _cache() -> Example:
 
     formula = "2 (K and V) × 36 layers × groups × 128 × 4,096 positions × 2 bytes"
     why = "Grouping keeps a quarter of what a key and value for every head would take."
-    expected = printed_step("bytes", [[603_979_776, 2_415_919_104]], "576 MiB, and four times that.")
+    lecture = torch.tensor([[603_979_776, 2_415_919_104]])
+    expected = printed_step("bytes", lecture, "576 MiB, and four times that.")
     step = Step("Bytes", "Cache of Qwen3-4B", formula, why, [shown], once_more)
     return [step, expected], f"{counted[0]:,} bytes, 576 MiB"
 
