@@ -56,11 +56,11 @@ def explain(model: Model, text: str | Sequence[int], *, layer: int = 0, head: in
     ids, target = checked(model, text, layer, head)
     followed, program = _followed(model, ids, row), lower(model.module)
     runs: list[StackRun] = []
-    for name, stack in model.spec.stacks.items():
+    for name in model.spec.stacks:
         own, focus = (ids, followed) if target is None or name == "encoder" else (target, len(target) - 1)
         runs.append(StackRun(
-            module=model.module, program=program, name=name, labels=name_tokens(model, own), ids=own,
-            layer=min(layer, len(stack.blocks) - 1), head=head, focus=focus, source=runs[0] if runs else None,
+            model=model, program=program, name=name, ids=own, layer=layer, head=head, focus=focus,
+            source=runs[0] if runs else None,
         ))  # fmt: skip
     reads = dict.fromkeys(site for run in runs for site in run.reads)
     trace = model.trace([ids], None if target is None else [target], read=list(reads))
