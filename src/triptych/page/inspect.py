@@ -225,13 +225,18 @@ def values_of(name: str, value: Tensor) -> Values:
 
 
 def measures(statistics: AttentionStatistics, *, cross: bool) -> dict[str, list[float]]:
-    """Means over the queries, for each head: the first query of self-attention, which often sees itself alone, left
-    out.  Distances between a source and a target mean nothing, so that cross-attention has none."""
-    start = 0 if cross or statistics.entropy.shape[1] == 1 else 1
+    """Means over the queries, for each head.  Distances between a source and a target mean nothing, so that
+    cross-attention has none."""
+    rows = _counted(statistics.entropy.shape[1], cross)
     values = {"effective keys": statistics.effective_keys, "first": statistics.first}
     if not cross:
         values |= {"previous": statistics.previous, "distance": statistics.distance}
-    return {name: value[:, start:].double().mean(1).tolist() for name, value in values.items()}
+    return {name: value[:, rows].double().mean(1).tolist() for name, value in values.items()}
+
+
+def _counted(queries: int, cross: bool) -> slice:
+    """The queries of a mean: not the first of self-attention, which often sees itself alone."""
+    return slice(0 if cross or queries == 1 else 1, None)
 
 
 def names(
@@ -241,12 +246,11 @@ def names(
     places, weights = statistics.top_keys.long().cpu(), statistics.top_weights.double().cpu()
     query = torch.arange(len(queries))[None, :, None]
     visible = torch.arange(1, len(queries) + 1) if causal else torch.full((len(queries),), len(keys))
+    counted = _counted(len(queries), cross)
 
-    def share(chosen: Tensor, rows: Tensor | None = None) -> Tensor:
+    def share(chosen: Tensor, rows: Tensor | slice = counted) -> Tensor:
         """[H]: the mean weight of the `rows` queries on the chosen keys."""
-        each = (weights * chosen).sum(-1)
-        kept = each[:, 1:] if rows is None and not cross and each.shape[1] > 1 else each
-        return kept.mean(1) if rows is None else each[:, rows].mean(1)
+        return (weights * chosen).sum(-1)[:, rows].mean(1)
 
     even = (statistics.effective_keys.cpu() / visible)[:, visible > 2]
     scores = {"first": share(places == 0), "diffuse": even.mean(1) if even.numel() else torch.zeros(len(places))}
