@@ -241,7 +241,7 @@ def test_series_keep_their_order():
 def test_a_table_sets_numbers_flush_right():
     rows = [["bert", "43.1 %", "-1,204 tok/s", "3"], ["t5", "7 %", "9e-3", "none"]]
     assert TableSection("t", ["name", "right", "speed", "mixed"], rows).numeric == [False, True, True, False]
-    with pytest.raises(InputError, match="row 1 has 1 cells and the header 2"):
+    with pytest.raises(InputError, match="row 1 has 1 cells and there are 2 columns"):
         TableSection("t", ["a", "b"], [["1", "2"], ["3"]])
 
 

@@ -294,7 +294,7 @@ def test_count_knows_its_bytes(module: nn.Transformer) -> None:
     engine.add(Request(prompt=[3] * 64, max_new_tokens=1))
     engine.step()
     assert counted.cache_bytes(64, dtype="fp32") == engine.cache.nbytes
-    sums = counted.sums_bytes
+    sums = counted.cache_bytes(0)
     assert sums == 2 * 4 * G * K * (KV + 1)
     assert counted.cache_bytes(64, dtype="int8") - sums == (counted.cache_bytes(64, dtype="fp32") - sums) // 4 + (
         2 * G * 2 * (64 + 4) if len(module.spec.decoder.blocks) > 2 else 0  # type: ignore[union-attr]

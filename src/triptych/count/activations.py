@@ -31,7 +31,7 @@ from triptych.spec import (
     T5BucketsSpec,
 )
 from triptych.spec.masks import And, Mask, Window
-from triptych.spec.parts import BlockSpec, FeedForward, GLUSpec, MLPSpec, NormsSpec, ParallelBlockSpec
+from triptych.spec.parts import BlockSpec, FeedForward, GLUSpec, ParallelBlockSpec
 
 Block = BlockSpec | ParallelBlockSpec
 PER_EXPERT_TOKEN = 2  # of the model's width: the output of an expert, and the same weighted
@@ -46,38 +46,34 @@ def activation_numbers(
 
     `recompute` keeps the input of each block alone, and while the backward passes a block what this block keeps.
     """
-    total: Counter[str] = Counter(embedding=0, blocks=0, attention=0, mlp=0, norms=0, head=0, logits=0)
+    total = Counter(embedding=0, blocks=0, attention=0, mlp=0, norms=0, head=0, logits=0)
     for name, stack in spec.stacks.items():
         rows = source if name == "encoder" and spec.decoder is not None else tokens
-        width = stack.embed.outputs
         total["embedding"] += _embedding(stack, rows)
         blocks = [_block(stack, block, rows, source) for block in stack.blocks]
         if recompute and blocks:
-            total["blocks"] += len(blocks) * rows * width
+            total["blocks"] += len(blocks) * rows * stack.embed.outputs
             blocks = [max(blocks, key=Counter.total)]
         for numbers in blocks:
             total.update(numbers)
-        total["norms"] += _norm(stack.final_norm, rows, width)
+        total["norms"] += _norm(stack.final_norm, rows)
         total["head"] += 0 if stack.project is None else rows * stack.project.inputs
     total.update(_head(spec, tokens if trained is None else trained))
     return dict(total)
 
 
 def _block(stack: StackSpec, block: Block, tokens: int, source: int) -> Counter[str]:
-    width, dropout = stack.embed.outputs, block.dropout
     position = stack.kinds[block.attn.kind].position
     seen = span_of(stack, block.attn.kind, tokens)
-    total = Counter(attention=_attention(block.attn, tokens, tokens, position, seen), mlp=0, norms=0)
-    total["norms"] += _norms(block.attn_norm, tokens, width)
+    around = [norm for name, part in block.children() if "norm" in name for _, norm in part.walk()]
+    noise = tokens * stack.embed.outputs if block.dropout else 0  # of each sum with the residual stream
+    total = Counter(
+        attention=_attention(block.attn, tokens, tokens, position, seen) + noise,
+        mlp=0 if block.mlp is None else _mlp(block.mlp, tokens) + noise,
+        norms=sum(_norm(norm, tokens) for norm in around),
+    )
     if block.cross is not None:
-        total["attention"] += _attention(block.cross, tokens, source)
-        total["norms"] += _norms(getattr(block, "cross_norm", None), tokens, width)
-    total["norms"] += _norms(block.mlp_norm, tokens, width) + _norm(getattr(block, "norm", None), tokens, width)
-    if block.mlp is not None:
-        total["mlp"] += _mlp(block.mlp, tokens)
-    if dropout:  # the noise of each sum with the residual stream
-        total["attention"] += tokens * width * (1 if block.cross is None else 2)
-        total["mlp"] += tokens * width if block.mlp is not None else 0
+        total["attention"] += _attention(block.cross, tokens, source) + noise
     return total
 
 
@@ -85,17 +81,15 @@ def _attention(
     attn: AttentionSpec, queries: int, keys: int, position: Part | None = None, seen: int | None = None
 ) -> int:
     """Of attention that lets each query see the last `seen` keys, all of them when None."""
-    q, out = queries * attn.heads * attn.head_width, queries * attn.heads * attn.value_width
-    k, v = keys * attn.kv_heads * attn.head_width, keys * attn.kv_heads * attn.value_width
+    q_and_out = queries * attn.heads * (attn.head_width + attn.value_width)
     inputs = queries * attn.q.inputs + (keys * attn.k.inputs if attn.kind == "cross" else 0)
-    normed = _norm(attn.q_norm, queries * attn.heads, attn.head_width)
-    normed += _norm(attn.k_norm, keys * attn.kv_heads, attn.head_width)
+    normed = _norm(attn.q_norm, queries * attn.heads) + _norm(attn.k_norm, keys * attn.kv_heads)
     learned = isinstance(position, T5BucketsSpec | DisentangledSpec)
     beside_softmax = 2 if attn.dropout else int(learned)  # what is multiplied with the values, and what made it
     patterns = beside_softmax + learned + (attn.softcap is not None)
     width = keys if learned or seen is None else min(seen, keys)
     pattern = attn.heads * queries * ((1 + patterns) * width if patterns else 1)
-    return inputs + normed + q + k + v + out + pattern + _distances(position, attn, queries)
+    return inputs + normed + q_and_out + keys * kv_width(attn) + pattern + _distances(position, attn, queries)
 
 
 def _distances(position: Part | None, attn: AttentionSpec, tokens: int) -> int:
@@ -111,39 +105,29 @@ def _distances(position: Part | None, attn: AttentionSpec, tokens: int) -> int:
 def _mlp(mlp: FeedForward, tokens: int) -> int:
     """Its input, and of the hidden width: before and after the activation, for a gate also the other factor and the
     product.  Of a mixture the experts that a token goes through."""
-    match mlp:
-        case MoESpec():
-            expert = _mlp(mlp.expert, tokens) + PER_EXPERT_TOKEN * tokens * mlp.router.inputs
-            return tokens * (mlp.router.inputs + 2 * mlp.experts) + mlp.top_k * expert
-        case GLUSpec() | MLPSpec():
-            hidden = (4 if isinstance(mlp, GLUSpec) else 2) * mlp.up.outputs
-            noise = 2 * mlp.up.outputs if mlp.dropout else 0
-            return tokens * (mlp.up.inputs + hidden + noise)
-    raise AssertionError(mlp)
+    if isinstance(mlp, MoESpec):
+        expert = _mlp(mlp.expert, tokens) + PER_EXPERT_TOKEN * tokens * mlp.router.inputs
+        return tokens * (mlp.router.inputs + 2 * mlp.experts) + mlp.top_k * expert
+    kept = (4 if isinstance(mlp, GLUSpec) else 2) + (2 if mlp.dropout else 0)
+    return tokens * (mlp.up.inputs + kept * mlp.up.outputs)
 
 
-def _norms(norms: NormsSpec | None, tokens: int, width: int) -> int:
-    """All that stand around one part of a block."""
-    return 0 if norms is None else sum(_norm(norm, tokens, width) for norm in (norms.pre, norms.out, norms.post))
-
-
-def _norm(norm: object, vectors: int, width: int) -> int:
+def _norm(norm: object, vectors: int) -> int:
     if isinstance(norm, RMSNormSpec):
-        return vectors * (2 * width + 1)
-    return vectors * (width + 2) if isinstance(norm, LayerNormSpec) else 0
+        return vectors * (2 * norm.width + 1)
+    return vectors * (norm.width + 2) if isinstance(norm, LayerNormSpec) else 0
 
 
 def _embedding(stack: StackSpec, tokens: int) -> int:
     embed = stack.embed
     noise = tokens * embed.outputs if embed.dropout else 0
-    match embed:
-        case FramesSpec():  # frames, and both convolutions before and after their activations
-            frames = embed.stride * tokens
-            return frames * (embed.conv1.inputs + 2 * embed.conv1.outputs) + tokens * embed.outputs + noise
-        case PatchesSpec():
-            return tokens * embed.channels * embed.patch**2 + noise
+    if isinstance(embed, FramesSpec):  # frames, and both convolutions before and after their activations
+        frames = embed.stride * tokens
+        return frames * (embed.conv1.inputs + 2 * embed.conv1.outputs) + tokens * embed.outputs + noise
+    if isinstance(embed, PatchesSpec):
+        return tokens * embed.channels * embed.patch**2 + noise
     maps = sum(tokens * part.inputs for part in (embed.widen, embed.project) if part is not None)
-    return _norm(embed.norm, tokens, embed.outputs) + maps + noise
+    return _norm(embed.norm, tokens) + maps + noise
 
 
 def _head(spec: ModelSpec, trained: int) -> dict[str, int]:

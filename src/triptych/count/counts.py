@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,8 +52,7 @@ def row_flops(kinds: KindProgram, tokens: int, cached: int, logits: int, source:
 
     An encoder-decoder with nothing cached also runs its encoder over `source` tokens, and projects these once.
     """
-    total: Counter[str] = Counter(dict.fromkeys(FLOP_PARTS, 0))
-    spec = kinds.spec
+    total, spec = Counter(dict.fromkeys(FLOP_PARTS, 0)), kinds.spec
     sizes = {"M": source, "B": 1}
     if spec.encoder is not None and not (spec.decoder is not None and cached):
         read = tokens if spec.decoder is None else source
@@ -101,7 +100,7 @@ class Count:
     @property
     def active(self) -> int:
         """Parameters one token goes through: all but the experts it does not go through."""
-        mixtures = [part for _, part in self.spec.walk() if isinstance(part, MoESpec)]
+        mixtures = (part for _, part in self.spec.walk() if isinstance(part, MoESpec))
         return self.total - sum((m.experts - m.top_k) * sum(map(prod, m.expert.shapes().values())) for m in mixtures)
 
     def weight_bytes(self, dtype: str = "bf16") -> int:
@@ -119,22 +118,16 @@ class Count:
         self, positions: int, *, batch: int = 1, dtype: str = "fp16", source: int = 0
     ) -> dict[Literal["self", "cross"], int]:
         """`cache_bytes` of self-attention and of cross-attention."""
-        own = cross = 0
+        own = cross = sums = 0
         decoder = self.spec.decoder
-        for block in () if decoder is None else decoder.blocks:
-            assert decoder is not None
-            stored = 0 if decoder.keeps_sums(block.attn) else span_of(decoder, block.attn.kind, positions)
-            own += _cache_width(block.attn, dtype) * stored
-            cross += _cache_width(block.cross, dtype) * source if block.cross is not None else 0
-        sums = batch * self.sums_bytes
-        return {"self": _bytes(own * batch, dtype) + sums, "cross": _bytes(cross * batch, dtype)}
-
-    @property
-    def sums_bytes(self) -> int:
-        """Bytes of the sums that the cache of one row keeps of causal linear attention, in fp32."""
-        decoder = self.spec.decoder
-        layers = [] if decoder is None else [block.attn for block in decoder.blocks if decoder.keeps_sums(block.attn)]
-        return 4 * sum(attn.kv_heads * attn.head_width * (attn.value_width + 1) for attn in layers)
+        if decoder is not None:
+            for attn, read in ((block.attn, block.cross) for block in decoder.blocks):
+                if decoder.keeps_sums(attn):
+                    sums += attn.kv_heads * attn.head_width * (attn.value_width + 1)
+                else:
+                    own += _cache_width(attn, dtype) * span_of(decoder, attn.kind, positions)
+                cross += 0 if read is None else _cache_width(read, dtype) * source
+        return {"self": _bytes(own * batch, dtype) + 4 * sums * batch, "cross": _bytes(cross * batch, dtype)}
 
     def step_bytes(self, dtype: str = "bf16") -> int:
         """Bytes of the weights that one token goes through, in one dtype: those that a step of decoding reads, or an
@@ -182,16 +175,16 @@ class Count:
 
     def score_elements(self, tokens: int) -> int:
         """Numbers in the score matrices of one row of `tokens`, all layers and heads: what O(T^2) is about."""
-        stacks = self.spec.stacks.values()
         return sum(
             block.attn.heads * tokens * span_of(stack, block.attn.kind, tokens)
-            for stack in stacks
+            for stack in self.spec.stacks.values()
             for block in stack.blocks
         )
 
     def to_dict(self, positions: int, *, batch: int = 1, source: int = 0) -> dict[str, Any]:
         """Everything at `positions` tokens, as plain data for JSON; bytes by dtype, FLOPs a row."""
-        caches = {d: self.cache_bytes(positions, batch=batch, dtype=d, source=source) for d in ("fp32", "fp16", "q8_0")}
+        caches = partial(self.caches_bytes, positions, batch=batch, source=source)
+        training = partial(self.training_memory, positions, batch=batch, source=source)
         return {
             "family": self.spec.family,
             "layout": self.spec.layout,
@@ -199,13 +192,11 @@ class Count:
             "batch": batch,
             "parameters": {**self.parameters, "total": self.total, "active": self.active},
             "weight_bytes": {dtype: self.weight_bytes(dtype) for dtype in DTYPES},
-            "cache_bytes": caches,
-            "caches_bytes": self.caches_bytes(positions, batch=batch, source=source),
+            "cache_bytes": {d: sum(caches(dtype=d).values()) for d in ("fp32", "fp16", "q8_0")},
+            "caches_bytes": caches(),
             "step_bytes": {dtype: self.step_bytes(dtype) for dtype in DTYPES},
-            "training_bytes": self.training_memory(positions, batch=batch, source=source).to_dict(),
-            "training_bytes_recomputed": self.training_memory(
-                positions, batch=batch, source=source, recompute=True
-            ).to_dict(),
+            "training_bytes": training().to_dict(),
+            "training_bytes_recomputed": training(recompute=True).to_dict(),
             "flops": {
                 "prefill": self.prefill_flops(positions, source=source),
                 "decode": self.decode_flops(positions, source=source) if self.spec.decoder is not None else 0,
@@ -217,7 +208,7 @@ class Count:
 
 def count(spec: ModelSpec) -> Count:
     """Count `spec`.  A bias that the reference of the family keeps as a buffer, which is zeros, is no parameter."""
-    total: Counter[str] = Counter(dict.fromkeys(PARTS, 0))
+    total = Counter(dict.fromkeys(PARTS, 0))
     for name, part in spec.walk():
         for leaf, shape in part.tensors().items():
             if f"{name}.{leaf}" not in spec.ties and (spec.family, name, leaf) not in _BUFFERS:
@@ -232,17 +223,15 @@ def read_in_a_step(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...], Frac
     mixture the experts that a token goes through.  Of an encoder-decoder what one step of decoding reads: no encoder,
     and of cross-attention not the maps to keys and values, which are applied once to a source.
     """
-    used = {
-        f"{name}.experts.": Fraction(part.top_k, part.experts)
-        for name, part in spec.walk()
-        if isinstance(part, MoESpec)
-    }
+    used: dict[str, Fraction] = {}
     stack = "encoder." if spec.decoder is None else "decoder."
     for name, part in spec.walk():
+        if isinstance(part, MoESpec):
+            used[f"{name}.experts"] = Fraction(part.top_k, part.experts)
         not_read = isinstance(part, TableSpec | LearnedSpec) or name.endswith((".cross.k", ".cross.v"))
         if not_read or not name.startswith((stack, "head.")):
             continue
-        share = next((share for prefix, share in used.items() if name.startswith(prefix)), Fraction(1))
+        share = used.get(name.rpartition(".experts.")[0] + ".experts", Fraction(1))
         for leaf, shape in part.tensors().items():
             yield f"{name}.{leaf}", shape, share
 
@@ -299,14 +288,14 @@ def predict(
 
     Raises InputError for a dtype that is not in `DTYPES`.
     """
-    step_weights = count.step_bytes(dtype)
+    step_bytes = count.step_bytes(dtype)
     # The tokens of a prompt go through different experts, so all of them are read.
-    prompt_bytes = step_weights + count.weight_bytes(dtype) * (count.total - count.active) // count.total
+    prompt_bytes = step_bytes + count.weight_bytes(dtype) * (count.total - count.active) // count.total
     prompt_flops = count.prefill_flops(positions, source=source)
     prefill = positions / max(prompt_bytes / read, prompt_flops / flops)
     if count.spec.decoder is None:
         return Prediction(prefill, None, prompt_flops / prompt_bytes, None, flops / read)
-    cache = count.cache_bytes(positions, dtype=cache_dtype, source=source)
-    step_bytes, step_flops = step_weights + cache, count.decode_flops(positions, source=source)
+    step_bytes += count.cache_bytes(positions, dtype=cache_dtype, source=source)
+    step_flops = count.decode_flops(positions, source=source)
     decode = 1 / max(step_bytes / read, step_flops / flops)
     return Prediction(prefill, decode, prompt_flops / prompt_bytes, step_flops / step_bytes, flops / read)

@@ -86,10 +86,8 @@ def words_of(box: Box) -> Words:
             return "Token type embedding", first
         return "Token embedding", "Looks up the row of each token: the same row at every position."
     if box.kind == "linear":
-        for leaf, words in LINEAR.items():
-            if site == leaf or site.endswith(f".{leaf}"):
-                return words
-        return f"Linear ({weight.split('.')[-2]})", operation.description
+        other = f"Linear ({weight.split('.')[-2]})", operation.description
+        return next((words for leaf, words in LINEAR.items() if f".{site}".endswith(f".{leaf}")), other)
     if box.kind == "rotate":
         return "Rotate queries" if site.endswith("q_rot") else "Rotate keys", operation.description
     if box.kind == "add" and box.layer == START and (not site or EMBED.search(site)):
@@ -116,11 +114,8 @@ def heads_text(heads: int, groups: int, width: int, value_width: int) -> str:
     """`32 heads of width 128, 4 to each of 8 key/value heads`."""
     values = f" (values {value_width})" if value_width != width else ""
     own = f"{heads} head{'s' * (heads > 1)} of width {width}{values}"
-    if groups == heads:
-        return own
-    return f"{own}, " + (
-        "one key/value head for all" if groups == 1 else f"{heads // groups} to each of {groups} key/value heads"
-    )
+    each = "one key/value head for all" if groups == 1 else f"{heads // groups} to each of {groups} key/value heads"
+    return own if groups == heads else f"{own}, {each}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,11 +141,8 @@ class Describer:
         """The part of a box, the shapes of its weights, and a line where its weight is another's."""
         weights, prefix = dict(box.step.weights), _STACKS[box.entry]
         if box.step.op == "experts":
-            weights = {
-                weight: weight
-                for step in box.step.attributes["expert"].instructions
-                for weight in step.weights.values()
-            }
+            inner = box.step.attributes["expert"].instructions
+            weights = {weight: weight for step in inner for weight in step.weights.values()}
         if not weights or box.part in ("softmax", "mix"):
             return "", f"{prefix}{box.site or box.name}: {words_of(box)[1]}", ()
         shapes = [f"{key.rpartition('.')[2]} {_shape(self.program.weights[name])}" for key, name in weights.items()]
@@ -232,10 +224,8 @@ class Describer:
         return [text, heads_text(*self._heads(box)), f"mask: {mask_text(how['mask'])}", *cap]
 
     def _rotation_lines(self, box: Box, width: int) -> list[str]:
-        cos = next(
-            step for step in self.program.entries[box.entry].instructions if step.out[0] == box.step.inputs["cos"]
-        )
-        rope = cos.attributes["spec"]
+        steps = self.program.entries[box.entry].instructions
+        rope = next(step.attributes["spec"] for step in steps if step.out[0] == box.step.inputs["cos"])
         lines = [f"base {rope.theta:,.0f}"] + ([] if rope.width == width else [f"{rope.width} of {width}"])
         if rope.scaling is not None:
             factor = getattr(rope.scaling, "factor", None)

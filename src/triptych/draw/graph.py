@@ -116,7 +116,7 @@ def _layers(program: Program, name: str) -> list[int | str]:
 def _place(boxes: Sequence[Box]) -> None:
     own = set(boxes)
     for box in boxes:
-        inside = [arrow.source for arrow in box.arrows if arrow.source in own and arrow.source is not None]
+        inside = [arrow.source for arrow in box.arrows if arrow.source in own]
         box.depth = 1 + max((source.depth for source in inside), default=-1)
         outside = any(arrow.key and arrow.source not in own for arrow in box.arrows)
         stream = any(source.lane == 0 for source in inside)

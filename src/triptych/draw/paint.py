@@ -166,54 +166,52 @@ class LayerPanel:
 
     def __post_init__(self) -> None:
         self.boxes, self.places = list(self.details), dict[Box, Rectangle]()
-        depths = sorted({box.depth for box in self.boxes})
-        rows = [[box for box in self.boxes if box.depth == depth] for depth in depths]
-        sizes = {box: size_of(self.details[box]) for box in self.boxes}
+        sizes = {box: size_of(one) for box, one in self.details.items()}
+        rows: dict[int, list[Box]] = {}
+        for box in sorted(self.boxes, key=lambda box: box.depth):
+            rows.setdefault(box.depth, []).append(box)
         stream = max((sizes[box][0] for box in self.boxes if not box.lane), default=0.0)
         self.stream = PAD + stream / 2 if stream else None
         left = PAD + (stream + 2 * BESIDE if stream else 0.0)
-        beside = [[box for box in row if box.lane] for row in rows]
-        wide = max((sum(sizes[b][0] for b in row) + BESIDE * (len(row) - 1) for row in beside if row), default=0.0)
-        top = LINE + 2 * PAD + GAP
-        for row, others in zip(rows, beside, strict=True):
-            self._place(others, sizes, left, wide, top)
+        beside = {depth: [box for box in row if box.lane] for depth, row in rows.items()}
+        widths = {depth: sum(sizes[b][0] for b in row) + BESIDE * (len(row) - 1) for depth, row in beside.items()}
+        top, wide = LINE + 2 * PAD + GAP, max(0.0, *widths.values())
+        for depth, row in rows.items():
+            self._place(beside[depth], sizes, left, left + (wide - widths[depth]) / 2, top)
             for box in row:
                 if not box.lane:
                     self.places[box] = Rectangle(PAD + (stream - sizes[box][0]) / 2, top, *sizes[box])
             top += max(sizes[box][1] for box in row) + GAP
-        self.right = max((place.right for place in self.places.values()), default=0.0)
-        margins = 10.0 * len([arrow for box in self.boxes for arrow in box.arrows if self._detours(arrow, box)])
-        self.width = max(self.right + margins, text_width(self.label)) + 2 * PAD
+        self.right = max(place.right for place in self.places.values())
+        self.detours = [arrow for box in self.boxes for arrow in box.arrows if self._detours(arrow, box)]
+        self.width = max(self.right + 10.0 * len(self.detours), text_width(self.label)) + 2 * PAD
         self.height = top - GAP + PAD
 
     def _place(
-        self, row: Sequence[Box], sizes: Mapping[Box, tuple[float, float]], left: float, wide: float, top: float
+        self, row: Sequence[Box], sizes: Mapping[Box, tuple[float, float]], left: float, x: float, top: float
     ) -> None:
-        """The boxes beside the stream, each below the mean of what it reads, where there is room."""
-        x = left + (wide - sum(sizes[box][0] for box in row) - BESIDE * (len(row) - 1)) / 2
-        before = left
+        """The boxes beside the stream from `x` on, or each below the mean of what it reads, where there is room."""
         for box in row:
             width = sizes[box][0]
             above = [self.places[a.source].middle for a in box.arrows if a.source in self.places and a.source.lane]
-            own = max(before, sum(above) / len(above) - width / 2 if above else x)
+            own = max(left, sum(above) / len(above) - width / 2 if above else x)
             self.places[box] = Rectangle(own, top, *sizes[box])
-            before = own + width + BESIDE
+            left = own + width + BESIDE
             x += width + BESIDE
 
     def paint(self, canvas: Canvas, left: float, top: float) -> None:
         own = Canvas()
-        detours = 0
         for box in self.boxes:
             own.box(self.places[box], self.details[box])
             for i, arrow in enumerate(box.arrows):
-                detours += self._arrow(own, box, i, arrow, detours)
+                self._arrow(own, box, i, arrow)
         canvas.frame(Rectangle(left, top, self.width, self.height), self.label, self.kind, self.name)
         canvas.elements += [f'<g transform="translate({left:.1f} {top:.1f})"><title>{escape(self.label)}</title>']
         canvas.elements += [*own.elements, "</g>"]
 
     def _start(self, arrow: Arrow, box: Box) -> tuple[float, float] | None:
         """Where an arrow begins; None for one that comes from outside and not from the stream."""
-        if arrow.source is not None and arrow.source in self.places:
+        if arrow.source in self.places:
             place = self.places[arrow.source]
             return place.middle, place.bottom
         from_stream = box.entry != "cross_kv" and arrow.key in ("x", "y") and box.layer != START
@@ -230,19 +228,17 @@ class LayerPanel:
         start, end = self._start(arrow, box), self.places[box]
         return start is not None and all(self._blocked(x, start[1] + 1, end.top - 1) for x in (start[0], end.middle))
 
-    def _arrow(self, canvas: Canvas, box: Box, number: int, arrow: Arrow, detours: int) -> bool:
+    def _arrow(self, canvas: Canvas, box: Box, number: int, arrow: Arrow) -> None:
         end, start = self.places[box], self._start(arrow, box)
         x = end.middle + (number - (len(box.arrows) - 1) / 2) * 12
         if box.lane == 0 and start is not None and start[0] == self.stream:
             x = end.middle
+        level = end.top - GAP / 2
         if start is None:
             canvas.path([(x, end.top - STUB), (x, end.top)])
-            return False
-        level = end.top - GAP / 2
-        if not self._blocked(start[0], start[1] + 1, end.top - 1):
+        elif self._blocked(start[0], start[1] + 1, end.top - 1):
+            beside = start[1] + GAP / 2 - 4
+            run = self.right + 10 * (self.detours.index(arrow) + 1) if arrow in self.detours else x
+            canvas.path([start, (start[0], beside), (run, beside), (run, level + 4), (x, level + 4), (x, end.top)])
+        else:
             canvas.path([start, (start[0], level), (x, level), (x, end.top)])
-            return False
-        beside, detour = start[1] + GAP / 2 - 4, self._detours(arrow, box)
-        run = self.right + 10 * (detours + 1) if detour else x
-        canvas.path([start, (start[0], beside), (run, beside), (run, level + 4), (x, level + 4), (x, end.top)])
-        return detour

@@ -76,10 +76,8 @@ class Attending:
         width = self.q.value.shape[-1]
         scale = width**-0.5 if self.scale is None else self.scale
         formula = f"s ← s / √{width}" if math.isclose(scale, width**-0.5) else f"s ← {scale:g} · s"
-        title, why = (
-            "Scale",
-            f"A sum of {width} products has a variance of {width}; √{width} brings it back to about 1.",
-        )
+        title = "Scale"
+        why = f"A sum of {width} products has a variance of {width}; √{width} brings it back to about 1."
         if scale == 1.0:
             title, formula, why = "No scale", "s ← s", "The products are not divided by √K."
         if self.softcap is not None:
@@ -110,8 +108,7 @@ class Attending:
         if isinstance(self.mask, Full):
             why = "Every query sees every key; these scores enter the softmax."
             return Step(self.part, "No mask", "s ← s", why, scores, lambda g: g[before])
-        visible = torch.as_tensor(self.mask.visible(Points(self.at_q[:, None]), Points(self.at_k[None])))
-        hidden = torch.zeros(len(self.at_q), len(self.at_k)).masked_fill(~visible, -math.inf)
+        hidden = added_by(self.mask, self.at_q, self.at_k)
         m = Shown(name, "m", "T S", hidden, self.q.labels, self.k.labels, focus=self.q.focus)
         why = f"The mask is {mask_text(self.mask)}. A key that a query may not see gets -∞, so weight 0."
         return Step(self.part, "Mask", "s ← s + m", why, scores, lambda g: g[before] + g[name], [m])
@@ -161,6 +158,12 @@ class Attending:
         best = int(row.argmax())
         who = f" In head {self.head}, " if self.heads > 1 else " "
         return f"{who}{self.q.labels[self.q.focus]} attends most, {row[best]:.0%}, to {self.k.labels[best]}."
+
+
+def added_by(mask: Mask, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+    """What a mask adds to the scores: 0, and -∞ for a key that the query may not see."""
+    visible = torch.as_tensor(mask.visible(Points(q_pos[:, None]), Points(k_pos[None])))
+    return torch.zeros(visible.shape).masked_fill(~visible, -math.inf)
 
 
 # ---------------------------------------------------------------- what positions add to the scores

@@ -41,13 +41,13 @@ def explain_cache(model: Model, text: str | Sequence[int], *, layer: int = 0, he
     row = ids if target is None else target
     if len(row) < 2:
         raise InputError("one decoding step needs a token before it; give a text of two tokens or more")
-    at, program = min(layer, len(model.spec.stacks["decoder"].blocks) - 1), lower(model.module)
+    program, new = lower(model.module), len(row) - 1
     whole, one = (
         StackRun(
-            module=model.module, program=program, name="decoder", labels=name_tokens(model, row[first:]),
-            ids=row[first:], layer=at, head=head, focus=len(row) - 1 - first, first=first,
+            model=model, program=program, name="decoder", ids=row[first:], layer=layer, head=head, focus=new - first,
+            first=first,
         )
-        for first in (0, len(row) - 1)
+        for first in (0, new)
     )  # fmt: skip
     for run in (whole, one):  # the attention of the block alone
         places = {step.out[0]: i for i, step in enumerate(run.inside)}
@@ -60,14 +60,14 @@ def explain_cache(model: Model, text: str | Sequence[int], *, layer: int = 0, he
         _cached(whole, one),
         _entered(whole, one),
         *_attention(whole, one),
-        _bytes(model, engine, at, source),
+        _bytes(model, engine, one.layer, source),
         _logits(whole, logits),
     ]
     token = int(logits.argmax())
     name = name_tokens(model, [token])[0]
     flops = count(model.spec)
-    done = flops.decode_flops(len(row) - 1, source=source) / flops.prefill_flops(len(row), source=source)
-    summary = f"next token: “{name}” (id {token}), with 1 token computed, {len(row) - 1} reused: {done:.0%} of the work"
+    done = flops.decode_flops(new, source=source) / flops.prefill_flops(len(row), source=source)
+    summary = f"next token: “{name}” (id {token}), with 1 token computed, {new} reused: {done:.0%} of the work"
     return Walk("One decoding step with the cache", facts(model, text, [one]), steps, summary, token)
 
 
@@ -143,10 +143,8 @@ def _bytes(model: Model, engine: Engine, layer: int, source: int) -> Step:
     """Bytes of keys and values, by `count` and in the cache's own tensors."""
     spec, length = model.spec, engine.cache.lengths[0]
     decoder = spec.stacks["decoder"]
-    used = []  # bytes of the places that hold a token
-    for store in engine.cache.stores:
-        places = min(length, store.k.shape[2])
-        used.append(store.k[:, :, :places].nbytes + store.v[:, :, :places].nbytes)
+    stores = engine.cache.stores
+    used = [store.k[:, :, :length].nbytes + store.v[:, :, :length].nbytes for store in stores]
     size = model.module.dtype.itemsize
     cross = 0 if engine.cross is None else engine.cross.nbytes
     total = count(spec).cache_bytes(length, dtype="fp32", source=source) * size // 4

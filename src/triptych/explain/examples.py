@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -20,15 +19,12 @@ from triptych.count import count
 from triptych.errors import InputError, nearest
 from triptych.explain import examples_by_hand, reference_ops
 from triptych.explain.examples_by_hand import REFERENCE, Example, attention_steps, inputs_step, matrices, printed_step
-from triptych.explain.steps import Again, Printed, Shown, Step, Walk
+from triptych.explain.steps import Printed, Shown, Step, Walk
 from triptych.explain.walking import explain
+from triptych.families.named import NAMED
 from triptych.model import Model
 
-QWEN3_4B = {
-    "model_type": "qwen3", "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936,
-    "max_position_embeddings": 40_960, "tie_word_embeddings": True,
-}  # fmt: skip
+QWEN3_4B = dict(NAMED["qwen3-4b"])
 
 
 def worked(name: str) -> Walk:
@@ -123,16 +119,8 @@ def _entropy() -> Example:
             Step("Weights", f"Softmax, {name}", formula, "Every row sums to 1.", [pattern, total], weights),
             Step("Entropy", f"Mean entropy, {name}", "H = mean over rows of -Σ p ln p", "In nats.", [entropy], mean),
         ]
-        expected = printed_step("H", [figure], about, part=REFERENCE, of=entropy.name)
-        figures.append(replace(expected, again=partial(_rounded, expected.again)))
+        figures.append(printed_step("H", torch.tensor([figure]), about, part=REFERENCE, of=entropy.name, decimals=4))
     return [*steps, *figures], "shape (64, 64), rows sum to 1, entropy 0.6108 nats without 1/√d and 3.6809 with it"
-
-
-def _rounded(again: Again, g: Printed) -> Tensor:
-    """To the four decimals of the figures."""
-    exact = again(g)
-    assert isinstance(exact, Tensor)
-    return exact.mul(1e4).round() / 1e4
 
 
 def _row_entropy(pattern: Tensor) -> Tensor:
@@ -162,31 +150,33 @@ def _beside_pytorch() -> Example:
 
 
 def _cache() -> Example:
-    counts = count(families.read_config(QWEN3_4B))
-    grouped = counts.cache_bytes(4096, dtype="fp16")
-    alone = count(families.read_config(QWEN3_4B | {"num_key_value_heads": 32})).cache_bytes(4096, dtype="fp16")
-    shown = Shown("bytes", "bytes", "· ·", torch.tensor([[grouped, alone]]), columns=["8 groups", "32 heads"])
+    groups = (8, 32)
+    specs = [families.read_config(QWEN3_4B | {"num_key_value_heads": each}) for each in groups]
+    counted = [count(one).cache_bytes(4096, dtype="fp16") for one in specs]
+    shown = Shown("bytes", "bytes", "· ·", torch.tensor([counted]), columns=["8 groups", "32 heads"])
 
     def once_more(g: Printed) -> Tensor:
-        return torch.tensor([[2 * 36 * groups * 128 * 4096 * 2 for groups in (8, 32)]])
+        return torch.tensor([[2 * 36 * each * 128 * 4096 * 2 for each in groups]])
 
     formula = "2 (K and V) × 36 layers × groups × 128 × 4,096 positions × 2 bytes"
     why = "Grouping keeps a quarter of what a key and value for every head would take."
-    expected = printed_step("bytes", [[603_979_776, 2_415_919_104]], "576 MiB, and four times that.")
+    lecture = torch.tensor([[603_979_776, 2_415_919_104]])
+    expected = printed_step("bytes", lecture, "576 MiB, and four times that.")
     step = Step("Bytes", "Cache of Qwen3-4B", formula, why, [shown], once_more)
-    return [step, expected], f"{grouped:,} bytes, 576 MiB"
+    return [step, expected], f"{counted[0]:,} bytes, 576 MiB"
 
 
 def _quadratic() -> Example:
-    counts = count(families.read_config(QWEN3_4B))
-    flops = torch.tensor([[counts.flops(t)["scores"] for t in (2048, 32_768)]])
+    tokens = (2048, 32_768)
+    parts = [count(families.read_config(QWEN3_4B)).flops(t) for t in tokens]
+    flops = torch.tensor([[one.pop("scores") for one in parts]])
     shown = Shown("flops", "FLOPs", "· T", flops, columns=["2,048", "32,768"])
 
     def once_more(g: Printed) -> Tensor:
-        return torch.tensor([[36 * 32 * (2 * t * t * 128 + 2 * t * t * 128) for t in (2048, 32_768)]])
+        return torch.tensor([[36 * 32 * (2 * t * t * 128 + 2 * t * t * 128) for t in tokens]])
 
     ratio = Shown("ratio", "ratio", "·", torch.tensor([flops[0, 1] / flops[0, 0]]))
-    short, long = (sum(counts.flops(t).values()) - counts.flops(t)["scores"] for t in (2048, 32_768))
+    short, long = (sum(one.values()) for one in parts)
     linear = Shown("ratio of the rest", "ratio", "·", torch.tensor([long / short]))
     steps = [
         Step("FLOPs", "Scores and sums", "layers × heads × (2 T² K + 2 T² V)", "Every query against every key.",

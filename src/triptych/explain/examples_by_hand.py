@@ -6,16 +6,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from triptych import spec
 from triptych.attention import attention_pattern
 from triptych.explain import reference_ops
-from triptych.explain.attending import Attending
-from triptych.explain.steps import Shown, Step, number
-from triptych.spec.masks import Points
+from triptych.explain.attending import Attending, added_by
+from triptych.explain.steps import Printed, Shown, Step, number
 
 INPUTS, LECTURE, REFERENCE = "Given", "The lecture's figures", "Reference figures"
 Example = tuple[list[Step], str]
@@ -28,10 +30,15 @@ AXES = {
 }  # fmt: skip
 
 
-def matrices(**values: object) -> list[Shown]:
-    """Given matrices by their symbols."""
-    dtype = torch.get_default_dtype()
-    return [Shown(name, name, AXES[name], torch.as_tensor(np.asarray(one)).to(dtype)) for name, one in values.items()]
+def matrix(rows: str) -> Tensor:
+    """A matrix from its text: `1/2 0; 0 1` has two rows."""
+    return torch.tensor([[float(Fraction(number)) for number in row.split()] for row in rows.split(";")])
+
+
+def matrices(**values: str | npt.NDArray[np.float64]) -> list[Shown]:
+    """Given matrices, as texts or numbers, by their symbols."""
+    tensors = {name: matrix(one) if isinstance(one, str) else torch.as_tensor(one) for name, one in values.items()}
+    return [Shown(name, name, AXES[name], one.to(torch.get_default_dtype())) for name, one in tensors.items()]
 
 
 def inputs_step(meaning: str, *shown: Shown) -> Step:
@@ -40,15 +47,21 @@ def inputs_step(meaning: str, *shown: Shown) -> Step:
 
 
 def printed_step(
-    symbol: str, values: Sequence[object], meaning: str, rows: Sequence[int] = (), part: str = LECTURE, of: str = ""
-) -> Step:
-    """Figures that the computed tensor must agree with, in the rows `rows`: the lecture's own, or for a `part` of
-    REFERENCE those that the lecture does not print.  `of` is the name of the tensor, where it is not the usual one."""
+    symbol: str, values: Tensor, meaning: str, rows: Sequence[int] = (), part: str = LECTURE, of: str = "",
+    decimals: int | None = None,
+) -> Step:  # fmt: skip
+    """Figures that the computed tensor must agree with, in the rows `rows`, rounded to `decimals` where there are any:
+    the lecture's own, or for a `part` of REFERENCE those that the lecture does not print.  `of` is the name of the
+    tensor, where it is not the usual one."""
     by, of = "in the lecture" if part == LECTURE else "for reference", of or {"p": "pattern"}.get(symbol, symbol)
     title = "As printed" if part == LECTURE else "Computed independently"
-    shown = Shown(f"{of} {by}", symbol, AXES[symbol], torch.tensor(values), [str(i) for i in rows])
+    shown = Shown(f"{of} {by}", symbol, AXES[symbol], values, [str(i) for i in rows])
     index = torch.tensor(list(rows) or list(range(len(values))))
-    return Step(part, title, f"{symbol} = {symbol} {by}", meaning, [shown], lambda g: g[of][index])
+
+    def again(g: Printed) -> Tensor:
+        return g[of][index] if decimals is None else g[of][index].round(decimals=decimals)
+
+    return Step(part, title, f"{symbol} = {symbol} {by}", meaning, [shown], again)
 
 
 def attention_steps(given: Sequence[Shown], part: str = "Attention", prefix: str = "", **options: object) -> list[Step]:
@@ -61,41 +74,41 @@ def attention_steps(given: Sequence[Shown], part: str = "Attention", prefix: str
 
 def four_tokens() -> Example:
     x, *w = matrices(
-        X=[[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]], W_Q=[[1, 0, 1, 0], [0, 1, 0, 1]],
-        W_K=[[0, 1, 1, 0], [1, 0, 0, 1]], W_V=[[1, 1, 0, 0], [0, 0, 1, 1]],
+        X="1 0 1 0; 0 1 0 1; 1 1 0 0; 0 0 1 1", W_Q="1 0 1 0; 0 1 0 1",
+        W_K="0 1 1 0; 1 0 0 1", W_V="1 1 0 0; 0 0 1 1",
     )  # fmt: skip
-    made = matrices(**{one.symbol[-1]: x.value @ one.value.T for one in w})
-    q, k, v = (replace(one, letters=f"N {one.letters[-1]}") for one in made)
+    names = [(one, one.symbol[-1]) for one in w]
+    q, k, v = (Shown(name, name, f"N {one.letters[0]}", x.value @ one.value.T) for one, name in names)
     project = Step(
         "Projections", "Projections", "Q = X W_Qᵀ,  K = X W_Kᵀ,  V = X W_Vᵀ", "Rows of each W are outputs.", [q, k, v],
         lambda g: [reference_ops.linear(g["X"], g[one.name], None) for one in w],
     )  # fmt: skip
     every = "All keys are [1, 1], so every query scores all of them alike: each weight a quarter, each output the mean."
     figures = [
-        printed_step("p", [[0.25] * 4] * 4, every),
-        printed_step("z", [[1.0, 1.0]] * 4, "The mean of the four values."),
+        printed_step("p", torch.full((4, 4), 0.25), every),
+        printed_step("z", torch.ones(4, 2), "The mean of the four values."),
     ]
     inputs = inputs_step("Four tokens of width 4, and three maps to width 2.", x, *w)
     return [inputs, project, *attention_steps([q, k, v]), *figures], "every weight 0.25, every output [1, 1]"
 
 
 def two_tokens() -> Example:
-    given = matrices(Q=[[1, 0], [0, 1]], K=[[1, 0], [1, 1]], V=[[1, 2], [3, 4]])
+    given = matrices(Q="1 0; 0 1", K="1 0; 1 1", V="1 2; 3 4")
     why = "The first query scores both keys alike, the second prefers the second."
     figures = [
-        printed_step("p", [[0.5, 0.5], [0.33024, 0.66976]], why),
-        printed_step("z", [[2, 3], [2.33952, 3.33952]], "Mixed in these shares."),
+        printed_step("p", matrix("0.5 0.5; 0.33024 0.66976"), why),
+        printed_step("z", matrix("2 3; 2.33952 3.33952"), "Mixed in these shares."),
     ]
     inputs = inputs_step("Two tokens of width 2.", *given)
     return [inputs, *attention_steps(given), *figures], "output [[2, 3], [2.3395, 3.3395]]"
 
 
 def one_dimension() -> Example:
-    given = matrices(Q=[[2], [0], [1]], K=[[1], [3], [-1]], V=[[10], [20], [30]])
-    weights = [[0.017980, 0.981690, 0.000329], [1 / 3] * 3, [0.117310, 0.866813, 0.015876]]
+    given = matrices(Q="2; 0; 1", K="1; 3; -1", V="10; 20; 30")
+    weights = matrix("0.017980 0.981690 0.000329; 1/3 1/3 1/3; 0.117310 0.866813 0.015876")
     figures = [
         printed_step("p", weights, "A query of 0 scores every key 0 and gives all the same weight."),
-        printed_step("z", [[19.82349], [20], [18.98566]], "The second is the plain mean of the values."),
+        printed_step("z", matrix("19.82349; 20; 18.98566"), "The second is the plain mean of the values."),
     ]
     inputs = inputs_step("Three tokens, one number each: attention is then a softmax and a weighted mean.", *given)
     return [inputs, *attention_steps(given, scale=1.0), *figures], "output [19.8235, 20, 18.9857]"
@@ -104,40 +117,40 @@ def one_dimension() -> Example:
 def drawn_by_numpy() -> Example:
     draw = np.random.RandomState(0)
     given = matrices(**{name: draw.randn(4, 8) for name in "QKV"})
-    first, last = [0.301029, 0.301079, 0.191134, 0.206757], [0.819516, 0.085838, 0.022843, 0.071803]
-    out = [-0.047625, -0.102534, -0.363957, -0.107750, -0.207784, 0.405654, 0.424662, 0.167437]
-    masked, why = [[0.402860, 0.597140, 0, 0]], "Masked, the second query sees two keys."
+    ends = matrix("0.301029 0.301079 0.191134 0.206757; 0.819516 0.085838 0.022843 0.071803")
+    out = matrix("-0.047625 -0.102534 -0.363957 -0.107750 -0.207784 0.405654 0.424662 0.167437")
+    masked, why = matrix("0.402860 0.597140 0 0"), "Masked, the second query sees two keys."
     steps = [
         inputs_step("Q, K and V drawn in that order from NumPy's generator seeded with 0.", *given),
         *attention_steps(given),
         *attention_steps(given, "Attention with the causal mask", "causal ", mask=spec.causal()),
-        printed_step("p", [first, last], "The first and the last query.", [0, 3], REFERENCE),
-        printed_step("z", [out], "The first output.", [0], REFERENCE),
+        printed_step("p", ends, "The first and the last query.", [0, 3], REFERENCE),
+        printed_step("z", out, "The first output.", [0], REFERENCE),
         printed_step("p", masked, why, [1], REFERENCE, of="causal pattern"),
     ]
     return steps, "the reference weights and outputs, with and without the mask"
 
 
-def _softmax(scores: Sequence[float], figures: Sequence[float], why: str) -> Example:
-    (s,) = matrices(s=[scores])
+def _softmax(scores: str, figures: str, why: str) -> Example:
+    (s,) = matrices(s=scores)
     p = Shown("pattern", "p", "T S", s.value.softmax(-1))
     step = Step("Softmax", "Softmax", "p = exp(s) / Σ exp(s)", why, [p], lambda g: reference_ops.softmax(g["s"]))
-    expected = printed_step("p", [figures], "To the digits shown.", part=REFERENCE)
+    expected = printed_step("p", matrix(figures), "To the digits shown.", part=REFERENCE)
     return [inputs_step("One row of scores.", s), step, expected], ", ".join(map(number, p.value[0].tolist()))
 
 
 def attention_of_sat() -> Example:
-    figures = [0.018559, 0.556105, 0.037373, 0.015195, 0.372768]
-    return _softmax([0.8, 4.2, 1.5, 0.6, 3.8], figures, "Two high scores share most of it; none is ever quite 0.")
+    figures = "0.018559 0.556105 0.037373 0.015195 0.372768"
+    return _softmax("0.8 4.2 1.5 0.6 3.8", figures, "Two high scores share most of it; none is ever quite 0.")
 
 
 def clear_winner() -> Example:
-    figures = [0.012128, 9.1e-7, 0.987866, 4.5e-6]
-    return _softmax([8.3, -1.2, 12.7, 0.4], figures, "A lead of 4.4 is a factor of e^4.4, about 81.")
+    figures = "0.012128 9.1e-7 0.987866 4.5e-6"
+    return _softmax("8.3 -1.2 12.7 0.4", figures, "A lead of 4.4 is a factor of e^4.4, about 81.")
 
 
 def equal_scores() -> Example:
-    (s,) = matrices(s=[[8.5, 42, 3.2, 42]])
+    (s,) = matrices(s="8.5 42 3.2 42")
     sharp, soft = (Shown(name, name, "T S", (s.value / by).softmax(-1)) for name, by in (("p", 1), ("p scaled", 8)))
     steps = [
         inputs_step("One row of scores with a tie.", s),
@@ -145,7 +158,7 @@ def equal_scores() -> Example:
              [sharp], lambda g: reference_ops.softmax(g["s"])),
         Step("Softmax", "Softmax over √64", "p = softmax(s / √64)", "Divided, the others keep a little.",
              [soft], lambda g: reference_ops.softmax(g["s"] / 8)),
-        printed_step("p", [[0, 0.5, 0, 0.5]], "The lecture prints [0, .55, 0, .45], which is wrong.", part=REFERENCE,
+        printed_step("p", matrix("0 0.5 0 0.5"), "The lecture prints [0, .55, 0, .45], which is wrong.", part=REFERENCE,
                      of="p"),
     ]  # fmt: skip
     return steps, "a tie is a half each; the lecture's .55 and .45 are wrong"
@@ -155,11 +168,9 @@ def masks() -> Example:
     n, places = 4, torch.arange(4)
     both = spec.causal() & spec.keys(3)
     causal, padding, hidden = (
-        Shown(name, "m", "T S", torch.zeros(n, n).masked_fill(
-            ~torch.as_tensor(mask.visible(Points(places[:, None]), Points(places[None]))), -math.inf
-        ))
+        Shown(name, "m", "T S", added_by(mask, places, places))
         for name, mask in (("causal", spec.causal()), ("padding", spec.keys(3)), ("both", both))
-    )  # fmt: skip
+    )
     future = torch.full((n, n), -math.inf, dtype=torch.float64).triu(1)
     column = torch.zeros(n, n, dtype=torch.float64)
     column[:, 3] = -math.inf

@@ -4,6 +4,7 @@ formula: the equation of each operation in the table, with the symbols of what i
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -107,10 +108,10 @@ class _Dataflow:
     def __init__(self, entry: Entry, names: Mapping[str, str], together: bool) -> None:
         self.names, self.together = names, together
         self.maker = {step.out[0]: step for step in entry.instructions}
-        self.readers: dict[str, list[Instruction]] = {}
+        self.readers = defaultdict[str, list[Instruction]](list)
         for step in entry.instructions:
             for label in step.inputs.values():
-                self.readers.setdefault(label, []).append(step)
+                self.readers[label].append(step)
 
     def applied(self, label: str) -> Applied:
         """The operation that makes a value, with those inside it."""
@@ -134,14 +135,14 @@ class _Dataflow:
         """Whether a value is shown only as a part of what is made from it."""
         if self._constant(label):
             return True
-        first, *others = self.readers.get(label, [None])
-        if first is None or others or first.op == "site":
+        readers = [reader.op for reader in self.readers[label]]
+        if len(readers) != 1 or readers == ["site"]:
             return False
-        return self.together or (self.maker[label].op, first.op) in TOGETHER
+        return self.together or (self.maker[label].op, readers[0]) in TOGETHER
 
     def _site(self, label: str) -> str | None:
         """The site that a value passes."""
-        return next((reader.out[0] for reader in self.readers.get(label, []) if reader.op == "site"), None)
+        return next((reader.out[0] for reader in self.readers[label] if reader.op == "site"), None)
 
     def name(self, label: str) -> str | None:
         """Under which a value is printed: its site, or what it is of one, if it has one."""
@@ -150,18 +151,19 @@ class _Dataflow:
             return f"{own} by head"
         if step.op == "merge_heads":
             return f"{self.names[step.inputs['x']]} side by side"
-        split = [self._site(reader.out[0]) for reader in self.readers.get(label, []) if reader.op == "split_heads"]
-        return own or (split[0] if split else None)
+        split = (self._site(reader.out[0]) for reader in self.readers[label] if reader.op == "split_heads")
+        return own or next(split, None)
 
 
 def evaluate(value: Applied | str, printed: Printed, results: Mapping[str, Tensor] | None = None) -> Tensor:
     """A value once more, from what was printed: by `again`, not by the operation that made it.  `results` stand for
     printed values, and for the results of operations."""
     known = {} if results is None else results
+    name = value if isinstance(value, str) else value.step.out[0]
+    if name in known:
+        return known[name]
     if isinstance(value, str):
-        return known[value] if value in known else printed[value]
-    if value.step.out[0] in known:
-        return known[value.step.out[0]]
+        return printed[value]
     if value.constant or value.op == "embedding":
         return printed[constant_name(value)]
     weights = {key: printed[name] for key, name in value.step.weights.items()}
@@ -196,10 +198,9 @@ def formula(value: Applied, symbols: Mapping[str, str]) -> tuple[str, list[str]]
     definitions: dict[str, None] = {}
 
     def text(one: Applied | str) -> str:
-        if isinstance(one, str):
-            return symbols.get(one, one)
-        if one.step.out[0] in symbols:
-            return symbols[one.step.out[0]]
+        name = one if isinstance(one, str) else one.step.out[0]
+        if name in symbols or isinstance(one, str):
+            return symbols.get(name, name)
         if one.op == "cast":
             return text(one.inputs["x"])
         if one.op == "sinusoids":

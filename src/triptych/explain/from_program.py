@@ -289,7 +289,9 @@ class StepBuilder:
     def blocks(self, part: str, first: int, end: int, before: str, after: str) -> Step:
         """Blocks that are not shown step by step, run once more as modules."""
         at = self.at
-        which = f"block {first}" if end == first + 1 else f"blocks {first} to {end - 1}"
+        which, adding = f"blocks {first} to {end - 1}", f"{end - first} blocks that add"
+        if end == first + 1:
+            which, adding = f"block {first}", "One block that adds"
 
         @torch.inference_mode()
         def once_more(g: Printed) -> Tensor:
@@ -301,8 +303,7 @@ class StepBuilder:
                 x = at.stack.blocks[i](x, ctx, i, nn.NO_TAPS)
             return x.cpu()
 
-        count = "One block that adds" if end == first + 1 else f"{end - first} blocks that add"
-        meaning = f"{count} to the residual stream in the same way; --layer shows another one."
+        meaning = f"{adding} to the residual stream in the same way; --layer shows another one."
         shown = at.by_token(after, "x", at.read(after))
         self.shown[after] = shown
         return Step(part, which.capitalize(), f"x ← {which} of x", meaning, [shown], once_more)

@@ -55,9 +55,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     """Each pair of dimensions of `[H, N, K]` as a complex number, turned by its angle (Su et al. 2021)."""
     half = cos.shape[-1]
     turned = x.clone()
-    a, b = (
-        (slice(0, half), slice(half, 2 * half)) if pairing == "half" else (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
-    )
+    step, apart = (1, half) if pairing == "half" else (2, 1)
+    a = torch.arange(half) * step
+    b = a + apart
     z = torch.complex(x[..., a], x[..., b]) * torch.complex(cos, sin)
     turned[..., a], turned[..., b] = z.real, z.imag
     return turned

@@ -13,7 +13,9 @@ from triptych import nn
 from triptych.attention import Rows
 from triptych.errors import InputError
 from triptych.explain.steps import Shown
+from triptych.model import Model
 from triptych.probe import Trace
+from triptych.probe.prompts import name_tokens
 from triptych.program import Instruction, Program, interpret_value
 
 PORTS = ("scores", "pattern")
@@ -30,12 +32,11 @@ class StackRun:
     Raises InputError where the block is not in the program or its scores are no dot products.
     """
 
-    module: nn.Transformer
+    model: Model
     program: Program
     name: str  # encoder or decoder
-    labels: Sequence[str]  # its tokens
     ids: Sequence[int]
-    layer: int
+    layer: int  # the last one of a stack with fewer
     head: int
     focus: int
     source: StackRun | None = None  # the encoder that a decoder reads
@@ -44,16 +45,19 @@ class StackRun:
     trace: Trace = field(init=False)
 
     def __post_init__(self) -> None:
-        name, program = self.name, self.program
+        name, program, self.module = self.name, self.program, self.model.module
+        depth = len(self.stack.blocks)
+        self.labels, self.layer = name_tokens(self.model, self.ids), min(self.layer, depth - 1)
         self.prefix = f"{name}." if self.module.spec.layout == "encoder-decoder" else ""
         self.entry = "encode" if name == "encoder" else "decode"
         self.block, steps = f"{self.prefix}blocks.{self.layer}.", program.entries[self.entry].instructions
-        last = f"{self.prefix}blocks.{len(self.stack.blocks) - 1}."
+        last = f"{self.prefix}blocks.{depth - 1}."
         reason = program.unlowered.get(f"{name}.blocks.{self.layer}")
         if reason is not None:
             raise InputError(f"block {self.layer} of the {name} cannot be shown step by step: {reason}")
         at = {step.out[0]: i for i, step in enumerate(steps)}
-        end = max(i for i, step in enumerate(steps) if _of(step, last)) + 1
+        names = [(step.out[0], f"{step.attributes.get('module')}.") for step in steps]
+        end = max(i for i, (label, module) in enumerate(names) if label.startswith(last) or module == last) + 1
         self.inside = steps[at[f"{self.block}resid_pre"] + 1 : at[f"{self.block}resid_post"] + 1]
         attends = [step for step in self.inside if step.op == "attend"]
         if any(step.attributes["mechanism"] != "dot_product" for step in attends):
@@ -113,10 +117,6 @@ class StackRun:
 
     def parameter(self, name: str, symbol: str, letters: str) -> Shown:
         return Shown(name, symbol, letters, self.weights[name].cpu())
-
-
-def _of(step: Instruction, block: str) -> bool:
-    return step.out[0].startswith(block) or f"{step.attributes.get('module')}." == block
 
 
 def _of_block(steps: Sequence[Instruction], block: str) -> list[Instruction]:

@@ -56,11 +56,11 @@ def explain(model: Model, text: str | Sequence[int], *, layer: int = 0, head: in
     ids, target = checked(model, text, layer, head)
     followed, program = _followed(model, ids, row), lower(model.module)
     runs: list[StackRun] = []
-    for name, stack in model.spec.stacks.items():
+    for name in model.spec.stacks:
         own, focus = (ids, followed) if target is None or name == "encoder" else (target, len(target) - 1)
         runs.append(StackRun(
-            module=model.module, program=program, name=name, labels=name_tokens(model, own), ids=own,
-            layer=min(layer, len(stack.blocks) - 1), head=head, focus=focus, source=runs[0] if runs else None,
+            model=model, program=program, name=name, ids=own, layer=layer, head=head, focus=focus,
+            source=runs[0] if runs else None,
         ))  # fmt: skip
     reads = dict.fromkeys(site for run in runs for site in run.reads)
     trace = model.trace([ids], None if target is None else [target], read=list(reads))
@@ -161,32 +161,37 @@ def _outcome(model: Model, builder: StepBuilder, row: int) -> Outcome:
     logits = at.trace.logits[0].cpu()
     mask = None if model.tokenizer is None else model.tokenizer.mask_id
     if isinstance(head, LMHeadSpec):
-        return _token(model, builder, logits[-1], None)
+        return _token(model, builder, logits, None)
     if isinstance(head, MaskedLMHeadSpec) and mask is not None and mask in at.ids:
         return _token(model, builder, logits, row if at.ids[row] == mask else list(at.ids).index(mask))
+    shown = at.by_token("logits", "l", logits, "N C")
     if isinstance(head, ClassHeadSpec):
         shown = Shown("logits", "l", "C", logits.reshape(-1))
         why = "One number for each label, from one vector for the whole text; the largest wins."
-        return [_logits(builder, shown, why)], f"label {int(logits.argmax())} of {logits.numel()}", None
-    shown = at.by_token("logits", "l", logits, "N C")
-    if isinstance(head, TokenHeadSpec):
+        summary = f"label {int(logits.argmax())} of {logits.numel()}"
+    elif isinstance(head, TokenHeadSpec):
+        why = "Labels of each token."
         summary = f"label {int(logits[row].argmax())} of {logits.shape[-1]} for {at.labels[row]}"
-        return [_logits(builder, shown, "Labels of each token.")], summary, None
-    if isinstance(head, SpanHeadSpec):
+    elif isinstance(head, SpanHeadSpec):
         first, last = logits.argmax(0).tolist()
-        summary = f"the answer begins at {first}, {at.labels[first]}, and ends at {last}, {at.labels[last]}"
         why = "Two numbers for each token: does an answer begin here, does it end here."
-        return [_logits(builder, shown, why)], summary, None
-    if isinstance(head, ReplacedHeadSpec):
+        summary = f"the answer begins at {first}, {at.labels[first]}, and ends at {last}, {at.labels[last]}"
+    elif isinstance(head, ReplacedHeadSpec):
+        why = "One number for each token."
         summary = f"{at.labels[row]}: {float(logits[row, 0]):.4f}, above 0 where the token was replaced"
-        return [_logits(builder, shown, "One number for each token.")], summary, None
-    value = model.encode([list(at.ids)])[0].cpu()
+    else:
+        return _pooled(model, builder)
+    return [_logits(builder, shown, why)], summary, None
+
+
+def _pooled(model: Model, builder: StepBuilder) -> Outcome:
+    """One vector: by the model's own pooling, or the mean."""
+    value, vectors = model.encode([list(builder.at.ids)])[0].cpu(), {"x": builder.output}
     why = "One vector for the whole text: texts with similar meanings have similar vectors."
-    mean = Applied(Instruction("pool", ("mean",), {"x": builder.output}, {}, {"mode": "mean"}), {"x": builder.output})
-    step = _logits(
-        builder, Shown("pooled", "v", "D", value), why, value=None if isinstance(head, PoolingSpec) else mean,
-        title="Pooled vector",
-    )  # fmt: skip
+    mean = Applied(Instruction("pool", ("mean",), vectors, {}, {"mode": "mean"}), dict(vectors))
+    own = isinstance(model.spec.head, PoolingSpec)
+    shown = Shown("pooled", "v", "D", value)
+    step = _logits(builder, shown, why, value=None if own else mean, title="Pooled vector")
     return [step], f"a vector of {len(value):,} numbers, length {float(value.norm()):.4f}", None
 
 
@@ -210,12 +215,13 @@ def _logits(
 
 def _token(model: Model, builder: StepBuilder, logits: Tensor, place: int | None) -> Outcome:
     """The next token, or the word at the mask at `place`."""
-    row, which = (-1, "last") if place is None else (place, str(place))
-    values = logits if place is None else logits[place]
-    where = "the last token" if place is None else "the mask"
+    row, which, where, title, why, summary = -1, "last", "the last token", "Next token", SAMPLING, "next token:"
+    if place is not None:
+        row, which, where, title, summary = place, str(place), "the mask", "The word", f"the mask at {place} is"
+        why = "The likeliest word replaces the mask."
+    values = logits[row]
     token = int(values.argmax())
     name, chance = name_tokens(model, [token])[0], float(values.softmax(-1)[token])
-    title, why = ("Next token", SAMPLING) if place is None else ("The word", "The likeliest word replaces the mask.")
     last = Shown("token", "token", "new", torch.tensor([token]), columns=[name])
     shown = Shown("logits", "l", "V", values)
     steps = [
@@ -223,7 +229,6 @@ def _token(model: Model, builder: StepBuilder, logits: Tensor, place: int | None
         _candidates(model, values),
         Step(OUT, title, "token = argmax l", why, [last], lambda g: g["logits"].argmax()[None]),
     ]
-    summary = "next token:" if place is None else f"the mask at {place} is"
     return steps, f"{summary} “{name}” (id {token}, p {chance:.4f})", token
 
 

@@ -32,7 +32,7 @@ from triptych.page.drawing import shortened
 from triptych.page.inspect import NAMES, Inspection, Values
 from triptych.page.interventions import LENS, lens_matrix, patch_sections
 from triptych.page.views import Detail
-from triptych.probe import ROLES, HeadTable, PatchGrid, Read
+from triptych.probe import ROLES, HeadTable, PatchGrid, Read, Trace
 from triptych.probe.lenses import layer_sites
 from triptych.probe.prompts import ProbedModel, name_tokens
 
@@ -86,10 +86,9 @@ def inside_page(
     note = ATTENTION + (TESTED if table else NAMED) + (LONG if first.largest else "")
     tabs = [Tab("Attention", [AttentionSection("Attention", note, maps)]), _roles(maps, table)]
     left_out: list[tuple[str, str]] = []
-    of_two = ("Two texts", "Patching")
     parts = {"Lens": _lens, "Two texts": _comparison, "Patching": _patching, "Vectors": _plane}
     for what, make in parts.items():
-        if len(inspections) < 2 and what in of_two:
+        if len(inspections) < 2 and what in ("Two texts", "Patching"):
             continue
         if stage is not None and what != "Two texts":
             stage(what.lower())
@@ -118,12 +117,11 @@ def _roles(maps: Sequence[AnyMap], table: HeadTable | None) -> Tab:
     sections: list[Section] = []
     stacks = dict.fromkeys(one.stack for one in maps)
     for stack in stacks:
-        layers = {one.layer: one for one in sorted(maps, key=lambda one: len(one.head_names)) if one.stack == stack}
         cells = {}
-        for layer, one in layers.items():
+        for one in sorted((one for one in maps if one.stack == stack), key=lambda one: len(one.head_names)):
             for i, (head, role) in enumerate(zip(one.head_names, one.roles or repeat(""), strict=False)):
                 numbers = [(name, values[i]) for name, values in (one.measures or {}).items()]
-                cells[layer, head] = (role or "–", 0.5 if role else 0.0, numbers)
+                cells[one.layer, head] = (role or "–", 0.5 if role else 0.0, numbers)
         title = "Heads" if len(stacks) == 1 else f"Heads of the {stack}"
         note = "" if sections or table else "; ".join(f"{role}: {reads}" for role, reads in NAMES.items()) + "."
         sections.append(heads_matrix(title, note, cells, "Means over the queries of this text."))
@@ -181,25 +179,21 @@ def _points(model: Model, stack: str, inspections: Sequence[Inspection]) -> Plan
     layers = layer_sites(model.spec, stack)
     of_target = stack == "decoder" and model.spec.layout == "encoder-decoder"
     each = max(4, MOST_POINTS // len(inspections))
-    vectors: list[list[Tensor]] = [[] for _ in layers]
-    tokens: list[str] = []
-    text: list[int] = []
-    place: list[int] = []
+    traces: list[Trace] = []
+    points: list[tuple[str, int, int]] = []  # token, number of the text, and place in it
     for number, one in enumerate(inspections):
         ids = (one.target_ids or []) if of_target else one.ids
         count = min(each, len(ids))
         at = sorted({round(i * (len(ids) - 1) / max(1, count - 1)) for i in range(count)})
         targets = None if one.target_ids is None else [one.target_ids]
-        trace = model.trace([one.ids], targets, read=[Read(site, at=at) for site in layers])
-        for kept, site in zip(vectors, layers, strict=True):
-            kept.append(trace[site][0].float().cpu())
+        traces.append(model.trace([one.ids], targets, read=[Read(site, at=at) for site in layers]))
         names = name_tokens(model, ids)
-        tokens += [names[i] for i in at]
-        text += [number] * len(at)
-        place += at
-    if len(tokens) < 2:
+        points += [(names[i], number, i) for i in at]
+    if len(points) < 2:
         return None
-    at_layers, share = planes([torch.cat(kept) for kept in vectors], torch.tensor(place) > 0)
+    tokens, text, place = zip(*points, strict=True)
+    vectors = [torch.cat([trace[site][0].float().cpu() for trace in traces]) for site in layers]
+    at_layers, share = planes(vectors, torch.tensor(place) > 0)
     short = [site.rpartition("blocks.")[2].removesuffix(".resid_post") for site in layers]
     names = ["embedding", *(f"block {number}" for number in short[1:])]
     return PlanePoints(stack, names, tokens, text, place, at_layers.numpy(), share)
@@ -213,8 +207,7 @@ def planes(vectors: Sequence[Tensor], counted: Tensor) -> tuple[Tensor, list[flo
     is turned or mirrored to come nearest to the one before (orthogonal Procrustes).
     """
     counted = counted if int(counted.sum()) > 2 else torch.ones_like(counted)
-    points: list[Tensor] = []
-    share: list[float] = []
+    points, share = list[Tensor](), list[float]()
     for layer in vectors:
         x = torch.nn.functional.normalize(layer.double(), dim=-1)
         mean = x[counted].mean(0)

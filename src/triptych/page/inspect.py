@@ -145,29 +145,25 @@ def inspect_text(
     maps: list[AttentionMap] = []
     largest: list[TopMap] = []
     values: list[Values] = []
-    if whole or selected:
-        trace = model.trace(rows, targets, read=[Read(name, heads=heads) for name in chosen])
-        for name in chosen:
-            (value,) = trace[name]
-            if not name.endswith(".pattern"):
-                values.append(values_of(name, value))
-                continue
-            value = value.float().cpu()
-            found = pattern_statistics(value, torch.arange(value.shape[1]), top=min(TOP, value.shape[2]))
-            maps.append(AttentionMap(pattern=value.numpy(), heads=heads, **_described(model, name, trace, found)))
-    if not whole:
-        every = check_selection(model.spec, site)
-        wanted = [name for name in every if name.endswith(".pattern")]
-        others = [] if selected else [name for name in chosen if name not in wanted]
-        count = LONG_TOP if len(rows[0]) > LONG else 2 * LONG_TOP
-        reads = [Read(name, reduce=Statistics(top=count)) for name in wanted]
-        trace = model.trace(rows, targets, read=[*reads, *map(Read, others)])
-        for name in wanted:
-            found = trace.statistics(name)[0]
-            weights = found.top_weights.float().clamp(0, 1).cpu().numpy()
-            described = _described(model, name, trace, found)
-            largest.append(TopMap(top_keys=found.top_keys.cpu().numpy(), top_weights=weights, **described))
-        values += [values_of(name, trace[name][0]) for name in others]
+    reduced = [] if whole else [name for name in check_selection(model.spec, site) if name.endswith(".pattern")]
+    count = LONG_TOP if len(rows[0]) > LONG else 2 * LONG_TOP
+    shown = [name for name in chosen if whole or selected or name not in reduced]
+    reads = [Read(name, heads=heads) for name in shown]
+    reads += [Read(name, reduce=Statistics(top=count)) for name in reduced]
+    trace = model.trace(rows, targets, read=reads)
+    for name in shown:
+        (value,) = trace[name]
+        if not name.endswith(".pattern"):
+            values.append(values_of(name, value))
+            continue
+        value = value.float().cpu()
+        found = pattern_statistics(value, torch.arange(value.shape[1]), top=min(TOP, value.shape[2]))
+        maps.append(AttentionMap(pattern=value.numpy(), heads=heads, **_described(model, name, trace, found)))
+    for name in reduced:
+        found = trace.statistics(name)[0]
+        weights = found.top_weights.float().clamp(0, 1).cpu().numpy()
+        described = _described(model, name, trace, found)
+        largest.append(TopMap(top_keys=found.top_keys.cpu().numpy(), top_weights=weights, **described))
     decoded = None if targets is None else targets[0]
     return Inspection(text, written, tuple(maps), tuple(values), tuple(largest), rows[0], decoded)
 
@@ -229,13 +225,18 @@ def values_of(name: str, value: Tensor) -> Values:
 
 
 def measures(statistics: AttentionStatistics, *, cross: bool) -> dict[str, list[float]]:
-    """Means over the queries, for each head: the first query of self-attention, which often sees itself alone, left
-    out.  Distances between a source and a target mean nothing, so that cross-attention has none."""
-    start = 0 if cross or statistics.entropy.shape[1] == 1 else 1
+    """Means over the queries, for each head.  Distances between a source and a target mean nothing, so that
+    cross-attention has none."""
+    rows = _counted(statistics.entropy.shape[1], cross)
     values = {"effective keys": statistics.effective_keys, "first": statistics.first}
     if not cross:
         values |= {"previous": statistics.previous, "distance": statistics.distance}
-    return {name: value[:, start:].double().mean(1).tolist() for name, value in values.items()}
+    return {name: value[:, rows].double().mean(1).tolist() for name, value in values.items()}
+
+
+def _counted(queries: int, cross: bool) -> slice:
+    """The queries of a mean: not the first of self-attention, which often sees itself alone."""
+    return slice(0 if cross or queries == 1 else 1, None)
 
 
 def names(
@@ -245,12 +246,11 @@ def names(
     places, weights = statistics.top_keys.long().cpu(), statistics.top_weights.double().cpu()
     query = torch.arange(len(queries))[None, :, None]
     visible = torch.arange(1, len(queries) + 1) if causal else torch.full((len(queries),), len(keys))
+    counted = _counted(len(queries), cross)
 
-    def share(chosen: Tensor, rows: Tensor | None = None) -> Tensor:
+    def share(chosen: Tensor, rows: Tensor | slice = counted) -> Tensor:
         """[H]: the mean weight of the `rows` queries on the chosen keys."""
-        each = (weights * chosen).sum(-1)
-        kept = each[:, 1:] if rows is None and not cross and each.shape[1] > 1 else each
-        return kept.mean(1) if rows is None else each[:, rows].mean(1)
+        return (weights * chosen).sum(-1)[:, rows].mean(1)
 
     even = (statistics.effective_keys.cpu() / visible)[:, visible > 2]
     scores = {"first": share(places == 0), "diffuse": even.mean(1) if even.numel() else torch.zeros(len(places))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 
 from triptych.page import Facts, MatrixSection, Section, TableSection, render
@@ -41,8 +42,8 @@ def patch_sections(grid: PatchGrid, facts: Sequence[tuple[str, str]]) -> list[Se
     shade = [[min(abs(x), 1.0) if math.isfinite(x) else 0.0 for x in row] for row in restored]
     cells = [["" if math.isnan(x) else f"{round(x, 2) + 0.0:.2f}" for x in row] for row in restored]
     details = [
-        [[("share restored", a), (grid.metric, b)] if math.isfinite(a) and math.isfinite(b) else [] for a, b in pairs]
-        for pairs in (list(zip(*both, strict=True)) for both in zip(restored, values, strict=True))
+        [[("share restored", a), (grid.metric, b)] if math.isfinite(a + b) else [] for a, b in zip(*both, strict=True)]
+        for both in zip(restored, values, strict=True)
     ]
     best = grid.best(12)
     measured = [
@@ -114,13 +115,13 @@ def attribution_sections(parts: LogitAttribution) -> list[Section]:
 
 def _layers(parts: LogitAttribution) -> MatrixSection:
     """Attention layers by heads, with the MLPs as a column."""
-    cells: dict[str, dict[str, float]] = {}
+    cells = defaultdict[str, dict[str, float]](dict)
     for name, value in zip(parts.parts, parts.values.tolist(), strict=True):
         where, _, head = name.partition(" head ")
         if head and where.endswith((".attn", ".cross")):
-            cells.setdefault(where, {})[f"head {head}"] = value
+            cells[where][f"head {head}"] = value
         elif name.endswith(".mlp"):
-            cells.setdefault(f"{name.removesuffix('.mlp')}.attn", {})["MLP"] = value
+            cells[f"{name.removesuffix('.mlp')}.attn"]["MLP"] = value
     heads = sorted({column for row in cells.values() for column in row if column != "MLP"}, key=lambda c: int(c[5:]))
     columns = [*heads, "MLP"]
     most = max((abs(value) for row in cells.values() for value in row.values()), default=0.0) or 1.0

@@ -18,6 +18,7 @@ from triptych.spec.part import part_name
 
 TEXTS = {"decoder": "She sat by the river bank", "encoder-decoder": "I loue"}
 FIRST_TOKENS = 32  # of the target that the page of an encoder-decoder opens with
+BOX = ("entry", "index", "part", "kind", "layer", "site", "depth", "lane")  # what the diagram reads of a box
 NOTES = {
     "decoder": "Type, and the bars show the likeliest next tokens. Let it write, or cut parts out and compare.",
     "encoder": "Type, press a token to mask it, and see what the model fills in; cut parts out and compare.",
@@ -71,19 +72,21 @@ def _diagram(program: Program) -> dict[str, Any]:
     words: dict[tuple[str, str], int] = {}
     stacks: dict[str, Any] = {}
     for stack in ("encode", "decode"):
-        boxes = boxes_of(program, stack) if stack in program.entries else []
+        if stack not in program.entries:
+            continue
+        boxes = boxes_of(program, stack)
         place = {box: i for i, box in enumerate(boxes)}
         stacks[stack] = [
-            {
-                "id": box.name, "entry": box.entry, "index": box.index, "part": box.part, "kind": box.kind,
-                "layer": box.layer, "site": box.site, "depth": box.depth, "lane": box.lane,
+            {"id": box.name}
+            | {field: getattr(box, field) for field in BOX}
+            | {
                 "title": words_of(box)[0],
                 "words": words.setdefault((words_of(box)[1], equation_of(box)), len(words)),
                 "inputs": [[a.key, a.value, None if a.source is None else place[a.source]] for a in box.arrows],
             }
             for box in boxes
-        ]  # fmt: skip
-    return {"boxes": {name: boxes for name, boxes in stacks.items() if boxes}, "words": list(map(list, words))}
+        ]
+    return {"boxes": stacks, "words": list(map(list, words))}
 
 
 def _first_text(spec: ModelSpec, mask: str | None) -> str:

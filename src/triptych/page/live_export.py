@@ -23,6 +23,7 @@ from triptych.attention.positions import alibi_slopes, attention_factor, distanc
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn.weights import dense
+from triptych.page.inspect import layer_of
 from triptych.page.sections import defined
 from triptych.program import Entry, Instruction, Program, lower
 from triptych.program.changes import refusal
@@ -69,18 +70,15 @@ class LiveExport:
         `part` is "blocks.2.attn", "decoder.blocks.0.cross" or "blocks.2.mlp", `stack` "encoder", "decoder" or "cross",
         and `tower` the entry that runs it.
         """
-        parts = []
-        entries = [(name, self.lowered.entries[name]) for name in ("encode", "decode") if name in self.lowered.entries]
-        for tower, entry in entries:
-            for step in entry.instructions:
+        parts, entries = [], self.lowered.entries
+        for tower, stack in (("encode", "encoder"), ("decode", "decoder")):
+            for step in entries[tower].instructions if tower in entries else ():
                 mlp = step.op == "site" and step.out[0].endswith(".mlp.out")
-                if not mlp and step.op != "attend":
-                    continue
-                part = (step.out[0] if mlp else step.attributes["ports"][0]).rpartition(".")[0]
-                stack = "encoder" if tower == "encode" else "cross" if part.endswith(".cross") else "decoder"
-                heads = 1 if mlp else entry.values[step.out[0]].shape[1]
-                layer = int(part.partition("blocks.")[2].partition(".")[0])
-                parts.append({"part": part, "stack": stack, "layer": layer, "mlp": mlp, "heads": heads, "tower": tower})
+                if mlp or step.op == "attend":
+                    part = (step.out[0] if mlp else step.attributes["ports"][0]).rpartition(".")[0]
+                    own = {"part": part, "stack": "cross" if part.endswith(".cross") else stack}
+                    heads = 1 if mlp else entries[tower].values[step.out[0]].shape[1]
+                    parts.append(own | {"layer": layer_of(part), "mlp": mlp, "heads": heads, "tower": tower})
         return parts
 
 

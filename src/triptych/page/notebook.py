@@ -29,7 +29,7 @@ from triptych.page import (
 from triptych.page.attention_page import ATTENTION, PLANE, best_heads, heads_matrix, planes, role_effects, values_table
 from triptych.page.inspect import WHOLE_BYTES, layer_of, rows_read, stack_of, values_of
 from triptych.page.interventions import lens_page, patch_page
-from triptych.page.maps import Stack, packed_bytes
+from triptych.page.maps import packed_bytes
 from triptych.probe import HeadTable, Lens, LogitAttribution, PatchGrid, Trace
 from triptych.probe.sites import sites
 
@@ -75,10 +75,10 @@ def trace_page(trace: Trace) -> str | None:
     maps: list[AnyMap] = [one for site in dense if (one := _map(trace, site, whole=size <= WHOLE_BYTES)) is not None]
     reduced = dict.fromkeys(site.partition(":")[0] for site in trace if site.endswith(":top_keys"))
     maps += [one for site in reduced if (one := _reduced(trace, site)) is not None]
-    tabs = [Tab("Attention", [AttentionSection("Attention", ATTENTION, maps)])] if maps else []
-    if points := _points(trace, plain):
-        tabs += [Tab("Vectors", [PlaneSection("Vectors by layer", PLANE, _texts(trace), points)])]
+    points = _points(trace, plain)
     rest = [values_of(site, trace[site][0]) for site in plain if site not in dense and trace[site][0].numel()]
+    tabs = [Tab("Attention", [AttentionSection("Attention", ATTENTION, maps)])] if maps else []
+    tabs += [Tab("Vectors", [PlaneSection("Vectors by layer", PLANE, _texts(trace), points)])] if points else []
     tabs += [Tab("Values", [values_table(rest)])] if rest else []
     if not tabs:
         return None
@@ -99,8 +99,7 @@ def _axes(trace: Trace, site: str, positions: Sequence[int], keys: int) -> tuple
 
 
 def _map(trace: Trace, site: str, *, whole: bool) -> AnyMap | None:
-    value = trace[site][0].detach().float().cpu().clamp(0, 1)
-    positions = trace.positions(site)[0]
+    value, positions = trace[site][0].detach().float().cpu().clamp(0, 1), trace.positions(site)[0]
     if len(positions) != value.shape[1] or not value.numel():
         return None  # a mean over positions has no queries
     queries, keys = _axes(trace, site, positions, value.shape[2])
@@ -126,18 +125,17 @@ def _reduced(trace: Trace, site: str) -> TopMap | None:
 
 def _points(trace: Trace, plain: Sequence[str]) -> list[PlanePoints]:
     """The residual stream of each stack, where at least two layers of the same positions were read."""
-    found: dict[Stack, list[str]] = {}
-    for site in plain:
-        if site.endswith((".resid_post", ".resid_pre", "embed")) and trace[site][0].dim() == 2:
-            found.setdefault(stack_of(site, causal=True), []).append(site)
+    vectors = [
+        site for site in plain if site.endswith((".resid_post", ".resid_pre", "embed")) and trace[site][0].dim() == 2
+    ]
     stacks = []
-    for stack, names in found.items():
+    for stack in dict.fromkeys(stack_of(site, causal=True) for site in vectors):
+        names = [site for site in vectors if stack_of(site, causal=True) == stack]
         places = trace.positions(names[0])[0]
         same = [name for name in names if trace.positions(name)[0] == places]
         if len(same) < 2 or len(places) < 2:
             continue
-        vectors = [trace[name][0].detach().float().cpu() for name in same]
-        at, share = planes(vectors, torch.tensor(places) > 0)
+        at, share = planes([trace[name][0].detach().float().cpu() for name in same], torch.tensor(places) > 0)
         tokens = _axes(trace, same[0], places, 0)[0]
         stacks.append(PlanePoints(stack, same, tokens, [0] * len(places), list(places), at.numpy(), share))
     return stacks

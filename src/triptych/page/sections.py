@@ -127,17 +127,20 @@ class TableSection(Section):
 
     def __post_init__(self) -> None:
         for number, row in enumerate(self.rows):
-            if len(row) != len(self.header):
-                raise InputError(
-                    f"table {self.title!r}: row {number} has {len(row)} cells and the header {len(self.header)};"
-                    " give each row one cell a column"
-                )
+            _check_row(f"table {self.title!r}: row {number}", row, self.header)
 
     @property
     def numeric(self) -> list[bool]:
         """For each column, whether it holds numbers only, beside "–" where there is none."""
         columns = [{row[column] for row in self.rows} - {"–"} for column in range(len(self.header))]
         return [bool(cells) and all(map(NUMERIC.fullmatch, cells)) for cells in columns]
+
+
+def _check_row(where: str, cells: Sequence[str], columns: Sequence[str]) -> None:
+    if len(cells) != len(columns):
+        raise InputError(
+            f"{where} has {len(cells)} cells and there are {len(columns)} columns; give each row one cell a column"
+        )
 
 
 @dataclass(frozen=True)
@@ -179,11 +182,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         for label, cells in self.rows:
-            if len(cells) != len(self.columns):
-                raise InputError(
-                    f"grid {self.name!r}: row {label!r} has {len(cells)} cells and there are {len(self.columns)}"
-                    " columns; give each row one cell a column"
-                )
+            _check_row(f"grid {self.name!r}: row {label!r}", cells, self.columns)
 
     def tint(self, row: int, column: int) -> int:
         """How dark a cell is, from 0 to 9."""
@@ -294,9 +293,7 @@ IN_EVERY_PAGE = frozenset(("live_operations.js", "live_attention.js"))
 @cache
 def defined(function: str) -> dict[str, str]:
     """What the page's interpreter defines by calls of `function`, "operation" or "mask": name -> script."""
-    scripts = sorted(
-        (one for one in files(__package__).iterdir() if one.name.startswith("live_")), key=lambda one: one.name
-    )
+    scripts = (one for one in files(__package__).iterdir() if one.name.startswith("live_"))
     call = re.compile(rf'^{function}\("(\w+)"', re.MULTILINE)
     return {name: one.name for one in scripts for name in call.findall(one.read_text(encoding="utf-8"))}
 

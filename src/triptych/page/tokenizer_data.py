@@ -18,7 +18,7 @@ from triptych.text.detokenize import WITH_SPACE_BEFORE
 from triptych.text.tokenizer_limits import Component, Step, steps
 
 from . import tokenizer_sets as sets
-from .tokenizer_regex import translate
+from .tokenizer_regex import literal, translate
 
 #: What the library's `ByteLevel` splits by (Radford et al. 2019).
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -69,7 +69,7 @@ class _Export:
 
     def set(self, name: str) -> str:
         """The name, with the characters that it stands for among the sets of the page."""
-        self.sets[name] = sets.SETS[name]()
+        self.sets[name] = sets.of_name(name)
         return name
 
     def each(self, name: str) -> list[str]:
@@ -85,7 +85,7 @@ class _Export:
         if isinstance(pattern, Mapping) and "String" in pattern:
             if not pattern["String"]:
                 raise TextError("the page's tokenizer does not know the empty text as a pattern")
-            return ["".join(f"\\{c}" if c in "^$\\.*+?()[]{}|/" else c for c in pattern["String"])]
+            return [literal(pattern["String"])]
         parts = translate(pattern if isinstance(pattern, str) else pattern["Regex"])
         for source in parts[1::2]:
             self.sets[source] = sets.of_regex(source)
@@ -108,15 +108,13 @@ class _Export:
         after: list[int] = []
         for step in steps(self.backend.post_processor):
             if step["type"] == "TemplateProcessing":
-                ids = [
-                    None if "Sequence" in part else step["special_tokens"][part["SpecialToken"]["id"]]["ids"]
-                    for part in step["single"]
-                ]
-                place = ids.index(None) if None in ids else -1
-                if place < 0 or step["single"][place]["Sequence"]["id"] != "A":
+                parts, tokens = step["single"], step["special_tokens"]
+                place = next((i for i, part in enumerate(parts) if "Sequence" in part), None)
+                if place is None or parts[place]["Sequence"]["id"] != "A":
                     raise TextError("the page's tokenizer does not know a TemplateProcessing without the text")
-                before = [one for part in ids[:place] for one in part or ()] + before
-                after = after + [one for part in ids[place + 1 :] for one in part or ()]
+                ids = [tokens[part["SpecialToken"]["id"]]["ids"] if "SpecialToken" in part else [] for part in parts]
+                before = [one for part in ids[:place] for one in part] + before
+                after = after + [one for part in ids[place:] for one in part]
             elif step["type"] in ("BertProcessing", "RobertaProcessing"):
                 before, after = [step["cls"][1], *before], [*after, step["sep"][1]]
             elif step["type"] != "ByteLevel":

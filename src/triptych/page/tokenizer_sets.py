@@ -15,6 +15,8 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 
 Packed = list[int]
 
+_SEPARATOR = "\u2603"  # no normalizer changes it, or another character into it
+
 #: First code point -> last one, of the planes where all but the last two code points are alike.
 _ALIKE = {0xE1000: 0xEFFFD} | {plane << 16: plane << 16 | 0xFFFD for plane in (*range(4, 14), 15, 16)}
 
@@ -49,7 +51,26 @@ def of_regex(source: str) -> Packed:
     return pack(char for char in characters() if char not in rest)
 
 
+def _results(normalizer: normalizers.Normalizer, before: str = "") -> Iterator[tuple[str, str]]:
+    """Every character but the separator, and what `normalizer` makes of `before` and the character."""
+    each = characters(_SEPARATOR)
+    text = _SEPARATOR.join(before + char for char in each)
+    return zip(each, normalizer.normalize_str(text).split(_SEPARATOR), strict=True)
+
+
 @cache
+def changes(step: str) -> dict[str, str]:
+    """The characters that a normalizer changes, or BERT's with the option `step` alone, and what it makes of them."""
+    bert = dict.fromkeys(("clean_text", "handle_chinese_chars", "strip_accents", "lowercase"), False) | {step: True}
+    normalizer = normalizers.BertNormalizer(**bert) if step.islower() else getattr(normalizers, step)()
+    return {char: result for char, result in _results(normalizer) if result != char}
+
+
+def changed(step: str, to: str | None = None) -> Packed:
+    """The characters that `step` changes, or those that it changes to `to`."""
+    return pack(char for char, result in changes(step).items() if to is None or result == to)
+
+
 def active_in_unicode_forms() -> Packed:
     """The characters that NFC, NFD, NFKC or NFKD can change, or move, or join with a neighbour.
 
@@ -57,81 +78,31 @@ def active_in_unicode_forms() -> Packed:
     between two others is normalized by itself.  A browser that knows more characters leaves those out by this set; the
     behaviour of the characters inside is fixed by the stability policy of Unicode.
     """
-    active: set[str] = set()
-    for form in (normalizers.NFD(), normalizers.NFKD()):
-        for char, result in _results(form, "\n"):
-            if result != char:
-                active.update(char, result)
+    active = {part for form in ("NFD", "NFKD") for char, result in changes(form).items() for part in char + result}
     # U+0345 has the highest combining class of all, so every character that has one is moved in front of it.
-    active.update(char for char, result in _results(normalizers.NFD(), "\n", "\u0345") if result[0] != "\u0345")
-    return pack(active)
+    moved = {char for char, result in _results(normalizers.NFD(), "\u0345") if result[0] != "\u0345"}
+    return pack(active | moved)
 
 
-@cache
-def lowered() -> Packed:
-    """The characters with another lower case."""
-    return pack(char for char, result in _results(normalizers.Lowercase(), "\n") if result != char)
+def _pieces(step: str) -> list[str]:
+    """What a pre-tokenizer makes of every character, each behind a letter."""
+    split: pre_tokenizers.PreTokenizer = getattr(pre_tokenizers, step)()
+    return [piece for piece, _ in split.pre_tokenize_str("".join("a" + char for char in characters()))]
 
 
-@cache
-def accents(bert: bool) -> Packed:
-    """The marks that are removed: by BERT's normalizer, or by `StripAccents`."""
-    strip = _bert(strip_accents=True) if bert else normalizers.StripAccents()
-    return pack(char for char, result in _results(strip, "\n") if not result)
-
-
-@cache
-def cleaned(bert: bool) -> tuple[Packed, Packed]:
-    """What BERT's normalizer, or `Nmt`, removes, and what it turns into spaces."""
-    results = list(_results(_bert(clean_text=True) if bert else normalizers.Nmt(), "a"))
-    return (
-        pack(char for char, result in results if not result),
-        pack(char for char, result in results if result == " " != char),
-    )
-
-
-@cache
-def ideographs() -> Packed:
-    """The characters around which BERT's normalizer puts spaces."""
-    apart = _results(_bert(handle_chinese_chars=True), "a")
-    return pack(char for char, result in apart if result == f" {char} ")
-
-
-def _bert(**does: bool) -> normalizers.Normalizer:
-    """BERT's normalizer, which does this alone."""
-    off = {"clean_text": False, "handle_chinese_chars": False, "strip_accents": False, "lowercase": False}
-    return normalizers.BertNormalizer(**off | does)
-
-
-def _results(normalizer: normalizers.Normalizer, separator: str, before: str = "") -> Iterator[tuple[str, str]]:
-    """Every character but the `separator`, and what `normalizer` makes of `before` and the character."""
-    text = separator.join(before + char for char in characters(separator))
-    return zip(characters(separator), normalizer.normalize_str(text).split(separator), strict=True)
-
-
-@cache
 def white_space() -> Packed:
     """What the library takes for white space outside regular expressions."""
-    split = pre_tokenizers.WhitespaceSplit().pre_tokenize_str(characters())
-    rest = {char for piece, _ in split for char in piece}
-    return pack(char for char in characters() if char not in rest)
+    return pack(set(characters()).difference(*_pieces("WhitespaceSplit")))
 
 
-@cache
 def set_apart(step: str) -> Packed:
-    """The characters that the pre-tokenizer `Punctuation`, `Digits` or `BertPreTokenizer` splits from a letter."""
-    split: pre_tokenizers.PreTokenizer = getattr(pre_tokenizers, step)()
-    pieces = (piece for piece, _ in split.pre_tokenize_str("".join("a" + char for char in characters())))
-    return pack(piece for piece in pieces if len(piece) == 1 and piece != "a")
+    """The characters that the pre-tokenizer `step` splits from a letter."""
+    return pack(piece for piece in _pieces(step) if len(piece) == 1 and piece != "a")
 
 
-@cache
-def words_and_others() -> tuple[Packed, Packed]:
-    """The characters of words, as `Whitespace` and added tokens that stand alone see them; what is no white space."""
-    split = pre_tokenizers.Whitespace().pre_tokenize_str("".join("a" + char for char in characters()))
-    alone = {piece for piece, _ in split if len(piece) == 1 and piece != "a"}
-    seen = {char for piece, _ in split for char in piece}
-    return pack(seen - alone), pack(alone)
+def words() -> Packed:
+    """The characters of words, as `Whitespace` and added tokens that stand alone see them."""
+    return pack(char for piece in _pieces("Whitespace") if len(piece) > 1 or piece == "a" for char in piece)
 
 
 def _one_for_each_cluster() -> normalizers.Normalizer:
@@ -181,11 +152,18 @@ def clusters() -> dict[str, Packed]:
 
 
 SETS: dict[str, Callable[[], Packed]] = {
-    "unicode": active_in_unicode_forms, "lowered": lowered, "white space": white_space, "ideographs": ideographs,
-    "word": lambda: words_and_others()[0], "other": lambda: words_and_others()[1],
+    "unicode": active_in_unicode_forms, "white space": white_space, "word": words,
+    "other": partial(set_apart, "Whitespace"),
     **{name: partial(set_apart, name) for name in ("Punctuation", "Digits", "BertPreTokenizer")},
-    **{f"accents {bert}": partial(accents, bert) for bert in (False, True)},
-    "removed False": lambda: cleaned(False)[0], "spaces False": lambda: cleaned(False)[1],
-    "removed True": lambda: cleaned(True)[0], "spaces True": lambda: cleaned(True)[1],
+    "lowered": partial(changed, "Lowercase"), "ideographs": partial(changed, "handle_chinese_chars"),
+    "accents False": partial(changed, "StripAccents", ""), "accents True": partial(changed, "strip_accents", ""),
+    "removed False": partial(changed, "Nmt", ""), "spaces False": partial(changed, "Nmt", " "),
+    "removed True": partial(changed, "clean_text", ""), "spaces True": partial(changed, "clean_text", " "),
 }  # fmt: skip
-"""What the steps of a tokenizer name."""
+"""What the steps of a tokenizer name; False is the normalizer of its own, True that of BERT."""
+
+
+@cache
+def of_name(name: str) -> Packed:
+    """A set of `SETS`."""
+    return SETS[name]()
