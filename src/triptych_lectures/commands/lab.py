@@ -56,8 +56,9 @@ def lab(
     if name is None:
         need_name = {"--report": report, "--model": model, "--data": data, "--set": set_, "--seeds": seeds}
         need_name |= {"--full": full or None, "--sizes": sizes or None}
-        if alone := [option for option, value in need_name.items() if value is not None]:
-            raise BadParameter(f"{alone[0]} needs the NAME of a lab, or {ALL}")
+        for option, value in need_name.items():
+            if value is not None:
+                raise BadParameter(f"{option} needs the NAME of a lab, or {ALL}")
         _list(as_json=as_json)
         return
     if seeds is not None and seed + seeds - 1 > options.LAST_SEED:

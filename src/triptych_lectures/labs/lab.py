@@ -254,8 +254,8 @@ def size_rows(kind: type[Lab], setup: Setup) -> list[SizeRow]:
     """The sizes of a lab in a run; it may have none.  Raises InputError for those that it cannot have."""
     if setup.sizes and not fields(kind):
         raise InputError(f"the lab {kind.name} has no sizes, so --set does not apply to it")
-    runs = [kind.sized(one) for one in (Setup(), Setup(full=True), setup)]
-    return [SizeRow(f.name, *(getattr(run, f.name) for run in runs), f.metadata["about"]) for f in fields(kind)]
+    default, full, own = (vars(kind.sized(one)) for one in (Setup(), Setup(full=True), setup))
+    return [SizeRow(f.name, default[f.name], full[f.name], own[f.name], f.metadata["about"]) for f in fields(kind)]
 
 
 def shown_size(value: Size) -> str:
