@@ -5,7 +5,8 @@ The corrections that need an experiment of their own are in other labs: √d in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from itertools import chain
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -14,34 +15,34 @@ from torch import Tensor
 
 from triptych import families, nn, spec
 from triptych.attention import attend
-from triptych.count import Count, count
+from triptych.count import count
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import causal, dense, keys
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import parameters
 
+GPT2 = {"model_type": "gpt2", "vocab_size": 50_257, "n_positions": 1024}
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "GPT-2": {"model_type": "gpt2", "vocab_size": 50_257, "n_positions": 1024, "n_embd": 768, "n_layer": 12,
-              "n_head": 12},
-    "GPT-2 medium": {"model_type": "gpt2", "vocab_size": 50_257, "n_positions": 1024, "n_embd": 1024, "n_layer": 24,
-                     "n_head": 16},
-}  # fmt: skip
+    "GPT-2": GPT2 | {"n_embd": 768, "n_layer": 12, "n_head": 12},
+    "GPT-2 medium": GPT2 | {"n_embd": 1024, "n_layer": 24, "n_head": 16},
+}
 WIDTHS = {  # (D, F) as published
     "Llama-1 13B": (5120, 13_824), "Llama-1 33B": (6656, 17_920), "Llama-2 7B": (4096, 11_008),
     "Llama-2 70B": (8192, 28_672), "Llama-3 8B": (4096, 14_336), "Qwen3-4B": (2560, 9728),
 }  # fmt: skip
+BERT = {
+    "model_type": "bert", "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 37, "max_position_embeddings": 32,
+}  # fmt: skip
 SMALL: dict[str, dict[str, Any]] = {
-    "BERT": {"model_type": "bert", "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "intermediate_size": 37, "max_position_embeddings": 32},
+    "BERT": BERT,
     "BART": {"model_type": "bart", "vocab_size": 50, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2,
              "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 37, "decoder_ffn_dim": 37,
              "max_position_embeddings": 32},
     "GPT-2": {"model_type": "gpt2", "vocab_size": 50, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 4},
-    "Llama": {"model_type": "llama", "vocab_size": 50, "hidden_size": 24, "intermediate_size": 37,
-              "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 32},
-    "Qwen3": {"model_type": "qwen3", "vocab_size": 50, "hidden_size": 24, "intermediate_size": 37, "head_dim": 10,
-              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "max_position_embeddings": 32},
+    "Llama": BERT | {"model_type": "llama"},
+    "Qwen3": BERT | {"model_type": "qwen3", "head_dim": 10, "num_key_value_heads": 2},
     "T5": {"model_type": "t5", "vocab_size": 50, "d_model": 24, "d_kv": 16, "d_ff": 37, "num_layers": 2,
            "num_heads": 4},
 }  # fmt: skip
@@ -69,7 +70,7 @@ class CorrectionsLab(Lab):
             ("L4 12.5", "filling with -1e9 gives exactly 0"): self._large_negative(noise),
             ("L1", "the mask is added before dividing by √d"): self._mask_order(noise),
             ("L1", "cross-attention needs no mask"): self._cross_mask(noise),
-            ("L0 2.5", "all models have d_v = d_k"): self._value_width(noise),
+            ("L0 2.5", "all models have d_v = d_k"): _value_width(noise, self.tokens),
             ("often said", "without √d softmax is too flat"): _sharpness(),
             ("L1", "LayerNorm divides by σ + ε"): _layer_norm(),
             ("L0, L1", "every model divides by √d"): _t5_scale(setup.seed),
@@ -79,7 +80,7 @@ class CorrectionsLab(Lab):
             ("L0 3", "attention does not normalize"): _attention_norms(setup.seed),
             ("L4 12.5", "GPT and BERT differ in the mask alone"): _gpt_and_bert(),
             ("L1", "training and generation read the same"): _generation(setup.seed),
-            ("L4 12.10", "SwiGLU's MLP is 4 d wide"): self._swiglu(),
+            ("L4 12.10", "SwiGLU's MLP is 4 d wide"): _swiglu(self.mlp),
         }
         rows = [
             [*(("", "") if i else statement), check.claim, check.shown]
@@ -87,71 +88,45 @@ class CorrectionsLab(Lab):
             for i, check in enumerate(checks)
         ]
         table = TableSection("Statements of the lectures", ("lecture", "it says", "computed here", "value"), rows)
-        every = tuple(check for checks in corrections.values() for check in checks)
+        every = tuple(chain(*corrections.values()))
         return LabResult("Which statements of the lectures do not hold?", MEANING, every, (table,))
 
     def _large_negative(self, noise: torch.Generator) -> Checks:
         n = self.tokens
-        q, visible = _draw(noise, n, self.width), torch.ones(n, n).tril(-1).bool()  # the first row sees nothing
+        (q,), visible = _draw(noise, (n, self.width)), torch.ones(n, n).tril(-1).bool()  # the first row sees nothing
         ours = attend(q, q, torch.eye(n, dtype=q.dtype), mask=dense(visible))[0]
         filled = (q @ q.mT).masked_fill(~visible, -1e9).softmax(-1)[0]
+        even = _gap(filled, torch.tensor(1 / n, dtype=q.dtype))
         return (
             Check("largest weight of a row that sees nothing", float(ours.max()), 0.0, 0.0),
-            Check(
-                "a row that sees nothing filled with -1e9, distance from even weights",
-                _gap(filled, filled * 0 + 1 / n),
-                most=1e-12,
-            ),
+            Check("a row that sees nothing filled with -1e9, distance from even weights", even, most=1e-12),
         )
 
     def _mask_order(self, noise: torch.Generator) -> Checks:
         n, root = self.tokens, self.width**0.5
-        q, k, bias = _draw(noise, n, self.width), _draw(noise, n, self.width), _draw(noise, n, n)
+        q, k, bias = _draw(noise, (n, self.width), (n, self.width), (n, n))
         hidden = torch.zeros(n, n, dtype=q.dtype).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
-        identity = torch.eye(n, dtype=q.dtype)
-
-        def orders(added: Tensor) -> tuple[Tensor, Tensor]:
-            """Added before the division, and after it."""
-            return ((q @ k.mT + added) / root).softmax(-1), (q @ k.mT / root + added).softmax(-1)
-
-        before, after = orders(bias)
+        # a mask of 0 and -∞ and a finite bias, each added before the division and after it
+        (mask_before, mask_after), (before, after) = (
+            (((q @ k.mT + added) / root).softmax(-1), (q @ k.mT / root + added).softmax(-1)) for added in (hidden, bias)
+        )
+        ours = attend(q, k, torch.eye(n, dtype=q.dtype), bias=bias)
         return (
-            Check("a mask of 0 and -∞ before or after the division, difference", _gap(*orders(hidden)), most=1e-12),
-            Check("a finite bias before or after it, difference", _gap(before, after), least=0.02),
             Check(
-                "distance of `attend` from the order after", _gap(attend(q, k, identity, bias=bias), after), most=1e-12
+                "a mask of 0 and -∞ before or after the division, difference", _gap(mask_before, mask_after), most=1e-12
             ),
+            Check("a finite bias before or after it, difference", _gap(before, after), least=0.02),
+            Check("distance of `attend` from the order after", _gap(ours, after), most=1e-12),
         )
 
     def _cross_mask(self, noise: torch.Generator) -> Checks:
-        n = self.tokens
-        q, k, padding = _draw(noise, n, self.width), _draw(noise, n, self.width), _draw(noise, 2, self.width)
+        n, width = self.tokens, self.width
+        q, k, padding = _draw(noise, (n, width), (n, width), (2, width))
         alone, padded = attend(q, k, k), torch.cat([k, padding])
-        hidden = attend(q, padded, padded, mask=keys(n))
+        masked, unmasked = (_gap(attend(q, padded, padded, mask=mask), alone) for mask in (keys(n), None))
         return (
-            Check("change of the output by padding of the source that a mask hides", _gap(hidden, alone), most=1e-12),
-            Check(
-                "change of the output by padding of the source that no mask hides",
-                _gap(attend(q, padded, padded), alone),
-                least=0.01,
-            ),
-        )
-
-    def _value_width(self, noise: torch.Generator) -> Checks:
-        q, k, v = (_draw(noise, self.tokens, width) for width in (192, 192, 128))  # of DeepSeek-V2's latent attention
-        width = attend(q, k, v, mask=causal()).shape[-1]
-        return (Check("width of values beside keys of 192", width, 128, 128),)
-
-    def _swiglu(self) -> Checks:
-        def parameters(part: spec.Part) -> int:
-            return sum(p.numel() for p in nn.build(part).parameters())
-
-        width = self.mlp
-        plain = parameters(spec.mlp(width, 4 * width, "gelu"))
-        wide, narrow = (parameters(spec.glu(width, hidden, "silu")) / plain for hidden in (4 * width, 8 * width // 3))
-        return (
-            Check("parameters of SwiGLU with 4 d over a plain MLP's", wide, 1.5, 1.5),
-            Check("parameters of SwiGLU with 8/3 d over a plain MLP's", narrow, 1.0, 1.0),
+            Check("change of the output by padding of the source that a mask hides", masked, most=1e-12),
+            Check("change of the output by padding of the source that no mask hides", unmasked, least=0.01),
         )
 
 
@@ -163,12 +138,28 @@ MEANING = (
 )
 
 
-def _draw(noise: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=noise, dtype=torch.float64)
+def _draw(noise: torch.Generator, *shapes: tuple[int, int]) -> list[Tensor]:
+    return [torch.randn(shape, generator=noise, dtype=torch.float64) for shape in shapes]
 
 
 def _gap(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max())
+
+
+def _value_width(noise: torch.Generator, tokens: int) -> Checks:
+    q, k, v = _draw(noise, *((tokens, width) for width in (192, 192, 128)))  # of DeepSeek-V2's latent attention
+    return (Check("width of values beside keys of 192", attend(q, k, v, mask=causal()).shape[-1], 128, 128),)
+
+
+def _swiglu(width: int) -> Checks:
+    plain = parameters(nn.build(spec.mlp(width, 4 * width, "gelu")))
+    wide, narrow = (
+        parameters(nn.build(spec.glu(width, hidden, "silu"))) / plain for hidden in (4 * width, 8 * width // 3)
+    )
+    return (
+        Check("parameters of SwiGLU with 4 d over a plain MLP's", wide, 1.5, 1.5),
+        Check("parameters of SwiGLU with 8/3 d over a plain MLP's", narrow, 1.0, 1.0),
+    )
 
 
 def _sharpness() -> Checks:
@@ -203,9 +194,9 @@ def _layer_norm() -> Checks:
 
 
 def _t5_scale(seed: int) -> Checks:
-    model = Model(nn.new(families.read_config(SMALL["T5"]), seed, torch.float64))
-    trace = model.trace([[5, 6, 7, 9, 11, 3]], [[0, 2]], read=["encoder.blocks.0.attn.*"])
-    q, k, scores = (trace[f"encoder.blocks.0.attn.{site}"][0] for site in ("q", "k", "scores"))
+    site = "encoder.blocks.0.attn"
+    trace = _new("T5", seed).trace([[5, 6, 7, 9, 11, 3]], [[0, 2]], read=[f"{site}.*"])
+    q, k, scores = (trace[f"{site}.{name}"][0] for name in ("q", "k", "scores"))
     products = q.transpose(0, 1) @ k.permute(1, 2, 0)
 
     def left(explained: Tensor) -> float:
@@ -214,22 +205,15 @@ def _t5_scale(seed: int) -> Checks:
         diagonals = [rest.diagonal(n, 1, 2) for n in range(-4, 5)]
         return max(float((line - line[:, :1]).abs().max()) for line in diagonals)
 
+    divided = products / products.new_tensor(16.0).sqrt()
     return (
         Check("T5's scores less q·k: distance from a bias of the distance", left(products), most=1e-12),
-        Check(
-            "T5's scores less q·k/√d: distance from a bias of the distance",
-            left(products / products.new_tensor(16.0).sqrt()),
-            least=1e-3,
-        ),
+        Check("T5's scores less q·k/√d: distance from a bias of the distance", left(divided), least=1e-3),
     )
 
 
-def _count(name: str) -> Count:
-    return count(families.read_config(dict(PUBLISHED[name]), where=name))
-
-
 def _gpt2() -> Checks:
-    base, medium = _count("GPT-2"), _count("GPT-2 medium")
+    base, medium = (count(families.read_config(PUBLISHED[name], where=name)) for name in ("GPT-2", "GPT-2 medium"))
     biases = sum(shape[0] for name, shape in base.spec.shapes().items() if ".mlp." in name and name.endswith(".bias"))
     return (
         Check("parameters with D 768", base.total, 124_439_808, 124_439_808),
@@ -239,30 +223,33 @@ def _gpt2() -> Checks:
 
 
 def _mlp_width() -> Checks:
-    ratios = {name: hidden / width for name, (width, hidden) in WIDTHS.items()}
     near = ("Llama-1 13B", "Llama-1 33B", "Llama-2 7B")
     return tuple(
-        Check(f"F over D of {name}", ratio, *((2.68, 2.7) if name in near else (3.5, None)))
-        for name, ratio in ratios.items()
+        Check(f"F over D of {name}", hidden / width, *((2.68, 2.7) if name in near else (3.5, None)))
+        for name, (width, hidden) in WIDTHS.items()
     )
 
 
 def _small(name: str) -> spec.ModelSpec:
-    return families.read_config(dict(SMALL[name]), where=name)
+    return families.read_config(SMALL[name], where=name)
 
 
-def _norms(names: Iterable[str]) -> list[spec.NormsSpec]:
-    """Of the attention of every block."""
-    models = [_small(name) for name in names]
-    stacks = [stack for model in models for stack in (model.encoder, model.decoder) if stack is not None]
-    return [block.attn_norm for stack in stacks for block in stack.blocks]
+def _new(name: str, seed: int, dtype: torch.dtype = torch.float64) -> Model:
+    """A small model with random weights."""
+    return Model(nn.new(_small(name), seed, dtype))
 
 
 def _norm_places() -> Checks:
     def after(*names: str) -> float:
-        """The share of their blocks that normalize after the addition."""
-        norms = _norms(names)
-        return sum(norm.post is not None and norm.pre is None for norm in norms) / len(norms)
+        """The share of their blocks whose attention normalizes after the addition."""
+        stacks = [
+            stack for model in map(_small, names) for stack in (model.encoder, model.decoder) if stack is not None
+        ]
+        return fmean(
+            norm.post is not None and norm.pre is None
+            for stack in stacks
+            for norm in (block.attn_norm for block in stack.blocks)
+        )
 
     return (
         Check("share of post-norm blocks, BERT and BART", after("BERT", "BART"), 1.0, 1.0),
@@ -273,36 +260,33 @@ def _norm_places() -> Checks:
 def _attention_norms(seed: int) -> Checks:
     def away(name: str, site: str) -> float:
         """How far the mean square of a head's queries is from 1, at most."""
-        trace = Model(nn.new(_small(name), seed, torch.float64)).trace([[3, 14, 15]], read=[f"blocks.0.attn.{site}"])
-        return float((trace[f"blocks.0.attn.{site}"][0].square().mean(-1) - 1).abs().max())
+        (queries,) = _new(name, seed).trace([[3, 14, 15]], read=[f"blocks.0.attn.{site}"])[f"blocks.0.attn.{site}"]
+        return float((queries.square().mean(-1) - 1).abs().max())
 
+    of, distance = "queries of", "mean square, distance from 1"
     return (
-        Check("queries of Qwen3 as scores read them: mean square, distance from 1", away("Qwen3", "q_rot"), most=0.02),
-        Check("queries of Qwen3 before their norm: mean square, distance from 1", away("Qwen3", "q"), least=0.1),
-        Check(
-            "queries of Llama, which has no such norm: mean square, distance from 1", away("Llama", "q_rot"), least=0.1
-        ),
+        Check(f"{of} Qwen3 as scores read them: {distance}", away("Qwen3", "q_rot"), most=0.02),
+        Check(f"{of} Qwen3 before their norm: {distance}", away("Qwen3", "q"), least=0.1),
+        Check(f"{of} Llama, which has no such norm: {distance}", away("Llama", "q_rot"), least=0.1),
     )
 
 
 def _gpt_and_bert() -> Checks:
-    bert, gpt = _small("BERT").encoder, _small("GPT-2").decoder
+    models = _small("BERT"), _small("GPT-2")
+    bert, gpt = models[0].encoder, models[1].decoder
     assert bert is not None
     assert gpt is not None
-    pairs: dict[str, Callable[[spec.StackSpec], object]] = {
-        "places of the norms": lambda stack: stack.blocks[0].attn_norm.pre is None,
-        "token types": lambda stack: getattr(stack.embed, "token_types", 0),
-        "final norm": lambda stack: stack.final_norm is None,
+    differences = {
+        "places of the norms": (bert.blocks[0].attn_norm.pre is None) != (gpt.blocks[0].attn_norm.pre is None),
+        "token types": getattr(bert.embed, "token_types", 0) != getattr(gpt.embed, "token_types", 0),
+        "final norm": (bert.final_norm is None) != (gpt.final_norm is None),
+        "head": type(models[0].head) is not type(models[1].head),
     }
-    differ = sum(of(bert) != of(gpt) for of in pairs.values()) + (
-        type(_small("BERT").head) is not type(_small("GPT-2").head)
-    )
-    claim = f"differences beside the mask: {', '.join(pairs)}, head"
-    return (Check(claim, differ, 4, 4),)
+    return (Check(f"differences beside the mask: {', '.join(differences)}", sum(differences.values()), 4, 4),)
 
 
 def _generation(seed: int) -> Checks:
-    model, start, count_new = Model(nn.new(_small("Llama"), seed)), 3, 12
+    model, start, count_new = _new("Llama", seed, torch.float32), 3, 12
     row = torch.randint(50, (start + count_new,), generator=torch.Generator().manual_seed(seed)).tolist()
     (written,) = model.generate([row[:start]], max_new_tokens=count_new)
     wrong = sum(a != b for a, b in zip(written.ids, row[start:], strict=False))

@@ -32,13 +32,13 @@ class ExposureBiasLab(Lab):
         " prefixes of training help is false if the model trained so does not come back to the text either."
     )
 
-    texts: int = size(16, "texts to recite, two or more")
-    length: int = size(16, "tokens of a text, 4 or more; no token occurs twice in all texts")
+    texts: int = size(16, "texts to recite, two or more", least=2)
+    length: int = size(16, "tokens of a text, 4 or more; no token occurs twice in all texts", least=4)
     replaced: float = size(0.1, "share of the tokens that are replaced when the model writes, below 1")
     noises: tuple[float, ...] = size(
         (0.3,), "shares that are replaced in the prefixes of training, ascending, below 1", full=(0.01, 0.05, 0.3)
     )
-    width: int = size(48, "width of the residual stream, a multiple of 4")
+    width: int = size(48, "width of the residual stream, a multiple of 4", multiple=4)
     layers: int = size(2, "blocks")
     steps: int = size(300, "training steps", full=600)
     rows: int = size(32, "rows of a step")
@@ -46,12 +46,8 @@ class ExposureBiasLab(Lab):
     tested: int = size(200, "texts that each model writes in each test", full=1000)
 
     def __post_init__(self) -> None:
-        if self.texts < 2 or self.length < 4:
-            raise InputError("sizes texts and length: give two texts or more, of 4 tokens or more")
         if max(self.replaced, *self.noises) >= 1:
             raise InputError("sizes replaced and noises: give shares below 1")
-        if self.width % 4:
-            raise InputError(f"size width {self.width}: the blocks have 4 heads; give a multiple of 4")
 
     def run(self, setup: Setup) -> LabResult:
         texts = RecitedTexts(self.texts, self.length, setup.seed)

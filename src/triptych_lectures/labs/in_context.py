@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from triptych import nn
 from triptych.errors import InputError
 from triptych.page import Curve, TableSection
-from triptych.spec import AlibiSpec, RMSNormSpec
 from triptych.train import Example, collate
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, number, size
-from triptych_lectures.labs.small import block, curve, decoder
+from triptych_lectures.labs.small import attention_layers, curve
 from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, held_out_rows, logits, train
 
 
@@ -32,12 +31,12 @@ class InContextLab(Lab):
         " answers in the row are random, what is measured would not be the use of the examples."
     )
 
-    symbols: int = size(8, "different inputs, and as many different answers, two or more")
-    examples: int = size(16, "examples of a row, two or more")
+    symbols: int = size(8, "different inputs, and as many different answers, two or more", least=2)
+    examples: int = size(16, "examples of a row, two or more", least=2)
     pools: tuple[int, ...] = size(
         (1,), "how many functions the other models are trained on; the first is 1", full=(1, 16, 256)
     )
-    width: int = size(48, "width of the residual stream, a multiple of the heads")
+    width: int = size(48, "width of the residual stream, a multiple of the heads", multiple="heads")
     heads: int = size(3, "heads of each of the two layers")
     steps: int = size(500, "training steps", full=800)
     rows: int = size(32, "rows of a step")
@@ -45,12 +44,8 @@ class InContextLab(Lab):
     tested: int = size(300, "rows of each test", full=1000)
 
     def __post_init__(self) -> None:
-        if self.width % self.heads:
-            raise InputError(f"sizes width {self.width} and heads {self.heads}: the width must be a multiple")
         if self.pools[0] != 1:
             raise InputError(f"size pools: the first model is the control, trained on 1 function; got {self.pools[0]}")
-        if self.symbols < 2 or self.examples < 2:
-            raise InputError("sizes symbols and examples: give two or more of each")
 
     def run(self, setup: Setup) -> LabResult:
         every = Lookups(self.symbols, self.examples)
@@ -120,9 +115,7 @@ class InContextLab(Lab):
 
     def _train(self, task: Lookups, seed: int) -> tuple[nn.Transformer, TrainedRun]:
         """Two layers of attention, which is what a lookup in the row takes (lab `induction`)."""
-        blocks = [block(self.width, self.heads, hidden=None)] * 2
-        inside, norm = AlibiSpec(heads=self.heads), RMSNormSpec(width=self.width)
-        module = nn.new(decoder(2 * self.symbols, blocks, inside=inside, final_norm=norm), seed)
+        module = attention_layers(2, 2 * self.symbols, self.width, self.heads, seed)
         return module, train(module, task, TrainingBudget(self.steps, self.rows, self.rate, shape="linear"), seed)
 
     def _curve(self, on_new: dict[str, Answered], unrelated: Answered) -> Curve:

@@ -9,16 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych import nn
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, zero
 from triptych.probe.role_scores import at_offset, mean_weight
-from triptych.spec import AlibiSpec, RMSNormSpec
 from triptych.train import Example, OptimizerSettings, Pairs
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import Points, block, decoder, fit
+from triptych_lectures.labs.small import Points, attention_layers, fit
 
 OFFSETS = 8  # places back among which the one a head reads most is searched
 
@@ -34,10 +32,10 @@ class InductionLab(Lab):
         " token before most."
     )
 
-    width: int = size(48, "model width D, a multiple of the heads")
-    heads: int = size(3, "heads of each layer, two or more")
+    width: int = size(48, "model width D, a multiple of the heads", multiple="heads")
+    heads: int = size(3, "heads of each layer, two or more", least=2)
     vocab: int = size(48, "tokens that there are, at least `longest`")
-    shortest: int = size(12, "tokens of the shortest sequence that is repeated, 5 or more")
+    shortest: int = size(12, "tokens of the shortest sequence that is repeated, 5 or more", least=OFFSETS // 2 + 1)
     longest: int = size(32, "tokens of the longest one")
     steps: int = size(400, "training steps")
     rows: int = size(32, "rows of a training step")
@@ -46,12 +44,6 @@ class InductionLab(Lab):
     def __post_init__(self) -> None:
         if not self.shortest <= self.longest <= self.vocab:
             raise InputError("sizes shortest, longest and vocab: must not decrease in this order")
-        if 2 * self.shortest <= OFFSETS + 1:
-            raise InputError(
-                f"size shortest: heads are compared over {OFFSETS} places; give {OFFSETS // 2 + 1} or more"
-            )
-        if self.width % self.heads or self.heads < 2:
-            raise InputError("sizes width and heads: give two heads or more, and a multiple of them as the width")
 
     def run(self, setup: Setup) -> LabResult:
         noise = np.random.default_rng(setup.seed)
@@ -125,10 +117,7 @@ class InductionLab(Lab):
         return Example(twice[:-1], twice[1:], np.arange(1, len(twice)) > len(once))
 
     def _train(self, layers: int, data: Pairs, seed: int) -> tuple[Model, Points]:
-        blocks = [block(self.width, self.heads, hidden=None)] * layers
-        inside, norm = AlibiSpec(heads=self.heads), RMSNormSpec(width=self.width)
-        spec = decoder(self.vocab, blocks, inside=inside, final_norm=norm)
-        module = nn.new(spec, seed)
+        module = attention_layers(layers, self.vocab, self.width, self.heads, seed)
         settings = OptimizerSettings(lr=1e-2, weight_decay=0.0)
         losses = fit(
             module, data, rows=self.rows, length=2 * self.longest, steps=self.steps, seed=seed, optimizer=settings

@@ -8,9 +8,12 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Literal
 
+import torch
+
 from triptych import nn
 from triptych.page import Curve, TableSection
 from triptych.spec import (
+    AlibiSpec,
     BlockSpec,
     EmbedSpec,
     KindSpec,
@@ -71,6 +74,16 @@ def decoder(
     return ModelSpec(family="triptych", decoder=stack, head=head, init_std=width**-0.5)
 
 
+def attention_layers(layers: int, vocab: int, width: int, heads: int, seed: int) -> nn.Transformer:
+    """A decoder of attention alone, with ALiBi's positions, each head with a range of its own."""
+    blocks = [block(width, heads, hidden=None)] * layers
+    return nn.new(decoder(vocab, blocks, inside=AlibiSpec(heads=heads), final_norm=RMSNormSpec(width=width)), seed)
+
+
+def parameters(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def masked(model: ModelSpec, mask: Mask) -> ModelSpec:
     """The decoder `model` with `mask` in place of its own; the mask is part of the spec and not of the weights."""
     stack = model.decoder
@@ -111,6 +124,14 @@ def curve(
     at = [float(place) for place in places]
     series = {name: list(zip(at, line, strict=True)) for name, line in lines.items()}
     return Curve(title, x, y, series, dict(guides or {}), log)
+
+
+def line_table(
+    title: str, x: str, places: Iterable[float], lines: Mapping[str, Iterable[float]], form: str
+) -> TableSection:
+    """The same lines as a table, with a row for each of the `places`."""
+    rows = zip(places, *lines.values(), strict=True)
+    return TableSection(title, (x, *lines), [[str(place), *(format(y, form) for y in ys)] for place, *ys in rows])
 
 
 def share_table(title: str, header: tuple[str, str], shares: Mapping[str, float], form: str = ".1%") -> TableSection:

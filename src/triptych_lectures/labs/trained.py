@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from triptych import nn
 from triptych.errors import InputError
+from triptych.page import Curve
 from triptych.spec import AttentionSpec, BlockSpec, LearnedSpec, NormsSpec, RMSNormSpec
 from triptych.train import DivergedError, Example, OptimizerSettings, Schedule, collate
 from triptych.train.data import Use, random_numbers
 from triptych.train.objectives import Ids, final
-from triptych_lectures.labs.small import Points, decoder, fit
+from triptych_lectures.labs.small import Points, decoder, fit, parameters
 
 LAST = 10  # steps whose mean loss is the loss at the end
 MOST_CLASSES = 1 << 16  # each has a row of weights in the head
@@ -204,6 +205,12 @@ def train(module: nn.Transformer, task: GeneratedTask, budget: TrainingBudget, s
     return TrainedRun(losses, guess)
 
 
+def training_curve(title: str, y: str, runs: Mapping[str, TrainedRun]) -> Curve:
+    """The losses of runs of one task, and that of a guess."""
+    guess = next(iter(runs.values())).guess
+    return Curve(title, "step", y, {name: run.losses for name, run in runs.items()}, {"guess": guess})
+
+
 @dataclass(frozen=True)
 class TrainedHead:
     """A model of attention alone after training: its run, the share of new answers that are right, and how many
@@ -220,7 +227,7 @@ def trained_head(
     """Train `module` in place, and test it on `tested` rows that it was not trained on."""
     run = train(module, task, budget, seed)
     share = right(module, held_out_rows(task, tested, seed))
-    return TrainedHead(run, share, sum(parameter.numel() for parameter in module.parameters()))
+    return TrainedHead(run, share, parameters(module))
 
 
 def attention_alone(attn: AttentionSpec, symbols: int, length: int, seed: int) -> nn.Transformer:
