@@ -170,7 +170,7 @@ def test_a_gradient_that_vanishes_in_one_draw_has_no_geometric_mean_above_0() ->
 
 def test_the_share_of_letters_is_no_number_where_none_has_a_partner() -> None:
     subject = HeldOutPairs.__new__(HeldOutPairs)
-    subject.truths, subject.straight = [np.zeros((2, 2), bool)], [np.zeros(2, bool)]
-    assert math.isnan(subject.share([np.ones(2, bool)]))
-    subject.truths = [np.eye(2, dtype=bool)]
-    assert subject.share([np.array([True, False])]) == 0.5
+    subject.partnered, subject.straight = np.zeros(2, bool), np.zeros(2, bool)
+    assert math.isnan(subject.share(np.ones(2, bool)))
+    subject.partnered = np.ones(2, bool)
+    assert subject.share(np.array([True, False])) == 0.5

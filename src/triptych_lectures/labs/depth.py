@@ -13,9 +13,9 @@ from torch import Tensor
 
 from triptych import nn
 from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
-from triptych.train import Example, collate, loss
+from triptych.train import collate, loss
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, curve, decoder, growth, line_table, power
+from triptych_lectures.labs.small import block, curve, decoder, examples, growth, line_table, power
 
 VOCAB = 97
 
@@ -105,8 +105,7 @@ class DepthLab(Lab):
         for part in module.decoder.blocks:
             part.register_forward_hook(lambda _, inputs, output: stream.extend((inputs[0], output)))
         ids, targets = torch.randint(VOCAB, (2, self.rows, self.tokens), generator=noise).numpy().astype(np.int32)
-        rows = [Example(row, target, np.ones(self.tokens, bool)) for row, target in zip(ids, targets, strict=True)]
-        nats, count = loss(module, collate(rows))
+        nats, count = loss(module, collate(examples(ids, targets)))
         weights = [weight for weight in module.decoder.blocks[-1].parameters() if weight.dim() == 2]
         first, last, *own = torch.autograd.grad(nats / count, [stream[0], stream[-1], *weights])
         return float(first.norm() / last.norm()), math.sqrt(sum(float(g.square().sum()) for g in own))

@@ -18,7 +18,7 @@ from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.train import Example
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, number, size
-from triptych_lectures.labs.small import block, curve
+from triptych_lectures.labs.small import block, curve, examples, halves
 from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, logits, train, with_positions
 
 
@@ -77,24 +77,18 @@ class ExposureBiasLab(Lab):
     def _checks(self, written: dict[float, WritingErrors]) -> tuple[Check, ...]:
         """Means over the second half of the text.  A model that comes back at once has no errors, one that never does
         those of `never_back`; half of them is much, a quarter little."""
-        plain, noisy = written[0.0], written[self.noises[-1]]
-        lost = _halves(self.never_back())[1]
-        first, second = _halves(plain.forced)
+        own = "wrong after its own text, over never coming back"
+        plain, noisy, never = (
+            halves(wrong) for wrong in (written[0.0].free, written[self.noises[-1]].free, self.never_back())
+        )
+        first, second = halves(written[0.0].forced)
+        undisturbed = max(float(errors.undisturbed.mean()) for errors in written.values())
+        replaced = f"{self.noises[-1]:.0%} of the prefixes replaced"
         return (
-            Check(
-                "true prefixes: wrong after its own text, over never coming back", _halves(plain.free)[1] / lost, 0.5
-            ),
-            Check(
-                f"{self.noises[-1]:.0%} of the prefixes replaced: wrong after its own text, over never coming back",
-                _halves(noisy.free)[1] / lost,
-                most=0.25,
-            ),
+            Check(f"true prefixes: {own}", plain[1] / never[1], 0.5),
+            Check(f"{replaced}: {own}", noisy[1] / never[1], most=0.25),
             Check("control: true prefixes, each choice after true tokens: wrong more later", second - first, most=0.1),
-            Check(
-                "control: after its own text, none replaced: wrong, the worst of all models",
-                max(float(errors.undisturbed.mean()) for errors in written.values()),
-                most=0.1,
-            ),
+            Check("control: after its own text, none replaced: wrong, the worst of all models", undisturbed, most=0.1),
         )
 
     def _meaning(self, written: dict[float, WritingErrors]) -> str:
@@ -130,7 +124,7 @@ class ExposureBiasLab(Lab):
         wrong = np.zeros(texts.length)
         for place in range(texts.length):
             last = np.arange(ids.shape[1]) == place
-            choices = logits(module, [Example(row, row, last) for row in ids]).argmax(-1).numpy().astype(np.int32)
+            choices = logits(module, examples(ids, ids, last)).argmax(-1).numpy().astype(np.int32)
             wrong[place] = (choices != true[:, place]).mean()
             written = true[:, place] if forced else choices
             ids = np.concatenate([ids, texts.disturbed(written, share, noise)[:, None]], axis=1)
@@ -172,8 +166,7 @@ class RecitedTexts:
         true = self.tokens[chosen]
         written = self.disturbed(true, self.noise, noise)
         ids = np.concatenate([self.cues(chosen), written[:, :-1]], axis=1)
-        trained = np.ones(self.length, dtype=bool)
-        return [Example(row, text, trained) for row, text in zip(ids, true, strict=True)]
+        return examples(ids, true)
 
     def cues(self, chosen: NDArray[np.int64]) -> NDArray[np.int32]:
         """[R, 1]: the cue of each of these texts."""
@@ -192,12 +185,6 @@ class WritingErrors(NamedTuple):
     forced: NDArray[np.float64]
     free: NDArray[np.float64]
     undisturbed: NDArray[np.float64]
-
-
-def _halves(errors: NDArray[np.float64]) -> tuple[float, float]:
-    """The mean of the first half of the places and that of the second."""
-    first, second = np.array_split(errors, 2)
-    return float(first.mean()), float(second.mean())
 
 
 def _name(share: float) -> str:

@@ -22,9 +22,10 @@ from triptych_lectures.scratch import numpy_flash
 from triptych_lectures.scratch.numpy_flash import LOWEST, Memory
 from triptych_lectures.scratch.numpy_transformer import Array
 
-RAGGED = ((45, 45, 16, 8), (30, 53, 8, 16), (53, 30, 64, 64))  # T, S, queries and keys of a tile
+RAGGED = (((45, 45), (16, 8)), ((30, 53), (8, 16)), ((53, 30), (64, 64)))  # T and S, queries and keys of a tile
 DRAWN = 8  # tiles in each direction of the drawing
 EVERYTHING = slice(None)
+WAYS = ("forward", "backward")
 
 
 class FlashTilesLab(Lab):
@@ -66,37 +67,29 @@ class FlashTilesLab(Lab):
             tiled[length], whole[length] = in_tiles(arrays, largest), in_full(arrays)
         setup.progress(f"{longest:,} tokens, fast memories of {', '.join(f'{m:,}' for m in self.memories)} numbers")
         by_memory = {memory: in_tiles(arrays, memory) for memory in self.memories}
-        small = in_tiles(arrays, self.width**2)
+        small, plain = in_tiles(arrays, self.width**2), whole[longest].forward
         once = in_tiles(arrays, 4 * self.width * longest)  # one tile has everything: each array is moved once
+        again = {
+            way: power(self.memories, [getattr(by_memory[m], way) - getattr(once, way) for m in self.memories])
+            for way in WAYS
+        }
+        held = max(moved.fast / memory for memory, moved in by_memory.items())
+        beside, over = (
+            "slow memory beside the arrays grows as T to the power",
+            "plain over tiles, numbers moved forward",
+        )
         checks = (
             Check("largest difference of a result from attend()", values, most=1e-10),
             Check("largest difference of a gradient from autograd", gradients, most=1e-10),
-            Check("tiles: slow memory beside the arrays grows as T to the power", _grown(tiled, "extra"), 0.99, 1.01),
-            Check("plain: slow memory beside the arrays grows as T to the power", _grown(whole, "extra"), 1.99, 2.01),
+            Check(f"tiles: {beside}", _grown(tiled), 0.99, 1.01),
+            Check(f"plain: {beside}", _grown(whole), 1.99, 2.01),
             *(
-                Check(
-                    f"{way}: numbers moved again grow as the fast memory to the power",
-                    power(self.memories, [getattr(by_memory[m], way) - getattr(once, way) for m in self.memories]),
-                    -1.1,
-                    -0.9,
-                )
-                for way in ("forward", "backward")
+                Check(f"{way}: numbers moved again grow as the fast memory to the power", grown, -1.1, -0.9)
+                for way, grown in again.items()
             ),
-            Check(
-                "most numbers held in fast memory over its size",
-                max(moved.fast / memory for memory, moved in by_memory.items()),
-                most=1.5,
-            ),
-            Check(
-                f"plain over tiles, numbers moved forward, fast memory {largest:,}",
-                whole[longest].forward / tiled[longest].forward,
-                least=2.0,
-            ),
-            Check(
-                "plain over tiles, numbers moved forward, a fast memory of d² numbers",
-                whole[longest].forward / small.forward,
-                most=1.0,
-            ),
+            Check("most numbers held in fast memory over its size", held, most=1.5),
+            Check(f"{over}, fast memory {largest:,}", plain / tiled[longest].forward, least=2.0),
+            Check(f"{over}, a fast memory of d² numbers", plain / small.forward, most=1.0),
         )
         meaning = (
             "Softmax can be taken over the keys in pieces, so the scores never leave the fast memory, and the result is"
@@ -110,54 +103,45 @@ class FlashTilesLab(Lab):
             "What do FlashAttention's tiles save?",
             meaning,
             checks,
-            (self._table(tiled, whole), *self._curves(tiled, whole, by_memory), drawing()),
+            (*self._sections(tiled, whole, by_memory), drawing()),
         )
 
-    def _table(self, tiled: dict[int, Moved], whole: dict[int, Moved]) -> TableSection:
+    def _sections(self, *counts: dict[int, Moved]) -> tuple[TableSection, Curve, Curve]:
+        tiled, whole, by_memory = counts
         rows = [
-            [f"{length:,}", way, f"{one.forward:,}", f"{one.backward:,}", f"{one.extra:,}"]
+            [f"{length:,}", way, f"{moved.forward:,}", f"{moved.backward:,}", f"{moved.extra:,}"]
             for length in self.lengths
-            for way, one in (("plain", whole[length]), ("tiles", tiled[length]))
+            for way, moved in (("plain", whole[length]), ("tiles", tiled[length]))
         ]
         header = ("T", "", "moved forward", "moved backward", "slow memory beside the arrays")
-        return TableSection(f"Numbers, d {self.width}, a fast memory of {self.memories[-1]:,}", header, rows)
-
-    def _curves(
-        self, tiled: dict[int, Moved], whole: dict[int, Moved], by_memory: dict[int, Moved]
-    ) -> tuple[Curve, Curve]:
         over_t = {
-            name: [float(getattr(one, what)) for one in moved.values()]
-            for name, moved, what in (
-                ("moved, plain", whole, "forward"),
-                ("moved, tiles", tiled, "forward"),
-                ("slow memory beside, plain", whole, "extra"),
-                ("slow memory beside, tiles", tiled, "extra"),
-            )
+            f"{what}, {name}": [getattr(one, number) for one in moved.values()]
+            for what, number in (("moved", "forward"), ("slow memory beside", "extra"))
+            for name, moved in (("plain", whole), ("tiles", tiled))
         }
-        ways = ("forward", "backward")
-        over_memory = {way: [float(getattr(one, way)) for one in by_memory.values()] for way in ways}
-        lines = {"plain, forward": float(whole[self.lengths[-1]].forward)}
+        over_memory = {way: [getattr(one, way) for one in by_memory.values()] for way in WAYS}
+        longest, plain = self.lengths[-1], {"plain, forward": whole[self.lengths[-1]].forward}
+        at_longest = f"Numbers moved at T {longest:,}"
         return (
+            TableSection(f"Numbers, d {self.width}, a fast memory of {self.memories[-1]:,}", header, rows),
             curve("Numbers over the length", "T", "numbers", self.lengths, over_t, log="xy"),
-            curve(
-                f"Numbers moved at T {self.lengths[-1]:,}",
-                "fast memory",
-                "numbers",
-                by_memory,
-                over_memory,
-                lines,
-                "xy",
-            ),
+            curve(at_longest, "fast memory", "numbers", by_memory, over_memory, plain, "xy"),
         )
 
 
 class Moved(NamedTuple):
-    """Numbers that one way moved, forward and backward, and what it allocated in slow memory beside its arrays."""
+    """Numbers that one way moved, forward and backward, what it allocated in slow memory beside its arrays, and the
+    most numbers that its forward held in fast memory."""
 
     forward: int
     backward: int
     extra: int
-    fast: int = 0
+    fast: int
+
+    @staticmethod
+    def by(there: Memory, back: Memory) -> Moved:
+        """What the memories of a forward and a backward counted."""
+        return Moved(there.reads + there.writes, back.reads + back.writes, there.extra + back.extra, there.fast)
 
 
 def tiles_for(memory: int, width: int) -> tuple[int, int]:
@@ -175,7 +159,7 @@ def in_tiles(arrays: Sequence[Array], memory: int) -> Moved:
     there, back = Memory(), Memory()
     out, lse = numpy_flash.forward(q, k, v, (long, short), False, there)
     numpy_flash.backward(q, k, v, out, lse, dout, (short, long), False, back)
-    return Moved(there.reads + there.writes, back.reads + back.writes, there.extra + back.extra, there.fast)
+    return Moved.by(there, back)
 
 
 def in_full(arrays: Sequence[Array]) -> Moved:
@@ -202,26 +186,24 @@ def in_full(arrays: Sequence[Array]) -> Moved:
     step(back, ds, p * (dp - (p * dp).sum(1, keepdims=True)) * scale, p, dp)
     step(back, dq, ds @ k, ds, k)
     step(back, dk, ds.T @ q, ds, q)
-    return Moved(there.reads + there.writes, back.reads + back.writes, there.extra + back.extra)
+    return Moved.by(there, back)
 
 
 def differences(random: np.random.Generator) -> tuple[float, float]:
     """The largest difference of a result, and of a gradient, from the library's in float64, causal and not, where the
     last tiles are not full."""
-    values, gradients = [0.0], [0.0]
-    for queries, keys, *tiles in RAGGED:
+    values, gradients = [], []
+    for (queries, keys), tiles in RAGGED:
         q, k, v, dout = _arrays(random, queries, keys, 6)
+        inputs = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
         for masked in (False, True):
-            out, lse = numpy_flash.forward(q, k, v, (tiles[0], tiles[1]), masked, Memory())
-            tiled = numpy_flash.backward(q, k, v, out, lse, dout, (tiles[0], tiles[1]), masked, Memory())
-            inputs = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+            out, lse = numpy_flash.forward(q, k, v, tiles, masked, Memory())
+            tiled = numpy_flash.backward(q, k, v, out, lse, dout, tiles, masked, Memory())
             expected = attend(*inputs, mask=causal() if masked else None)
-            expected.backward(torch.tensor(dout))
-            values.append(float(np.abs(out - expected.detach().numpy()).max()))
-            for x, dx in zip(inputs, tiled, strict=True):
-                assert x.grad is not None
-                gradients.append(float(np.abs(dx - x.grad.numpy()).max()))
-    return max(values), max(gradients)
+            exact = torch.autograd.grad(expected, inputs, torch.tensor(dout))
+            values.append(np.abs(out - expected.detach().numpy()).max())
+            gradients += [np.abs(dx - x.numpy()).max() for dx, x in zip(tiled, exact, strict=True)]
+    return float(max(values)), float(max(gradients))
 
 
 def _arrays(random: np.random.Generator, queries: int, keys: int, width: int) -> list[Array]:
@@ -229,8 +211,9 @@ def _arrays(random: np.random.Generator, queries: int, keys: int, width: int) ->
     return [random.normal(size=(length, width)) for length in (queries, keys, keys, queries)]
 
 
-def _grown(moved: dict[int, Moved], what: str) -> float:
-    return power(list(moved), [getattr(one, what) for one in moved.values()])
+def _grown(moved: dict[int, Moved]) -> float:
+    """The power of the length with which the slow memory beside the arrays grows."""
+    return power(list(moved), [one.extra for one in moved.values()])
 
 
 def drawing() -> MatrixSection:

@@ -11,9 +11,9 @@ from triptych import families, nn
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import TableSection
-from triptych.train import Example, Optimizer, OptimizerSettings, TrainingBatch, collate, loss
+from triptych.train import Optimizer, OptimizerSettings, TrainingBatch, collate, loss
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import curve
+from triptych_lectures.labs.small import curve, examples
 from triptych_lectures.scratch import numpy_transformer as by_hand
 from triptych_lectures.scratch.numpy_transformer import Array, Config, Weights
 
@@ -151,8 +151,7 @@ def library_name(name: str) -> str:
 
 def batch(ids: Array, targets: Array) -> TrainingBatch:
     """Rows [B, T] as a batch of the library, every token trained."""
-    ids, targets = ids.astype(np.int32), targets.astype(np.int32)
-    return collate([Example(row, own, np.ones(len(row), bool)) for row, own in zip(ids, targets, strict=True)])
+    return collate(examples(ids.astype(np.int32), targets.astype(np.int32)))
 
 
 def logits(module: nn.Transformer, ids: Array) -> Array:

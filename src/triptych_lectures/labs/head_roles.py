@@ -54,25 +54,24 @@ class HeadRolesLab(Lab):
         patterns = _patterns(model, ids)
         setup.progress("the same with random weights")
         control = _patterns(Model(nn.new(model.spec, setup.seed), model.tokenizer), ids)
-        roles = {
-            role: Role(
-                *(_best(_scores(of, ideal, start)) for of in (patterns, control)),
-                float(_scores(ideals[EVEN][None, None], ideal, start)),
-            )
-            for role, ideal in ideals.items()
-            if role != EVEN
-        }
+        roles, checks = {}, []
+        for role, ideal in ideals.items():
+            if role == EVEN:
+                continue
+            scored = (patterns, control, ideals[EVEN][None, None])
+            best, random, even = (_best(_scores(of, ideal, start)) for of in scored)
+            roles[role] = Role(best, random, even.score)
+            highest = f"{role}: weight from {best.name}, the highest, less"
+            checks.append(Check(f"{highest} that of even weights", best.score - even.score, 0.3))
+            checks.append(Check(f"{highest} the highest with random weights", best.score - random.score, 0.3))
         # [L, H]: mean total variation between a head and the nearest ideal pattern, 0 to 1
         apart = [(patterns - ideal / ideal.sum(-1, keepdim=True)).abs() for ideal in ideals.values()]
         unread = _best(torch.stack([of[:, :, start:].sum(-1).mean(-1) / 2 for of in apart]).amin(0))
-        checks = []
-        for role, (best, random, even) in roles.items():
-            highest = f"{role}: weight from {best.name}, the highest, less"
-            checks.append(Check(f"{highest} that of even weights", best.score - even, 0.3))
-            checks.append(Check(f"{highest} the highest with random weights", best.score - random.score, 0.3))
         away = f"{unread.name}: distance from the nearest of {len(ideals)} simple patterns"
         checks.append(Check(away, unread.score, least=0.5))
-        maps = head_maps(patterns, [best[:2] for best in (*(role.best for role in roles.values()), unread)], tokens)
+        maps = head_maps(
+            list(patterns), [best[:2] for best in (*(role.best for role in roles.values()), unread)], tokens
+        )
         explained = "Rows are queries, columns are keys: the head of each role, and the one that no pattern describes."
         sections = (*_tables(roles, unread), AttentionSection("Their maps", explained, maps))
         question = "Which roles do the heads of a pretrained model have?"

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triptych import nn
-from triptych.errors import InputError
+from triptych.errors import InputError, counted
 from triptych.page import Curve, TableSection
 from triptych.train import Example, collate
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, number, size
-from triptych_lectures.labs.small import attention_layers, curve
+from triptych_lectures.labs.small import attention_layers, curve, examples, halves
 from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, held_out_rows, logits, train
 
 
@@ -72,29 +72,30 @@ class InContextLab(Lab):
 
     def _checks(self, on_new: dict[str, Answered], own: Answered, unrelated: Answered) -> tuple[Check, ...]:
         """Half of what examples can give is a use of them; a tenth is none."""
-        chance = 1 / self.symbols
-        first, second = np.array_split(self.best_errors(), 2)
-        possible = float(first.mean() - second.mean())
+        first, second = halves(self.best_errors())
+        possible = first - second
         every, single = on_new[_name(None)], on_new[_name(1)]
-        claim = "fall of the error from the first half of the row to the second, over the largest possible"
+        fall, new = "fall of the error", "functions never trained"
         return (
-            Check(f"functions never trained: {claim}", every.fall / possible, least=0.5),
             Check(
-                "functions never trained: right where the input was shown before", _share(every, shown=True), least=0.9
+                f"{new}: {fall} from the first half of the row to the second, over the largest possible",
+                every.fall / possible,
+                least=0.5,
+            ),
+            Check(f"{new}: right where the input was shown before", every.share(shown=True), least=0.9),
+            Check(
+                f"control: {new}: right where the input was not shown",
+                every.share(shown=False),
+                most=1 / self.symbols + 0.1,
             ),
             Check(
-                "control: functions never trained: right where the input was not shown",
-                _share(every, shown=False),
-                most=chance + 0.1,
-            ),
-            Check(
-                "control: answers in the row random: fall of the error, over the largest possible",
+                f"control: answers in the row random: {fall}, over the largest possible",
                 unrelated.fall / possible,
                 most=0.1,
             ),
             Check("trained on 1 function: right on it at the first example", float(own.right[:, 0].mean()), least=0.9),
             Check(
-                "control: trained on 1 function, others tested: fall of the error, over the largest possible",
+                f"control: trained on 1 function, others tested: {fall}, over the largest possible",
                 single.fall / possible,
                 most=0.1,
             ),
@@ -128,7 +129,7 @@ class InContextLab(Lab):
     def _table(self, on_new: dict[str, Answered], runs: dict[str, TrainedRun]) -> TableSection:
         rows = [
             [name, number(runs[name].end), f"{answers.errors[0]:.0%}", f"{answers.errors[-1]:.0%}"]
-            + [f"{_share(answers, shown=shown):.0%}" for shown in (True, False)]
+            + [f"{answers.share(shown=shown):.0%}" for shown in (True, False)]
             for name, answers in on_new.items()
         ]
         header = ("trained on", "nats at the end", "wrong at the first example", "wrong at the last")
@@ -162,9 +163,8 @@ class Lookups:
         answers = np.take_along_axis(tables, inputs, axis=1)
         if self.random_answers:
             answers = noise.integers(self.symbols, size=answers.shape)
-        examples = np.stack([inputs, self.symbols + answers], axis=-1).reshape(count, -1).astype(np.int32)
-        answered = np.arange(2 * self.examples - 1) % 2 == 0
-        return [Example(row[:-1], row[1:], answered) for row in examples]
+        rows = np.stack([inputs, self.symbols + answers], axis=-1).reshape(count, -1).astype(np.int32)
+        return examples(rows[:, :-1], rows[:, 1:], np.arange(2 * self.examples - 1) % 2 == 0)
 
     def tables(self, noise: np.random.Generator, count: int) -> NDArray[np.int64]:
         """[count, symbols]: the answer to each input, one function a row."""
@@ -197,19 +197,18 @@ class Answered(NamedTuple):
     @property
     def fall(self) -> float:
         """By how much the error falls from the first half of a row's examples to its second half."""
-        first, second = np.array_split(self.errors, 2)
-        return float(first.mean() - second.mean())
+        first, second = halves(self.errors)
+        return first - second
+
+    def share(self, *, shown: bool) -> float:
+        """Of the right answers among those whose input the row had shown before, or had not."""
+        return float(self.right[self.shown == shown].mean())
 
 
 def _name(pool: int | None) -> str:
     if pool is None:
         return "a new function in each row"
-    return f"{pool} function{'s' * (pool > 1)}"
-
-
-def _share(answers: Answered, *, shown: bool) -> float:
-    """Of the right answers among those whose input the row had shown before, or had not."""
-    return float(answers.right[answers.shown == shown].mean())
+    return counted(pool, "function")
 
 
 def answered(module: nn.Transformer, task: Lookups, count: int, seed: int) -> Answered:

@@ -123,21 +123,15 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        least = -math.inf if self.least is None else self.least
-        most = math.inf if self.most is None else self.most
-        return least <= self.measured <= most
+        return (self.least is None or self.measured >= self.least) and (self.most is None or self.measured <= self.most)
 
     @property
     def criterion(self) -> str:
         """The bounds in words."""
-        if self.least is None:
-            assert self.most is not None
-            return f"at most {number(self.most)}"
-        if self.most is None:
-            return f"at least {number(self.least)}"
-        if self.least == self.most:
-            return f"exactly {number(self.least)}"
-        return f"{number(self.least)} to {number(self.most)}"
+        least, most = ("" if bound is None else number(bound) for bound in (self.least, self.most))
+        if least and most:
+            return f"exactly {least}" if self.least == self.most else f"{least} to {most}"
+        return f"at least {least}" if least else f"at most {most}"
 
     @property
     def shown(self) -> str:
@@ -150,10 +144,14 @@ class Check:
         return "ok" if self.passed else "FAILED"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON.  JSON has no NaN and no infinity: a measurement of those is None."""
-        measured = self.measured if math.isfinite(self.measured) else None
+        """Plain values for JSON."""
         bounds = {"least": self.least, "most": self.most}
-        return {"claim": self.claim, "measured": measured, **bounds, "passed": self.passed}
+        return {"claim": self.claim, "measured": finite(self.measured), **bounds, "passed": self.passed}
+
+
+def finite(x: float) -> float | None:
+    """JSON has no NaN and no infinity: None stands for them."""
+    return x if math.isfinite(x) else None
 
 
 def number(x: float) -> str:

@@ -8,7 +8,9 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from triptych import nn
 from triptych.page import Curve, TableSection
@@ -30,7 +32,8 @@ from triptych.spec import (
 from triptych.spec.norms import Norm
 from triptych.spec.parts import LinearSpec
 from triptych.spec.positions import Absolute, Position
-from triptych.train import Data, Optimizer, OptimizerSettings, RunSettings, Schedule, Trainer
+from triptych.train import Data, Example, Optimizer, OptimizerSettings, RunSettings, Schedule, Trainer
+from triptych.train.objectives import Ids
 
 CAUSAL = causal()
 
@@ -111,6 +114,19 @@ def fit(
     return [(float(step.step), step.loss) for step in trainer.at.history]
 
 
+def examples(ids: Ids, targets: Ids, trained: NDArray[np.bool_] | None = None) -> list[Example]:
+    """The rows of `ids` and of `targets`, [B, T], to train on at every token, or where `trained`, [T], says so."""
+    if trained is None:
+        trained = np.ones(ids.shape[1], dtype=bool)
+    return [Example(row, own, trained) for row, own in zip(ids, targets, strict=True)]
+
+
+def halves(values: NDArray[np.float64]) -> tuple[float, float]:
+    """The mean of the first half and that of the second."""
+    first, second = np.array_split(values, 2)
+    return float(first.mean()), float(second.mean())
+
+
 def curve(
     title: str,
     x: str,
@@ -127,7 +143,7 @@ def curve(
 
 
 def line_table(
-    title: str, x: str, places: Iterable[float], lines: Mapping[str, Iterable[float]], form: str
+    title: str, x: str, places: Iterable[object], lines: Mapping[str, Iterable[float]], form: str
 ) -> TableSection:
     """The same lines as a table, with a row for each of the `places`."""
     rows = zip(places, *lines.values(), strict=True)

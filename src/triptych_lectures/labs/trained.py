@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -20,7 +20,7 @@ from triptych.spec import AttentionSpec, BlockSpec, LearnedSpec, NormsSpec, RMSN
 from triptych.train import DivergedError, Example, OptimizerSettings, Schedule, collate
 from triptych.train.data import Use, random_numbers
 from triptych.train.objectives import Ids, final
-from triptych_lectures.labs.small import Points, decoder, fit, parameters
+from triptych_lectures.labs.small import Points, decoder, examples, fit, parameters
 
 LAST = 10  # steps whose mean loss is the loss at the end
 MOST_CLASSES = 1 << 16  # each has a row of weights in the head
@@ -75,8 +75,7 @@ class Places:
         base = self.symbols if self.answer == "digits" else 1
         for place in self.places:
             targets[:, first:] = targets[:, first:] * base + ids[:, first - place : self.length - place]
-        trained = np.arange(self.length) >= first
-        return [Example(row, answers % self.classes, trained) for row, answers in zip(ids, targets, strict=True)]
+        return examples(ids, targets % self.classes, np.arange(self.length) >= first)
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,7 @@ class LookupTable:
         ids = noise.integers(self.symbols, size=(count, self.length)).astype(np.int32)
         targets = np.zeros_like(ids)
         targets[:, 1:] = self.entries[ids[:, :-1], ids[:, 1:]]
-        trained = np.arange(self.length) >= 1
-        return [Example(row, answers, trained) for row, answers in zip(ids, targets, strict=True)]
+        return examples(ids, targets, np.arange(self.length) >= 1)
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ class Shuffled:
         for row, own in zip(rows, np.split(answers, ends), strict=True):
             targets = row.targets.copy()
             targets[row.trained] = own
-            mixed.append(Example(row.ids, targets, row.trained, row.source))
+            mixed.append(replace(row, targets=targets))
         return mixed
 
 
@@ -185,24 +183,15 @@ class TrainedRun(NamedTuple):
 
 def train(module: nn.Transformer, task: GeneratedTask, budget: TrainingBudget, seed: int) -> TrainedRun:
     """Train `module` in place with AdamW, without weight decay."""
-    settings = OptimizerSettings(name="adamw", lr=budget.rate, weight_decay=0.0, clip=0.0)
+    optimizer = OptimizerSettings(name="adamw", lr=budget.rate, weight_decay=0.0, clip=0.0)
     schedule = Schedule(shape=budget.shape, warmup=budget.warmup)
+    length = max(len(row.ids) for row in held_out_rows(task, 8, seed))
+    how = {"rows": budget.rows, "length": length, "steps": budget.steps, "seed": seed}
     guess = math.log(task.classes)
-    longest = max(len(row.ids) for row in held_out_rows(task, 8, seed))
     try:
-        losses = fit(
-            module,
-            Generated(task),
-            rows=budget.rows,
-            length=longest,
-            steps=budget.steps,
-            seed=seed,
-            optimizer=settings,
-            schedule=schedule,
-        )
+        return TrainedRun(fit(module, Generated(task), **how, optimizer=optimizer, schedule=schedule), guess)
     except DivergedError:
         return TrainedRun([], guess, diverged=True)
-    return TrainedRun(losses, guess)
 
 
 def training_curve(title: str, y: str, runs: Mapping[str, TrainedRun]) -> Curve:
