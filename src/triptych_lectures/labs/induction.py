@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.errors import InputError
+from triptych.errors import InputError, counted
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, zero
@@ -51,7 +51,7 @@ class InductionLab(Lab):
         tests = [self._repeated(noise) for _ in range(self.tested)]
         models, losses = {}, {}
         for layers in (1, 2):
-            setup.progress(f"training {layers} layer{'s' * (layers > 1)}: {self.steps} steps")
+            setup.progress(f"training {counted(layers, 'layer')}: {self.steps} steps")
             models[layers], losses[f"layers: {layers}"] = self._train(layers, data, setup.seed)
         shallow, copied = (_copied(model, tests) for model in models.values())
         setup.progress("removing heads, one at a time")
@@ -61,6 +61,9 @@ class InductionLab(Lab):
         first = [head for head in heads if head.layer == 0]
         below = min(first, key=lambda head: head.without)
         beside = [head for head in first if head is not below]
+        apart = below.previous / max(head.previous for head in beside)
+        kept = max(head.without for head in beside)
+        before = f"weight of {below.name} on the token before, over the most of the other heads of layer 0"
         checks = (
             Check("copied right by two layers", copied, least=0.8),
             Check("copied right by one layer", shallow, most=0.3),
@@ -69,16 +72,8 @@ class InductionLab(Lab):
             Check("copied right without another head of its layer, the worst", min(others), least=0.5),
             Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
             Check(f"places back that {below.name} reads most", below.most, 1, 1),
-            Check(
-                f"weight of {below.name} on the token before, over the most of the other heads of layer 0",
-                below.previous / max(head.previous for head in beside),
-                least=1.5,
-            ),
-            Check(
-                "copied right without another head of layer 0, the best",
-                max(head.without for head in beside),
-                least=0.5,
-            ),
+            Check(before, apart, least=1.5),
+            Check("copied right without another head of layer 0, the best", kept, least=0.5),
         )
         meaning = (
             "Which token follows which differs from row to row, so it can be learned from the row alone. Two layers"
@@ -89,23 +84,15 @@ class InductionLab(Lab):
             " and each task falls to one head. Where positions are alike for all heads, as with RoPE, several learn the"
             " same, and removing one of them shows little."
         )
-        table = TableSection(
-            "Heads of the two-layer model",
-            (
-                "head",
-                "second A to after first A",
-                "to the token before",
-                "places back read most",
-                "copied right without it",
-            ),
-            [[h.name, f"{h.induction:.2f}", f"{h.previous:.2f}", str(h.most), f"{h.without:.0%}"] for h in heads],
+        rows = [[h.name, f"{h.induction:.2f}", f"{h.previous:.2f}", str(h.most), f"{h.without:.0%}"] for h in heads]
+        header = ("head", "second A to after first A", "to the token before", "places back read most")
+        guess = {"guessing": float(np.log(self.vocab))}
+        sections = (
+            TableSection("Heads of the two-layer model", (*header, "copied right without it"), rows),
+            Curve("Loss on the repetition", "step", "nats per token", losses, guess),
+            _maps(models[2], tests),
         )
-        curve = Curve(
-            "Loss on the repetition", "step", "nats per token", losses, {"guessing": float(np.log(self.vocab))}
-        )
-        return LabResult(
-            "How does a model copy what it has read once?", meaning, checks, (table, curve, _maps(models[2], tests))
-        )
+        return LabResult("How does a model copy what it has read once?", meaning, checks, sections)
 
     def _repeated(self, noise: np.random.Generator) -> Example:
         """A sequence of distinct tokens twice over, trained where it is determined: from the second repeated token on.
@@ -154,22 +141,20 @@ def _heads(model: Model, tests: Sequence[Example]) -> list[Head]:
     for layer in (0, 1):
         patterns = trace[f"blocks.{layer}.attn.pattern"]  # [H, T, T] a row, T one less than twice the length
         lengths = [pattern.shape[-1] for pattern in patterns]
-        copied = [at_offset(range((n + 1) // 2, n), 1 - (n + 1) // 2, n) for n in lengths]
-        copying = _mean(patterns, copied)
+        copying = _mean(patterns, [at_offset(range((n + 1) // 2, n), 1 - (n + 1) // 2, n) for n in lengths])
         back = [
             _mean(patterns, [at_offset(range(OFFSETS + step, n), -step, n) for n in lengths]) for step in range(OFFSETS)
         ]
-        for head in range(len(copying)):
+        for head, induction in enumerate(copying):
             without = _copied(model, tests, [zero(f"blocks.{layer}.attn.z", heads=[head])])
             most = max(range(OFFSETS), key=lambda n: back[n][head])
-            heads.append(Head(layer, head, copying[head], back[1][head], most, without))
+            heads.append(Head(layer, head, induction, back[1][head], most, without))
     return heads
 
 
 def _mean(patterns: Sequence[Tensor], reads: Sequence[Tensor]) -> list[float]:
     """Over the queries of each row, then over rows: one number a head."""
-    rows = [mean_weight(pattern, keys) for pattern, keys in zip(patterns, reads, strict=True)]
-    means: list[float] = torch.stack(rows).mean(0).tolist()
+    means: list[float] = torch.stack(list(map(mean_weight, patterns, reads))).mean(0).tolist()
     return means
 
 
@@ -177,8 +162,6 @@ def _maps(model: Model, tests: Sequence[Example]) -> AttentionSection:
     shown = min(tests, key=lambda test: len(test.ids)).ids.tolist()
     trace = model.trace([shown], read=["blocks.*.attn.pattern"])
     tokens = [str(token) for token in shown]
-    maps = [
-        AttentionMap("decoder", layer, tokens, tokens, trace[f"blocks.{layer}.attn.pattern"][0].numpy())
-        for layer in (1, 0)
-    ]
+    patterns = ((layer, trace[f"blocks.{layer}.attn.pattern"][0].numpy()) for layer in (1, 0))
+    maps = [AttentionMap("decoder", layer, tokens, tokens, pattern) for layer, pattern in patterns]
     return AttentionSection("A sequence and its repetition", "Rows are queries, columns are keys.", maps)
