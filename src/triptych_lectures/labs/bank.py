@@ -14,7 +14,7 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.model import Model
-from triptych.page import AttentionSection, Curve, TableSection
+from triptych.page import AttentionSection, TableSection
 from triptych.probe import Edit, Where
 from triptych.probe.role_scores import at_offset, mean_weight
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
@@ -110,10 +110,11 @@ class BankLab(Lab):
             Check(f"{content.name}: weight of other words to the one before", content.elsewhere, most=0.25),
         )
         senses = f"{sum(map(len, self.senses))} sentences that end in {last}, means"
+        of_senses, layers = {"of one sense": within, "of two senses": between}, range(len(whole))
         sections = (
             pair.table(early[:SHOWN], self),
-            _curve(f"The two vectors of {last}", cosines),
-            _curve(senses, {"of one sense": within, "of two senses": between}),
+            curve(f"The two vectors of {last}", "blocks passed", "cosine", layers, cosines),
+            curve(senses, "blocks passed", "cosine", layers, of_senses),
             pair.maps(early[:SHOWN]),
         )
         meaning = self._meaning(few, control, content)
@@ -194,7 +195,7 @@ class SentencePair:
         for layer in range(len(self.patterns)):
             chosen = None if heads is None else [head for at, head in heads if at == layer]
             for row, word in enumerate(self.words if chosen is None or chosen else ()):
-                hide = _hide(slice(word.start - back, word.stop - back))
+                hide = _hide(range(word.start - back, word.stop - back))
                 edits.append(Edit(f"blocks.{layer}.attn.scores", hide, row, word.stop, chosen))
         return edits
 
@@ -231,13 +232,9 @@ class SentencePair:
         )
 
 
-def _hide(keys: slice) -> Callable[[Tensor, Where], Tensor]:
-    def hidden(scores: Tensor, where: Where) -> Tensor:
-        scores = scores.clone()
-        scores[..., keys] = -torch.inf
-        return scores
-
-    return hidden
+def _hide(keys: range) -> Callable[[Tensor, Where], Tensor]:
+    places = torch.tensor(keys)
+    return lambda scores, where: scores.index_fill(-1, places, -torch.inf)
 
 
 def _last(model: Model, rows: Sequence[Sequence[int]], edit: Sequence[Edit] = ()) -> list[Tensor]:
@@ -249,10 +246,6 @@ def _last(model: Model, rows: Sequence[Sequence[int]], edit: Sequence[Edit] = ()
 def _cosines(a: Tensor, b: Tensor) -> Lines:
     cosines: Lines = torch.cosine_similarity(a, b, dim=-1).tolist()
     return cosines
-
-
-def _curve(title: str, lines: dict[str, Lines]) -> Curve:
-    return curve(title, "blocks passed", "cosine", range(max(map(len, lines.values()))), lines)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,8 +1,8 @@
 """What do FlashAttention's tiles save?  (Lecture L4 12.9; Dao et al. 2022)
 
 `triptych_lectures.scratch.numpy_flash` computes attention tile by tile and counts, as it runs, each number that it
-moves between a slow and a fast memory.  Beside it runs attention with its scores in slow memory, counted in the same
-way.
+moves between a slow and a fast memory.  Beside it the steps of attention with its scores in slow memory are counted in
+the same way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from triptych.spec import causal
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import curve, power
 from triptych_lectures.scratch import numpy_flash
-from triptych_lectures.scratch.numpy_flash import LOWEST, Memory
+from triptych_lectures.scratch.numpy_flash import Memory
 from triptych_lectures.scratch.numpy_transformer import Array
 
 RAGGED = (((45, 45), (16, 8)), ((30, 53), (8, 16)), ((53, 30), (64, 64)))  # T and S, queries and keys of a tile
@@ -163,29 +163,17 @@ def in_tiles(arrays: Sequence[Array], memory: int) -> Moved:
 
 
 def in_full(arrays: Sequence[Array]) -> Moved:
-    """What plain attention moves, each step of it reading and writing whole arrays once (algorithms 0 and 3 of Dao et
-    al. 2022)."""
-    q, k, v, dout = arrays
+    """What plain attention moves, whose every step reads its operands and writes its result whole (algorithms 0 and 3
+    of Dao et al. 2022).  An array stands for the gradient of its shape as well."""
+    q, k, v, out = arrays
     there, back = Memory(), Memory()
-    pairs, scale = (len(q), len(k)), q.shape[1] ** -0.5
-
-    def step(memory: Memory, result: Array, value: Array, *read: Array) -> None:
-        """One product or function: its operands are read, its result is written."""
-        memory.read(EVERYTHING, *read)
-        memory.write(EVERYTHING, result, value)
-
-    s, p = there.allocate(*pairs), there.allocate(*pairs)
-    out = np.zeros_like(dout)
-    step(there, s, q @ k.T * scale, q, k)
-    e = np.exp(s - np.maximum(s.max(1, keepdims=True), LOWEST))
-    step(there, p, e / e.sum(1, keepdims=True), s)
-    step(there, out, p @ v, p, v)
-    dp, ds, dq, dk, dv = back.allocate(*pairs), back.allocate(*pairs), *map(np.zeros_like, (q, k, v))
-    step(back, dv, p.T @ dout, p, dout)
-    step(back, dp, dout @ v.T, dout, v)
-    step(back, ds, p * (dp - (p * dp).sum(1, keepdims=True)) * scale, p, dp)
-    step(back, dq, ds @ k, ds, k)
-    step(back, dk, ds.T @ q, ds, q)
+    s, p, ds, dp = (memory.allocate(len(q), len(k)) for memory in (there, there, back, back))
+    forward = ((s, q, k), (p, s), (out, p, v))
+    backward = ((v, p, out), (dp, out, v), (ds, p, dp), (q, ds, k), (k, ds, q))
+    for memory, steps in ((there, forward), (back, backward)):
+        for result, *operands in steps:
+            memory.read(EVERYTHING, *operands)
+            memory.write(EVERYTHING, result, result)
     return Moved.by(there, back)
 
 
@@ -221,14 +209,16 @@ def drawing() -> MatrixSection:
     memory, side = Memory(), 4
     q, k, v, _ = _arrays(np.random.default_rng(0), DRAWN * side, DRAWN * side, 6)
     numpy_flash.forward(q, k, v, (side, side), True, memory)
-    step = {tile: number + 1 for number, tile in enumerate(memory.order)}
-    places = [[step.get((i, j)) for j in range(DRAWN)] for i in range(DRAWN)]
+    places = np.zeros((DRAWN, DRAWN), dtype=int)  # 0 is a tile that is never read
+    for number, tile in enumerate(memory.order, 1):
+        places[tile] = number
+    queries, keys = ([f"{of} {i * side}-{i * side + side - 1}" for i in range(DRAWN)] for of in ("queries", "keys"))
     return MatrixSection(
         "The order of the tiles",
         "Each cell is a tile of scores, with its place in the order of a causal forward. A row of tiles keeps its"
         " queries and sums in fast memory and reads keys and values tile by tile; an empty tile is never read.",
-        [f"queries {i * side}-{i * side + side - 1}" for i in range(DRAWN)],
-        [f"keys {j * side}-{j * side + side - 1}" for j in range(DRAWN)],
-        [["" if n is None else str(n) for n in row] for row in places],
-        [[0.0 if n is None else n / len(step) for n in row] for row in places],
+        queries,
+        keys,
+        [[str(n or "") for n in row] for row in places.tolist()],
+        (places / len(memory.order)).tolist(),
     )
