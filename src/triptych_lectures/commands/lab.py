@@ -218,10 +218,9 @@ def _outcomes(names: Sequence[str], setup: Setup, seeds: int | None, out: Path, 
     if seeds is not None:
         run_one = partial(over_seeds, count=seeds, kept=KeptResults(out, package_digest(), screen.note))
     try:
-        if alone:
-            yield run_one(names[0], setup)
-        else:
-            yield from reporting.attempts(names, setup, sizes, run_one)
+        for name in names:
+            own = replace(setup, sizes=sizes[name])
+            yield run_one(name, own) if alone else reporting.attempt(name, own, run_one)
     except KeyboardInterrupt:
         if seeds is not None:
             screen.note(f"finished seeds are kept in {out}; the same command continues after them")

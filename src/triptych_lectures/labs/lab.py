@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
@@ -82,6 +82,10 @@ class Setup:
     progress: Callable[[str], None] = _no_progress
     sizes: Mapping[str, Size] = field(default_factory=dict)
     full: bool = False
+
+    def within(self, task: str) -> Setup:
+        """The same run, whose lines of progress begin with the name of this task."""
+        return replace(self, progress=lambda text: self.progress(f"{task}: {text}"))
 
 
 def _converted(base: object, name: str, value: Size) -> Any:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from triptych import page
 from triptych.errors import MissingProgramError, TriptychError
 from triptych_lectures.labs import LABS, run
-from triptych_lectures.labs.lab import LabResult, Setup, Size
+from triptych_lectures.labs.lab import LabResult, Setup
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,23 +55,16 @@ def timed(name: str, setup: Setup) -> LabRun:
     return LabRun(name, time.perf_counter() - start, result)
 
 
-def attempts(
-    names: Sequence[str],
-    setup: Setup,
-    sizes: Mapping[str, Mapping[str, Size]],
-    run_one: Callable[[str, Setup], LabRun] = timed,
-) -> Iterator[LabRun]:
-    """Run labs one after the other by `run_one`, each with its own `sizes`.  A lab that raises has failed, or is
-    skipped where a program that it needs is not installed, and the next one runs."""
-    for name in names:
-        start = time.perf_counter()
-        setup.progress(name)
-        try:
-            progress = partial(prefixed, name, setup.progress)
-            yield run_one(name, replace(setup, progress=progress, sizes=sizes[name]))
-        except Exception as error:  # any kind: one lab's bug must not lose the results of the others
-            skipped = isinstance(error, MissingProgramError)
-            yield LabRun(name, time.perf_counter() - start, error=_line(error), skipped=skipped)
+def attempt(name: str, setup: Setup, run_one: Callable[[str, Setup], LabRun]) -> LabRun:
+    """Run one of several labs by `run_one`.  One that raises has failed, or is skipped where a program that it needs is
+    not installed."""
+    start = time.perf_counter()
+    setup.progress(name)
+    try:
+        return run_one(name, setup.within(name))
+    except Exception as error:  # any kind: one lab's bug must not lose the results of the others
+        skipped = isinstance(error, MissingProgramError)
+        return LabRun(name, time.perf_counter() - start, error=_line(error), skipped=skipped)
 
 
 def _line(error: Exception) -> str:
@@ -81,11 +73,6 @@ def _line(error: Exception) -> str:
         return str(error)
     first = str(error).strip().partition("\n")[0]
     return f"unexpected {type(error).__name__}: {first or 'no message'}"
-
-
-def prefixed(name: str, progress: Callable[[str], None], text: str) -> None:
-    """A line of progress after the name of what makes it."""
-    progress(f"{name}: {text}")
 
 
 def draw(run: LabRun, folder: Path) -> list[Path]:
@@ -100,7 +87,8 @@ def draw(run: LabRun, folder: Path) -> list[Path]:
     drawn: list[Path] = []
     for section in sections:
         if isinstance(section, page.Curve | page.AttentionSection):
-            drawn.append(folder / (f"{run.name}-{len(drawn) + 1}.png" if drawn else f"{run.name}.png"))
+            number = f"-{len(drawn) + 1}" if drawn else ""
+            drawn.append(folder / f"{run.name}{number}.png")
             png(drawn[-1], section)
     return drawn
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from statistics import median
 from typing import Any
 
 from triptych.page import TableSection
 from triptych_lectures.labs.kept import KeptResults, SeedRun
 from triptych_lectures.labs.lab import Check, LabResult, Setup, finite, number
-from triptych_lectures.labs.report import LabRun, prefixed, timed
+from triptych_lectures.labs.report import LabRun, timed
 
 
 @dataclass(frozen=True)
@@ -96,17 +95,16 @@ class SeedsResult(LabResult):
 def over_seeds(name: str, setup: Setup, *, count: int, kept: KeptResults) -> LabRun:
     """Run a lab with `count` seeds from `setup.seed` on.  A seed that is kept does not run again; the others are kept
     as soon as they are finished.  Raises what the lab raises."""
-    runs = []
-    for place in range(count):
-        own = replace(setup, seed=setup.seed + place)
-        progress = partial(prefixed, f"seed {own.seed}, {place + 1} of {count}", setup.progress)
+    runs: list[SeedRun] = []
+    for seed in range(setup.seed, setup.seed + count):
+        own = replace(setup, seed=seed).within(f"seed {seed}, {len(runs) + 1} of {count}")
         run = kept.read(name, own)
         if run is not None:
-            progress(f"kept in {kept.path(name, own)}")
+            own.progress(f"kept in {kept.path(name, own)}")
         else:
-            new = timed(name, replace(own, progress=progress))
+            new = timed(name, own)
             assert new.result is not None
-            run = SeedRun(own.seed, new.seconds, new.result)
+            run = SeedRun(seed, new.seconds, new.result)
             kept.write(name, own, run)
         runs.append(run)
     return LabRun(name, sum(run.seconds for run in runs), combined(runs))
