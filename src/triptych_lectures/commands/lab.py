@@ -71,13 +71,12 @@ def lab(
 
     setup = Setup(seed, model, data, sizes=_sizes(set_ or []), full=full)
     names = list(LABS) if name == ALL else [known(name)]
-    alone = name != ALL
     if sizes:
-        _show_sizes(names, setup, alone=alone, as_json=as_json)
+        _show_sizes(names, setup, as_json=as_json)
         return
-    if alone:
+    if name != ALL:
         check_inputs(name, model=model, data=data)
-    if not _run(names, setup, seeds, out, report, alone=alone, as_json=as_json):
+    if not _run(names, setup, seeds, out, report, as_json=as_json):
         raise Exit(1)
 
 
@@ -135,7 +134,7 @@ def _list(*, as_json: bool) -> None:
     screen.note("its sizes, which --set replaces: triptych lab NAME --sizes")
 
 
-def _show_sizes(names: Sequence[str], setup: Setup, *, alone: bool, as_json: bool) -> None:
+def _show_sizes(names: Sequence[str], setup: Setup, *, as_json: bool) -> None:
     """The sizes of labs, with their values under these settings, and what would falsify each claim."""
     with screen.waiting("loading torch"):
         from triptych_lectures.labs import LABS, lab_class
@@ -149,7 +148,7 @@ def _show_sizes(names: Sequence[str], setup: Setup, *, alone: bool, as_json: boo
             | {"sizes": [asdict(row) for row in rows]}
             for name, rows in sizes.items()
         ]
-        screen.result(results[0] if alone else results)
+        screen.result(results if len(results) > 1 else results[0])
         return
     for name, rows in sizes.items():
         title, numbers = f"{name}: {LABS[name]}", ("default", "full", "this run")
@@ -163,14 +162,7 @@ def _show_sizes(names: Sequence[str], setup: Setup, *, alone: bool, as_json: boo
 
 
 def _run(
-    names: Sequence[str],
-    setup: Setup,
-    seeds: int | None,
-    out: Path,
-    report: Path | None,
-    *,
-    alone: bool,
-    as_json: bool,
+    names: Sequence[str], setup: Setup, seeds: int | None, out: Path, report: Path | None, *, as_json: bool
 ) -> bool:
     """Run labs -> whether none failed."""
     draws = importlib.util.find_spec("matplotlib") is not None
@@ -179,48 +171,43 @@ def _run(
         folder.mkdir(parents=True, exist_ok=True)  # fails before minutes of work, not after
 
     outcomes: list[LabRun] = []
-    plots: list[list[str]] = []
     with _progress(len(names)) as (say, done):
         say("loading torch")
         from triptych import machine
         from triptych_lectures.labs import report as reporting
 
         machine.use_threads()
-        for outcome in _outcomes(names, replace(setup, progress=say), seeds, out, alone=alone):
-            outcomes.append(outcome)
-            plots.append([str(plot) for plot in reporting.draw(outcome, out)] if draws else [])
+        for outcome in _outcomes(names, replace(setup, progress=say), seeds, out):
+            outcomes.append(reporting.draw(outcome, out) if draws else outcome)
             done(outcome)
 
     if report is not None:
         reporting.write(report, outcomes, _settings(setup, seeds))
     if as_json:
-        results = [outcome.to_dict() | {"plots": own} for outcome, own in zip(outcomes, plots, strict=True)]
-        screen.result(results[0] if alone else results)
+        results = [outcome.to_dict() for outcome in outcomes]
+        screen.result(results if len(results) > 1 else results[0])
+    elif len(outcomes) > 1:
+        _show_all(outcomes, report)
     else:
-        page = [] if report is None else [("page", str(report))]
-        if alone:
-            _show_one(outcomes[0], [*(("plot", plot) for plot in plots[0]), *page])
-        else:
-            _show_all(outcomes, page)
+        _show_one(outcomes[0], report)
     if not draws:
         screen.note("plots need matplotlib, which is not installed; run: pip install matplotlib")
     return not any(outcome.failed for outcome in outcomes)
 
 
-def _outcomes(names: Sequence[str], setup: Setup, seeds: int | None, out: Path, *, alone: bool) -> Iterator[LabRun]:
+def _outcomes(names: Sequence[str], setup: Setup, seeds: int | None, out: Path) -> Iterator[LabRun]:
     """The runs of the labs, one after the other: one seed each, or several of which the finished ones are kept."""
     from triptych_lectures.labs import report as reporting
     from triptych_lectures.labs.kept import KeptResults, package_digest
     from triptych_lectures.labs.seeds import over_seeds
 
-    sizes = own_sizes(names, setup.sizes, full=setup.full)
     run_one: Callable[[str, Setup], LabRun] = reporting.timed
     if seeds is not None:
         run_one = partial(over_seeds, count=seeds, kept=KeptResults(out, package_digest(), screen.note))
     try:
-        for name in names:
-            own = replace(setup, sizes=sizes[name])
-            yield run_one(name, own) if alone else reporting.attempt(name, own, run_one)
+        for name, sizes in own_sizes(names, setup.sizes, full=setup.full).items():
+            own = replace(setup, sizes=sizes)
+            yield reporting.attempt(name, own, run_one) if len(names) > 1 else run_one(name, own)
     except KeyboardInterrupt:
         if seeds is not None:
             screen.note(f"finished seeds are kept in {out}; the same command continues after them")
@@ -252,7 +239,7 @@ def _progress(labs: int) -> Iterator[tuple[Callable[[str], None], Callable[[LabR
         yield say, done
 
 
-def _show_one(outcome: LabRun, files: Sequence[tuple[str, str]]) -> None:
+def _show_one(outcome: LabRun, report: Path | None) -> None:
     finding = outcome.result
     assert finding is not None
     out = screen.console()
@@ -264,6 +251,7 @@ def _show_one(outcome: LabRun, files: Sequence[tuple[str, str]]) -> None:
     out.print()
     rows = [(check.word, check.claim, check.shown, check.criterion) for check in finding.checks]
     screen.show_rows(("", "criterion", "measured", "must be"), rows, right=("measured",))
+    files = [*(("plot", str(plot)) for plot in outcome.plots), *([("page", str(report))] if report is not None else [])]
     if files:
         out.print(screen.facts(files))
         out.print()
@@ -299,7 +287,7 @@ def _show_section(section: page.Section) -> None:
     screen.console().print()
 
 
-def _show_all(outcomes: Sequence[LabRun], files: Sequence[tuple[str, str]]) -> None:
+def _show_all(outcomes: Sequence[LabRun], report: Path | None) -> None:
     from triptych_lectures.labs.report import summary
 
     rows = []
@@ -307,7 +295,7 @@ def _show_all(outcomes: Sequence[LabRun], files: Sequence[tuple[str, str]]) -> N
         word, _, why = one.verdict.partition(": ")
         rows.append((one.name, word, f"{one.seconds:.1f}", "" if one.passed else why))
     screen.show_rows(("lab", "", "seconds", "reason"), rows, right=("seconds",))
-    if files:
-        screen.show(screen.facts(files))
+    if report is not None:
+        screen.show(screen.facts([("page", str(report))]))
     passed = not any(one.failed for one in outcomes)
     _show_verdict(f"{'PASS' if passed else 'FAIL'}: {summary(outcomes)}", passed=passed)

@@ -128,7 +128,7 @@ class BankLab(Lab):
             " tests that: with this one link cut the vectors stay together, with another link cut they do not. Without"
             f" the {self.readers} strongest readers of the first third of the layers {few:.0%} of the separation is"
             f" left; without as many later heads that read the word about as strongly, {control:.0%}. Most readers read"
-            f" whatever stands just before them (last column). L{content.name[1:]} does not:"
+            f" whatever stands just before them (last column). {content.name.capitalize()} does not:"
             f" it gives the deciding word {content.weight:.2f} and the word before any other token"
             f" {content.elsewhere:.2f}."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,15 @@ from triptych_lectures.labs.lab import LabResult, Setup
 
 @dataclass(frozen=True, eq=False)
 class LabRun:
-    """One run of a lab: its result, or the error that ended it; `seconds` of wall time.  `skipped` where a program that
-    it needs is not installed, so that nothing was measured."""
+    """One run of a lab: its result, or the error that ended it; `seconds` of wall time; the files of its plots.
+    `skipped` where a program that it needs is not installed, so that nothing was measured."""
 
     name: str
     seconds: float
     result: LabResult | None = None
     error: str = ""
     skipped: bool = False
+    plots: Sequence[Path] = ()
 
     @property
     def failed(self) -> bool:
@@ -45,7 +46,8 @@ class LabRun:
         """Plain values for JSON."""
         head = {"name": self.name, "seconds": round(self.seconds, 3), "passed": self.passed, "skipped": self.skipped}
         head["verdict"] = self.verdict
-        return head | ({"error": self.error} if self.result is None else self.result.to_dict())
+        result = {"error": self.error} if self.result is None else self.result.to_dict()
+        return head | result | {"plots": list(map(str, self.plots))}
 
 
 def timed(name: str, setup: Setup) -> LabRun:
@@ -75,22 +77,20 @@ def _line(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {first or 'no message'}"
 
 
-def draw(run: LabRun, folder: Path) -> list[Path]:
-    """Write the plots of a lab as NAME.png, NAME-2.png ... into `folder`, which is created.  -> the files.
+def draw(run: LabRun, folder: Path) -> LabRun:
+    """Write the plots of a lab as NAME.png, NAME-2.png ... into `folder`, which is created.  -> the run with its files.
 
     Raises InputError where matplotlib is not installed.
     """
     from triptych.page.plot import png
 
-    sections = run.result.sections if run.result is not None else ()
     folder.mkdir(parents=True, exist_ok=True)
-    drawn: list[Path] = []
-    for section in sections:
-        if isinstance(section, page.Curve | page.AttentionSection):
-            number = f"-{len(drawn) + 1}" if drawn else ""
-            drawn.append(folder / f"{run.name}{number}.png")
-            png(drawn[-1], section)
-    return drawn
+    sections = run.result.sections if run.result is not None else ()
+    shown = [section for section in sections if isinstance(section, page.Curve | page.AttentionSection)]
+    plots = [folder / f"{run.name}{f'-{number}' if number > 1 else ''}.png" for number in range(1, len(shown) + 1)]
+    for plot, section in zip(plots, shown, strict=True):
+        png(plot, section)
+    return replace(run, plots=plots)
 
 
 def write(path: Path, runs: Sequence[LabRun], settings: str) -> None:
