@@ -37,17 +37,14 @@ def exercise(
     if not names:
         _list(as_json)
         return
-    if answer and len(names) > 1:
-        raise BadParameter("--answer is for one exercise; give one NAME")
-    if answer and ALL in names:
-        raise BadParameter(f"--answer is for one exercise, not {ALL}; give its NAME")
+    if answer and (len(names) > 1 or ALL in names):
+        raise BadParameter(f"--answer is for one exercise, not for several or {ALL}; give one NAME")
     if answer and (save is not None or solutions):
         raise BadParameter(f"--answer checks answers; leave {'--save' if save is not None else '--solutions'} out")
     screen.check_suffix(save)
     from triptych_lectures import exercises as lectures
 
-    listed = list(lectures.NAMES) if ALL in names else list(names)
-    drawn = [lectures.variant(name, seed) for name in listed]
+    drawn = [lectures.variant(name, seed) for name in (lectures.NAMES if ALL in names else names)]
     if answer:
         _check(drawn[0], answer, as_json)
         return
@@ -78,12 +75,12 @@ def _list(as_json: bool) -> None:
 def _show(one: Exercise, solutions: bool) -> None:
     out = screen.console()
     out.print(f"{one.name}: {one.title}", style="bold", soft_wrap=True)
-    out.print(one.given, highlight=False, soft_wrap=True)
+    out.print(one.given, soft_wrap=True)
     for i, question in enumerate(one.questions, 1):
-        out.print(f"{i}. {question.text}", highlight=False, soft_wrap=True)
+        out.print(f"{i}. {question.text}", soft_wrap=True)
         if solutions:
-            out.print(f"   {question.answer_text}", style="bold", highlight=False, soft_wrap=True)
-            out.print(f"   {question.solution}", highlight=False, soft_wrap=True)
+            out.print(f"   {question.answer_text}", style="bold", soft_wrap=True)
+            out.print(f"   {question.solution}", soft_wrap=True)
     out.print()
 
 

@@ -24,11 +24,6 @@ from triptych_lectures.labs.small import Points, fit, share_table
 
 # Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
 LONGEST = 64  # letters of an old spelling
-# The encoder-decoder of the quickstart.
-MODEL: dict[str, object] = {
-    "model_type": "t5", "num_decoder_layers": 1, "feed_forward_proj": "gated-gelu",
-    "relative_attention_num_buckets": 64, "relative_attention_max_distance": 64, "dropout_rate": 0.0,
-}  # fmt: skip
 
 
 class AlignmentLab(Lab):
@@ -65,9 +60,13 @@ class AlignmentLab(Lab):
 
     @property
     def model(self) -> dict[str, object]:
-        """The config of the model that is trained."""
-        widths = {"d_model": self.width, "d_ff": self.hidden, "d_kv": self.head_width}
-        return MODEL | widths | {"num_heads": self.heads, "num_layers": self.layers}
+        """The config of the model that is trained, the encoder-decoder of the quickstart by default."""
+        return {
+            "model_type": "t5", "d_model": self.width, "d_ff": self.hidden, "d_kv": self.head_width,
+            "num_heads": self.heads, "num_layers": self.layers, "num_decoder_layers": 1, "dropout_rate": 0.0,
+            "feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 64,
+            "relative_attention_max_distance": 64,
+        }  # fmt: skip
 
     def run(self, setup: Setup) -> LabResult:
         train, held = self._pairs(setup)
@@ -80,7 +79,7 @@ class AlignmentLab(Lab):
         *heads, mean = shares[layer]
         moved = subject.hits(patterns[layer], moved=True)[-1]
         hidden = {
-            "every letter": None,
+            "every letter": [],
             "not the partners": subject.truths,
             "not as many others": subject.others(setup.seed),
         }
@@ -204,16 +203,15 @@ class HeldOutPairs:
         ranks = [(random.random(truth.shape) + truth).argsort(1).argsort(1) for truth in self.truths]
         return [rank < truth.sum(1, keepdims=True) for rank, truth in zip(ranks, self.truths, strict=True)]
 
-    def right(self, hidden: Sequence[Truth] | None = None) -> float:
+    def right(self, hidden: Sequence[Truth] = ()) -> float:
         """The share of letters the model has first, where its decoder cannot see the `hidden` source letters."""
 
         def hide(scores: Tensor, where: Where) -> Tensor:
-            letters = torch.from_numpy((hidden or ())[where.item])
-            gone = letters.new_zeros(scores.shape[1:])
-            gone[: letters.shape[0], : letters.shape[1]] = letters
-            return scores.masked_fill(gone, -torch.inf)
+            letters = hidden[where.item]
+            gone = np.pad(letters, [(0, size - own) for size, own in zip(scores.shape[1:], letters.shape, strict=True)])
+            return scores.masked_fill(torch.from_numpy(gone), -torch.inf)
 
-        edit = [] if hidden is None else [Edit("decoder.blocks.*.cross.scores", hide)]
+        edit = [Edit("decoder.blocks.*.cross.scores", hide)] if hidden else []
         logits = self.model.trace(self.sources, self.read, edit=edit).logits
         right = [x[:-1].argmax(-1) == torch.tensor(ids[:-1]) for x, ids in zip(logits, self.targets, strict=True)]
         return float(torch.cat(right).float().mean())

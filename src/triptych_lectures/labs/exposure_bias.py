@@ -56,16 +56,16 @@ class ExposureBiasLab(Lab):
         for share in (0.0, *self.noises):
             setup.progress(f"trained with {share:.0%} of the prefix replaced: {self.steps} steps")
             module, runs[share] = self._train(replace(texts, noise=share), setup.seed)
-            forced, free = (
-                self.errors(module, texts, setup.seed, share=self.replaced, forced=after_true)
-                for after_true in (True, False)
+            written[share] = WritingErrors(
+                self.errors(module, texts, setup.seed, share=self.replaced, forced=True),
+                self.errors(module, texts, setup.seed, share=self.replaced),
+                self.errors(module, texts, setup.seed, share=0.0),
             )
-            written[share] = WritingErrors(forced, free, self.errors(module, texts, setup.seed, share=0.0))
         return LabResult(
             "Does a model trained on true prefixes come back from a wrong token?",
             self._meaning(written),
             self._checks(written),
-            (self._curve(written), _table(written, runs)),
+            self._sections(written, runs),
         )
 
     def never_back(self) -> NDArray[np.float64]:
@@ -130,12 +130,23 @@ class ExposureBiasLab(Lab):
             ids = np.concatenate([ids, texts.disturbed(written, share, noise)[:, None]], axis=1)
         return wrong
 
-    def _curve(self, written: dict[float, WritingErrors]) -> Curve:
+    def _sections(
+        self, written: dict[float, WritingErrors], runs: dict[float, TrainedRun]
+    ) -> tuple[Curve, TableSection]:
         lines = {f"trained on {_name(share)}": errors.free for share, errors in written.items()}
         lines |= {"true prefixes, after true tokens": written[0.0].forced, "never coming back": self.never_back()}
         title = f"Written with {self.replaced:.0%} of the tokens replaced"
         shares = {name: wrong.tolist() for name, wrong in lines.items()}
-        return curve(title, "token", "share wrong", range(1, self.length + 1), shares)
+        header = ("trained on", "nats at the end", "wrong, none replaced", "last token wrong, after true ones")
+        rows = [
+            [_name(share), number(runs[share].end), f"{errors.undisturbed.mean():.1%}"]
+            + [f"{wrong[-1]:.0%}" for wrong in (errors.forced, errors.free)]
+            for share, errors in written.items()
+        ]
+        return (
+            curve(title, "token", "share wrong", range(1, self.length + 1), shares),
+            TableSection("What each model writes", (*header, "after its own"), rows),
+        )
 
 
 @dataclass(frozen=True)
@@ -189,13 +200,3 @@ class WritingErrors(NamedTuple):
 
 def _name(share: float) -> str:
     return f"{share:.0%} of the prefixes replaced" if share else "true prefixes"
-
-
-def _table(written: dict[float, WritingErrors], runs: dict[float, TrainedRun]) -> TableSection:
-    rows = [
-        [_name(share), number(runs[share].end), f"{errors.undisturbed.mean():.1%}"]
-        + [f"{wrong[-1]:.0%}" for wrong in (errors.forced, errors.free)]
-        for share, errors in written.items()
-    ]
-    header = ("trained on", "nats at the end", "wrong, none replaced", "last token wrong, after true ones")
-    return TableSection("What each model writes", (*header, "after its own"), rows)

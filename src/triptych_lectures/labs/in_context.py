@@ -63,7 +63,7 @@ class InContextLab(Lab):
             "Can a model learn from the examples in its row what it was never trained on?",
             self._meaning(on_new, own),
             self._checks(on_new, own, unrelated),
-            (self._curve(on_new, unrelated), self._table(on_new, runs)),
+            self._sections(on_new, unrelated, runs),
         )
 
     def best_errors(self) -> NDArray[np.float64]:
@@ -119,22 +119,24 @@ class InContextLab(Lab):
         module = attention_layers(2, 2 * self.symbols, self.width, self.heads, seed)
         return module, train(module, task, TrainingBudget(self.steps, self.rows, self.rate, shape="linear"), seed)
 
-    def _curve(self, on_new: dict[str, Answered], unrelated: Answered) -> Curve:
+    def _sections(
+        self, on_new: dict[str, Answered], unrelated: Answered, runs: dict[str, TrainedRun]
+    ) -> tuple[Curve, TableSection]:
         lines = {f"trained on {name}": answers.errors for name, answers in on_new.items()}
         lines |= {"answers in the row random": unrelated.errors, "least possible": self.best_errors()}
-        shares, chance = {name: errors.tolist() for name, errors in lines.items()}, {"guess": 1 - 1 / self.symbols}
-        title, places = "Functions that were never trained", range(1, self.examples + 1)
-        return curve(title, "example of the row", "share wrong", places, shares, chance)
-
-    def _table(self, on_new: dict[str, Answered], runs: dict[str, TrainedRun]) -> TableSection:
+        shares, chance = {name: errors.tolist() for name, errors in lines.items()}, 1 / self.symbols
         rows = [
             [name, number(runs[name].end), f"{answers.errors[0]:.0%}", f"{answers.errors[-1]:.0%}"]
             + [f"{answers.share(shown=shown):.0%}" for shown in (True, False)]
             for name, answers in on_new.items()
         ]
         header = ("trained on", "nats at the end", "wrong at the first example", "wrong at the last")
-        title = f"Tested on functions never trained; {1 / self.symbols:.0%} are right by chance"
-        return TableSection(title, (*header, "right, input shown before", "right, input not shown"), rows)
+        title, places = "Functions that were never trained", range(1, self.examples + 1)
+        tested = f"Tested on functions never trained; {chance:.0%} are right by chance"
+        return (
+            curve(title, "example of the row", "share wrong", places, shares, {"guess": 1 - chance}),
+            TableSection(tested, (*header, "right, input shown before", "right, input not shown"), rows),
+        )
 
 
 @dataclass(frozen=True)

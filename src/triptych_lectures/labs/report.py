@@ -116,9 +116,10 @@ def summary(runs: Sequence[LabRun]) -> str:
     failed = [one.name for one in runs if one.failed]
     skipped = [one.name for one in runs if one.skipped]
     ran = len(runs) - len(skipped)
-    line = f"{ran - len(failed)} of {ran} labs pass, in {clock(sum(one.seconds for one in runs))}"
-    line += f"; failed: {', '.join(failed)}" if failed else ""
-    return line + (f"; {len(skipped)} skipped: {', '.join(skipped)}" if skipped else "")
+    parts = [f"{ran - len(failed)} of {ran} labs pass, in {clock(sum(one.seconds for one in runs))}"]
+    parts += [f"failed: {', '.join(failed)}"] if failed else []
+    parts += [f"{len(skipped)} skipped: {', '.join(skipped)}"] if skipped else []
+    return "; ".join(parts)
 
 
 def _sections(run: LabRun, title: str = "") -> list[page.Section]:
