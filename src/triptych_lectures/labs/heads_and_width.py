@@ -70,39 +70,38 @@ class HeadsVsWidthLab(Lab):
 
     def run(self, setup: Setup) -> LabResult:
         setup.progress(f"one block of width {self.width}, {self.heads[0]} to {self.heads[-1]} heads")
-        from_spec, measured, seconds = {}, {}, {}
+        costs: dict[int, Costs] = {}
+        off: list[int] = []
         ids = [i % VOCAB for i in range(self.long)]
         for heads in self.heads:
             model = Model(nn.new(decoder(VOCAB, [block(self.width, heads, self.width)], mask=full()), setup.seed))
-            from_spec[heads], measured[heads] = _counted(model, self.tokens), _measured(model, self.tokens)
+            measured = _measured(model, self.tokens)
+            off += [abs(a - b) for a, b in zip(_counted(model, self.tokens), measured, strict=True)]
             with torch.inference_mode():
-                seconds[heads] = shortest_seconds(lambda model=model: model.logits([ids]), calls=5)
+                costs[heads] = *measured, shortest_seconds(lambda model=model: model.logits([ids]), calls=5)
         shares: dict[tuple[str, int], float] = {}
         for name, heads in product(PLACES, (1, 4)):
             setup.progress(f"training {counted(heads, 'head')} to read {name}: {self.steps} steps")
             shares[name, heads] = self._read_places(heads, PLACES[name], setup.seed)
-        off = [abs(a - b) for h in self.heads for a, b in zip(from_spec[h], measured[h], strict=True)]
-        scores_off = [abs(measured[h][2] / (h * measured[1][2]) - 1) for h in self.heads]
+        over_one = [[cost / one for cost, one in zip(costs[h], costs[1], strict=True)] for h in self.heads]
+        scores_off = [abs(costs[h][2] / (h * costs[1][2]) - 1) for h in self.heads]
         most, tokens = self.heads[-1], self.tokens
         shown = 8 if 8 in self.heads else most  # the lecture has 8
-        scores, read = float(shown * tokens**2), "four places read right by four heads"
-        times = [after / before for after, before in zip(measured[most], measured[1], strict=True)]
-        one_of_one, _, one_of_four, four_of_four = shares.values()
+        scores, four = float(shown * tokens**2), "four places read right by four heads"
+        one_of_one, four_of_one, one_of_four, four_of_four = shares.values()
         checks = (
             Check("arithmetic: counted from the spec and measured: largest difference", float(max(off)), most=0.0),
-            Check(f"arithmetic: parameters of {most} heads over one", times[0], 1.0, 1.0),
-            Check(f"arithmetic: matmul FLOPs of {most} heads over one", times[1], 1.0, 1.0),
+            Check(f"arithmetic: parameters of {most} heads over one", over_one[-1][0], 1.0, 1.0),
+            Check(f"arithmetic: matmul FLOPs of {most} heads over one", over_one[-1][1], 1.0, 1.0),
             Check(
                 "arithmetic: score elements over H times those of one head, largest difference from 1",
                 max(scores_off),
                 most=0.0,
             ),
-            Check(
-                f"arithmetic: score elements of {shown} heads on {tokens} tokens", measured[shown][2], scores, scores
-            ),
+            Check(f"arithmetic: score elements of {shown} heads on {tokens} tokens", costs[shown][2], scores, scores),
             Check("control: one place read right by one head", one_of_one, least=0.95),
-            Check(read, four_of_four, least=0.9),
-            Check(f"{read}, less by one", four_of_four - one_of_four, 0.2),
+            Check(four, four_of_four, least=0.9),
+            Check(f"{four}, less by one", four_of_four - one_of_four, 0.2),
         )
         meaning = (
             "The projections are D x D whether their output is one head or cut into H, and the H score matrices take"
@@ -115,7 +114,19 @@ class HeadsVsWidthLab(Lab):
             f" ({one_of_one:.0%}). The criteria marked arithmetic follow from the formula and test that the"
             " library keeps to it; the others are experiments. Times depend on the machine and decide nothing."
         )
-        sections = self._sections(measured, seconds, shares)
+        title, time = f"One block of width {self.width} on {tokens} tokens, measured", f"time for {self.long} tokens"
+        rows = [
+            [str(h), str(self.width // h), *(f"{x:,}" for x in own), f"{1000 * seconds:.1f} ms"]
+            for h, (*own, seconds) in costs.items()
+        ]
+        right = f"Symbols named right after {self.steps} steps, by one layer of width {self.narrow}"
+        read = {"one head": (one_of_one, one_of_four), "four heads": (four_of_one, four_of_four)}
+        lines = dict(zip((*COLUMNS, time), zip(*over_one, strict=True), strict=True))
+        sections = (
+            TableSection(f"{title}; time of a forward on {self.long}", ("heads", "head width", *COLUMNS, time), rows),
+            line_table(right, "the task reads", PLACES, read, ".0%"),
+            curve("Cost beside that of one head", "heads", "times one head", self.heads, lines, log="xy"),
+        )
         return LabResult("What do H heads cost beside one, and what are they for?", meaning, checks, sections)
 
     def _read_places(self, heads: int, places: Sequence[int], seed: int) -> float:
@@ -127,27 +138,8 @@ class HeadsVsWidthLab(Lab):
         fit(module, data, rows=self.rows, length=self.length, steps=self.steps, seed=seed, optimizer=settings)
         return right(module, task.rows(noise, self.tested))
 
-    def _sections(
-        self, measured: Costs, seconds: dict[int, float], shares: dict[tuple[str, int], float]
-    ) -> tuple[TableSection, TableSection, Curve]:
-        time = f"time for {self.long} tokens"
-        costs = [
-            [str(h), str(self.width // h), *(f"{x:,}" for x in measured[h]), f"{1000 * seconds[h]:.1f} ms"]
-            for h in self.heads
-        ]
-        read = {name: [shares[of, heads] for of in PLACES] for name, heads in (("one head", 1), ("four heads", 4))}
-        lines = {name: [measured[h][i] / measured[1][i] for h in self.heads] for i, name in enumerate(COLUMNS)}
-        lines[time] = [seconds[h] / seconds[1] for h in self.heads]
-        title = f"One block of width {self.width} on {self.tokens} tokens, measured; time of a forward on {self.long}"
-        right = f"Symbols named right after {self.steps} steps, by one layer of width {self.narrow}"
-        return (
-            TableSection(title, ("heads", "head width", *COLUMNS, time), costs),
-            line_table(right, "the task reads", PLACES, read, ".0%"),
-            curve("Cost beside that of one head", "heads", "times one head", self.heads, lines, log="xy"),
-        )
 
-
-Costs = dict[int, tuple[int, int, int]]  # by number of heads: parameters, matmul FLOPs, score elements
+Costs = tuple[int, int, int, float]  # parameters, matmul FLOPs, score elements, seconds
 
 
 def _counted(model: Model, tokens: int) -> tuple[int, int, int]:

@@ -33,8 +33,8 @@ class Limits:
     ascending   each value must be above the one before it.
     """
 
-    least: float | None = None
-    most: float | None = None
+    least: float = -math.inf
+    most: float = math.inf
     multiple: int | str | None = None
     values: int = 1
     ascending: bool = False
@@ -51,9 +51,9 @@ class Limits:
         divisors = sizes[self.multiple] if isinstance(self.multiple, str) else self.multiple or ()
         named = f"{self.multiple}, " if isinstance(self.multiple, str) else ""
         for number in several:
-            if self.least is not None and number < self.least:
+            if number < self.least:
                 raise InputError(f"size {name}: {number} must be {self.least:,} or more")
-            if self.most is not None and number > self.most:
+            if number > self.most:
                 raise InputError(f"size {name}: {number} must be at most {self.most:,}")
             for divisor in _several(divisors):
                 if number % divisor:
@@ -89,24 +89,21 @@ class Setup:
 
 
 def _converted(base: object, name: str, value: Size) -> Any:
-    """`value` in the type of the field `name` of `base`; a tuple's numbers are separated by commas."""
+    """`value` in the type of the field `name` of `base`; a tuple's numbers are separated by commas.  Text is any; a
+    number must be finite and above 0."""
     if not hasattr(base, name):
         raise InputError(f"this lab has no size {name!r}{nearest(name, vars(base))}; it has: {', '.join(vars(base))}")
-    default = getattr(base, name)
-    if not isinstance(default, tuple):
-        return _number(name, type(default), str(value))
-    return tuple(_number(name, type(default[0]), part) for part in shown_size(value).split(","))
-
-
-def _number(name: str, kind: type, text: str) -> int | float | str:
-    """`text` as one value of a size.  Text is any; a number must be finite and above 0."""
-    try:
-        value: int | float | str = kind(text)
-    except ValueError:
-        raise InputError(f"size {name}: {text!r} is not of type {kind.__name__}") from None
-    if isinstance(value, int | float) and not 0 < value < math.inf:
-        raise InputError(f"size {name}: {text!r} must be above 0 and finite")
-    return value
+    default, shown = getattr(base, name), shown_size(value)
+    kind = type(_several(default)[0])
+    numbers = []
+    for text in shown.split(",") if isinstance(default, tuple) else [shown]:
+        try:
+            numbers.append(kind(text))
+        except ValueError:
+            raise InputError(f"size {name}: {text!r} is not of type {kind.__name__}") from None
+        if kind is not str and not 0 < numbers[-1] < math.inf:
+            raise InputError(f"size {name}: {text!r} must be above 0 and finite")
+    return tuple(numbers) if isinstance(default, tuple) else numbers[0]
 
 
 @dataclass(frozen=True)
@@ -216,8 +213,7 @@ class Lab:
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True)(cls)
-        sizes = {declared.name: declared.metadata["full"] for declared in fields(cls)}
-        cls.full = {name: value for name, value in sizes.items() if value is not None}
+        cls.full = {f.name: f.metadata["full"] for f in fields(cls) if f.metadata["full"] is not None}
         if "name" in vars(cls):
             LAB_CLASSES[cls.name] = cls
 
