@@ -82,8 +82,8 @@ def lab(
 
 def _settings(setup: Setup, seeds: int | None) -> str:
     """One line for the page."""
-    of = f"Seed {setup.seed}" if seeds is None else f"Seeds {setup.seed} to {setup.seed + seeds - 1}"
-    parts = [of, *["full sizes"] * setup.full, *(f"{name}={size}" for name, size in setup.sizes.items())]
+    seeds_run = f"Seed {setup.seed}" if seeds is None else f"Seeds {setup.seed} to {setup.seed + seeds - 1}"
+    parts = [seeds_run, *["full sizes"] * setup.full, *(f"{name}={size}" for name, size in setup.sizes.items())]
     return f"{', '.join(parts)}, triptych {__version__}."
 
 

@@ -62,15 +62,15 @@ class BottleneckLab(Lab):
         each, falls = math.exp(growth(self.back, reach["GRU"])), power(self.back[-3:], reach["attention"][-3:])
         first, last, far = self.lengths[0], self.lengths[-1], self.back[-3]
         narrow, wide, attention = right.values()
-        middle, more = self.lengths.index(4), sizes["attention"] / sizes[wide_one]
-        at = "symbols right at length"
+        middle, parameter_ratio = self.lengths.index(4), sizes["attention"] / sizes[wide_one]
+        right_at = "symbols right at length"
         checks = (
-            Check(f"{narrow_one}: {at} {first}", narrow[0], least=0.95),
-            Check(f"{narrow_one}: {at} {last}", narrow[-1], most=0.5),
-            Check(f"{wide_one}: {at} 4, less of {self.narrow}", wide[middle] - narrow[middle], 0.15),
-            Check(f"{wide_one}: {at} {last}", wide[-1], most=0.8),
+            Check(f"{narrow_one}: {right_at} {first}", narrow[0], least=0.95),
+            Check(f"{narrow_one}: {right_at} {last}", narrow[-1], most=0.5),
+            Check(f"{wide_one}: {right_at} 4, less of {self.narrow}", wide[middle] - narrow[middle], 0.15),
+            Check(f"{wide_one}: {right_at} {last}", wide[-1], most=0.8),
             Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),
-            Check(f"parameters, attention over {wide_one}", more, most=1.0),
+            Check(f"parameters, attention over {wide_one}", parameter_ratio, most=1.0),
             Check("GRU, untrained: what is left of the gradient after each further step", each, most=0.9),
             Check(f"attention, untrained: the gradient from T {far} on goes as T to the power", falls, -1.2, -0.8),
         )

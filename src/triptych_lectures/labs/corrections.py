@@ -71,8 +71,8 @@ class CorrectionsLab(Lab):
             if not name.startswith("_"):
                 lecture, _, statement = (getdoc(decide) or "").partition(": ")
                 own = decide(statements)
-                beside = [(lecture, statement), *[("", "")] * (len(own) - 1)]
-                rows += [[*of, check.claim, check.shown] for of, check in zip(beside, own, strict=True)]
+                labels = [(lecture, statement), *[("", "")] * (len(own) - 1)]
+                rows += [[*label, check.claim, check.shown] for label, check in zip(labels, own, strict=True)]
                 checks += own
         table = TableSection("Statements of the lectures", ("lecture", "it says", "computed here", "value"), rows)
         return LabResult("Which statements of the lectures do not hold?", MEANING, tuple(checks), (table,))

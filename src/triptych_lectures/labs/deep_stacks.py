@@ -281,12 +281,16 @@ class ResidualScalingLab(StackLab):
         return float(last.var() / first.var())
 
     def _sections(self, runs: ScalingRuns) -> tuple[TableSection, Curve]:
-        deep, at = self.depths[-1], self.depths
+        deep, depths = self.depths[-1], self.depths
         rows = [
-            [way, *(f"{_half(runs, way, depth):.0f}" for depth in at), *(f"{runs[way, depth].end:.2f}" for depth in at)]
+            [
+                way,
+                *(f"{_half(runs, way, depth):.0f}" for depth in depths),
+                *(f"{runs[way, depth].end:.2f}" for depth in depths),
+            ]
             for way in WAYS
         ]
-        columns = [f"{what}, {depth} layers" for what in ("steps to half", "nats") for depth in at]
+        columns = [f"{what}, {depth} layers" for what in ("steps to half", "nats") for depth in depths]
         title = f"{self.steps} steps; a guess has {runs[SCALED, deep].guess:.2f} nats, the best is 0"
         return (
             TableSection(title, ("what writes to the stream", *columns), rows),

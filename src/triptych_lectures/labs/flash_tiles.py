@@ -69,27 +69,27 @@ class FlashTilesLab(Lab):
         by_memory = {memory: in_tiles(arrays, memory) for memory in self.memories}
         small, plain = in_tiles(arrays, self.width**2), whole[longest].forward
         once = in_tiles(arrays, 4 * self.width * longest)  # one tile has everything: each array is moved once
-        again = {
+        powers = {
             way: power(self.memories, [getattr(by_memory[m], way) - getattr(once, way) for m in self.memories])
             for way in WAYS
         }
-        held = max(moved.fast / memory for memory, moved in by_memory.items())
-        beside, over = (
+        fast_over_size = max(moved.fast / memory for memory, moved in by_memory.items())
+        grows, moved = (
             "slow memory beside the arrays grows as T to the power",
             "plain over tiles, numbers moved forward",
         )
         checks = (
             Check("largest difference of a result from attend()", values, most=1e-10),
             Check("largest difference of a gradient from autograd", gradients, most=1e-10),
-            Check(f"tiles: {beside}", _grown(tiled), 0.99, 1.01),
-            Check(f"plain: {beside}", _grown(whole), 1.99, 2.01),
+            Check(f"tiles: {grows}", _grown(tiled), 0.99, 1.01),
+            Check(f"plain: {grows}", _grown(whole), 1.99, 2.01),
             *(
                 Check(f"{way}: numbers moved again grow as the fast memory to the power", grown, -1.1, -0.9)
-                for way, grown in again.items()
+                for way, grown in powers.items()
             ),
-            Check("most numbers held in fast memory over its size", held, most=1.5),
-            Check(f"{over}, fast memory {largest:,}", plain / tiled[longest].forward, least=2.0),
-            Check(f"{over}, a fast memory of d² numbers", plain / small.forward, most=1.0),
+            Check("most numbers held in fast memory over its size", fast_over_size, most=1.5),
+            Check(f"{moved}, fast memory {largest:,}", plain / tiled[longest].forward, least=2.0),
+            Check(f"{moved}, a fast memory of d² numbers", plain / small.forward, most=1.0),
         )
         meaning = (
             "Softmax can be taken over the keys in pieces, so the scores never leave the fast memory, and the result is"

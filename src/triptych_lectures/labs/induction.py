@@ -61,9 +61,9 @@ class InductionLab(Lab):
         first = [head for head in heads if head.layer == 0]
         below = min(first, key=lambda head: head.without)
         beside = [head for head in first if head is not below]
-        apart = below.previous / max(head.previous for head in beside)
-        kept = max(head.without for head in beside)
-        before = f"weight of {below.name} on the token before, over the most of the other heads of layer 0"
+        ratio = below.previous / max(head.previous for head in beside)
+        best_beside = max(head.without for head in beside)
+        previous = f"weight of {below.name} on the token before, over the most of the other heads of layer 0"
         checks = (
             Check("copied right by two layers", copied, least=0.8),
             Check("copied right by one layer", shallow, most=0.3),
@@ -72,8 +72,8 @@ class InductionLab(Lab):
             Check("copied right without another head of its layer, the worst", min(others), least=0.5),
             Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
             Check(f"places back that {below.name} reads most", below.most, 1, 1),
-            Check(before, apart, least=1.5),
-            Check("copied right without another head of layer 0, the best", kept, least=0.5),
+            Check(previous, ratio, least=1.5),
+            Check("copied right without another head of layer 0, the best", best_beside, least=0.5),
         )
         meaning = (
             "Which token follows which differs from row to row, so it can be learned from the row alone. Two layers"

@@ -70,11 +70,11 @@ class KvCacheLab(Lab):
         costs = [NextToken.measured(model, text[:n], self.repeats) for n in lengths]
         first, *_, last = [cost.fewer_flops for cost in costs]
         shortest, longest = lengths[0], lengths[-1]
-        gap, longer = float((with_cache - without).abs().max()), 0.75 * longest / shortest
+        difference, longer = float((with_cache - without).abs().max()), 0.75 * longest / shortest
         counted = _counted_bytes(model, longest)
         checks = (
             Check("tokens that differ with the cache", sum(a != b for a, b in zip(cached, plain, strict=True)), most=0),
-            Check("greatest difference of a logit", gap, most=1e-3),
+            Check("greatest difference of a logit", difference, most=1e-3),
             Check(f"FLOPs of one token at {longest}, all again over with the cache", last, least=longest / 2),
             Check(f"these FLOPs saved at {longest} over those at {shortest}", last / first, least=longer),
             Check(f"bytes allocated at {longest} over bytes counted", costs[-1].cache / counted, 1.0, 1.0),
