@@ -44,8 +44,7 @@ class GeneratedTask(Protocol):
 class Places:
     """Random symbols; the answer at a token follows from those that stand `places` back, 0 being the token itself.
 
-    `digits`: all of them in order, as one number with these digits in base `symbols`.  `sum`: their sum modulo
-    `symbols`.  The best loss is 0.
+    It is all of them in order, as one number with these digits in base `symbols`.  The best loss is 0.
 
     Raises InputError for rows in which no token has a symbol so many places back, and for more than `MOST_CLASSES`
     answers.
@@ -54,7 +53,6 @@ class Places:
     symbols: int
     length: int
     places: tuple[int, ...]
-    answer: Literal["digits", "sum"] = "digits"
 
     def __post_init__(self) -> None:
         if max(self.places) >= self.length:
@@ -67,15 +65,14 @@ class Places:
 
     @property
     def classes(self) -> int:
-        return self.symbols ** len(self.places) if self.answer == "digits" else self.symbols
+        return self.symbols ** len(self.places)
 
     def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
         ids = noise.integers(self.symbols, size=(count, self.length)).astype(np.int32)
         first, targets = max(self.places), np.zeros_like(ids)
-        base = self.symbols if self.answer == "digits" else 1
         for place in self.places:
-            targets[:, first:] = targets[:, first:] * base + ids[:, first - place : self.length - place]
-        return examples(ids, targets % self.classes, np.arange(self.length) >= first)
+            targets[:, first:] = targets[:, first:] * self.symbols + ids[:, first - place : self.length - place]
+        return examples(ids, targets, np.arange(self.length) >= first)
 
 
 @dataclass(frozen=True)
