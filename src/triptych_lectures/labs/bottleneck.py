@@ -102,8 +102,7 @@ class BottleneckLab(Lab):
             model = Copier(code, attention, self.symbols, self.width)
         optimizer = torch.optim.Adam(model.parameters(), self.rate)
         for step in range(self.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = self.rate * min(1.0, (step + 1) / WARMUP) * (1 - step / self.steps)
+            optimizer.param_groups[0]["lr"] = self.rate * min(1.0, (step + 1) / WARMUP) * (1 - step / self.steps)
             length = int(torch.randint(1, self.lengths[-1] + 1, (1,), generator=noise))
             source = _sources(length, self.rows, self.symbols, noise)
             loss = F.cross_entropy(model(source).flatten(0, 1), source.flatten())

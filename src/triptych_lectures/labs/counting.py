@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ class ProductCounts:
     A multiply and an add are two FLOPs.  The fused kernel is counted with all pairs of its queries and keys.
     """
 
-    flops: Counter[str] = field(default_factory=Counter)
-    read: int = 0
+    flops: Counter[str]
+    read: int
 
     @property
     def total(self) -> int:

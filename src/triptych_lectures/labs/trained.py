@@ -147,7 +147,7 @@ class TrainingBudget(NamedTuple):
     rows: int
     rate: float
     warmup: float = 0.0
-    shape: Literal["constant", "linear", "cosine"] = "constant"
+    shape: Literal["constant", "linear"] = "constant"
 
 
 class TrainedRun(NamedTuple):
