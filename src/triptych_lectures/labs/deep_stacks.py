@@ -57,8 +57,8 @@ class StackLab(Lab):
         """To name the symbol at hand, which needs no attention."""
         return Places(self.symbols, self.length, (0,))
 
-    def budget(self, warmup: float = 0.0) -> TrainingBudget:
-        return TrainingBudget(self.steps, self.rows, self.rate, warmup)
+    def trained(self, module: nn.Transformer, task: GeneratedTask, seed: int, warmup: float = 0.0) -> TrainedRun:
+        return train(module, task, TrainingBudget(self.steps, self.rows, self.rate, warmup), seed)
 
     def drawn(
         self, placement: str, depth: int, seed: int, std: float, *, written: float | None = None
@@ -153,8 +153,7 @@ class NormPlacementLab(StackLab):
         return self.drawn(name, depth, seed, self.width**-0.5)
 
     def _train(self, name: str, rise: str, depth: int, task: GeneratedTask, seed: int) -> TrainedRun:
-        budget = self.budget(self.warmup if rise == WITH else 0.0)
-        return train(self.stack(name, depth, seed), task, budget, seed)
+        return self.trained(self.stack(name, depth, seed), task, seed, self.warmup if rise == WITH else 0.0)
 
     def _sections(self, runs: PlacementRuns) -> tuple[TableSection, Curve]:
         ends = {f"{name}, {rise}": [runs[name, rise, depth].end for depth in self.depths] for name, rise in COLUMNS}
@@ -266,7 +265,7 @@ class ResidualScalingLab(StackLab):
         return self.drawn(PRE, depth, seed, std, written=written)
 
     def _train(self, way: str, depth: int, task: GeneratedTask, seed: int) -> TrainedRun:
-        return train(self.stack(way, depth, seed), task, self.budget(), seed)
+        return self.trained(self.stack(way, depth, seed), task, seed)
 
     @torch.no_grad()
     def _growth(self, way: str, depth: int, task: GeneratedTask, seed: int) -> float:

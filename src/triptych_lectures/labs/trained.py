@@ -65,7 +65,7 @@ class Places:
 
     @property
     def classes(self) -> int:
-        return self.symbols ** len(self.places)
+        return int(self.symbols ** len(self.places))
 
     def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
         ids = noise.integers(self.symbols, size=(count, self.length)).astype(np.int32)
