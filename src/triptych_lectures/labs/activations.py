@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from triptych import nn
 from triptych.page import TableSection
-from triptych.spec import GLUSpec, MLPSpec, glu, mlp
+from triptych.spec import glu, mlp
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import block, parameters
 from triptych_lectures.labs.trained import (
@@ -87,15 +87,12 @@ class ActivationsLab(Lab):
 
     def model(self, name: str, seed: int) -> nn.Transformer:
         """One block with one head and an MLP of this kind."""
-        width = self.width
-        inner: dict[str, MLPSpec | GLUSpec | None] = {
-            NONE: None,
-            RELU: mlp(width, self.hidden, "relu"),
-            GELU: mlp(width, self.hidden, "gelu"),
-            SWIGLU: glu(width, 2 * self.hidden // 3, "silu"),
-        }
-        layer = block(width, 1, None if name == NONE else self.hidden)
-        return with_positions([replace(layer, mlp=inner[name])], self.symbols, self.length, seed)
+        layer = block(self.width, 1, None if name == NONE else self.hidden)  # with ReLU
+        if name == GELU:
+            layer = replace(layer, mlp=mlp(self.width, self.hidden, "gelu"))
+        if name == SWIGLU:
+            layer = replace(layer, mlp=glu(self.width, 2 * self.hidden // 3, "silu"))
+        return with_positions([layer], self.symbols, self.length, seed)
 
     def _train(self, name: str, task: GeneratedTask, seed: int) -> TrainedRun:
         budget = TrainingBudget(self.steps, self.rows, self.rate, shape="linear")

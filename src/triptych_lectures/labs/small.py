@@ -152,7 +152,8 @@ def line_table(
 
 def share_table(title: str, header: tuple[str, str], shares: Mapping[str, float], form: str = ".1%") -> TableSection:
     """One number a row, percent by default."""
-    return TableSection(title, header, [[name, format(share, form)] for name, share in shares.items()])
+    name, value = header
+    return line_table(title, name, shares, {value: shares.values()}, form)
 
 
 def growth(xs: Sequence[float], ys: Sequence[float]) -> float:
