@@ -59,37 +59,35 @@ class FlashTilesLab(Lab):
         random, longest, largest = np.random.default_rng(setup.seed), self.lengths[-1], self.memories[-1]
         setup.progress("comparing results and gradients with the library's")
         values, gradients = differences(random)
-        tiled: dict[int, Moved] = {}
-        whole: dict[int, Moved] = {}
+        plain: dict[int, Moved] = {}
+        tiles: dict[int, Moved] = {}
         for length in self.lengths:
             setup.progress(f"{length:,} tokens, a fast memory of {largest:,} numbers")
             arrays = _arrays(random, length, length, self.width)
-            tiled[length], whole[length] = in_tiles(arrays, largest), in_full(arrays)
+            plain[length], tiles[length] = in_full(arrays), in_tiles(arrays, largest)
         setup.progress(f"{longest:,} tokens, fast memories of {', '.join(f'{m:,}' for m in self.memories)} numbers")
         by_memory = {memory: in_tiles(arrays, memory) for memory in self.memories}
-        small, plain = in_tiles(arrays, self.width**2), whole[longest].forward
+        small, whole = in_tiles(arrays, self.width**2), plain[longest].forward
         once = in_tiles(arrays, 4 * self.width * longest)  # one tile has everything: each array is moved once
         powers = {
-            way: power(self.memories, [getattr(by_memory[m], way) - getattr(once, way) for m in self.memories])
+            way: power(self.memories, [getattr(moved, way) - getattr(once, way) for moved in by_memory.values()])
             for way in WAYS
         }
         fast_over_size = max(moved.fast / memory for memory, moved in by_memory.items())
-        grows, moved = (
-            "slow memory beside the arrays grows as T to the power",
-            "plain over tiles, numbers moved forward",
-        )
+        grows = "slow memory beside the arrays grows as T to the power"
+        fewer = "plain over tiles, numbers moved forward"
         checks = (
             Check("largest difference of a result from attend()", values, most=1e-10),
             Check("largest difference of a gradient from autograd", gradients, most=1e-10),
-            Check(f"tiles: {grows}", _grown(tiled), 0.99, 1.01),
-            Check(f"plain: {grows}", _grown(whole), 1.99, 2.01),
+            Check(f"tiles: {grows}", _grown(tiles), 0.99, 1.01),
+            Check(f"plain: {grows}", _grown(plain), 1.99, 2.01),
             *(
                 Check(f"{way}: numbers moved again grow as the fast memory to the power", grown, -1.1, -0.9)
                 for way, grown in powers.items()
             ),
             Check("most numbers held in fast memory over its size", fast_over_size, most=1.5),
-            Check(f"{moved}, fast memory {largest:,}", plain / tiled[longest].forward, least=2.0),
-            Check(f"{moved}, a fast memory of d² numbers", plain / small.forward, most=1.0),
+            Check(f"{fewer}, fast memory {largest:,}", whole / tiles[longest].forward, least=2.0),
+            Check(f"{fewer}, a fast memory of d² numbers", whole / small.forward, most=1.0),
         )
         meaning = (
             "Softmax can be taken over the keys in pieces, so the scores never leave the fast memory, and the result is"
@@ -103,24 +101,25 @@ class FlashTilesLab(Lab):
             "What do FlashAttention's tiles save?",
             meaning,
             checks,
-            (*self._sections(tiled, whole, by_memory), drawing()),
+            (*self._sections({"plain": plain, "tiles": tiles}, by_memory), drawing()),
         )
 
-    def _sections(self, *counts: dict[int, Moved]) -> tuple[TableSection, Curve, Curve]:
-        tiled, whole, by_memory = counts
+    def _sections(
+        self, ways: dict[str, dict[int, Moved]], by_memory: dict[int, Moved]
+    ) -> tuple[TableSection, Curve, Curve]:
         rows = [
-            [f"{length:,}", way, f"{moved.forward:,}", f"{moved.backward:,}", f"{moved.extra:,}"]
+            [f"{length:,}", way, *(f"{number:,}" for number in moved[length][:3])]
             for length in self.lengths
-            for way, moved in (("plain", whole[length]), ("tiles", tiled[length]))
+            for way, moved in ways.items()
         ]
         header = ("T", "", "moved forward", "moved backward", "slow memory beside the arrays")
         over_t = {
             f"{what}, {name}": [getattr(one, number) for one in moved.values()]
             for what, number in (("moved", "forward"), ("slow memory beside", "extra"))
-            for name, moved in (("plain", whole), ("tiles", tiled))
+            for name, moved in ways.items()
         }
         over_memory = {way: [getattr(one, way) for one in by_memory.values()] for way in WAYS}
-        longest, plain = self.lengths[-1], {"plain, forward": whole[self.lengths[-1]].forward}
+        longest, plain = self.lengths[-1], {"plain, forward": ways["plain"][self.lengths[-1]].forward}
         at_longest = f"Numbers moved at T {longest:,}"
         return (
             TableSection(f"Numbers, d {self.width}, a fast memory of {self.memories[-1]:,}", header, rows),
