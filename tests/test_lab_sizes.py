@@ -17,20 +17,20 @@ from triptych_lectures import labs
 from triptych_lectures.labs import LABS
 from triptych_lectures.labs.alignment import HeldOutPairs
 from triptych_lectures.labs.depth import _geometric_mean
-from triptych_lectures.labs.lab import Limits, Setup, SizeRow, size_rows, size_values
+from triptych_lectures.labs.lab import Limits, Setup, SizeRow, size_rows
 from triptych_lectures.labs.trained import Places
 from triptych_lectures.labs.translators import END_ID, SMOOTHED, Ids, TrainedTranslator, Translator
 
 Value = int | float | str
 
-ROWS = [(name, row) for name in LABS for row in size_rows(labs.lab_class(name))]
-NUMBERS = [(name, row) for name, row in ROWS if not isinstance(row.quick, str)]
+ROWS = [(name, row) for name in LABS for row in size_rows(labs.lab_class(name), Setup())]
+NUMBERS = [(name, row) for name, row in ROWS if not isinstance(row.default, str)]
 
 
 def refusal(lab: str, size: str, value: Value) -> str:
     """The message with which a lab refuses a value, which must be one line that names the size."""
     with pytest.raises(InputError) as refused:
-        size_values(labs.lab_class(lab), Setup(sizes={size: value}))
+        size_rows(labs.lab_class(lab), Setup(sizes={size: value}))
     message = str(refused.value)
     assert "\n" not in message
     assert re.search(rf"\b{size}\b", message), message
@@ -47,7 +47,7 @@ def test_sizes_that_a_lab_declares_are_within_their_limits() -> None:
     for name in LABS:
         for sizes in (labs.lab_class(name).sized(Setup(full=full)) for full in (False, True)):
             for field in fields(sizes):  # type: ignore[arg-type]
-                field.metadata["limits"].check(field.name, getattr(sizes, field.name))
+                field.metadata["limits"].check(field.name, getattr(sizes, field.name), vars(sizes))
 
 
 def said(pattern: str) -> list[tuple[str, SizeRow, re.Match[str]]]:
@@ -63,7 +63,7 @@ def test_a_text_that_names_a_multiple_is_true() -> None:
 
 
 def test_a_text_that_names_two_or_more_is_true() -> None:
-    named = [(lab, row) for lab, row, _ in said("two or more") if not isinstance(row.quick, tuple)]
+    named = [(lab, row) for lab, row, _ in said("two or more") if not isinstance(row.default, tuple)]
     assert len(named) >= 10
     for lab, row in named:
         refusal(lab, row.name, 1)
@@ -92,14 +92,14 @@ def test_a_text_that_names_an_order_is_true() -> None:
 )
 def test_limits(limits: Limits, value: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        limits.check("n", value)
+        limits.check("n", value, {})
 
 
 def test_values_at_their_limits_are_taken() -> None:
-    Limits(2, 8, 2).check("n", 2)
-    Limits(2, 8, 2).check("n", (8, 2, 2))
-    Limits(values=2, ascending=True).check("n", (1, 2))
-    Limits(least=2).check("n", "text")
+    Limits(2, 8, 2).check("n", 2, {})
+    Limits(2, 8, 2).check("n", (8, 2, 2), {})
+    Limits(values=2, ascending=True).check("n", (1, 2), {})
+    Limits(least=2).check("n", "text", {})
 
 
 # Each of these ended in a traceback, or ran on without an end.
@@ -168,7 +168,7 @@ def test_a_gradient_that_vanishes_in_one_draw_has_no_geometric_mean_above_0() ->
 
 def test_the_share_of_letters_is_no_number_where_none_has_a_partner() -> None:
     subject = HeldOutPairs.__new__(HeldOutPairs)
-    subject.truths, subject.straight = [np.zeros((2, 2), bool)], [np.zeros(2, bool)]
-    assert math.isnan(subject.share([np.ones(2, bool)]))
-    subject.truths = [np.eye(2, dtype=bool)]
-    assert subject.share([np.array([True, False])]) == 0.5
+    subject.partnered, subject.straight = np.zeros(2, bool), np.zeros(2, bool)
+    assert math.isnan(subject.share(np.ones(2, bool)))
+    subject.partnered = np.ones(2, bool)
+    assert subject.share(np.array([True, False])) == 0.5

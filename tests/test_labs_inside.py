@@ -50,7 +50,7 @@ def test_bank_names_the_head_of_l0_5(smollm2: Model) -> None:
     pair = bank.SentencePair(smollm2, "bank", ("She sat by the", "river"), ("She went to the", "money"))
     content = pair.content()
     assert content.head == (4, 2)
-    river, money = pair.weights()[4, :, 2].tolist()
+    river, money = pair.weights[4, :, 2].tolist()
     assert (river, money, content.elsewhere) == pytest.approx((0.93, 0.69, 0.10), abs=0.005)
 
 

@@ -11,6 +11,7 @@ from triptych.errors import InputError
 from triptych.spec import AdditiveSpec, window
 from triptych_lectures import labs
 from triptych_lectures.labs import exposure_bias, in_context, reading_heads
+from triptych_lectures.labs import small as small_models
 from triptych_lectures.labs.exposure_bias import RecitedTexts
 from triptych_lectures.labs.in_context import Lookups
 from triptych_lectures.labs.lab import LabResult, Setup
@@ -36,9 +37,9 @@ SHOWN = "functions never trained: right where the input was shown before"
 
 @pytest.mark.heavy
 def test_in_context_fails_when_attention_does_not_reach_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = in_context.decoder
+    decoder = small_models.decoder
     near = window(2)
-    monkeypatch.setattr(in_context, "decoder", lambda *given, **options: decoder(*given, mask=near, **options))
+    monkeypatch.setattr(small_models, "decoder", lambda *given, **options: decoder(*given, mask=near, **options))
     assert SHOWN in failed(small("in-context"))
 
 

@@ -318,8 +318,8 @@ REAL = list(LABS)
 @pytest.mark.parametrize("name", REAL)
 def test_every_lab_declares_its_sizes_and_what_falsifies_it(name: str) -> None:
     kind = labs.lab_class(name)
-    assert size_rows(kind), "a lab has sizes"
-    assert all(row.about and not row.about[0].isspace() for row in size_rows(kind))
+    assert size_rows(kind, Setup()), "a lab has sizes"
+    assert all(row.about and not row.about[0].isspace() for row in size_rows(kind, Setup()))
     assert len(re.findall(r"[.?!](?: |$)", kind.falsified_by)) >= 2, "two sentences"
     assert kind.seeds in (1, 5)
 

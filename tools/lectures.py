@@ -127,7 +127,7 @@ def run_lab(
     with its `quick` ones and one seed.  With `model`, a directory, the lab judges this model and one seed."""
     from triptych_lectures import labs
     from triptych_lectures.labs.kept import KeptResults
-    from triptych_lectures.labs.lab import Setup, number, shown_size, size_values
+    from triptych_lectures.labs.lab import Setup, number, shown_sizes
     from triptych_lectures.labs.seeds import SeedsResult, over_seeds
 
     lab = labs.lab_class(name)
@@ -137,7 +137,7 @@ def run_lab(
     run = over_seeds(name, setup, count=seeds, kept=kept)
     result = run.result
     assert isinstance(result, SeedsResult)
-    sizes = {size: shown_size(value) for size, value in size_values(lab, setup).items()}
+    sizes = shown_sizes(lab, setup)
     full = [] if quick or not lab.full else ["--full"]
     options = [*(full if model is None else [f"--model {model}"]), *([f"--seeds {seeds}"] if seeds > 1 else [])]
     words = {"command": " ".join(["triptych lab", name, *options])}

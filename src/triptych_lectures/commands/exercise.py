@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from typer import Argument, BadParameter, Exit, Option
+from typer import BadParameter, Exit
 
 from triptych.cli import options, screen
 from triptych.errors import counted
@@ -16,40 +16,35 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
+@options.command
 def exercise(
-    names: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="[NAME]...", help="Exercises, as in L4.7 L5.1, or all; without one, list them.", show_default=False
-        ),
-    ] = None,
-    seed: Annotated[int, Option("--seed", metavar="N", min=0, help="Seed of the numbers in the exercises.")] = 0,
-    answer: Annotated[
-        list[str] | None, Option("--answer", metavar="TEXT", help="Check an answer; once for each question, in order.")
-    ] = None,
-    solutions: Annotated[bool, Option("--solutions", help="Show the answers and how to work them out.")] = False,
-    save: Annotated[
-        Path | None,
-        Option("--save", metavar="FILE", help="Write a page to read or print, answers folded.", show_default=False),
-    ] = None,
+    names: list[str] | None = None,
+    *,
+    seed: options.Natural = 0,
+    answer: list[str] | None = None,
+    solutions: bool = False,
+    save: Path | None = None,
     as_json: options.Json = False,
 ) -> None:
-    """Exercises of the lectures with other numbers; with --answer, exit 1 if one is wrong."""
+    """Exercises of the lectures with other numbers; with --answer, exit 1 if one is wrong.
+
+    [NAME]...: Exercises, as in L4.7 L5.1, or all; without one, list them.
+    --seed N: Seed of the numbers in the exercises.
+    --answer TEXT: Check an answer; once for each question, in order.
+    --solutions: Show the answers and how to work them out.
+    --save FILE: Write a page to read or print, answers folded.
+    """
     if not names:
         _list(as_json)
         return
-    if answer and len(names) > 1:
-        raise BadParameter("--answer is for one exercise; give one NAME")
-    if answer and ALL in names:
-        raise BadParameter(f"--answer is for one exercise, not {ALL}; give its NAME")
+    if answer and (len(names) > 1 or ALL in names):
+        raise BadParameter(f"--answer is for one exercise, not for several or {ALL}; give one NAME")
     if answer and (save is not None or solutions):
         raise BadParameter(f"--answer checks answers; leave {'--save' if save is not None else '--solutions'} out")
-    if save is not None:
-        screen.check_suffix(save, (".html", ".htm"), "--save")
+    screen.check_suffix(save)
     from triptych_lectures import exercises as lectures
 
-    listed = list(lectures.NAMES) if ALL in names else list(names)
-    drawn = [lectures.variant(name, seed) for name in listed]
+    drawn = [lectures.variant(name, seed) for name in (lectures.NAMES if ALL in names else names)]
     if answer:
         _check(drawn[0], answer, as_json)
         return
@@ -73,22 +68,19 @@ def _list(as_json: bool) -> None:
     if as_json:
         screen.result([{"name": name, "title": title} for name, title in NAMES.items()])
         return
-    table = screen.table("exercise", "about")
-    for name, title in NAMES.items():
-        table.add_row(name, title)
-    screen.show(table)
+    screen.show_rows(("exercise", "about"), NAMES.items())
     screen.note("one of them: triptych exercise L4.7 --seed 3; a sheet: triptych exercise all --save sheet.html")
 
 
 def _show(one: Exercise, solutions: bool) -> None:
     out = screen.console()
     out.print(f"{one.name}: {one.title}", style="bold", soft_wrap=True)
-    out.print(one.given, highlight=False, soft_wrap=True)
+    out.print(one.given, soft_wrap=True)
     for i, question in enumerate(one.questions, 1):
-        out.print(f"{i}. {question.text}", highlight=False, soft_wrap=True)
+        out.print(f"{i}. {question.text}", soft_wrap=True)
         if solutions:
-            out.print(f"   {question.answer_text}", style="bold", highlight=False, soft_wrap=True)
-            out.print(f"   {question.solution}", highlight=False, soft_wrap=True)
+            out.print(f"   {question.answer_text}", style="bold", soft_wrap=True)
+            out.print(f"   {question.solution}", soft_wrap=True)
     out.print()
 
 
@@ -109,10 +101,9 @@ def _check(one: Exercise, answers: list[str], as_json: bool) -> None:
         rows = [{"answer": answer, "right": good} for answer, good in zip(answers, right, strict=True)]
         screen.result({"name": one.name, "seed": one.seed, "answers": rows, "not_answered": left})
     else:
-        table = screen.table("", "answer", "question")
-        for answer, good, question in zip(answers, right, one.questions, strict=False):
-            table.add_row("right" if good else "wrong", screen.plain(answer), question.text)
-        screen.show(table)
+        words = ("right" if good else "wrong" for good in right)
+        texts = (question.text for question in one.questions)
+        screen.show_rows(("", "answer", "question"), zip(words, answers, texts, strict=False))
         if left > 0:
             screen.note(f"{counted(left, 'question')} not answered: {one.questions[len(answers)].text}")
         if not all(right):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from typer import Argument, BadParameter, Exit, Option
+from typer import BadParameter, Exit
 
 from triptych import __version__
 from triptych.cli import options, screen
@@ -18,93 +18,73 @@ from triptych.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from triptych import page
+    from triptych_lectures.labs.lab import Setup
     from triptych_lectures.labs.report import LabRun
 
 ALL, SHAKESPEARE = "all", "shakespeare"
-PAGE = (".html", ".htm")
 LONGEST_VERDICT = 160  # characters of the last line of a lab that passed, whose table has the criteria
 
 
+@options.command
 def lab(
-    name: Annotated[
-        str | None,
-        Argument(metavar="[NAME]", help="Name of a lab, or all; without it, list the labs.", show_default=False),
-    ] = None,
-    out: Annotated[Path, Option("--out", metavar="DIR", parser=options.path, help="Directory for the plots.")] = Path(
-        "runs/labs"
-    ),
-    report: Annotated[
-        Path | None,
-        Option("--report", metavar="FILE", help="Write the results to an offline .html page.", show_default=False),
-    ] = None,
-    seed: Annotated[int, Option("--seed", min=0, max=options.LAST_SEED, help="Seed of the random numbers.")] = 0,
-    model: Annotated[
-        str | None,
-        Option("--model", metavar="MODEL", help="Model to use instead of the lab's own.", show_default=False),
-    ] = None,
-    data: Annotated[
-        str | None,
-        Option("--data", metavar="FILE", help="Text to train on instead of the lab's own.", show_default=False),
-    ] = None,
-    sets: Annotated[
-        list[str] | None,
-        Option("--set", metavar="NAME=VALUE", help="Replace a size of the lab; repeatable.", show_default=False),
-    ] = None,
-    full: Annotated[bool, Option("--full", help="Use the full sizes, those of `make lectures`.")] = False,
-    seeds: Annotated[
-        int | None,
-        Option("--seeds", metavar="N", min=1, help="Run N seeds, from --seed on, and store each.", show_default=False),
-    ] = None,
-    show_sizes: Annotated[
-        bool, Option("--sizes", help="Show the sizes, and what would falsify the claim, and stop.")
-    ] = False,
+    name: str | None = None,
+    *,
+    out: options.NamedPath = Path("runs/labs"),
+    report: Path | None = None,
+    seed: options.Seed = 0,
+    model: str | None = None,
+    data: str | None = None,
+    set_: list[str] | None = None,
+    full: bool = False,
+    seeds: options.Positive | None = None,
+    sizes: bool = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run an experiment of the lectures: tables, a plot and a verdict; exit 1 if a criterion fails."""
+    """Run an experiment of the lectures: tables, a plot and a verdict; exit 1 if a criterion fails.
+
+    [NAME]: Name of a lab, or all; without it, list the labs.
+    --out DIR: Directory for the plots.
+    --report FILE: Write the results to an offline .html page.
+    --seed: Seed of the random numbers.
+    --model MODEL: Model to use instead of the lab's own.
+    --data FILE: Text to train on instead of the lab's own.
+    --set NAME=VALUE: Replace a size of the lab; repeatable.
+    --full: Use the full sizes, those of `make lectures`.
+    --seeds N: Run N seeds, from --seed on, and store each.
+    --sizes: Show the sizes, and what would falsify the claim, and stop.
+    """
     if name is None:
-        need_name = {"--report": report, "--model": model, "--data": data, "--set": sets, "--seeds": seeds}
-        need_name |= {"--full": full or None, "--sizes": show_sizes or None}
-        if alone := [option for option, value in need_name.items() if value is not None]:
-            raise BadParameter(f"{alone[0]} needs the NAME of a lab, or {ALL}")
+        need_name = {"--report": report, "--model": model, "--data": data, "--set": set_, "--seeds": seeds}
+        need_name |= {"--full": full or None, "--sizes": sizes or None}
+        for option, value in need_name.items():
+            if value is not None:
+                raise BadParameter(f"{option} needs the NAME of a lab, or {ALL}")
         _list(as_json=as_json)
         return
     if seeds is not None and seed + seeds - 1 > options.LAST_SEED:
         raise BadParameter(f"--seeds {seeds} from --seed {seed} on goes beyond {options.LAST_SEED}")
-    if report is not None:
-        screen.check_suffix(report, PAGE, "--report")
+    screen.check_suffix(report, option="--report")
     if data is not None and data != SHAKESPEARE and not Path(data).exists():
         raise BadParameter(f"--data {data}: no such file; give a UTF-8 text file, or {SHAKESPEARE}")
-    settings = LabSettings(out, report, seed, seeds, model, data, _sizes(sets or []), full)
-    if show_sizes:
-        _show_sizes(name, settings, as_json=as_json)
+    from triptych_lectures.labs import LABS, check_inputs, known
+    from triptych_lectures.labs.lab import Setup
+
+    setup = Setup(seed, model, data, sizes=_sizes(set_ or []), full=full)
+    names = list(LABS) if name == ALL else [known(name)]
+    if sizes:
+        _show_sizes(names, setup, as_json=as_json)
         return
-    if not _run(name, settings, as_json=as_json):
+    if name != ALL:
+        check_inputs(name, model=model, data=data)
+    if not _run(names, setup, seeds, out, report, as_json=as_json):
         raise Exit(1)
 
 
-@dataclass(frozen=True)
-class LabSettings:
-    """The options of a run, by their names on the command line; `sizes` are those of --set."""
-
-    out: Path
-    report: Path | None
-    seed: int
-    seeds: int | None
-    model: str | None
-    data: str | None
-    sizes: dict[str, str]
-    full: bool
-
-    @property
-    def shown(self) -> str:
-        """One line for the page."""
-        seeds = f"Seed {self.seed}" if self.seeds is None else f"Seeds {self.seed} to {self.seed + self.seeds - 1}"
-        parts = [
-            seeds,
-            *(["full sizes"] if self.full else []),
-            *(f"{name}={size}" for name, size in self.sizes.items()),
-        ]
-        return f"{', '.join(parts)}, triptych {__version__}."
+def _settings(setup: Setup, seeds: int | None) -> str:
+    """One line for the page."""
+    seeds_run = f"Seed {setup.seed}" if seeds is None else f"Seeds {setup.seed} to {setup.seed + seeds - 1}"
+    parts = [seeds_run, *["full sizes"] * setup.full, *(f"{name}={size}" for name, size in setup.sizes.items())]
+    return f"{', '.join(parts)}, triptych {__version__}."
 
 
 def _sizes(sets: Sequence[str]) -> dict[str, str]:
@@ -120,28 +100,26 @@ def _sizes(sets: Sequence[str]) -> dict[str, str]:
     return sizes
 
 
-def own_sizes(names: Sequence[str], sizes: Mapping[str, Any], *, full: bool = False) -> dict[str, dict[str, Any]]:
+def own_sizes(names: Sequence[str], sizes: Mapping[str, Any], *, full: bool = False) -> dict[str, Mapping[str, Any]]:
     """For each lab, those of `sizes` that it has.  A single lab must have all of them, of several at least one each.
 
     Raises InputError for a size that no lab has, and for a value that a lab cannot use.
     """
     from triptych_lectures.labs import lab_class
-    from triptych_lectures.labs.lab import Setup, size_rows, size_values
+    from triptych_lectures.labs.lab import Setup, size_rows
 
-    if not sizes:
-        return {name: {} for name in names}
-    labs = [lab_class(name) for name in names]
-    if len(labs) == 1:
-        size_values(labs[0], Setup(sizes=sizes, full=full))
-        return {labs[0].name: dict(sizes)}
-    owned = {kind.name: {row.name for row in size_rows(kind)} for kind in labs}
-    every = sorted(set().union(*owned.values()))
-    for name in sizes:
-        if name not in every:
-            raise InputError(f"no lab has a size {name!r}{nearest(name, every)}; `triptych lab all --sizes` lists them")
-    own = {of: {name: value for name, value in sizes.items() if name in has} for of, has in owned.items()}
-    for kind in labs:
-        size_values(kind, Setup(sizes=own[kind.name], full=full))
+    own = dict.fromkeys(names, sizes)
+    if sizes and len(names) > 1:
+        owned = {name: vars(lab_class(name)()) for name in names}
+        every = sorted(set().union(*owned.values()))
+        for size in sizes:
+            if size not in every:
+                hint = f"{nearest(size, every)}; `triptych lab all --sizes` lists them"
+                raise InputError(f"no lab has a size {size!r}{hint}")
+        own = {name: {size: sizes[size] for size in sizes if size in has} for name, has in owned.items()}
+    for name, values in own.items():
+        if values:
+            size_rows(lab_class(name), Setup(sizes=values, full=full))
     return own
 
 
@@ -151,110 +129,88 @@ def _list(*, as_json: bool) -> None:
     if as_json:
         screen.result([{"name": name, "about": about} for name, about in LABS.items()])
         return
-    table = screen.table("lab", "what it shows")
-    for name, about in LABS.items():
-        table.add_row(name, about)
-    screen.show(table)
+    screen.show_rows(("lab", "what it shows"), LABS.items())
     screen.note(f"run one with: triptych lab NAME; all with: triptych lab {ALL} --report labs.html")
     screen.note("its sizes, which --set replaces: triptych lab NAME --sizes")
 
 
-def _show_sizes(name: str, settings: LabSettings, *, as_json: bool) -> None:
-    """The sizes of a lab, or of all, with their values under these settings, and what would falsify the claim."""
-    from triptych_lectures import labs
-    from triptych_lectures.labs import LABS, known
-
-    names = list(LABS) if name == ALL else [known(name)]
+def _show_sizes(names: Sequence[str], setup: Setup, *, as_json: bool) -> None:
+    """The sizes of labs, with their values under these settings, and what would falsify each claim."""
     with screen.waiting("loading torch"):
-        from triptych_lectures.labs.lab import Setup, shown_size, size_rows, size_values
+        from triptych_lectures.labs import LABS, lab_class
+        from triptych_lectures.labs.lab import shown_size, size_rows
 
-        own = own_sizes(names, settings.sizes, full=settings.full)
-        kinds = [labs.lab_class(lab) for lab in names]
-    results = []
-    for kind in kinds:
-        values = size_values(kind, Setup(sizes=own[kind.name], full=settings.full))
-        rows = [
-            {"name": row.name, "default": row.quick, "full": row.full, "value": values[row.name], "about": row.about}
-            for row in size_rows(kind)
-        ]
-        about = {"name": kind.name, "falsified_by": kind.falsified_by, "recorded_seeds": kind.seeds}
-        results.append(about | {"sizes": rows})
-        if as_json:
-            continue
-        table = screen.table("size", "default", "full", "this run", "what it is", right=("default", "full", "this run"))
-        for row in size_rows(kind):
-            shown = map(shown_size, (row.quick, row.full, values[row.name]))
-            table.add_row(row.name, *map(screen.plain, shown), row.about)
-        screen.show(table if rows else screen.facts([("sizes", "none")]), f"{kind.name}: {LABS[kind.name]}")
-        screen.show(screen.facts([("falsified by", kind.falsified_by)]))
-        screen.console().print()
+        own = own_sizes(names, setup.sizes, full=setup.full)
+        sizes = {name: size_rows(lab_class(name), replace(setup, sizes=own[name])) for name in names}
     if as_json:
-        screen.result(results if name == ALL else results[0])
+        results = [
+            {"name": name, "falsified_by": lab_class(name).falsified_by, "recorded_seeds": lab_class(name).seeds}
+            | {"sizes": [asdict(row) for row in rows]}
+            for name, rows in sizes.items()
+        ]
+        screen.result(results if len(results) > 1 else results[0])
+        return
+    for name, rows in sizes.items():
+        title, numbers = f"{name}: {LABS[name]}", ("default", "full", "this run")
+        cells = [[row.name, *map(shown_size, (row.default, row.full, row.value)), row.about] for row in rows]
+        if cells:
+            screen.show_rows(("size", *numbers, "what it is"), cells, title, right=numbers)
+        else:
+            screen.show(screen.facts([("sizes", "none")]), title)
+        screen.show(screen.facts([("falsified by", lab_class(name).falsified_by)]))
+        screen.console().print()
 
 
-def _run(name: str, settings: LabSettings, *, as_json: bool) -> bool:
-    """Run one lab, or all -> whether none failed."""
-    from triptych_lectures.labs import LABS, check_inputs, known
-
-    names = list(LABS) if name == ALL else [known(name)]
-    if name != ALL:
-        check_inputs(name, model=settings.model, data=settings.data)
-    out, report = settings.out, settings.report
+def _run(
+    names: Sequence[str], setup: Setup, seeds: int | None, out: Path, report: Path | None, *, as_json: bool
+) -> bool:
+    """Run labs -> whether none failed."""
     draws = importlib.util.find_spec("matplotlib") is not None
-    keeps = [out] if draws or settings.seeds is not None else []
+    keeps = [out] if draws or seeds is not None else []
     for folder in keeps + ([report.parent] if report is not None else []):
         folder.mkdir(parents=True, exist_ok=True)  # fails before minutes of work, not after
 
     outcomes: list[LabRun] = []
-    plots: dict[str, list[Path]] = {}
     with _progress(len(names)) as (say, done):
         say("loading torch")
         from triptych import machine
         from triptych_lectures.labs import report as reporting
 
         machine.use_threads()
-        for outcome in _outcomes(names, settings, say, alone=name != ALL):
-            outcomes.append(outcome)
-            plots[outcome.name] = reporting.draw(outcome, out) if draws else []
+        for outcome in _outcomes(names, replace(setup, progress=say), seeds, out):
+            outcomes.append(reporting.draw(outcome, out) if draws else outcome)
             done(outcome)
 
     if report is not None:
-        reporting.write(report, outcomes, settings.shown)
+        reporting.write(report, outcomes, _settings(setup, seeds))
     if as_json:
-        results = [outcome.to_dict() | {"plots": list(map(str, plots[outcome.name]))} for outcome in outcomes]
-        screen.result(results if name == ALL else results[0])
-    elif name == ALL:
+        results = [outcome.to_dict() for outcome in outcomes]
+        screen.result(results if len(results) > 1 else results[0])
+    elif len(outcomes) > 1:
         _show_all(outcomes, report)
     else:
-        _show_one(outcomes[0], plots[name], report)
+        _show_one(outcomes[0], report)
     if not draws:
         screen.note("plots need matplotlib, which is not installed; run: pip install matplotlib")
     return not any(outcome.failed for outcome in outcomes)
 
 
-def _outcomes(
-    names: Sequence[str], settings: LabSettings, say: Callable[[str], None], *, alone: bool
-) -> Iterator[LabRun]:
+def _outcomes(names: Sequence[str], setup: Setup, seeds: int | None, out: Path) -> Iterator[LabRun]:
     """The runs of the labs, one after the other: one seed each, or several of which the finished ones are kept."""
     from triptych_lectures.labs import report as reporting
     from triptych_lectures.labs.kept import KeptResults, package_digest
-    from triptych_lectures.labs.lab import Setup
     from triptych_lectures.labs.seeds import over_seeds
 
-    sizes = own_sizes(names, settings.sizes, full=settings.full)
-    setup = Setup(seed=settings.seed, progress=say, model=settings.model, data=settings.data, full=settings.full)
     run_one: Callable[[str, Setup], LabRun] = reporting.timed
-    if settings.seeds is not None:
-        results = KeptResults(settings.out, package_digest(), screen.note)
-        run_one = partial(over_seeds, count=settings.seeds, kept=results)
+    if seeds is not None:
+        run_one = partial(over_seeds, count=seeds, kept=KeptResults(out, package_digest(), screen.note))
     try:
-        if alone:
-            yield run_one(names[0], replace(setup, sizes=sizes[names[0]]))
-        else:
-            yield from reporting.attempts(names, setup, sizes, run_one)
+        for name, sizes in own_sizes(names, setup.sizes, full=setup.full).items():
+            own = replace(setup, sizes=sizes)
+            yield reporting.attempt(name, own, run_one) if len(names) > 1 else run_one(name, own)
     except KeyboardInterrupt:
-        if settings.seeds is not None:
-            screen.note(f"finished seeds are kept in {settings.out}; the same command continues after them")
+        if seeds is not None:
+            screen.note(f"finished seeds are kept in {out}; the same command continues after them")
         raise
 
 
@@ -283,7 +239,7 @@ def _progress(labs: int) -> Iterator[tuple[Callable[[str], None], Callable[[LabR
         yield say, done
 
 
-def _show_one(outcome: LabRun, plots: Sequence[Path], report: Path | None) -> None:
+def _show_one(outcome: LabRun, report: Path | None) -> None:
     finding = outcome.result
     assert finding is not None
     out = screen.console()
@@ -293,18 +249,20 @@ def _show_one(outcome: LabRun, plots: Sequence[Path], report: Path | None) -> No
         _show_section(section)
     out.print(finding.meaning, soft_wrap=False)
     out.print()
-    criteria = screen.table("", "criterion", "measured", "must be", right=("measured",))
-    for check in finding.checks:
-        criteria.add_row(check.word, check.claim, check.shown, check.criterion)
-    out.print(criteria)
-    files = [*(("plot", str(plot)) for plot in plots), *([("page", str(report))] if report is not None else [])]
+    rows = [(check.word, check.claim, check.shown, check.criterion) for check in finding.checks]
+    screen.show_rows(("", "criterion", "measured", "must be"), rows, right=("measured",))
+    files = [*(("plot", str(plot)) for plot in outcome.plots), *([("page", str(report))] if report is not None else [])]
     if files:
         out.print(screen.facts(files))
         out.print()
     verdict = outcome.verdict
     if outcome.passed and len(verdict) > LONGEST_VERDICT:
-        verdict = f"PASS: each of the {len(finding.checks)} criteria is met"
-    out.print(verdict, style="bold green" if outcome.passed else "bold red", soft_wrap=True)
+        verdict = f"PASS: each of the {len(rows)} criteria is met"
+    _show_verdict(verdict, passed=outcome.passed)
+
+
+def _show_verdict(line: str, *, passed: bool) -> None:
+    screen.console().print(line, style="bold green" if passed else "bold red", soft_wrap=True)
 
 
 def _show_section(section: page.Section) -> None:
@@ -314,32 +272,30 @@ def _show_section(section: page.Section) -> None:
     match section:
         case page.TableSection():
             right = [name for name, numeric in zip(section.header, section.numeric, strict=True) if numeric]
-            table = screen.table(*section.header, right=right)
-            for row in section.rows:
-                table.add_row(*map(screen.plain, row))
-            screen.show(table, section.title)
+            screen.show_rows(section.header, section.rows, section.title, right)
+            screen.console().print()
+            return
         case page.Facts():
-            screen.show(screen.facts([(name, screen.plain(value)) for name, value in section.rows]), section.title)
+            rows = [(name, screen.plain(value)) for name, value in section.rows]
         case page.Samples():
             rows = [(sample.label, screen.plain(sample.text)) for sample in section.items]
-            screen.show(screen.facts(rows), section.title)
         case page.Prose():
-            screen.show(screen.facts([("", text) for _, text in section.blocks]), section.title)
+            rows = [("", text) for _, text in section.blocks]
         case _:
             return
+    screen.show(screen.facts(rows), section.title)
     screen.console().print()
 
 
 def _show_all(outcomes: Sequence[LabRun], report: Path | None) -> None:
     from triptych_lectures.labs.report import summary
 
-    table = screen.table("lab", "", "seconds", "reason", right=("seconds",))
+    rows = []
     for one in outcomes:
         word, _, why = one.verdict.partition(": ")
-        table.add_row(one.name, word, f"{one.seconds:.1f}", "" if one.passed else why)
-    screen.show(table)
+        rows.append((one.name, word, f"{one.seconds:.1f}", "" if one.passed else why))
+    screen.show_rows(("lab", "", "seconds", "reason"), rows, right=("seconds",))
     if report is not None:
         screen.show(screen.facts([("page", str(report))]))
     passed = not any(one.failed for one in outcomes)
-    verdict = f"{'PASS' if passed else 'FAIL'}: {summary(outcomes)}"
-    screen.console().print(verdict, style="bold green" if passed else "bold red", soft_wrap=True)
+    _show_verdict(f"{'PASS' if passed else 'FAIL'}: {summary(outcomes)}", passed=passed)

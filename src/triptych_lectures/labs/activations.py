@@ -12,10 +12,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from triptych import nn
-from triptych.page import Curve, TableSection
-from triptych.spec import GLUSpec, MLPSpec, glu, mlp
+from triptych.page import TableSection
+from triptych.spec import glu, mlp
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block
+from triptych_lectures.labs.small import block, parameters
 from triptych_lectures.labs.trained import (
     GeneratedTask,
     LookupTable,
@@ -24,6 +24,7 @@ from triptych_lectures.labs.trained import (
     TrainedRun,
     TrainingBudget,
     train,
+    training_curve,
     with_positions,
 )
 
@@ -60,15 +61,16 @@ class ActivationsLab(Lab):
                 setup.progress(f"{name}, table {draw + 1} of {self.draws}: {self.steps} steps")
                 own = setup.seed * self.draws + draw
                 runs.append(self._train(name, LookupTable(self.symbols, self.length, own), own))
-            parameters = sum(parameter.numel() for parameter in self.model(name, 0).parameters())
-            trained[name] = TrainedActivation(tuple(runs), self._train(name, copy, setup.seed), parameters)
+            copied, size = self._train(name, copy, setup.seed), parameters(self.model(name, 0))
+            trained[name] = TrainedActivation(tuple(runs), copied, size)
         setup.progress("shuffled answers")
         shuffled = self._train(SWIGLU, Shuffled(LookupTable(self.symbols, self.length, setup.seed)), setup.seed)
+        first = {name: kind.tables[0] for name, kind in trained.items()}
         return LabResult(
             "Which activation learns most at equal parameters?",
             self._meaning(trained),
             _checks(trained, shuffled),
-            (self._table(trained), _curve(trained)),
+            (self._table(trained), training_curve("The first table in training", "nats an answer", first)),
         )
 
     def _meaning(self, trained: dict[str, TrainedActivation]) -> str:
@@ -85,15 +87,12 @@ class ActivationsLab(Lab):
 
     def model(self, name: str, seed: int) -> nn.Transformer:
         """One block with one head and an MLP of this kind."""
-        width = self.width
-        inner: dict[str, MLPSpec | GLUSpec | None] = {
-            NONE: None,
-            RELU: mlp(width, self.hidden, "relu"),
-            GELU: mlp(width, self.hidden, "gelu"),
-            SWIGLU: glu(width, 2 * self.hidden // 3, "silu"),
-        }
-        layer = block(width, 1, None if name == NONE else self.hidden)
-        return with_positions([replace(layer, mlp=inner[name])], self.symbols, self.length, seed)
+        layer = block(self.width, 1, None if name == NONE else self.hidden)  # with ReLU
+        if name == GELU:
+            layer = replace(layer, mlp=mlp(self.width, self.hidden, "gelu"))
+        if name == SWIGLU:
+            layer = replace(layer, mlp=glu(self.width, 2 * self.hidden // 3, "silu"))
+        return with_positions([layer], self.symbols, self.length, seed)
 
     def _train(self, name: str, task: GeneratedTask, seed: int) -> TrainedRun:
         budget = TrainingBudget(self.steps, self.rows, self.rate, shape="linear")
@@ -104,10 +103,8 @@ class ActivationsLab(Lab):
         for name, kind in trained.items():
             ends = [run.end for run in kind.tables]
             more = min(own.learned - relu.learned for own, relu in zip(kind.tables, trained[RELU].tables, strict=True))
-            spread = f"{min(ends):.2f} to {max(ends):.2f}"
-            rows.append(
-                [name, f"{kind.parameters:,}", f"{fmean(ends):.2f}", spread, f"{more:.3f}", f"{kind.copy.end:.3f}"]
-            )
+            own = [f"{fmean(ends):.2f}", f"{min(ends):.2f} to {max(ends):.2f}", f"{more:.3f}", f"{kind.copy.end:.3f}"]
+            rows.append([name, f"{kind.parameters:,}", *own])
         guess = trained[RELU].copy.guess
         title = f"{self.draws} tables, nats an answer after {self.steps} steps; a guess has {guess:.2f}, the best is 0"
         header = ("MLP", "parameters", "mean", "over the tables", "learned more than ReLU, least", "copying")
@@ -128,20 +125,14 @@ class TrainedActivation(NamedTuple):
 
 
 def _checks(trained: dict[str, TrainedActivation], shuffled: TrainedRun) -> tuple[Check, ...]:
-    learned = {name: kind.learned for name, kind in trained.items()}
-    counts = [trained[name].parameters for name in (RELU, GELU, SWIGLU)]
+    none, relu, gelu, swiglu = (trained[name].learned for name in KINDS)
+    counts = [trained[name].parameters for name in KINDS[1:]]
     copies = [kind.copy.learned for kind in trained.values()]
-    least = min(learned[name] for name in (RELU, GELU, SWIGLU))
     return (
         Check("parameters of ReLU, GELU and SwiGLU, most less fewest", float(max(counts) - min(counts)), most=0.0),
-        Check("control: learned less without an MLP than with the worst", least - learned[NONE], least=EQUAL),
-        Check("SwiGLU learned more than ReLU, mean of the tables", learned[SWIGLU] - learned[RELU], least=0.0),
-        Check("GELU learned more than ReLU, mean of the tables", learned[GELU] - learned[RELU], least=-EQUAL),
+        Check("control: learned less without an MLP than with the worst", min(relu, gelu, swiglu) - none, least=EQUAL),
+        Check("SwiGLU learned more than ReLU, mean of the tables", swiglu - relu, least=0.0),
+        Check("GELU learned more than ReLU, mean of the tables", gelu - relu, least=-EQUAL),
         Check("control: copying needs no MLP: most learned less least", max(copies) - min(copies), most=EQUAL),
         Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
     )
-
-
-def _curve(trained: dict[str, TrainedActivation]) -> Curve:
-    lines = {name: kind.tables[0].losses for name, kind in trained.items()}
-    return Curve("The first table in training", "step", "nats an answer", lines, {"guess": trained[RELU].copy.guess})

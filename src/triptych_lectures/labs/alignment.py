@@ -13,7 +13,7 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.model import Model, create, load
-from triptych.page import AttentionMap, AttentionSection, Curve, Section
+from triptych.page import AttentionMap, AttentionSection, Curve
 from triptych.probe import Edit, Where
 from triptych.text import SEQ2SEQ, character_tokenizer
 from triptych.train import OptimizerSettings, Pairs
@@ -24,11 +24,6 @@ from triptych_lectures.labs.small import Points, fit, share_table
 
 # Made-up words, as a printer of 1600 might set them: any letter may stand twice, and v is written u.
 LONGEST = 64  # letters of an old spelling
-# The encoder-decoder of the quickstart.
-MODEL: dict[str, object] = {
-    "model_type": "t5", "num_decoder_layers": 1, "feed_forward_proj": "gated-gelu",
-    "relative_attention_num_buckets": 64, "relative_attention_max_distance": 64, "dropout_rate": 0.0,
-}  # fmt: skip
 
 
 class AlignmentLab(Lab):
@@ -44,8 +39,8 @@ class AlignmentLab(Lab):
         "abcdefghiklm", "letters of made-up words; two or more, all different", full="abcdefghiklmnoprstvy"
     )
     shortest: int = size(3, "letters of the shortest made-up word", full=4)
-    longest: int = size(6, "letters of the longest one, at most 31", full=9)
-    doubled: float = size(0.5, "share of its letters that the old spelling doubles, at most 1", full=0.4)
+    longest: int = size(6, "letters of the longest one, at most 31", full=9, most=31)
+    doubled: float = size(0.5, "share of its letters that the old spelling doubles, at most 1", full=0.4, most=1)
     trained: int = size(4_000, "made-up pairs to train on", full=20_000)
     held: int = size(100, "held-out pairs", full=200)
     width: int = size(64, "model width D", full=128)
@@ -58,16 +53,20 @@ class AlignmentLab(Lab):
     rows: int = size(48, "rows of a training step", full=96)
 
     def __post_init__(self) -> None:
-        if not self.shortest <= self.longest <= 31 or self.doubled > 1:
-            raise InputError("sizes shortest, longest, doubled: must be at most longest, at most 31, and at most 1")
+        if self.shortest > self.longest:
+            raise InputError("size shortest: must be at most longest")
         if len(set(self.letters)) != len(self.letters) or len(self.letters) < 2:
             raise InputError(f"size letters: {self.letters!r} must be two or more letters, all different")
 
     @property
     def model(self) -> dict[str, object]:
-        """The config of the model that is trained."""
-        widths = {"d_model": self.width, "d_ff": self.hidden, "d_kv": self.head_width}
-        return MODEL | widths | {"num_heads": self.heads, "num_layers": self.layers}
+        """The config of the model that is trained, the encoder-decoder of the quickstart by default."""
+        return {
+            "model_type": "t5", "d_model": self.width, "d_ff": self.hidden, "d_kv": self.head_width,
+            "num_heads": self.heads, "num_layers": self.layers, "num_decoder_layers": 1, "dropout_rate": 0.0,
+            "feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 64,
+            "relative_attention_max_distance": 64,
+        }  # fmt: skip
 
     def run(self, setup: Setup) -> LabResult:
         train, held = self._pairs(setup)
@@ -77,14 +76,19 @@ class AlignmentLab(Lab):
         patterns = subject.patterns()
         shares = [subject.hits(pattern) for pattern in patterns]  # for each layer its heads, then their mean
         layer = max(range(len(shares)), key=lambda i: shares[i][-1])
-        hits, diagonal, chance = shares[layer][-1], subject.share(subject.straight), subject.chance()
+        *heads, mean = shares[layer]
         moved = subject.hits(patterns[layer], moved=True)[-1]
-        sees_all, not_partners, not_others = (
-            subject.right(at) for at in (None, subject.truths, subject.others(setup.seed))
-        )
+        hidden = {
+            "every letter": [],
+            "not the partners": subject.truths,
+            "not as many others": subject.others(setup.seed),
+        }
+        visible = {name: subject.right(letters) for name, letters in hidden.items()}
+        sees_all, not_partners, not_others = visible.values()
+        on_partner = "whose strongest attention is on a true partner"
         checks = (
-            Check("letters whose strongest attention is on a true partner", hits, least=0.6),
-            Check("letters that the diagonal misses whose strongest attention is on a true partner", moved, least=0.45),
+            Check(f"letters {on_partner}", mean, least=0.6),
+            Check(f"letters that the diagonal misses {on_partner}", moved, least=0.45),
             Check("letters right", sees_all, least=0.75),
             Check(
                 "letters right with others hidden, less with the partners hidden", not_others - not_partners, least=0.4
@@ -97,19 +101,15 @@ class AlignmentLab(Lab):
             " with as many others hidden hardly any. The strongest weight is not always on the letter itself, because"
             " the encoder's vector of a letter also depends on its neighbours."
         )
-        rows = [("mean of the heads", hits), *((f"head {i}", hit) for i, hit in enumerate(shares[layer][:-1]))]
-        rows += [("the diagonal", diagonal), ("a letter at random", chance)]
-        visible = {"every letter": sees_all, "not the partners": not_partners, "not as many others": not_others}
-        sections: list[Section] = [
-            share_table("Strongest attention on a true partner", ("whose", "share"), dict(rows)),
+        hits = {"mean of the heads": mean} | {f"head {i}": share for i, share in enumerate(heads)}
+        hits |= {"the diagonal": subject.share(subject.straight), "a letter at random": subject.chance()}
+        sections = (
+            share_table("Strongest attention on a true partner", ("whose", "share"), hits),
             share_table("Letters right", ("the decoder sees", "share"), visible),
             *subject.maps(layer, patterns[layer]),
-        ]
-        if losses:
-            sections.append(Curve("Training", "step", "nats a letter", {"loss": losses}, {}))
-        return LabResult(
-            "Does cross-attention align letters with the ones they come from?", meaning, checks, tuple(sections)
+            *([Curve("Training", "step", "nats a letter", {"loss": losses}, {})] if losses else []),
         )
+        return LabResult("Does cross-attention align letters with the ones they come from?", meaning, checks, sections)
 
     def _pairs(self, setup: Setup) -> tuple[list[Pair], list[Pair]]:
         if setup.model is not None or setup.data is not None:
@@ -171,11 +171,12 @@ class HeldOutPairs:
             raise InputError("this lab needs an encoder-decoder whose tokens are letters and one end token")
         self.read = [[start, *ids[:-1]] for ids in self.targets]
         self.truths = [cheapest(source, target) for source, target in held]
-        # [T] of each pair: whether a letter's own place is a partner's
+        # of all letters, one pair after the other: whether each has a partner, and whether its own place is one
+        self.partnered = np.concatenate([truth.any(1) for truth in self.truths])
         own = [np.arange(len(truth)) for truth in self.truths]
-        self.straight = [
-            truth[places, places.clip(max=truth.shape[1] - 1)] for truth, places in zip(self.truths, own, strict=True)
-        ]
+        self.straight = np.concatenate(
+            [truth[at, at.clip(max=truth.shape[1] - 1)] for truth, at in zip(self.truths, own, strict=True)]
+        )
 
     def patterns(self) -> list[list[Tensor]]:
         """For each layer, for each pair, `[H, T + 1, S + 1]`: letters and the end."""
@@ -185,18 +186,15 @@ class HeldOutPairs:
     def hits(self, pattern: list[Tensor], moved: bool = False) -> list[float]:
         """The share of letters whose strongest weight is on a true partner: each head's, then that of their mean.
         With `moved`, only of letters that have no partner at their own place."""
-        peaks = [_peaks(weights, truth) for weights, truth in zip(pattern, self.truths, strict=True)]
-        return [self.share(head, moved) for head in zip(*peaks, strict=True)]
+        peaks = np.concatenate(list(map(_peaks, pattern, self.truths)), axis=1)
+        return [self.share(head, moved) for head in peaks]
 
     def chance(self) -> float:
-        return self.share([truth.mean(1) for truth in self.truths])
+        return self.share(np.concatenate([truth.mean(1) for truth in self.truths]))
 
-    def share(self, hits: Sequence[NDArray[Any]], moved: bool = False) -> float:
+    def share(self, hits: NDArray[Any], moved: bool = False) -> float:
         """The mean over the letters that have a partner; NaN where none has."""
-        counted = [
-            truth.any(1) & ~(straight & moved) for truth, straight in zip(self.truths, self.straight, strict=True)
-        ]
-        letters = np.concatenate([hit[among] for hit, among in zip(hits, counted, strict=True)])
+        letters = hits[self.partnered & ~(self.straight & moved)]
         return float(letters.mean()) if len(letters) else math.nan
 
     def others(self, seed: int) -> list[Truth]:
@@ -205,16 +203,15 @@ class HeldOutPairs:
         ranks = [(random.random(truth.shape) + truth).argsort(1).argsort(1) for truth in self.truths]
         return [rank < truth.sum(1, keepdims=True) for rank, truth in zip(ranks, self.truths, strict=True)]
 
-    def right(self, hidden: Sequence[Truth] | None = None) -> float:
+    def right(self, hidden: Sequence[Truth] = ()) -> float:
         """The share of letters the model has first, where its decoder cannot see the `hidden` source letters."""
 
         def hide(scores: Tensor, where: Where) -> Tensor:
-            letters = torch.from_numpy((hidden or ())[where.item])
-            gone = letters.new_zeros(scores.shape[1:])
-            gone[: letters.shape[0], : letters.shape[1]] = letters
-            return scores.masked_fill(gone, -torch.inf)
+            letters = hidden[where.item]
+            gone = np.pad(letters, [(0, size - own) for size, own in zip(scores.shape[1:], letters.shape, strict=True)])
+            return scores.masked_fill(torch.from_numpy(gone), -torch.inf)
 
-        edit = [] if hidden is None else [Edit("decoder.blocks.*.cross.scores", hide)]
+        edit = [Edit("decoder.blocks.*.cross.scores", hide)] if hidden else []
         logits = self.model.trace(self.sources, self.read, edit=edit).logits
         right = [x[:-1].argmax(-1) == torch.tensor(ids[:-1]) for x, ids in zip(logits, self.targets, strict=True)]
         return float(torch.cat(right).float().mean())
@@ -225,18 +222,21 @@ class HeldOutPairs:
         source, target = (list(side) for side in self.pairs[i])
         weights = pattern[i][:, : len(target), : len(source)].float().numpy()
         truth = self.truths[i] / self.truths[i].sum(1, keepdims=True).clip(min=1)
-        looks, true = (AttentionMap("cross", layer, target, source, x) for x in (weights, truth[None]))
         return [
-            AttentionSection("Where it looks", "Rows are letters to write, columns are letters to read.", [looks]),
-            AttentionSection("Where they come from", "The cheapest alignments of the two spellings.", [true]),
+            AttentionSection(title, explained, [AttentionMap("cross", layer, target, source, shown)])
+            for title, explained, shown in (
+                ("Where it looks", "Rows are letters to write, columns are letters to read.", weights),
+                ("Where they come from", "The cheapest alignments of the two spellings.", truth[None]),
+            )
         ]
 
 
-def _peaks(weights: Tensor, truth: Truth) -> list[NDArray[np.bool_]]:
-    """For each head and for their mean, for each letter: is the strongest weight on a true partner?"""
+def _peaks(weights: Tensor, truth: Truth) -> Truth:
+    """`[H + 1, T]`: for each head and for their mean, for each letter: is the strongest weight on a true partner?"""
     every = torch.cat([weights, weights.mean(0, keepdim=True)])[:, : len(truth)]
     with_end = np.pad(truth, ((0, 0), (0, 1)))  # the end token is the partner of no letter
-    return list(with_end[np.arange(len(truth)), every.argmax(-1).numpy()])
+    peaks: Truth = with_end[np.arange(len(truth)), every.argmax(-1).numpy()]
+    return peaks
 
 
 def cheapest(source: str, target: str) -> Truth:

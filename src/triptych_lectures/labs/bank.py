@@ -14,11 +14,11 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.model import Model
-from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
+from triptych.page import AttentionSection, TableSection
 from triptych.probe import Edit, Where
 from triptych.probe.role_scores import at_offset, mean_weight
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.pretrained import decoder
+from triptych_lectures.labs.pretrained import decoder, head_maps
 from triptych_lectures.labs.small import curve
 
 SHORES = ("She sat by the river bank", "They fished from the muddy bank", "We swam to the other bank")
@@ -69,66 +69,58 @@ class BankLab(Lab):
         model = decoder(setup)
         last, readers = repr(self.ambiguous), self.readers
         setup.progress(f"comparing the two vectors of {last}, layer by layer")
-        first = (self.start, self.word)
-        pair = SentencePair(model, self.ambiguous, first, (self.other_start, self.other_word))
+        pair, almost = (
+            SentencePair(model, self.ambiguous, (self.start, self.word), (start, self.other_word))
+            for start in (self.other_start, self.start)
+        )
         early, late = pair.readers(readers)
-        cuts: tuple[Sequence[Edit], ...] = ((), pair.cut(), pair.cut(back=1), pair.cut(early), pair.cut(late))
-        cosines, senses, content = Cosines(*map(pair.cosines, cuts)), self._senses(model), pair.content()
-        almost = SentencePair(model, self.ambiguous, first, (self.start, self.other_word))
+        cuts = {
+            "as it is": [],
+            self.link: pair.cut(),
+            f"{readers} early heads that read it cannot": pair.cut(early),
+            f"{readers} later heads that read it cannot": pair.cut(late),
+            f"{last} cannot see the word before": pair.cut(back=1),
+        }
+        cosines = {name: pair.cosines(cut) for name, cut in cuts.items()}
+        whole = cosines["as it is"]
+        separations = [sum(1 - x for x in line) for line in cosines.values()]
+        word, few, control, before = (left / separations[0] if separations[0] else math.nan for left in separations[1:])
+        (within, between), content = self._senses(model), pair.content()
+        share, without = "share of the separation left", f"without the {readers} strongest readers of"
+        deep = slice(len(within) // 4, None)
         checks = (
-            Check(f"cosine of the two {self.ambiguous!r}s as they enter", cosines.whole[0], least=1 - 1e-6),
-            Check("lowest cosine in a later layer", min(cosines.whole), most=0.9),
-            Check(f"share of the separation left when {self.link}", cosines.left(cosines.word), most=0.3),
-            Check(
-                "control: share of the separation left when it cannot see the word before that one instead",
-                cosines.left(cosines.before),
-                least=0.7,
-            ),
+            Check(f"cosine of the two {self.ambiguous!r}s as they enter", whole[0], least=1 - 1e-6),
+            Check("lowest cosine in a later layer", min(whole), most=0.9),
+            Check(f"{share} when {self.link}", word, most=0.3),
+            Check(f"control: {share} when it cannot see the word before that one instead", before, least=0.7),
             Check(
                 "separation left if the sentences differ in no other word",
                 1 - min(almost.cosines(almost.cut())),
                 most=1e-4,
             ),
-            *self._checks_of_heads(cosines, content, senses, pair.mean(late) / pair.mean(early)),
+            Check(f"{share} {without} the first third of the layers", few, most=0.6),
+            Check(f"control: {share} {without} the other layers", control, least=0.8),
+            Check(
+                "weight of the later readers on the deciding word, over that of the early ones",
+                pair.mean(late) / pair.mean(early),
+                least=0.6,
+            ),
+            Check("cosine within a sense, less that between senses", _mean(within[deep]) - _mean(between[deep]), 0.02),
+            Check(f"{content.name}: weight to {self.word!r} and {self.other_word!r}, mean", content.weight, least=0.6),
+            Check(f"{content.name}: weight of other words to the one before", content.elsewhere, most=0.25),
         )
-        lines = {
-            "as it is": cosines.whole,
-            self.link: cosines.word,
-            f"{readers} early heads that read it cannot": cosines.few,
-            f"{readers} later heads that read it cannot": cosines.control,
-            f"{last} cannot see the word before": cosines.before,
-        }
-        within, between = senses
+        senses = f"{sum(map(len, self.senses))} sentences that end in {last}, means"
+        of_senses, layers = {"of one sense": within, "of two senses": between}, range(len(whole))
         sections = (
             pair.table(early[:SHOWN], self),
-            _curve(f"The two vectors of {last}", lines),
-            _curve(
-                f"{sum(map(len, self.senses))} sentences that end in {last}, means",
-                {"of one sense": within, "of two senses": between},
-            ),
+            curve(f"The two vectors of {last}", "blocks passed", "cosine", layers, cosines),
+            curve(senses, "blocks passed", "cosine", layers, of_senses),
             pair.maps(early[:SHOWN]),
         )
-        return LabResult("How does one word get two meanings?", self._meaning(cosines, content), checks, sections)
+        meaning = self._meaning(few, control, content)
+        return LabResult("How does one word get two meanings?", meaning, checks, sections)
 
-    def _checks_of_heads(
-        self, c: Cosines, content: Content, senses: tuple[Lines, Lines], ratio: float
-    ) -> tuple[Check, ...]:
-        """Which heads matter, and which reads meaning; `ratio` is the weight of late readers over early ones."""
-        without = f"share of the separation left without the {self.readers} strongest readers of"
-        early, late = f"{without} the first third of the layers", f"control: {without} the other layers"
-        name = f"layer {content.head[0]} head {content.head[1]}"
-        within, between = (_mean(line[len(line) // 4 :]) for line in senses)
-        return (
-            Check(early, c.left(c.few), most=0.6),
-            Check(late, c.left(c.control), least=0.8),
-            Check("weight of the later readers on the deciding word, over that of the early ones", ratio, least=0.6),
-            Check("cosine within a sense, less that between senses", within - between, 0.02),
-            Check(f"{name}: weight to {self.word!r} and {self.other_word!r}, mean", content.weight, least=0.6),
-            Check(f"{name}: weight of other words to the one before", content.elsewhere, most=0.25),
-        )
-
-    def _meaning(self, c: Cosines, content: Content) -> str:
-        few, control = c.left(c.few), c.left(c.control)
+    def _meaning(self, few: float, control: float, content: Content) -> str:
         return (
             f"One token enters as one vector, whatever stands around it. Attention moves what {self.word!r} or"
             f" {self.other_word!r} say into {self.ambiguous!r}, in a few heads of the early layers, and from there on"
@@ -136,7 +128,7 @@ class BankLab(Lab):
             " tests that: with this one link cut the vectors stay together, with another link cut they do not. Without"
             f" the {self.readers} strongest readers of the first third of the layers {few:.0%} of the separation is"
             f" left; without as many later heads that read the word about as strongly, {control:.0%}. Most readers read"
-            f" whatever stands just before them (last column). Layer {content.head[0]} head {content.head[1]} does not:"
+            f" whatever stands just before them (last column). {content.name.capitalize()} does not:"
             f" it gives the deciding word {content.weight:.2f} and the word before any other token"
             f" {content.elsewhere:.2f}."
         )
@@ -164,20 +156,9 @@ class Content(NamedTuple):
     weight: float
     elsewhere: float
 
-
-class Cosines(NamedTuple):
-    """Of the two vectors of the last word, by layer: as they are, and with a link of attention cut."""
-
-    whole: Lines
-    word: Lines  #: the last word cannot see the deciding one
-    before: Lines  #: it cannot see the word before that instead
-    few: Lines  #: the strongest early readers of the word cannot
-    control: Lines  #: as many later readers cannot
-
-    def left(self, cosines: Lines) -> float:
-        """The share of the separation that remains."""
-        separation = sum(1 - x for x in self.whole)
-        return sum(1 - x for x in cosines) / separation if separation else math.nan
+    @property
+    def name(self) -> str:
+        return f"layer {self.head[0]} head {self.head[1]}"
 
 
 class SentencePair:
@@ -193,6 +174,17 @@ class SentencePair:
         self.words = [range(start, len(row) - 1) for start, row in zip(starts, self.rows, strict=True)]
         trace = model.trace(self.rows, read=["blocks.*.attn.pattern"])
         self.patterns = [trace[site] for site in trace]  # for each layer, for each row, [H, T, T]
+        deciding = [torch.zeros(len(row), len(row), dtype=torch.bool) for row in self.rows]
+        for reads, word in zip(deciding, self.words, strict=True):
+            reads[-1, word.start : word.stop] = True
+        before = [at_offset(range(2, len(row) - 1), -1, len(row)) for row in self.rows]
+        # [L, 2, H]: the weight that the last word gives the deciding one, and the mean weight that the tokens before
+        # this one give the token before them
+        self.weights, elsewhere = (
+            torch.stack([torch.stack(list(map(mean_weight, layer, reads))) for layer in self.patterns])
+            for reads in (deciding, before)
+        )
+        self.elsewhere = elsewhere.mean(1)  # [L, H]
 
     def cosines(self, edit: Sequence[Edit] = ()) -> Lines:
         return _cosines(*_last(self.model, self.rows, edit))
@@ -203,30 +195,13 @@ class SentencePair:
         for layer in range(len(self.patterns)):
             chosen = None if heads is None else [head for at, head in heads if at == layer]
             for row, word in enumerate(self.words if chosen is None or chosen else ()):
-                hide = _hide(slice(word.start - back, word.stop - back))
+                hide = _hide(range(word.start - back, word.stop - back))
                 edits.append(Edit(f"blocks.{layer}.attn.scores", hide, row, word.stop, chosen))
         return edits
 
-    def weights(self) -> Tensor:
-        """`[L, 2, H]`: the weight that the last word gives the deciding word of each sentence."""
-        of_words = [
-            [
-                mean_weight(pattern[:, -1:], torch.tensor([[key in word for key in range(pattern.shape[-1])]]))
-                for pattern, word in zip(layer, self.words, strict=True)
-            ]
-            for layer in self.patterns
-        ]
-        return torch.stack([torch.stack(layer) for layer in of_words])
-
-    def elsewhere(self) -> Tensor:
-        """`[L, H]`: the mean weight that the tokens before the deciding word give the token before them."""
-        before = [at_offset(range(2, len(row) - 1), -1, len(row)) for row in self.rows]
-        layers = [[mean_weight(p, reads) for p, reads in zip(layer, before, strict=True)] for layer in self.patterns]
-        return torch.stack([torch.stack(layer).mean(0) for layer in layers])
-
     def readers(self, count: int) -> tuple[list[Head], list[Head]]:
         """The `count` heads with the largest weight on the word, in the first third of the layers and in the rest."""
-        weights = self.weights().mean(1)
+        weights = self.weights.mean(1)
         order = [divmod(int(i), weights.shape[1]) for i in weights.flatten().argsort(descending=True)]
         third = len(self.patterns) // 3
         early, late = ([at for at in order if (at[0] < third) == first][:count] for first in (True, False))
@@ -234,42 +209,32 @@ class SentencePair:
 
     def mean(self, heads: Sequence[Head]) -> float:
         """The mean weight of these heads on the word."""
-        weights = self.weights().mean(1)
+        weights = self.weights.mean(1)
         return _mean([float(weights[head]) for head in heads])
 
     def content(self) -> Content:
         """The head whose weight on the deciding word exceeds most its weight on the previous token elsewhere."""
-        weights, elsewhere = self.weights().amin(1), self.elsewhere()
-        layer, head = divmod(int((weights - elsewhere).argmax()), weights.shape[1])
-        return Content((layer, head), self.mean([(layer, head)]), float(elsewhere[layer, head]))
+        more = self.weights.amin(1) - self.elsewhere
+        head = divmod(int(more.argmax()), more.shape[1])
+        return Content(head, self.mean([head]), float(self.elsewhere[head]))
 
     def table(self, heads: Sequence[Head], sizes: BankLab) -> TableSection:
-        weights, elsewhere, rows = self.weights(), self.elsewhere(), []
-        for layer, head in heads:
-            river, money = weights[layer, :, head].tolist()
-            rows.append([str(layer), str(head), f"{river:.2f}", f"{money:.2f}", f"{elsewhere[layer, head]:.2f}"])
+        numbers = torch.cat([self.weights, self.elsewhere[:, None]], 1)  # [L, 3, H]
+        rows = [[str(layer), str(head), *(f"{x:.2f}" for x in numbers[layer, :, head])] for layer, head in heads]
         header = ("layer", "head", f"to {sizes.word!r}", f"to {sizes.other_word!r}", "other words to the one before")
         return TableSection(f"Weight from {sizes.ambiguous!r}, where it reads the word most", header, rows)
 
     def maps(self, heads: Sequence[Head]) -> AttentionSection:
         tokens = [str(i) for i in self.rows[0]] if (t := self.model.tokenizer) is None else t.tokens(self.rows[0])
-        maps = []
-        for layer in sorted({layer for layer, _ in heads}):
-            chosen = sorted(head for at, head in heads if at == layer)
-            weights = self.patterns[layer][0][chosen].float().numpy()
-            maps.append(AttentionMap("decoder", layer, tokens, tokens, weights, chosen))
+        maps = head_maps([layer[0] for layer in self.patterns], sorted(heads), tokens)
         return AttentionSection(
             "Where they look", "Rows are queries, columns are keys; the last row is the last word.", maps
         )
 
 
-def _hide(keys: slice) -> Callable[[Tensor, Where], Tensor]:
-    def hidden(scores: Tensor, where: Where) -> Tensor:
-        scores = scores.clone()
-        scores[..., keys] = -torch.inf
-        return scores
-
-    return hidden
+def _hide(keys: range) -> Callable[[Tensor, Where], Tensor]:
+    places = torch.tensor(keys)
+    return lambda scores, where: scores.index_fill(-1, places, -torch.inf)
 
 
 def _last(model: Model, rows: Sequence[Sequence[int]], edit: Sequence[Edit] = ()) -> list[Tensor]:
@@ -281,10 +246,6 @@ def _last(model: Model, rows: Sequence[Sequence[int]], edit: Sequence[Edit] = ()
 def _cosines(a: Tensor, b: Tensor) -> Lines:
     cosines: Lines = torch.cosine_similarity(a, b, dim=-1).tolist()
     return cosines
-
-
-def _curve(title: str, lines: dict[str, Lines]) -> Curve:
-    return curve(title, "blocks passed", "cosine", range(max(map(len, lines.values()))), lines)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from triptych.attention import attend
 from triptych.errors import InputError
 from triptych.page import TableSection
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import curve, growth, power
+from triptych_lectures.labs.small import curve, growth, line_table, parameters, power
 
 WARMUP = 20  # training steps
 
@@ -52,27 +52,25 @@ class BottleneckLab(Lab):
 
     def run(self, setup: Setup) -> LabResult:
         right: dict[str, list[float]] = {}
-        parameters: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         narrow_one, wide_one = (f"vector of {code}" for code in (self.narrow, self.wide))
-        for name in (narrow_one, wide_one, "attention"):
+        for name, code in ((narrow_one, self.narrow), (wide_one, self.wide), ("attention", self.narrow)):
             setup.progress(f"{name}: training {self.steps} steps")
-            code = self.wide if name == wide_one else self.narrow
-            right[name], parameters[name] = self._train(code, name == "attention", setup.seed)
+            right[name], sizes[name] = self._train(code, name == "attention", setup.seed)
         setup.progress("gradients through untrained states")
-        through, looked = (
-            [self._gradient(name, back, setup.seed) for back in self.back] for name in ("GRU", "attention")
-        )
-        each, falls = math.exp(growth(self.back, through)), power(self.back[-3:], looked[-3:])
+        reach = {name: [self._gradient(name, back, setup.seed) for back in self.back] for name in ("GRU", "attention")}
+        each, falls = math.exp(growth(self.back, reach["GRU"])), power(self.back[-3:], reach["attention"][-3:])
         first, last, far = self.lengths[0], self.lengths[-1], self.back[-3]
         narrow, wide, attention = right.values()
-        middle = self.lengths.index(4)
+        middle, parameter_ratio = self.lengths.index(4), sizes["attention"] / sizes[wide_one]
+        right_at = "symbols right at length"
         checks = (
-            Check(f"{narrow_one}: symbols right at length {first}", narrow[0], least=0.95),
-            Check(f"{narrow_one}: symbols right at length {last}", narrow[-1], most=0.5),
-            Check(f"{wide_one}: symbols right at length 4, less of {self.narrow}", wide[middle] - narrow[middle], 0.15),
-            Check(f"{wide_one}: symbols right at length {last}", wide[-1], most=0.8),
+            Check(f"{narrow_one}: {right_at} {first}", narrow[0], least=0.95),
+            Check(f"{narrow_one}: {right_at} {last}", narrow[-1], most=0.5),
+            Check(f"{wide_one}: {right_at} 4, less of {self.narrow}", wide[middle] - narrow[middle], 0.15),
+            Check(f"{wide_one}: {right_at} {last}", wide[-1], most=0.8),
             Check("attention: symbols right, the worst over all lengths", min(attention), least=0.95),
-            Check(f"parameters, attention over {wide_one}", parameters["attention"] / parameters[wide_one], most=1.0),
+            Check(f"parameters, attention over {wide_one}", parameter_ratio, most=1.0),
             Check("GRU, untrained: what is left of the gradient after each further step", each, most=0.9),
             Check(f"attention, untrained: the gradient from T {far} on goes as T to the power", falls, -1.2, -0.8),
         )
@@ -86,14 +84,12 @@ class BottleneckLab(Lab):
             " the gradient, while attention reaches any place in one step and its gradient is the weight of one place"
             " among T. A GRU can hold more with more width and training; the limits here are those of these sizes."
         )
-        rows = [[name, f"{parameters[name]:,}", *(f"{x:.0%}" for x in line)] for name, line in right.items()]
-        steps = [[str(n), f"{a:.1g}", f"{b:.1g}"] for n, a, b in zip(self.back, through, looked, strict=True)]
-        reach, chance = {"GRU": through, "attention": looked}, {"chance": 1 / self.symbols}
-        far_back = "Gradient of the last output at the first input"
+        rows = [[name, f"{sizes[name]:,}", *(f"{x:.0%}" for x in line)] for name, line in right.items()]
+        copied, far_back = "Symbols copied right", "Gradient of the last output at the first input"
         sections = (
-            TableSection("Symbols copied right", ("model", "parameters", *(f"length {n}" for n in self.lengths)), rows),
-            TableSection(f"{far_back}, before training", ("steps back", *reach), steps),
-            curve("Symbols copied right", "length of the source", "share", self.lengths, right, chance),
+            TableSection(copied, ("model", "parameters", *(f"length {n}" for n in self.lengths)), rows),
+            line_table(f"{far_back}, before training", "steps back", self.back, reach, ".1g"),
+            curve(copied, "length of the source", "share", self.lengths, right, {"chance": 1 / self.symbols}),
             curve(far_back, "steps back", "norm", self.back, reach, log="xy"),
         )
         return LabResult("What does a fixed vector hold?", meaning, checks, sections)
@@ -106,8 +102,7 @@ class BottleneckLab(Lab):
             model = Copier(code, attention, self.symbols, self.width)
         optimizer = torch.optim.Adam(model.parameters(), self.rate)
         for step in range(self.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = self.rate * min(1.0, (step + 1) / WARMUP) * (1 - step / self.steps)
+            optimizer.param_groups[0]["lr"] = self.rate * min(1.0, (step + 1) / WARMUP) * (1 - step / self.steps)
             length = int(torch.randint(1, self.lengths[-1] + 1, (1,), generator=noise))
             source = _sources(length, self.rows, self.symbols, noise)
             loss = F.cross_entropy(model(source).flatten(0, 1), source.flatten())
@@ -118,7 +113,7 @@ class BottleneckLab(Lab):
         with torch.no_grad():
             tests = [_sources(length, self.tested, self.symbols, noise) for length in self.lengths]
             right = [float((model(source).argmax(-1) == source).float().mean()) for source in tests]
-        return right, sum(p.numel() for p in model.parameters())
+        return right, parameters(model)
 
     def _gradient(self, name: str, back: int, seed: int) -> float:
         """Norm of the gradient of the last of `back + 1` outputs with respect to the first input: geometric mean over

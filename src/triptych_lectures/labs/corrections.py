@@ -5,7 +5,8 @@ The corrections that need an experiment of their own are in other labs: √d in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from inspect import getdoc
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -14,34 +15,34 @@ from torch import Tensor
 
 from triptych import families, nn, spec
 from triptych.attention import attend
-from triptych.count import Count, count
+from triptych.count import count
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import causal, dense, keys
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small import parameters
 
+GPT2 = {"model_type": "gpt2", "vocab_size": 50_257, "n_positions": 1024}
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "GPT-2": {"model_type": "gpt2", "vocab_size": 50_257, "n_positions": 1024, "n_embd": 768, "n_layer": 12,
-              "n_head": 12},
-    "GPT-2 medium": {"model_type": "gpt2", "vocab_size": 50_257, "n_positions": 1024, "n_embd": 1024, "n_layer": 24,
-                     "n_head": 16},
-}  # fmt: skip
+    "GPT-2": GPT2 | {"n_embd": 768, "n_layer": 12, "n_head": 12},
+    "GPT-2 medium": GPT2 | {"n_embd": 1024, "n_layer": 24, "n_head": 16},
+}
 WIDTHS = {  # (D, F) as published
     "Llama-1 13B": (5120, 13_824), "Llama-1 33B": (6656, 17_920), "Llama-2 7B": (4096, 11_008),
     "Llama-2 70B": (8192, 28_672), "Llama-3 8B": (4096, 14_336), "Qwen3-4B": (2560, 9728),
 }  # fmt: skip
+BERT = {
+    "model_type": "bert", "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 37, "max_position_embeddings": 32,
+}  # fmt: skip
 SMALL: dict[str, dict[str, Any]] = {
-    "BERT": {"model_type": "bert", "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "intermediate_size": 37, "max_position_embeddings": 32},
+    "BERT": BERT,
     "BART": {"model_type": "bart", "vocab_size": 50, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2,
              "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 37, "decoder_ffn_dim": 37,
              "max_position_embeddings": 32},
     "GPT-2": {"model_type": "gpt2", "vocab_size": 50, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 4},
-    "Llama": {"model_type": "llama", "vocab_size": 50, "hidden_size": 24, "intermediate_size": 37,
-              "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 32},
-    "Qwen3": {"model_type": "qwen3", "vocab_size": 50, "hidden_size": 24, "intermediate_size": 37, "head_dim": 10,
-              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "max_position_embeddings": 32},
+    "Llama": BERT | {"model_type": "llama"},
+    "Qwen3": BERT | {"model_type": "qwen3", "head_dim": 10, "num_key_value_heads": 2},
     "T5": {"model_type": "t5", "vocab_size": 50, "d_model": 24, "d_kv": 16, "d_ff": 37, "num_layers": 2,
            "num_heads": 4},
 }  # fmt: skip
@@ -64,95 +65,17 @@ class CorrectionsLab(Lab):
     mlp: int = size(96, "model width at which SwiGLU and a plain MLP are compared, a multiple of 3", multiple=3)
 
     def run(self, setup: Setup) -> LabResult:
-        noise = torch.Generator().manual_seed(setup.seed)
-        corrections: dict[tuple[str, str], Checks] = {
-            ("L4 12.5", "filling with -1e9 gives exactly 0"): self._large_negative(noise),
-            ("L1", "the mask is added before dividing by √d"): self._mask_order(noise),
-            ("L1", "cross-attention needs no mask"): self._cross_mask(noise),
-            ("L0 2.5", "all models have d_v = d_k"): self._value_width(noise),
-            ("often said", "without √d softmax is too flat"): _sharpness(),
-            ("L1", "LayerNorm divides by σ + ε"): _layer_norm(),
-            ("L0, L1", "every model divides by √d"): _t5_scale(setup.seed),
-            ("L1", "GPT-2 base has D 1024, and its MLP no biases"): _gpt2(),
-            ("L0", "F is 2.7 D"): _mlp_width(),
-            ("L0 9.2", "real models are pre-norm"): _norm_places(),
-            ("L0 3", "attention does not normalize"): _attention_norms(setup.seed),
-            ("L4 12.5", "GPT and BERT differ in the mask alone"): _gpt_and_bert(),
-            ("L1", "training and generation read the same"): _generation(setup.seed),
-            ("L4 12.10", "SwiGLU's MLP is 4 d wide"): self._swiglu(),
-        }
-        rows = [
-            [*(("", "") if i else statement), check.claim, check.shown]
-            for statement, checks in corrections.items()
-            for i, check in enumerate(checks)
-        ]
+        statements = Statements(self, setup.seed)
+        checks, rows = [], []
+        for name, decide in vars(Statements).items():
+            if not name.startswith("_"):
+                lecture, _, statement = (getdoc(decide) or "").partition(": ")
+                own = decide(statements)
+                labels = [(lecture, statement), *[("", "")] * (len(own) - 1)]
+                rows += [[*label, check.claim, check.shown] for label, check in zip(labels, own, strict=True)]
+                checks += own
         table = TableSection("Statements of the lectures", ("lecture", "it says", "computed here", "value"), rows)
-        every = tuple(check for checks in corrections.values() for check in checks)
-        return LabResult("Which statements of the lectures do not hold?", MEANING, every, (table,))
-
-    def _large_negative(self, noise: torch.Generator) -> Checks:
-        n = self.tokens
-        q, visible = _draw(noise, n, self.width), torch.ones(n, n).tril(-1).bool()  # the first row sees nothing
-        ours = attend(q, q, torch.eye(n, dtype=q.dtype), mask=dense(visible))[0]
-        filled = (q @ q.mT).masked_fill(~visible, -1e9).softmax(-1)[0]
-        return (
-            Check("largest weight of a row that sees nothing", float(ours.max()), 0.0, 0.0),
-            Check(
-                "a row that sees nothing filled with -1e9, distance from even weights",
-                _gap(filled, filled * 0 + 1 / n),
-                most=1e-12,
-            ),
-        )
-
-    def _mask_order(self, noise: torch.Generator) -> Checks:
-        n, root = self.tokens, self.width**0.5
-        q, k, bias = _draw(noise, n, self.width), _draw(noise, n, self.width), _draw(noise, n, n)
-        hidden = torch.zeros(n, n, dtype=q.dtype).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
-        identity = torch.eye(n, dtype=q.dtype)
-
-        def orders(added: Tensor) -> tuple[Tensor, Tensor]:
-            """Added before the division, and after it."""
-            return ((q @ k.mT + added) / root).softmax(-1), (q @ k.mT / root + added).softmax(-1)
-
-        before, after = orders(bias)
-        return (
-            Check("a mask of 0 and -∞ before or after the division, difference", _gap(*orders(hidden)), most=1e-12),
-            Check("a finite bias before or after it, difference", _gap(before, after), least=0.02),
-            Check(
-                "distance of `attend` from the order after", _gap(attend(q, k, identity, bias=bias), after), most=1e-12
-            ),
-        )
-
-    def _cross_mask(self, noise: torch.Generator) -> Checks:
-        n = self.tokens
-        q, k, padding = _draw(noise, n, self.width), _draw(noise, n, self.width), _draw(noise, 2, self.width)
-        alone, padded = attend(q, k, k), torch.cat([k, padding])
-        hidden = attend(q, padded, padded, mask=keys(n))
-        return (
-            Check("change of the output by padding of the source that a mask hides", _gap(hidden, alone), most=1e-12),
-            Check(
-                "change of the output by padding of the source that no mask hides",
-                _gap(attend(q, padded, padded), alone),
-                least=0.01,
-            ),
-        )
-
-    def _value_width(self, noise: torch.Generator) -> Checks:
-        q, k, v = (_draw(noise, self.tokens, width) for width in (192, 192, 128))  # of DeepSeek-V2's latent attention
-        width = attend(q, k, v, mask=causal()).shape[-1]
-        return (Check("width of values beside keys of 192", width, 128, 128),)
-
-    def _swiglu(self) -> Checks:
-        def parameters(part: spec.Part) -> int:
-            return sum(p.numel() for p in nn.build(part).parameters())
-
-        width = self.mlp
-        plain = parameters(spec.mlp(width, 4 * width, "gelu"))
-        wide, narrow = (parameters(spec.glu(width, hidden, "silu")) / plain for hidden in (4 * width, 8 * width // 3))
-        return (
-            Check("parameters of SwiGLU with 4 d over a plain MLP's", wide, 1.5, 1.5),
-            Check("parameters of SwiGLU with 8/3 d over a plain MLP's", narrow, 1.0, 1.0),
-        )
+        return LabResult("Which statements of the lectures do not hold?", MEANING, tuple(checks), (table,))
 
 
 MEANING = (
@@ -163,147 +86,207 @@ MEANING = (
 )
 
 
-def _draw(noise: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=noise, dtype=torch.float64)
-
-
 def _gap(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max())
 
 
-def _sharpness() -> Checks:
-    """With the numbers of one seed, since the page quotes these entropies."""
-    drawn = np.random.default_rng(0)
-    q, k = (torch.from_numpy(drawn.standard_normal((64, 64))) for _ in range(2))
-
-    def entropy(scale: float | None) -> float:
-        pattern = attend(q, k, torch.eye(64, dtype=q.dtype), scale=scale)
-        return float(-torch.special.xlogy(pattern, pattern).sum(-1).mean())
-
-    return (
-        Check("entropy of 64 weights, d 64, without the division, nats", entropy(1.0), 0.6107, 0.6109),
-        Check("entropy of 64 weights, d 64, divided by √d, nats", entropy(None), 3.6808, 3.6810),
-    )
-
-
-def _layer_norm() -> Checks:
-    x = torch.tensor([0.0, 0.001, 0.002, 0.003], dtype=torch.float64)
-    norm = nn.build(spec.LayerNormSpec(width=4, eps=1e-5)).double()
-    with torch.no_grad():
-        norm.get_parameter("weight").fill_(1)
-        norm.get_parameter("bias").fill_(0)
-        ours = norm(x[None])[0]
-    lecture = (x - x.mean()) / (x.std(correction=0) + 1e-5)
-    return (
-        Check("last of LayerNorm([0, .001, .002, .003]), ε 1e-5", float(ours[3]), 0.44721, 0.44722),
-        Check("third of LayerNorm([0, .001, .002, .003]), ε 1e-5", float(ours[2]), 0.14907, 0.14908),
-        Check("the last with σ + ε", float(lecture[3]), 1.3297, 1.3298),
-        Check("the third with σ + ε", float(lecture[2]), 0.44324, 0.44326),
-    )
-
-
-def _t5_scale(seed: int) -> Checks:
-    model = Model(nn.new(families.read_config(SMALL["T5"]), seed, torch.float64))
-    trace = model.trace([[5, 6, 7, 9, 11, 3]], [[0, 2]], read=["encoder.blocks.0.attn.*"])
-    q, k, scores = (trace[f"encoder.blocks.0.attn.{site}"][0] for site in ("q", "k", "scores"))
-    products = q.transpose(0, 1) @ k.permute(1, 2, 0)
-
-    def left(explained: Tensor) -> float:
-        """How far the rest of the scores is from one bias for each distance."""
-        rest = scores - explained
-        diagonals = [rest.diagonal(n, 1, 2) for n in range(-4, 5)]
-        return max(float((line - line[:, :1]).abs().max()) for line in diagonals)
-
-    return (
-        Check("T5's scores less q·k: distance from a bias of the distance", left(products), most=1e-12),
-        Check(
-            "T5's scores less q·k/√d: distance from a bias of the distance",
-            left(products / products.new_tensor(16.0).sqrt()),
-            least=1e-3,
-        ),
-    )
-
-
-def _count(name: str) -> Count:
-    return count(families.read_config(dict(PUBLISHED[name]), where=name))
-
-
-def _gpt2() -> Checks:
-    base, medium = _count("GPT-2"), _count("GPT-2 medium")
-    biases = sum(shape[0] for name, shape in base.spec.shapes().items() if ".mlp." in name and name.endswith(".bias"))
-    return (
-        Check("parameters with D 768", base.total, 124_439_808, 124_439_808),
-        Check("parameters with D 1024, GPT-2 medium", medium.total, 354_823_168, 354_823_168),
-        Check("biases of the 12 MLPs", biases, 12 * (3072 + 768), 12 * (3072 + 768)),
-    )
-
-
-def _mlp_width() -> Checks:
-    ratios = {name: hidden / width for name, (width, hidden) in WIDTHS.items()}
-    near = ("Llama-1 13B", "Llama-1 33B", "Llama-2 7B")
-    return tuple(
-        Check(f"F over D of {name}", ratio, *((2.68, 2.7) if name in near else (3.5, None)))
-        for name, ratio in ratios.items()
-    )
-
-
 def _small(name: str) -> spec.ModelSpec:
-    return families.read_config(dict(SMALL[name]), where=name)
+    return families.read_config(SMALL[name], where=name)
 
 
-def _norms(names: Iterable[str]) -> list[spec.NormsSpec]:
-    """Of the attention of every block."""
-    models = [_small(name) for name in names]
-    stacks = [stack for model in models for stack in (model.encoder, model.decoder) if stack is not None]
-    return [block.attn_norm for stack in stacks for block in stack.blocks]
+class Statements:
+    """Every public method is a statement: its docstring says where it stands, and what it gives decides it."""
 
+    def __init__(self, sizes: CorrectionsLab, seed: int) -> None:
+        self.tokens, self.width, self.mlp, self.seed = sizes.tokens, sizes.width, sizes.mlp, seed
+        self.noise = torch.Generator().manual_seed(seed)
 
-def _norm_places() -> Checks:
-    def after(*names: str) -> float:
-        """The share of their blocks that normalize after the addition."""
-        norms = _norms(names)
-        return sum(norm.post is not None and norm.pre is None for norm in norms) / len(norms)
+    def _drawn(self, *shapes: tuple[int, int]) -> list[Tensor]:
+        return [torch.randn(shape, generator=self.noise, dtype=torch.float64) for shape in shapes]
 
-    return (
-        Check("share of post-norm blocks, BERT and BART", after("BERT", "BART"), 1.0, 1.0),
-        Check("share of post-norm blocks, GPT-2 and Llama", after("GPT-2", "Llama"), 0.0, 0.0),
-    )
+    def _new(self, name: str, dtype: torch.dtype = torch.float64) -> Model:
+        """A small model with random weights."""
+        return Model(nn.new(_small(name), self.seed, dtype))
 
+    def large_negative(self) -> Checks:
+        """L4 12.5: filling with -1e9 gives exactly 0"""
+        n = self.tokens
+        (q,), visible = self._drawn((n, self.width)), torch.ones(n, n).tril(-1).bool()  # the first row sees nothing
+        ours = attend(q, q, torch.eye(n, dtype=q.dtype), mask=dense(visible))[0]
+        filled = (q @ q.mT).masked_fill(~visible, -1e9).softmax(-1)[0]
+        even = _gap(filled, torch.tensor(1 / n, dtype=q.dtype))
+        return (
+            Check("largest weight of a row that sees nothing", float(ours.max()), 0.0, 0.0),
+            Check("a row that sees nothing filled with -1e9, distance from even weights", even, most=1e-12),
+        )
 
-def _attention_norms(seed: int) -> Checks:
-    def away(name: str, site: str) -> float:
-        """How far the mean square of a head's queries is from 1, at most."""
-        trace = Model(nn.new(_small(name), seed, torch.float64)).trace([[3, 14, 15]], read=[f"blocks.0.attn.{site}"])
-        return float((trace[f"blocks.0.attn.{site}"][0].square().mean(-1) - 1).abs().max())
+    def mask_order(self) -> Checks:
+        """L1: the mask is added before dividing by √d"""
+        n, root = self.tokens, self.width**0.5
+        q, k, bias = self._drawn((n, self.width), (n, self.width), (n, n))
+        hidden = torch.zeros(n, n, dtype=q.dtype).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+        # a mask of 0 and -∞ and a finite bias, each added before the division and after it
+        (mask_before, mask_after), (before, after) = (
+            (((q @ k.mT + added) / root).softmax(-1), (q @ k.mT / root + added).softmax(-1)) for added in (hidden, bias)
+        )
+        ours = attend(q, k, torch.eye(n, dtype=q.dtype), bias=bias)
+        return (
+            Check(
+                "a mask of 0 and -∞ before or after the division, difference", _gap(mask_before, mask_after), most=1e-12
+            ),
+            Check("a finite bias before or after it, difference", _gap(before, after), least=0.02),
+            Check("distance of `attend` from the order after", _gap(ours, after), most=1e-12),
+        )
 
-    return (
-        Check("queries of Qwen3 as scores read them: mean square, distance from 1", away("Qwen3", "q_rot"), most=0.02),
-        Check("queries of Qwen3 before their norm: mean square, distance from 1", away("Qwen3", "q"), least=0.1),
-        Check(
-            "queries of Llama, which has no such norm: mean square, distance from 1", away("Llama", "q_rot"), least=0.1
-        ),
-    )
+    def cross_mask(self) -> Checks:
+        """L1: cross-attention needs no mask"""
+        n, width = self.tokens, self.width
+        q, k, padding = self._drawn((n, width), (n, width), (2, width))
+        alone, padded = attend(q, k, k), torch.cat([k, padding])
+        masked, unmasked = (_gap(attend(q, padded, padded, mask=mask), alone) for mask in (keys(n), None))
+        return (
+            Check("change of the output by padding of the source that a mask hides", masked, most=1e-12),
+            Check("change of the output by padding of the source that no mask hides", unmasked, least=0.01),
+        )
 
+    def value_width(self) -> Checks:
+        """L0 2.5: all models have d_v = d_k"""
+        q, k, v = self._drawn(*((self.tokens, width) for width in (192, 192, 128)))  # of DeepSeek-V2's latent attention
+        return (Check("width of values beside keys of 192", attend(q, k, v, mask=causal()).shape[-1], 128, 128),)
 
-def _gpt_and_bert() -> Checks:
-    bert, gpt = _small("BERT").encoder, _small("GPT-2").decoder
-    assert bert is not None
-    assert gpt is not None
-    pairs: dict[str, Callable[[spec.StackSpec], object]] = {
-        "places of the norms": lambda stack: stack.blocks[0].attn_norm.pre is None,
-        "token types": lambda stack: getattr(stack.embed, "token_types", 0),
-        "final norm": lambda stack: stack.final_norm is None,
-    }
-    differ = sum(of(bert) != of(gpt) for of in pairs.values()) + (
-        type(_small("BERT").head) is not type(_small("GPT-2").head)
-    )
-    claim = f"differences beside the mask: {', '.join(pairs)}, head"
-    return (Check(claim, differ, 4, 4),)
+    def sharpness(self) -> Checks:
+        """often said: without √d softmax is too flat"""
+        drawn = np.random.default_rng(0)  # one seed, since the page quotes these entropies
+        q, k = (torch.from_numpy(drawn.standard_normal((64, 64))) for _ in range(2))
 
+        def entropy(scale: float | None) -> float:
+            pattern = attend(q, k, torch.eye(64, dtype=q.dtype), scale=scale)
+            return float(-torch.special.xlogy(pattern, pattern).sum(-1).mean())
 
-def _generation(seed: int) -> Checks:
-    model, start, count_new = Model(nn.new(_small("Llama"), seed)), 3, 12
-    row = torch.randint(50, (start + count_new,), generator=torch.Generator().manual_seed(seed)).tolist()
-    (written,) = model.generate([row[:start]], max_new_tokens=count_new)
-    wrong = sum(a != b for a, b in zip(written.ids, row[start:], strict=False))
-    return (Check(f"of {count_new} tokens that generation reads, other than in training", wrong, least=1),)
+        return (
+            Check("entropy of 64 weights, d 64, without the division, nats", entropy(1.0), 0.6107, 0.6109),
+            Check("entropy of 64 weights, d 64, divided by √d, nats", entropy(None), 3.6808, 3.6810),
+        )
+
+    def layer_norm(self) -> Checks:
+        """L1: LayerNorm divides by σ + ε"""
+        x = torch.tensor([0.0, 0.001, 0.002, 0.003], dtype=torch.float64)
+        norm = nn.build(spec.LayerNormSpec(width=4, eps=1e-5)).double()
+        with torch.no_grad():
+            norm.get_parameter("weight").fill_(1)
+            norm.get_parameter("bias").fill_(0)
+            ours = norm(x[None])[0]
+        lecture = (x - x.mean()) / (x.std(correction=0) + 1e-5)
+        return (
+            Check("last of LayerNorm([0, .001, .002, .003]), ε 1e-5", float(ours[3]), 0.44721, 0.44722),
+            Check("third of LayerNorm([0, .001, .002, .003]), ε 1e-5", float(ours[2]), 0.14907, 0.14908),
+            Check("the last with σ + ε", float(lecture[3]), 1.3297, 1.3298),
+            Check("the third with σ + ε", float(lecture[2]), 0.44324, 0.44326),
+        )
+
+    def t5_scale(self) -> Checks:
+        """L0, L1: every model divides by √d"""
+        site = "encoder.blocks.0.attn"
+        trace = self._new("T5").trace([[5, 6, 7, 9, 11, 3]], [[0, 2]], read=[f"{site}.*"])
+        q, k, scores = (trace[f"{site}.{name}"][0] for name in ("q", "k", "scores"))
+        products = q.transpose(0, 1) @ k.permute(1, 2, 0)
+
+        def left(explained: Tensor) -> float:
+            """How far the rest of the scores is from one bias for each distance."""
+            rest = scores - explained
+            diagonals = [rest.diagonal(n, 1, 2) for n in range(-4, 5)]
+            return max(float((line - line[:, :1]).abs().max()) for line in diagonals)
+
+        divided = products / products.new_tensor(16.0).sqrt()
+        return (
+            Check("T5's scores less q·k: distance from a bias of the distance", left(products), most=1e-12),
+            Check("T5's scores less q·k/√d: distance from a bias of the distance", left(divided), least=1e-3),
+        )
+
+    def gpt2(self) -> Checks:
+        """L1: GPT-2 base has D 1024, and its MLP no biases"""
+        base, medium = (count(families.read_config(PUBLISHED[name], where=name)) for name in ("GPT-2", "GPT-2 medium"))
+        biases = sum(
+            shape[0] for name, shape in base.spec.shapes().items() if ".mlp." in name and name.endswith(".bias")
+        )
+        return (
+            Check("parameters with D 768", base.total, 124_439_808, 124_439_808),
+            Check("parameters with D 1024, GPT-2 medium", medium.total, 354_823_168, 354_823_168),
+            Check("biases of the 12 MLPs", biases, 12 * (3072 + 768), 12 * (3072 + 768)),
+        )
+
+    def mlp_width(self) -> Checks:
+        """L0: F is 2.7 D"""
+        near = ("Llama-1 13B", "Llama-1 33B", "Llama-2 7B")
+        return tuple(
+            Check(f"F over D of {name}", hidden / width, *((2.68, 2.7) if name in near else (3.5, None)))
+            for name, (width, hidden) in WIDTHS.items()
+        )
+
+    def norm_places(self) -> Checks:
+        """L0 9.2: real models are pre-norm"""
+
+        def after(*names: str) -> float:
+            """The share of their blocks whose attention normalizes after the addition."""
+            stacks = [
+                stack for model in map(_small, names) for stack in (model.encoder, model.decoder) if stack is not None
+            ]
+            return fmean(
+                norm.post is not None and norm.pre is None
+                for stack in stacks
+                for norm in (block.attn_norm for block in stack.blocks)
+            )
+
+        return (
+            Check("share of post-norm blocks, BERT and BART", after("BERT", "BART"), 1.0, 1.0),
+            Check("share of post-norm blocks, GPT-2 and Llama", after("GPT-2", "Llama"), 0.0, 0.0),
+        )
+
+    def attention_norms(self) -> Checks:
+        """L0 3: attention does not normalize"""
+
+        def away(name: str, site: str) -> float:
+            """How far the mean square of a head's queries is from 1, at most."""
+            (queries,) = self._new(name).trace([[3, 14, 15]], read=[f"blocks.0.attn.{site}"])[f"blocks.0.attn.{site}"]
+            return float((queries.square().mean(-1) - 1).abs().max())
+
+        of, distance = "queries of", "mean square, distance from 1"
+        return (
+            Check(f"{of} Qwen3 as scores read them: {distance}", away("Qwen3", "q_rot"), most=0.02),
+            Check(f"{of} Qwen3 before their norm: {distance}", away("Qwen3", "q"), least=0.1),
+            Check(f"{of} Llama, which has no such norm: {distance}", away("Llama", "q_rot"), least=0.1),
+        )
+
+    def gpt_and_bert(self) -> Checks:
+        """L4 12.5: GPT and BERT differ in the mask alone"""
+        models = _small("BERT"), _small("GPT-2")
+        bert, gpt = models[0].encoder, models[1].decoder
+        assert bert is not None
+        assert gpt is not None
+        differences = {
+            "places of the norms": (bert.blocks[0].attn_norm.pre is None) != (gpt.blocks[0].attn_norm.pre is None),
+            "token types": getattr(bert.embed, "token_types", 0) != getattr(gpt.embed, "token_types", 0),
+            "final norm": (bert.final_norm is None) != (gpt.final_norm is None),
+            "head": type(models[0].head) is not type(models[1].head),
+        }
+        return (Check(f"differences beside the mask: {', '.join(differences)}", sum(differences.values()), 4, 4),)
+
+    def generation(self) -> Checks:
+        """L1: training and generation read the same"""
+        model, start, count_new = self._new("Llama", torch.float32), 3, 12
+        row = torch.randint(50, (start + count_new,), generator=torch.Generator().manual_seed(self.seed)).tolist()
+        (written,) = model.generate([row[:start]], max_new_tokens=count_new)
+        wrong = sum(a != b for a, b in zip(written.ids, row[start:], strict=False))
+        return (Check(f"of {count_new} tokens that generation reads, other than in training", wrong, least=1),)
+
+    def swiglu(self) -> Checks:
+        """L4 12.10: SwiGLU's MLP is 4 d wide"""
+        width = self.mlp
+        plain = parameters(nn.build(spec.mlp(width, 4 * width, "gelu")))
+        wide, narrow = (
+            parameters(nn.build(spec.glu(width, hidden, "silu"))) / plain for hidden in (4 * width, 8 * width // 3)
+        )
+        return (
+            Check("parameters of SwiGLU with 4 d over a plain MLP's", wide, 1.5, 1.5),
+            Check("parameters of SwiGLU with 8/3 d over a plain MLP's", narrow, 1.0, 1.0),
+        )

@@ -5,11 +5,12 @@ The counts come from the operations that run, by the shapes they are called with
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ class ProductCounts:
     A multiply and an add are two FLOPs.  The fused kernel is counted with all pairs of its queries and keys.
     """
 
-    flops: Counter[str] = field(default_factory=Counter)
-    read: int = 0
+    flops: Counter[str]
+    read: int
 
     @property
     def total(self) -> int:
@@ -45,7 +46,8 @@ class ProductCounts:
 def products(call: Callable[..., object], inputs: Sequence[Tensor] = ()) -> ProductCounts:
     """What the matrix products of `call(*inputs)` compute and read."""
     counter = FlopCounterMode(display=False, custom_mapping={FUSED: _fused_flops})
-    with _Reads() as reads, counter as flops:
+    reads = _Reads()  # type: ignore[no-untyped-call]  # torch's own constructor has no annotation
+    with reads, counter as flops:
         call(*inputs)
     by_operation = flops.get_flop_counts().get("Global", {})
     return ProductCounts(Counter({kind.__name__: count for kind, count in by_operation.items()}), reads.total)
@@ -60,10 +62,7 @@ class _Reads(TorchDispatchMode):
     """Adds up the bytes of the operands of matrix products; what is broadcast is read once."""
 
     PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm, FUSED)
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's own constructor has no annotation
-        self.total = 0
+    total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket in self.PRODUCTS:
@@ -73,22 +72,19 @@ class _Reads(TorchDispatchMode):
 
 def _distinct(x: Tensor) -> int:
     """Bytes of a tensor, those of an expanded dimension once."""
-    numbers = 1
-    for count, stride in zip(x.shape, x.stride(), strict=True):
-        numbers *= count if stride else 1
-    return numbers * x.itemsize
+    return x.itemsize * math.prod(count for count, stride in zip(x.shape, x.stride(), strict=True) if stride)
 
 
 def shortest_seconds(call: Callable[..., object], inputs: Sequence[Tensor] = (), *, calls: int) -> float:
     """Processor time of the shortest of `calls` calls on one thread, to be shown: no criterion of a lab is a time."""
-    threads, times = torch.get_num_threads(), list[float]()
+    threads, shortest = torch.get_num_threads(), math.inf
     torch.set_num_threads(1)
     try:
         for _ in range(calls):
             start = time.thread_time()
             call(*inputs)
-            times.append(time.thread_time() - start)
-        return min(times)
+            shortest = min(shortest, time.thread_time() - start)
+        return shortest
     finally:
         torch.set_num_threads(threads)
 

@@ -11,6 +11,7 @@ rate.
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from triptych.spec import LayerNormSpec, NormsSpec, SinusoidalSpec
 from triptych.train import collate
 from triptych.train.objectives import final
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, decoder, power
+from triptych_lectures.labs.small import block, decoder, line_table, power
 from triptych_lectures.labs.trained import (
     GeneratedTask,
     Places,
@@ -31,6 +32,7 @@ from triptych_lectures.labs.trained import (
     held_out_rows,
     redraw,
     train,
+    training_curve,
 )
 
 PlacementRuns = dict[tuple[str, str, int], TrainedRun]
@@ -55,8 +57,8 @@ class StackLab(Lab):
         """To name the symbol at hand, which needs no attention."""
         return Places(self.symbols, self.length, (0,))
 
-    def budget(self, warmup: float = 0.0) -> TrainingBudget:
-        return TrainingBudget(self.steps, self.rows, self.rate, warmup)
+    def trained(self, module: nn.Transformer, task: GeneratedTask, seed: int, warmup: float = 0.0) -> TrainedRun:
+        return train(module, task, TrainingBudget(self.steps, self.rows, self.rate, warmup), seed)
 
     def drawn(
         self, placement: str, depth: int, seed: int, std: float, *, written: float | None = None
@@ -76,6 +78,7 @@ class StackLab(Lab):
 
 
 WITHOUT, WITH = "no warm-up", "warm-up"
+COLUMNS = tuple(product((PRE, POST), (WITHOUT, WITH)))
 
 
 class NormPlacementLab(StackLab):
@@ -97,40 +100,33 @@ class NormPlacementLab(StackLab):
 
     def run(self, setup: Setup) -> LabResult:
         runs: PlacementRuns = {}
-        for depth in self.depths:
-            for name in (PRE, POST):
-                for rise in (WITHOUT, WITH):
-                    setup.progress(f"{name}, {rise}, {depth} layers: {self.steps} steps")
-                    runs[name, rise, depth] = self._train(name, rise, depth, self.task, setup.seed)
+        for depth, (name, rise) in product(self.depths, COLUMNS):
+            setup.progress(f"{name}, {rise}, {depth} layers: {self.steps} steps")
+            runs[name, rise, depth] = self._train(name, rise, depth, self.task, setup.seed)
         setup.progress("shuffled answers")
         shuffled = self._train(PRE, WITHOUT, self.depths[0], Shuffled(self.task), setup.seed)
         return LabResult(
             "Which placement of the norm needs a warm-up?",
             self._meaning(runs),
             self._checks(runs, shuffled),
-            (self._table(runs), self._curve(runs)),
+            self._sections(runs),
         )
 
     def _checks(self, runs: PlacementRuns, shuffled: TrainedRun) -> tuple[Check, ...]:
         shallow, deep = self.depths[0], self.depths[-1]
         learned = {key: run.learned for key, run in runs.items()}
-        gain = {
-            name: [learned[name, WITH, depth] - learned[name, WITHOUT, depth] for depth in self.depths]
+        pre, post = (
+            [learned[name, WITH, depth] - learned[name, WITHOUT, depth] for depth in self.depths]
             for name in (PRE, POST)
-        }
+        )
         worst = min(value for (name, _, _), value in learned.items() if name == PRE)
+        at_most = "with a warm-up, at the depth where it is most"
         return (
             Check("pre-norm, the worst of all depths, with and without a warm-up: learned", worst, least=LEARNED),
             Check(f"post-norm, {shallow} layers, warm-up: learned", learned[POST, WITH, shallow], least=LEARNED),
             Check(f"post-norm, {deep} layers, no warm-up: learned", learned[POST, WITHOUT, deep], most=LEARNED),
-            Check(
-                "post-norm: learned more with a warm-up, at the depth where it is most", max(gain[POST]), least=LEARNED
-            ),
-            Check(
-                "control: pre-norm: learned more or less with a warm-up, at the depth where it is most",
-                max(map(abs, gain[PRE])),
-                most=LEARNED / 2,
-            ),
+            Check(f"post-norm: learned more {at_most}", max(post), least=LEARNED),
+            Check(f"control: pre-norm: learned more or less {at_most}", max(map(abs, pre)), most=LEARNED / 2),
             Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
         )
 
@@ -157,23 +153,17 @@ class NormPlacementLab(StackLab):
         return self.drawn(name, depth, seed, self.width**-0.5)
 
     def _train(self, name: str, rise: str, depth: int, task: GeneratedTask, seed: int) -> TrainedRun:
-        budget = self.budget(self.warmup if rise == WITH else 0.0)
-        return train(self.stack(name, depth, seed), task, budget, seed)
+        return self.trained(self.stack(name, depth, seed), task, seed, self.warmup if rise == WITH else 0.0)
 
-    def _table(self, runs: PlacementRuns) -> TableSection:
-        columns = [(name, rise) for name in (PRE, POST) for rise in (WITHOUT, WITH)]
-        rows = [
-            [str(depth), *(f"{runs[name, rise, depth].end:.2f}" for name, rise in columns)] for depth in self.depths
-        ]
+    def _sections(self, runs: PlacementRuns) -> tuple[TableSection, Curve]:
+        ends = {f"{name}, {rise}": [runs[name, rise, depth].end for depth in self.depths] for name, rise in COLUMNS}
         guess = runs[PRE, WITHOUT, self.depths[0]].guess
         title = f"Nats a symbol after {self.steps} steps; a guess has {guess:.2f}, the best is 0"
-        return TableSection(title, ("layers", *(f"{name}, {rise}" for name, rise in columns)), rows)
-
-    def _curve(self, runs: PlacementRuns) -> Curve:
-        depth = max(self.depths, key=lambda d: runs[POST, WITH, d].learned - runs[POST, WITHOUT, d].learned)
-        lines = {f"{name}, {rise}": run.losses for (name, rise, at), run in runs.items() if at == depth}
-        return Curve(
-            f"{depth} layers in training", "step", "nats a symbol", lines, {"guess": runs[PRE, WITH, depth].guess}
+        shown = max(self.depths, key=lambda d: runs[POST, WITH, d].learned - runs[POST, WITHOUT, d].learned)
+        at_depth = {f"{name}, {rise}": runs[name, rise, shown] for name, rise in COLUMNS}
+        return (
+            line_table(title, "layers", self.depths, ends, ".2f"),
+            training_curve(f"{shown} layers in training", "nats a symbol", at_depth),
         )
 
 
@@ -204,44 +194,38 @@ class ResidualScalingLab(StackLab):
             way: [self._growth(way, depth, task, setup.seed) for depth in self.untrained] for way in (SCALED, PLAIN)
         }
         runs: ScalingRuns = {}
-        for depth in self.depths:
-            for way in WAYS:
-                setup.progress(f"{depth} layers, {way}: {self.steps} steps")
-                runs[way, depth] = self._train(way, depth, task, setup.seed)
+        for depth, way in product(self.depths, WAYS):
+            setup.progress(f"{depth} layers, {way}: {self.steps} steps")
+            runs[way, depth] = self._train(way, depth, task, setup.seed)
         setup.progress("shuffled answers")
         shuffled = self._train(ZERO, self.depths[0], Shuffled(task), setup.seed)
-        rows = [[str(depth), *(f"{growth[way][i]:.3g}" for way in growth)] for i, depth in enumerate(self.untrained)]
         title = "Variance of the stream after the last block over before the first"
         return LabResult(
             "How should the weights that write to the residual stream begin?",
             self._meaning(runs, growth),
             self._checks(runs, growth, shuffled),
-            (TableSection(title, ("layers", *growth), rows), self._table(runs), self._curve(runs)),
+            (line_table(title, "layers", self.untrained, growth, ".3g"), *self._sections(runs)),
         )
 
     def _checks(self, runs: ScalingRuns, growth: dict[str, list[float]], shuffled: TrainedRun) -> tuple[Check, ...]:
         """The variances of L independent sublayers add up: unscaled they grow as L, scaled they do not.  A delay counts
         from the first step."""
         shallow, deep = self.depths[0], self.depths[-1]
-        delay = {depth: _half(runs, PLAIN, depth) - _half(runs, SCALED, depth) for depth in (shallow, deep)}
-        ratio = delay[shallow] / delay[deep] if delay[deep] else math.nan
-        powers = {way: power(self.untrained, ratios) for way, ratios in growth.items()}
+        early, late = (_half(runs, PLAIN, depth) - _half(runs, SCALED, depth) for depth in (shallow, deep))
+        scaled, plain = (power(self.untrained, growth[way]) for way in (SCALED, PLAIN))
+        grows, half = "the stream's variance before training grows as depth to the power", "scaled to learn half"
         return (
-            Check(
-                "not scaled: the stream's variance before training grows as depth to the power",
-                powers[PLAIN],
-                least=0.5,
-            ),
-            Check(
-                "scaled: the stream's variance before training grows as depth to the power, either way",
-                abs(powers[SCALED]),
-                most=0.25,
-            ),
+            Check(f"not scaled: {grows}", plain, least=0.5),
+            Check(f"scaled: {grows}, either way", abs(scaled), most=0.25),
             Check(f"scaled, {deep} layers: learned", runs[SCALED, deep].learned, least=LEARNED),
-            Check(f"not scaled, {deep} layers: steps later than scaled to learn half", delay[deep], least=1.0),
-            Check(f"control: delay of not scaled at {shallow} layers over that at {deep}", ratio, most=0.5),
+            Check(f"not scaled, {deep} layers: steps later than {half}", late, least=1.0),
             Check(
-                f"outputs that begin at 0, {deep} layers: steps earlier than scaled to learn half",
+                f"control: delay of not scaled at {shallow} layers over that at {deep}",
+                early / late if late else math.nan,
+                most=0.5,
+            ),
+            Check(
+                f"outputs that begin at 0, {deep} layers: steps earlier than {half}",
                 _half(runs, SCALED, deep) - _half(runs, ZERO, deep),
                 least=0.0,
             ),
@@ -281,7 +265,7 @@ class ResidualScalingLab(StackLab):
         return self.drawn(PRE, depth, seed, std, written=written)
 
     def _train(self, way: str, depth: int, task: GeneratedTask, seed: int) -> TrainedRun:
-        return train(self.stack(way, depth, seed), task, self.budget(), seed)
+        return self.trained(self.stack(way, depth, seed), task, seed)
 
     @torch.no_grad()
     def _growth(self, way: str, depth: int, task: GeneratedTask, seed: int) -> float:
@@ -295,21 +279,22 @@ class ResidualScalingLab(StackLab):
         first, last = streams
         return float(last.var() / first.var())
 
-    def _table(self, runs: ScalingRuns) -> TableSection:
+    def _sections(self, runs: ScalingRuns) -> tuple[TableSection, Curve]:
+        deep, depths = self.depths[-1], self.depths
         rows = [
-            [way, *(f"{_half(runs, way, depth):.0f}" for depth in self.depths)]
-            + [f"{runs[way, depth].end:.2f}" for depth in self.depths]
+            [
+                way,
+                *(f"{_half(runs, way, depth):.0f}" for depth in depths),
+                *(f"{runs[way, depth].end:.2f}" for depth in depths),
+            ]
             for way in WAYS
         ]
-        header = ("what writes to the stream", *(f"steps to half, {depth} layers" for depth in self.depths))
-        nats = (f"nats, {depth} layers" for depth in self.depths)
-        guess = runs[SCALED, self.depths[0]].guess
-        return TableSection(f"{self.steps} steps; a guess has {guess:.2f} nats, the best is 0", (*header, *nats), rows)
-
-    def _curve(self, runs: ScalingRuns) -> Curve:
-        deep = self.depths[-1]
-        lines = {way: runs[way, deep].losses for way in WAYS}
-        return Curve(f"{deep} layers in training", "step", "nats a symbol", lines, {"guess": runs[SCALED, deep].guess})
+        columns = [f"{what}, {depth} layers" for what in ("steps to half", "nats") for depth in depths]
+        title = f"{self.steps} steps; a guess has {runs[SCALED, deep].guess:.2f} nats, the best is 0"
+        return (
+            TableSection(title, ("what writes to the stream", *columns), rows),
+            training_curve(f"{deep} layers in training", "nats a symbol", {way: runs[way, deep] for way in WAYS}),
+        )
 
 
 WAYS = (SCALED, PLAIN, FIXED, LARGE, ZERO)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -11,12 +12,10 @@ import torch
 from torch import Tensor
 
 from triptych import nn
-from triptych.errors import InputError
-from triptych.page import TableSection
 from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
-from triptych.train import Example, collate, loss
+from triptych.train import collate, loss
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, curve, decoder, growth, power
+from triptych_lectures.labs.small import block, curve, decoder, examples, growth, line_table, power
 
 VOCAB = 97
 
@@ -35,63 +34,50 @@ class DepthLab(Lab):
         (2, 4, 8, 16, 32, 64), "blocks of the untrained stacks, ascending", values=2, ascending=True
     )
     draws: int = size(2, "untrained models of which each gradient is a mean", full=4)
-    width: int = size(64, "model width of the untrained stacks, a multiple of the heads")
+    width: int = size(64, "model width of the untrained stacks, a multiple of the heads", multiple="heads")
     hidden: int = size(256, "MLP width of the untrained stacks")
     heads: int = size(4, "heads of each block")
     rows: int = size(4, "rows of an untrained stack's batch")
     tokens: int = size(32, "tokens of each of these rows")
 
-    def __post_init__(self) -> None:
-        if self.width % self.heads:
-            raise InputError(f"size width: must be a multiple of the {self.heads} heads")
-
     def run(self, setup: Setup) -> LabResult:
-        depths = self.depths
+        depths, deep = self.depths, self.depths[-1]
         gradients: dict[str, list[tuple[float, float]]] = {}
         for name in STACKS:
-            setup.progress(f"{name}: {depths[0]} to {depths[-1]} layers")
+            setup.progress(f"{name}: {depths[0]} to {deep} layers")
             gradients[name] = [self._measure(name, depth, setup.seed) for depth in depths]
         arrives, last = ({name: [pair[i] for pair in pairs] for name, pairs in gradients.items()} for i in (0, 1))
         fall = math.exp(growth(depths, arrives["no residual"]))
         goes = {name: power(depths, last[name]) for name in STACKS}
         checks = (
-            Check(
-                f"pre-norm, {depths[-1]} layers: gradient at the first block over the last",
-                arrives["pre-norm"][-1],
-                0.5,
-            ),
+            Check(f"pre-norm, {deep} layers: gradient at the first block over the last", arrives["pre-norm"][-1], 0.5),
             Check("no residual: share of that ratio left after each further layer", fall, most=0.8),
             Check("pre-norm: the last block's gradient grows as depth to the power", goes["pre-norm"], -0.7, -0.25),
             Check("post-norm: the last block's gradient grows as depth to the power", goes["post-norm"], -0.15, 0.35),
         )
         meaning = (
             "x + f(x) passes the gradient on whatever f is, so with a residual stream the loss reaches the first of"
-            f" {depths[-1]} blocks. Without one every layer multiplies what passes: {fall:.2f} of it is left after"
-            f" each, and {depths[-1]} layers leave {arrives['no residual'][-1]:.0e}. Norms alone, without the addition,"
+            f" {deep} blocks. Without one every layer multiplies what passes: {fall:.2f} of it is left after"
+            f" each, and {deep} layers leave {arrives['no residual'][-1]:.0e}. Norms alone, without the addition,"
             " keep the scale from collapsing so fast but do not carry the gradient. Before training both placements of"
             " the norm carry it; what differs is the top. Under post-norm the last block's gradient does not shrink"
             " with depth, under pre-norm it does as 1/√depth (theorem 1 of Xiong et al.). Lab `norm-placement` shows"
             " what that means in training. The rates are those of Xavier's weights at one width."
         )
-        table = TableSection(
-            "Gradient at the first block over that at the last, before training",
-            ("layers", *STACKS),
-            [[str(d), *(f"{arrives[name][i]:.2g}" for name in STACKS)] for i, d in enumerate(depths)],
+        sections = (
+            line_table(
+                "Gradient at the first block over that at the last, before training", "layers", depths, arrives, ".2g"
+            ),
+            curve("Arriving at the first block, over the last", "layers", "gradient norm", depths, arrives, log="xy"),
+            curve("Weights of the last block", "layers", "gradient norm", depths, last, log="xy"),
         )
-        curves = [
-            curve(title, "layers", "gradient norm", depths, lines, log="xy")
-            for title, lines in (
-                ("Arriving at the first block, over the last", arrives),
-                ("Weights of the last block", last),
-            )
-        ]
-        return LabResult("What carries the gradient through a deep stack?", meaning, checks, (table, *curves))
+        return LabResult("What carries the gradient through a deep stack?", meaning, checks, sections)
 
     def _measure(self, name: str, depth: int, seed: int) -> tuple[float, float]:
         """(gradient at the first block's input over that at the last's output, gradient of the last block's weights),
         geometric means over `draws` draws of weights and tokens."""
         pairs = [self._gradients(self._spec(name, depth), seed * self.draws + draw) for draw in range(self.draws)]
-        ratio, last = (_geometric_mean([pair[i] for pair in pairs]) for i in (0, 1))
+        ratio, last = map(_geometric_mean, zip(*pairs, strict=True))
         return ratio, last
 
     def _spec(self, name: str, depth: int) -> ModelSpec:
@@ -119,8 +105,7 @@ class DepthLab(Lab):
         for part in module.decoder.blocks:
             part.register_forward_hook(lambda _, inputs, output: stream.extend((inputs[0], output)))
         ids, targets = torch.randint(VOCAB, (2, self.rows, self.tokens), generator=noise).numpy().astype(np.int32)
-        rows = [Example(row, target, np.ones(self.tokens, bool)) for row, target in zip(ids, targets, strict=True)]
-        nats, count = loss(module, collate(rows))
+        nats, count = loss(module, collate(examples(ids, targets)))
         weights = [weight for weight in module.decoder.blocks[-1].parameters() if weight.dim() == 2]
         first, last, *own = torch.autograd.grad(nats / count, [stream[0], stream[-1], *weights])
         return float(first.norm() / last.norm()), math.sqrt(sum(float(g.square().sum()) for g in own))
@@ -141,6 +126,6 @@ class NoResidualBlock(nn.Block, of=NoResidual):
 STACKS = ("pre-norm", "post-norm", "no residual", "no residual, with norms")
 
 
-def _geometric_mean(gradients: list[float]) -> float:
+def _geometric_mean(gradients: Sequence[float]) -> float:
     """0 where one of them is."""
     return math.exp(fmean(map(math.log, gradients))) if all(gradients) else 0.0

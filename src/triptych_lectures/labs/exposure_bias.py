@@ -18,7 +18,7 @@ from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.train import Example
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, number, size
-from triptych_lectures.labs.small import block, curve
+from triptych_lectures.labs.small import block, curve, examples, halves
 from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, logits, train, with_positions
 
 
@@ -32,13 +32,13 @@ class ExposureBiasLab(Lab):
         " prefixes of training help is false if the model trained so does not come back to the text either."
     )
 
-    texts: int = size(16, "texts to recite, two or more")
-    length: int = size(16, "tokens of a text, 4 or more; no token occurs twice in all texts")
+    texts: int = size(16, "texts to recite, two or more", least=2)
+    length: int = size(16, "tokens of a text, 4 or more; no token occurs twice in all texts", least=4)
     replaced: float = size(0.1, "share of the tokens that are replaced when the model writes, below 1")
     noises: tuple[float, ...] = size(
         (0.3,), "shares that are replaced in the prefixes of training, ascending, below 1", full=(0.01, 0.05, 0.3)
     )
-    width: int = size(48, "width of the residual stream, a multiple of 4")
+    width: int = size(48, "width of the residual stream, a multiple of 4", multiple=4)
     layers: int = size(2, "blocks")
     steps: int = size(300, "training steps", full=600)
     rows: int = size(32, "rows of a step")
@@ -46,12 +46,8 @@ class ExposureBiasLab(Lab):
     tested: int = size(200, "texts that each model writes in each test", full=1000)
 
     def __post_init__(self) -> None:
-        if self.texts < 2 or self.length < 4:
-            raise InputError("sizes texts and length: give two texts or more, of 4 tokens or more")
         if max(self.replaced, *self.noises) >= 1:
             raise InputError("sizes replaced and noises: give shares below 1")
-        if self.width % 4:
-            raise InputError(f"size width {self.width}: the blocks have 4 heads; give a multiple of 4")
 
     def run(self, setup: Setup) -> LabResult:
         texts = RecitedTexts(self.texts, self.length, setup.seed)
@@ -60,16 +56,16 @@ class ExposureBiasLab(Lab):
         for share in (0.0, *self.noises):
             setup.progress(f"trained with {share:.0%} of the prefix replaced: {self.steps} steps")
             module, runs[share] = self._train(replace(texts, noise=share), setup.seed)
-            forced, free = (
-                self.errors(module, texts, setup.seed, share=self.replaced, forced=after_true)
-                for after_true in (True, False)
+            written[share] = WritingErrors(
+                self.errors(module, texts, setup.seed, share=self.replaced, forced=True),
+                self.errors(module, texts, setup.seed, share=self.replaced),
+                self.errors(module, texts, setup.seed, share=0.0),
             )
-            written[share] = WritingErrors(forced, free, self.errors(module, texts, setup.seed, share=0.0))
         return LabResult(
             "Does a model trained on true prefixes come back from a wrong token?",
             self._meaning(written),
             self._checks(written),
-            (self._curve(written), _table(written, runs)),
+            self._sections(written, runs),
         )
 
     def never_back(self) -> NDArray[np.float64]:
@@ -81,24 +77,18 @@ class ExposureBiasLab(Lab):
     def _checks(self, written: dict[float, WritingErrors]) -> tuple[Check, ...]:
         """Means over the second half of the text.  A model that comes back at once has no errors, one that never does
         those of `never_back`; half of them is much, a quarter little."""
-        plain, noisy = written[0.0], written[self.noises[-1]]
-        lost = _halves(self.never_back())[1]
-        first, second = _halves(plain.forced)
+        own = "wrong after its own text, over never coming back"
+        plain, noisy, never = (
+            halves(wrong) for wrong in (written[0.0].free, written[self.noises[-1]].free, self.never_back())
+        )
+        first, second = halves(written[0.0].forced)
+        undisturbed = max(float(errors.undisturbed.mean()) for errors in written.values())
+        replaced = f"{self.noises[-1]:.0%} of the prefixes replaced"
         return (
-            Check(
-                "true prefixes: wrong after its own text, over never coming back", _halves(plain.free)[1] / lost, 0.5
-            ),
-            Check(
-                f"{self.noises[-1]:.0%} of the prefixes replaced: wrong after its own text, over never coming back",
-                _halves(noisy.free)[1] / lost,
-                most=0.25,
-            ),
+            Check(f"true prefixes: {own}", plain[1] / never[1], 0.5),
+            Check(f"{replaced}: {own}", noisy[1] / never[1], most=0.25),
             Check("control: true prefixes, each choice after true tokens: wrong more later", second - first, most=0.1),
-            Check(
-                "control: after its own text, none replaced: wrong, the worst of all models",
-                max(float(errors.undisturbed.mean()) for errors in written.values()),
-                most=0.1,
-            ),
+            Check("control: after its own text, none replaced: wrong, the worst of all models", undisturbed, most=0.1),
         )
 
     def _meaning(self, written: dict[float, WritingErrors]) -> str:
@@ -134,18 +124,29 @@ class ExposureBiasLab(Lab):
         wrong = np.zeros(texts.length)
         for place in range(texts.length):
             last = np.arange(ids.shape[1]) == place
-            choices = logits(module, [Example(row, row, last) for row in ids]).argmax(-1).numpy().astype(np.int32)
+            choices = logits(module, examples(ids, ids, last)).argmax(-1).numpy().astype(np.int32)
             wrong[place] = (choices != true[:, place]).mean()
             written = true[:, place] if forced else choices
             ids = np.concatenate([ids, texts.disturbed(written, share, noise)[:, None]], axis=1)
         return wrong
 
-    def _curve(self, written: dict[float, WritingErrors]) -> Curve:
+    def _sections(
+        self, written: dict[float, WritingErrors], runs: dict[float, TrainedRun]
+    ) -> tuple[Curve, TableSection]:
         lines = {f"trained on {_name(share)}": errors.free for share, errors in written.items()}
         lines |= {"true prefixes, after true tokens": written[0.0].forced, "never coming back": self.never_back()}
         title = f"Written with {self.replaced:.0%} of the tokens replaced"
         shares = {name: wrong.tolist() for name, wrong in lines.items()}
-        return curve(title, "token", "share wrong", range(1, self.length + 1), shares)
+        header = ("trained on", "nats at the end", "wrong, none replaced", "last token wrong, after true ones")
+        rows = [
+            [_name(share), number(runs[share].end), f"{errors.undisturbed.mean():.1%}"]
+            + [f"{wrong[-1]:.0%}" for wrong in (errors.forced, errors.free)]
+            for share, errors in written.items()
+        ]
+        return (
+            curve(title, "token", "share wrong", range(1, self.length + 1), shares),
+            TableSection("What each model writes", (*header, "after its own"), rows),
+        )
 
 
 @dataclass(frozen=True)
@@ -176,8 +177,7 @@ class RecitedTexts:
         true = self.tokens[chosen]
         written = self.disturbed(true, self.noise, noise)
         ids = np.concatenate([self.cues(chosen), written[:, :-1]], axis=1)
-        trained = np.ones(self.length, dtype=bool)
-        return [Example(row, text, trained) for row, text in zip(ids, true, strict=True)]
+        return examples(ids, true)
 
     def cues(self, chosen: NDArray[np.int64]) -> NDArray[np.int32]:
         """[R, 1]: the cue of each of these texts."""
@@ -198,21 +198,5 @@ class WritingErrors(NamedTuple):
     undisturbed: NDArray[np.float64]
 
 
-def _halves(errors: NDArray[np.float64]) -> tuple[float, float]:
-    """The mean of the first half of the places and that of the second."""
-    first, second = np.array_split(errors, 2)
-    return float(first.mean()), float(second.mean())
-
-
 def _name(share: float) -> str:
     return f"{share:.0%} of the prefixes replaced" if share else "true prefixes"
-
-
-def _table(written: dict[float, WritingErrors], runs: dict[float, TrainedRun]) -> TableSection:
-    rows = [
-        [_name(share), number(runs[share].end), f"{errors.undisturbed.mean():.1%}"]
-        + [f"{wrong[-1]:.0%}" for wrong in (errors.forced, errors.free)]
-        for share, errors in written.items()
-    ]
-    header = ("trained on", "nats at the end", "wrong, none replaced", "last token wrong, after true ones")
-    return TableSection("What each model writes", (*header, "after its own"), rows)

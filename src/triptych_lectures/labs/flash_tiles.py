@@ -1,8 +1,8 @@
 """What do FlashAttention's tiles save?  (Lecture L4 12.9; Dao et al. 2022)
 
 `triptych_lectures.scratch.numpy_flash` computes attention tile by tile and counts, as it runs, each number that it
-moves between a slow and a fast memory.  Beside it runs attention with its scores in slow memory, counted in the same
-way.
+moves between a slow and a fast memory.  Beside it the steps of attention with its scores in slow memory are counted in
+the same way.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from triptych.spec import causal
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import curve, power
 from triptych_lectures.scratch import numpy_flash
-from triptych_lectures.scratch.numpy_flash import LOWEST, Memory
+from triptych_lectures.scratch.numpy_flash import Memory
 from triptych_lectures.scratch.numpy_transformer import Array
 
-RAGGED = ((45, 45, 16, 8), (30, 53, 8, 16), (53, 30, 64, 64))  # T, S, queries and keys of a tile
+RAGGED = (((45, 45), (16, 8)), ((30, 53), (8, 16)), ((53, 30), (64, 64)))  # T and S, queries and keys of a tile
 DRAWN = 8  # tiles in each direction of the drawing
 EVERYTHING = slice(None)
+WAYS = ("forward", "backward")
 
 
 class FlashTilesLab(Lab):
@@ -58,45 +59,35 @@ class FlashTilesLab(Lab):
         random, longest, largest = np.random.default_rng(setup.seed), self.lengths[-1], self.memories[-1]
         setup.progress("comparing results and gradients with the library's")
         values, gradients = differences(random)
-        tiled: dict[int, Moved] = {}
-        whole: dict[int, Moved] = {}
+        plain: dict[int, Moved] = {}
+        tiles: dict[int, Moved] = {}
         for length in self.lengths:
             setup.progress(f"{length:,} tokens, a fast memory of {largest:,} numbers")
             arrays = _arrays(random, length, length, self.width)
-            tiled[length], whole[length] = in_tiles(arrays, largest), in_full(arrays)
+            plain[length], tiles[length] = in_full(arrays), in_tiles(arrays, largest)
         setup.progress(f"{longest:,} tokens, fast memories of {', '.join(f'{m:,}' for m in self.memories)} numbers")
         by_memory = {memory: in_tiles(arrays, memory) for memory in self.memories}
-        small = in_tiles(arrays, self.width**2)
+        small, whole = in_tiles(arrays, self.width**2), plain[longest].forward
         once = in_tiles(arrays, 4 * self.width * longest)  # one tile has everything: each array is moved once
+        powers = {
+            way: power(self.memories, [getattr(moved, way) - getattr(once, way) for moved in by_memory.values()])
+            for way in WAYS
+        }
+        fast_over_size = max(moved.fast / memory for memory, moved in by_memory.items())
+        grows = "slow memory beside the arrays grows as T to the power"
+        fewer = "plain over tiles, numbers moved forward"
         checks = (
             Check("largest difference of a result from attend()", values, most=1e-10),
             Check("largest difference of a gradient from autograd", gradients, most=1e-10),
-            Check("tiles: slow memory beside the arrays grows as T to the power", _grown(tiled, "extra"), 0.99, 1.01),
-            Check("plain: slow memory beside the arrays grows as T to the power", _grown(whole, "extra"), 1.99, 2.01),
+            Check(f"tiles: {grows}", _grown(tiles), 0.99, 1.01),
+            Check(f"plain: {grows}", _grown(plain), 1.99, 2.01),
             *(
-                Check(
-                    f"{way}: numbers moved again grow as the fast memory to the power",
-                    power(self.memories, [getattr(by_memory[m], way) - getattr(once, way) for m in self.memories]),
-                    -1.1,
-                    -0.9,
-                )
-                for way in ("forward", "backward")
+                Check(f"{way}: numbers moved again grow as the fast memory to the power", grown, -1.1, -0.9)
+                for way, grown in powers.items()
             ),
-            Check(
-                "most numbers held in fast memory over its size",
-                max(moved.fast / memory for memory, moved in by_memory.items()),
-                most=1.5,
-            ),
-            Check(
-                f"plain over tiles, numbers moved forward, fast memory {largest:,}",
-                whole[longest].forward / tiled[longest].forward,
-                least=2.0,
-            ),
-            Check(
-                "plain over tiles, numbers moved forward, a fast memory of d² numbers",
-                whole[longest].forward / small.forward,
-                most=1.0,
-            ),
+            Check("most numbers held in fast memory over its size", fast_over_size, most=1.5),
+            Check(f"{fewer}, fast memory {largest:,}", whole / tiles[longest].forward, least=2.0),
+            Check(f"{fewer}, a fast memory of d² numbers", whole / small.forward, most=1.0),
         )
         meaning = (
             "Softmax can be taken over the keys in pieces, so the scores never leave the fast memory, and the result is"
@@ -110,54 +101,46 @@ class FlashTilesLab(Lab):
             "What do FlashAttention's tiles save?",
             meaning,
             checks,
-            (self._table(tiled, whole), *self._curves(tiled, whole, by_memory), drawing()),
+            (*self._sections({"plain": plain, "tiles": tiles}, by_memory), drawing()),
         )
 
-    def _table(self, tiled: dict[int, Moved], whole: dict[int, Moved]) -> TableSection:
+    def _sections(
+        self, ways: dict[str, dict[int, Moved]], by_memory: dict[int, Moved]
+    ) -> tuple[TableSection, Curve, Curve]:
         rows = [
-            [f"{length:,}", way, f"{one.forward:,}", f"{one.backward:,}", f"{one.extra:,}"]
+            [f"{length:,}", way, *(f"{number:,}" for number in moved[length][:3])]
             for length in self.lengths
-            for way, one in (("plain", whole[length]), ("tiles", tiled[length]))
+            for way, moved in ways.items()
         ]
         header = ("T", "", "moved forward", "moved backward", "slow memory beside the arrays")
-        return TableSection(f"Numbers, d {self.width}, a fast memory of {self.memories[-1]:,}", header, rows)
-
-    def _curves(
-        self, tiled: dict[int, Moved], whole: dict[int, Moved], by_memory: dict[int, Moved]
-    ) -> tuple[Curve, Curve]:
         over_t = {
-            name: [float(getattr(one, what)) for one in moved.values()]
-            for name, moved, what in (
-                ("moved, plain", whole, "forward"),
-                ("moved, tiles", tiled, "forward"),
-                ("slow memory beside, plain", whole, "extra"),
-                ("slow memory beside, tiles", tiled, "extra"),
-            )
+            f"{what}, {name}": [getattr(one, number) for one in moved.values()]
+            for what, number in (("moved", "forward"), ("slow memory beside", "extra"))
+            for name, moved in ways.items()
         }
-        ways = ("forward", "backward")
-        over_memory = {way: [float(getattr(one, way)) for one in by_memory.values()] for way in ways}
-        lines = {"plain, forward": float(whole[self.lengths[-1]].forward)}
+        over_memory = {way: [getattr(one, way) for one in by_memory.values()] for way in WAYS}
+        longest, plain = self.lengths[-1], {"plain, forward": ways["plain"][self.lengths[-1]].forward}
+        at_longest = f"Numbers moved at T {longest:,}"
         return (
+            TableSection(f"Numbers, d {self.width}, a fast memory of {self.memories[-1]:,}", header, rows),
             curve("Numbers over the length", "T", "numbers", self.lengths, over_t, log="xy"),
-            curve(
-                f"Numbers moved at T {self.lengths[-1]:,}",
-                "fast memory",
-                "numbers",
-                by_memory,
-                over_memory,
-                lines,
-                "xy",
-            ),
+            curve(at_longest, "fast memory", "numbers", by_memory, over_memory, plain, "xy"),
         )
 
 
 class Moved(NamedTuple):
-    """Numbers that one way moved, forward and backward, and what it allocated in slow memory beside its arrays."""
+    """Numbers that one way moved, forward and backward, what it allocated in slow memory beside its arrays, and the
+    most numbers that its forward held in fast memory."""
 
     forward: int
     backward: int
     extra: int
-    fast: int = 0
+    fast: int
+
+    @staticmethod
+    def by(there: Memory, back: Memory) -> Moved:
+        """What the memories of a forward and a backward counted."""
+        return Moved(there.reads + there.writes, back.reads + back.writes, there.extra + back.extra, there.fast)
 
 
 def tiles_for(memory: int, width: int) -> tuple[int, int]:
@@ -175,53 +158,39 @@ def in_tiles(arrays: Sequence[Array], memory: int) -> Moved:
     there, back = Memory(), Memory()
     out, lse = numpy_flash.forward(q, k, v, (long, short), False, there)
     numpy_flash.backward(q, k, v, out, lse, dout, (short, long), False, back)
-    return Moved(there.reads + there.writes, back.reads + back.writes, there.extra + back.extra, there.fast)
+    return Moved.by(there, back)
 
 
 def in_full(arrays: Sequence[Array]) -> Moved:
-    """What plain attention moves, each step of it reading and writing whole arrays once (algorithms 0 and 3 of Dao et
-    al. 2022)."""
-    q, k, v, dout = arrays
+    """What plain attention moves, whose every step reads its operands and writes its result whole (algorithms 0 and 3
+    of Dao et al. 2022).  An array stands for the gradient of its shape as well."""
+    q, k, v, out = arrays
     there, back = Memory(), Memory()
-    pairs, scale = (len(q), len(k)), q.shape[1] ** -0.5
-
-    def step(memory: Memory, result: Array, value: Array, *read: Array) -> None:
-        """One product or function: its operands are read, its result is written."""
-        memory.read(EVERYTHING, *read)
-        memory.write(EVERYTHING, result, value)
-
-    s, p = there.allocate(*pairs), there.allocate(*pairs)
-    out = np.zeros_like(dout)
-    step(there, s, q @ k.T * scale, q, k)
-    e = np.exp(s - np.maximum(s.max(1, keepdims=True), LOWEST))
-    step(there, p, e / e.sum(1, keepdims=True), s)
-    step(there, out, p @ v, p, v)
-    dp, ds, dq, dk, dv = back.allocate(*pairs), back.allocate(*pairs), *map(np.zeros_like, (q, k, v))
-    step(back, dv, p.T @ dout, p, dout)
-    step(back, dp, dout @ v.T, dout, v)
-    step(back, ds, p * (dp - (p * dp).sum(1, keepdims=True)) * scale, p, dp)
-    step(back, dq, ds @ k, ds, k)
-    step(back, dk, ds.T @ q, ds, q)
-    return Moved(there.reads + there.writes, back.reads + back.writes, there.extra + back.extra)
+    s, p, ds, dp = (memory.allocate(len(q), len(k)) for memory in (there, there, back, back))
+    forward = ((s, q, k), (p, s), (out, p, v))
+    backward = ((v, p, out), (dp, out, v), (ds, p, dp), (q, ds, k), (k, ds, q))
+    for memory, steps in ((there, forward), (back, backward)):
+        for result, *operands in steps:
+            memory.read(EVERYTHING, *operands)
+            memory.write(EVERYTHING, result, result)
+    return Moved.by(there, back)
 
 
 def differences(random: np.random.Generator) -> tuple[float, float]:
     """The largest difference of a result, and of a gradient, from the library's in float64, causal and not, where the
     last tiles are not full."""
-    values, gradients = [0.0], [0.0]
-    for queries, keys, *tiles in RAGGED:
+    values, gradients = [], []
+    for (queries, keys), tiles in RAGGED:
         q, k, v, dout = _arrays(random, queries, keys, 6)
+        inputs = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
         for masked in (False, True):
-            out, lse = numpy_flash.forward(q, k, v, (tiles[0], tiles[1]), masked, Memory())
-            tiled = numpy_flash.backward(q, k, v, out, lse, dout, (tiles[0], tiles[1]), masked, Memory())
-            inputs = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+            out, lse = numpy_flash.forward(q, k, v, tiles, masked, Memory())
+            tiled = numpy_flash.backward(q, k, v, out, lse, dout, tiles, masked, Memory())
             expected = attend(*inputs, mask=causal() if masked else None)
-            expected.backward(torch.tensor(dout))
-            values.append(float(np.abs(out - expected.detach().numpy()).max()))
-            for x, dx in zip(inputs, tiled, strict=True):
-                assert x.grad is not None
-                gradients.append(float(np.abs(dx - x.grad.numpy()).max()))
-    return max(values), max(gradients)
+            exact = torch.autograd.grad(expected, inputs, torch.tensor(dout))
+            values.append(np.abs(out - expected.detach().numpy()).max())
+            gradients += [np.abs(dx - x.numpy()).max() for dx, x in zip(tiled, exact, strict=True)]
+    return float(max(values)), float(max(gradients))
 
 
 def _arrays(random: np.random.Generator, queries: int, keys: int, width: int) -> list[Array]:
@@ -229,8 +198,9 @@ def _arrays(random: np.random.Generator, queries: int, keys: int, width: int) ->
     return [random.normal(size=(length, width)) for length in (queries, keys, keys, queries)]
 
 
-def _grown(moved: dict[int, Moved], what: str) -> float:
-    return power(list(moved), [getattr(one, what) for one in moved.values()])
+def _grown(moved: dict[int, Moved]) -> float:
+    """The power of the length with which the slow memory beside the arrays grows."""
+    return power(list(moved), [one.extra for one in moved.values()])
 
 
 def drawing() -> MatrixSection:
@@ -238,14 +208,16 @@ def drawing() -> MatrixSection:
     memory, side = Memory(), 4
     q, k, v, _ = _arrays(np.random.default_rng(0), DRAWN * side, DRAWN * side, 6)
     numpy_flash.forward(q, k, v, (side, side), True, memory)
-    step = {tile: number + 1 for number, tile in enumerate(memory.order)}
-    places = [[step.get((i, j)) for j in range(DRAWN)] for i in range(DRAWN)]
+    places = np.zeros((DRAWN, DRAWN), dtype=int)  # 0 is a tile that is never read
+    for number, tile in enumerate(memory.order, 1):
+        places[tile] = number
+    queries, keys = ([f"{of} {i * side}-{i * side + side - 1}" for i in range(DRAWN)] for of in ("queries", "keys"))
     return MatrixSection(
         "The order of the tiles",
         "Each cell is a tile of scores, with its place in the order of a causal forward. A row of tiles keeps its"
         " queries and sums in fast memory and reads keys and values tile by tile; an empty tile is never read.",
-        [f"queries {i * side}-{i * side + side - 1}" for i in range(DRAWN)],
-        [f"keys {j * side}-{j * side + side - 1}" for j in range(DRAWN)],
-        [["" if n is None else str(n) for n in row] for row in places],
-        [[0.0 if n is None else n / len(step) for n in row] for row in places],
+        queries,
+        keys,
+        [[str(n or "") for n in row] for row in places.tolist()],
+        (places / len(memory.order)).tolist(),
     )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 
 from triptych import families, nn
-from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import TableSection
-from triptych.train import Example, Optimizer, OptimizerSettings, TrainingBatch, collate, loss
+from triptych.train import Optimizer, OptimizerSettings, TrainingBatch, collate, loss
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import curve
+from triptych_lectures.labs.small import curve, examples
 from triptych_lectures.scratch import numpy_transformer as by_hand
 from triptych_lectures.scratch.numpy_transformer import Array, Config, Weights
 
@@ -32,22 +31,15 @@ class GradientsLab(Lab):
 
     vocab: int = size(29, "V, tokens that there are, two or more", least=2)
     width: int = size(24, "D, model width")
-    heads: int = size(6, "H, heads, a multiple of the groups")
+    heads: int = size(6, "H, heads, a multiple of the groups", multiple="groups")
     groups: int = size(3, "G, key/value heads")
-    head_width: int = size(10, "K, width of a head, even")
+    head_width: int = size(10, "K, width of a head, even", multiple=2)
     hidden: int = size(37, "F, MLP width")
     blocks: int = size(2, "blocks of the model")
     rows: int = size(4, "rows of a batch")
-    tokens: int = size(13, "tokens of a row, at most 63")
+    tokens: int = size(13, "tokens of a row, at most 63", most=63)
     steps: int = size(100, "training steps")
     rate: float = size(5e-3, "learning rate")
-
-    def __post_init__(self) -> None:
-        if self.heads % self.groups or self.head_width % 2 or self.tokens > 63:
-            raise InputError(
-                "sizes heads, groups, head_width, tokens: heads must be a multiple of groups, head_width even,"
-                " tokens at most 63"
-            )
 
     @property
     def config(self) -> Config:
@@ -65,18 +57,15 @@ class GradientsLab(Lab):
         errors = {name: float(np.abs(dw[name] - expected[name]).max() / np.abs(expected[name]).max()) for name in w}
 
         setup.progress("taking finite differences")
-        slopes = {part: _slopes(part, w, dw, (ids, targets), self.config, random) for part in PARTS}
+        parts = {part: [name for name in w if part_of(name) == part] for part in PARTS}
+        slopes = {part: _slopes(own, w, dw, (ids, targets), config, random) for part, own in parts.items()}
         setup.progress(f"training both for {self.steps} steps")
         losses = self.train(w, module, config, random)
-        loss_difference = max(abs(a - b) for a, b in losses)
+        loss_difference, worst = max(abs(a - b) for a, b in losses), max(map(min, slopes.values()))
         checks = (
             Check("logits differ by", float(difference), most=1e-10),
             Check("gradients differ from autograd's, relative to the largest, by", max(errors.values()), most=1e-8),
-            Check(
-                "finite differences differ from the gradients, relatively, by",
-                max(map(min, slopes.values())),
-                most=1e-6,
-            ),
+            Check("finite differences differ from the gradients, relatively, by", worst, most=1e-6),
             Check(f"losses of {self.steps} steps of AdamW differ by", loss_difference, most=1e-6),
             Check("fall of the loss in these steps, nats", losses[0][1] - losses[-1][1], least=1.0),
         )
@@ -89,19 +78,24 @@ class GradientsLab(Lab):
             " curve. They confirm a gradient at the price of two forwards a direction; one backward gives all"
             " directions."
         )
-        size = f"{sum(x.size for x in w.values()):,} weights in {self.blocks} blocks, float64"
-        rows = [_row(part, w, dw, errors, slopes[part]) for part in PARTS]
-        table = TableSection(
-            f"The gradient by hand: {size}",
-            ("part", "weights", "largest", "from autograd", "from finite differences"),
-            rows,
-        )
-        both = dict(zip(("by hand", "the library"), zip(*losses, strict=True), strict=True))
-        shown = (
+        rows = []
+        for part, own in parts.items():
+            largest, apart = max(float(np.abs(dw[name]).max()) for name in own), max(errors[name] for name in own)
+            size = f"{sum(w[name].size for name in own):,}"
+            rows.append([part, size, f"{largest:.2g}", f"{apart:.1e}", f"{min(slopes[part]):.1e}"])
+        by_numpy, by_torch = zip(*losses, strict=True)
+        sections = (
+            TableSection(
+                f"The gradient by hand: {sum(x.size for x in w.values()):,} weights in {self.blocks} blocks, float64",
+                ("part", "weights", "largest", "from autograd", "from finite differences"),
+                rows,
+            ),
             curve("Finite differences beside the gradient", "h", "relative error", WIDTHS, slopes, log="xy"),
-            curve("Training", "step", "nats a token", range(self.steps), both),
+            curve(
+                "Training", "step", "nats a token", range(self.steps), {"by hand": by_numpy, "the library": by_torch}
+            ),
         )
-        return LabResult("Is a backward written by hand the same as autograd's?", meaning, checks, (table, *shown))
+        return LabResult("Is a backward written by hand the same as autograd's?", meaning, checks, sections)
 
     def train(
         self, w: Weights, module: nn.Transformer, c: Config, random: np.random.Generator
@@ -151,8 +145,7 @@ def library_name(name: str) -> str:
 
 def batch(ids: Array, targets: Array) -> TrainingBatch:
     """Rows [B, T] as a batch of the library, every token trained."""
-    ids, targets = ids.astype(np.int32), targets.astype(np.int32)
-    return collate([Example(row, own, np.ones(len(row), bool)) for row, own in zip(ids, targets, strict=True)])
+    return collate(examples(ids.astype(np.int32), targets.astype(np.int32)))
 
 
 def logits(module: nn.Transformer, ids: Array) -> Array:
@@ -175,11 +168,10 @@ def part_of(name: str) -> str:
 
 
 def _slopes(
-    part: str, w: Weights, dw: Weights, rows: tuple[Array, Array], c: Config, random: np.random.Generator
+    own: Sequence[str], w: Weights, dw: Weights, rows: tuple[Array, Array], c: Config, random: np.random.Generator
 ) -> list[float]:
-    """For each h of WIDTHS the relative error of the slope along one direction in the weights of `part`: half its
+    """For each h of WIDTHS the relative error of the slope along one direction in the weights of these names: half the
     gradient, half noise, so that the slope is neither 0 nor determined by the gradient alone."""
-    own = [name for name in w if part_of(name) == part]
     gradient = _unit({name: dw[name] for name in own})
     noise = _unit({name: random.normal(size=w[name].shape) for name in own})
     way = {name: gradient[name] + noise[name] for name in own}
@@ -195,9 +187,3 @@ def _slopes(
 def _unit(way: Weights) -> Weights:
     length = np.sqrt(sum((x * x).sum() for x in way.values()))
     return {name: x / length for name, x in way.items()}
-
-
-def _row(part: str, w: Weights, dw: Weights, errors: dict[str, float], slopes: list[float]) -> list[str]:
-    own = [name for name in w if part_of(name) == part]
-    size, largest = sum(w[n].size for n in own), max(float(np.abs(dw[n]).max()) for n in own)
-    return [part, f"{size:,}", f"{largest:.2g}", f"{max(errors[n] for n in own):.1e}", f"{min(slopes):.1e}"]

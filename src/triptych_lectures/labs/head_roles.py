@@ -6,7 +6,6 @@ The best of many heads always exceeds their mean, so it is compared with the bes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -15,10 +14,10 @@ from torch import Tensor
 from triptych import nn
 from triptych.errors import InputError
 from triptych.model import Model
-from triptych.page import AttentionMap, AttentionSection, Section, TableSection
+from triptych.page import AttentionSection, TableSection
 from triptych.probe.role_scores import mean_weight
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.pretrained import decoder
+from triptych_lectures.labs.pretrained import decoder, head_maps
 
 TEXT = (
     "The old man sat by the river bank, and watched the boats. He had fished there, year after year, since he was a "
@@ -40,11 +39,6 @@ class HeadRolesLab(Lab):
     text: str = size(TEXT, "text that the heads read, with punctuation in it")
 
     def run(self, setup: Setup) -> LabResult:
-        scored = self.scored(setup)
-        question = "Which roles do the heads of a pretrained model have?"
-        return LabResult(question, _meaning(scored), _checks(scored), _sections(scored))
-
-    def scored(self, setup: Setup) -> Scored:
         """Raises InputError for anything but a decoder with a tokenizer."""
         model = decoder(setup)
         if model.spec.layout != "decoder" or model.tokenizer is None:
@@ -60,18 +54,28 @@ class HeadRolesLab(Lab):
         patterns = _patterns(model, ids)
         setup.progress("the same with random weights")
         control = _patterns(Model(nn.new(model.spec, setup.seed), model.tokenizer), ids)
-        best = {role: _best(_scores(patterns, ideal, start)) for role, ideal in ideals.items() if role != EVEN}
+        roles, checks = {}, []
+        for role, ideal in ideals.items():
+            if role == EVEN:
+                continue
+            scored = (patterns, control, ideals[EVEN][None, None])
+            best, random, even = (_best(_scores(of, ideal, start)) for of in scored)
+            roles[role] = Role(best, random, even.score)
+            highest = f"{role}: weight from {best.name}, the highest, less"
+            checks.append(Check(f"{highest} that of even weights", best.score - even.score, 0.3))
+            checks.append(Check(f"{highest} the highest with random weights", best.score - random.score, 0.3))
         # [L, H]: mean total variation between a head and the nearest ideal pattern, 0 to 1
         apart = [(patterns - ideal / ideal.sum(-1, keepdim=True)).abs() for ideal in ideals.values()]
-        distances = torch.stack([of[:, :, start:].sum(-1).mean(-1) / 2 for of in apart]).amin(0)
-        return Scored(
-            tokens,
-            patterns,
-            best,
-            random={role: _best(_scores(control, ideals[role], start)) for role in best},
-            even={role: float(_scores(ideals[EVEN][None, None], ideals[role], start)) for role in best},
-            unread=_best(distances),
+        unread = _best(torch.stack([of[:, :, start:].sum(-1).mean(-1) / 2 for of in apart]).amin(0))
+        away = f"{unread.name}: distance from the nearest of {len(ideals)} simple patterns"
+        checks.append(Check(away, unread.score, least=0.5))
+        maps = head_maps(
+            list(patterns), [best[:2] for best in (*(role.best for role in roles.values()), unread)], tokens
         )
+        explained = "Rows are queries, columns are keys: the head of each role, and the one that no pattern describes."
+        sections = (*_tables(roles, unread), AttentionSection("Their maps", explained, maps))
+        question = "Which roles do the heads of a pretrained model have?"
+        return LabResult(question, _meaning(len(tokens), roles, unread), tuple(checks), sections)
 
 
 class Best(NamedTuple):
@@ -86,41 +90,18 @@ class Best(NamedTuple):
         return f"layer {self.layer} head {self.head}"
 
 
-class Scored(NamedTuple):
-    """The heads of a model on one text.
+class Role(NamedTuple):
+    """The best head of a role, that of a model with random weights, and what even weights score."""
 
-    patterns   [L, H, T, T].
-    best       the best head of each role; `random`: of a model with random weights.
-    even       what even weights score in each role.
-    unread     the head that is furthest from every simple pattern, with its distance as the score.
-    """
-
-    tokens: list[str]
-    patterns: Tensor
-    best: dict[str, Best]
-    random: dict[str, Best]
-    even: dict[str, float]
-    unread: Best
+    best: Best
+    random: Best
+    even: float
 
 
-def _checks(scored: Scored) -> tuple[Check, ...]:
-    """Each role's best head against even weights and random ones, and one head that no role describes."""
-    checks = []
-    for role, best in scored.best.items():
-        highest = f"{role}: weight from {best.name}, the highest, less"
-        checks.append(Check(f"{highest} that of even weights", best.score - scored.even[role], 0.3))
-        above_random = best.score - scored.random[role].score
-        checks.append(Check(f"{highest} the highest with random weights", above_random, 0.3))
-    simple = len(scored.best) + 1  # and even weights
-    away = f"{scored.unread.name}: distance from the nearest of {simple} simple patterns"
-    return (*checks, Check(away, scored.unread.score, least=0.5))
-
-
-def _meaning(scored: Scored) -> str:
-    before, marks, first = (scored.best[role] for role in ("the token before", "punctuation", "the first token"))
-    far = scored.unread
+def _meaning(tokens: int, roles: dict[str, Role], far: Best) -> str:
+    before, marks, first = (roles[role].best for role in ("the token before", "punctuation", "the first token"))
     return (
-        f"On a text of {len(scored.tokens)} tokens {before.name} gives the token before {before.score:.2f} of its"
+        f"On a text of {tokens} tokens {before.name} gives the token before {before.score:.2f} of its"
         f" weight, {marks.name} gives punctuation {marks.score:.2f}, and {first.name} gives the first token"
         f" {first.score:.2f}, whatever the text: an attention sink (Xiao et al. 2024), where a head puts the weight it"
         f" does not need. These can be read off their maps. Not every head can: {far.name} is at least {far.score:.2f}"
@@ -129,25 +110,17 @@ def _meaning(scored: Scored) -> str:
     )
 
 
-def _sections(scored: Scored) -> tuple[Section, ...]:
-    """The best heads as a table, the head that no pattern describes, and the maps of both."""
-    best, unread = scored.best, scored.unread
+def _tables(roles: dict[str, Role], unread: Best) -> tuple[TableSection, TableSection]:
     rows = [
-        [role, str(one.layer), str(one.head), *(f"{x:.2f}" for x in (one.score, scored.even[role], random.score))]
-        for (role, one), random in zip(best.items(), scored.random.values(), strict=True)
+        [role, *map(str, best[:2]), *(f"{x:.2f}" for x in (best.score, even, random.score))]
+        for role, (best, random, even) in roles.items()
     ]
     header = ("role: weight on", "layer", "head", "its weight", EVEN, "best of random weights")
-    far = TableSection(
-        "The head that no simple pattern describes",
-        ("layer", "head", "distance from the nearest, 0 to 1"),
-        [[str(unread.layer), str(unread.head), f"{unread.score:.2f}"]],
-    )
-    explained = "Rows are queries, columns are keys: the head of each role, and the one that no pattern describes."
-    maps = _maps(scored.patterns, (*best.values(), unread), scored.tokens)
+    far = [*map(str, unread[:2]), f"{unread.score:.2f}"]
+    distance = ("layer", "head", "distance from the nearest, 0 to 1")
     return (
         TableSection("The best head of each role", header, rows),
-        far,
-        AttentionSection("Their maps", explained, maps),
+        TableSection("The head that no simple pattern describes", distance, [far]),
     )
 
 
@@ -180,15 +153,3 @@ def _scores(patterns: Tensor, ideal: Tensor, start: int) -> Tensor:
 def _best(scores: Tensor) -> Best:
     layer, head = divmod(int(scores.argmax()), scores.shape[1])
     return Best(layer, head, float(scores[layer, head]))
-
-
-def _maps(patterns: Tensor, chosen: Iterable[Best], tokens: list[str]) -> list[AttentionMap]:
-    """One map for each layer, of the chosen heads in it."""
-    heads: dict[int, list[int]] = {}
-    for best in chosen:
-        heads.setdefault(best.layer, [])
-        if best.head not in heads[best.layer]:
-            heads[best.layer].append(best.head)
-    return [
-        AttentionMap("decoder", layer, tokens, tokens, patterns[layer][of].numpy(), of) for layer, of in heads.items()
-    ]

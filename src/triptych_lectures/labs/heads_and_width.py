@@ -10,21 +10,21 @@ attention is enough, or several at once, which one pattern can only give as a su
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import torch
 
 from triptych import nn
 from triptych.count import count
-from triptych.errors import InputError
+from triptych.errors import InputError, counted
 from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import full
 from triptych.train import OptimizerSettings, Pairs
 from triptych_lectures.labs.counting import products, shortest_seconds
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, curve, decoder, fit
+from triptych_lectures.labs.small import block, curve, decoder, fit, line_table, parameters
 from triptych_lectures.labs.trained import (
     GeneratedTask,
     Places,
@@ -33,6 +33,7 @@ from triptych_lectures.labs.trained import (
     TrainingBudget,
     right,
     trained_head,
+    training_curve,
     with_positions,
 )
 
@@ -52,13 +53,13 @@ class HeadsVsWidthLab(Lab):
         " do, or if one head cannot even read one place, so that its failure at four says nothing about heads."
     )
 
-    width: int = size(512, "model width D of the block that is counted")
+    width: int = size(512, "model width D of the block that is counted", multiple="heads")
     tokens: int = size(10, "tokens on which it is counted")
     long: int = size(512, "tokens on which it is timed")
     heads: tuple[int, ...] = size((1, 2, 4, 8, 16), "numbers of heads, the first 1, each a divisor of the width")
-    narrow: int = size(32, "model width of the layers that are trained, a multiple of 4")
+    narrow: int = size(32, "model width of the layers that are trained, a multiple of 4", multiple=4)
     symbols: int = size(4, "symbols of the task that is trained, 2 to 16", least=2, most=16)
-    length: int = size(12, "tokens of its rows, more than 4")
+    length: int = size(12, "tokens of its rows, more than 4", least=5)
     steps: int = size(250, "training steps")
     rows: int = size(64, "rows of a training step")
     tested: int = size(64, "rows that are tested")
@@ -66,51 +67,41 @@ class HeadsVsWidthLab(Lab):
     def __post_init__(self) -> None:
         if self.heads[0] != 1 or len(self.heads) < 2:
             raise InputError("size heads: this lab compares with one head; begin with 1, and give two or more")
-        if any(self.width % heads for heads in self.heads) or self.narrow % 4:
-            raise InputError("sizes width and narrow: must be multiples of the numbers of heads, narrow of 4")
-        if self.length <= 4:
-            raise InputError(f"size length: {self.length} tokens have no place 4 back; give 5 or more")
 
     def run(self, setup: Setup) -> LabResult:
         setup.progress(f"one block of width {self.width}, {self.heads[0]} to {self.heads[-1]} heads")
-        counted, measured, seconds = {}, {}, {}
+        costs: dict[int, Costs] = {}
+        off: list[int] = []
         ids = [i % VOCAB for i in range(self.long)]
         for heads in self.heads:
             model = Model(nn.new(decoder(VOCAB, [block(self.width, heads, self.width)], mask=full()), setup.seed))
-            counted[heads], measured[heads] = _counted(model, self.tokens), _measured(model, self.tokens)
+            measured = _measured(model, self.tokens)
+            off += [abs(a - b) for a, b in zip(_counted(model, self.tokens), measured, strict=True)]
             with torch.inference_mode():
-                seconds[heads] = shortest_seconds(lambda model=model: model.logits([ids]), calls=5)
+                costs[heads] = *measured, shortest_seconds(lambda model=model: model.logits([ids]), calls=5)
         shares: dict[tuple[str, int], float] = {}
-        for name, places in PLACES.items():
-            for heads in (1, 4):
-                setup.progress(f"training {heads} head{'s' * (heads > 1)} to read {name}: {self.steps} steps")
-                shares[name, heads] = self._read_places(heads, places, setup.seed)
-        differences = [abs(a - b) for h in self.heads for a, b in zip(counted[h], measured[h], strict=True)]
-        scores_off = [abs(measured[h][2] / (h * measured[1][2]) - 1) for h in self.heads]
+        for name, heads in product(PLACES, (1, 4)):
+            setup.progress(f"training {counted(heads, 'head')} to read {name}: {self.steps} steps")
+            shares[name, heads] = self._read_places(heads, PLACES[name], setup.seed)
+        over_one = [[cost / one for cost, one in zip(costs[h], costs[1], strict=True)] for h in self.heads]
+        scores_off = [abs(costs[h][2] / (h * costs[1][2]) - 1) for h in self.heads]
         most, tokens = self.heads[-1], self.tokens
         shown = 8 if 8 in self.heads else most  # the lecture has 8
-        scores = float(shown * tokens**2)
+        scores, four = float(shown * tokens**2), "four places read right by four heads"
+        one_of_one, four_of_one, one_of_four, four_of_four = shares.values()
         checks = (
-            Check(
-                "arithmetic: counted from the spec and measured: largest difference", float(max(differences)), most=0.0
-            ),
-            Check(f"arithmetic: parameters of {most} heads over one", measured[most][0] / measured[1][0], 1.0, 1.0),
-            Check(f"arithmetic: matmul FLOPs of {most} heads over one", measured[most][1] / measured[1][1], 1.0, 1.0),
+            Check("arithmetic: counted from the spec and measured: largest difference", float(max(off)), most=0.0),
+            Check(f"arithmetic: parameters of {most} heads over one", over_one[-1][0], 1.0, 1.0),
+            Check(f"arithmetic: matmul FLOPs of {most} heads over one", over_one[-1][1], 1.0, 1.0),
             Check(
                 "arithmetic: score elements over H times those of one head, largest difference from 1",
                 max(scores_off),
                 most=0.0,
             ),
-            Check(
-                f"arithmetic: score elements of {shown} heads on {tokens} tokens", measured[shown][2], scores, scores
-            ),
-            Check("control: one place read right by one head", shares["one place", 1], least=0.95),
-            Check("four places read right by four heads", shares["four places", 4], least=0.9),
-            Check(
-                "four places read right by four heads, less by one",
-                shares["four places", 4] - shares["four places", 1],
-                0.2,
-            ),
+            Check(f"arithmetic: score elements of {shown} heads on {tokens} tokens", costs[shown][2], scores, scores),
+            Check("control: one place read right by one head", one_of_one, least=0.95),
+            Check(four, four_of_four, least=0.9),
+            Check(f"{four}, less by one", four_of_four - one_of_four, 0.2),
         )
         meaning = (
             "The projections are D x D whether their output is one head or cut into H, and the H score matrices take"
@@ -118,12 +109,24 @@ class HeadsVsWidthLab(Lab):
             f" number of scores, H T² instead of T² ({scores:,.0f} against {tokens**2:,} for {shown} heads on {tokens}"
             " tokens), and with it the work of softmax and the memory of a stored pattern. What is gained are H"
             " patterns. A single head returns one average: trained to name the symbols at four places it is right"
-            f" {shares['four places', 1]:.0%} of the time, four heads of a quarter of its width"
-            f" {shares['four places', 4]:.0%}, with the same parameters and steps. At a single place one head is enough"
-            f" ({shares['one place', 1]:.0%}). The criteria marked arithmetic follow from the formula and test that the"
+            f" {one_of_four:.0%} of the time, four heads of a quarter of its width"
+            f" {four_of_four:.0%}, with the same parameters and steps. At a single place one head is enough"
+            f" ({one_of_one:.0%}). The criteria marked arithmetic follow from the formula and test that the"
             " library keeps to it; the others are experiments. Times depend on the machine and decide nothing."
         )
-        sections = (self._cost_table(measured, seconds), self._places_table(shares), self._curve(measured, seconds))
+        title, time = f"One block of width {self.width} on {tokens} tokens, measured", f"time for {self.long} tokens"
+        rows = [
+            [str(h), str(self.width // h), *(f"{x:,}" for x in own), f"{1000 * seconds:.1f} ms"]
+            for h, (*own, seconds) in costs.items()
+        ]
+        right = f"Symbols named right after {self.steps} steps, by one layer of width {self.narrow}"
+        read = {"one head": (one_of_one, one_of_four), "four heads": (four_of_one, four_of_four)}
+        lines = dict(zip((*COLUMNS, time), zip(*over_one, strict=True), strict=True))
+        sections = (
+            TableSection(f"{title}; time of a forward on {self.long}", ("heads", "head width", *COLUMNS, time), rows),
+            line_table(right, "the task reads", PLACES, read, ".0%"),
+            curve("Cost beside that of one head", "heads", "times one head", self.heads, lines, log="xy"),
+        )
         return LabResult("What do H heads cost beside one, and what are they for?", meaning, checks, sections)
 
     def _read_places(self, heads: int, places: Sequence[int], seed: int) -> float:
@@ -135,27 +138,8 @@ class HeadsVsWidthLab(Lab):
         fit(module, data, rows=self.rows, length=self.length, steps=self.steps, seed=seed, optimizer=settings)
         return right(module, task.rows(noise, self.tested))
 
-    def _cost_table(self, measured: Costs, seconds: dict[int, float]) -> TableSection:
-        title = f"One block of width {self.width} on {self.tokens} tokens, measured; time of a forward on {self.long}"
-        header = ("heads", "head width", *COLUMNS, f"time for {self.long} tokens")
-        rows = [
-            [str(h), str(self.width // h), *(f"{x:,}" for x in measured[h]), f"{1000 * seconds[h]:.1f} ms"]
-            for h in self.heads
-        ]
-        return TableSection(title, header, rows)
 
-    def _places_table(self, shares: dict[tuple[str, int], float]) -> TableSection:
-        rows = [[name, *(f"{shares[name, heads]:.0%}" for heads in (1, 4))] for name in PLACES]
-        title = f"Symbols named right after {self.steps} steps, by one layer of width {self.narrow}"
-        return TableSection(title, ("the task reads", "one head", "four heads"), rows)
-
-    def _curve(self, measured: Costs, seconds: dict[int, float]) -> Curve:
-        lines = {name: [measured[h][i] / measured[1][i] for h in self.heads] for i, name in enumerate(COLUMNS)}
-        lines[f"time for {self.long} tokens"] = [seconds[h] / seconds[1] for h in self.heads]
-        return curve("Cost beside that of one head", "heads", "times one head", self.heads, lines, log="xy")
-
-
-Costs = dict[int, tuple[int, int, int]]  # by number of heads: parameters, matmul FLOPs, score elements
+Costs = tuple[int, int, int, float]  # parameters, matmul FLOPs, score elements, seconds
 
 
 def _counted(model: Model, tokens: int) -> tuple[int, int, int]:
@@ -169,7 +153,7 @@ def _measured(model: Model, tokens: int) -> tuple[int, int, int]:
     ids = list(range(tokens))
     flops = products(lambda: model.logits([ids])).total
     scores = model.trace([ids], read=["blocks.0.attn.scores"])["blocks.0.attn.scores"][0]
-    return sum(p.numel() for p in model.module.parameters()), flops, scores.numel()
+    return parameters(model.module), flops, scores.numel()
 
 
 class TrainedHeadsLab(Lab):
@@ -189,7 +173,7 @@ class TrainedHeadsLab(Lab):
         ascending=True,
         full=(1, 2, 4, 8, 16),
     )
-    width: int = size(32, "width of the residual stream, which the heads share")
+    width: int = size(32, "width of the residual stream, which the heads share", multiple="heads")
     one: tuple[int, ...] = size((3,), "places back that the first task reads")
     several: tuple[int, ...] = size((1, 2, 3, 4), "places back that the second task reads; as many heads are needed")
     symbols: int = size(5, "different symbols, two or more", least=2)
@@ -200,8 +184,6 @@ class TrainedHeadsLab(Lab):
     tested: int = size(64, "rows that the share of right answers is taken from")
 
     def __post_init__(self) -> None:
-        if any(self.width % heads for heads in self.heads):
-            raise InputError(f"sizes width and heads: the width, {self.width}, must be a multiple of each number")
         if len(self.one) != 1:
             raise InputError("size one: the first task reads one place, which must be a single number")
 
@@ -211,44 +193,40 @@ class TrainedHeadsLab(Lab):
             SEVERAL: Places(self.symbols, self.length, self.several),
         }
         layers: Layers = {}
-        for name, task in tasks.items():
-            for heads in self.heads:
-                setup.progress(f"{name}, {heads} head{'s' * (heads > 1)}: {self.steps} steps")
-                layers[name, heads] = self._trained(heads, task, setup.seed)
+        for name, heads in product(tasks, self.heads):
+            setup.progress(f"{name}, {counted(heads, 'head')}: {self.steps} steps")
+            layers[name, heads] = self._trained(heads, tasks[name], setup.seed)
         setup.progress("shuffled answers")
         shuffled = self._trained(self.heads[-1], Shuffled(tasks[ONE]), setup.seed)
         return LabResult(
             "How many heads does a layer need?",
             self._meaning(layers),
             self._checks(layers, shuffled),
-            (self._table(layers), self._curve(layers)),
+            self._sections(layers),
         )
 
     def _checks(self, layers: Layers, shuffled: TrainedHead) -> tuple[Check, ...]:
-        places = len(self.several)
+        places, fewest = len(self.several), self.heads[0]
         enough = min((heads for heads in self.heads if heads >= places), default=self.heads[-1])
         learned = {heads: layers[SEVERAL, heads].run.learned for heads in self.heads}
         rising = [learned[b] - learned[a] for a, b in pairwise(self.heads) if b <= enough]
         beyond = [learned[heads] - learned[enough] for heads in self.heads if heads > enough]
         at_one = [layers[ONE, heads].right for heads in self.heads]
-        few, many = layers[SEVERAL, self.heads[0]], layers[SEVERAL, enough]
         counts = [layers[SEVERAL, heads].parameters for heads in self.heads]
+        many, more = layers[SEVERAL, enough].right, layers[SEVERAL, enough].right - layers[SEVERAL, fewest].right
+        read, one = f"{places} places read right by {enough} heads", "control: one place read right"
         return (
             Check("parameters, most less fewest over the numbers of heads", max(counts) - min(counts), most=0.0),
-            Check(f"{places} places read right by {enough} heads", many.right, least=0.9),
-            Check(
-                f"{places} places read right by {enough} heads, less by {self.heads[0]}", many.right - few.right, 0.25
-            ),
+            Check(read, many, least=0.9),
+            Check(f"{read}, less by {fewest}", more, 0.25),
             Check(
                 f"learned more with each larger number up to {enough} heads, the least",
                 min(rising, default=0.0),
                 least=0.0,
             ),
             Check(f"learned more with more than {enough} heads, the most", max(beyond, default=0.0), most=0.1),
-            Check(
-                "control: one place read right, most less least over the numbers", max(at_one) - min(at_one), most=0.1
-            ),
-            Check("control: one place read right, the least", min(at_one), least=0.9),
+            Check(f"{one}, most less least over the numbers", max(at_one) - min(at_one), most=0.1),
+            Check(f"{one}, the least", min(at_one), least=0.9),
             Check(
                 "control: right of one place, trained on shuffled answers", shuffled.right, most=1 / self.symbols + 0.1
             ),
@@ -273,25 +251,21 @@ class TrainedHeadsLab(Lab):
         budget = TrainingBudget(self.steps, self.rows, self.rate, shape="linear")
         return trained_head(module, task, budget, self.tested, seed)
 
-    def _table(self, layers: Layers) -> TableSection:
+    def _sections(self, layers: Layers) -> tuple[TableSection, Curve]:
+        tasks = (ONE, SEVERAL)
         rows = [
-            [
-                str(heads),
-                str(self.width // heads),
-                f"{layers[SEVERAL, heads].parameters:,}",
-                *(f"{layers[name, heads].right:.0%}" for name in (ONE, SEVERAL)),
-                *(f"{layers[name, heads].run.end:.2f}" for name in (ONE, SEVERAL)),
-            ]
+            [str(heads), str(self.width // heads), f"{layers[SEVERAL, heads].parameters:,}"]
+            + [f"{layers[name, heads].right:.0%}" for name in tasks]
+            + [f"{layers[name, heads].run.end:.2f}" for name in tasks]
             for heads in self.heads
         ]
-        header = ("heads", "head width", "parameters", f"right, {ONE}", f"right, {SEVERAL}", f"nats, {ONE}")
+        columns = [f"{what}, {name}" for what in ("right", "nats") for name in tasks]
         title = f"After {self.steps} steps; {ONE}: {self.one[0]} back, {SEVERAL}: {', '.join(map(str, self.several))}"
-        return TableSection(title, (*header, f"nats, {SEVERAL}"), rows)
-
-    def _curve(self, layers: Layers) -> Curve:
-        lines = {f"{heads} head{'s' * (heads > 1)}": layers[SEVERAL, heads].run.losses for heads in self.heads}
-        guess = layers[SEVERAL, self.heads[0]].run.guess
-        return Curve(f"{len(self.several)} places in training", "step", "nats an answer", lines, {"guess": guess})
+        runs = {counted(heads, "head"): layers[SEVERAL, heads].run for heads in self.heads}
+        return (
+            TableSection(title, ("heads", "head width", "parameters", *columns), rows),
+            training_curve(f"{len(self.several)} places in training", "nats an answer", runs),
+        )
 
 
 Layers = dict[tuple[str, int], TrainedHead]

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triptych import nn
-from triptych.errors import InputError
+from triptych.errors import InputError, counted
 from triptych.page import Curve, TableSection
-from triptych.spec import AlibiSpec, RMSNormSpec
 from triptych.train import Example, collate
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, number, size
-from triptych_lectures.labs.small import block, curve, decoder
+from triptych_lectures.labs.small import attention_layers, curve, examples, halves
 from triptych_lectures.labs.trained import TrainedRun, TrainingBudget, held_out_rows, logits, train
 
 
@@ -32,12 +31,12 @@ class InContextLab(Lab):
         " answers in the row are random, what is measured would not be the use of the examples."
     )
 
-    symbols: int = size(8, "different inputs, and as many different answers, two or more")
-    examples: int = size(16, "examples of a row, two or more")
+    symbols: int = size(8, "different inputs, and as many different answers, two or more", least=2)
+    examples: int = size(16, "examples of a row, two or more", least=2)
     pools: tuple[int, ...] = size(
         (1,), "how many functions the other models are trained on; the first is 1", full=(1, 16, 256)
     )
-    width: int = size(48, "width of the residual stream, a multiple of the heads")
+    width: int = size(48, "width of the residual stream, a multiple of the heads", multiple="heads")
     heads: int = size(3, "heads of each of the two layers")
     steps: int = size(500, "training steps", full=800)
     rows: int = size(32, "rows of a step")
@@ -45,12 +44,8 @@ class InContextLab(Lab):
     tested: int = size(300, "rows of each test", full=1000)
 
     def __post_init__(self) -> None:
-        if self.width % self.heads:
-            raise InputError(f"sizes width {self.width} and heads {self.heads}: the width must be a multiple")
         if self.pools[0] != 1:
             raise InputError(f"size pools: the first model is the control, trained on 1 function; got {self.pools[0]}")
-        if self.symbols < 2 or self.examples < 2:
-            raise InputError("sizes symbols and examples: give two or more of each")
 
     def run(self, setup: Setup) -> LabResult:
         every = Lookups(self.symbols, self.examples)
@@ -68,7 +63,7 @@ class InContextLab(Lab):
             "Can a model learn from the examples in its row what it was never trained on?",
             self._meaning(on_new, own),
             self._checks(on_new, own, unrelated),
-            (self._curve(on_new, unrelated), self._table(on_new, runs)),
+            self._sections(on_new, unrelated, runs),
         )
 
     def best_errors(self) -> NDArray[np.float64]:
@@ -77,29 +72,30 @@ class InContextLab(Lab):
 
     def _checks(self, on_new: dict[str, Answered], own: Answered, unrelated: Answered) -> tuple[Check, ...]:
         """Half of what examples can give is a use of them; a tenth is none."""
-        chance = 1 / self.symbols
-        first, second = np.array_split(self.best_errors(), 2)
-        possible = float(first.mean() - second.mean())
+        first, second = halves(self.best_errors())
+        possible = first - second
         every, single = on_new[_name(None)], on_new[_name(1)]
-        claim = "fall of the error from the first half of the row to the second, over the largest possible"
+        fall, new = "fall of the error", "functions never trained"
         return (
-            Check(f"functions never trained: {claim}", every.fall / possible, least=0.5),
             Check(
-                "functions never trained: right where the input was shown before", _share(every, shown=True), least=0.9
+                f"{new}: {fall} from the first half of the row to the second, over the largest possible",
+                every.fall / possible,
+                least=0.5,
+            ),
+            Check(f"{new}: right where the input was shown before", every.share(shown=True), least=0.9),
+            Check(
+                f"control: {new}: right where the input was not shown",
+                every.share(shown=False),
+                most=1 / self.symbols + 0.1,
             ),
             Check(
-                "control: functions never trained: right where the input was not shown",
-                _share(every, shown=False),
-                most=chance + 0.1,
-            ),
-            Check(
-                "control: answers in the row random: fall of the error, over the largest possible",
+                f"control: answers in the row random: {fall}, over the largest possible",
                 unrelated.fall / possible,
                 most=0.1,
             ),
             Check("trained on 1 function: right on it at the first example", float(own.right[:, 0].mean()), least=0.9),
             Check(
-                "control: trained on 1 function, others tested: fall of the error, over the largest possible",
+                f"control: trained on 1 function, others tested: {fall}, over the largest possible",
                 single.fall / possible,
                 most=0.1,
             ),
@@ -120,27 +116,27 @@ class InContextLab(Lab):
 
     def _train(self, task: Lookups, seed: int) -> tuple[nn.Transformer, TrainedRun]:
         """Two layers of attention, which is what a lookup in the row takes (lab `induction`)."""
-        blocks = [block(self.width, self.heads, hidden=None)] * 2
-        inside, norm = AlibiSpec(heads=self.heads), RMSNormSpec(width=self.width)
-        module = nn.new(decoder(2 * self.symbols, blocks, inside=inside, final_norm=norm), seed)
+        module = attention_layers(2, 2 * self.symbols, self.width, self.heads, seed)
         return module, train(module, task, TrainingBudget(self.steps, self.rows, self.rate, shape="linear"), seed)
 
-    def _curve(self, on_new: dict[str, Answered], unrelated: Answered) -> Curve:
+    def _sections(
+        self, on_new: dict[str, Answered], unrelated: Answered, runs: dict[str, TrainedRun]
+    ) -> tuple[Curve, TableSection]:
         lines = {f"trained on {name}": answers.errors for name, answers in on_new.items()}
         lines |= {"answers in the row random": unrelated.errors, "least possible": self.best_errors()}
-        shares, chance = {name: errors.tolist() for name, errors in lines.items()}, {"guess": 1 - 1 / self.symbols}
-        title, places = "Functions that were never trained", range(1, self.examples + 1)
-        return curve(title, "example of the row", "share wrong", places, shares, chance)
-
-    def _table(self, on_new: dict[str, Answered], runs: dict[str, TrainedRun]) -> TableSection:
+        shares, chance = {name: errors.tolist() for name, errors in lines.items()}, 1 / self.symbols
         rows = [
             [name, number(runs[name].end), f"{answers.errors[0]:.0%}", f"{answers.errors[-1]:.0%}"]
-            + [f"{_share(answers, shown=shown):.0%}" for shown in (True, False)]
+            + [f"{answers.share(shown=shown):.0%}" for shown in (True, False)]
             for name, answers in on_new.items()
         ]
         header = ("trained on", "nats at the end", "wrong at the first example", "wrong at the last")
-        title = f"Tested on functions never trained; {1 / self.symbols:.0%} are right by chance"
-        return TableSection(title, (*header, "right, input shown before", "right, input not shown"), rows)
+        title, places = "Functions that were never trained", range(1, self.examples + 1)
+        tested = f"Tested on functions never trained; {chance:.0%} are right by chance"
+        return (
+            curve(title, "example of the row", "share wrong", places, shares, {"guess": 1 - chance}),
+            TableSection(tested, (*header, "right, input shown before", "right, input not shown"), rows),
+        )
 
 
 @dataclass(frozen=True)
@@ -169,9 +165,8 @@ class Lookups:
         answers = np.take_along_axis(tables, inputs, axis=1)
         if self.random_answers:
             answers = noise.integers(self.symbols, size=answers.shape)
-        examples = np.stack([inputs, self.symbols + answers], axis=-1).reshape(count, -1).astype(np.int32)
-        answered = np.arange(2 * self.examples - 1) % 2 == 0
-        return [Example(row[:-1], row[1:], answered) for row in examples]
+        rows = np.stack([inputs, self.symbols + answers], axis=-1).reshape(count, -1).astype(np.int32)
+        return examples(rows[:, :-1], rows[:, 1:], np.arange(2 * self.examples - 1) % 2 == 0)
 
     def tables(self, noise: np.random.Generator, count: int) -> NDArray[np.int64]:
         """[count, symbols]: the answer to each input, one function a row."""
@@ -204,19 +199,18 @@ class Answered(NamedTuple):
     @property
     def fall(self) -> float:
         """By how much the error falls from the first half of a row's examples to its second half."""
-        first, second = np.array_split(self.errors, 2)
-        return float(first.mean() - second.mean())
+        first, second = halves(self.errors)
+        return first - second
+
+    def share(self, *, shown: bool) -> float:
+        """Of the right answers among those whose input the row had shown before, or had not."""
+        return float(self.right[self.shown == shown].mean())
 
 
 def _name(pool: int | None) -> str:
     if pool is None:
         return "a new function in each row"
-    return f"{pool} function{'s' * (pool > 1)}"
-
-
-def _share(answers: Answered, *, shown: bool) -> float:
-    """Of the right answers among those whose input the row had shown before, or had not."""
-    return float(answers.right[answers.shown == shown].mean())
+    return counted(pool, "function")
 
 
 def answered(module: nn.Transformer, task: Lookups, count: int, seed: int) -> Answered:

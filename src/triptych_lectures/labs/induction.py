@@ -9,16 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych import nn
-from triptych.errors import InputError
+from triptych.errors import InputError, counted
 from triptych.model import Model
 from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
 from triptych.probe import Edit, zero
 from triptych.probe.role_scores import at_offset, mean_weight
-from triptych.spec import AlibiSpec, RMSNormSpec
 from triptych.train import Example, OptimizerSettings, Pairs
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import Points, block, decoder, fit
+from triptych_lectures.labs.small import Points, attention_layers, fit
 
 OFFSETS = 8  # places back among which the one a head reads most is searched
 
@@ -34,10 +32,10 @@ class InductionLab(Lab):
         " token before most."
     )
 
-    width: int = size(48, "model width D, a multiple of the heads")
-    heads: int = size(3, "heads of each layer, two or more")
+    width: int = size(48, "model width D, a multiple of the heads", multiple="heads")
+    heads: int = size(3, "heads of each layer, two or more", least=2)
     vocab: int = size(48, "tokens that there are, at least `longest`")
-    shortest: int = size(12, "tokens of the shortest sequence that is repeated, 5 or more")
+    shortest: int = size(12, "tokens of the shortest sequence that is repeated, 5 or more", least=OFFSETS // 2 + 1)
     longest: int = size(32, "tokens of the longest one")
     steps: int = size(400, "training steps")
     rows: int = size(32, "rows of a training step")
@@ -46,12 +44,6 @@ class InductionLab(Lab):
     def __post_init__(self) -> None:
         if not self.shortest <= self.longest <= self.vocab:
             raise InputError("sizes shortest, longest and vocab: must not decrease in this order")
-        if 2 * self.shortest <= OFFSETS + 1:
-            raise InputError(
-                f"size shortest: heads are compared over {OFFSETS} places; give {OFFSETS // 2 + 1} or more"
-            )
-        if self.width % self.heads or self.heads < 2:
-            raise InputError("sizes width and heads: give two heads or more, and a multiple of them as the width")
 
     def run(self, setup: Setup) -> LabResult:
         noise = np.random.default_rng(setup.seed)
@@ -59,7 +51,7 @@ class InductionLab(Lab):
         tests = [self._repeated(noise) for _ in range(self.tested)]
         models, losses = {}, {}
         for layers in (1, 2):
-            setup.progress(f"training {layers} layer{'s' * (layers > 1)}: {self.steps} steps")
+            setup.progress(f"training {counted(layers, 'layer')}: {self.steps} steps")
             models[layers], losses[f"layers: {layers}"] = self._train(layers, data, setup.seed)
         shallow, copied = (_copied(model, tests) for model in models.values())
         setup.progress("removing heads, one at a time")
@@ -69,6 +61,9 @@ class InductionLab(Lab):
         first = [head for head in heads if head.layer == 0]
         below = min(first, key=lambda head: head.without)
         beside = [head for head in first if head is not below]
+        ratio = below.previous / max(head.previous for head in beside)
+        best_beside = max(head.without for head in beside)
+        previous = f"weight of {below.name} on the token before, over the most of the other heads of layer 0"
         checks = (
             Check("copied right by two layers", copied, least=0.8),
             Check("copied right by one layer", shallow, most=0.3),
@@ -77,16 +72,8 @@ class InductionLab(Lab):
             Check("copied right without another head of its layer, the worst", min(others), least=0.5),
             Check(f"copied right without {below.name}, the head it reads from", below.without, most=0.25),
             Check(f"places back that {below.name} reads most", below.most, 1, 1),
-            Check(
-                f"weight of {below.name} on the token before, over the most of the other heads of layer 0",
-                below.previous / max(head.previous for head in beside),
-                least=1.5,
-            ),
-            Check(
-                "copied right without another head of layer 0, the best",
-                max(head.without for head in beside),
-                least=0.5,
-            ),
+            Check(previous, ratio, least=1.5),
+            Check("copied right without another head of layer 0, the best", best_beside, least=0.5),
         )
         meaning = (
             "Which token follows which differs from row to row, so it can be learned from the row alone. Two layers"
@@ -97,23 +84,15 @@ class InductionLab(Lab):
             " and each task falls to one head. Where positions are alike for all heads, as with RoPE, several learn the"
             " same, and removing one of them shows little."
         )
-        table = TableSection(
-            "Heads of the two-layer model",
-            (
-                "head",
-                "second A to after first A",
-                "to the token before",
-                "places back read most",
-                "copied right without it",
-            ),
-            [[h.name, f"{h.induction:.2f}", f"{h.previous:.2f}", str(h.most), f"{h.without:.0%}"] for h in heads],
+        rows = [[h.name, f"{h.induction:.2f}", f"{h.previous:.2f}", str(h.most), f"{h.without:.0%}"] for h in heads]
+        header = ("head", "second A to after first A", "to the token before", "places back read most")
+        guess = {"guessing": float(np.log(self.vocab))}
+        sections = (
+            TableSection("Heads of the two-layer model", (*header, "copied right without it"), rows),
+            Curve("Loss on the repetition", "step", "nats per token", losses, guess),
+            _maps(models[2], tests),
         )
-        curve = Curve(
-            "Loss on the repetition", "step", "nats per token", losses, {"guessing": float(np.log(self.vocab))}
-        )
-        return LabResult(
-            "How does a model copy what it has read once?", meaning, checks, (table, curve, _maps(models[2], tests))
-        )
+        return LabResult("How does a model copy what it has read once?", meaning, checks, sections)
 
     def _repeated(self, noise: np.random.Generator) -> Example:
         """A sequence of distinct tokens twice over, trained where it is determined: from the second repeated token on.
@@ -125,10 +104,7 @@ class InductionLab(Lab):
         return Example(twice[:-1], twice[1:], np.arange(1, len(twice)) > len(once))
 
     def _train(self, layers: int, data: Pairs, seed: int) -> tuple[Model, Points]:
-        blocks = [block(self.width, self.heads, hidden=None)] * layers
-        inside, norm = AlibiSpec(heads=self.heads), RMSNormSpec(width=self.width)
-        spec = decoder(self.vocab, blocks, inside=inside, final_norm=norm)
-        module = nn.new(spec, seed)
+        module = attention_layers(layers, self.vocab, self.width, self.heads, seed)
         settings = OptimizerSettings(lr=1e-2, weight_decay=0.0)
         losses = fit(
             module, data, rows=self.rows, length=2 * self.longest, steps=self.steps, seed=seed, optimizer=settings
@@ -165,22 +141,20 @@ def _heads(model: Model, tests: Sequence[Example]) -> list[Head]:
     for layer in (0, 1):
         patterns = trace[f"blocks.{layer}.attn.pattern"]  # [H, T, T] a row, T one less than twice the length
         lengths = [pattern.shape[-1] for pattern in patterns]
-        copied = [at_offset(range((n + 1) // 2, n), 1 - (n + 1) // 2, n) for n in lengths]
-        copying = _mean(patterns, copied)
+        copying = _mean(patterns, [at_offset(range((n + 1) // 2, n), 1 - (n + 1) // 2, n) for n in lengths])
         back = [
             _mean(patterns, [at_offset(range(OFFSETS + step, n), -step, n) for n in lengths]) for step in range(OFFSETS)
         ]
-        for head in range(len(copying)):
+        for head, induction in enumerate(copying):
             without = _copied(model, tests, [zero(f"blocks.{layer}.attn.z", heads=[head])])
             most = max(range(OFFSETS), key=lambda n: back[n][head])
-            heads.append(Head(layer, head, copying[head], back[1][head], most, without))
+            heads.append(Head(layer, head, induction, back[1][head], most, without))
     return heads
 
 
 def _mean(patterns: Sequence[Tensor], reads: Sequence[Tensor]) -> list[float]:
     """Over the queries of each row, then over rows: one number a head."""
-    rows = [mean_weight(pattern, keys) for pattern, keys in zip(patterns, reads, strict=True)]
-    means: list[float] = torch.stack(rows).mean(0).tolist()
+    means: list[float] = torch.stack(list(map(mean_weight, patterns, reads))).mean(0).tolist()
     return means
 
 
@@ -188,8 +162,6 @@ def _maps(model: Model, tests: Sequence[Example]) -> AttentionSection:
     shown = min(tests, key=lambda test: len(test.ids)).ids.tolist()
     trace = model.trace([shown], read=["blocks.*.attn.pattern"])
     tokens = [str(token) for token in shown]
-    maps = [
-        AttentionMap("decoder", layer, tokens, tokens, trace[f"blocks.{layer}.attn.pattern"][0].numpy())
-        for layer in (1, 0)
-    ]
+    patterns = ((layer, trace[f"blocks.{layer}.attn.pattern"][0].numpy()) for layer in (1, 0))
+    maps = [AttentionMap("decoder", layer, tokens, tokens, pattern) for layer, pattern in patterns]
     return AttentionSection("A sequence and its repetition", "Rows are queries, columns are keys.", maps)

@@ -6,33 +6,28 @@ A file that is damaged is never used: its seed runs again, and replaces it.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import cache
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from pydantic import TypeAdapter
 
 import triptych
 from triptych.checkpoints.save import atomic_write
 from triptych.errors import CheckpointError, InputError
 from triptych.files import read_regular
-from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Sample, Samples, Section, TableSection
+from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Samples, Section, TableSection
 from triptych_lectures.labs import lab_class
-from triptych_lectures.labs.lab import Check, LabResult, Setup, shown_size, size_values
+from triptych_lectures.labs.lab import Check, LabResult, Setup, shown_sizes
 
 LIMIT = 256 << 20  # bytes of one file
-_PLAIN: dict[str, type[Any]] = {kind.kind: kind for kind in (TableSection, Facts, Curve, Prose)}
-_PARTS: dict[str, tuple[type[Any], str, type[Any]]] = {
-    Samples.kind: (Samples, "items", Sample),
-    AttentionSection.kind: (AttentionSection, "maps", AttentionMap),
-}
+_VALIDATED: dict[str, type[Any]] = {kind.kind: kind for kind in (TableSection, Facts, Curve, Prose, Samples)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +75,14 @@ class KeptResults:
         data = {"identity": self._identity(name, setup), "seconds": run.seconds, "result": _plain_result(run.result)}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            atomic_write(self.path(name, setup), json.dumps(data, ensure_ascii=False, allow_nan=False).encode())
+            text = json.dumps(data, ensure_ascii=False, default=methodcaller("tolist"))  # arrays
+            atomic_write(self.path(name, setup), text.encode())
         except (OSError, CheckpointError) as problem:
             raise InputError(f"{self.folder}: the result of seed {run.seed} cannot be written ({problem})") from None
 
     def _identity(self, name: str, setup: Setup) -> dict[str, Any]:
         """Everything that determines a result, as plain values."""
-        sizes = {key: shown_size(value) for key, value in size_values(lab_class(name), setup).items()}
+        sizes = shown_sizes(lab_class(name), setup)
         inputs = {"model": _state(setup.model), "data": _state(setup.data)}
         return {
             "lab": name, "seed": setup.seed, "sizes": sizes, "full": setup.full, "inputs": inputs,
@@ -117,59 +113,33 @@ def _state(named: str | None) -> list[str]:
 
 
 def _plain_result(result: LabResult) -> dict[str, Any]:
-    sections = [_plain_section(section) for section in result.sections]
-    return {"question": result.question, "meaning": result.meaning} | {
-        "checks": _plain(result.checks),
-        "sections": sections,
+    return {
+        "question": result.question,
+        "meaning": result.meaning,
+        "checks": [asdict(check) for check in result.checks],
+        "sections": [_plain_section(section) for section in result.sections],
     }
 
 
 def _plain_section(section: Section) -> dict[str, Any]:
-    maps = section.maps if isinstance(section, AttentionSection) else ()
-    if section.kind not in (*_PLAIN, *_PARTS) or not all(isinstance(one, AttentionMap) for one in maps):
+    maps = isinstance(section, AttentionSection) and all(isinstance(one, AttentionMap) for one in section.maps)
+    if not maps and section.kind not in _VALIDATED:
         text = "This part is not kept with the results of several seeds; run the lab with one seed to see it."
-        return _plain_section(Prose(section.title, text))
-    return {"kind": section.kind, "values": _plain(section)}
-
-
-def _plain(value: Any) -> Any:
-    """Values for JSON, which has no NaN and no infinity: these become text, as `float` reads it."""
-    if dataclasses.is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(inner) for inner in value]
-    return value
+        section = Prose(section.title, text)
+    return {"kind": section.kind, "values": asdict(section)}
 
 
 def _result(data: dict[str, Any]) -> LabResult:
-    checks = tuple(_check(check) for check in data["checks"])
+    checks = TypeAdapter(tuple[Check, ...]).validate_python(data["checks"])
     sections = tuple(_section(section) for section in data["sections"])
     if not isinstance(data["question"], str) or not isinstance(data["meaning"], str) or not checks:
         raise InputError("it has no question, meaning or criteria")
     return LabResult(data["question"], data["meaning"], checks, sections)
 
 
-def _check(data: dict[str, Any]) -> Check:
-    least, most = (None if data[bound] is None else float(data[bound]) for bound in ("least", "most"))
-    return Check(str(data["claim"]), float(data["measured"]), least, most)
-
-
 def _section(data: dict[str, Any]) -> Section:
-    kind, values = data["kind"], dict(data["values"])
-    if kind in _PARTS:
-        outer, name, inner = _PARTS[kind]
-        section: Section = outer(**values | {name: [inner(**part) for part in values[name]]})
-        return section
-    if kind == Curve.kind:  # a y that is not finite was written as text
-        series = {name: [(float(x), float(y)) for x, y in line] for name, line in values["series"].items()}
-        return Curve(**values | {"series": series})
-    if kind == Facts.kind:
-        return Facts(values["title"], [(name, text) for name, text in values["rows"]])
-    plain: Section = _PLAIN[kind](**values)
-    return plain
+    values = data["values"]
+    if data["kind"] == AttentionSection.kind:
+        return AttentionSection(**values | {"maps": [AttentionMap(**one) for one in values["maps"]]})
+    section: Section = TypeAdapter(_VALIDATED[data["kind"]]).validate_python(values)
+    return section

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -57,8 +58,8 @@ class KvCacheLab(Lab):
             raise InputError(f"this lab continues a prompt: it needs a decoder, not an {model.spec.layout}")
         (prompt,), count_new = model.ids([self.prompt]), self.written
         setup.progress(f"writing {count_new} tokens with the cache, and again without")
-        cached, with_cache = _write(prompt, _Cached(model), count_new)
-        plain, without = _write(prompt, _Recomputed(model), count_new)
+        cached, with_cache = _write(prompt, partial(_cached, _engine(model)), count_new)
+        plain, without = _write(prompt, partial(_recomputed, model), count_new)
         lengths = [n for n in self.lengths if model.spec.context is None or n <= model.spec.context]
         if len(lengths) < 2:
             raise InputError(
@@ -67,20 +68,16 @@ class KvCacheLab(Lab):
         setup.progress(f"counting one more token after {', '.join(map(str, lengths))}")
         text = (cached * (max(lengths) // len(cached) + 1))[: max(lengths)]
         costs = [NextToken.measured(model, text[:n], self.repeats) for n in lengths]
-        fewer = [cost.fewer_flops for cost in costs]
-        counted = _counted_bytes(model, lengths[-1])
+        first, *_, last = [cost.fewer_flops for cost in costs]
+        shortest, longest = lengths[0], lengths[-1]
+        difference, longer = float((with_cache - without).abs().max()), 0.75 * longest / shortest
+        counted = _counted_bytes(model, longest)
         checks = (
             Check("tokens that differ with the cache", sum(a != b for a, b in zip(cached, plain, strict=True)), most=0),
-            Check("greatest difference of a logit", float((with_cache - without).abs().max()), most=1e-3),
-            Check(
-                f"FLOPs of one token at {lengths[-1]}, all again over with the cache", fewer[-1], least=lengths[-1] / 2
-            ),
-            Check(
-                f"these FLOPs saved at {lengths[-1]} over those at {lengths[0]}",
-                fewer[-1] / fewer[0],
-                least=0.75 * lengths[-1] / lengths[0],
-            ),
-            Check(f"bytes allocated at {lengths[-1]} over bytes counted", costs[-1].cache / counted, 1.0, 1.0),
+            Check("greatest difference of a logit", difference, most=1e-3),
+            Check(f"FLOPs of one token at {longest}, all again over with the cache", last, least=longest / 2),
+            Check(f"these FLOPs saved at {longest} over those at {shortest}", last / first, least=longer),
+            Check(f"bytes allocated at {longest} over bytes counted", costs[-1].cache / counted, 1.0, 1.0),
             Check("bytes of Qwen3-4B's cache at 4,096 positions, fp16", _lecture_bytes(), LECTURE_BYTES, LECTURE_BYTES),
         )
         meaning = (
@@ -99,30 +96,22 @@ class KvCacheLab(Lab):
 LECTURE_POSITIONS, LECTURE_BYTES = 4096, 603_979_776
 
 
-class _Cached:
+def _cached(engine: Engine, row: Sequence[int]) -> Tensor:
     """Logits after a row, from what is new in it."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.engine = Engine(model.module, executor="modules")  # what computes the rows without a cache as well
-
-    def __call__(self, row: Sequence[int]) -> Tensor:
-        if not self.engine.rows:
-            self.engine.add(Request(prompt=row, max_new_tokens=0))
-        self.engine.rows[0].ids = list(row)
-        return self.engine.logits()[0]
+    if not engine.rows:
+        engine.add(Request(prompt=row, max_new_tokens=0))
+    engine.rows[0].ids = list(row)
+    return engine.logits()[0]
 
 
-class _Recomputed:
+def _engine(model: Model) -> Engine:
+    return Engine(model.module, executor="modules")  # what computes the rows without a cache as well
+
+
+def _recomputed(model: Model, row: Sequence[int]) -> Tensor:
     """Logits after a row, all of it computed again."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    def __call__(self, row: Sequence[int]) -> Tensor:
-        module = self.model.module
-        x = module(Batch(inputs=torch.tensor(row, device=self.model.device), rows=Rows((len(row),))))
-        return module.unembed(x[-1:], Rows((1,), (len(row) - 1,)))[0]
+    x = model.module(Batch(inputs=torch.tensor(row, device=model.device), rows=Rows((len(row),))))
+    return model.module.unembed(x[-1:], Rows((1,), (len(row) - 1,)))[0]
 
 
 def _write(prompt: Sequence[int], logits: Callable[[Sequence[int]], Tensor], tokens: int) -> tuple[list[int], Tensor]:
@@ -134,35 +123,40 @@ def _write(prompt: Sequence[int], logits: Callable[[Sequence[int]], Tensor], tok
     return row, torch.stack(seen)
 
 
-class NextToken(NamedTuple):
-    """What the logits after a row cost, all of it computed again and with all but its last token cached: counts of the
-    matrix products, the shortest seconds of processor time, and the bytes of the cache."""
+class Cost(NamedTuple):
+    """Counts of the matrix products of a call, and its shortest seconds of processor time."""
 
-    again: ProductCounts
-    once: ProductCounts
-    again_seconds: float
-    once_seconds: float
+    counts: ProductCounts
+    seconds: float
+
+
+class NextToken(NamedTuple):
+    """What the logits after a row cost, all of it computed again and with all but its last token cached, and the bytes
+    of the cache."""
+
+    again: Cost
+    once: Cost
     cache: int
 
     @property
     def fewer_flops(self) -> float:
         """How many times fewer FLOPs the cache leaves."""
-        return self.again.total / self.once.total
+        return self.again.counts.total / self.once.counts.total
 
     @staticmethod
     def measured(model: Model, row: Sequence[int], repeats: int) -> NextToken:
         """Of a row, whose seconds are the shortest of `repeats`."""
-        cached, again = _Cached(model), _Recomputed(model)
-        cached(row)
-        (live,) = cached.engine.rows
+        engine = _engine(model)
+        _cached(engine, row)
+        (live,) = engine.rows
 
         def once() -> None:
-            cached.engine.trim(live, len(row) - 1)
-            cached(row)
+            engine.trim(live, len(row) - 1)
+            _cached(engine, row)
 
-        counts = products(lambda: again(row)), products(once)
-        times = shortest_seconds(lambda: again(row), calls=repeats), shortest_seconds(once, calls=repeats)
-        return NextToken(*counts, *times, cached.engine.cache.nbytes)
+        again = partial(_recomputed, model, row)
+        all_again, cached = (Cost(products(call), shortest_seconds(call, calls=repeats)) for call in (again, once))
+        return NextToken(all_again, cached, engine.cache.nbytes)
 
 
 def _counted_bytes(model: Model, positions: int) -> int:
@@ -187,18 +181,18 @@ def _lecture_bytes() -> int:
 def _sections(
     model: Model, lengths: Sequence[int], costs: Sequence[NextToken]
 ) -> tuple[TableSection, Curve, Curve, Facts]:
+    ways = {"all again": [cost.again for cost in costs], "with the cache": [cost.once for cost in costs]}
     cells = [
-        [str(n), *(f"{x.total / 1e9:,.2f} G" for x in (cost.again, cost.once)), f"{cost.fewer_flops:.0f}"]
-        + [f"{x.read / 2**20:,.1f} MiB" for x in (cost.again, cost.once)]
-        + [f"{x * 1e3:,.0f} ms" for x in (cost.again_seconds, cost.once_seconds)]
-        + [f"{cost.again_seconds / cost.once_seconds:.1f}", f"{cost.cache / 2**20:.1f} MiB"]
-        for n, cost in zip(lengths, costs, strict=True)
+        [str(n), *(f"{x.counts.total / 1e9:,.2f} G" for x in own), f"{cost.fewer_flops:.0f}"]
+        + [f"{x.counts.read / 2**20:,.1f} MiB" for x in own]
+        + [f"{x.seconds * 1e3:,.0f} ms" for x in own]
+        + [f"{cost.again.seconds / cost.once.seconds:.1f}", f"{cost.cache / 2**20:.1f} MiB"]
+        for n, cost, *own in zip(lengths, costs, *ways.values(), strict=True)
     ]
     header = ["T", "FLOPs, all again", "with the cache", "times fewer", "read, all again", "read, with the cache"]
     header += ["time, all again", "time, with the cache", "times faster", "cache"]
-    again, once = "all again", "with the cache"
-    seconds = {again: [cost.again_seconds for cost in costs], once: [cost.once_seconds for cost in costs]}
-    flops = {again: [float(cost.again.total) for cost in costs], once: [float(cost.once.total) for cost in costs]}
+    seconds = {way: [cost.seconds for cost in line] for way, line in ways.items()}
+    flops = {way: [cost.counts.total for cost in line] for way, line in ways.items()}
     lecture = f"{LECTURE_BYTES:,} bytes ({LECTURE_BYTES / 2**20:.0f} MiB)"
     facts = [
         ("a token of this model", f"{_counted_bytes(model, 1):,} bytes"),

@@ -6,15 +6,15 @@ training loop - so that breaking one of them makes its lab FAIL.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from triptych.errors import InputError, nearest
 from triptych.page import Section
+from triptych.page.sections import section_data
 
 L = TypeVar("L", bound="Lab")
 Size = int | float | str | tuple[int, ...] | tuple[float, ...]
@@ -28,33 +28,40 @@ def _no_progress(text: str) -> None:
 class Limits:
     """What a value of `--set` must keep to beside its type; of a size with several values each of them must.
 
+    multiple    what each value must be a multiple of: a number, or another size, by its name and with all its values.
     values      how many values there must be at least.
     ascending   each value must be above the one before it.
     """
 
-    least: float | None = None
-    most: float | None = None
-    multiple: int | None = None
+    least: float = -math.inf
+    most: float = math.inf
+    multiple: int | str | None = None
     values: int = 1
     ascending: bool = False
 
-    def check(self, name: str, value: Size) -> None:
-        """Raise InputError, which names the size, for a value outside these limits."""
+    def check(self, name: str, value: Size, sizes: Mapping[str, Size]) -> None:
+        """Raise InputError, which names the size, for a value outside these limits; `sizes` are all of the lab."""
         if isinstance(value, str):
             return
-        several: tuple[float, ...] = value if isinstance(value, tuple) else (value,)
-        shown = ",".join(map(str, several))
+        several, shown = _several(value), shown_size(value)
         if len(several) < self.values:
             raise InputError(f"size {name}: {shown} is too few; give {self.values} values or more")
         if self.ascending and any(a >= b for a, b in pairwise(several)):
             raise InputError(f"size {name}: {shown} must be in ascending order, and all different")
+        divisors = sizes[self.multiple] if isinstance(self.multiple, str) else self.multiple or ()
+        named = f"{self.multiple}, " if isinstance(self.multiple, str) else ""
         for number in several:
-            if self.least is not None and number < self.least:
+            if number < self.least:
                 raise InputError(f"size {name}: {number} must be {self.least:,} or more")
-            if self.most is not None and number > self.most:
+            if number > self.most:
                 raise InputError(f"size {name}: {number} must be at most {self.most:,}")
-            if self.multiple is not None and number % self.multiple:
-                raise InputError(f"size {name}: {number} must be a multiple of {self.multiple}")
+            for divisor in _several(divisors):
+                if number % divisor:
+                    raise InputError(f"size {name}: {number} must be a multiple of {named}{divisor}")
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def size(default: Any, about: str, *, full: Size | None = None, **limits: Any) -> Any:
@@ -76,27 +83,27 @@ class Setup:
     sizes: Mapping[str, Size] = field(default_factory=dict)
     full: bool = False
 
+    def within(self, task: str) -> Setup:
+        """The same run, whose lines of progress begin with the name of this task."""
+        return replace(self, progress=lambda text: self.progress(f"{task}: {text}"))
+
 
 def _converted(base: object, name: str, value: Size) -> Any:
-    """`value` in the type of the field `name` of `base`; a tuple's numbers are separated by commas."""
+    """`value` in the type of the field `name` of `base`; a tuple's numbers are separated by commas.  Text is any; a
+    number must be finite and above 0."""
     if not hasattr(base, name):
         raise InputError(f"this lab has no size {name!r}{nearest(name, vars(base))}; it has: {', '.join(vars(base))}")
-    default = getattr(base, name)
-    if not isinstance(default, tuple):
-        return _number(name, type(default), str(value))
-    parts = str(value).split(",") if not isinstance(value, tuple) else [str(part) for part in value]
-    return tuple(_number(name, type(default[0]), part) for part in parts)
-
-
-def _number(name: str, kind: type, text: str) -> int | float | str:
-    """`text` as one value of a size.  Text is any; a number must be finite and above 0."""
-    try:
-        value: int | float | str = kind(text)
-    except ValueError:
-        raise InputError(f"size {name}: {text!r} is not of type {kind.__name__}") from None
-    if isinstance(value, int | float) and not 0 < value < math.inf:
-        raise InputError(f"size {name}: {text!r} must be above 0 and finite")
-    return value
+    default, shown = getattr(base, name), shown_size(value)
+    kind = type(_several(default)[0])
+    numbers = []
+    for text in shown.split(",") if isinstance(default, tuple) else [shown]:
+        try:
+            numbers.append(kind(text))
+        except ValueError:
+            raise InputError(f"size {name}: {text!r} is not of type {kind.__name__}") from None
+        if kind is not str and not 0 < numbers[-1] < math.inf:
+            raise InputError(f"size {name}: {text!r} must be above 0 and finite")
+    return tuple(numbers) if isinstance(default, tuple) else numbers[0]
 
 
 @dataclass(frozen=True)
@@ -117,21 +124,15 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        least = -math.inf if self.least is None else self.least
-        most = math.inf if self.most is None else self.most
-        return least <= self.measured <= most
+        return (self.least is None or self.measured >= self.least) and (self.most is None or self.measured <= self.most)
 
     @property
     def criterion(self) -> str:
         """The bounds in words."""
-        if self.least is None:
-            assert self.most is not None
-            return f"at most {number(self.most)}"
-        if self.most is None:
-            return f"at least {number(self.least)}"
-        if self.least == self.most:
-            return f"exactly {number(self.least)}"
-        return f"{number(self.least)} to {number(self.most)}"
+        least, most = ("" if bound is None else number(bound) for bound in (self.least, self.most))
+        if least and most:
+            return f"exactly {least}" if self.least == self.most else f"{least} to {most}"
+        return f"at least {least}" if least else f"at most {most}"
 
     @property
     def shown(self) -> str:
@@ -144,10 +145,14 @@ class Check:
         return "ok" if self.passed else "FAILED"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON.  JSON has no NaN and no infinity: a measurement of those is None."""
-        measured = self.measured if math.isfinite(self.measured) else None
+        """Plain values for JSON."""
         bounds = {"least": self.least, "most": self.most}
-        return {"claim": self.claim, "measured": measured, **bounds, "passed": self.passed}
+        return {"claim": self.claim, "measured": finite(self.measured), **bounds, "passed": self.passed}
+
+
+def finite(x: float) -> float | None:
+    """JSON has no NaN and no infinity: None stands for them."""
+    return x if math.isfinite(x) else None
 
 
 def number(x: float) -> str:
@@ -178,10 +183,12 @@ class LabResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        sections = [{"kind": section.kind, "title": section.title, **section.data()} for section in self.sections]
-        return {"passed": self.passed, "question": self.question, "meaning": self.meaning} | {
+        return {
+            "passed": self.passed,
+            "question": self.question,
+            "meaning": self.meaning,
             "checks": [check.to_dict() for check in self.checks],
-            "sections": sections,
+            "sections": [section_data(section) for section in self.sections],
         }
 
 
@@ -206,8 +213,7 @@ class Lab:
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True)(cls)
-        sizes = {declared.name: declared.metadata["full"] for declared in dataclasses.fields(cls)}
-        cls.full = {name: value for name, value in sizes.items() if value is not None}
+        cls.full = {f.name: f.metadata["full"] for f in fields(cls) if f.metadata["full"] is not None}
         if "name" in vars(cls):
             LAB_CLASSES[cls.name] = cls
 
@@ -225,38 +231,36 @@ class Lab:
         each other.
         """
         base = cls(**cls.full) if setup.full else cls()
-        values = {name: _converted(base, name, value) for name, value in setup.sizes.items()}
-        for declared in dataclasses.fields(cls):
-            if declared.name in values:
-                declared.metadata["limits"].check(declared.name, values[declared.name])
-        return cls(**vars(base) | values)
+        sizes = vars(base) | {name: _converted(base, name, value) for name, value in setup.sizes.items()}
+        for declared in fields(cls):
+            declared.metadata["limits"].check(declared.name, sizes[declared.name], sizes)
+        return cls(**sizes)
 
 
 @dataclass(frozen=True)
 class SizeRow:
-    """One size of a lab: what it is, its default, and its value in a full run."""
+    """One size of a lab: its default, its value in a full run and in this one, and what it is."""
 
     name: str
-    about: str
-    quick: Size
+    default: Size
     full: Size
+    value: Size
+    about: str
 
 
-def size_rows(kind: type[Lab]) -> list[SizeRow]:
-    """The sizes of a lab; none for one that has no fields."""
-    quick, full = kind.sized(Setup()), kind.sized(Setup(full=True))
-    fields = dataclasses.fields(kind)
-    return [SizeRow(f.name, f.metadata["about"], getattr(quick, f.name), getattr(full, f.name)) for f in fields]
-
-
-def size_values(kind: type[Lab], setup: Setup) -> dict[str, Size]:
-    """The sizes of a run by name.  Raises InputError for those that the lab cannot have."""
-    if setup.sizes and not size_rows(kind):
+def size_rows(kind: type[Lab], setup: Setup) -> list[SizeRow]:
+    """The sizes of a lab in a run; it may have none.  Raises InputError for those that it cannot have."""
+    if setup.sizes and not fields(kind):
         raise InputError(f"the lab {kind.name} has no sizes, so --set does not apply to it")
-    sized = kind.sized(setup)
-    return {row.name: getattr(sized, row.name) for row in size_rows(kind)}
+    default, full, own = (vars(kind.sized(one)) for one in (Setup(), Setup(full=True), setup))
+    return [SizeRow(f.name, default[f.name], full[f.name], own[f.name], f.metadata["about"]) for f in fields(kind)]
 
 
 def shown_size(value: Size) -> str:
     """A size as `--set` reads it: numbers of a tuple are separated by commas."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def shown_sizes(kind: type[Lab], setup: Setup) -> dict[str, str]:
+    """The sizes of a run by name.  Raises InputError for those that the lab cannot have."""
+    return {row.name: shown_size(row.value) for row in size_rows(kind, setup)}

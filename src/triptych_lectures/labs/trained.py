@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from triptych import nn
 from triptych.errors import InputError
+from triptych.page import Curve
 from triptych.spec import AttentionSpec, BlockSpec, LearnedSpec, NormsSpec, RMSNormSpec
 from triptych.train import DivergedError, Example, OptimizerSettings, Schedule, collate
 from triptych.train.data import Use, random_numbers
 from triptych.train.objectives import Ids, final
-from triptych_lectures.labs.small import Points, decoder, fit
+from triptych_lectures.labs.small import Points, decoder, examples, fit, parameters
 
 LAST = 10  # steps whose mean loss is the loss at the end
 MOST_CLASSES = 1 << 16  # each has a row of weights in the head
@@ -43,8 +44,7 @@ class GeneratedTask(Protocol):
 class Places:
     """Random symbols; the answer at a token follows from those that stand `places` back, 0 being the token itself.
 
-    `digits`: all of them in order, as one number with these digits in base `symbols`.  `sum`: their sum modulo
-    `symbols`.  The best loss is 0.
+    It is all of them in order, as one number with these digits in base `symbols`.  The best loss is 0.
 
     Raises InputError for rows in which no token has a symbol so many places back, and for more than `MOST_CLASSES`
     answers.
@@ -53,7 +53,6 @@ class Places:
     symbols: int
     length: int
     places: tuple[int, ...]
-    answer: Literal["digits", "sum"] = "digits"
 
     def __post_init__(self) -> None:
         if max(self.places) >= self.length:
@@ -66,16 +65,14 @@ class Places:
 
     @property
     def classes(self) -> int:
-        return self.symbols ** len(self.places) if self.answer == "digits" else self.symbols
+        return int(self.symbols ** len(self.places))
 
     def rows(self, noise: np.random.Generator, count: int) -> list[Example]:
         ids = noise.integers(self.symbols, size=(count, self.length)).astype(np.int32)
         first, targets = max(self.places), np.zeros_like(ids)
-        base = self.symbols if self.answer == "digits" else 1
         for place in self.places:
-            targets[:, first:] = targets[:, first:] * base + ids[:, first - place : self.length - place]
-        trained = np.arange(self.length) >= first
-        return [Example(row, answers % self.classes, trained) for row, answers in zip(ids, targets, strict=True)]
+            targets[:, first:] = targets[:, first:] * self.symbols + ids[:, first - place : self.length - place]
+        return examples(ids, targets, np.arange(self.length) >= first)
 
 
 @dataclass(frozen=True)
@@ -103,8 +100,7 @@ class LookupTable:
         ids = noise.integers(self.symbols, size=(count, self.length)).astype(np.int32)
         targets = np.zeros_like(ids)
         targets[:, 1:] = self.entries[ids[:, :-1], ids[:, 1:]]
-        trained = np.arange(self.length) >= 1
-        return [Example(row, answers, trained) for row, answers in zip(ids, targets, strict=True)]
+        return examples(ids, targets, np.arange(self.length) >= 1)
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ class Shuffled:
         for row, own in zip(rows, np.split(answers, ends), strict=True):
             targets = row.targets.copy()
             targets[row.trained] = own
-            mixed.append(Example(row.ids, targets, row.trained, row.source))
+            mixed.append(replace(row, targets=targets))
         return mixed
 
 
@@ -151,7 +147,7 @@ class TrainingBudget(NamedTuple):
     rows: int
     rate: float
     warmup: float = 0.0
-    shape: Literal["constant", "linear", "cosine"] = "constant"
+    shape: Literal["constant", "linear"] = "constant"
 
 
 class TrainedRun(NamedTuple):
@@ -184,24 +180,21 @@ class TrainedRun(NamedTuple):
 
 def train(module: nn.Transformer, task: GeneratedTask, budget: TrainingBudget, seed: int) -> TrainedRun:
     """Train `module` in place with AdamW, without weight decay."""
-    settings = OptimizerSettings(name="adamw", lr=budget.rate, weight_decay=0.0, clip=0.0)
+    optimizer = OptimizerSettings(name="adamw", lr=budget.rate, weight_decay=0.0, clip=0.0)
     schedule = Schedule(shape=budget.shape, warmup=budget.warmup)
+    length = max(len(row.ids) for row in held_out_rows(task, 8, seed))
+    how = {"rows": budget.rows, "length": length, "steps": budget.steps, "seed": seed}
     guess = math.log(task.classes)
-    longest = max(len(row.ids) for row in held_out_rows(task, 8, seed))
     try:
-        losses = fit(
-            module,
-            Generated(task),
-            rows=budget.rows,
-            length=longest,
-            steps=budget.steps,
-            seed=seed,
-            optimizer=settings,
-            schedule=schedule,
-        )
+        return TrainedRun(fit(module, Generated(task), **how, optimizer=optimizer, schedule=schedule), guess)
     except DivergedError:
         return TrainedRun([], guess, diverged=True)
-    return TrainedRun(losses, guess)
+
+
+def training_curve(title: str, y: str, runs: Mapping[str, TrainedRun]) -> Curve:
+    """The losses of runs of one task, and that of a guess."""
+    guess = next(iter(runs.values())).guess
+    return Curve(title, "step", y, {name: run.losses for name, run in runs.items()}, {"guess": guess})
 
 
 @dataclass(frozen=True)
@@ -220,7 +213,7 @@ def trained_head(
     """Train `module` in place, and test it on `tested` rows that it was not trained on."""
     run = train(module, task, budget, seed)
     share = right(module, held_out_rows(task, tested, seed))
-    return TrainedHead(run, share, sum(parameter.numel() for parameter in module.parameters()))
+    return TrainedHead(run, share, parameters(module))
 
 
 def attention_alone(attn: AttentionSpec, symbols: int, length: int, seed: int) -> nn.Transformer:
