@@ -17,7 +17,7 @@ from triptych.nn import Row, Taps
 from triptych.probe.reads_and_edits import Edit, Edits, Plan, Reads, Where
 from triptych.probe.session import Session
 from triptych.probe.sites import Site, matrix
-from triptych.probe.size import check_reads
+from triptych.probe.size import check_size, limit_of, trace_size
 from triptych.probe.trace import Trace
 from triptych.spec import BlockSpec, ClassHeadSpec, PoolingSpec, RopeSpec
 from triptych.spec.masks import And, Causal, Mask, Or
@@ -281,7 +281,8 @@ def values_at(
 def check_values(model: ProbedModel, prompts: Sequence[Prompt], names: Sequence[str], max_bytes: int) -> None:
     """Raise ProbeError where what the prompts have at these sites is more than `max_bytes`."""
     sources = [prompt.lengths[0] for prompt in prompts if prompt.lengths[1]]
-    check_reads(Plan.of(model.spec, names), [prompt.decoded for prompt in prompts], sources, max_bytes)
+    size = trace_size(Plan.of(model.spec, names), [prompt.decoded for prompt in prompts], sources)
+    check_size(size, limit_of(max_bytes), max_bytes)
 
 
 def forward(
@@ -305,13 +306,11 @@ def forward(
     ]
     plan = Plan.of(spec, read, edits)
     session = Session(plan, allow_null=True)
-    inputs, rows = module.flat([run.prompt.source for run in runs])
-    source = None
-    if spec.layout == "encoder-decoder":
-        source = (inputs, rows)
-        inputs, rows = nn.flat([run.prompt.target or [] for run in runs], module.device)
+    targets = [run.prompt.target or [] for run in runs] if spec.layout == "encoder-decoder" else None
+    batch = module.batch([run.prompt.source for run in runs], targets, wrap(session.taps))
+    rows = batch.rows
     with torch.set_grad_enabled(plan.wants_grad):
-        hidden = module(nn.Batch(inputs=inputs, rows=rows, source=source, taps=wrap(session.taps)))
+        hidden = module(batch)
         if any(run.at is None for run in runs):  # a head that pools each row
             logits = module.unembed(hidden, rows)
         else:
