@@ -89,7 +89,7 @@ def of_source(site: Site, spec: ModelSpec) -> bool:
     return spec.layout != "encoder-decoder" or site.name.startswith("encoder.") or site.of_source
 
 
-def resized(model: ProbedModel, prompt: Prompt, lengths: tuple[int, int]) -> Prompt:
+def resized(model: ProbedModel, prompt: Prompt, lengths: Sequence[int]) -> Prompt:
     """The prompt with as many tokens in the decoder as one of these lengths, cut or with further ones at its end, where
     that changes nothing at the positions it has in both: where no position sees a later one."""
     both, decoder = prompt.target is not None, model.spec.decoder
@@ -202,6 +202,14 @@ def check_position(at: object, length: int, what: str) -> int:
     return position
 
 
+def check_positions(positions: Sequence[object] | None, length: int) -> list[int]:
+    """A list of positions of a row of so many tokens; None is all of them."""
+    if positions is None:
+        return list(range(length))
+    check_list(positions, "positions")
+    return [check_position(position, length, "positions") for position in positions]
+
+
 def index_below(count: int, value: object) -> int | None:
     """`value` as an integer from 0 to `count` - 1, NumPy's included; None for anything else."""
     number = as_index(value)
@@ -261,8 +269,8 @@ class Forwarded:
 def values_at(
     model: ProbedModel, prompts: Sequence[Prompt], names: Sequence[str], max_bytes: int,
     batch_tokens: int = BATCH_TOKENS,
-) -> dict[str, list[Tensor]]:  # fmt: skip
-    """What each prompt has at each site, read from forwards of at most `batch_tokens` tokens, one prompt at least.
+) -> list[dict[str, Tensor]]:  # fmt: skip
+    """What each prompt has at these sites, read from forwards of at most `batch_tokens` tokens, one prompt at least.
     Raises ProbeError where that is more than `max_bytes`."""
     check_values(model, prompts, names, max_bytes)
     integer("batch_tokens", batch_tokens, 1)
@@ -275,7 +283,8 @@ def values_at(
         batches[-1].append(EditedRun(prompt, 0))
         tokens += sum(prompt.lengths)
     traces = [forward(model, runs, names).trace for runs in batches]
-    return {name: [value for trace in traces for value in trace[name]] for name in names}
+    rows = (row for trace in traces for row in zip(*(trace[name] for name in names), strict=True))
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def check_values(model: ProbedModel, prompts: Sequence[Prompt], names: Sequence[str], max_bytes: int) -> None:
