@@ -21,6 +21,7 @@ from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
 from triptych.nn.weights import PackedWeight
 from triptych.probe import Ablations, PatchGrid, sites, twins
+from triptych.probe.sites import prefix_of
 from triptych.spec import FramesSpec
 
 CLEAN, CORRUPT = [3, 1, 4, 1, 5, 9, 2], [3, 1, 7, 1, 5, 9, 2]
@@ -49,7 +50,7 @@ def in_full(model: Model, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Pa
 
 
 def from_the_start(spec: Any, changed: Any) -> Any:
-    return tuple((prefix, 0) for prefix, _ in twins._stacks(spec).items())
+    return tuple((prefix_of(spec, name), 0) for name in spec.stacks)
 
 
 def blocks_run(model: Model, call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> int:

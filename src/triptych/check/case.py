@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triptych import nn
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn import NO_TAPS, Row, Taps
@@ -163,17 +162,12 @@ def _noise(model: Model) -> list[Tensor]:
 
 def run(model: Model, rows: Sequence[Row], targets: list[list[int]] | None, taps: Taps = NO_TAPS) -> list[Tensor]:
     """One uncached forward: each row's log-probabilities [T, V], other outputs of a head, or hidden states [T, D]."""
-    module = model.module
     with torch.inference_mode():
-        inputs, where = module.flat(rows)
-        batch = nn.Batch(inputs=inputs, rows=where, taps=taps)
-        if targets is not None:
-            ids, into = nn.flat(targets, model.device)
-            batch = nn.Batch(inputs=ids, rows=into, source=(inputs, where), taps=taps)
-        x, where = module(batch), batch.rows
+        batch = model.module.batch(rows, targets, taps)
+        x = model.module(batch)
         if not headless(model):
-            x = measured(model, module.unembed(x, where, taps))
-    return list(x) if isinstance(model.spec.head, ClassHeadSpec) else where.split(x)
+            x = measured(model, model.module.unembed(x, batch.rows, taps))
+    return list(x) if isinstance(model.spec.head, ClassHeadSpec) else batch.rows.split(x)
 
 
 def max_abs_diff(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:

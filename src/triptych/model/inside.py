@@ -262,14 +262,9 @@ class ModelInside(Displayed):
 
     def _forward(self, rows: Sequence[Row], target: list[list[int]] | None, taps: nn.Taps) -> list[Tensor]:
         self._check_target(target)
-        inputs, where = self.module.flat(rows)
-        if target is None:
-            out = self.module.logits(nn.Batch(inputs=inputs, rows=where, taps=taps))
-        else:
-            ids, where_target = nn.flat(target, self.device)
-            out = self.module.logits(nn.Batch(inputs=ids, rows=where_target, source=(inputs, where), taps=taps))
-            where = where_target
-        return list(out) if isinstance(self.spec.head, ClassHeadSpec | PoolingSpec) else where.split(out)
+        batch = self.module.batch(rows, target, taps)
+        out = self.module.logits(batch)
+        return list(out) if isinstance(self.spec.head, ClassHeadSpec | PoolingSpec) else batch.rows.split(out)
 
     def _both(
         self, rows: Texts, target: Texts | None, mask: Tensor | None = None, target_mask: Tensor | None = None

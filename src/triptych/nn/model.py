@@ -17,7 +17,7 @@ from triptych.attention import NULL_CACHE, CrossCache, CrossKeys, EncoderOutput,
 from triptych.attention.rows import FlatBatch
 from triptych.errors import InputError
 from triptych.nn.heads import Head
-from triptych.nn.inputs import Embed, Frames, Patches, Row
+from triptych.nn.inputs import Embed, Frames, Patches, Row, flat
 from triptych.nn.part import NO_TAPS, Module, Taps, assign, build, tie
 from triptych.nn.positions import refuse_length
 from triptych.nn.stack import Stack
@@ -122,6 +122,14 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
         Raises InputError for a row that is empty or of another form.
         """
         return self.input.flat(rows)
+
+    def batch(self, rows: Sequence[Row], target: Sequence[Sequence[int]] | None = None, taps: Taps = NO_TAPS) -> Batch:
+        """The batch of one forward: rows of the source, and beside it the ids that the decoder reads."""
+        inputs, where = self.flat(rows)
+        if target is None:
+            return Batch(inputs=inputs, rows=where, taps=taps)
+        ids, of_target = flat(target, self.device)
+        return Batch(inputs=ids, rows=of_target, source=(inputs, where), taps=taps)
 
     def forward(self, batch: Batch) -> Tensor:
         """The final vectors [N, D] of the decoder, or of an encoder alone; of the source [M, D] where the batch has

@@ -29,7 +29,7 @@ from triptych.probe.prompts import (
     Prompt,
     PromptInput,
     check_list,
-    check_position,
+    check_positions,
     indices_below,
     measured_at,
     prompt_of,
@@ -174,11 +174,11 @@ def ablate(
             f"max_runs={max_runs:,}; choose fewer with within=, heads= or units=, or raise max_runs"
         )
     others = every if reference is None else [prompt_of(model, text, target) for text in reference]
-    sums: dict[str, list[Tensor]] = {}
-    counts: dict[str, int] = {}
+    sums: list[dict[str, Tensor]] = []  # over the positions of each reference
     if how == "mean":
-        for name, own_values in values_at(model, others, list(known), max_bytes, batch_tokens).items():
-            sums[name], counts[name] = [value.double().sum(0) for value in own_values], sum(map(len, own_values))
+        of_others = values_at(model, others, list(known), max_bytes, batch_tokens)
+        sums = [{name: value.double().sum(0) for name, value in of_one.items()} for of_one in of_others]
+    counts = {name: sum(other.length(site, model.spec) for other in others) for name, site in known.items()}
     values, before = torch.full((len(made), len(every)), math.nan), torch.zeros(len(every))
     fired, moved = (torch.zeros(values.shape, dtype=torch.bool) for _ in range(2))
     margin = 0.0
@@ -219,17 +219,17 @@ def _by_site(unit: AblatedUnit, part: Callable[[str, Place, Tensor], Tensor]) ->
 
 
 def _means(
-    runs: TwinRuns, units: Sequence[AblatedUnit], own: Sequence[bool], sums: dict[str, list[Tensor]],
+    runs: TwinRuns, units: Sequence[AblatedUnit], own: Sequence[bool], sums: Sequence[dict[str, Tensor]],
     counts: dict[str, int],
 ) -> list[dict[str, Tensor]]:  # fmt: skip
     """Run the twin, and give the means over the reference texts at the place of each run.
 
     Where the text itself is one of these (`own`), its values are those that it has there, so that the mean of one value
-    is this value.  `sums` and `counts` are those over the positions of each reference.
+    is this value.  `sums` are those over the positions of each reference, `counts` how many positions all have.
     """
     of_others = {
-        site: sum((one for one, is_own in zip(each, own, strict=True) if not is_own), torch.zeros_like(each[0]))
-        for site, each in sums.items()
+        site: sum((one[site] for one, is_own in zip(sums, own, strict=True) if not is_own), torch.zeros_like(first))
+        for site, first in sums[0].items()
     }
 
     def part(site: str, place: Place, value: Tensor) -> Tensor:
@@ -295,14 +295,13 @@ def _units(
     """What is ablated one at a time; `heads` are the numbers of those at each site."""
     if units is not None and part != "neurons":
         raise InputError(f"units= is for the ablation of neurons; this one is of {part}")
-    for value, name in ((units, "units"), (positions, "positions")):
-        if value is not None:
-            check_list(value, name)
+    if units is not None:
+        check_list(units, "units")
     longest = {name: max(prompt.length(site, model.spec) for prompt in prompts) for name, site in known.items()}
     shortest = min(prompt.length(site, model.spec) for prompt in prompts for site in known.values())
     if part == "positions":
         shortest = max(longest.values())
-    at = None if positions is None else tuple(check_position(one, shortest, "positions") for one in positions)
+    at = None if positions is None else tuple(check_positions(positions, shortest))
     if part in ("attention", "mlp"):
         return [AblatedUnit(name, (name,), Place(at)) for name in known]
     if part == "blocks":

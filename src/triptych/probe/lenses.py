@@ -31,8 +31,7 @@ from triptych.probe.display import Displayed, JsonResult
 from triptych.probe.prompts import (
     ProbedModel,
     PromptInput,
-    check_list,
-    check_position,
+    check_positions,
     index_below,
     name_tokens,
     prompt_of,
@@ -107,21 +106,21 @@ def lens(
         raise InputError(f"top={shown(top)} must be from 1 to {width}, the size of the vocabulary")
     of_text = name == "encoder" or model.spec.layout != "encoder-decoder"
     length = prompt.lengths[0 if of_text else 1]
-    if positions is not None:
-        check_list(positions, "positions")
-    chosen = tuple(check_position(p, length, "positions") for p in (range(length) if positions is None else positions))
+    chosen = check_positions(positions, length)
     layers = layer_sites(model.spec, name)
-    values = values_at(model, [prompt], layers, max_bytes)
+    (values,) = values_at(model, [prompt], layers, max_bytes)
     ids, chances = [], []
     for site in layers:
-        logits = unembedded(model, name, values[site][0][list(chosen)])
+        logits = unembedded(model, name, values[site][chosen])
         best = logits.softmax(-1).topk(top)
         ids.append(best.indices)
         chances.append(best.values)
     every = torch.stack(ids).cpu()
     named = tuple(tuple(tuple(name_tokens(model, cell)) for cell in row) for row in every.tolist())
     tokens = token_names(model, prompt, of_text)
-    return Lens(tuple(layers), chosen, tuple(tokens[p] for p in chosen), every, named, torch.stack(chances).cpu())
+    return Lens(
+        tuple(layers), tuple(chosen), tuple(tokens[p] for p in chosen), every, named, torch.stack(chances).cpu()
+    )
 
 
 def layer_sites(spec: ModelSpec, stack: str) -> list[str]:
@@ -169,11 +168,10 @@ def rollout(
     Raises ProbeError for attention without a pattern, InputError for a stack that is not there.
     """
     names = _patterns(model, stack, "attn")
-    prompt = prompt_of(model, text, target)
-    values = values_at(model, [prompt], names, max_bytes)
+    (values,) = values_at(model, [prompt_of(model, text, target)], names, max_bytes)
     mixed, layers = None, []
     for name in names:
-        pattern = values[name][0].float().mean(0)  # [T, T]
+        pattern = values[name].float().mean(0)  # [T, T]
         step = 0.5 * pattern + 0.5 * torch.eye(len(pattern), device=pattern.device)
         mixed = step if mixed is None else step @ mixed
         layers.append(mixed)
@@ -200,12 +198,12 @@ def value_weighted(
     """
     names = _patterns(model, stack, "attn") + _patterns(model, stack, "cross")
     places = [name.removesuffix(".pattern") for name in names]
-    prompt = prompt_of(model, text, target)
-    values = values_at(model, [prompt], [*names, *(f"{place}.v_ctx" for place in places)], max_bytes)
+    wanted = [*names, *(f"{place}.v_ctx" for place in places)]
+    (values,) = values_at(model, [prompt_of(model, text, target)], wanted, max_bytes)
     root = model.module if model.spec.layout == "encoder-decoder" else getattr(model.module, stack_of(model.spec, None))
     weighed = {}
     for name, place in zip(names, places, strict=True):
-        pattern, v = values[name][0], values[f"{place}.v_ctx"][0]  # [H, T, S], [S, G, Kv]
+        pattern, v = values[name], values[f"{place}.v_ctx"]  # [H, T, S], [S, G, Kv]
         attn = root.get_submodule(place)
         assert isinstance(attn, Attention)
         with torch.no_grad():

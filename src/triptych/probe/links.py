@@ -14,7 +14,17 @@ from triptych.errors import InputError
 from triptych.probe.prompts import ProbedModel, name_tokens
 from triptych.probe.reads_and_edits import Read
 from triptych.probe.role_ablation import Ablation, unit
-from triptych.probe.role_scores import FAMILY, FLOOR, Head, HeadLayer, Stack, attentions, by_chance, mean_weight
+from triptych.probe.role_scores import (
+    FAMILY,
+    FLOOR,
+    Head,
+    HeadLayer,
+    Stack,
+    attentions,
+    by_chance,
+    mean_weight,
+    trace_samples,
+)
 from triptych.probe.role_texts import TEXTS, HeadSample, Word, ordinary_ids, place, words_of
 
 DRAWS = 120  # texts with another word in the place of each of the two: one of them is below 1%
@@ -220,9 +230,7 @@ def _weights(
     at_once = max(1, TOKENS // len(samples[0].ids))
     read = [Read(f"{one.name}.pattern", at=places[0]) for one in layers]
     for start in range(0, len(samples), at_once):
-        some = samples[start : start + at_once]
-        targets = None if some[0].target is None else [sample.target for sample in some]
-        trace = model.trace([sample.ids for sample in some], targets, read=read)
+        trace = trace_samples(model, samples[start : start + at_once], read)
         columns = []
         for one in read:
             patterns = trace[one.site]  # all of one shape

@@ -100,8 +100,8 @@ def attribute_logit(
     assert isinstance(stack, Stack)
     assert isinstance(head, nn_heads.LMHead | nn_heads.MaskedLMHead)
     known = [site for site in sites(spec) if site.startswith(prefix) and site.endswith(PARTS)]
-    values = values_at(model, [prompt], known, max_bytes)
-    here = {site.removeprefix(prefix): rows[0][position] for site, rows in values.items()}
+    (values,) = values_at(model, [prompt], known, max_bytes)
+    here = {site.removeprefix(prefix): value[position] for site, value in values.items()}
     with torch.no_grad():
         capless = _capless(head, here["final"])
         ids = ids or [int(capless.argmax())]
@@ -133,6 +133,9 @@ class _Parts:
         self.names += [names[i] for i in kept]
         self.vectors = torch.cat([self.vectors, vectors[kept].double()])
 
+    def add_one(self, name: str, vector: Tensor) -> None:
+        self.add([name], vector[None])
+
     def through(self, norm: object, name: str) -> None:
         """Pass all parts through a norm whose scale is that of their sum; its bias is a part of its own."""
         total = self.total
@@ -145,19 +148,19 @@ class _Parts:
             weight = norm.weight.double() / (total.var(correction=0) + norm.spec.eps).sqrt()
             self.vectors = (self.vectors - self.vectors.mean(-1, keepdim=True)) * weight
             if norm.bias is not None:
-                self.add([f"{name} bias"], norm.bias[None])
+                self.add_one(f"{name} bias", norm.bias)
 
 
 def _stream(prefix: str, stack: Stack, here: dict[str, Tensor]) -> _Parts:
     """The parts of the vector that enters the head, in the order of `Block.forward`."""
     embedded = here["embed"]
     parts = _Parts([], embedded.new_zeros((0, len(embedded)), dtype=torch.float64))
-    parts.add([f"{prefix}embed"], embedded[None])
+    parts.add_one(f"{prefix}embed", embedded)
     for i, block in enumerate(stack.blocks):
         own, at = f"blocks.{i}", f"{prefix}blocks.{i}"
         _add_attention(parts, block.attn, block.attn_norm.out, here[f"{own}.attn.z"], f"{at}.attn")
         if isinstance(block, ParallelBlock):
-            parts.add([f"{at}.mlp"], here[f"{own}.mlp.out"][None])
+            parts.add_one(f"{at}.mlp", here[f"{own}.mlp.out"])
             continue
         assert isinstance(block, Block)
         parts.through(block.attn_norm.post, f"{at}.attn_norm.post")
@@ -165,10 +168,10 @@ def _stream(prefix: str, stack: Stack, here: dict[str, Tensor]) -> _Parts:
             _add_attention(parts, block.cross, block.cross_norm.out, here[f"{own}.cross.z"], f"{at}.cross")
             parts.through(block.cross_norm.post, f"{at}.cross_norm.post")
         if block.mlp is not None:
-            parts.add([f"{at}.mlp"], here[f"{own}.mlp.out"][None])
+            parts.add_one(f"{at}.mlp", here[f"{own}.mlp.out"])
             parts.through(block.mlp_norm.post, f"{at}.mlp_norm.post")
         if block.branch is not None:
-            parts.add([f"{at}.branch"], here[f"{own}.branch.out"][None])
+            parts.add_one(f"{at}.branch", here[f"{own}.branch.out"])
             parts.through(block.branch.norm, f"{at}.branch.norm")
     parts.through(stack.final_norm, f"{prefix}final_norm")
     return parts
@@ -180,7 +183,7 @@ def _add_attention(parts: _Parts, attn: Attention, out_norm: object, z: Tensor, 
     own = _Parts([], by_head.new_zeros((0, by_head.shape[-1])))
     own.add([f"{name} head {h}" for h in range(len(by_head))], by_head)
     if attn.out.bias is not None:
-        own.add([f"{name}.out bias"], attn.out.bias[None])
+        own.add_one(f"{name}.out bias", attn.out.bias)
     own.through(out_norm, f"{name}_norm.out")
     parts.add(own.names, own.vectors)
 
@@ -191,7 +194,7 @@ def _through_head(head: nn_heads.LMHead | nn_heads.MaskedLMHead, parts: _Parts, 
     if transform is not None:
         parts.vectors = parts.vectors @ transform.dense.matrix().double().T
         if transform.dense.bias is not None:
-            parts.add(["head.transform bias"], transform.dense.bias[None])
+            parts.add_one("head.transform bias", transform.dense.bias)
         total = parts.total
         gain = ops.ACTIVATIONS[transform.spec.act](total) / torch.where(total == 0, torch.ones_like(total), total)
         parts.vectors = parts.vectors * gain

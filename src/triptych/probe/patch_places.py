@@ -18,6 +18,7 @@ from triptych.probe.prompts import (
     Prompt,
     check_list,
     check_position,
+    check_positions,
     indices_below,
     of_source,
     token_names,
@@ -173,9 +174,8 @@ def _columns(
         return [(source, i) for source in sorted(sources, reverse=True) for i in sorted(aligned.pairs[source])]
     if len(sources) > 1:
         raise InputError("positions of which row? the sites are of texts and of targets; choose sites of one stack")
-    check_list(positions, "positions")
     (source,) = sources
-    chosen = [check_position(position, aligned.broken.positions(source), "positions") for position in positions]
+    chosen = check_positions(positions, aligned.broken.positions(source))
     for position in chosen:
         if position not in aligned.pairs[source]:
             raise InputError(f"position {position} has no clean position; add it to the alignment")

@@ -179,7 +179,7 @@ def patch(
     intact_at = measured_at(model, intact, None if at is None else pairs.clean(at))
     check_values(model, [intact], [one.name for one in wanted], max_bytes)
     if broken_at is not None:  # of one length, forwards of both compute alike
-        lengths = max(intact.lengths[0], broken.lengths[0]), max(intact.lengths[1], broken.lengths[1])
+        lengths = [max(both) for both in zip(intact.lengths, broken.lengths, strict=True)]
         intact, broken = resized(model, intact, lengths), resized(model, broken, lengths)
     both = EditedRun(intact, intact_at), EditedRun(broken, broken_at)
     if gradient:
@@ -291,7 +291,7 @@ def steer(
         pair = [prompt_of(model, text, target) for text in prompts]
         if same_prompts(*pair):
             raise InputError("the two prompts are the same; there is no direction to steer in")
-        rows = values_at(model, pair, [place.name], 1 << 30)[place.name]
+        rows = [values[place.name] for values in values_at(model, pair, [place.name], 1 << 30)]
         first, second = (row[-1] if over == "last" else row.float().mean(0) for row in rows)
         vector = first - second
     usable = vector.shape == (place.width,) and vector.is_floating_point() and bool(torch.isfinite(vector).all())

@@ -99,13 +99,14 @@ def path_patch(
     measure, before, after = check_metric(measure, first[0].logits, first[1].logits)
     known = sites(model.spec)
     frozen = [name for name in known if name.endswith((".z", ".mlp.out") if mlps == "frozen" else ".z")]
-    new = values_at(model, [intact], sorted({f"{attention}.z" for attention, _ in sending}), max_bytes, batch_tokens)
-    held = {name: rows[0] for name, rows in values_at(model, [broken], frozen, max_bytes, batch_tokens).items()}
+    sent = sorted({f"{attention}.z" for attention, _ in sending})
+    (new,) = values_at(model, [intact], sent, max_bytes, batch_tokens)
+    (held,) = values_at(model, [broken], frozen, max_bytes, batch_tokens)
     second = EditedRun(broken, plain.at, {name: Place().put(name, value) for name, value in held.items()})
     changes: list[dict[str, Change]] = []
     parts = []  # of each sender, its output in the clean prompt and in the corrupt one
     for name, place in ((f"{attention}.z", Place(None, (head,))) for attention, head in sending):
-        parts.append((place.part(name, new[name][0]), place.part(name, held[name])))
+        parts.append((place.part(name, new[name]), place.part(name, held[name])))
         changes.append({name: Place().put(name, place.put(name, parts[-1][0])(held[name]))})
     places = [_read_at(known, receiver, into) for receiver in receiving]
     read = sorted({name for name, _ in places})

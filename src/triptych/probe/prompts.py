@@ -17,7 +17,7 @@ from triptych.nn import Row, Taps
 from triptych.probe.reads_and_edits import Edit, Edits, Plan, Reads, Where
 from triptych.probe.session import Session
 from triptych.probe.sites import Site, matrix
-from triptych.probe.size import check_reads
+from triptych.probe.size import check_size, limit_of, trace_size
 from triptych.probe.trace import Trace
 from triptych.spec import BlockSpec, ClassHeadSpec, PoolingSpec, RopeSpec
 from triptych.spec.masks import And, Causal, Mask, Or
@@ -89,7 +89,7 @@ def of_source(site: Site, spec: ModelSpec) -> bool:
     return spec.layout != "encoder-decoder" or site.name.startswith("encoder.") or site.of_source
 
 
-def resized(model: ProbedModel, prompt: Prompt, lengths: tuple[int, int]) -> Prompt:
+def resized(model: ProbedModel, prompt: Prompt, lengths: Sequence[int]) -> Prompt:
     """The prompt with as many tokens in the decoder as one of these lengths, cut or with further ones at its end, where
     that changes nothing at the positions it has in both: where no position sees a later one."""
     both, decoder = prompt.target is not None, model.spec.decoder
@@ -202,6 +202,14 @@ def check_position(at: object, length: int, what: str) -> int:
     return position
 
 
+def check_positions(positions: Sequence[object] | None, length: int) -> list[int]:
+    """A list of positions of a row of so many tokens; None is all of them."""
+    if positions is None:
+        return list(range(length))
+    check_list(positions, "positions")
+    return [check_position(position, length, "positions") for position in positions]
+
+
 def index_below(count: int, value: object) -> int | None:
     """`value` as an integer from 0 to `count` - 1, NumPy's included; None for anything else."""
     number = as_index(value)
@@ -261,8 +269,8 @@ class Forwarded:
 def values_at(
     model: ProbedModel, prompts: Sequence[Prompt], names: Sequence[str], max_bytes: int,
     batch_tokens: int = BATCH_TOKENS,
-) -> dict[str, list[Tensor]]:  # fmt: skip
-    """What each prompt has at each site, read from forwards of at most `batch_tokens` tokens, one prompt at least.
+) -> list[dict[str, Tensor]]:  # fmt: skip
+    """What each prompt has at these sites, read from forwards of at most `batch_tokens` tokens, one prompt at least.
     Raises ProbeError where that is more than `max_bytes`."""
     check_values(model, prompts, names, max_bytes)
     integer("batch_tokens", batch_tokens, 1)
@@ -275,13 +283,15 @@ def values_at(
         batches[-1].append(EditedRun(prompt, 0))
         tokens += sum(prompt.lengths)
     traces = [forward(model, runs, names).trace for runs in batches]
-    return {name: [value for trace in traces for value in trace[name]] for name in names}
+    rows = (row for trace in traces for row in zip(*(trace[name] for name in names), strict=True))
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def check_values(model: ProbedModel, prompts: Sequence[Prompt], names: Sequence[str], max_bytes: int) -> None:
     """Raise ProbeError where what the prompts have at these sites is more than `max_bytes`."""
     sources = [prompt.lengths[0] for prompt in prompts if prompt.lengths[1]]
-    check_reads(Plan.of(model.spec, names), [prompt.decoded for prompt in prompts], sources, max_bytes)
+    size = trace_size(Plan.of(model.spec, names), [prompt.decoded for prompt in prompts], sources)
+    check_size(size, limit_of(max_bytes), max_bytes)
 
 
 def forward(
@@ -305,13 +315,11 @@ def forward(
     ]
     plan = Plan.of(spec, read, edits)
     session = Session(plan, allow_null=True)
-    inputs, rows = module.flat([run.prompt.source for run in runs])
-    source = None
-    if spec.layout == "encoder-decoder":
-        source = (inputs, rows)
-        inputs, rows = nn.flat([run.prompt.target or [] for run in runs], module.device)
+    targets = [run.prompt.target or [] for run in runs] if spec.layout == "encoder-decoder" else None
+    batch = module.batch([run.prompt.source for run in runs], targets, wrap(session.taps))
+    rows = batch.rows
     with torch.set_grad_enabled(plan.wants_grad):
-        hidden = module(nn.Batch(inputs=inputs, rows=rows, source=source, taps=wrap(session.taps)))
+        hidden = module(batch)
         if any(run.at is None for run in runs):  # a head that pools each row
             logits = module.unembed(hidden, rows)
         else:

@@ -224,10 +224,15 @@ class Plan:
         return digest([(name, [(e.fn, e.items, e.at, e.heads) for e in edits]) for name, edits in self.edits.items()])
 
     @cached_property
+    def touched(self) -> set[str]:
+        """The sites that are read or edited."""
+        return {*self.reads, *self.edits}
+
+    @cached_property
     def prefixes(self) -> set[str]:
         """The dotted prefixes under which any read or edit lies; the empty one is the whole model."""
-        prefixes = {""} if self.reads or self.edits else set()
-        for name in (*self.reads, *self.edits):
+        prefixes = {""} if self.touched else set()
+        for name in self.touched:
             prefix = name[: name.rfind(".") + 1]
             while prefix not in prefixes:
                 prefixes.add(prefix)
@@ -326,7 +331,7 @@ def _selection(site: Site, chosen: Read | Edit, *, from_end: bool = False) -> tu
     heads = _indices(chosen.heads, "heads", range_of_heads)
     if isinstance(heads, slice) and not range(site.heads or 1)[heads]:
         raise ProbeError(f"{range_of_heads}, and heads={shown(chosen.heads)} chooses none of them")
-    for head in [heads] if isinstance(heads, int) else heads if isinstance(heads, tuple) else ():
+    for head in [] if isinstance(heads, slice) else _numbers_of(heads):
         if head >= (site.heads or 1):
             raise ProbeError(f"{range_of_heads}, not {head}")
     last = "positions are absolute and count from 0, so the last token of a row is at=len(ids) - 1"

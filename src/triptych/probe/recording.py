@@ -291,31 +291,27 @@ class _Room:
         self.read, self.heads, self.pattern = read, heads, read.site.endswith("pattern")
         self.shape = (1 if read.reduce == "mean_heads" else heads, 1 if read.reduce == "mean" else queries, keys)
         self.dtype = read.dtype if isinstance(read.dtype, torch.dtype) and read.reduce is None else scores.precision
-        self.device = scores.q.device
         self.made: Tensor | None = None
 
     @property
     def out(self) -> Tensor:
-        made, dtype = self._made(), self.read.dtype
+        assert self.made is not None
         summed = self.read.reduce == "mean"  # which the trace divides before it takes the dtype
-        return made.to(dtype) if isinstance(dtype, torch.dtype) and not summed else made
-
-    def _made(self) -> Tensor:
-        if self.made is None:
-            fill = 0.0 if self.pattern else -torch.inf
-            self.made = torch.full(self.shape, fill, dtype=self.dtype, device=self.device)
-        return self.made
+        return self.made.to(self.read.dtype) if isinstance(self.read.dtype, torch.dtype) and not summed else self.made
 
     def add(self, piece: ScorePiece, value: Tensor) -> None:
         """[h, n, s] of one piece; a piece that is everything is kept itself."""
         if self.read.reduce is None and value.shape == self.shape and value.dtype == self.dtype:
             self.made = value
-        elif self.read.reduce is None:
-            self._made()[piece.heads, piece.queries, piece.columns] = value
+            return
+        if self.made is None:
+            self.made = value.new_full(self.shape, 0.0 if self.pattern else -torch.inf, dtype=self.dtype)
+        if self.read.reduce is None:
+            self.made[piece.heads, piece.queries, piece.columns] = value
         elif self.read.reduce == "mean":
-            self._made()[piece.heads, :, piece.columns] += value.sum(1, keepdim=True)
+            self.made[piece.heads, :, piece.columns] += value.sum(1, keepdim=True)
         else:
-            self._made()[:, piece.queries, piece.columns] += value.sum(0, keepdim=True) / self.heads
+            self.made[:, piece.queries, piece.columns] += value.sum(0, keepdim=True) / self.heads
 
 
 def _filled(scores: RowScores, reads: list[Read]) -> list[_Room]:

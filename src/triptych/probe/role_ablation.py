@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triptych.probe.prompts import ProbedModel
 from triptych.probe.reads_and_edits import Edit, Where, zero
-from triptych.probe.role_scores import Head, HeadLayer
+from triptych.probe.role_scores import Head, HeadLayer, trace_samples
 from triptych.probe.role_texts import HeadSample
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec, ModelSpec
 
@@ -99,11 +99,9 @@ class Ablation:
             self._edit(attention, list(range(i * n, (i + 1) * n)), [head for at, head in heads if at == attention])
             for i, heads in enumerate(variants) for attention in dict.fromkeys(attention for attention, _ in heads)
         ]  # fmt: skip
-        rows = [sample.ids for sample in self.samples] * len(variants)
-        targets = None if self.samples[0].target is None else [s.target for s in self.samples] * len(variants)
         predicts = unit(self.model.spec) == "nats"
-        last = "decoder.final" if targets is not None else "final"
-        trace = self.model.trace(rows, targets, read=[] if predicts else [last], edit=edits, allow_null=True)
+        last = "final" if self.samples[0].target is None else "decoder.final"
+        trace = trace_samples(self.model, self.samples * len(variants), [] if predicts else [last], edits)
         values = trace.logits if predicts else trace[last]
         every = [value[self.queries[i % n]].float() for i, value in enumerate(values)]
         every = [value.log_softmax(-1) for value in every] if predicts else every
@@ -125,8 +123,7 @@ class Ablation:
         if unit(self.model.spec) != "nats":
             return 1 - torch.cosine_similarity(whole, ablated, dim=-1)
         if self.copied:
-            ids = sample.ids if sample.target is None else sample.target
-            follows = torch.tensor([ids[t + 1] for t in queries], device=whole.device)[:, None]
+            follows = torch.tensor([sample.decoded[t + 1] for t in queries], device=whole.device)[:, None]
             return (whole - ablated).gather(1, follows)[:, 0]
         return (whole.exp() * (whole - ablated)).sum(-1)
 

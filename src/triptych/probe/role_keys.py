@@ -138,22 +138,19 @@ def _thin(at: Ints, limit: int, noise: np.random.Generator) -> Ints:
 
 def _offsets(role: str, view: View, noise: np.random.Generator) -> Labels | None:
     """One key at a fixed offset; the null reads a random visible key of each query."""
-    near = [d for d in range(2, FARTHEST + 1) if d <= max(map(len, view.queries)) // 3]
-    steps = {"previous": [-1], "next": [1]}.get(role, [-d for d in near] + near)
+    near = range(2, min(FARTHEST, max(map(len, view.queries)) // 3) + 1)
+    steps = {"previous": [-1], "next": [1]}.get(role, [-d for d in near] + [*near])
     at = _queries(view, view.of_kind("text", "control"), least=3)
     at = _thin(at, QUERIES if len(steps) == 1 else 64, noise)
-    keys, kept = [], []
+    keys = {}
     for step in steps:
         s = at[:, 1] + step
-        ok = np.array(
-            [0 < k < len(view.keys[r]) and bool(view.visible[r][t, k]) for (r, t), k in zip(at, s, strict=True)]
-        )
-        if len(at) and ok.sum() >= 3:
-            keys.append(np.where(ok, s, -1))
-            kept.append(step)
-    if not kept:
+        seen = [0 < k < len(view.keys[r]) and bool(view.visible[r][t, k]) for (r, t), k in zip(at, s, strict=True)]
+        if sum(seen) >= 3:
+            keys[step] = np.where(seen, s, -1)
+    if not keys:
         return None
-    return _of_queries(role, view, at, keys, tuple(kept), _any_key(view, at, noise))
+    return _of_queries(role, view, at, [*keys.values()], tuple(keys), _any_key(view, at, noise))
 
 
 def _queries(view: View, samples: Sequence[int], least: int) -> Ints:
@@ -220,14 +217,10 @@ def _types(role: str, view: View, wanted: set[int], noise: np.random.Generator) 
     if len(at) < 4:
         return None
     chosen = _thin(np.array(at, dtype=np.int64), QUERIES, noise)
-    number = {token: i for i, token in enumerate(every)}
-    of_type: list[list[int]] = [[] for _ in every]  # the places of each type, over all chosen queries
-    for r, t in chosen.tolist():
-        for s in np.flatnonzero(view.visible[r][t]).tolist():
-            if s:
-                of_type[number[view.keys[r][s]]].append(int(view.places(r, t, s)))
-    places = [np.array(one, dtype=np.int64) for one in of_type]
-    real = {number[token] for token in own}
+    seen = [(r, t, s) for r, t in chosen.tolist() for s in np.flatnonzero(view.visible[r][t]).tolist() if s]
+    tokens, where = np.array([(view.keys[r][s], view.places(r, t, s)) for r, t, s in seen]).T
+    places = [where[tokens == token] for token in every]  # of each type, over all chosen queries
+    real = {i for i, token in enumerate(every) if token in wanted}
     shared = (len(real) + 1) // 2 if len(real) > 1 else 0  # of the role's types, the most that a draw may contain
     entries = []
     for draw in range(1 + DRAWS):

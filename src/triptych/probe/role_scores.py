@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from triptych.probe.prompts import ProbedModel
-from triptych.probe.reads_and_edits import Plan, zero
+from triptych.probe.reads_and_edits import Edits, Plan, Reads, zero
 from triptych.probe.role_keys import DRAWS, Labels, View, label
 from triptych.probe.role_texts import HeadSample
 from triptych.probe.sites import prefix_of, sites
 from triptych.probe.size import trace_size
+from triptych.probe.trace import Trace
 from triptych.spec import AlibiSpec, ModelSpec
 from triptych.spec.masks import Mask, Points, full
 
@@ -163,14 +164,12 @@ def _read(
 ) -> Iterator[tuple[HeadLayer, list[Tensor], list[Tensor] | None]]:
     """Each layer with its patterns `[H, T, S]` of the samples, and those without content where the positions are a
     fixed bias.  As many layers are read in a forward as fit `BYTES`."""
-    rows = [sample.ids for sample in samples]
-    targets = None if samples[0].target is None else [sample.target for sample in samples]
-    lengths = [len(sample.target or sample.ids) for sample in samples]
+    lengths = [len(sample.decoded) for sample in samples]
+    sources = [len(sample.ids) for sample in samples if sample.target is not None]
     groups: list[list[HeadLayer]] = []
     used = 0
     for one in attentions(model.spec):
-        plan = Plan.of(model.spec, f"{one.name}.pattern")
-        nbytes = trace_size(plan, lengths, [] if targets is None else [len(row) for row in rows]).total
+        nbytes = trace_size(Plan.of(model.spec, f"{one.name}.pattern"), lengths, sources).total
         if not groups or used + nbytes > BYTES:
             groups.append([])
             used = 0
@@ -178,17 +177,23 @@ def _read(
         used += nbytes
     for group in groups:
         read = [f"{one.name}.pattern" for one in group]
-        trace = model.trace(rows, targets, read=read)
+        trace = trace_samples(model, samples, read)
         silent = [zero(f"{one.name}.q_rot") for one in group if one.fixed_bias]
-        bare = model.trace(rows, targets, read=read, edit=silent, allow_null=True) if silent else None
+        bare = trace_samples(model, samples, read, silent) if silent else None
         for one, name in zip(group, read, strict=True):
             without = [p.float().cpu() for p in bare[name]] if bare is not None and one.fixed_bias else None
             yield one, [p.float().cpu() for p in trace[name]], without
 
 
+def trace_samples(model: ProbedModel, samples: Sequence[HeadSample], read: Reads, edit: Edits = ()) -> Trace:
+    """What the samples have at some sites, in one forward."""
+    targets = None if samples[0].target is None else [sample.target for sample in samples]
+    return model.trace([sample.ids for sample in samples], targets, read=read, edit=edit, allow_null=True)
+
+
 def _view(samples: list[HeadSample], attention: HeadLayer) -> View:
     """The queries, keys and visibility of one kind of attention."""
-    of_decoder = [sample.ids if sample.target is None else sample.target for sample in samples]
+    of_decoder = [sample.decoded for sample in samples]
     sources = [sample.ids for sample in samples]
     queries = sources if attention.stack == "encoder" else of_decoder
     keys = of_decoder if attention.stack == "decoder" else sources

@@ -93,6 +93,11 @@ class HeadSample:
     start: tuple[int, int] = (0, 0)
     links: dict[str, list[tuple[list[int], list[int]]]] = field(default_factory=dict)
 
+    @property
+    def decoded(self) -> list[int]:
+        """The ids that the decoder reads, or the only stack."""
+        return self.ids if self.target is None else self.target
+
 
 def random_samples(spec: ModelSpec, tokenizer: Tokenizer | None, seed: int) -> list[HeadSample]:
     """`REPEATS` rows of random tokens repeated, each followed by one with the same beginning that is not; none where

@@ -182,7 +182,7 @@ class ProbeTaps(Taps):
         self.notes: dict[str, Notes | None] = {}  # of each site that was reached and is only noted
         self.under: dict[str, Taps] = {}  # the taps of sub-modules that were reached
         inside = [f"{self.prefix}{leaf}" for leaf in (*CONTEXT_SITES, *MATRIX_SITES)]
-        self.attends = any(name in self.plan.reads or name in self.plan.edits for name in inside)
+        self.attends = not self.plan.touched.isdisjoint(inside)
 
     def at(self, name: str) -> Taps:
         if not name:
@@ -200,7 +200,7 @@ class ProbeTaps(Taps):
                 self.session.passed_values.note(notes, value, rows)
             return value
         name = self.prefix + site
-        if name in self.plan.plain or not (name in self.plan.reads or name in self.plan.edits):
+        if name in self.plan.plain or name not in self.plan.touched:
             noted = name in self.plan.plain
             self.notes[site] = self.session.passed_values.notes_of(name, self.session.trace) if noted else None
             return self(site, value, rows)
@@ -221,11 +221,10 @@ class ProbeTaps(Taps):
         if not self.attends:
             return plan.run(q, k, v, sinks, content)
         if isinstance(plan, SumPlan):
-            inside = [f"{self.prefix}{leaf}" for leaf in CONTEXT_SITES]
-            for name in (name for name in inside if name in self.plan.reads or name in self.plan.edits):
-                raise ProbeError(
-                    f"{name}: the cache of linear attention keeps sums, no keys and values; trace the text without it"
-                )
+            for leaf in CONTEXT_SITES:
+                if (name := f"{self.prefix}{leaf}") in self.plan.touched:
+                    problem = "the cache of linear attention keeps sums, no keys and values; trace the text without it"
+                    raise ProbeError(f"{name}: {problem}")
             return plan.run(q, k, v, sinks, content)
         assert isinstance(plan, RowPlan)
         k, v = self._context("k_ctx", k, plan.keys), self._context("v_ctx", v, plan.keys)
@@ -252,7 +251,7 @@ class ProbeTaps(Taps):
     def _context(self, site: str, value: Tensor, keys: KeyLayout) -> Tensor:
         """All keys (or values) that a forward reads, row by row as [S, G, K]; an edit works on a copy."""
         name = self.prefix + site
-        if name not in self.plan.reads and name not in self.plan.edits:
+        if name not in self.plan.touched:
             return value
         if isinstance(keys, FlatKeys):
             return self(site, value, keys.rows)

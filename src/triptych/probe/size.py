@@ -114,11 +114,6 @@ def check_fires(plan: Plan, lengths: Sequence[int], sources: Sequence[int], *, a
             )
 
 
-def check_reads(plan: Plan, lengths: Sequence[int], sources: Sequence[int], max_bytes: int | None) -> None:
-    """Raise ProbeError where the reads of these rows would keep more than `max_bytes`, as `trace_size` counts them."""
-    check_size(trace_size(plan, lengths, sources), limit_of(max_bytes), max_bytes)
-
-
 def shared_sites(module: Transformer) -> dict[str, str]:
     """For each site the first that passes the same tensor in an uncached forward; {} where nothing can be lowered."""
     try:

@@ -99,8 +99,8 @@ class TwinRuns:
         self.forwards = [order[first : first + self.rows] for first in range(0, len(order), self.rows)]
         self.place = {number: place for numbers in self.forwards for place, number in enumerate(numbers)}
         wanted = {f"{prefix}blocks.{block - 1}" for numbers in self.forwards for prefix, block in self._below(numbers)}
-        self.wanted = wanted if wanted and refusal(model.module) is None else set()
-        self.outputs: dict[str, Tensor] = {}  # what the wanted blocks gave in the twin
+        #: What the blocks just below all changes gave in the twin, by name; {} where they must run each time.
+        self.outputs = dict.fromkeys(wanted, torch.empty(0)) if wanted and refusal(model.module) is None else {}
 
     def _below(self, numbers: Sequence[int]) -> list[tuple[str, int]]:
         """The prefixes of the stacks with blocks below all changes of some runs, and how many these are."""
@@ -123,9 +123,7 @@ class TwinRuns:
 
     def twin(self, parts: Parts = ()) -> list[dict[str, Tensor]]:
         """Run the prompt without the changes of its own, and give what it has at the place of each run."""
-        taken, self.twin_logits = self.observe(
-            self.run, parts, lambda taps: _Blocks(taps, "", {}, self.wanted, self.outputs)
-        )
+        taken, self.twin_logits = self.observe(self.run, parts, lambda taps: _Blocks(taps, "", {}, self.outputs))
         self.margin = margin_of(self.model, self.run, self.twin_logits, self.touched)
         return taken
 
@@ -146,10 +144,10 @@ class TwinRuns:
     def _without_below(self, numbers: Sequence[int]) -> Callable[[Taps], Taps]:
         """What puts those taps around others that give what is known instead of running blocks below all changes."""
         known: dict[str, Tensor | None] = {}
-        for prefix, block in self._below(numbers) if self.wanted else ():
+        for prefix, block in self._below(numbers) if self.outputs else ():
             known |= {f"{prefix}blocks.{i}": None for i in range(block - 1)}
             known[f"{prefix}blocks.{block - 1}"] = self.outputs[f"{prefix}blocks.{block - 1}"]
-        return lambda taps: _Blocks(taps, "", known, set(), {}) if known else taps
+        return lambda taps: _Blocks(taps, "", known, {}) if known else taps
 
 
 def _both(first: Change, second: Change, value: Tensor) -> Tensor:
@@ -174,7 +172,7 @@ def margin_of(model: ProbedModel, run: EditedRun, twin: Tensor, touched: Collect
 
 def begins(spec: ModelSpec, changed: Collection[str]) -> Begins:
     """The first block of each stack that changes at these sites; a change in an encoder changes the whole decoder."""
-    first = _stacks(spec)
+    first = {prefix_of(spec, name): len(stack.blocks) for name, stack in spec.stacks.items()}
     for site in changed:
         prefix = next(prefix for prefix in sorted(first, reverse=True) if site.startswith(prefix))
         block = re.match(r"blocks\.(\d+)\.", site.removeprefix(prefix))
@@ -187,32 +185,25 @@ def begins(spec: ModelSpec, changed: Collection[str]) -> Begins:
     return tuple(first.items())
 
 
-def _stacks(spec: ModelSpec) -> dict[str, int]:
-    """The number of blocks of each stack, by its prefix."""
-    return {prefix_of(spec, name): len(stack.blocks) for name, stack in spec.stacks.items()}
-
-
 class _Blocks(Taps):
     """The taps `inner`, in whose forward some blocks give what is `given` instead of running (None is what enters them,
-    because the next one does not run either), and what the `wanted` blocks give is kept."""
+    because the next one does not run either), and what the blocks named in `outputs` give is kept there."""
 
-    def __init__(
-        self, inner: Taps, name: str, given: Mapping[str, Tensor | None], wanted: set[str], kept: dict[str, Tensor]
-    ) -> None:
-        self.inner, self.name, self.given, self.wanted, self.kept = inner, name, given, wanted, kept
+    def __init__(self, inner: Taps, name: str, given: Mapping[str, Tensor | None], outputs: dict[str, Tensor]) -> None:
+        self.inner, self.name, self.given, self.outputs = inner, name, given, outputs
         self.provenance = inner.provenance
 
     def at(self, name: str) -> Taps:
         own = f"{self.name}.{name}" if self.name and name else self.name or name
-        return _Blocks(self.inner.at(name), own, self.given, self.wanted, self.kept)
+        return _Blocks(self.inner.at(name), own, self.given, self.outputs)
 
     def run(self, block: Callable[..., Tensor], x: Tensor, ctx: object, layer: int) -> Tensor:
         if self.name in self.given:
             known = self.given[self.name]
             return x if known is None else known
         out = self.inner.run(block, x, ctx, layer)
-        if self.name in self.wanted:
-            self.kept[self.name] = out.detach()
+        if self.name in self.outputs:
+            self.outputs[self.name] = out.detach()
         return out
 
     def __call__(self, site: str, value: Tensor, rows: Rows) -> Tensor:
