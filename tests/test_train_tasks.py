@@ -209,7 +209,7 @@ def test_contrast_finds_partners(tmp_path: Path, negative: bool) -> None:
     job, score = trained(made, tmp_path)
     (example, *_) = job.trainer.data.draw(0, 0, 1)
     assert isinstance(example, TextPair)
-    assert len(example.others) == 1 + negative
+    assert len(example.sides) == 2 + negative
     assert score.metrics["recall@1"] > 0.6
     assert score.baselines["chance"] < 0.06
     assert job.hf["architectures"] == ["BertModel"]

@@ -27,7 +27,7 @@ from triptych.text import Tokenizer, WhisperTokens, with_whisper_tokens
 from triptych.train import metrics
 from triptych.train.data import EpochRows
 from triptych.train.evaluate import HeldOut, Score
-from triptych.train.objectives import Device, Example, Ids, TrainingBatch, token_batch
+from triptych.train.objectives import Device, Example, Ids, TrainingBatch
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
 from triptych.train.settings import Config
@@ -50,27 +50,10 @@ class SpokenExample(Example):
     def frames(self) -> Tensor:
         return self.sound if isinstance(self.sound, Tensor) else self.speech.frames(audio.read_wav(self.sound))
 
-    def collated(self, examples: Sequence[Any], device: Device) -> SpokenBatch:
-        frames, batch = tuple(one.frames for one in examples), token_batch(examples, device)
+    def sources(self, examples: Sequence[Any], device: Device) -> tuple[Tensor, Rows]:
+        frames = [one.frames for one in examples]
         positions = Rows(tuple(len(one) // self.speech.slot.stride for one in frames))
-        source = torch.cat(frames).to(device, non_blocking=True), positions
-        return SpokenBatch(
-            batch.ids,
-            batch.rows,
-            batch.at,
-            batch.targets,
-            source,
-            frames=frames,
-            texts=tuple(one.text for one in examples),
-        )
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SpokenBatch(TrainingBatch):
-    """Rows with the mel frames of each sound and its transcript."""
-
-    frames: tuple[Tensor, ...]
-    texts: tuple[str, ...]
+        return torch.cat(frames).to(device, non_blocking=True), positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,10 +132,13 @@ class HeldSpeech(HeldOut):
     most: int
 
     def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
-        every = [batch for batch in batches if isinstance(batch, SpokenBatch)]
+        every, frames, texts = list(batches), list[Tensor](), list[str]()
         score = super().measured(module, every)
-        texts = [text for batch in every for text in batch.texts]
-        frames = [one for batch in every for one in batch.frames]
+        for batch in every:
+            assert batch.source is not None
+            sounds, rows = batch.source
+            frames += sounds.split([self.speech.slot.stride * length for length in rows.lengths])
+            texts += [one.text for one in batch.examples if isinstance(one, SpokenExample)]
         written = [self.tokenizer.decode(ids) for ids in self.speech.written(module, frames, self.most)]
         figures = {"word error rate": metrics.word_error_rate(written, texts)}
         guesses = {"another transcript": metrics.word_error_rate([*texts[1:], *texts[:1]], texts)}

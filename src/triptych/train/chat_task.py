@@ -98,13 +98,9 @@ def _rows(
         raise InputError(f"{record.where}: {error}") from None
     for text, spans in texts:
         row = chat_example(text, spans, tokenizer)
-        if len(row.ids) > fit.limit:
-            if not fit.cut:
-                fit.refuse(record, len(row.ids))
-                continue
-            row = Example(row.ids[: fit.limit], row.targets[: fit.limit], row.trained[: fit.limit])
-        if row.trained.any():
-            yield row
+        length = fit.length(record, len(row.ids))
+        if length is not None and row.trained[:length].any():
+            yield Example(row.ids[:length], row.targets[:length], row.trained[:length])
 
 
 def _messages(record: DataRecord) -> list[Message]:

@@ -29,7 +29,7 @@ from triptych.spec import PatchesSpec
 from triptych.train import metrics
 from triptych.train.data import check, with_hidden_words
 from triptych.train.evaluate import HeldOut, Score
-from triptych.train.label_tasks import LabelTask, judged_labels
+from triptych.train.label_tasks import LabelTask, judged_classes
 from triptych.train.labelled import HeadLoss, LabelledBatch, LabelledExample
 from triptych.train.objectives import (
     Device,
@@ -41,12 +41,11 @@ from triptych.train.objectives import (
     final,
     joined,
     seq2seq,
-    token_batch,
 )
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
 from triptych.train.settings import Config
-from triptych.train.task import Fitter, JudgedRows, ObjectiveTask, Prepared, epoch_rows, read_split, trained_at
+from triptych.train.task import Fitter, ObjectiveTask, Prepared, epoch_rows, read_split, trained_at
 
 CAPTION_FAMILY = "vision-encoder-decoder"
 PREPROCESSOR = "preprocessor_config.json"
@@ -136,7 +135,7 @@ def new_preprocessor(size: tuple[int, int]) -> dict[str, bytes]:
 def _thumbnail(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
     """The means of about equal rectangles of the image, at most `THUMBNAIL` in height and width."""
     height, width = (min(THUMBNAIL, side) for side in pixels.shape[1:])
-    small = torch.nn.functional.adaptive_avg_pool2d(torch.from_numpy(pixels), (height, width))
+    small = F.adaptive_avg_pool2d(torch.from_numpy(pixels), (height, width))
     return np.asarray(small.flatten().numpy(), np.float32)
 
 
@@ -153,9 +152,7 @@ class LabelledImage(LabelledExample):
     def collated(self, examples: Sequence[Any], device: Device) -> LabelledBatch:
         patches, rows = self.read([one.image.pixels() for one in examples])
         first = joined([np.cumsum([0, *rows.lengths[:-1]])], device)
-        goals = joined([one.goal for one in examples], device)
-        tokens = (patches.to(device), rows, first, torch.zeros_like(first))
-        return LabelledBatch(*tokens, types=None, goals=goals, examples=tuple(examples), head=self.head)
+        return LabelledBatch(patches.to(device), rows, first, torch.zeros_like(first), examples=tuple(examples))
 
 
 def labelled_images(
@@ -167,8 +164,8 @@ def labelled_images(
     ids, mask = np.zeros(positions, dtype=np.int32), trained_at(positions, 0)
     return [
         LabelledImage(
-            ids=ids, targets=ids, trained=mask, goal=goal.astype(np.int64), head=loss, types=ids, number=number,
-            image=image, read=module.flat,
+            ids=ids, targets=ids, trained=mask, goal=goal.astype(np.int64), head=loss, number=number, image=image,
+            read=module.flat,
         )
         for number, (image, goal) in enumerate(zip(images, goals, strict=True))
     ]  # fmt: skip
@@ -191,14 +188,14 @@ class ImageLabelTask(LabelTask):
         train, held = _images(self, module)
         goals, right, loss = self.goals()
         assert self.labels is not None
-        examples = labelled_images(module, held, goals[1], loss)
         thumbnails = [np.stack([image.thumbnail for image in side]) for side in (train, held)]
         guesses = {
             "majority": metrics.majority(right, len(self.held)),
             "linear on pixels": metrics.linear(thumbnails[0], right, thumbnails[1], len(self.labels)),
         }
-        judge = partial(judged_labels, guesses, self.several)
-        judged = JudgedRows.of_rows(examples, judge, tokens, self.device)
+        judged = self.judged(
+            labelled_images(module, held, goals[1], loss), partial(judged_classes, guesses, "macro F1"), tokens
+        )
         return epoch_rows(labelled_images(module, train, goals[0], loss)), judged
 
     def _texts(self, record: DataRecord) -> list[str]:
@@ -217,9 +214,12 @@ class CaptionExample(Example):
     read: ReadImages
     smoothing: float = 0.0
 
-    def collated(self, examples: Sequence[Any], device: Device) -> TrainingBatch:
+    def collated(self, examples: Sequence[Example], device: Device) -> TrainingBatch:
+        return replace(super().collated(examples, device), smoothing=self.smoothing)
+
+    def sources(self, examples: Sequence[Any], device: Device) -> tuple[Tensor, Rows]:
         patches, rows = self.read([one.image.pixels() for one in examples])
-        return replace(token_batch(examples, device), source=(patches.to(device), rows), smoothing=self.smoothing)
+        return patches.to(device), rows
 
 
 class CaptionTask(ObjectiveTask):
@@ -253,13 +253,13 @@ class CaptionTask(ObjectiveTask):
         fit, smoothing = Fitter(self.recipe, words), self.objective.smoothing
 
         def row(record: DataRecord, image: RecordImage) -> CaptionExample | None:
-            ids = [*words.encode(record.text("text"), special=False), ends[0]]
-            if len(ids) > self.length and not fit.cut:
-                fit.refuse(record, len(ids))
+            ids = words.encode(record.text("text"), special=False)
+            length = fit.length(record, len(ids) + 1)
+            if length is None:
                 return None
-            text = seq2seq([0], [*ids[: self.length - 1], ends[0]] if len(ids) > self.length else ids, start)
-            given = (text.ids, text.targets, text.trained)
-            return CaptionExample(*given, image=image, read=module.flat, smoothing=smoothing)
+            text = seq2seq([0], [*ids[: length - 1], ends[0]], start)
+            tokens = (text.ids, text.targets, text.trained)
+            return CaptionExample(*tokens, image=image, read=module.flat, smoothing=smoothing)
 
         sides = zip((self.train, self.held), _images(self, module), strict=True)
         train, held = (epoch_rows(map(row, *side)) for side in sides)

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count
+from itertools import chain, count, groupby
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from triptych.errors import ConfigError, InputError, shown
 from triptych.nn import Transformer
@@ -22,7 +20,7 @@ from triptych.train.labelled import IGNORED, ClassLoss, HeadLoss, LabelledExampl
 from triptych.train.objectives import Integers
 from triptych.train.recipe import ObjectiveSettings, Recipe
 from triptych.train.records import DataRecord
-from triptych.train.task import Fitter, HeadTask, JudgedRows, Outputs, Prepared, epoch_rows, read_split, trained_at
+from triptych.train.task import Fitter, HeadTask, Outputs, Prepared, epoch_rows, read_split, trained_at
 
 
 class LabelTask(HeadTask):
@@ -80,20 +78,33 @@ class LabelTask(HeadTask):
             "majority": metrics.majority(right, len(self.held)),
             "bag of words": metrics.bag_of_words(texts[0], right, texts[1], len(self.labels)),
         }
-        judge = partial(judged_labels, guesses, self.several)
-        return data, JudgedRows.of_rows(held.examples, judge, tokens, self.device)
+        return data, self.judged(held.examples, partial(judged_classes, guesses, "macro F1"), tokens)
 
 
-def judged_labels(guesses: Mapping[str, Integers], several: bool, nats: float, count: int, rows: Outputs) -> Score:
-    """Accuracy and macro F1 of labels of rows, beside the accuracy of the guesses, `[records]` or `[records, C]`."""
-    outputs = np.stack([output.numpy() for _, output in rows])
-    right = np.stack([example.goal if several else example.goal[0] for example, _ in rows])
-    predicted = (outputs > 0).astype(np.int64) if several else outputs.argmax(-1)
-    numbers = [example.number for example, _ in rows]
-    guessed = {name: metrics.accuracy(guess[numbers], right) for name, guess in guesses.items()}
-    accuracy = metrics.accuracy(predicted, right)
-    figures = {"accuracy": accuracy, "macro F1": metrics.macro_f1(predicted, right)}
-    correct, most = round(accuracy * len(rows)), round(guessed["majority"] * len(rows))
+def judged_classes(
+    guesses: Mapping[str, Sequence[Integers] | Integers], second: str, nats: float, count: int, rows: Outputs
+) -> Score:
+    """Accuracy and the metric `second` of the classes of rows or of their tokens, beside the accuracy of `guesses`,
+    which have the classes of each record."""
+    right = [one.goal[one.goal != IGNORED] for one, _ in rows]
+    predicted = [one.head.predicted(output)[one.goal != IGNORED] for one, output in rows]
+    together = np.stack if isinstance(rows[0][0].head, SeveralLoss) else np.concatenate
+    wanted, flat = together(right), together(predicted)
+    guessed = {}
+    for name, guess in guesses.items():
+        of_rows = [np.atleast_1d(guess[one.number])[: len(row)] for (one, _), row in zip(rows, right, strict=True)]
+        guessed[name] = metrics.accuracy(together(of_rows), wanted)
+    match second:
+        case "entity F1":
+            heads = [one.head for one, _ in rows]
+            named = ([h.names(row.tolist()) for h, row in zip(heads, side, strict=True)] for side in (predicted, right))
+            value = metrics.entity_f1(*named)
+        case "F1 of replaced":
+            value = metrics.f1(flat == 1, wanted == 1)
+        case _:
+            value = metrics.macro_f1(flat, wanted)
+    figures = {"accuracy": metrics.accuracy(flat, wanted), second: value}
+    correct, most = (round(share * len(wanted)) for share in (figures["accuracy"], guessed["majority"]))
     return Score(nats, count, correct, most, metrics=figures, baselines=guessed)
 
 
@@ -137,8 +148,8 @@ class TagTask(HeadTask):
             "majority": [np.full(len(row), common) for row in words[1]],
             "each word's commonest": metrics.commonest_tags(words[0], goals[0], words[1]),
         }
-        judge = partial(_judged_tags, guesses, self.labels)
-        return data, JudgedRows.of_rows(held.examples, judge, tokens, self.device)
+        second = "entity F1" if any(label.startswith("B-") for label in self.labels) else "macro F1"
+        return data, self.judged(held.examples, partial(judged_classes, guesses, second), tokens)
 
 
 def first_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]], of: Sequence[int | None]) -> list[int]:
@@ -146,45 +157,24 @@ def first_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]], of: S
 
     Raises InputError for a word that the tokenizer drops though a later one has a token.
     """
+    places = enumerate(zip(offsets, of, strict=True))
+    tokens = [(i, begin, end) for i, ((begin, end), sequence) in places if sequence == 0 and end > begin]
+    last = max((end for _, _, end in tokens), default=0)
     first: list[int] = []
-    start, tokens = 0, [i for i, sequence in enumerate(of) if sequence == 0 and offsets[i][1] > offsets[i][0]]
-    last = max((offsets[i][1] for i in tokens), default=0)
-    at = 0  # of the first token that does not end before the word
+    start, at = 0, 0  # of the word, and the first token that does not end before it
     for word in words:
         stop = start + len(word)
-        while at < len(tokens) and offsets[tokens[at]][1] <= start:
+        while at < len(tokens) and tokens[at][2] <= start:
             at += 1
-        token = tokens[at] if at < len(tokens) and offsets[tokens[at]][0] < stop else None
-        if token is None and stop < last:
-            raise InputError(f"the tokenizer makes no token of the word {shown(word)}; remove it from the record")
-        if token is None:
+        if at == len(tokens) or tokens[at][1] >= stop:
+            if stop < last:
+                raise InputError(f"the tokenizer makes no token of the word {shown(word)}; remove it from the record")
             break
-        if first and token == first[-1]:
+        if first and tokens[at][0] == first[-1]:
             raise InputError(f"the tokenizer joins the word {shown(word)} to the one before; tags need words apart")
-        first.append(token)
+        first.append(tokens[at][0])
         start = stop + 1
     return first
-
-
-def _judged_tags(
-    guesses: Mapping[str, Sequence[Integers]], labels: Sequence[str], nats: float, count: int, rows: Outputs
-) -> Score:
-    """Accuracy of the words' tags and F1 of entities, beside the accuracy of the guesses."""
-    right = [example.goal[example.trained] for example, _ in rows]
-    predicted = [output.numpy().argmax(-1)[example.trained] for example, output in rows]
-    flat, joined = np.concatenate(right), np.concatenate(predicted)
-    guessed = {
-        name: metrics.accuracy(np.concatenate([guess[e.number][: e.trained.sum()] for e, _ in rows]), flat)
-        for name, guess in guesses.items()
-    }
-    figures = {"accuracy": metrics.accuracy(joined, flat)}
-    if any(label.startswith("B-") for label in labels):
-        named = [[[labels[i] for i in row] for row in side] for side in (predicted, right)]
-        figures["entity F1"] = metrics.entity_f1(*named)
-    else:
-        figures["macro F1"] = metrics.macro_f1(joined, flat)
-    correct, most = int((joined == flat).sum()), round(guessed["majority"] * len(flat))
-    return Score(nats, count, correct, most, metrics=figures, baselines=guessed)
 
 
 def _told_apart(
@@ -207,9 +197,8 @@ def _told_apart(
 
 def ordered_labels(labels: Iterable[str]) -> list[str]:
     """The different labels in order: by number where all are numbers, else by name."""
-    every = set(labels)
-    numbers = all(label.isdecimal() and len(label) < 19 for label in every)
-    return sorted(every, key=lambda label: (int(label) if numbers else 0, label))
+    every = sorted(set(labels))
+    return sorted(every, key=int) if all(label.isdecimal() and len(label) < 19 for label in every) else every
 
 
 def class_loss(settings: ObjectiveSettings, labels: Sequence[str], right: Integers) -> ClassLoss:
@@ -222,9 +211,10 @@ def class_loss(settings: ObjectiveSettings, labels: Sequence[str], right: Intege
         counts = np.maximum(np.bincount(right, minlength=len(labels)), 1)
         weights = tuple((len(right) / (len(labels) * counts)).tolist())
     elif class_weights is not None:
-        if class_weights.keys() != set(labels):
-            wrong = sorted(class_weights.keys() ^ set(labels))[0]
-            raise ConfigError(f"objective.class_weights needs a weight for each of {', '.join(labels)}; see {wrong!r}")
+        if wrong := sorted(class_weights.keys() ^ set(labels)):
+            raise ConfigError(
+                f"objective.class_weights needs a weight for each of {', '.join(labels)}; see {wrong[0]!r}"
+            )
         weights = tuple(class_weights[label] for label in labels)
     return ClassLoss(tuple(labels), settings.smoothing, weights)
 
@@ -283,7 +273,7 @@ class SpanTask(HeadTask):
             for side in (self.train, self.held)
         )
         judge = partial(_judged_spans, self.held, [_overlapping(one) for one in self.held])
-        return epoch_rows(train), JudgedRows.of_rows(held, judge, tokens, self.device)
+        return epoch_rows(train), self.judged(held, judge, tokens)
 
 
 def windows(one: Question, tokenizer: Tokenizer, length: int, loss: SpanLoss, number: int) -> list[LabelledExample]:
@@ -299,8 +289,7 @@ def windows(one: Question, tokenizer: Tokenizer, length: int, loss: SpanLoss, nu
     rows, answered = [], False
     for window in cut:
         span = _span(window, one)
-        answered = answered or span is not None
-        ends = span or (0, 0)
+        answered, ends = answered or span is not None, span or (0, 0)
         row = labelled(window, ends, loss, number, trained_at(len(window.ids), *ends))
         inside = np.array([of == 1 for of in window.sequence_ids])
         rows.append(replace(row, offsets=np.where(inside[:, None], np.array(window.offsets, dtype=np.int32), -1)))
@@ -315,9 +304,9 @@ def _span(window: Encoded, one: Question) -> tuple[int, int] | None:
         return None
     stop = one.start + len(one.answer.rstrip())
     start = stop - len(one.answer.strip())
-    inside = [i for i, of in enumerate(window.sequence_ids) if of == 1 and window.offsets[i][1] > window.offsets[i][0]]
-    first = [i for i in inside if window.offsets[i][0] <= start < window.offsets[i][1]]
-    last = [i for i in inside if window.offsets[i][0] < stop <= window.offsets[i][1]]
+    tokens = [(i, *window.offsets[i]) for i, of in enumerate(window.sequence_ids) if of == 1]
+    first = [i for i, begin, end in tokens if begin <= start < end]
+    last = [i for i, begin, end in tokens if begin < stop <= end]
     return (first[0], last[-1]) if first and last else None
 
 
@@ -326,20 +315,16 @@ def _judged_spans(
 ) -> Score:
     """F1 and exact match of the best span over all windows of a question, beside the F1 of `guesses`."""
     may_be_empty = any(one.start is None for one in questions)
-    by_question: defaultdict[int, list[tuple[LabelledExample, Tensor]]] = defaultdict(list)
-    for example, output in rows:
-        by_question[example.number].append((example, output))
-    f1, exact, guessed, empty = [], [], [], []
-    for number, of in by_question.items():
-        one = questions[number]
-        answer = best_span(of, one.context, may_be_empty=may_be_empty)
-        f1.append(metrics.answer_f1(answer, one.answer))
-        exact.append(metrics.exact_match(answer, one.answer))
-        guessed.append(metrics.answer_f1(guesses[number], one.answer))
-        empty.append(float(one.start is None))
-    figures = {"F1": float(np.mean(f1)), "exact match": float(np.mean(exact))}
-    simple = {"majority (no answer)": float(np.mean(empty)), "word overlap": float(np.mean(guessed))}
-    return Score(nats, count, round(sum(exact)), round(sum(empty)), metrics=figures, baselines=simple)
+    asked = {number: list(of) for number, of in groupby(rows, key=lambda row: row[0].number)}
+    answers = [best_span(of, questions[i].context, may_be_empty=may_be_empty) for i, of in asked.items()]
+    right, guessed = [questions[i].answer for i in asked], [guesses[i] for i in asked]
+    exact = float(np.mean(list(map(metrics.exact_match, answers, right))))
+    empty = float(np.mean([questions[i].start is None for i in asked]))
+    figures = {"F1": float(np.mean(list(map(metrics.answer_f1, answers, right)))), "exact match": exact}
+    overlap = float(np.mean(list(map(metrics.answer_f1, guessed, right))))
+    simple = {"majority (no answer)": empty, "word overlap": overlap}
+    correct, most = round(exact * len(asked)), round(empty * len(asked))
+    return Score(nats, count, correct, most, metrics=figures, baselines=simple)
 
 
 def best_span(rows: Outputs, context: str, *, may_be_empty: bool) -> str:

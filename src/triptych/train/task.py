@@ -125,20 +125,23 @@ class HeadTask(ObjectiveTask):
     def _config(self, hf: Mapping[str, Any]) -> Config:
         return head_config(hf, self.kind, self.labels, several=self.several)
 
+    def judged(self, held: Iterable[Example], judge: Judge, tokens: int) -> JudgedRows:
+        """The held-out rows in batches of about `tokens` tokens."""
+        return JudgedRows(batched(held, tokens, self.device), judge=judge)
+
 
 def read_split(
     data: DataSettings, needed: Sequence[str], optional: Sequence[str] = ()
 ) -> tuple[list[DataRecord], list[DataRecord]]:
     """The records to train on and those held out: of `held_out_path`, or drawn at random."""
-    editions = data.path in (sources.SHAKESPEARE, sources.FOLDED) and set(needed) == {"text", "text_b"}
-    if editions or data.path in SHAKESPEARE or data.path.startswith(TURNS):
+    if known_by_name(data.path):
         train, held = _of_plays(data, set(needed))
     else:
-        train, held = read_records(data.path, needed, optional, data.columns), []
-        if data.held_out_path is None:
+        train, apart = read_records(data.path, needed, optional, data.columns), data.held_out_path
+        if apart is None:
             train, held = split(train, data.held_out, data.path)
         else:
-            held = read_records(data.held_out_path, needed, optional, data.columns)
+            held = read_records(apart, needed, optional, data.columns)
     return train, sources.limited(held, data)
 
 
@@ -150,7 +153,8 @@ def known_by_name(path: str) -> bool:
 def _of_plays(data: DataSettings, needed: set[str]) -> Sequence[list[DataRecord]]:
     """Texts with labels, conversations of one answer with a person, or lines of the First Folio beside those of the
     modern edition (or pieces of `data.words` words), each pair once."""
-    name, fields, has = data.path.removeprefix(TURNS), needed, ""
+    name = data.path.removeprefix(TURNS)
+    fields, has = {"text", "text_b"}, "pairs of texts; use objective contrastive or seq2seq"
     if data.path in SHAKESPEARE:
         fields, has = {"text", "label"}, "texts with a label each; use objective labels"
     elif data.path.startswith(TURNS):
@@ -191,37 +195,37 @@ class Fitter:
         if self.drop and self.cut:
             raise ConfigError("data.drop_longer and data.cut_longer exclude each other; give one of the two")
 
+    def length(self, record: DataRecord, tokens: int) -> int | None:
+        """How many of the `tokens` tokens of a row stay, None where it is left out.  Raises InputError for one that is
+        too long."""
+        if tokens <= self.limit or self.cut:
+            return min(tokens, self.limit)
+        if self.drop:
+            return None
+        raise InputError(
+            f"{record.where} has {tokens} tokens, more than run.length = {self.limit}; raise run.length, or set "
+            "data.cut_longer or data.drop_longer to true"
+        )
+
     def __call__(self, record: DataRecord, text: str, second: str | None = None) -> Encoded | None:
         """The row of a text or a pair; None for one that is left out.  Raises InputError for one that is too long."""
         (row,) = self.tokenizer.encode_with_offsets(text, second)
-        excess = len(row.ids) - self.limit
-        if excess <= 0:
-            return row
-        if not self.cut:
-            self.refuse(record, len(row.ids))
-            return None
+        length = self.length(record, len(row.ids))
+        if length is None or length == len(row.ids):
+            return None if length is None else row
         sides = [[i for i, of in enumerate(row.sequence_ids) if of == side] for side in (0, 1)]
-        lengths = [len(side) for side in sides]
-        for _ in range(excess):
-            lengths[lengths.index(max(lengths))] -= 1  # the longer text, the first where both are as long
-        if min(length for length, side in zip(lengths, sides, strict=True) if side) < 1:
+        excess = len(row.ids) - length
+        if sum(map(len, sides)) - excess < sum(map(bool, sides)):
             raise InputError(f"run.length = {self.limit} leaves no token for a text beside the special ones")
-        dropped = {i for side, length in zip(sides, lengths, strict=True) for i in side[length:]}
-        keep = [i for i in range(len(row.ids)) if i not in dropped]
+        for _ in range(excess):
+            max(sides, key=len).pop()  # of the longer text, of the first where both are as long
+        keep = [i for i, of in enumerate(row.sequence_ids) if of is None or i <= sides[of][-1]]
         return Encoded(
             [row.ids[i] for i in keep],
             [row.token_types[i] for i in keep],
             [row.offsets[i] for i in keep],
             [row.sequence_ids[i] for i in keep],
         )
-
-    def refuse(self, record: DataRecord, tokens: int) -> None:
-        """Raises InputError for a row of `tokens` tokens, unless such rows are left out."""
-        if not self.drop:
-            raise InputError(
-                f"{record.where} has {tokens} tokens, more than run.length = {self.limit}; raise run.length, or set "
-                "data.cut_longer or data.drop_longer to true"
-            )
 
 
 #: Rows and what the head gave for each, and what makes a score of these, of the sum of their losses and of its weight.
@@ -234,11 +238,6 @@ class JudgedRows(HeldOut):
     """Held-out rows with labels, whose loss is without smoothing and weights."""
 
     judge: Judge
-
-    @staticmethod
-    def of_rows(rows: Iterable[Example], judge: Judge, tokens: int, device: str) -> JudgedRows:
-        """The rows in batches of about `tokens` tokens."""
-        return JudgedRows(batched(rows, tokens, device), judge=judge)
 
     def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
         nats, count, rows = 0.0, 0.0, list[tuple[LabelledExample, Tensor]]()

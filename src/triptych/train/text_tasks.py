@@ -5,8 +5,10 @@ The spans of corruption are those of T5 (Raffel et al. 2020), replaced tokens th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,20 +38,29 @@ from triptych.train.data import (
     with_hidden_words,
 )
 from triptych.train.evaluate import HeldOut, Score
+from triptych.train.label_tasks import judged_classes
 from triptych.train.labelled import LabelledExample, ReplacedLoss, labelled
 from triptych.train.objectives import Example, Ids, Integers, TokenMasking, TrainingBatch, seq2seq
 from triptych.train.recipe import Recipe
 from triptych.train.sources import Pair
-from triptych.train.task import HeadTask, JudgedRows, ObjectiveTask, Outputs, Prepared
+from triptych.train.task import HeadTask, ObjectiveTask, Prepared
 
 
-class CausalTask(ObjectiveTask):
-    """Plain text, each token predicted from those before it."""
+class PlainTextTask(ObjectiveTask):
+    """Plain text, as documents to train on and held-out ones."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         sources.refuse_records(recipe)
         self.texts, self.held_texts, self.notes = sources.texts(recipe.data)
+
+    def encoded(self) -> list[list[Ids]]:
+        """The token ids of the documents to train on, and of those held out, without special tokens."""
+        return [[self.tokenizer.encode_corpus(text) for text in side] for side in (self.texts, self.held_texts)]
+
+
+class CausalTask(PlainTextTask):
+    """Each token predicted from those before it."""
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
         words = self.tokenizer
@@ -57,27 +68,24 @@ class CausalTask(ObjectiveTask):
         if self.recipe.base is not None and words.leading_bos is None:  # as the texts that this model was trained on
             before = []
         train, held = (
-            CausalText.of([[*before, *words.encode_corpus(text).tolist(), *after] for text in side], self.length)
-            for side in (self.texts, self.held_texts)
+            CausalText.of([[*before, *ids.tolist(), *after] for ids in side], self.length) for side in self.encoded()
         )
         check(train, words.eos_id, ends=len(self.texts) > 1)
         return train, HeldOut.of(held, train, tokens, text="".join(self.held_texts), device=self.device)
 
 
-class MaskedTask(CausalTask):
-    """Plain text, hidden tokens of which are predicted: of all but the special ones, or of the commonest only."""
+class MaskedTask(PlainTextTask):
+    """Hidden tokens are predicted: any but the special ones, or the commonest only."""
 
     head = MaskedLMHeadSpec
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
         words, most = self.tokenizer, self.objective.commonest
         assert words.mask_id is not None
-        sides = [[words.encode_corpus(text) for text in side] for side in (self.texts, self.held_texts)]
-        special = special_ids(words)
+        sides, special = self.encoded(), special_ids(words)
         if most is not None:
-            counts = sum(np.bincount(ids, minlength=words.vocab_size) for ids in sides[0])
-            order = [int(i) for i in np.argsort(-np.asarray(counts), kind="stable") if int(i) not in special]
-            special |= frozenset(order[most:])
+            counts = np.bincount(np.concatenate(sides[0]), minlength=words.vocab_size)
+            special |= set([i for i in np.argsort(-counts, kind="stable").tolist() if i not in special][most:])
         masking = TokenMasking(words.mask_id, words.vocab_size, special, self.objective.rate)
         before, after = _ids(words.cls_id), _ids(words.sep_id)
         train, held = (MaskedText.of(side, self.length, masking, before, after) for side in sides)
@@ -184,11 +192,16 @@ def noise_spans(length: int, rate: float, mean: float, random: np.random.Generat
     About `rate` of the tokens are removed, in spans of `mean` tokens on average; kept and removed spans alternate, the
     first is kept and the last removed, and all divisions into as many spans are equally likely.
     """
-    removed = min(max(round(length * rate), 1), length - 1)
-    count = min(max(round(removed / mean), 1), removed, length - removed)
+    removed, count = _noise(length, rate, mean)
     sides = (_composition(length - removed, count, random), _composition(removed, count, random))
     edges = np.cumsum(np.stack(sides, axis=1).reshape(-1)).tolist()
     return list(zip(edges[0::2], edges[1::2], strict=True))
+
+
+def _noise(length: int, rate: float, mean: float) -> tuple[int, int]:
+    """How many of `length` tokens are removed, and in how many spans."""
+    removed = min(max(round(length * rate), 1), length - 1)
+    return removed, min(max(round(removed / mean), 1), removed, length - removed)
 
 
 def _composition(total: int, parts: int, random: np.random.Generator) -> Integers:
@@ -215,14 +228,10 @@ def window_length(length: int, rate: float, mean: float) -> int:
     """The most tokens whose source and target, after corruption, have at most `length` tokens each."""
 
     def longest(tokens: int) -> int:
-        removed = min(max(round(tokens * rate), 1), tokens - 1)
-        count = min(max(round(removed / mean), 1), removed, tokens - removed)
-        return max(tokens - removed + count + 1, removed + count + 1)
+        removed, count = _noise(tokens, rate, mean)
+        return max(tokens - removed, removed) + count + 1
 
-    most = 2
-    while longest(most + 1) <= length:
-        most += 1
-    return most
+    return next(tokens for tokens in itertools.count(2) if longest(tokens + 1) > length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,8 +253,8 @@ class CorruptedText(Windows):
         return seq2seq(*corrupted(tokens, spans, self.sentinels, self.end), self.start)
 
 
-class CorruptionTask(CausalTask):
-    """Plain text, as for the objective `causal`, from which spans are removed."""
+class CorruptionTask(PlainTextTask):
+    """Spans of the text are removed, and written by the decoder."""
 
     def completed(self, tokenizer: Tokenizer) -> Tokenizer:
         tokenizer.backend.add_special_tokens(
@@ -264,8 +273,8 @@ class CorruptionTask(CausalTask):
                 f"objective corruption needs an EOS token and {most} sentinels, <extra_id_0> and on, in the tokenizer"
             )
         train, held = (
-            CorruptedText(_stream(texts, tokenizer), length, settings.rate, settings.span, ids, start, tokenizer.eos_id)
-            for texts in (self.texts, self.held_texts)
+            CorruptedText(_stream(side), length, settings.rate, settings.span, ids, start, tokenizer.eos_id)
+            for side in self.encoded()
         )
         return train, HeldOut.of(held, train, tokens, device=self.device)
 
@@ -320,15 +329,10 @@ class ReplacedText(Windows):
         return labelled(row, (ids != hidden.targets).astype(np.int64), ReplacedLoss(), 0, np.ones(len(ids), dtype=bool))
 
 
-class ReplacedTask(HeadTask):
-    """Plain text, some tokens of which are replaced; the model tells which."""
+class ReplacedTask(HeadTask, PlainTextTask):
+    """Some tokens are replaced; the model tells which."""
 
     kind = "replaced"
-
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe)
-        sources.refuse_records(recipe)
-        self.texts, self.held_texts, self.notes = sources.texts(recipe.data)
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
         tokenizer = self.tokenizer
@@ -337,10 +341,11 @@ class ReplacedTask(HeadTask):
         rate, special = self.objective.rate, special_ids(tokenizer)
         masking = TokenMasking(tokenizer.mask_id, tokenizer.vocab_size, special, rate, shares=(1.0, 0.0))
         before, after = np.array([tokenizer.cls_id], np.int32), np.array([tokenizer.sep_id], np.int32)
-        streams = [_stream(texts, tokenizer) for texts in (self.texts, self.held_texts)]
+        streams = [_stream(side) for side in self.encoded()]
         replacer = self._replacer(streams[0].arrays[0], tokenizer, masking)
         train, held = (ReplacedText(one, self.length - 2, masking, replacer, before, after) for one in streams)
-        return train, JudgedRows.of_rows(held.held(), _judged_replaced, tokens, self.device)
+        guesses = {"majority": np.zeros((1, self.length), dtype=np.int64)}  # that none was replaced
+        return train, self.judged(held.held(), partial(judged_classes, guesses, "F1 of replaced"), tokens)
 
     def _replacer(self, tokens: Ids, tokenizer: Tokenizer, masking: TokenMasking) -> Replacer:
         path = self.objective.generator
@@ -358,19 +363,5 @@ class ReplacedTask(HeadTask):
         return by_generator(module.float().eval())
 
 
-def _judged_replaced(nats: float, count: int, rows: Outputs) -> Score:
-    """Accuracy over all tokens and F1 of the replaced ones, beside the guess that none was replaced."""
-    right = np.concatenate([example.goal for example, _ in rows])
-    predicted = np.concatenate([(output.numpy()[:, 0] > 0).astype(np.int64) for _, output in rows])
-    figures = {
-        "accuracy": metrics.accuracy(predicted, right),
-        "F1 of replaced": metrics.f1(predicted == 1, right == 1),
-    }
-    original = int((right == 0).sum())
-    guesses = {"majority": original / len(right)}
-    return Score(nats, count, int((predicted == right).sum()), original, metrics=figures, baselines=guesses)
-
-
-def _stream(texts: Sequence[str], tokenizer: Tokenizer) -> DocumentStream:
-    """Documents as token ids without special tokens."""
-    return DocumentStream.of([(tokenizer.encode_corpus(text),) for text in texts])
+def _stream(documents: Sequence[Ids]) -> DocumentStream:
+    return DocumentStream.of([(document,) for document in documents])
