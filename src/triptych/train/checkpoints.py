@@ -16,6 +16,7 @@ step.  The files of `model/` are links to those of the checkpoint, which take no
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -151,8 +152,7 @@ class Checkpoints:
     @property
     def nbytes(self) -> int:
         """Bytes of the checkpoints on the disk."""
-        files = [file for _, path in self._all() for file in path.rglob("*") if file.is_file()]
-        return sum(file.stat().st_size for file in files)
+        return sum(file.stat().st_size for _, path in self._all() for file in path.rglob("*") if file.is_file())
 
     def later(self, step: int) -> int | None:
         """The step of a valid checkpoint after `step`, or None."""
@@ -231,9 +231,7 @@ def why_invalid(path: Path) -> str | None:
     except CheckpointError as error:
         return str(error)
     named = _NAME.fullmatch(path.name)
-    if named is not None and int(named[1]) != progress.step:
-        return f"{path / _STATE} is of step {progress.step}"
-    return None
+    return f"{path / _STATE} is of step {progress.step}" if named and int(named[1]) != progress.step else None
 
 
 def _check_files(path: Path) -> None:
@@ -243,7 +241,7 @@ def _check_files(path: Path) -> None:
     adapter = ADAPTER_CONFIG in listed
     model = (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if adapter else ("config.json",)
     absent = [name for name in (*model, _STATE, _OPTIMIZER) if name not in listed]
-    if not adapter and not any(name.startswith("model") and name.endswith(".safetensors") for name in listed):
+    if not adapter and not fnmatch.filter(listed, "model*.safetensors"):
         absent.append("model.safetensors")
     if absent:
         raise CheckpointError(f"{path / _MANIFEST} does not list {absent[0]}")

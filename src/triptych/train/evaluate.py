@@ -76,7 +76,7 @@ class HeldOut:
         """
         commonest = int(np.bincount(train.targets()).argmax())
         batches = batched(held.held(), tokens, device)
-        size = (None, None) if text is None else (len(text), len(text.encode()))
+        size = () if text is None else (len(text), len(text.encode()))
         return HeldOut(batches, commonest, *size)
 
     def sample(self, count: int) -> HeldOut:

@@ -262,11 +262,10 @@ class Trainer:
 
         Dropout draws from `seed`.
         """
-        if draws_globally(self.module) or self.settings.compile or self.device.type != "cpu":
-            with global_dropout(seed) if self._has_dropout else nullcontext():
-                return sum(self._backward(batch, total, None) for batch in batches)
-        random = torch.Generator().manual_seed(seed) if self._has_dropout else None
-        return sum(self._backward(batch, total, random) for batch in batches)
+        drawn_globally = draws_globally(self.module) or self.settings.compile or self.device.type != "cpu"
+        random = torch.Generator().manual_seed(seed) if self._has_dropout and not drawn_globally else None
+        with global_dropout(seed) if self._has_dropout and drawn_globally else nullcontext():
+            return sum(self._backward(batch, total, random) for batch in batches)
 
     def _backward(self, batch: TrainingBatch, total: float, random: torch.Generator | None) -> float:
         """Forward and backward pass of one micro-batch, dropout drawing from `random`; its loss in nats."""

@@ -157,7 +157,7 @@ class Optimizer:
             group["lr"] = group["peak"] * factor
         for part in self.parts:
             part.step()
-            part.zero_grad()
+        self.zero()
 
     def clip(self) -> float:
         """Scale the gradients to a global norm of at most `clip`; returns the norm before."""
@@ -175,24 +175,21 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """All optimizer state by `PARAMETER/KEY`, for example `decoder.blocks.0.attn.q.weight/momentum_buffer`."""
-        names = {id(p): name for name, p in self.parameters.items()}
-        tensors: dict[str, Tensor] = {}
-        for part in self.parts:
-            for parameter, state in part.state.items():
-                tensors |= {f"{names[id(parameter)]}/{key}": value for key, value in state.items()}
-        return tensors
+        names = {parameter: name for name, parameter in self.parameters.items()}
+        states = [(names[parameter], state) for part in self.parts for parameter, state in part.state.items()]
+        return {f"{name}/{key}": value for name, state in states for key, value in state.items()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Set the state to the tensors `state` returned.  Raises CheckpointError if they belong to other parameters or
         to another optimizer."""
-        owners = {id(p): part for part in self.parts for p in _parameters(part)}
+        states = {p: part.state[p] for part in self.parts for p in _parameters(part)}
         for name, value in state.items():
             of, _, key = name.rpartition("/")
             parameter = self.parameters.get(of)
             if parameter is None or (value.dim() and value.shape != parameter.shape):
                 raise CheckpointError(f"optimizer state {name} {list(value.shape)} fits no parameter of this model")
-            owners[id(parameter)].state[parameter][key] = value.to(parameter.device, copy=True)
-        missing = [name for name, p in self.parameters.items() if state and p not in owners[id(p)].state]
+            states[parameter][key] = value.to(parameter.device, copy=True)
+        missing = [name for name, p in self.parameters.items() if state and not states[p]]
         if missing:
             raise CheckpointError(f"the checkpoint has no optimizer state for {missing[0]}; was the recipe changed?")
 

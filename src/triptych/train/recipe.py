@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -189,7 +190,7 @@ def check_recipe(
     base: str | None = None,
 ) -> Recipe:
     """The recipe of already parsed `tables`, which come from `where`; see `read_recipe`."""
-    tables = _copy(tables)
+    tables = deepcopy(dict(tables))
     if base is not None:
         _train_further(tables, base)
     changed: dict[tuple[str, ...], str] = {}
@@ -209,11 +210,10 @@ def check_recipe(
             problem = "a new model needs a tokenizer, and model.path has its own; give one of the two"
             problem = f"a {recipe.model['model_type']} reads no text; remove tokenizer" if images else problem
             raise ConfigError(f"{where}: {problem}")
-        _ = recipe.base
+        if recipe.base is None and recipe.adapter is not None:
+            raise ConfigError(f"{where}: adapter needs the model that it is for; give model.path")
     except ValidationError as error:
         raise ConfigError("; ".join(_problems(error, where, changed))) from None
-    if recipe.adapter is not None and recipe.base is None:
-        raise ConfigError(f"{where}: adapter needs the model that it is for; give model.path")
     return recipe
 
 
@@ -272,22 +272,19 @@ def _parse_change(change: str) -> tuple[list[str], object]:
 
 def _set(tables: dict[str, Any], path: Sequence[str], value: object, where: str) -> None:
     """Set the key at `path` in place; missing tables are created, and validated with the rest."""
-    table = tables
     for name in path[:-1]:
-        inner = table.setdefault(name, {})
-        if not isinstance(inner, dict):
+        tables = tables.setdefault(name, {})
+        if not isinstance(tables, dict):
             raise ConfigError(f"{where}: {name} is a value, not a table")
-        table = inner
-    table[path[-1]] = value
+    tables[path[-1]] = value
 
 
 def _problems(error: ValidationError, where: str, changed: Mapping[tuple[str, ...], str]) -> Iterator[str]:
     """Pydantic's errors by source: `where`, or the option in `changed` that set the key."""
     by_source: dict[str, list[str]] = {}
+    table = ("model",) if error.title == BaseSettings.__name__ else ()
     for problem in error.errors(include_url=False):
-        if error.title == BaseSettings.__name__:
-            problem["loc"] = ("model", *problem["loc"])
-        problem["loc"] = tuple(part for part in problem["loc"] if not _ONE_OF_SEVERAL.match(str(part)))
+        problem["loc"] = tuple(part for part in (*table, *problem["loc"]) if not _ONE_OF_SEVERAL.match(str(part)))
         source = _source(problem, changed) or where
         by_source.setdefault(source, []).append(_problem(problem))
     return (f"{source}: {'; '.join(texts)}" for source, texts in by_source.items())
@@ -328,7 +325,3 @@ def sections() -> dict[str, type[RecipeSection]]:
     fields = {name: (field.annotation, *get_args(field.annotation)) for name, field in Recipe.model_fields.items()}
     kinds = [(name, kind) for name, of in (fields | {"model": (BaseSettings,)}).items() for kind in of]
     return {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, RecipeSection)}
-
-
-def _copy(tables: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in tables.items()}

@@ -156,16 +156,14 @@ def recipe_memory(recipe: Recipe, spec: ModelSpec, packed: int | None, parts: in
     """The least that a step of a model `spec` needs in so many micro-batches, before its data are read; `packed` are
     the bytes of packed weights that an adapter leaves so."""
     run, counts = recipe.run, count(spec)
-    rows: Counter[TrainingRow] = Counter()
-    trained = None if recipe.objective.name == "causal" else 0
-    path = Path(recipe.data.path)
+    length, number, path = 1, run.rows // parts, Path(recipe.data.path)
     one_document = recipe.data.path == SHAKESPEARE or (path.is_file() and path.suffix.lower() not in SUFFIXES)
     if recipe.objective.name in OF_ROWS and one_document:  # every row has as many tokens as it may have
-        rows[TrainingRow(run.length, trained=trained)] = -(-run.rows // parts)
+        length, number = run.length, -(-run.rows // parts)
     elif recipe.objective.name in OF_ROWS:  # rows end where documents do
-        rows[TrainingRow(1, trained=trained)] = run.rows * run.length // parts
-    else:
-        rows[TrainingRow(1, int(spec.layout == "encoder-decoder"), trained)] = run.rows // parts
+        number = run.rows * run.length // parts
+    trained = None if recipe.objective.name == "causal" else 0
+    rows = Counter({TrainingRow(length, int(spec.layout == "encoder-decoder"), trained): number})
     whole = counts.training_memory(1, optimizer=recipe.optimizer.name)
     weights, gradients, state = whole.weights, whole.gradients, whole.optimizer_state
     adapted = None
@@ -174,7 +172,8 @@ def recipe_memory(recipe: Recipe, spec: ModelSpec, packed: int | None, parts: in
         groups = slot_groups(spec, recipe.adapter.targets)
         adapted = frozenset(slot for group in groups for slot in group)
         number = sum(maps[group[0]].inputs + sum(maps[slot].outputs for slot in group) for group in groups)
-        gradients, state = 4 * recipe.adapter.rank * number, 8 * recipe.adapter.rank * number
+        gradients = 4 * recipe.adapter.rank * number
+        state = 2 * gradients
         weights = whole.weights if packed is None or recipe.base.dequantize else packed
     width = max(stack.width for stack in spec.stacks.values())
     bf16 = chosen(run.precision, machine.device(run.device), width) == "bf16"

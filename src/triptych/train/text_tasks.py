@@ -132,7 +132,7 @@ class PairsTask(ObjectiveTask):
                 f"objective.translate = {count} is more than the {len(fitting)} pairs held out; lower it or raise "
                 "data.held_out"
             )
-        chosen = tuple(fitting[i * len(fitting) // count] for i in range(count))
+        chosen = sources.spaced(fitting, count)
         return WithTranslations(
             held.batches, held.commonest, pairs=chosen, tokenizer=self.tokenizer, length=self.length
         )
@@ -143,7 +143,7 @@ class WithTranslations(HeldOut):
     """Held-out rows, of which `pairs` are also translated: greedily, at most `length` tokens each.  A `sample` of them
     translates nothing."""
 
-    pairs: tuple[Pair, ...]
+    pairs: Sequence[Pair]
     tokenizer: Tokenizer
     length: int
 
