@@ -46,17 +46,8 @@ class Watch(Protocol):
         """What the model writes at present."""
 
 
-class Silent:
+class Silent(Watch):
     """The `Watch` that shows nothing."""
-
-    def say(self, what: str) -> None:
-        pass
-
-    def step(self, event: Event) -> None:
-        pass
-
-    def sample(self, label: str, text: str) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -176,15 +167,13 @@ def write_page(
 
 
 def _commands(panel: Panel, data: DataSettings, model: Path) -> str:
-    prompt = "My lord, " if panel.name == "decoder" and data.path == SHAKESPEARE else panel.prompts_for(data)[0]
-    first = {
-        "decoder": f"triptych generate {model} {shlex.quote(prompt)} --temperature 0.8",
-        "encoder": f"triptych fill {model} {shlex.quote(prompt)}",
-        "encoder-decoder": f"triptych generate {model} {shlex.quote(prompt)}",
-    }[panel.name]
+    decoder = panel.name == "decoder"
+    prompt = "My lord, " if decoder and data.path == SHAKESPEARE else panel.prompts_for(data)[0]
+    command, options = "fill" if panel.name == "encoder" else "generate", " --temperature 0.8" if decoder else ""
     return (
         "The model is a directory that other tools can load: config.json, model.safetensors and tokenizer.json.\n\n"
-        f"    {first}\n    triptych inspect {model}\n    triptych check {model}\n    triptych count {model}"
+        f"    triptych {command} {model} {shlex.quote(prompt)}{options}\n    triptych inspect {model}\n"
+        f"    triptych check {model}\n    triptych count {model}"
     )
 
 

@@ -125,10 +125,8 @@ def _word_tag(
 ) -> Tag:
     """The label of one word by `strategy`; `probabilities` are [T, C]."""
     own = probabilities[list(word)]
-    if strategy == "average":
-        scores = own.mean(0)
-    else:
-        scores = own[int(own.max(-1).values.argmax()) if strategy == "max" else 0]
+    surest = int(own.max(-1).values.argmax()) if strategy == "max" else 0
+    scores = own.mean(0) if strategy == "average" else own[surest]
     best, (begin, end) = int(scores.argmax()), (row.offsets[word[0]][0], row.offsets[word[-1]][1])
     return Tag(text[begin:end], labels[best], float(scores[best]), begin, end)
 
@@ -156,12 +154,13 @@ def joined(tags: Sequence[Tag], text: str) -> list[Entity]:
             groups[-1].append(one)
         else:
             groups.append([one])
-    every = []
+    named = []
     for group in groups:
-        begin, end = group[0].begin, group[-1].end
+        begin, end, label = group[0].begin, group[-1].end, _name(group[0])
         mean = sum(one.probability for one in group) / len(group)
-        every.append(Entity(text[begin:end], _name(group[0]), mean, begin, end))
-    return [entity for entity in every if entity.label != "O"]
+        if label != "O":
+            named.append(Entity(text[begin:end], label, mean, begin, end))
+    return named
 
 
 def _name(one: Tag) -> str:

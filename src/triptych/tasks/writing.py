@@ -146,9 +146,7 @@ def _check(inputs: ModelInputs, task: str, text: str, examples: str) -> None:
 
 
 def _of_source(inputs: ModelInputs, text: str, settings: Mapping[str, Any]) -> WritingTask:
-    forced = (
-        0 if inputs.generation_config().get("forced_bos_token_id") is None else 1
-    )  # BART's output begins with one more id
+    forced = int(inputs.generation_config().get("forced_bos_token_id") is not None)  # BART's output begins with it
     return WritingTask(text, text, options=_options(inputs, settings, forced))
 
 
@@ -213,13 +211,12 @@ def _options(
     for name, value in used.items():
         if isinstance(value, bool) or not isinstance(value, _NUMBERS[name]):
             raise ConfigError(f"config: {name} must be a number, not {shown(value)}")
-    new = used.get("max_new_tokens")
-    if new is None:
-        new = used["max_length"] - 1 if used.get("max_length", 20) != 20 else MAX_NEW_TOKENS
+    longest = used.get("max_length", 20)
+    new = used.get("max_new_tokens", longest - 1 if longest != 20 else MAX_NEW_TOKENS)
     options: dict[str, Any] = {"max_new_tokens": max(1, new - prefix), "beams": 0}
     if used.get("num_beams", 1) > 1:
-        early = {"early_stopping": files.get("early_stopping") is True}
-        options |= {"beams": used["num_beams"], "length_penalty": float(used.get("length_penalty", 1.0))} | early
+        options["beams"], options["length_penalty"] = used["num_beams"], float(used.get("length_penalty", 1.0))
+        options["early_stopping"] = files.get("early_stopping") is True
     rules: list[Rule] = []
     if (least := used.get("min_length", 0)) > 1:
         rules.append(at_least(least, [*inputs.spec.ids.eos]))

@@ -63,13 +63,13 @@ def head_config(
     if name is None or (kind == "replaced" and name != "Electra") or (kind != "labels" and model_type in _LABELS_ALONE):
         fitting = [one for one in _NAMES if kind == "labels" or one not in _LABELS_ALONE]
         known = "electra" if kind == "replaced" else ", ".join(fitting)
-        raise ConfigError(f"objective {kind} trains one of {known}; the model is of type {hf.get('model_type')}")
-    config = {key: value for key, value in hf.items() if key not in ("num_labels", "id2label", "label2id")}
+        raise ConfigError(f"objective {kind} trains one of {known}; the model is of type {model_type}")
+    of_other_heads = ["num_labels", "id2label", "label2id"]
+    of_other_heads += [] if kind == "contrastive" else [KEY, "triptych_pooling"]
+    config = {key: value for key, value in hf.items() if key not in of_other_heads}
     config["architectures"] = [name + ("ForImageClassification" if name == "ViT" else HEADS[kind][1])]
-    if kind != "contrastive":
-        config = {key: value for key, value in config.items() if key not in (KEY, "triptych_pooling")}
-    elif "triptych_pooling" not in config:
-        config["triptych_pooling"] = {"mode": "mean", "normalize": False}
+    if kind == "contrastive":
+        config.setdefault("triptych_pooling", {"mode": "mean", "normalize": False})
     if labels is not None:
         config["id2label"] = {str(i): label for i, label in enumerate(labels)}
         config["label2id"] = {label: i for i, label in enumerate(labels)}

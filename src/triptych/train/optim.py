@@ -175,7 +175,7 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """All optimizer state by `PARAMETER/KEY`, for example `decoder.blocks.0.attn.q.weight/momentum_buffer`."""
-        names = {parameter: name for name, parameter in self.parameters.items()}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         states = [(names[parameter], state) for part in self.parts for parameter, state in part.state.items()]
         return {f"{name}/{key}": value for name, state in states for key, value in state.items()}
 

@@ -190,21 +190,21 @@ def check_recipe(
     base: str | None = None,
 ) -> Recipe:
     """The recipe of already parsed `tables`, which come from `where`; see `read_recipe`."""
-    tables = deepcopy(dict(tables))
+    filled = deepcopy(dict(tables))
     if base is not None:
-        _train_further(tables, base)
+        _train_further(filled, base)
     changed: dict[tuple[str, ...], str] = {}
     for change in changes:
         key, value = _parse_change(change)
-        _set(tables, key, value, f"--set {change}")
+        _set(filled, key, value, f"--set {change}")
         changed[tuple(key)] = f"--set {change}"
     for dotted, value in (values or {}).items():
-        _set(tables, dotted.split("."), value, dotted)
+        _set(filled, dotted.split("."), value, dotted)
         changed.pop(tuple(dotted.split(".")), None)
-    _add_defaults(tables)
-    _add_named_size(tables, where, changed)
+    _add_defaults(filled)
+    _add_named_size(filled, where, changed)
     try:
-        recipe = Recipe.model_validate(tables)
+        recipe = Recipe.model_validate(filled)
         images = recipe.model.get("model_type") in IMAGE_MODELS
         if (recipe.tokenizer is None) != ("path" in recipe.model or images):
             problem = "a new model needs a tokenizer, and model.path has its own; give one of the two"
