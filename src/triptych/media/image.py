@@ -151,8 +151,13 @@ def read_image(path: str | Path, preparation: Preparation) -> NDArray[np.float32
         image = _opened(raw, path)
         upright = ImageOps.exif_transpose(_eight_bits(image, path)).convert("RGB")
         if preparation.resample is not None:
-            size = preparation.resized_size(*upright.size)
-            _check_resized(path, upright.size, size)
+            size, old = preparation.resized_size(*upright.size), upright.size
+            largest = max(size[0] * size[1], size[0] * old[1])  # Pillow resizes the width first
+            if largest > MAX_RESIZED_PIXELS:
+                raise InputError(
+                    f"{path}: is {old[0]} x {old[1]}, and resizing it to {size[0]} x {size[1]} takes {largest:,} "
+                    f"pixels; {MAX_RESIZED_PIXELS:,} is the limit: crop it first"
+                )
             upright = upright.resize(size, Image.Resampling(preparation.resample))
         elif upright.size != (preparation.width, preparation.height):
             raise InputError(
@@ -211,16 +216,6 @@ def _eight_bits(image: Image, path: Path) -> Image:
     if image.mode in ("I", "F"):
         raise InputError(f"{path}: has grey levels of 32 bits; save it with 8 or 16 bits a channel")
     return image
-
-
-def _check_resized(path: Path, old: tuple[int, int], new: tuple[int, int]) -> None:
-    """Pillow resizes the width first, so an image of the new width and the old height exists in between."""
-    largest = max(new[0] * new[1], new[0] * old[1])
-    if largest > MAX_RESIZED_PIXELS:
-        raise InputError(
-            f"{path}: is {old[0]} x {old[1]}, and resizing it to {new[0]} x {new[1]} takes {largest:,} pixels; "
-            f"{MAX_RESIZED_PIXELS:,} is the limit: crop it first"
-        )
 
 
 # ---------------------------------------------------------------- PNG files whose pixels end early

@@ -38,16 +38,28 @@ class Watch(Protocol):
 
     def say(self, what: str) -> None:
         """A line about what happens now."""
+        return
 
     def step(self, event: Event) -> None:
         """A finished training step."""
+        return
 
     def sample(self, label: str, text: str) -> None:
         """What the model writes at present."""
+        return
 
 
-class Silent(Watch):
+class Silent:
     """The `Watch` that shows nothing."""
+
+    def say(self, what: str) -> None:
+        pass
+
+    def step(self, event: Event) -> None:
+        pass
+
+    def sample(self, label: str, text: str) -> None:
+        pass
 
 
 @dataclass(frozen=True)

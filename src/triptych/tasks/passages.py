@@ -148,7 +148,9 @@ def read_index(file: Path, width: int) -> dict[str, Embedded]:
         if (info.dtype, info.shape) != (dtype, shape):
             raise CheckpointError(f"{file}: {name} is {info.dtype} {list(info.shape)}, not {dtype} {list(shape)}")
     vectors, spans, counts = (source.read(name).numpy().copy() for name in shapes)
-    if (counts < 0).any() or int(counts.sum()) != n or not _in_order(spans) or not np.isfinite(vectors).all():
+    begin, end, line, last_line = spans.T
+    ordered = (begin >= 0) & (begin < end) & (line >= 1) & (line <= last_line)
+    if (counts < 0).any() or counts.sum() != n or not ordered.all() or not np.isfinite(vectors).all():
         raise CheckpointError(f"{file}: its passages do not fit together")
     ends = np.cumsum(counts)[:-1]
     of_files = zip(digests, np.split(spans, ends), np.split(vectors, ends), strict=False)  # none of no file
@@ -183,9 +185,3 @@ def _digests(metadata: Mapping[str, str]) -> list[str] | None:
     digests = metadata.get("digests", "").split()
     known = metadata.get("format") == FORMAT and len(set(digests)) == len(digests)
     return digests if known and all(re.fullmatch("[0-9a-f]{64}", one) for one in digests) else None
-
-
-def _in_order(spans: NDArray[np.int64]) -> bool:
-    """Whether each passage begins before it ends."""
-    begin, end, line, last_line = spans.T
-    return bool(((begin >= 0) & (begin < end) & (line >= 1) & (line <= last_line)).all())

@@ -175,7 +175,9 @@ def search_with(
         skipped = f" (skipped: {contents.skipped_in_words})" if contents.skipped else ""
         raise InputError(f"{folder}: no text files to search{skipped}")
     wanted = embedder.unit_vectors([query])[0]
-    file = index or _index_file(folder, embedder.identity, tokens, overlap)
+    key = json.dumps([FORMAT, os.fsencode(os.path.realpath(folder)).hex(), embedder.identity, tokens, overlap])
+    name = f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
+    file = index or cache_directory() / "search" / name
     notes: list[str] = []
     try:
         known = read_index(file, len(wanted))
@@ -222,11 +224,6 @@ def _sizes(most: int | None, tokens: int | None, overlap: int | None) -> tuple[i
     if 2 * shared > size:
         raise InputError(f"overlap={shared} is more than half of a passage of {size} tokens")
     return size, shared
-
-
-def _index_file(folder: str | Path, identity: str, tokens: int, overlap: int) -> Path:
-    key = json.dumps([FORMAT, os.fsencode(os.path.realpath(folder)).hex(), identity, tokens, overlap])
-    return cache_directory() / "search" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
 
 
 def _embedded(

@@ -19,14 +19,13 @@ from torch import Tensor
 from triptych.attention import Rows
 from triptych.checkpoints.source import json_object
 from triptych.errors import ConfigError, InputError
-from triptych.generate import Engine, Request, Scheduler, generate
 from triptych.media import audio
 from triptych.nn import Transformer
 from triptych.spec import FramesSpec
 from triptych.text import Tokenizer, WhisperTokens, with_whisper_tokens
 from triptych.train import metrics
 from triptych.train.data import EpochRows
-from triptych.train.evaluate import HeldOut, Score
+from triptych.train.evaluate import HeldOut, Score, written
 from triptych.train.objectives import Device, Example, Ids, TrainingBatch
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
@@ -107,11 +106,7 @@ class Speech:
     def written(self, module: Transformer, frames: Sequence[Tensor], most: int) -> list[list[int]]:
         """The ids that the model writes for each sound, the likeliest one at a time, at most `most`, without the
         end."""
-        requests = [
-            Request(prompt=self.prompt, source=one, max_new_tokens=most, ends=[self.end], number=i)
-            for i, one in enumerate(frames)
-        ]
-        results = generate(Scheduler(Engine(module)), requests, None)
+        results = written(module, self.prompt, frames, most, [self.end])
         return [[token for token in result.ids if token != self.end] for result in results]
 
 
@@ -139,8 +134,8 @@ class HeldSpeech(HeldOut):
             sounds, rows = batch.source
             frames += sounds.split([self.speech.slot.stride * length for length in rows.lengths])
             texts += [one.text for one in batch.examples if isinstance(one, SpokenExample)]
-        written = [self.tokenizer.decode(ids) for ids in self.speech.written(module, frames, self.most)]
-        figures = {"word error rate": metrics.word_error_rate(written, texts)}
+        transcripts = [self.tokenizer.decode(ids) for ids in self.speech.written(module, frames, self.most)]
+        figures = {"word error rate": metrics.word_error_rate(transcripts, texts)}
         guesses = {"another transcript": metrics.word_error_rate([*texts[1:], *texts[:1]], texts)}
         return replace(score, metrics=figures, baselines=guesses)
 

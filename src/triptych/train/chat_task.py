@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from triptych.errors import InputError, TextError, shown
 from triptych.nn import Transformer
 from triptych.text import ChatTemplate, Tokenizer
-from triptych.train.data import EpochRows
 from triptych.train.evaluate import HeldOut
 from triptych.train.objectives import Example
 from triptych.train.recipe import Recipe
@@ -35,10 +34,18 @@ class ChatTask(ObjectiveTask):
             raise TextError("objective chat needs a tokenizer with a chat template; give a chat model as model.path")
         fit = Fitter(self.recipe, tokenizer)
 
-        def rows(side: Sequence[tuple[DataRecord, list[Message]]]) -> EpochRows:
-            return epoch_rows(row for one in side for row in _rows(*one, template, tokenizer, fit))
+        def rows(record: DataRecord, messages: Sequence[Message]) -> Iterator[Example]:
+            try:
+                texts = assistant_spans(template, messages)
+            except (TextError, InputError) as error:
+                raise InputError(f"{record.where}: {error}") from None
+            for text, spans in texts:
+                row = chat_example(text, spans, tokenizer)
+                length = fit.length(record, len(row.ids))
+                if length is not None and row.trained[:length].any():
+                    yield Example(row.ids[:length], row.targets[:length], row.trained[:length])
 
-        data, held = rows(self.train), rows(self.held)
+        data, held = (epoch_rows(row for one in side for row in rows(*one)) for side in (self.train, self.held))
         trained = np.concatenate([row.targets[row.trained] for row in data.examples])
         if not np.isin(trained, sorted(tokenizer.stop_ids)).any():
             raise InputError(
@@ -87,20 +94,6 @@ def chat_example(text: str, spans: Iterable[Span], tokenizer: Tokenizer) -> Exam
             inside = [i for i in inside if i <= ends[-1]]
         trained[inside] = True
     return Example(ids[:-1], ids[1:], trained[1:])
-
-
-def _rows(
-    record: DataRecord, messages: Sequence[Message], template: ChatTemplate, tokenizer: Tokenizer, fit: Fitter
-) -> Iterable[Example]:
-    try:
-        texts = assistant_spans(template, messages)
-    except (TextError, InputError) as error:
-        raise InputError(f"{record.where}: {error}") from None
-    for text, spans in texts:
-        row = chat_example(text, spans, tokenizer)
-        length = fit.length(record, len(row.ids))
-        if length is not None and row.trained[:length].any():
-            yield Example(row.ids[:length], row.targets[:length], row.trained[:length])
 
 
 def _messages(record: DataRecord) -> list[Message]:

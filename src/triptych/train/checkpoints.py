@@ -89,8 +89,18 @@ class Checkpoints:
             self._remove_unfinished()
             # A valid one is that from which this run was resumed.
             if not path.exists() or why_invalid(path) is not None:
-                words = {} if tokenizer is None else tokenizer.files()
-                self._build(path, trainer, hf, {**words, **(files or {})}, recipe)
+                build = self.directory / f".{path.name}.building"
+                state = SavedState(**asdict(trainer.at), recipe=dict(recipe))
+                of_run: dict[str, bytes | str] = {
+                    _STATE: json.dumps(state.model_dump(), allow_nan=False),
+                    _OPTIMIZER: safetensors.torch.save(trainer.optimizer.state()),
+                }
+                if trainer.module.lora_adapter is not None:
+                    save_adapter(build, trainer.module, local_path(recipe["model"]["path"]), of_run)
+                else:
+                    words = {} if tokenizer is None else tokenizer.files()
+                    write_directory(build, *to_checkpoint(trainer.module, hf), {**words, **(files or {}), **of_run})
+                self._finish(build, path)
             self._renew_model(path)
             for _, old in self._all()[self.keep :]:  # renamed before deletion, so that no half-deleted one is in place
                 old.rename(self.directory / f".{old.name}.old")
@@ -163,25 +173,8 @@ class Checkpoints:
         named = ((_NAME.fullmatch(path.name), path) for path in self.directory.glob("step-*"))
         return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
 
-    def _build(
-        self,
-        path: Path,
-        trainer: Trainer,
-        hf: Mapping[str, Any] | None,
-        beside: Mapping[str, bytes],
-        recipe: Mapping[str, Any],
-    ) -> None:
-        """Write under another name, the manifest last, then rename."""
-        build = self.directory / f".{path.name}.building"
-        state = SavedState(**asdict(trainer.at), recipe=dict(recipe))
-        files: dict[str, bytes | str] = {
-            _STATE: json.dumps(state.model_dump(), allow_nan=False),
-            _OPTIMIZER: safetensors.torch.save(trainer.optimizer.state()),
-        }
-        if trainer.module.lora_adapter is not None:
-            save_adapter(build, trainer.module, local_path(recipe["model"]["path"]), files)
-        else:
-            write_directory(build, *to_checkpoint(trainer.module, hf), {**beside, **files})
+    def _finish(self, build: Path, path: Path) -> None:
+        """Write the manifest of the files in `build`, and rename it to `path`."""
         written = sorted(file for file in build.rglob("*") if file.is_file())
         digests = {str(file.relative_to(build)): [file.stat().st_size, _digest(file)] for file in written}
         atomic_write(build / _MANIFEST, json.dumps({"files": digests}, indent=1).encode())

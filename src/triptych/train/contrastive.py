@@ -24,6 +24,7 @@ from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
 from triptych.train import metrics
+from triptych.train.data import groups
 from triptych.train.evaluate import HeldOut, Score
 from triptych.train.objectives import Device, Example, TrainingBatch, collate, exact, joined
 from triptych.train.recipe import Recipe
@@ -122,10 +123,9 @@ class ContrastiveTask(HeadTask):
                 "hold a pair twice; lower run.rows"
             )
         overlap = metrics.word_overlap([r.text("text") for r in self.held], [r.text("text_b") for r in self.held])
-        size = max(2, self.recipe.run.rows)
-        batches = [held.examples[i : i + size] for i in range(0, len(held.examples), size)]
+        batches = groups(held.examples, max(2, self.recipe.run.rows))
         if len(batches) > 1 and len(batches[-1]) == 1:  # with no other text to be told from, its loss would be 0
-            batches[-2:] = [batches[-2] + batches[-1]]
+            batches[-2:] = [[*batches[-2], *batches[-1]]]
         collated = tuple(collate(batch, self.device) for batch in batches)
         return data, HeldOutTexts(collated, overlap=overlap)
 

@@ -261,6 +261,11 @@ def _order(seed: int, epoch: int, count: int) -> Integers:
     return order
 
 
+def groups(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """The items in order, `size` in each group but the last."""
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
 def micro_batches(examples: Sequence[Example], parts: int) -> list[Sequence[Example]]:
     """The rows of a step in `parts` slices of nearly equal numbers of rows, at most one for each row."""
     parts = min(parts, max(1, len(examples)))

@@ -13,7 +13,9 @@ import torch
 from torch.nn import functional as F
 
 from triptych.errors import InputError
-from triptych.nn import Transformer
+from triptych.generate import Engine, Generation, Request, Scheduler, generate
+from triptych.nn import Row, Transformer
+from triptych.text import Tokenizer
 from triptych.train.data import Data
 from triptych.train.objectives import Device, Example, TrainingBatch, collate, exact, final
 
@@ -145,6 +147,17 @@ def _spread(batches: Sequence[TrainingBatch]) -> list[TrainingBatch]:
     ratio."""
     golden = (math.sqrt(5.0) - 1.0) / 2.0
     return [batches[i] for i in sorted(range(len(batches)), key=lambda i: i * golden % 1.0)]
+
+
+def written(
+    module: Transformer, prompt: Sequence[int], sources: Sequence[Row], most: int, ends: Sequence[int],
+    tokenizer: Tokenizer | None = None,
+) -> list[Generation]:  # fmt: skip
+    """What an encoder-decoder writes after `prompt` for each source, the likeliest token each time, at most `most`."""
+    requests = [
+        Request(prompt=prompt, source=one, max_new_tokens=most, ends=ends, number=i) for i, one in enumerate(sources)
+    ]
+    return generate(Scheduler(Engine(module)), requests, tokenizer)
 
 
 def batched(examples: Iterable[Example], tokens: int, device: Device) -> tuple[TrainingBatch, ...]:

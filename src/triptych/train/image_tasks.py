@@ -27,7 +27,7 @@ from triptych.media.image import Preparation, read_image
 from triptych.nn import Transformer
 from triptych.spec import PatchesSpec
 from triptych.train import metrics
-from triptych.train.data import check, with_hidden_words
+from triptych.train.data import check, groups, with_hidden_words
 from triptych.train.evaluate import HeldOut, Score
 from triptych.train.label_tasks import LabelTask, judged_classes
 from triptych.train.labelled import HeadLoss, LabelledBatch, LabelledExample
@@ -266,9 +266,7 @@ class CaptionTask(ObjectiveTask):
         check(train, ends[0], ends=True)
         commonest = Counter(self.texts).most_common(1)[0][0]
         guess = sum(record.text("text") == commonest for record in self.held) / len(self.held)
-        rows = self.recipe.run.rows
-        groups = [held.examples[i : i + rows] for i in range(0, len(held.examples), rows)]
-        batches = tuple(collate(group, self.device) for group in groups)
+        batches = tuple(collate(group, self.device) for group in groups(held.examples, self.recipe.run.rows))
         train = with_hidden_words(train, self.objective.hidden, words.unk_id)
         return train, HeldOutCaptions(batches, int(np.bincount(train.targets()).argmax()), guess=guess)
 

@@ -309,15 +309,10 @@ def read_task(recipe: Recipe) -> ObjectiveTask:
             f"data.words cuts pairs of texts, for seq2seq, and for contrastive on {SHAKESPEARE!r} or {FOLDED!r}; "
             f"objective {name} does not read it here"
         )
-    return (ImageLabelTask if name == "labels" and _reads_images(recipe) else _TASKS[name])(recipe)
-
-
-def _reads_images(recipe: Recipe) -> bool:
-    """Whether the model of the recipe reads images, by its config."""
-    base = recipe.base
-    if base is None:
-        return recipe.model.get("model_type") in IMAGE_MODELS
-    return isinstance(read_header(base.path).spec.reads.embed, PatchesSpec)
+    images = recipe.model.get("model_type") in IMAGE_MODELS
+    if name == "labels" and recipe.base is not None:
+        images = isinstance(read_header(recipe.base.path).spec.reads.embed, PatchesSpec)
+    return (ImageLabelTask if name == "labels" and images else _TASKS[name])(recipe)
 
 
 def _job(recipe: Recipe, task: ObjectiveTask, base: Base, at: Progress) -> Job:

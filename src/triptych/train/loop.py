@@ -143,12 +143,11 @@ class Trainer:
         self.on_sample: Callable[[Trainer], None] = _ignore
         self.on_note: Callable[[str], None] = _ignore
         self._stop_requested = False
-        stacks = [stack for stack in (module.encoder, module.decoder) if stack is not None]
         width = max(stack.width for stack in module.spec.stacks.values())
         self.precision = chosen(run.precision, self.device, width)
         autocast(self.precision, self.device)  # raises before the first step if the device lacks this precision
         self._has_dropout = has_dropout(module)
-        for stack in stacks:
+        for stack in filter(None, (module.encoder, module.decoder)):
             stack.recompute = run.recompute
             if run.compile:
                 for block in stack.blocks:
@@ -160,8 +159,9 @@ class Trainer:
         return self._progress(self.at.step)
 
     def _progress(self, step: int) -> float:
-        used = self.at.elapsed >= self.budget.seconds
-        return 1.0 if used else self.settings.progress(step, self.at.elapsed, self._reserved())
+        if self.at.elapsed >= self.budget.seconds:
+            return 1.0
+        return self.settings.progress(step, self.at.elapsed, self._reserved())
 
     def _reserved(self) -> float:
         """The seconds that what follows the last step will take: evaluation, sample and checkpoint."""

@@ -16,6 +16,7 @@ from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.spec import model as spec
 from triptych.spec.parts import LinearSpec
+from triptych.train.data import groups
 from triptych.train.settings import BelowOne, NonNegative, Rate, RecipeSection, Share
 
 TOGETHER = 1 << 22  # numbers orthogonalized at a time, so that large matrices need no more memory than in torch
@@ -37,9 +38,8 @@ class Muon(torch.optim.Muon):
                 if parameter.grad is not None:
                     alike[parameter.shape].append(parameter)
             for shape, parameters in alike.items():
-                count = max(1, TOGETHER // shape.numel())
-                for first in range(0, len(parameters), count):
-                    self._update(group, parameters[first : first + count])
+                for some in groups(parameters, max(1, TOGETHER // shape.numel())):
+                    self._update(group, some)
 
     def _update(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> None:
         """Update matrices of one shape [rows, columns]."""
@@ -140,20 +140,19 @@ class Optimizer:
                 matrices.append(parameter)
             else:
                 adam[0.0 if role == "other" else settings.weight_decay].append(parameter)
-        groups = [{"params": ps, "weight_decay": decay} for decay, ps in adam.items() if ps]
         self.parts: list[torch.optim.Optimizer] = []
-        if groups:
+        if groups := [{"params": ps, "weight_decay": decay} for decay, ps in adam.items() if ps]:
             self.parts.append(AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True))
         if matrices:
-            decay, momentum = settings.weight_decay, settings.momentum
-            alike = "match_rms_adamw"
-            self.parts.append(Muon(matrices, settings.muon_lr, decay, momentum, adjust_lr_fn=alike))
-        for group in self._groups():
+            own = (settings.muon_lr, settings.weight_decay, settings.momentum)
+            self.parts.append(Muon(matrices, *own, adjust_lr_fn="match_rms_adamw"))
+        self._groups = [group for part in self.parts for group in part.param_groups]
+        for group in self._groups:
             group["peak"] = group["lr"]
 
     def step(self, factor: float) -> None:
         """One update at `factor` times the peak learning rates; then the gradients are set to None."""
-        for group in self._groups():
+        for group in self._groups:
             group["lr"] = group["peak"] * factor
         for part in self.parts:
             part.step()
@@ -192,10 +191,6 @@ class Optimizer:
         missing = [name for name, p in self.parameters.items() if state and not states[p]]
         if missing:
             raise CheckpointError(f"the checkpoint has no optimizer state for {missing[0]}; was the recipe changed?")
-
-    def _groups(self) -> Iterator[dict[str, Any]]:
-        for part in self.parts:
-            yield from part.param_groups
 
 
 def _parameters(part: torch.optim.Optimizer) -> Iterator[Tensor]:

@@ -20,7 +20,7 @@ from triptych.errors import ConfigError, nearest
 from triptych.families.named import NAMED
 from triptych.train.base_model import AdapterRecipe, BaseSettings
 from triptych.train.optim import OptimizerSettings, Schedule
-from triptych.train.settings import BelowOne, Fraction, Positive, Rate, RecipeSection, RunSettings, meant
+from triptych.train.settings import BelowOne, Config, Fraction, Positive, Rate, RecipeSection, RunSettings, meant
 
 Objective = Literal[
     "causal", "masked", "seq2seq", "labels", "tags", "spans", "contrastive", "chat", "corruption", "replaced",
@@ -201,8 +201,13 @@ def check_recipe(
     for dotted, value in (values or {}).items():
         _set(filled, dotted.split("."), value, dotted)
         changed.pop(tuple(dotted.split(".")), None)
-    _add_defaults(filled)
-    _add_named_size(filled, where, changed)
+    model = filled.get("model")
+    if isinstance(model, dict) and "path" in model:
+        for table, defaults in FINE_TUNING.items():
+            if isinstance(filled.setdefault(table, {}), dict):
+                filled[table] = defaults | filled[table]
+    elif isinstance(model, dict) and "name" in model:
+        filled["model"] = _named_size(model, changed.get(("model", "name"), where))
     try:
         recipe = Recipe.model_validate(filled)
         images = recipe.model.get("model_type") in IMAGE_MODELS
@@ -231,30 +236,17 @@ def _train_further(tables: dict[str, Any], base: str) -> None:
     tables["model"]["path"] = base
 
 
-def _add_defaults(tables: dict[str, Any]) -> None:
-    """Add those of `FINE_TUNING` to the tables of a recipe with `model.path`, in place."""
-    model = tables.get("model")
-    if isinstance(model, Mapping) and "path" in model:
-        for name, defaults in FINE_TUNING.items():
-            if isinstance(table := tables.setdefault(name, {}), dict):
-                tables[name] = defaults | table
-
-
-def _add_named_size(tables: dict[str, Any], where: str, changed: Mapping[tuple[str, ...], str]) -> None:
-    """Put the config of the model that `model.name` names in its place, under the other keys of `model`, in place.
+def _named_size(model: Config, where: str) -> Config:
+    """The config of the model that `model.name` names, under the other keys of `model`.
 
     Its vocabulary and special tokens are left to the tokenizer.  Raises ConfigError for a name that is not known.
     """
-    model = tables.get("model")
-    if not isinstance(model, dict) or "name" not in model or "path" in model:
-        return
     name = model.pop("name")
     if not isinstance(name, str) or name not in NAMED:
-        source = changed.get(("model", "name"), where)
         hint = nearest(str(name), NAMED)
-        raise ConfigError(f"{source}: model.name = {name!r} is not a known size{hint}; known are {', '.join(NAMED)}")
+        raise ConfigError(f"{where}: model.name = {name!r} is not a known size{hint}; known are {', '.join(NAMED)}")
     sizes = {key: value for key, value in NAMED[name].items() if key != "vocab_size" and not key.endswith("_token_id")}
-    tables["model"] = sizes | model
+    return sizes | model
 
 
 def _parse_change(change: str) -> tuple[list[str], object]:

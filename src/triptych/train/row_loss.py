@@ -33,10 +33,11 @@ def decoder_batch(module: Transformer, rows: IdRows, labels: IdRows | None) -> T
     long_enough = [i for i, row in enumerate(rows) if len(row) > 1]
     if not long_enough:
         raise InputError("no row has two tokens, one to read and one to predict; give longer rows")
-    if labels is None:
-        return collate([causal(rows[i]) for i in long_enough], module.device)
-    checked = _checked_labels(module, rows, labels)
-    return collate([_labelled(causal(rows[i]), checked[i][1:]) for i in long_enough], module.device)
+    examples = [causal(rows[i]) for i in long_enough]
+    if labels is not None:
+        checked = _checked_labels(module, rows, labels)
+        examples = [_labelled(one, checked[i][1:]) for i, one in zip(long_enough, examples, strict=True)]
+    return collate(examples, module.device)
 
 
 def encoder_batch(

@@ -181,8 +181,8 @@ def _of_plays(data: DataSettings, needed: set[str]) -> Sequence[list[DataRecord]
 
 
 def _conversation(name: str, turn: shakespeare_labels.Turn) -> DataRecord:
-    said = {"system": shakespeare_labels.system_message(name), "user": turn.asked, "assistant": turn.answer}
-    messages = [{"role": role, "content": content} for role, content in said.items()]
+    contents = {"system": shakespeare_labels.system_message(name), "user": turn.asked, "assistant": turn.answer}
+    messages = [{"role": role, "content": content} for role, content in contents.items()]
     return DataRecord({"messages": messages}, turn.where)
 
 
@@ -246,7 +246,7 @@ class JudgedRows(HeldOut):
             plain, outputs = batch.head.plain(), exact(batch.outputs(module))
             nats += float(plain(outputs, batch.goals, batch.rows))
             count += plain.weight(batch.goals)
-            each = list(outputs) if len(outputs) == len(batch.examples) else list(batch.rows.split(outputs))
+            each = outputs if len(outputs) == len(batch.examples) else batch.rows.split(outputs)
             rows += zip(batch.examples, [one.cpu() for one in each], strict=True)
         return self.judge(nats, round(count), rows)
 

@@ -19,7 +19,6 @@ from tokenizers import AddedToken
 from triptych import nn
 from triptych.attention import Rows
 from triptych.errors import ConfigError, InputError
-from triptych.generate import Engine, Request, Scheduler, generate
 from triptych.nn import Transformer
 from triptych.spec import MaskedLMHeadSpec
 from triptych.text import Encoded, Tokenizer
@@ -37,7 +36,7 @@ from triptych.train.data import (
     random_numbers,
     with_hidden_words,
 )
-from triptych.train.evaluate import HeldOut, Score
+from triptych.train.evaluate import HeldOut, Score, written
 from triptych.train.label_tasks import judged_classes
 from triptych.train.labelled import LabelledExample, ReplacedLoss, labelled
 from triptych.train.objectives import Example, Ids, Integers, TokenMasking, TrainingBatch, seq2seq
@@ -154,23 +153,20 @@ class WithTranslations(HeldOut):
         """The score of `HeldOut`, and BLEU and chrF of the translations; the baseline is BLEU of the sources."""
         score = super().measured(module, batches)
         originals, right = ([pair[side] for pair in self.pairs] for side in (0, 1))
-        written = translated(module, self.tokenizer, originals, self.length)
+        translations = translated(module, self.tokenizer, originals, self.length)
         copied = metrics.translation(originals, right)["BLEU"]
-        return replace(score, metrics=metrics.translation(written, right), baselines={"copying the source": copied})
+        return replace(
+            score, metrics=metrics.translation(translations, right), baselines={"copying the source": copied}
+        )
 
 
 def translated(module: Transformer, tokenizer: Tokenizer, texts: Sequence[str], length: int) -> list[str]:
     """What an encoder-decoder writes for each text, the likeliest token each time, at most `length` tokens."""
     start = module.spec.ids.start
     assert start is not None
-    requests = [
-        Request(
-            prompt=[start], source=tokenizer.encode(text), max_new_tokens=length, ends=_ids(tokenizer.eos_id), number=i
-        )
-        for i, text in enumerate(texts)
-    ]
+    sources, ends = [tokenizer.encode(text) for text in texts], _ids(tokenizer.eos_id)
     with torch.autocast(module.device.type, enabled=False):
-        return [one.text for one in generate(Scheduler(Engine(module)), requests, tokenizer)]
+        return [one.text for one in written(module, [start], sources, length, ends, tokenizer)]
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
