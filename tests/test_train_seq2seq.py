@@ -161,7 +161,7 @@ def test_a_translation_ends_where_the_model_ends_it(
         return generations
 
     run.trainer.module.head.register_forward_hook(ends_at_once)
-    monkeypatch.setattr("triptych.train.evaluate.generate", kept)
+    monkeypatch.setattr("triptych.train.task.generate", kept)
     assert translated(run.trainer.module.eval(), run.tokenizer, ["ash bay", "bay ash"], 6) == ["", ""]
     assert [one.reason for one in generations] == ["end", "end"]
 

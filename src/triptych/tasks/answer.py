@@ -92,8 +92,7 @@ def _probabilities(logits: Tensor, inside: Sequence[int], special: bool) -> list
     masked = torch.full_like(logits, -torch.inf)
     places = [*([0] if special else []), *inside]
     masked[places] = logits[places]
-    probabilities: list[float] = masked.softmax(-1).tolist()
-    return probabilities
+    return list(masked.softmax(-1).tolist())
 
 
 def _words(window: Encoded, inside: Sequence[int]) -> dict[int, tuple[int, int]]:

@@ -109,8 +109,7 @@ class Embedder:
         if not np.isfinite(vectors).all():
             raise InputError("the model gives vectors that are not finite, so nothing can be ranked; check its weights")
         norms = np.sqrt((vectors.astype(np.float64) ** 2).sum(1, keepdims=True))
-        unit: NDArray[np.float32] = (vectors / np.maximum(norms, 1e-30)).astype(np.float32)
-        return unit
+        return np.asarray(vectors / np.maximum(norms, 1e-30), np.float32)
 
 
 def identity_of(module: torch.nn.Module, inputs: ModelInputs, settings: object) -> str:

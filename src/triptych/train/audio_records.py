@@ -25,12 +25,12 @@ from triptych.spec import FramesSpec
 from triptych.text import Tokenizer, WhisperTokens, with_whisper_tokens
 from triptych.train import metrics
 from triptych.train.data import EpochRows
-from triptych.train.evaluate import HeldOut, Score, written
+from triptych.train.evaluate import HeldOut, Score
 from triptych.train.objectives import Device, Example, Ids, TrainingBatch
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
 from triptych.train.settings import Config
-from triptych.train.task import ObjectiveTask, Prepared, read_split
+from triptych.train.task import ObjectiveTask, Prepared, read_split, written
 
 MEMORY = 1 << 30  # bytes of mel frames that stay in memory; the frames of further files are computed each time
 GENERATION = "generation_config.json"
@@ -178,10 +178,8 @@ class TranscriptTask(ObjectiveTask):
         except InputError as error:
             raise ConfigError(f"objective transcripts, objective.language: {error}") from None
         self.left = MEMORY
-        train, held = (
-            SpokenRows(tuple(self._rows(records, folder, speech)))
-            for records, folder in zip((self.train, self.held), self.folders, strict=True)
-        )
+        sides = zip((self.train, self.held), self.folders, strict=True)
+        train, held = (SpokenRows(tuple(self._rows(*side, speech))) for side in sides)
         for rows, what in ((train, "training"), (held, "held-out")):
             if not rows.examples:
                 raise InputError(f"every {what} record is longer than the model's window or run.length; raise these")

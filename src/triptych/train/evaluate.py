@@ -13,9 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from triptych.errors import InputError
-from triptych.generate import Engine, Generation, Request, Scheduler, generate
-from triptych.nn import Row, Transformer
-from triptych.text import Tokenizer
+from triptych.nn import Transformer
 from triptych.train.data import Data
 from triptych.train.objectives import Device, Example, TrainingBatch, collate, exact, final
 
@@ -94,7 +92,8 @@ class HeldOut:
 
     def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
         """The score of `module`, in evaluation mode, over `batches`, which are some or all of these."""
-        nats = right = tokens = commonest = done = 0.0
+        nats, right = 0.0, 0
+        tokens = commonest = done = 0
         for batch in batches:
             done += 1
             logits = module.unembed(final(module, batch), batch.rows)
@@ -103,7 +102,7 @@ class HeldOut:
             commonest += int((batch.targets == self.commonest).sum())
             tokens += batch.trained
         size = (self.characters, self.bytes) if done == len(self.batches) else (None, None)
-        return Score(nats, int(tokens), int(right), int(commonest), *size)
+        return Score(nats, tokens, right, commonest, *size)
 
 
 @torch.no_grad()
@@ -121,14 +120,12 @@ def evaluate(
     """
     training = module.training
     module.eval()
-    end = math.inf if seconds is None else time.monotonic() + seconds
+    batches = held.batches if seconds is None else _until(time.monotonic() + seconds, _spread(held.batches))
     try:
         with context or nullcontext():
-            batches = held.batches if seconds is None else _until(end, _spread(held.batches))
-            score = held.measured(module, batches)
+            return held.measured(module, batches)
     finally:
         module.train(training)
-    return score
 
 
 def _until(end: float, batches: Iterable[TrainingBatch]) -> Iterator[TrainingBatch]:
@@ -147,17 +144,6 @@ def _spread(batches: Sequence[TrainingBatch]) -> list[TrainingBatch]:
     ratio."""
     golden = (math.sqrt(5.0) - 1.0) / 2.0
     return [batches[i] for i in sorted(range(len(batches)), key=lambda i: i * golden % 1.0)]
-
-
-def written(
-    module: Transformer, prompt: Sequence[int], sources: Sequence[Row], most: int, ends: Sequence[int],
-    tokenizer: Tokenizer | None = None,
-) -> list[Generation]:  # fmt: skip
-    """What an encoder-decoder writes after `prompt` for each source, the likeliest token each time, at most `most`."""
-    requests = [
-        Request(prompt=prompt, source=one, max_new_tokens=most, ends=ends, number=i) for i, one in enumerate(sources)
-    ]
-    return generate(Scheduler(Engine(module)), requests, tokenizer)
 
 
 def batched(examples: Iterable[Example], tokens: int, device: Device) -> tuple[TrainingBatch, ...]:

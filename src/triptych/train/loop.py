@@ -222,11 +222,9 @@ class Trainer:
             self.on_step(Event(self.at.step, loss, pace, left, self.done, factor, norm, score))
             rest = self.budget.seconds - self.budget.expected("sample") - self.budget.expected("checkpoint")
             if self._due(before, self.settings.sample_every, "sample") and time.monotonic() - began <= rest:
-                with self.budget.timed("sample"):
-                    self._in_evaluation_mode(self.on_sample)
+                self._in_evaluation_mode("sample", self.on_sample)
             if self._due(before, self.settings.save_every, "checkpoint"):
-                with self.budget.timed("checkpoint"):
-                    self._in_evaluation_mode(self.on_save)
+                self._in_evaluation_mode("checkpoint", self.on_save)
             self.at.elapsed = max(self.at.elapsed, time.monotonic() - began)
             if self.at.step % TRIM_EVERY == 0:
                 machine.give_back_memory()
@@ -325,11 +323,12 @@ class Trainer:
     def _score(self, held: HeldOut, share: float = 1.0) -> Score:
         return evaluate(self.module, held, autocast(self.precision, self.device), seconds=self.budget.limit(share))
 
-    def _in_evaluation_mode(self, hook: Callable[[Trainer], None]) -> None:
-        self._check_weights()
-        self.module.eval()
-        hook(self)
-        self.module.train()
+    def _in_evaluation_mode(self, part: Part, hook: Callable[[Trainer], None]) -> None:
+        with self.budget.timed(part):
+            self._check_weights()
+            self.module.eval()
+            hook(self)
+            self.module.train()
 
 
 def _multiples(done: float, every: float) -> int:

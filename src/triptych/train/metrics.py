@@ -166,8 +166,8 @@ def bag_of_words(train: Sequence[str], right: Integers, texts: Sequence[str], cl
     Its loss is the sum of the cross-entropies and half the sum of the squared weights (scikit-learn's C = 1), which
     torch's L-BFGS minimizes.
     """
-    counted = Counter(word for text in train for word in words(text))
-    index = {word: i for i, (word, _) in enumerate(counted.most_common(WORDS))}
+    commonest = Counter(word for text in train for word in words(text)).most_common(WORDS)
+    index = {word: i for i, (word, _) in enumerate(commonest)}
     return _logistic(_counts(train, index), right, _counts(texts, index), classes)
 
 

@@ -130,8 +130,8 @@ def seq2seq(source: TokenIds, target: TokenIds, start: int) -> Example:
     source_ids, targets = np.asarray(source, dtype=np.int32), np.asarray(target, dtype=np.int32)
     if not len(source_ids) or not len(targets):
         raise InputError(f"a pair needs both sides; got {len(source_ids)} source and {len(targets)} target tokens")
-    begin = np.array([start], dtype=np.int32)
-    return Example(np.concatenate([begin, targets[:-1]]), targets, np.ones(len(targets), dtype=bool), source_ids)
+    ids = np.append(np.int32(start), targets[:-1])
+    return Example(ids, targets, np.ones(len(targets), dtype=bool), source_ids)
 
 
 @dataclass(frozen=True, eq=False)

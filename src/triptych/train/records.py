@@ -169,10 +169,11 @@ def _separated(path: Path, separator: str) -> Located:
         except StopIteration:
             return
         except csv.Error as error:
+            problem = f"is not CSV: {first_line(error)}"
             if "field limit" in str(error):  # of Python's module, one for the whole process
-                problem = f"{where} has a field of more than {csv.field_size_limit():,} characters"
-                raise TextError(f"{problem}; write the records as .jsonl") from None
-            raise TextError(f"{where} is not CSV: {first_line(error)}") from None
+                limit = csv.field_size_limit()
+                problem = f"has a field of more than {limit:,} characters; write the records as .jsonl"
+            raise TextError(f"{where} {problem}") from None
         if not row:
             continue
         if header is None:
@@ -184,8 +185,7 @@ def _separated(path: Path, separator: str) -> Located:
                     f"{_SEPARATORS[separator]} between columns"
                 )
         elif len(row) != len(header):
-            fields = counted(len(row), "field")
-            raise TextError(f"{where} has {fields}, and the first row names {len(header)} columns")
+            raise TextError(f"{where} has {counted(len(row), 'field')}, and the first row names {len(header)} columns")
         else:
             yield where, dict(zip(header, row, strict=True))
 
@@ -216,10 +216,9 @@ def columns_of(path: Path | str) -> list[str]:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         return []
-    first = next(iter(reader(path)), None)
-    if first is None:
-        raise TextError(f"{path} holds no record")
-    return list(map(str, first[1]))
+    for _, row in reader(path):
+        return list(map(str, row))
+    raise TextError(f"{path} holds no record")
 
 
 def _image_folder(path: Path) -> Located:

@@ -47,11 +47,10 @@ def encoder_batch(
     `labels`, `rows` have them hidden already and a label that is not IGNORED is the token that was there."""
     _check_head(module, MaskedLMHeadSpec)
     if labels is not None:
-        checked = _checked_labels(module, rows, labels)
-        whole = [np.asarray(row, dtype=np.int32) for row in rows]
-        plain = [Example(ids, ids, np.ones(len(ids), dtype=bool)) for ids in whole]
-        pairs = zip(plain, checked, strict=True)
-        return collate([_labelled(row, label) for row, label in pairs if len(row.ids)], module.device)
+        ids = [np.asarray(row, dtype=np.int32) for row in rows]
+        pairs = zip(ids, _checked_labels(module, rows, labels), strict=True)
+        whole = ((Example(row, row, np.ones(len(row), dtype=bool)), label) for row, label in pairs if len(row))
+        return collate([_labelled(*pair) for pair in whole], module.device)
     if mask is None:
         raise InputError("this tokenizer has no mask token, so nothing can be hidden; give labels")
     masking, random = TokenMasking(mask, module.spec.vocab, special), np.random.Generator(np.random.Philox(seed))

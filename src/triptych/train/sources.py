@@ -39,8 +39,7 @@ def texts(data: DataSettings) -> Texts:
         train, held = ([text] for text in shakespeare.split())
     else:
         if Path(data.path).suffix.lower() in SUFFIXES:
-            records = read_records(data.path, ("text",), columns=data.columns)
-            documents = [record.text("text") for record in records]
+            documents = [one.text("text") for one in read_records(data.path, ("text",), columns=data.columns)]
         else:
             contents = corpus.read_documents(data.path)
             documents = [file.text for file in contents.files]
@@ -71,10 +70,8 @@ def pairs(data: DataSettings) -> tuple[list[Pair], list[Pair]]:
         train, apart = _read_pairs(data.path, data), data.held_out_path
         train, held = _last(train, data) if apart is None else (train, _read_pairs(apart, data))
     if data.words is not None:
-        train, held = (
-            pieces(side, least, data.words, across_lines=data.across_lines)
-            for side, least in ((train, 1), (held, data.words))
-        )
+        train = pieces(train, 1, data.words, across_lines=data.across_lines)
+        held = pieces(held, data.words, data.words, across_lines=data.across_lines)
     return train, limited(held, data)
 
 
@@ -136,8 +133,8 @@ def _last(items: Sequence[T], data: DataSettings) -> tuple[list[T], list[T]]:
 def _end_of_longest(documents: Sequence[str], data: DataSettings) -> tuple[list[str], list[str]]:
     """The documents without the end of the longest, and this end: the `held_out` share of all characters, cut at the
     beginning of a line, unless more than twice the share would be held out, or of a word."""
-    longest = max(range(len(documents)), key=lambda i: len(documents[i]))
-    text, total = documents[longest], sum(map(len, documents))
+    text, total = max(documents, key=len), sum(map(len, documents))
+    longest = documents.index(text)
     exact = len(text) - total + int(total * (1 - data.held_out))
     at = text.rfind("\n", 0, max(0, exact)) + 1
     if len(text) - at > 2 * (len(text) - exact):  # the line is longer than what is held out

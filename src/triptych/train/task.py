@@ -13,7 +13,8 @@ from torch import Tensor
 from triptych import nn
 from triptych.errors import ConfigError, InputError, TextError, shown
 from triptych.families import read_config
-from triptych.nn import Transformer
+from triptych.generate import Engine, Generation, Request, Scheduler, generate
+from triptych.nn import Row, Transformer
 from triptych.spec import LMHeadSpec
 from triptych.text import Encoded, Tokenizer, shakespeare_labels
 from triptych.train import sources
@@ -264,3 +265,14 @@ def trained_at(length: int, *positions: int) -> np.ndarray[Any, np.dtype[np.bool
     mask = np.zeros(length, dtype=bool)
     mask[list(positions)] = True
     return mask
+
+
+def written(
+    module: Transformer, prompt: Sequence[int], sources: Sequence[Row], most: int, ends: Sequence[int],
+    tokenizer: Tokenizer | None = None,
+) -> list[Generation]:  # fmt: skip
+    """What an encoder-decoder writes after `prompt` for each source, the likeliest token each time, at most `most`."""
+    requests = [
+        Request(prompt=prompt, source=one, max_new_tokens=most, ends=ends, number=i) for i, one in enumerate(sources)
+    ]
+    return generate(Scheduler(Engine(module)), requests, tokenizer)

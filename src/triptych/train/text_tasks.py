@@ -36,13 +36,13 @@ from triptych.train.data import (
     random_numbers,
     with_hidden_words,
 )
-from triptych.train.evaluate import HeldOut, Score, written
+from triptych.train.evaluate import HeldOut, Score
 from triptych.train.label_tasks import judged_classes
 from triptych.train.labelled import LabelledExample, ReplacedLoss, labelled
 from triptych.train.objectives import Example, Ids, Integers, TokenMasking, TrainingBatch, seq2seq
 from triptych.train.recipe import Recipe
 from triptych.train.sources import Pair
-from triptych.train.task import HeadTask, ObjectiveTask, Prepared
+from triptych.train.task import HeadTask, ObjectiveTask, Prepared, written
 
 
 class PlainTextTask(ObjectiveTask):
