@@ -61,20 +61,21 @@ class Preparation:
 
         Raises ConfigError for a value that is not understood.
         """
-        raw = not config.get("do_normalize", True)
+        value = config.get
+        raw = not value("do_normalize", True)
         try:
-            resized = _size(config.get("size", image)) if config.get("do_resize", True) else image
-            crop = _size(config.get("crop_size", image)) if config.get("do_center_crop", False) else resized
+            resized = _size(value("size", image)) if value("do_resize", True) else image
+            crop = _size(value("crop_size", image)) if value("do_center_crop", False) else resized
             if isinstance(crop, int):
                 raise ValueError(f"images whose shorter side is {crop} differ in size; set crop_size")
             return Preparation(
                 height=crop[0],
                 width=crop[1],
-                resample=int(_number(config.get("resample", 2))) if config.get("do_resize", True) else None,
+                resample=int(_number(value("resample", 2))) if value("do_resize", True) else None,
                 resized=None if crop == resized else resized,
-                scale=_number(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
-                mean=(0.0,) * 3 if raw else _channels(config.get("image_mean", 0.5)),
-                std=(1.0,) * 3 if raw else _channels(config.get("image_std", 0.5)),
+                scale=_number(value("rescale_factor", 1 / 255)) if value("do_rescale", True) else 1.0,
+                mean=(0.0,) * 3 if raw else _channels(value("image_mean", 0.5)),
+                std=(1.0,) * 3 if raw else _channels(value("image_std", 0.5)),
             )
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"{_FILE}: is not understood ({first_line(error)})") from None

@@ -242,13 +242,11 @@ class ShownRow:
     def text(self) -> list[tuple[str, State]]:
         """The tokens of the row's text in order, each once, with its state: of a shifted row the first input, then the
         targets; otherwise the targets."""
-        states: list[State] = ["trained" if one.trained else "read" for one in self.tokens]
-        if not self.shifted:
-            hidden = [one.trained and one.token != one.target for one in self.tokens]
-            states = ["hidden" if hides else state for hides, state in zip(hidden, states, strict=True)]
-            return [(one.target, state) for one, state in zip(self.tokens, states, strict=True)]
-        first: list[tuple[str, State]] = [(one.token, "read") for one in self.tokens[:1]]
-        return first + [(one.target, state) for one, state in zip(self.tokens, states, strict=True)]
+        text: list[tuple[str, State]] = [(one.token, "read") for one in self.tokens[: int(self.shifted)]]
+        for one in self.tokens:
+            hides = not self.shifted and one.token != one.target
+            text.append((one.target, "read" if not one.trained else "hidden" if hides else "trained"))
+        return text
 
     @property
     def trained(self) -> int:

@@ -271,30 +271,24 @@ def _set(tables: dict[str, Any], path: Sequence[str], value: object, where: str)
     tables[path[-1]] = value
 
 
-def _problems(error: ValidationError, where: str, changed: Mapping[tuple[str, ...], str]) -> Iterator[str]:
+def _problems(error: ValidationError, where: str, changed: dict[tuple[str, ...], str]) -> Iterator[str]:
     """Pydantic's errors by source: `where`, or the option in `changed` that set the key."""
     by_source: dict[str, list[str]] = {}
     table = ("model",) if error.title == BaseSettings.__name__ else ()
     for problem in error.errors(include_url=False):
-        problem["loc"] = tuple(part for part in (*table, *problem["loc"]) if not _ONE_OF_SEVERAL.match(str(part)))
-        source = _source(problem, changed) or where
-        by_source.setdefault(source, []).append(_problem(problem))
+        path = tuple(str(part) for part in (*table, *problem["loc"]) if not _ONE_OF_SEVERAL.match(str(part)))
+        of_whole = problem["type"] not in ("missing", "value_error")  # also set by an option for a key below
+        options = (
+            option
+            for key, option in reversed(changed.items())
+            if path[: len(key)] == key or (of_whole and key[: len(path)] == path)
+        )
+        by_source.setdefault(next(options, where), []).append(_problem(problem, path))
     return (f"{source}: {'; '.join(texts)}" for source, texts in by_source.items())
 
 
-def _source(problem: ErrorDetails, changed: Mapping[tuple[str, ...], str]) -> str | None:
-    """The option that set the value with the problem, a part of it, or a key below one that does not exist."""
-    path = tuple(str(part) for part in problem["loc"])
-    for key, option in reversed(list(changed.items())):
-        within = path[: len(key)] == key
-        if within or (problem["type"] not in ("missing", "value_error") and key[: len(path)] == path):
-            return option
-    return None
-
-
-def _problem(problem: ErrorDetails) -> str:
+def _problem(problem: ErrorDetails, path: Sequence[str]) -> str:
     """One of pydantic's errors in a few words, with the dotted key and the nearest key that exists."""
-    path = [str(part) for part in problem["loc"]]
     name = ".".join(path)
     match problem["type"]:
         case "extra_forbidden" if path[0] == "model":

@@ -190,8 +190,7 @@ def noise_spans(length: int, rate: float, mean: float, random: np.random.Generat
     """
     removed, count = _noise(length, rate, mean)
     sides = (_composition(length - removed, count, random), _composition(removed, count, random))
-    edges = np.cumsum(np.stack(sides, axis=1).reshape(-1)).tolist()
-    return list(zip(edges[0::2], edges[1::2], strict=True))
+    return [(start, stop) for start, stop in np.cumsum(np.stack(sides, axis=1)).reshape(-1, 2).tolist()]
 
 
 def _noise(length: int, rate: float, mean: float) -> tuple[int, int]:
@@ -202,8 +201,8 @@ def _noise(length: int, rate: float, mean: float) -> tuple[int, int]:
 
 def _composition(total: int, parts: int, random: np.random.Generator) -> Integers:
     """`parts` positive numbers that add up to `total`, each such sequence equally likely."""
-    cuts = np.sort(random.choice(total - 1, parts - 1, replace=False)) + 1 if parts > 1 else np.zeros(0, dtype=int)
-    return np.diff(np.concatenate([[0], cuts, [total]]))
+    cuts = np.sort(random.choice(total - 1, parts - 1, replace=False)) + 1
+    return np.diff(cuts, prepend=0, append=total)
 
 
 def corrupted(tokens: Ids, spans: Sequence[tuple[int, int]], sentinels: Sequence[int], end: int) -> tuple[Ids, Ids]:
