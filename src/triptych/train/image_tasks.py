@@ -187,7 +187,6 @@ class ImageLabelTask(LabelTask):
     def data(self, module: Transformer, tokens: int) -> Prepared:
         train, held = _images(self, module)
         goals, right, loss = self.goals()
-        assert self.labels is not None
         thumbnails = [np.stack([image.thumbnail for image in side]) for side in (train, held)]
         guesses = {
             "majority": metrics.majority(right, len(self.held)),

@@ -111,7 +111,7 @@ class Job:
             return [] if first is None else [first]
         batch = self.trainer.held.batches[0]
         count = min(PROMPT_TOKENS, max(1, batch.rows.lengths[0] // 2))
-        return [int(i) for i in batch.ids[:count]]
+        return list(batch.ids[:count].tolist())
 
     def run(
         self,

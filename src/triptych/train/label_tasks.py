@@ -47,7 +47,6 @@ class LabelTask(HeadTask):
     def goals(self) -> tuple[list[Integers], Integers, HeadLoss]:
         """The goal of each record to train on and held out, `[records, 1]` or `[records, C]`; of the former the labels
         as the metrics and guesses take them; and the loss."""
-        assert self.labels is not None
         if self.several:
             if self.objective.smoothing or self.objective.class_weights is not None:
                 raise ConfigError("objective.several goes without smoothing and class_weights; remove them")
@@ -59,7 +58,6 @@ class LabelTask(HeadTask):
         return goals, right, class_loss(self.objective, self.labels, right)
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
-        assert self.labels is not None
         fit, (goals, right, loss) = Fitter(self.recipe, self.tokenizer), self.goals()
         at_end = module.decoder is not None  # of an encoder-decoder, whose head reads the last token
 
@@ -126,7 +124,6 @@ class TagTask(HeadTask):
         self.texts = [" ".join(words) for words, _ in self.rows[0]]
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
-        assert self.labels is not None
         fit, index = Fitter(self.recipe, self.tokenizer), {label: i for i, label in enumerate(self.labels)}
         words = [[row for row, _ in side] for side in self.rows]
         goals = [[np.array([index[tag] for tag in tags]) for _, tags in side] for side in self.rows]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triptych import families, nn
-from triptych.checkpoints.header import KEY
+from triptych.checkpoints.header import KEY, label_names
 from triptych.checkpoints.load_weights import to_checkpoint
 from triptych.errors import ConfigError
 from triptych.families import read_config
@@ -43,17 +43,7 @@ LAYOUTS: dict[Objective, str] = {
 }  # fmt: skip
 
 
-def label_names(spec: ModelSpec, hf: Mapping[str, Any]) -> list[str] | None:
-    """The names of the classes of a head, None for one without classes."""
-    if not isinstance(spec.head, ClassHeadSpec | TokenHeadSpec):
-        return None
-    names = hf.get("id2label") or {}
-    return [str(names.get(str(i), names.get(i, f"LABEL_{i}"))) for i in range(spec.head.classes.outputs)]
-
-
-def head_config(
-    hf: Mapping[str, Any], kind: HeadKind, labels: Sequence[str] | None = None, *, several: bool = False
-) -> Config:
+def head_config(hf: Mapping[str, Any], kind: HeadKind, labels: Sequence[str] = (), *, several: bool = False) -> Config:
     """The HF config `hf` with the class that has the head `kind`, and the names of its labels.
 
     Raises ConfigError for a model that has no such class.
@@ -70,7 +60,7 @@ def head_config(
     config["architectures"] = [name + ("ForImageClassification" if name == "ViT" else HEADS[kind][1])]
     if kind == "contrastive":
         config.setdefault("triptych_pooling", {"mode": "mean", "normalize": False})
-    if labels is not None:
+    if labels:
         config["id2label"] = {str(i): label for i, label in enumerate(labels)}
         config["label2id"] = {label: i for i, label in enumerate(labels)}
     if kind == "labels":

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from triptych import nn
+from triptych.checkpoints.header import label_names
 from triptych.errors import ConfigError, InputError, TextError, shown
 from triptych.families import read_config
 from triptych.generate import Engine, Generation, Request, Scheduler, generate
@@ -21,7 +22,7 @@ from triptych.train import sources
 from triptych.train.data import Data, EpochRows
 from triptych.train.evaluate import HeldOut, Score, batched
 from triptych.train.labelled import LabelledBatch, LabelledExample
-from triptych.train.new_head import HEADS, HeadKind, head_config, label_names, with_head
+from triptych.train.new_head import HEADS, HeadKind, head_config, with_head
 from triptych.train.objectives import Example, TrainingBatch, exact
 from triptych.train.recipe import DataSettings, Recipe
 from triptych.train.records import DataRecord, read_records, split
@@ -98,7 +99,7 @@ class HeadTask(ObjectiveTask):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         self.head, _ = HEADS[self.kind]
-        self.labels: list[str] | None = None
+        self.labels: list[str] = []
         self.several = False
 
     def new(self, hf: Config) -> tuple[Transformer, Config]:
@@ -108,17 +109,15 @@ class HeadTask(ObjectiveTask):
         return nn.new(spec, self.recipe.run.seed), config
 
     def adapted(self, module: Transformer, hf: Config) -> tuple[Transformer, Config]:
-        known = label_names(module.spec, hf) if isinstance(module.spec.head, self.head) else None
-        if known is not None and self.labels is not None and set(self.labels) <= set(known):
+        known = label_names(module.spec, hf) if isinstance(module.spec.head, self.head) else []
+        if known and self.labels and set(self.labels) <= set(known):
             self.labels = known  # the head is trained on, also where the data lack one of its labels
         config = self._config(hf)
         return with_head(module, hf, config, self.kind, self.recipe.run.seed), config
 
     def check_labels(self, module: Transformer, hf: Mapping[str, Any]) -> None:
         known = label_names(module.spec, hf)
-        if known is None or self.labels is None:
-            return
-        if new := [label for label in self.labels if label not in known]:
+        if new := [label for label in self.labels if known and label not in known]:
             problem = f"the data have the label {shown(new[0])}, which the checkpoint lacks ({', '.join(known[:9])})"
             raise ConfigError(f"{problem}; resume with the data that the run began with")
         self.labels = known

@@ -33,7 +33,6 @@ from triptych.train.data import (
     Use,
     Windows,
     check,
-    random_numbers,
     with_hidden_words,
 )
 from triptych.train.evaluate import HeldOut, Score
@@ -260,7 +259,7 @@ class CorruptionTask(PlainTextTask):
     def data(self, module: Transformer, tokens: int) -> Prepared:
         settings, tokenizer, start = self.objective, self.tokenizer, module.spec.ids.start
         length = window_length(self.length, settings.rate, settings.span)
-        most = len(noise_spans(length, settings.rate, settings.span, random_numbers(0, Use.CORRUPTION, 0)))
+        _, most = _noise(length, settings.rate, settings.span)
         named = [tokenizer.backend.token_to_id(f"<extra_id_{i}>") for i in range(most)]
         ids = tuple(i for i in named if i is not None)
         if len(ids) < most or tokenizer.eos_id is None or start is None:
@@ -304,19 +303,17 @@ def by_generator(module: Transformer) -> Replacer:
 
 
 @dataclass(frozen=True, eq=False)
-class ReplacedText(Windows):
-    """Windows of documents, some tokens of which are replaced by samples: others each time a window is drawn."""
+class ReplacedText(MaskedText):
+    """Windows of documents, the hidden tokens of which are replaced by samples: others each time a window is drawn."""
 
-    masking: TokenMasking
     replacer: Replacer
-    before: Ids
-    after: Ids
 
     use = Use.CORRUPTION
+    held = Windows.held
 
     def row(self, piece: Piece, random: np.random.Generator) -> LabelledExample:
         """A token is labelled replaced only where the sample differs from it, as in ELECTRA."""
-        hidden = self.masking(np.concatenate([self.before, *piece, self.after]), random)
+        hidden = super().row(piece, random)
         places = np.flatnonzero(hidden.trained)
         ids = hidden.targets.copy()
         ids[places] = self.replacer(hidden.ids, places, random)
@@ -338,7 +335,7 @@ class ReplacedTask(HeadTask, PlainTextTask):
         before, after = np.array([tokenizer.cls_id], np.int32), np.array([tokenizer.sep_id], np.int32)
         streams = [_stream(side) for side in self.encoded()]
         replacer = self._replacer(streams[0].arrays[0], tokenizer, masking)
-        train, held = (ReplacedText(one, self.length - 2, masking, replacer, before, after) for one in streams)
+        train, held = (ReplacedText(one, self.length - 2, masking, before, after, replacer) for one in streams)
         guesses = {"majority": np.zeros((1, self.length), dtype=np.int64)}  # that none was replaced
         return train, self.judged(held.held(), partial(judged_classes, guesses, "F1 of replaced"), tokens)
 
