@@ -144,7 +144,7 @@ def curve(job: Job) -> page.Curve:
     window = max(1, len(history) // 100)
     losses = [entry.loss for entry in history]
     smoothed = [
-        (float(history[i].step), sum(losses[max(0, i + 1 - window) : i + 1]) / min(window, i + 1))
+        (float(history[i].step), sum(losses[i + 1 - window : i + 1]) / window)
         for i in range(window - 1, len(history), window)
     ]
     held_out = [(float(entry.step), entry.held_out) for entry in history if entry.held_out is not None]
@@ -204,9 +204,8 @@ def _job(
             _delete(out, FINISHED)
         return job
     _check_directory(out, force)
-    values: dict[str, object] = {"run.seconds": float(seconds), "run.out": str(checkpoints)}
-    if data is not None:
-        values["data.path"] = str(data)
+    values = {"run.seconds": float(seconds), "run.out": str(checkpoints)}
+    values |= {} if data is None else {"data.path": str(data)}
     watch.say("reading the text")
     job = prepare(read_recipe(panel.name, values=values))
     job.check_memory()

@@ -7,7 +7,7 @@ decoder reads Whisper's start tokens and the text, and is trained on the text an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -126,10 +126,9 @@ class HeldSpeech(HeldOut):
     tokenizer: Tokenizer
     most: int
 
-    def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
-        every, frames, texts = list(batches), list[Tensor](), list[str]()
-        score = super().measured(module, every)
-        for batch in every:
+    def finished(self, score: Score, module: Transformer, hits: Sequence[tuple[TrainingBatch, Tensor]]) -> Score:
+        frames, texts = list[Tensor](), list[str]()
+        for batch, _ in hits:
             assert batch.source is not None
             sounds, rows = batch.source
             frames += sounds.split([self.speech.slot.stride * length for length in rows.lengths])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,8 +37,6 @@ from triptych.train.objectives import (
     Integers,
     TrainingBatch,
     collate,
-    exact,
-    final,
     joined,
     seq2seq,
 )
@@ -75,9 +73,10 @@ def _images(task: LabelTask | CaptionTask, module: Transformer) -> list[list[Rec
 
     Raises InputError, with the record's file and line, for an image that cannot be read or does not fit.
     """
-    how, sides = preparation(module, task.files), list[list[RecordImage]]()
-    for records, folder in zip((task.train, task.held), task.folders, strict=True):
-        images, total = list[RecordImage](), 0
+    how = preparation(module, task.files)
+
+    def read(records: Iterable[DataRecord], folder: Path) -> Iterator[RecordImage]:
+        total = 0
         for record in records:
             path = folder / record.text("image").strip()
             try:
@@ -85,9 +84,9 @@ def _images(task: LabelTask | CaptionTask, module: Transformer) -> list[list[Rec
             except InputError as error:
                 raise InputError(f"{record.where}: {error}") from None
             total += pixels.nbytes
-            images.append(RecordImage(path, how, _thumbnail(pixels), pixels if total <= MEMORY else None))
-        sides.append(images)
-    return sides
+            yield RecordImage(path, how, _thumbnail(pixels), pixels if total <= MEMORY else None)
+
+    return [list(read(*side)) for side in zip((task.train, task.held), task.folders, strict=True)]
 
 
 def in_memory(pixels: NDArray[np.uint8], preparation: Preparation) -> RecordImage:
@@ -136,7 +135,7 @@ def _thumbnail(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
     """The means of about equal rectangles of the image, at most `THUMBNAIL` in height and width."""
     height, width = (min(THUMBNAIL, side) for side in pixels.shape[1:])
     small = F.adaptive_avg_pool2d(torch.from_numpy(pixels), (height, width))
-    return np.asarray(small.flatten().numpy(), np.float32)
+    return small.flatten().numpy()
 
 
 # ---------------------------------------------------------------- labels
@@ -276,19 +275,13 @@ class HeldOutCaptions(HeldOut):
 
     guess: float
 
-    def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
+    def finished(self, score: Score, module: Transformer, hits: Sequence[tuple[TrainingBatch, Tensor]]) -> Score:
         """Tokens right, and captions right as a whole: those whose every token ranks first after the right ones before
         it, which are those that greedy decoding writes."""
-        nats, right, commonest = 0.0, list[Tensor](), 0
-        for batch in batches:
-            logits = exact(module.unembed(final(module, batch), batch.rows))
-            nats += float(F.cross_entropy(logits, batch.targets, reduction="sum"))
-            right += batch.rows.split(logits.argmax(-1) == batch.targets)
-            commonest += int((batch.targets == self.commonest).sum())
-        whole, flat = sum(bool(row.all()) for row in right), torch.cat(right)
-        figures = {"exact captions": whole / len(right), "tokens": float(flat.float().mean())}
-        guesses = {"commonest caption": self.guess}
-        return Score(nats, len(flat), int(flat.sum()), commonest, metrics=figures, baselines=guesses)
+        whole = [bool(row.all()) for batch, hit in hits for row in batch.rows.split(hit)]
+        tokens = float(torch.cat([hit for _, hit in hits]).float().mean())
+        figures = {"exact captions": sum(whole) / len(whole), "tokens": tokens}
+        return replace(score, metrics=figures, baselines={"commonest caption": self.guess})
 
 
 def _patches(module: Transformer) -> PatchesSpec:

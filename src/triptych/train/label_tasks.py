@@ -71,10 +71,10 @@ class LabelTask(HeadTask):
 
         sides = zip((self.train, self.held), goals, strict=True)
         data, held = (epoch_rows(map(example, count(), *side)) for side in sides)
-        texts = [[_joined(record) for record in side] for side in (self.train, self.held)]
+        train, texts = (list(map(_joined, side)) for side in (self.train, self.held))
         guesses = {
-            "majority": metrics.majority(right, len(self.held)),
-            "bag of words": metrics.bag_of_words(texts[0], right, texts[1], len(self.labels)),
+            "majority": metrics.majority(right, len(texts)),
+            "bag of words": metrics.bag_of_words(train, right, texts, len(self.labels)),
         }
         return data, self.judged(held.examples, partial(judged_classes, guesses, "macro F1"), tokens)
 
@@ -118,7 +118,7 @@ class TagTask(HeadTask):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         self.train, self.held = read_split(recipe.data, ("words", "tags"))
-        self.rows = [[_tagged(record) for record in side] for side in (self.train, self.held)]
+        self.rows = [list(map(_tagged, side)) for side in (self.train, self.held)]
         tags = [[tags for _, tags in side] for side in self.rows]
         self.labels = _told_apart(recipe, tags, self.held, "every word has the tag")
         self.texts = [" ".join(words) for words, _ in self.rows[0]]
@@ -260,7 +260,7 @@ class SpanTask(HeadTask):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         sides = read_split(recipe.data, ("question", "context", "answer", "start"))
-        self.train, self.held = ([_question(record) for record in side] for side in sides)
+        self.train, self.held = (list(map(_question, side)) for side in sides)
         self.texts = [text for one in self.train for text in (one.question, one.context)]
 
     def data(self, module: Transformer, tokens: int) -> Prepared:

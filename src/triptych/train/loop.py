@@ -170,7 +170,7 @@ class Trainer:
             return 0.0
         whole = 0.0 if self.held is None else self.budget.expected("evaluation") * len(self.held.batches) / FEWEST
         parts = (
-            (run.evaluate_every, min(self.budget.limit() or 0.0, whole)),
+            (run.evaluate_every, min(SHARE * run.seconds, whole)),
             (run.sample_every, self.budget.expected("sample")),
             (run.save_every, self.budget.expected("checkpoint")),
         )

@@ -33,9 +33,8 @@ def macro_f1(predicted: Integers, right: Integers) -> float:
     Of several labels a row, `[N, C]` of 0 and 1, it is the mean over all C columns; one that never occurs has F1 0.
     """
     if predicted.ndim == 2:
-        return float(np.mean([f1(predicted[:, c] == 1, right[:, c] == 1) for c in range(predicted.shape[1])]))
-    classes = np.union1d(predicted, right)
-    return float(np.mean([f1(predicted == c, right == c) for c in classes]))
+        return float(np.mean(list(map(f1, predicted.T == 1, right.T == 1))))
+    return float(np.mean([f1(predicted == c, right == c) for c in np.union1d(predicted, right)]))
 
 
 def f1(predicted: NDArray[np.bool_], right: NDArray[np.bool_]) -> float:

@@ -89,10 +89,11 @@ def with_head(
     stored: dict[str, Tensor] = dict(to_checkpoint(module, hf)[0])
     filled = dict(fresh.named_parameters())
     for name, parameter in filled.items():
-        if not name.startswith("head.") and name in own:
-            parameter.copy_(own[name])
-        elif not name.startswith("head."):
+        if name.startswith("head."):
+            continue
+        if name not in own:
             raise ConfigError(f"the model has no {name}, which a model with the new head needs")
+        parameter.copy_(own[name])
     for step in families.save_plan(spec):
         if not step.ours[0].startswith("head.") or (not same and ".classes." in step.ours[0]):
             continue

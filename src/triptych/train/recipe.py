@@ -176,10 +176,9 @@ def read_tables(path: Path | str) -> dict[str, Any]:
             f"{str(path)!r} is a directory; give a .toml file, or one of {', '.join(SHIPPED)}; "
             "a run continues with the recipe it began with, --out DIR and --resume"
         ) from None
-    except RecursionError:
-        raise ConfigError(f"{path} cannot be read as TOML: it is nested too deeply") from None
-    except (OSError, ValueError) as error:  # not UTF-8, not TOML, or a name that is no path
-        raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:  # not UTF-8, not TOML, or a name that is no path
+        problem = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"{path} cannot be read as TOML: {problem}") from None
 
 
 def check_recipe(

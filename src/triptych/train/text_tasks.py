@@ -6,7 +6,7 @@ The spans of corruption are those of T5 (Raffel et al. 2020), replaced tokens th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import AddedToken
+from torch import Tensor
 
 from triptych import nn
 from triptych.attention import Rows
@@ -148,9 +149,8 @@ class WithTranslations(HeldOut):
     def of_batches(self, batches: tuple[TrainingBatch, ...]) -> HeldOut:
         return HeldOut(batches, self.commonest)
 
-    def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
-        """The score of `HeldOut`, and BLEU and chrF of the translations; the baseline is BLEU of the sources."""
-        score = super().measured(module, batches)
+    def finished(self, score: Score, module: Transformer, hits: Sequence[tuple[TrainingBatch, Tensor]]) -> Score:
+        """With BLEU and chrF of the translations; the baseline is BLEU of the sources."""
         originals, right = ([pair[side] for pair in self.pairs] for side in (0, 1))
         translations = translated(module, self.tokenizer, originals, self.length)
         copied = metrics.translation(originals, right)["BLEU"]
