@@ -13,7 +13,7 @@ from triptych.train.evaluate import HeldOut
 from triptych.train.objectives import Example
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
-from triptych.train.task import Fitter, ObjectiveTask, Prepared, epoch_rows, read_split
+from triptych.train.task import ObjectiveTask, Prepared, epoch_rows, read_split
 
 Message = Mapping[str, object]
 Span = tuple[int, int]
@@ -32,7 +32,6 @@ class ChatTask(ObjectiveTask):
         tokenizer, template = self.tokenizer, self.tokenizer.chat
         if template is None:
             raise TextError("objective chat needs a tokenizer with a chat template; give a chat model as model.path")
-        fit = Fitter(self.recipe, tokenizer)
 
         def rows(record: DataRecord, messages: Sequence[Message]) -> Iterator[Example]:
             try:
@@ -41,7 +40,7 @@ class ChatTask(ObjectiveTask):
                 raise InputError(f"{record.where}: {error}") from None
             for text, spans in texts:
                 row = chat_example(text, spans, tokenizer)
-                length = fit.length(record, len(row.ids))
+                length = self.row_length(record, len(row.ids))
                 if length is not None and row.trained[:length].any():
                     yield Example(row.ids[:length], row.targets[:length], row.trained[:length])
 

@@ -29,7 +29,7 @@ from triptych.train.evaluate import HeldOut, Score
 from triptych.train.objectives import Device, Example, TrainingBatch, collate, exact, joined
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
-from triptych.train.task import Fitter, HeadTask, Prepared, epoch_rows, read_split, trained_at
+from triptych.train.task import HeadTask, Prepared, epoch_rows, read_split, trained_at
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -109,12 +109,10 @@ class ContrastiveTask(HeadTask):
         self.texts = [record.text(name) for record in self.train for name in self.fields]
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
-        fit, scale = Fitter(self.recipe, self.tokenizer), self.objective.scale
-
         def pair(number: int, record: DataRecord) -> TextPair | None:
-            sides = [fit(record, record.text(name)) for name in self.fields]
+            sides = [self.fitted(record, record.text(name)) for name in self.fields]
             rows = [side for side in sides if side is not None]
-            return TextPair.of(rows, scale, number) if len(rows) == len(sides) else None
+            return TextPair.of(rows, self.objective.scale, number) if len(rows) == len(sides) else None
 
         data, held = (epoch_rows(map(pair, count(), side)) for side in (self.train, self.held))
         if len(data.examples) < self.recipe.run.rows:

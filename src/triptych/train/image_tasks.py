@@ -43,7 +43,7 @@ from triptych.train.objectives import (
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
 from triptych.train.settings import Config
-from triptych.train.task import Fitter, ObjectiveTask, Prepared, epoch_rows, read_split, trained_at
+from triptych.train.task import ObjectiveTask, Prepared, epoch_rows, read_split, trained_at
 
 CAPTION_FAMILY = "vision-encoder-decoder"
 PREPROCESSOR = "preprocessor_config.json"
@@ -248,11 +248,11 @@ class CaptionTask(ObjectiveTask):
         assert start is not None
         if not ends:
             raise InputError("neither the config nor the tokenizer has an end token, so no caption would end")
-        fit, smoothing = Fitter(self.recipe, words), self.objective.smoothing
+        smoothing = self.objective.smoothing
 
         def row(record: DataRecord, image: RecordImage) -> CaptionExample | None:
             ids = words.encode(record.text("text"), special=False)
-            length = fit.length(record, len(ids) + 1)
+            length = self.row_length(record, len(ids) + 1)
             if length is None:
                 return None
             text = seq2seq([0], [*ids[: length - 1], ends[0]], start)

@@ -309,6 +309,8 @@ def read_task(recipe: Recipe) -> ObjectiveTask:
             f"data.words cuts pairs of texts, for seq2seq, and for contrastive on {SHAKESPEARE!r} or {FOLDED!r}; "
             f"objective {name} does not read it here"
         )
+    if data.drop_longer and data.cut_longer:
+        raise ConfigError("data.drop_longer and data.cut_longer exclude each other; give one of the two")
     images = recipe.model.get("model_type") in IMAGE_MODELS
     if name == "labels" and recipe.base is not None:
         images = isinstance(read_header(recipe.base.path).spec.reads.embed, PatchesSpec)

@@ -20,7 +20,7 @@ from triptych.train.labelled import IGNORED, ClassLoss, HeadLoss, LabelledExampl
 from triptych.train.objectives import Integers
 from triptych.train.recipe import ObjectiveSettings, Recipe
 from triptych.train.records import DataRecord
-from triptych.train.task import Fitter, HeadTask, Outputs, Prepared, epoch_rows, read_split, trained_at
+from triptych.train.task import HeadTask, Outputs, Prepared, epoch_rows, read_split, trained_at
 
 
 class LabelTask(HeadTask):
@@ -58,11 +58,11 @@ class LabelTask(HeadTask):
         return goals, right, class_loss(self.objective, self.labels, right)
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
-        fit, (goals, right, loss) = Fitter(self.recipe, self.tokenizer), self.goals()
+        goals, right, loss = self.goals()
         at_end = module.decoder is not None  # of an encoder-decoder, whose head reads the last token
 
         def example(number: int, record: DataRecord, goal: Integers) -> LabelledExample | None:
-            row = fit(record, *_both(record))
+            row = self.fitted(record, *_both(record))
             if row is None:
                 return None
             if at_end and row.ids[-1] not in module.spec.ids.eos:
@@ -124,13 +124,13 @@ class TagTask(HeadTask):
         self.texts = [" ".join(words) for words, _ in self.rows[0]]
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
-        fit, index = Fitter(self.recipe, self.tokenizer), {label: i for i, label in enumerate(self.labels)}
+        index = {label: i for i, label in enumerate(self.labels)}
         words = [[row for row, _ in side] for side in self.rows]
         goals = [[np.array([index[tag] for tag in tags]) for _, tags in side] for side in self.rows]
         loss = class_loss(self.objective, self.labels, np.concatenate(goals[0]))
 
         def example(number: int, record: DataRecord, words: Sequence[str], goal: Integers) -> LabelledExample | None:
-            row = fit(record, " ".join(words))
+            row = self.fitted(record, " ".join(words))
             if row is None:
                 return None
             tags = np.full(len(row.ids), IGNORED)

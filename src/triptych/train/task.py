@@ -90,6 +90,38 @@ class ObjectiveTask:
         """Rows to train on, and those held out in batches of about `tokens` tokens."""
         raise NotImplementedError
 
+    def row_length(self, record: DataRecord, tokens: int) -> int | None:
+        """How many of the `tokens` tokens of a row stay: longer rows than `run.length` are cut, left out (None), or an
+        InputError, as the recipe says."""
+        if tokens <= self.length or self.recipe.data.cut_longer:
+            return min(tokens, self.length)
+        if self.recipe.data.drop_longer:
+            return None
+        raise InputError(
+            f"{record.where} has {tokens} tokens, more than run.length = {self.length}; raise run.length, or set "
+            "data.cut_longer or data.drop_longer to true"
+        )
+
+    def fitted(self, record: DataRecord, text: str, second: str | None = None) -> Encoded | None:
+        """The row of a text or a pair, of at most `run.length` tokens; see `row_length`."""
+        (row,) = self.tokenizer.encode_with_offsets(text, second)
+        length = self.row_length(record, len(row.ids))
+        if length is None or length == len(row.ids):
+            return None if length is None else row
+        sides = [[i for i, of in enumerate(row.sequence_ids) if of == side] for side in (0, 1)]
+        excess = len(row.ids) - length
+        if sum(map(len, sides)) - excess < sum(map(bool, sides)):
+            raise InputError(f"run.length = {self.length} leaves no token for a text beside the special ones")
+        for _ in range(excess):
+            max(sides, key=len).pop()  # of the longer text, of the first where both are as long
+        keep = [i for i, of in enumerate(row.sequence_ids) if of is None or i <= sides[of][-1]]
+        return Encoded(
+            [row.ids[i] for i in keep],
+            [row.token_types[i] for i in keep],
+            [row.offsets[i] for i in keep],
+            [row.sequence_ids[i] for i in keep],
+        )
+
 
 class HeadTask(ObjectiveTask):
     """An objective that trains a head of its own."""
@@ -184,48 +216,6 @@ def _conversation(name: str, turn: shakespeare_labels.Turn) -> DataRecord:
     contents = {"system": shakespeare_labels.system_message(name), "user": turn.asked, "assistant": turn.answer}
     messages = [{"role": role, "content": content} for role, content in contents.items()]
     return DataRecord({"messages": messages}, turn.where)
-
-
-class Fitter:
-    """Rows of at most `run.length` tokens: longer ones are cut, left out, or an error, as the recipe says."""
-
-    def __init__(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
-        self.limit, self.drop, self.cut = recipe.run.length, recipe.data.drop_longer, recipe.data.cut_longer
-        self.tokenizer = tokenizer
-        if self.drop and self.cut:
-            raise ConfigError("data.drop_longer and data.cut_longer exclude each other; give one of the two")
-
-    def length(self, record: DataRecord, tokens: int) -> int | None:
-        """How many of the `tokens` tokens of a row stay, None where it is left out.  Raises InputError for one that is
-        too long."""
-        if tokens <= self.limit or self.cut:
-            return min(tokens, self.limit)
-        if self.drop:
-            return None
-        raise InputError(
-            f"{record.where} has {tokens} tokens, more than run.length = {self.limit}; raise run.length, or set "
-            "data.cut_longer or data.drop_longer to true"
-        )
-
-    def __call__(self, record: DataRecord, text: str, second: str | None = None) -> Encoded | None:
-        """The row of a text or a pair; None for one that is left out.  Raises InputError for one that is too long."""
-        (row,) = self.tokenizer.encode_with_offsets(text, second)
-        length = self.length(record, len(row.ids))
-        if length is None or length == len(row.ids):
-            return None if length is None else row
-        sides = [[i for i, of in enumerate(row.sequence_ids) if of == side] for side in (0, 1)]
-        excess = len(row.ids) - length
-        if sum(map(len, sides)) - excess < sum(map(bool, sides)):
-            raise InputError(f"run.length = {self.limit} leaves no token for a text beside the special ones")
-        for _ in range(excess):
-            max(sides, key=len).pop()  # of the longer text, of the first where both are as long
-        keep = [i for i, of in enumerate(row.sequence_ids) if of is None or i <= sides[of][-1]]
-        return Encoded(
-            [row.ids[i] for i in keep],
-            [row.token_types[i] for i in keep],
-            [row.offsets[i] for i in keep],
-            [row.sequence_ids[i] for i in keep],
-        )
 
 
 #: Rows and what the head gave for each, and what makes a score of these, of the sum of their losses and of its weight.
