@@ -106,20 +106,13 @@ def _units(text: str, tokenizer: Tokenizer, tokens: int) -> Iterator[_Unit]:
             ends_paragraph = tail.count("\n") > 1
             if len(row) <= tokens:
                 yield _Unit(begin, end, len(row), ends_paragraph)
-            else:
-                yield from _parts(text, begin, end, tokenizer, tokens, ends_paragraph)
-
-
-def _parts(
-    text: str, begin: int, end: int, tokenizer: Tokenizer, tokens: int, ends_paragraph: bool
-) -> Iterator[_Unit]:  # fmt: skip
-    """A unit of too many tokens, cut between these."""
-    (encoded,) = tokenizer.encode_with_offsets(text[begin:end])
-    starts = [a for (a, _), of in zip(encoded.offsets, encoded.sequence_ids, strict=True) if of is not None]
-    firsts = range(0, len(starts), tokens)
-    borders = pairwise([begin, *(begin + starts[i] for i in firsts[1:]), end])
-    for i, (first, last) in zip(firsts, borders, strict=False):
-        yield _Unit(first, last, len(starts[i : i + tokens]), ends_paragraph and last == end)
+                continue
+            (encoded,) = tokenizer.encode_with_offsets(text[begin:end])  # cut between its tokens
+            starts = [a for (a, _), of in zip(encoded.offsets, encoded.sequence_ids, strict=True) if of is not None]
+            firsts = range(0, len(starts), tokens)
+            parts = pairwise([begin, *(begin + starts[i] for i in firsts[1:]), end])
+            for i, (first, last) in zip(firsts, parts, strict=False):
+                yield _Unit(first, last, len(starts[i : i + tokens]), ends_paragraph and last == end)
 
 
 @dataclass(frozen=True, eq=False)

@@ -107,13 +107,11 @@ def _words(row: Encoded, text: str, tokenizer: Tokenizer) -> list[list[int]]:
     words: list[list[int]] = []
     for i in _own_tokens(row):
         begin, end = row.offsets[i]
-        if row.ids[i] == tokenizer.unk_id:
-            goes_on = False
-        elif marks:
+        if marks:
             goes_on = len(tokenizer.backend.id_to_token(row.ids[i]) or "") != end - begin
         else:
             goes_on = begin > 0 and " " not in text[begin - 1 : begin + 1]
-        if words and goes_on:
+        if words and goes_on and row.ids[i] != tokenizer.unk_id:
             words[-1].append(i)
         else:
             words.append([i])
@@ -135,10 +133,8 @@ def _without_overlaps(named: Sequence[Entity]) -> list[Entity]:
     """Of entities that overlap, from several windows, one each."""
     disjoint: list[Entity] = []
     for one in sorted(named, key=lambda entity: entity.begin):
-        if not disjoint or one.begin >= disjoint[-1].end:
-            disjoint.append(one)
-        elif (one.end - one.begin, one.probability) > (disjoint[-1].end - disjoint[-1].begin, disjoint[-1].probability):
-            disjoint[-1] = one
+        last = disjoint.pop() if disjoint and one.begin < disjoint[-1].end else one
+        disjoint.append(max(last, one, key=lambda entity: (entity.end - entity.begin, entity.probability)))
     return disjoint
 
 

@@ -153,16 +153,14 @@ class TranscriptTask(ObjectiveTask):
             if not metrics.spoken_words(record.text("text")):
                 raise record.error("text has no word, and held-out transcripts are scored by words; remove the record")
         self.texts = [record.text("text") for record in self.train]
-        self.tokens: WhisperTokens | None = None
 
     def completed(self, tokenizer: Tokenizer) -> Tokenizer:
-        tokenizer = with_whisper_tokens(tokenizer)
-        self.tokens = WhisperTokens.of(tokenizer, {}, tokenizer.vocab_size)
-        return tokenizer
+        self.words = with_whisper_tokens(tokenizer)
+        return self.words
 
     def new(self, hf: Config) -> tuple[Transformer, Config]:
-        assert self.tokens is not None
-        start, end = self.tokens.start, self.tokens.end
+        tokens = WhisperTokens.of(self.tokenizer, {}, self.tokenizer.vocab_size)
+        start, end = tokens.start, tokens.end
         return super().new(hf | {"decoder_start_token_id": start, "bos_token_id": end, "eos_token_id": end})
 
     def saved_files(self, files: Mapping[str, bytes]) -> Mapping[str, bytes]:

@@ -43,10 +43,10 @@ from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.nn import Transformer
 from triptych.text import Tokenizer, from_directory
 from triptych.train.loop import Progress, StepRecord, Trainer
-from triptych.train.settings import Config, RecipeSection
+from triptych.train.settings import Config, NonNegative, RecipeSection
 
 S = TypeVar("S", bound=RecipeSection)
-NonNegative = Annotated[int, Field(ge=0)]
+Whole = Annotated[int, Field(ge=0)]
 _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(r"\.step-\d{8,}\.(building|broken|old)")
 _TRAIN_STATE = "train_state"
@@ -202,16 +202,16 @@ class Checkpoints:
 class Manifest(RecipeSection):
     """Size in bytes and SHA-256 of every file of a checkpoint but the manifest itself, by its name."""
 
-    files: dict[str, tuple[NonNegative, str]]
+    files: dict[str, tuple[Whole, str]]
 
 
 class SavedState(RecipeSection):
     """`train_state/state.json`: the fields of `Progress`, and the recipe."""
 
     version: Literal[1] = 1
-    step: NonNegative
-    elapsed: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-    tokens: NonNegative
+    step: Whole
+    elapsed: NonNegative
+    tokens: Whole
     history: list[StepRecord]
     recipe: Config
 

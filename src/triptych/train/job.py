@@ -209,13 +209,14 @@ def prepare(recipe: Recipe) -> Job:
     task = read_task(recipe)
     if recipe.base is not None:
         base = _base(recipe, recipe.base, task)
-        return _job(recipe, task, replace(base, files=task.saved_files(base.files)), Progress())
-    tokenizer, hf = None, recipe.model
-    if recipe.tokenizer is not None:
-        tokenizer = task.completed(_tokenizer(recipe, recipe.tokenizer, task.texts))
-        hf = _completed(recipe, tokenizer)
-    module, hf = task.new(hf)
-    return _job(recipe, task, Base(module, tokenizer, hf, task.saved_files(task.files)), Progress())
+    else:
+        tokenizer, hf = None, recipe.model
+        if recipe.tokenizer is not None:
+            tokenizer = task.completed(_tokenizer(recipe, recipe.tokenizer, task.texts))
+            hf = _completed(recipe, tokenizer)
+        module, hf = task.new(hf)
+        base = Base(module, tokenizer, hf, task.files)
+    return _job(recipe, task, replace(base, files=task.saved_files(base.files)))
 
 
 def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask) -> Base:
@@ -317,7 +318,7 @@ def read_task(recipe: Recipe) -> ObjectiveTask:
     return (ImageLabelTask if name == "labels" and images else _TASKS[name])(recipe)
 
 
-def _job(recipe: Recipe, task: ObjectiveTask, base: Base, at: Progress) -> Job:
+def _job(recipe: Recipe, task: ObjectiveTask, base: Base, at: Progress | None = None) -> Job:
     """The job that trains the model `base`."""
     _check_fit(recipe, base.module, base.tokenizer, task.head)
     module, run = base.module.to(machine.device(recipe.run.device)), recipe.run

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,8 +37,9 @@ class LabelTask(HeadTask):
         self.several = recipe.objective.several
         field = "labels" if self.several else "label"
         self.train, self.held = sides = read_split(recipe.data, (self.reads, field), self.also)
-        listed = [[one.listed(field, ";") if self.several else [one.label(field)] for one in side] for side in sides]
-        self.names: list[list[list[str]]] = listed
+        self.names = [
+            [one.listed(field, ";") if self.several else [one.label(field)] for one in side] for side in sides
+        ]
         self.labels = _told_apart(recipe, self.names, self.held, "every training record has the label")
         self.texts = [text for record in self.train for text in self._texts(record)]
 
@@ -338,7 +340,7 @@ def best_span(rows: Outputs, context: str, *, may_be_empty: bool) -> str:
         if not len(inside):  # a context of characters that the tokenizer drops
             continue
         both = begins[inside, None] + ends[None, inside]
-        allowed = np.triu(np.ones_like(both)) - np.triu(np.ones_like(both), LONGEST)
+        allowed = np.triu(np.tri(len(inside), k=LONGEST - 1))
         both = np.where(allowed > 0, both, -np.inf)
         i, j = np.unravel_index(both.argmax(), both.shape)
         if both[i, j] > score:
@@ -363,5 +365,5 @@ def _question(record: DataRecord) -> Question:
 def _overlapping(one: Question) -> str:
     """The sentence of the context with the most words of the question, a guess without training."""
     question = set(metrics.words(one.question))
-    sentences = [part for part in one.context.replace("?", ".").replace("!", ".").split(".") if part.strip()]
+    sentences = [part for part in re.split("[.?!]", one.context) if part.strip()]
     return max(sentences, key=lambda part: len(question & set(metrics.words(part))), default="").strip()

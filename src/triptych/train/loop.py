@@ -67,10 +67,6 @@ class Budget:
         """The seconds that `part` will take: the most of those it took lately, and 0 before it first happens."""
         return max(self._took[part], default=0.0)
 
-    def limit(self, share: float = 1.0) -> float | None:
-        """The seconds for each of 1 / `share` evaluations; None without a limit."""
-        return None if self.seconds == math.inf else SHARE * share * self.seconds
-
     def allows(self, part: Part) -> bool:
         """Whether all of `part` before the end of the run, with one more, take at most `SHARE` of the seconds."""
         return self._total[part] + self.expected(part) <= SHARE * self.seconds
@@ -305,12 +301,13 @@ class Trainer:
         return _multiples(before, every) != _multiples(self.done, every) and self.budget.allows(part)
 
     def _evaluate(self, before: float) -> Score | None:
-        if self.held is None or not self._due(before, self.settings.evaluate_every, "evaluation"):
+        every = self.settings.evaluate_every
+        if self.held is None or not self._due(before, every, "evaluation"):
             return None
         if self.done >= 1.0:
             return self.last_score()
         with self.budget.timed("evaluation"):
-            return self._score(self.held.sample(FEWEST), self.settings.evaluate_every)
+            return self._score(self.held.sample(FEWEST), every)
 
     def last_score(self) -> Score:
         """The score on the held-out data at the end of the run, computed once.  Raises ValueError without such data."""
@@ -321,7 +318,9 @@ class Trainer:
         return self._last_score[1]
 
     def _score(self, held: HeldOut, share: float = 1.0) -> Score:
-        return evaluate(self.module, held, autocast(self.precision, self.device), seconds=self.budget.limit(share))
+        """The score of one of 1 / `share` evaluations, which have a tenth of the seconds together."""
+        seconds = None if self.settings.seconds is None else SHARE * share * self.settings.seconds
+        return evaluate(self.module, held, autocast(self.precision, self.device), seconds=seconds)
 
     def _in_evaluation_mode(self, part: Part, hook: Callable[[Trainer], None]) -> None:
         with self.budget.timed(part):

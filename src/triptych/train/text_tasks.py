@@ -207,15 +207,12 @@ def _composition(total: int, parts: int, random: np.random.Generator) -> Integer
 def corrupted(tokens: Ids, spans: Sequence[tuple[int, int]], sentinels: Sequence[int], end: int) -> tuple[Ids, Ids]:
     """Source and target: the tokens with each span replaced by its sentinel, and each sentinel with the span it stands
     for; both end with `end`."""
-    source: list[int] = []
-    target: list[int] = []
-    at = 0
+    source, target, at = list[int](), list[int](), 0
     for (start, stop), sentinel in zip(spans, sentinels, strict=False):
         source += [*tokens[at:start].tolist(), sentinel]
         target += [sentinel, *tokens[start:stop].tolist()]
         at = stop
-    source += tokens[at:].tolist()
-    return np.array([*source, end], dtype=np.int32), np.array([*target, end], dtype=np.int32)
+    return np.array([*source, *tokens[at:], end], dtype=np.int32), np.array([*target, end], dtype=np.int32)
 
 
 def window_length(length: int, rate: float, mean: float) -> int:
@@ -334,23 +331,23 @@ class ReplacedTask(HeadTask, PlainTextTask):
         masking = TokenMasking(tokenizer.mask_id, tokenizer.vocab_size, special, rate, shares=(1.0, 0.0))
         before, after = np.array([tokenizer.cls_id], np.int32), np.array([tokenizer.sep_id], np.int32)
         streams = [_stream(side) for side in self.encoded()]
-        replacer = self._replacer(streams[0].arrays[0], tokenizer, masking)
+        replacer = self._replacer(streams[0].arrays[0], special)
         train, held = (ReplacedText(one, self.length - 2, masking, before, after, replacer) for one in streams)
         guesses = {"majority": np.zeros((1, self.length), dtype=np.int64)}  # that none was replaced
         return train, self.judged(held.held(), partial(judged_classes, guesses, "F1 of replaced"), tokens)
 
-    def _replacer(self, tokens: Ids, tokenizer: Tokenizer, masking: TokenMasking) -> Replacer:
+    def _replacer(self, tokens: Ids, special: frozenset[int]) -> Replacer:
         path = self.objective.generator
         if path is None:
-            counts = np.bincount(tokens, minlength=tokenizer.vocab_size).astype(np.float64)
-            counts[sorted(masking.special)] = 0.0
+            counts = np.bincount(tokens, minlength=self.tokenizer.vocab_size).astype(np.float64)
+            counts[sorted(special)] = 0.0
             if not counts.any():
                 raise InputError("the training text has no token but special and unknown ones; give other text")
             return by_frequency(counts / counts.sum())
         module, other, _ = read_model(Path(path))
         if other is None or not isinstance(module.spec.head, MaskedLMHeadSpec):
             raise ConfigError(f"objective.generator = {path!r} is not a masked language model")
-        if other.backend.get_vocab() != tokenizer.backend.get_vocab():
+        if other.backend.get_vocab() != self.tokenizer.backend.get_vocab():
             raise ConfigError(f"objective.generator = {path!r} has another vocabulary than the model")
         return by_generator(module.float().eval())
 
