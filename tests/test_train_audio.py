@@ -20,7 +20,7 @@ from triptych.errors import ConfigError, InputError, TextError
 from triptych.media.audio import RATE, log_mel, padded, read_wav, write_wav
 from triptych.text import SPEECH, WhisperTokens, with_whisper_tokens, word_tokenizer
 from triptych.train import Job, check_recipe, collate, evaluate, loss, prepare, resume, show_batch
-from triptych.train.audio_records import HeldSpeech, SpokenBatch, SpokenExample, SpokenRows
+from triptych.train.audio_records import HeldSpeech, SpokenExample, SpokenRows
 from triptych.train.metrics import distance, word_error_rate
 from triptych_lectures.data.digit_recordings import DigitRecorder, write_recordings
 
@@ -82,7 +82,7 @@ def test_frames_are_those_that_transcribing_reads(files: tuple[Path, Path]) -> N
     examples = list(rows.held())
     assert np.array_equal(examples[0].frames.numpy(), expected)  # type: ignore[attr-defined]
     batch = collate(examples[:3])
-    assert isinstance(batch, SpokenBatch)
+    assert batch.source is not None
     assert batch.source[0].shape == (3 * 90, MELS)
     assert batch.source[1].lengths == (45, 45, 45)
 
@@ -159,7 +159,8 @@ def test_the_evaluation_writes_the_held_out_transcripts(files: tuple[Path, Path]
     assert isinstance(held, HeldSpeech)
     texts = [json.loads(line)["text"] for line in files[1].read_text("utf-8").splitlines()]
     score = evaluate(prepared.trainer.module, held)
-    written = held.speech.written(prepared.trainer.module, [f for b in held.batches for f in b.frames], held.most)  # type: ignore[attr-defined]
+    frames = [one.frames for batch in held.batches for one in batch.examples]  # type: ignore[attr-defined]
+    written = held.speech.written(prepared.trainer.module, frames, held.most)
     words = [prepared.tokenizer.decode(ids) for ids in written]
     assert score.metrics == {"word error rate": word_error_rate(words, texts)}
     assert score.baselines == {"another transcript": word_error_rate([*texts[1:], *texts[:1]], texts)}

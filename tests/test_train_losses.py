@@ -208,10 +208,7 @@ def test_contrast_is_that_of_sentence_transformers(negatives: int, broken: bool)
     ]
 
     def pair(of: list[list[int]]) -> TextPair:
-        ids = np.array(of[0], dtype=np.int32)
-        others = tuple(Encoded(one, [0] * len(one), [], []) for one in of[1:])
-        zeros = np.zeros(len(ids), dtype=np.int32)
-        return TextPair(ids=ids, targets=ids, trained=zeros == 0, types=zeros, others=others, scale=scale)
+        return TextPair.of([Encoded(one, [0] * len(one), [], []) for one in of], scale)
 
     batch = collate([pair(of) for of in texts])
     nats, count = loss(module, batch)

@@ -158,7 +158,7 @@ def test_a_translation_ends_where_the_model_ends_it(
         return generations
 
     run.trainer.module.head.register_forward_hook(ends_at_once)
-    monkeypatch.setattr("triptych.train.text_tasks.generate", kept)
+    monkeypatch.setattr("triptych.train.task.generate", kept)
     assert translated(run.trainer.module.eval(), run.tokenizer, ["ash bay", "bay ash"], 6) == ["", ""]
     assert [one.reason for one in generations] == ["end", "end"]
 
@@ -250,13 +250,13 @@ def test_other_objectives_are_refused(tmp_path: Path) -> None:
 def test_a_row_without_its_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from triptych.train import task
 
-    whole = task.Fitter.__call__
+    whole = task.ObjectiveTask.fitted
 
     def without_end(self: Any, *given: Any) -> Encoded | None:
         row = whole(self, *given)
         return row and Encoded(row.ids[:-1], row.token_types[:-1], row.offsets[:-1], row.sequence_ids[:-1])
 
-    monkeypatch.setattr(task.Fitter, "__call__", without_end)
+    monkeypatch.setattr(task.ObjectiveTask, "fitted", without_end)
     path = written(tmp_path / "a.jsonl", labels())
     with pytest.raises(TextError, match=r"a\.jsonl, line 1: the row does not end with an end-of-text token"):
         prepare(recipe({"name": "labels"}, {"path": path}, model=settings("t5")))

@@ -207,7 +207,7 @@ def test_contrast_finds_partners(tmp_path: Path, negative: bool) -> None:
     job, score = trained(made, tmp_path)
     (example, *_) = job.trainer.data.draw(0, 0, 1)
     assert isinstance(example, TextPair)
-    assert len(example.others) == 1 + negative
+    assert len(example.sides) == 2 + negative
     assert score.metrics["recall@1"] > 0.6
     assert score.baselines["chance"] < 0.06
     assert job.hf["architectures"] == ["BertModel"]
@@ -276,8 +276,8 @@ def test_a_sample_that_is_the_same_token_is_original() -> None:
     shares = np.zeros(10)
     shares[7] = 1.0
     tokens = np.array([7, 8] * 10, dtype=np.int32)
-    text = ReplacedText(DocumentStream.of([(tokens,)]), 20, masking, by_frequency(shares),
-                        np.array([1], np.int32), np.array([2], np.int32))  # fmt: skip
+    before, after = np.array([1], np.int32), np.array([2], np.int32)
+    text = ReplacedText(DocumentStream.of([(tokens,)]), 20, masking, before, after, by_frequency(shares))
     row = text.row((tokens,), random_numbers(0, Use.CORRUPTION, 0))
     wanted = (np.concatenate([[1], tokens, [2]]) != row.ids).astype(int)
     assert row.goal.tolist() == wanted.tolist()

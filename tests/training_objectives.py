@@ -176,10 +176,7 @@ def contrast(seed: int) -> Case:
     kinds = [token_types(random, reference.config, side) for side in texts]
 
     def pair(i: int) -> TextPair:
-        ids = np.array(texts[0][i], dtype=np.int32)
-        others = tuple(Encoded(texts[k][i], kinds[k][i], [], []) for k in range(1, sides))
-        types = np.array(kinds[0][i], dtype=np.int32)
-        return TextPair(ids=ids, targets=ids, trained=np.arange(len(ids)) == 0, types=types, others=others, scale=scale)
+        return TextPair.of([Encoded(texts[k][i], kinds[k][i], [], []) for k in range(sides)], scale)
 
     parts = random.choice([1, 2])
     ranking = MultipleNegativesRankingLoss(model=torch.nn.Identity(), scale=scale)

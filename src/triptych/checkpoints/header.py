@@ -18,7 +18,7 @@ from triptych.checkpoints.packed_safetensors import scheme, unpacked
 from triptych.checkpoints.source import check_text_size, file_size, json_if_there, read_json
 from triptych.errors import CheckpointError, TextError, first_line, shown
 from triptych.mapping import Values, names_in
-from triptych.spec import ModelSpec, PoolingSpec
+from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, TokenHeadSpec
 
 if TYPE_CHECKING:
     from triptych.text import Tokenizer
@@ -239,3 +239,11 @@ def _normalizes(modules: Path, ignore: Collection[str]) -> bool:
                 f"{modules}: unsupported module {shown(kind)}; to stop before it, load with ignore=[{path!r}]"
             )
     return any(kind.endswith(".Normalize") for kind, _ in chain)
+
+
+def label_names(spec: ModelSpec, hf: Mapping[str, Any]) -> list[str]:
+    """The names of the classes in the config `hf`; `LABEL_0`, `LABEL_1`, ... where it has none."""
+    if not isinstance(spec.head, ClassHeadSpec | TokenHeadSpec):
+        return []
+    names = hf.get("id2label") or {}
+    return [str(names.get(str(i), names.get(i, f"LABEL_{i}"))) for i in range(spec.head.classes.outputs)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+import wave
 from functools import lru_cache
 from pathlib import Path
 
@@ -82,10 +83,10 @@ def write_wav(path: str | Path, sound: Samples, rate: int = RATE) -> None:
             "its channels"
         )
     whole = np.round(np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
-    form = struct.pack("<HHIIHH", PCM, 1, rate, 2 * rate, 2, 16)
     try:
-        chunks = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(whole)) + whole
-        Path(path).write_bytes(b"RIFF" + struct.pack("<I", len(chunks)) + chunks)
+        with wave.open(str(path), "wb") as file:
+            file.setparams((1, 2, rate, 0, "NONE", ""))
+            file.writeframes(whole)
     except (OSError, ValueError, struct.error) as error:  # a name that is no path, more than four gigabytes
         raise InputError(f"cannot write {path}: {first_line(error)}") from None
 

@@ -61,20 +61,21 @@ class Preparation:
 
         Raises ConfigError for a value that is not understood.
         """
-        raw = not config.get("do_normalize", True)
+        value = config.get
+        raw = not value("do_normalize", True)
         try:
-            resized = _size(config.get("size", image)) if config.get("do_resize", True) else image
-            crop = _size(config.get("crop_size", image)) if config.get("do_center_crop", False) else resized
+            resized = _size(value("size", image)) if value("do_resize", True) else image
+            crop = _size(value("crop_size", image)) if value("do_center_crop", False) else resized
             if isinstance(crop, int):
                 raise ValueError(f"images whose shorter side is {crop} differ in size; set crop_size")
             return Preparation(
                 height=crop[0],
                 width=crop[1],
-                resample=int(_number(config.get("resample", 2))) if config.get("do_resize", True) else None,
+                resample=int(_number(value("resample", 2))) if value("do_resize", True) else None,
                 resized=None if crop == resized else resized,
-                scale=_number(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
-                mean=(0.0,) * 3 if raw else _channels(config.get("image_mean", 0.5)),
-                std=(1.0,) * 3 if raw else _channels(config.get("image_std", 0.5)),
+                scale=_number(value("rescale_factor", 1 / 255)) if value("do_rescale", True) else 1.0,
+                mean=(0.0,) * 3 if raw else _channels(value("image_mean", 0.5)),
+                std=(1.0,) * 3 if raw else _channels(value("image_std", 0.5)),
             )
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"{_FILE}: is not understood ({first_line(error)})") from None
@@ -151,8 +152,13 @@ def read_image(path: str | Path, preparation: Preparation) -> NDArray[np.float32
         image = _opened(raw, path)
         upright = ImageOps.exif_transpose(_eight_bits(image, path)).convert("RGB")
         if preparation.resample is not None:
-            size = preparation.resized_size(*upright.size)
-            _check_resized(path, upright.size, size)
+            size, old = preparation.resized_size(*upright.size), upright.size
+            largest = max(size[0] * size[1], size[0] * old[1])  # Pillow resizes the width first
+            if largest > MAX_RESIZED_PIXELS:
+                raise InputError(
+                    f"{path}: is {old[0]} x {old[1]}, and resizing it to {size[0]} x {size[1]} takes {largest:,} "
+                    f"pixels; {MAX_RESIZED_PIXELS:,} is the limit: crop it first"
+                )
             upright = upright.resize(size, Image.Resampling(preparation.resample))
         elif upright.size != (preparation.width, preparation.height):
             raise InputError(
@@ -211,16 +217,6 @@ def _eight_bits(image: Image, path: Path) -> Image:
     if image.mode in ("I", "F"):
         raise InputError(f"{path}: has grey levels of 32 bits; save it with 8 or 16 bits a channel")
     return image
-
-
-def _check_resized(path: Path, old: tuple[int, int], new: tuple[int, int]) -> None:
-    """Pillow resizes the width first, so an image of the new width and the old height exists in between."""
-    largest = max(new[0] * new[1], new[0] * old[1])
-    if largest > MAX_RESIZED_PIXELS:
-        raise InputError(
-            f"{path}: is {old[0]} x {old[1]}, and resizing it to {new[0]} x {new[1]} takes {largest:,} pixels; "
-            f"{MAX_RESIZED_PIXELS:,} is the limit: crop it first"
-        )
 
 
 # ---------------------------------------------------------------- PNG files whose pixels end early

@@ -38,12 +38,15 @@ class Watch(Protocol):
 
     def say(self, what: str) -> None:
         """A line about what happens now."""
+        return
 
     def step(self, event: Event) -> None:
         """A finished training step."""
+        return
 
     def sample(self, label: str, text: str) -> None:
         """What the model writes at present."""
+        return
 
 
 class Silent:
@@ -141,7 +144,7 @@ def curve(job: Job) -> page.Curve:
     window = max(1, len(history) // 100)
     losses = [entry.loss for entry in history]
     smoothed = [
-        (float(history[i].step), sum(losses[max(0, i + 1 - window) : i + 1]) / min(window, i + 1))
+        (float(history[i].step), sum(losses[i + 1 - window : i + 1]) / window)
         for i in range(window - 1, len(history), window)
     ]
     held_out = [(float(entry.step), entry.held_out) for entry in history if entry.held_out is not None]
@@ -176,15 +179,13 @@ def write_page(
 
 
 def _commands(panel: Panel, data: DataSettings, model: Path) -> str:
-    prompt = "My lord, " if panel.name == "decoder" and data.path == SHAKESPEARE else panel.prompts_for(data)[0]
-    first = {
-        "decoder": f"triptych generate {model} {shlex.quote(prompt)} --temperature 0.8",
-        "encoder": f"triptych fill {model} {shlex.quote(prompt)}",
-        "encoder-decoder": f"triptych generate {model} {shlex.quote(prompt)}",
-    }[panel.name]
+    decoder = panel.name == "decoder"
+    prompt = "My lord, " if decoder and data.path == SHAKESPEARE else panel.prompts_for(data)[0]
+    command, options = "fill" if panel.name == "encoder" else "generate", " --temperature 0.8" if decoder else ""
     return (
         "The model is a directory that other tools can load: config.json, model.safetensors and tokenizer.json.\n\n"
-        f"    {first}\n    triptych inspect {model}\n    triptych check {model}\n    triptych count {model}"
+        f"    triptych {command} {model} {shlex.quote(prompt)}{options}\n    triptych inspect {model}\n"
+        f"    triptych check {model}\n    triptych count {model}"
     )
 
 
@@ -203,9 +204,8 @@ def _job(
             _delete(out, FINISHED)
         return job
     _check_directory(out, force)
-    values: dict[str, object] = {"run.seconds": float(seconds), "run.out": str(checkpoints)}
-    if data is not None:
-        values["data.path"] = str(data)
+    values = {"run.seconds": float(seconds), "run.out": str(checkpoints)}
+    values |= {} if data is None else {"data.path": str(data)}
     watch.say("reading the text")
     job = prepare(read_recipe(panel.name, values=values))
     job.check_memory()

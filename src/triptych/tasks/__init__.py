@@ -1,10 +1,11 @@
 """Tasks on a model: classify, tag, fill in masks, answer questions, encode, search, transcribe, summarize and
 translate, and statistics of attention.  The functions that take a model are methods of `Model`."""
 
+from triptych.checkpoints.header import label_names
 from triptych.program.native_encoder import Matmul
 from triptych.tasks.answer import Answer, answer
 from triptych.tasks.encode import encode, note_on_products, note_on_prompts, note_on_vectors
-from triptych.tasks.labels import classify, fill, label_names
+from triptych.tasks.labels import classify, fill
 from triptych.tasks.model_inputs import ModelInputs, Texts
 from triptych.tasks.requests import end_ids, generation_requests, speculation
 from triptych.tasks.search import Embedder, Hit, OnEmbedded, SearchResult, identity_of, search, search_with

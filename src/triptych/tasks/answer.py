@@ -92,20 +92,17 @@ def _probabilities(logits: Tensor, inside: Sequence[int], special: bool) -> list
     masked = torch.full_like(logits, -torch.inf)
     places = [*([0] if special else []), *inside]
     masked[places] = logits[places]
-    probabilities: list[float] = masked.softmax(-1).tolist()
-    return probabilities
+    return list(masked.softmax(-1).tolist())
 
 
 def _words(window: Encoded, inside: Sequence[int]) -> dict[int, tuple[int, int]]:
     """For each token of the context the characters of its word, as far as the window has it; its own where the
     tokenizer knows no words."""
-    places = {i: window.offsets[i] for i in inside}
-    if not window.words:
-        return places
+    words = window.words or [None] * len(window.ids)
+    own = {i: -1 - i if (word := words[i]) is None else word for i in inside}  # a token without a word is its own
     whole: dict[int, tuple[int, int]] = {}
-    for i, (begin, end) in places.items():
-        word = window.words[i]
-        if word is not None:
-            first, last = whole.get(word, (begin, end))
-            whole[word] = min(first, begin), max(last, end)
-    return {i: places[i] if (word := window.words[i]) is None else whole[word] for i in inside}
+    for i, word in own.items():
+        begin, end = window.offsets[i]
+        first, last = whole.get(word, (begin, end))
+        whole[word] = min(first, begin), max(last, end)
+    return {i: whole[word] for i, word in own.items()}

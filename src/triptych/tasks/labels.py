@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from triptych.arguments import integer
 from triptych.errors import InputError
 from triptych.nn import Batch, Transformer, flat
-from triptych.spec import ClassHeadSpec, MaskedLMHeadSpec, ModelSpec, TokenHeadSpec
+from triptych.spec import ClassHeadSpec, MaskedLMHeadSpec
 from triptych.tasks.model_inputs import TaskModel, Texts
 from triptych.text import Encoded
 
@@ -61,14 +60,6 @@ def _forward(module: Transformer, either: Sequence[Encoded | Tensor]) -> Sequenc
             raise InputError(f"text {i} does not end with an end-of-text token, where this model looks for the label")
     output = module.logits(module.labelled_batch(tokens, where, token_types=types))
     return list(output) if isinstance(module.spec.head, ClassHeadSpec) else where.split(output)
-
-
-def label_names(spec: ModelSpec, hf: Mapping[str, Any]) -> list[str]:
-    """The names of the classes in the config `hf`; `LABEL_0`, `LABEL_1`, ... where it has none."""
-    if not isinstance(spec.head, ClassHeadSpec | TokenHeadSpec):
-        return []
-    names = hf.get("id2label") or {}
-    return [str(names.get(str(i), names.get(i, f"LABEL_{i}"))) for i in range(spec.head.classes.outputs)]
 
 
 def classify(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -145,11 +146,11 @@ class ModelInputs:
         firsts = _strings(inputs)
         if isinstance(second, str) or len(second) != len(firsts):
             raise InputError(f"second= must be a list with one text for each of the {len(firsts)} rows")
-        return [self._checked(self.words.encode_with_offsets(a, b)[0]) for a, b in zip(firsts, second, strict=True)]
+        return [self._encoded(*pair)[0] for pair in zip(firsts, second, strict=True)]
 
     def placed(self, texts: Texts) -> list[Encoded]:
         """Texts with the place of each token in them.  Raises InputError for anything but a list of texts."""
-        return [self._checked(self.words.encode_with_offsets(text)[0]) for text in _strings(texts)]
+        return [self._encoded(text)[0] for text in _strings(texts)]
 
     def windows(
         self, question: str, context: str, window: int | None = None, overlap: int | None = None
@@ -170,8 +171,7 @@ class ModelInputs:
         if needed >= limit:
             raise InputError(f"the question needs {needed} of the model's {limit} positions; shorten it")
         shared = min(128, limit // 2, (limit - needed) // 2) if overlap is None else integer("overlap", overlap, 0)
-        rows = self.words.encode_with_offsets(question, context, max_length=limit, overlap=shared)
-        return [self._checked(row) for row in rows]
+        return self._encoded(question, context, max_length=limit, overlap=shared)
 
     def text_windows(self, text: str, window: int | None = None, overlap: int | None = None) -> list[Encoded]:
         """A text with the place of each token in it, in rows of at most `window` tokens that share `overlap` tokens
@@ -179,16 +179,15 @@ class ModelInputs:
 
         Raises InputError for numbers out of range.
         """
-        limit = self._window(window, None)
+        limit = self._window(window)
         shared = limit // 4 if overlap is None else integer("overlap", overlap, 0)
-        (text,) = _strings([text])
-        return [self._checked(row) for row in self.words.encode_with_offsets(text, max_length=limit, overlap=shared)]
+        return self._encoded(*_strings([text]), max_length=limit, overlap=shared)
 
-    def _window(self, window: int | None, default: int | None) -> int:
+    def _window(self, window: int | None, default: int = 1 << 30) -> int:
         """Tokens of a window.  Raises InputError for more than the model reads at once."""
         most = 1 << 30 if self.spec.context is None else self.spec.context
         if window is None:
-            return min(most, default or most)
+            return min(most, default)
         if integer("window", window, 1) > most:
             raise InputError(f"window={window}, and the model reads at most {most} tokens at once")
         return window
@@ -214,9 +213,14 @@ class ModelInputs:
         file = None if self.path is None else self.path / name
         return read_json(file) if file is not None and file.is_file() else {}
 
-    def _checked(self, row: Encoded) -> Encoded:
-        check_ids(row.ids, self.spec.source_vocab, "the tokenizer's ids")
-        return row
+    def _encoded(
+        self, text: str, second: str | None = None, *, max_length: int | None = None, overlap: int = 0
+    ) -> list[Encoded]:
+        """The rows of a text or a pair, of which longer ones are divided."""
+        rows = self.words.encode_with_offsets(text, second, max_length=max_length, overlap=overlap)
+        for row in rows:
+            check_ids(row.ids, self.spec.source_vocab, "the tokenizer's ids")
+        return rows
 
     def _row(self, i: int, row: object, vocab: int) -> list[int]:
         if isinstance(row, RenderedPrompt):
@@ -242,8 +246,7 @@ class ModelInputs:
                 f"{n} of {ids.numel()} ids are the pad id {self.spec.ids.pad} and no mask was given; pass mask=, or "
                 "rows as lists"
             )
-        rows: list[list[int]] = ids.tolist()
-        return rows
+        return list(ids.tolist())
 
     def _padding(self, ids: Tensor) -> int:
         """How many ids may be padding.
@@ -311,10 +314,10 @@ def _tokenizer_output(output: Mapping[str, Any], mask: Tensor | None) -> tuple[A
     ids = output["input_ids"]
     if isinstance(ids, Sequence):  # rows of any length, from a tokenizer without return_tensors
         rows = _rows(ids)
-        masks = _rows(own) if own is not None else [[1] * len(row) for row in rows]
-        if [len(row) for row in rows] != [len(row) for row in masks]:
+        masks = [[1] * len(row) for row in rows] if own is None else _rows(own)
+        if list(map(len, rows)) != list(map(len, masks)):
             raise InputError("attention_mask and input_ids are of different shapes")
-        return [[t for t, keep in zip(*pair, strict=True) if keep] for pair in zip(rows, masks, strict=True)], mask
+        return list(map(list, map(compress, rows, masks))), mask
     return ids, mask if own is None else own
 
 
@@ -340,10 +343,8 @@ def _rectangle(ids: Any, what: str = "ids") -> Tensor:
 
 def _strings(texts: Texts) -> Sequence[str]:
     """Raises InputError for anything but a list of texts: places in a text need the text itself."""
-    if not isinstance(texts, Sequence) or isinstance(texts, str):
-        raise InputError("give a list of texts: [text]")
-    strings = [text for text in texts if isinstance(text, str)]
-    if len(strings) != len(texts) or not texts:
+    strings = [text for text in texts if isinstance(text, str)] if isinstance(texts, Sequence) else []
+    if isinstance(texts, str) or not strings or len(strings) != len(texts):
         raise InputError("give a list of texts: [text]")
     return strings
 

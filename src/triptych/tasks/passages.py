@@ -11,6 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,6 @@ from triptych.text import Tokenizer
 MOST_CHARACTERS = 2000  # of a unit: text without any end of a sentence or line is cut there
 UNITS_AT_ONCE = 4096  # tokenized in one call
 FORMAT = "triptych search index 2"
-HEXADECIMAL = frozenset("0123456789abcdef")
 # The end of a sentence or of a line, with the white space after it.
 _END = re.compile(r"[.!?…]['\"”’)\]]{0,3}\s+|\n\s*")
 
@@ -61,10 +61,9 @@ def cut(text: str, tokenizer: Tokenizer, tokens: int, overlap: int) -> list[Span
     newlines = [match.start() for match in re.finditer("\n", text)]
     spans = []
     for first, last in _groups(units, tokens, overlap):
-        begin, end = units[first].begin, units[last - 1].end
-        passage = text[begin:end]
-        begin += len(passage) - len(passage.lstrip())
-        end -= len(passage) - len(passage.rstrip())
+        passage = text[units[first].begin : units[last - 1].end].rstrip()
+        end = units[first].begin + len(passage)
+        begin = end - len(passage.lstrip())
         if begin < end and any(unit.tokens for unit in units[first:last]):
             spans.append(Span(begin, end, 1 + bisect_right(newlines, begin), 1 + bisect_right(newlines, end - 1)))
     return spans
@@ -100,30 +99,20 @@ def _units(text: str, tokenizer: Tokenizer, tokens: int) -> Iterator[_Unit]:
         if end > borders[-1]:
             borders.append(end)
     for at in range(0, len(borders) - 1, UNITS_AT_ONCE):
-        places = list(zip(borders[at : at + UNITS_AT_ONCE], borders[at + 1 : at + 1 + UNITS_AT_ONCE], strict=False))
+        places = list(pairwise(borders[at : at + UNITS_AT_ONCE + 1]))
         rows = tokenizer.encode_batch([text[begin:end] for begin, end in places], special=False)
         for (begin, end), row in zip(places, rows, strict=True):
             tail = text[begin + len(text[begin:end].rstrip()) : end]  # the white space at its end
             ends_paragraph = tail.count("\n") > 1
             if len(row) <= tokens:
                 yield _Unit(begin, end, len(row), ends_paragraph)
-            else:
-                yield from _parts(text, begin, end, tokenizer, tokens, ends_paragraph)
-
-
-def _parts(
-    text: str, begin: int, end: int, tokenizer: Tokenizer, tokens: int, ends_paragraph: bool
-) -> Iterator[_Unit]:  # fmt: skip
-    """A unit of too many tokens, cut between these."""
-    (encoded,) = tokenizer.encode_with_offsets(text[begin:end])
-    starts = [a for (a, _), of in zip(encoded.offsets, encoded.sequence_ids, strict=True) if of is not None]
-    firsts = range(0, len(starts), tokens)
-    borders = [0, *(starts[i] for i in firsts[1:]), end - begin]
-    for number, i in enumerate(firsts):
-        last = number == len(firsts) - 1
-        yield _Unit(
-            begin + borders[number], begin + borders[number + 1], len(starts[i : i + tokens]), ends_paragraph and last
-        )
+                continue
+            (encoded,) = tokenizer.encode_with_offsets(text[begin:end])  # cut between its tokens
+            starts = [a for (a, _), of in zip(encoded.offsets, encoded.sequence_ids, strict=True) if of is not None]
+            firsts = range(0, len(starts), tokens)
+            parts = pairwise([begin, *(begin + starts[i] for i in firsts[1:]), end])
+            for i, (first, last) in zip(firsts, parts, strict=False):
+                yield _Unit(first, last, len(starts[i : i + tokens]), ends_paragraph and last == end)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,14 +141,13 @@ def read_index(file: Path, width: int) -> dict[str, Embedded]:
         if (info.dtype, info.shape) != (dtype, shape):
             raise CheckpointError(f"{file}: {name} is {info.dtype} {list(info.shape)}, not {dtype} {list(shape)}")
     vectors, spans, counts = (source.read(name).numpy().copy() for name in shapes)
-    if (counts < 0).any() or int(counts.sum()) != n or not _in_order(spans) or not np.isfinite(vectors).all():
+    begin, end, line, last_line = spans.T
+    ordered = (begin >= 0) & (begin < end) & (line >= 1) & (line <= last_line)
+    if (counts < 0).any() or counts.sum() != n or not ordered.all() or not np.isfinite(vectors).all():
         raise CheckpointError(f"{file}: its passages do not fit together")
-    ends = np.cumsum(counts).tolist()
-    places = zip([0, *ends[:-1]], ends, strict=True)
-    return {
-        digest: Embedded(tuple(Span(*row) for row in spans[a:b].tolist()), vectors[a:b])
-        for digest, (a, b) in zip(digests, places, strict=True)
-    }
+    ends = np.cumsum(counts)[:-1]
+    of_files = zip(digests, np.split(spans, ends), np.split(vectors, ends), strict=False)  # none of no file
+    return {digest: Embedded(tuple(Span(*row) for row in rows.tolist()), own) for digest, rows, own in of_files}
 
 
 def write_index(file: Path, files: Mapping[str, Embedded], width: int) -> None:
@@ -189,10 +177,4 @@ def _digests(metadata: Mapping[str, str]) -> list[str] | None:
     """The SHA-256 of each file; None where the metadata are not those of an index."""
     digests = metadata.get("digests", "").split()
     known = metadata.get("format") == FORMAT and len(set(digests)) == len(digests)
-    return digests if known and all(len(one) == 64 and set(one) <= HEXADECIMAL for one in digests) else None
-
-
-def _in_order(spans: NDArray[np.int64]) -> bool:
-    """Whether each passage begins before it ends."""
-    begin, end, line, last_line = spans.T
-    return bool(((begin >= 0) & (begin < end) & (line >= 1) & (line <= last_line)).all())
+    return digests if known and all(re.fullmatch("[0-9a-f]{64}", one) for one in digests) else None

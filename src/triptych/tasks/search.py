@@ -81,9 +81,7 @@ class SearchResult:
         vectors = self.vectors.astype(np.float64)
         mean = vectors.mean(0)
         sizes, directions = np.linalg.eigh((vectors - mean).T @ (vectors - mean))
-        two = np.zeros((vectors.shape[1], 2))
-        width = min(2, vectors.shape[1])
-        two[:, :width] = directions[:, ::-1][:, :width]
+        two = np.pad(directions[:, :-3:-1], ((0, 0), (0, max(0, 2 - len(directions)))))
         two *= np.sign(two[np.abs(two).argmax(0), [0, 1]] + 1e-300)  # a direction and its opposite are one component
         hits, others = self.ranked[: len(self.hits)], np.sort(self.ranked[len(self.hits) :])
         room = max(0, most - len(hits))
@@ -111,8 +109,7 @@ class Embedder:
         if not np.isfinite(vectors).all():
             raise InputError("the model gives vectors that are not finite, so nothing can be ranked; check its weights")
         norms = np.sqrt((vectors.astype(np.float64) ** 2).sum(1, keepdims=True))
-        unit: NDArray[np.float32] = (vectors / np.maximum(norms, 1e-30)).astype(np.float32)
-        return unit
+        return np.asarray(vectors / np.maximum(norms, 1e-30), np.float32)
 
 
 def identity_of(module: torch.nn.Module, inputs: ModelInputs, settings: object) -> str:
@@ -177,16 +174,17 @@ def search_with(
         skipped = f" (skipped: {contents.skipped_in_words})" if contents.skipped else ""
         raise InputError(f"{folder}: no text files to search{skipped}")
     wanted = embedder.unit_vectors([query])[0]
-    file = index or _index_file(folder, embedder.identity, tokens, overlap)
+    key = json.dumps([FORMAT, os.fsencode(os.path.realpath(folder)).hex(), embedder.identity, tokens, overlap])
+    name = f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
+    file = index or cache_directory() / "search" / name
     notes: list[str] = []
     try:
         known = read_index(file, len(wanted))
     except CheckpointError as error:
         known = {}
         notes.append(f"the index is damaged and was made anew: {error}")
-    distinct = {one.digest: one for one in contents.files}
-    new = [one for digest_of_text, one in distinct.items() if digest_of_text not in known]
-    parts = {digest_of_text: known[digest_of_text] for digest_of_text in distinct if digest_of_text in known}
+    new = list({one.digest: one for one in contents.files if one.digest not in known}.values())
+    parts = {one.digest: known[one.digest] for one in contents.files if one.digest in known}
     try:
         for done, embedded in _embedded(new, embedder, tokens, overlap, len(wanted)):
             parts |= embedded
@@ -198,20 +196,19 @@ def search_with(
                 write_index(file, parts, len(wanted))
             except CheckpointError as error:  # the search goes on
                 notes.append(f"the index was not kept: {error}")
-    texts = [(one, part, i) for one in contents.files for part in [parts[one.digest]] for i in range(len(part.spans))]
-    if not texts:
+    passages = [(one, span) for one in contents.files for span in parts[one.digest].spans]
+    if not passages:
         raise InputError(f"{folder}: the files have no words that this tokenizer knows")
     vectors = np.concatenate([parts[one.digest].vectors for one in contents.files])
     scores = vectors.astype(np.float64) @ wanted.astype(np.float64)
     ranked = np.argsort(-scores, kind="stable")
     hits = []
     for i in ranked[:k].tolist():
-        one, part, number = texts[i]
-        span = part.spans[number]
+        one, span = passages[i]
         hits.append(Hit(float(scores[i]), one.name, span.line, span.last_line, one.text[span.begin : span.end]))
-    places = tuple(f"{one.name}:{part.spans[i].line}" for one, part, i in texts)
+    places = tuple(f"{one.name}:{span.line}" for one, span in passages)
     return SearchResult(
-        query, tuple(hits), len(contents.files), len(texts), len(new), contents.skipped, tuple(notes), file, vectors,
+        query, tuple(hits), len(contents.files), len(passages), len(new), contents.skipped, tuple(notes), file, vectors,
         wanted, ranked, places,
     )  # fmt: skip
 
@@ -228,29 +225,17 @@ def _sizes(most: int | None, tokens: int | None, overlap: int | None) -> tuple[i
     return size, shared
 
 
-def _index_file(folder: str | Path, identity: str, tokens: int, overlap: int) -> Path:
-    key = json.dumps([FORMAT, os.fsencode(os.path.realpath(folder)).hex(), identity, tokens, overlap])
-    return cache_directory() / "search" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
-
-
 def _embedded(
     new: Sequence[TextFile], embedder: Embedder, tokens: int, overlap: int, width: int
 ) -> Iterator[tuple[int, dict[str, Embedded]]]:
     """The passages of files and their vectors, some files at a time: how many are done, and these by their SHA-256."""
-    done = 0
-    while done < len(new):
-        group: list[tuple[TextFile, list[Span]]] = []
-        while done + len(group) < len(new) and sum(len(spans) for _, spans in group) < AT_ONCE:
-            one = new[done + len(group)]
-            group.append((one, cut(one.text, embedder.tokenizer, tokens, overlap)))
-        texts = [one.text[span.begin : span.end] for one, spans in group for span in spans]
-        vectors = embedder.unit_vectors(texts) if texts else np.zeros((0, width), np.float32)
-        ends = np.cumsum([len(spans) for _, spans in group])
-        done += len(group)
-        yield (
-            done,
-            {
-                one.digest: Embedded(tuple(spans), vectors[end - len(spans) : end])
-                for (one, spans), end in zip(group, ends.tolist(), strict=True)
-            },
-        )
+    group: dict[str, list[Span]] = {}
+    texts: list[str] = []
+    for done, one in enumerate(new, 1):
+        spans = group[one.digest] = cut(one.text, embedder.tokenizer, tokens, overlap)
+        texts += [one.text[span.begin : span.end] for span in spans]
+        if len(texts) >= AT_ONCE or done == len(new):
+            vectors = embedder.unit_vectors(texts) if texts else np.zeros((0, width), np.float32)
+            own = np.split(vectors, np.cumsum([len(spans) for spans in group.values()])[:-1])
+            yield done, {name: Embedded(tuple(group[name]), part) for name, part in zip(group, own, strict=True)}
+            group, texts = {}, []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from torch import Tensor
 
@@ -66,16 +67,12 @@ def _marked(inputs: ModelInputs, rows: Sequence[Row], delimiters: Marks) -> list
         raise InputError(f"delimiters={shown(delimiters)}: give a list of token ids or of texts of tokens")
     texts = {one.strip() for one in wanted if isinstance(one, str)}
     ids = {one for one in wanted if isinstance(one, int)}
-    is_one: dict[int, bool] = {}
-    marked = []
-    for row in rows:
-        if isinstance(row, Tensor):
-            raise InputError("delimiters are tokens, and this model reads sound or images; leave delimiters= out")
-        for token in row:
-            if token not in is_one:
-                is_one[token] = token in ids or (bool(texts) and inputs.words.decode([token]).strip() in texts)
-        marked.append([int(is_one[token]) for token in row])
-    return marked
+    of_tokens = [row for row in rows if not isinstance(row, Tensor)]
+    if len(of_tokens) < len(rows):
+        raise InputError("delimiters are tokens, and this model reads sound or images; leave delimiters= out")
+    if texts:
+        ids |= {token for token in set(chain(*of_tokens)) if inputs.words.decode([token]).strip() in texts}
+    return [[int(token in ids) for token in row] for row in of_tokens]
 
 
 def _check_documents(documents: Sequence[Sequence[int]], rows: Sequence[Row]) -> None:

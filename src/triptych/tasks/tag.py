@@ -107,13 +107,11 @@ def _words(row: Encoded, text: str, tokenizer: Tokenizer) -> list[list[int]]:
     words: list[list[int]] = []
     for i in _own_tokens(row):
         begin, end = row.offsets[i]
-        if row.ids[i] == tokenizer.unk_id:
-            goes_on = False
-        elif marks:
+        if marks:
             goes_on = len(tokenizer.backend.id_to_token(row.ids[i]) or "") != end - begin
         else:
             goes_on = begin > 0 and " " not in text[begin - 1 : begin + 1]
-        if words and goes_on:
+        if words and goes_on and row.ids[i] != tokenizer.unk_id:
             words[-1].append(i)
         else:
             words.append([i])
@@ -125,10 +123,8 @@ def _word_tag(
 ) -> Tag:
     """The label of one word by `strategy`; `probabilities` are [T, C]."""
     own = probabilities[list(word)]
-    if strategy == "average":
-        scores = own.mean(0)
-    else:
-        scores = own[int(own.max(-1).values.argmax()) if strategy == "max" else 0]
+    surest = int(own.max(-1).values.argmax()) if strategy == "max" else 0
+    scores = own.mean(0) if strategy == "average" else own[surest]
     best, (begin, end) = int(scores.argmax()), (row.offsets[word[0]][0], row.offsets[word[-1]][1])
     return Tag(text[begin:end], labels[best], float(scores[best]), begin, end)
 
@@ -137,10 +133,8 @@ def _without_overlaps(named: Sequence[Entity]) -> list[Entity]:
     """Of entities that overlap, from several windows, one each."""
     disjoint: list[Entity] = []
     for one in sorted(named, key=lambda entity: entity.begin):
-        if not disjoint or one.begin >= disjoint[-1].end:
-            disjoint.append(one)
-        elif (one.end - one.begin, one.probability) > (disjoint[-1].end - disjoint[-1].begin, disjoint[-1].probability):
-            disjoint[-1] = one
+        last = disjoint.pop() if disjoint and one.begin < disjoint[-1].end else one
+        disjoint.append(max(last, one, key=lambda entity: (entity.end - entity.begin, entity.probability)))
     return disjoint
 
 
@@ -156,12 +150,13 @@ def joined(tags: Sequence[Tag], text: str) -> list[Entity]:
             groups[-1].append(one)
         else:
             groups.append([one])
-    every = []
+    named = []
     for group in groups:
-        begin, end = group[0].begin, group[-1].end
+        begin, end, label = group[0].begin, group[-1].end, _name(group[0])
         mean = sum(one.probability for one in group) / len(group)
-        every.append(Entity(text[begin:end], _name(group[0]), mean, begin, end))
-    return [entity for entity in every if entity.label != "O"]
+        if label != "O":
+            named.append(Entity(text[begin:end], label, mean, begin, end))
+    return named
 
 
 def _name(one: Tag) -> str:

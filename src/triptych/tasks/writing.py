@@ -142,20 +142,16 @@ def _check(inputs: ModelInputs, task: str, text: str, examples: str) -> None:
             f"encoder-decoder such as {examples}{chats}"
         )
     if not text.strip():
-        raise InputError(f"there is no text to {task if task != 'answer' else 'answer from'}")
+        raise InputError(f"there is no text to {'answer from' if task == 'answer' else task}")
 
 
 def _of_source(inputs: ModelInputs, text: str, settings: Mapping[str, Any]) -> WritingTask:
-    forced = (
-        0 if inputs.generation_config().get("forced_bos_token_id") is None else 1
-    )  # BART's output begins with one more id
+    forced = int(inputs.generation_config().get("forced_bos_token_id") is not None)  # BART's output begins with it
     return WritingTask(text, text, options=_options(inputs, settings, forced))
 
 
 def _of_decoder(inputs: ModelInputs, message: str, plain: str) -> WritingTask:
-    if inputs.words.chat is None:
-        return WritingTask(plain, plain, options={"max_new_tokens": MAX_NEW_TOKENS})
-    prompt = inputs.render([{"role": "user", "content": message}])
+    prompt = plain if inputs.words.chat is None else inputs.render([{"role": "user", "content": message}])
     return WritingTask(prompt, str(prompt), options={"max_new_tokens": MAX_NEW_TOKENS})
 
 
@@ -213,18 +209,14 @@ def _options(
     for name, value in used.items():
         if isinstance(value, bool) or not isinstance(value, _NUMBERS[name]):
             raise ConfigError(f"config: {name} must be a number, not {shown(value)}")
-    new = used.get("max_new_tokens")
-    if new is None:
-        new = used["max_length"] - 1 if used.get("max_length", 20) != 20 else MAX_NEW_TOKENS
+    longest = used.get("max_length", 20)
+    new = used.get("max_new_tokens", longest - 1 if longest != 20 else MAX_NEW_TOKENS)
     options: dict[str, Any] = {"max_new_tokens": max(1, new - prefix), "beams": 0}
     if used.get("num_beams", 1) > 1:
-        early = {"early_stopping": files.get("early_stopping") is True}
-        options |= {"beams": used["num_beams"], "length_penalty": float(used.get("length_penalty", 1.0))} | early
-    rules: list[Rule] = []
-    if (least := used.get("min_length", 0)) > 1:
-        rules.append(at_least(least, [*inputs.spec.ids.eos]))
-    if size := used.get("no_repeat_ngram_size", 0):
-        rules.append(no_repeats(size))
+        options["beams"], options["length_penalty"] = used["num_beams"], float(used.get("length_penalty", 1.0))
+        options["early_stopping"] = files.get("early_stopping") is True
+    rules = [at_least(least, inputs.spec.ids.eos)] if (least := used.get("min_length", 0)) > 1 else []
+    rules += [no_repeats(size)] if (size := used.get("no_repeat_ngram_size")) else []
     return options | ({"rules": rules} if rules else {})
 
 
@@ -248,7 +240,7 @@ def no_repeats(size: int) -> Rule:
     """A rule under which no sequence of `size` ids comes twice in a row, its prompt included (Paulus et al. 2018)."""
 
     def rule(logits: Tensor, row: Sequence[int]) -> Tensor:
-        last = list(row[len(row) - size + 1 :]) if size > 1 else []
+        last = list(row[len(row) - size + 1 :])
         starts = range(len(row) - size + 1)
         banned = [row[i + size - 1] for i in starts if list(row[i : i + size - 1]) == last]
         return logits.index_fill(0, torch.tensor(banned, dtype=torch.long, device=logits.device), -torch.inf)

@@ -7,7 +7,7 @@ decoder reads Whisper's start tokens and the text, and is trained on the text an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from torch import Tensor
 from triptych.attention import Rows
 from triptych.checkpoints.source import json_object
 from triptych.errors import ConfigError, InputError
-from triptych.generate import Engine, Request, Scheduler, generate
 from triptych.media import audio
 from triptych.nn import Transformer
 from triptych.spec import FramesSpec
@@ -27,11 +26,11 @@ from triptych.text import Tokenizer, WhisperTokens, with_whisper_tokens
 from triptych.train import metrics
 from triptych.train.data import EpochRows
 from triptych.train.evaluate import HeldOut, Score
-from triptych.train.objectives import Device, Example, Ids, TrainingBatch, token_batch
+from triptych.train.objectives import Device, Example, Ids, TrainingBatch
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
 from triptych.train.settings import Config
-from triptych.train.task import ObjectiveTask, Prepared, read_split
+from triptych.train.task import ObjectiveTask, Prepared, read_split, written
 
 MEMORY = 1 << 30  # bytes of mel frames that stay in memory; the frames of further files are computed each time
 GENERATION = "generation_config.json"
@@ -50,27 +49,10 @@ class SpokenExample(Example):
     def frames(self) -> Tensor:
         return self.sound if isinstance(self.sound, Tensor) else self.speech.frames(audio.read_wav(self.sound))
 
-    def collated(self, examples: Sequence[Any], device: Device) -> SpokenBatch:
-        frames, batch = tuple(one.frames for one in examples), token_batch(examples, device)
+    def sources(self, examples: Sequence[Any], device: Device) -> tuple[Tensor, Rows]:
+        frames = [one.frames for one in examples]
         positions = Rows(tuple(len(one) // self.speech.slot.stride for one in frames))
-        source = torch.cat(frames).to(device, non_blocking=True), positions
-        return SpokenBatch(
-            batch.ids,
-            batch.rows,
-            batch.at,
-            batch.targets,
-            source,
-            frames=frames,
-            texts=tuple(one.text for one in examples),
-        )
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SpokenBatch(TrainingBatch):
-    """Rows with the mel frames of each sound and its transcript."""
-
-    frames: tuple[Tensor, ...]
-    texts: tuple[str, ...]
+        return torch.cat(frames).to(device, non_blocking=True), positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,11 +106,7 @@ class Speech:
     def written(self, module: Transformer, frames: Sequence[Tensor], most: int) -> list[list[int]]:
         """The ids that the model writes for each sound, the likeliest one at a time, at most `most`, without the
         end."""
-        requests = [
-            Request(prompt=self.prompt, source=one, max_new_tokens=most, ends=[self.end], number=i)
-            for i, one in enumerate(frames)
-        ]
-        results = generate(Scheduler(Engine(module)), requests, None)
+        results = written(module, self.prompt, frames, most, [self.end])
         return [[token for token in result.ids if token != self.end] for result in results]
 
 
@@ -148,13 +126,15 @@ class HeldSpeech(HeldOut):
     tokenizer: Tokenizer
     most: int
 
-    def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
-        every = [batch for batch in batches if isinstance(batch, SpokenBatch)]
-        score = super().measured(module, every)
-        texts = [text for batch in every for text in batch.texts]
-        frames = [one for batch in every for one in batch.frames]
-        written = [self.tokenizer.decode(ids) for ids in self.speech.written(module, frames, self.most)]
-        figures = {"word error rate": metrics.word_error_rate(written, texts)}
+    def finished(self, score: Score, module: Transformer, hits: Sequence[tuple[TrainingBatch, Tensor]]) -> Score:
+        frames, texts = list[Tensor](), list[str]()
+        for batch, _ in hits:
+            assert batch.source is not None
+            sounds, rows = batch.source
+            frames += sounds.split([self.speech.slot.stride * length for length in rows.lengths])
+            texts += [one.text for one in batch.examples if isinstance(one, SpokenExample)]
+        transcripts = [self.tokenizer.decode(ids) for ids in self.speech.written(module, frames, self.most)]
+        figures = {"word error rate": metrics.word_error_rate(transcripts, texts)}
         guesses = {"another transcript": metrics.word_error_rate([*texts[1:], *texts[:1]], texts)}
         return replace(score, metrics=figures, baselines=guesses)
 
@@ -173,16 +153,14 @@ class TranscriptTask(ObjectiveTask):
             if not metrics.spoken_words(record.text("text")):
                 raise record.error("text has no word, and held-out transcripts are scored by words; remove the record")
         self.texts = [record.text("text") for record in self.train]
-        self.tokens: WhisperTokens | None = None
 
     def completed(self, tokenizer: Tokenizer) -> Tokenizer:
-        tokenizer = with_whisper_tokens(tokenizer)
-        self.tokens = WhisperTokens.of(tokenizer, {}, tokenizer.vocab_size)
-        return tokenizer
+        self.words = with_whisper_tokens(tokenizer)
+        return self.words
 
     def new(self, hf: Config) -> tuple[Transformer, Config]:
-        assert self.tokens is not None
-        start, end = self.tokens.start, self.tokens.end
+        tokens = WhisperTokens.of(self.tokenizer, {}, self.tokenizer.vocab_size)
+        start, end = tokens.start, tokens.end
         return super().new(hf | {"decoder_start_token_id": start, "bos_token_id": end, "eos_token_id": end})
 
     def saved_files(self, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
@@ -197,10 +175,8 @@ class TranscriptTask(ObjectiveTask):
         except InputError as error:
             raise ConfigError(f"objective transcripts, objective.language: {error}") from None
         self.left = MEMORY
-        train, held = (
-            SpokenRows(tuple(self._rows(records, folder, speech)))
-            for records, folder in zip((self.train, self.held), self.folders, strict=True)
-        )
+        sides = zip((self.train, self.held), self.folders, strict=True)
+        train, held = (SpokenRows(tuple(self._rows(*side, speech))) for side in sides)
         for rows, what in ((train, "training"), (held, "held-out")):
             if not rows.examples:
                 raise InputError(f"every {what} record is longer than the model's window or run.length; raise these")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from triptych.errors import InputError, TextError, shown
 from triptych.nn import Transformer
 from triptych.text import ChatTemplate, Tokenizer
-from triptych.train.data import EpochRows
 from triptych.train.evaluate import HeldOut
 from triptych.train.objectives import Example
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
-from triptych.train.task import Fitter, ObjectiveTask, Prepared, epoch_rows, read_split
+from triptych.train.task import ObjectiveTask, Prepared, epoch_rows, read_split
 
 Message = Mapping[str, object]
 Span = tuple[int, int]
@@ -33,12 +32,19 @@ class ChatTask(ObjectiveTask):
         tokenizer, template = self.tokenizer, self.tokenizer.chat
         if template is None:
             raise TextError("objective chat needs a tokenizer with a chat template; give a chat model as model.path")
-        fit = Fitter(self.recipe, tokenizer)
 
-        def rows(side: Sequence[tuple[DataRecord, list[Message]]]) -> EpochRows:
-            return epoch_rows(row for one in side for row in _rows(*one, template, tokenizer, fit))
+        def rows(record: DataRecord, messages: Sequence[Message]) -> Iterator[Example]:
+            try:
+                texts = assistant_spans(template, messages)
+            except (TextError, InputError) as error:
+                raise InputError(f"{record.where}: {error}") from None
+            for text, spans in texts:
+                row = chat_example(text, spans, tokenizer)
+                length = self.row_length(record, len(row.ids))
+                if length is not None and row.trained[:length].any():
+                    yield Example(row.ids[:length], row.targets[:length], row.trained[:length])
 
-        data, held = rows(self.train), rows(self.held)
+        data, held = (epoch_rows(row for one in side for row in rows(*one)) for side in (self.train, self.held))
         trained = np.concatenate([row.targets[row.trained] for row in data.examples])
         if not np.isin(trained, sorted(tokenizer.stop_ids)).any():
             raise InputError(
@@ -87,24 +93,6 @@ def chat_example(text: str, spans: Iterable[Span], tokenizer: Tokenizer) -> Exam
             inside = [i for i in inside if i <= ends[-1]]
         trained[inside] = True
     return Example(ids[:-1], ids[1:], trained[1:])
-
-
-def _rows(
-    record: DataRecord, messages: Sequence[Message], template: ChatTemplate, tokenizer: Tokenizer, fit: Fitter
-) -> Iterable[Example]:
-    try:
-        texts = assistant_spans(template, messages)
-    except (TextError, InputError) as error:
-        raise InputError(f"{record.where}: {error}") from None
-    for text, spans in texts:
-        row = chat_example(text, spans, tokenizer)
-        if len(row.ids) > fit.limit:
-            if not fit.cut:
-                fit.refuse(record, len(row.ids))
-                continue
-            row = Example(row.ids[: fit.limit], row.targets[: fit.limit], row.trained[: fit.limit])
-        if row.trained.any():
-            yield row
 
 
 def _messages(record: DataRecord) -> list[Message]:

@@ -16,6 +16,7 @@ step.  The files of `model/` are links to those of the checkpoint, which take no
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
@@ -42,10 +43,10 @@ from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.nn import Transformer
 from triptych.text import Tokenizer, from_directory
 from triptych.train.loop import Progress, StepRecord, Trainer
-from triptych.train.settings import Config, RecipeSection
+from triptych.train.settings import Config, NonNegative, RecipeSection
 
 S = TypeVar("S", bound=RecipeSection)
-NonNegative = Annotated[int, Field(ge=0)]
+Whole = Annotated[int, Field(ge=0)]
 _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(r"\.step-\d{8,}\.(building|broken|old)")
 _TRAIN_STATE = "train_state"
@@ -88,8 +89,18 @@ class Checkpoints:
             self._remove_unfinished()
             # A valid one is that from which this run was resumed.
             if not path.exists() or why_invalid(path) is not None:
-                words = {} if tokenizer is None else tokenizer.files()
-                self._build(path, trainer, hf, {**words, **(files or {})}, recipe)
+                build = self.directory / f".{path.name}.building"
+                state = SavedState(**asdict(trainer.at), recipe=dict(recipe))
+                of_run: dict[str, bytes | str] = {
+                    _STATE: json.dumps(state.model_dump(), allow_nan=False),
+                    _OPTIMIZER: safetensors.torch.save(trainer.optimizer.state()),
+                }
+                if trainer.module.lora_adapter is not None:
+                    save_adapter(build, trainer.module, local_path(recipe["model"]["path"]), of_run)
+                else:
+                    words = {} if tokenizer is None else tokenizer.files()
+                    write_directory(build, *to_checkpoint(trainer.module, hf), {**words, **(files or {}), **of_run})
+                self._finish(build, path)
             self._renew_model(path)
             for _, old in self._all()[self.keep :]:  # renamed before deletion, so that no half-deleted one is in place
                 old.rename(self.directory / f".{old.name}.old")
@@ -151,8 +162,7 @@ class Checkpoints:
     @property
     def nbytes(self) -> int:
         """Bytes of the checkpoints on the disk."""
-        files = [file for _, path in self._all() for file in path.rglob("*") if file.is_file()]
-        return sum(file.stat().st_size for file in files)
+        return sum(file.stat().st_size for _, path in self._all() for file in path.rglob("*") if file.is_file())
 
     def later(self, step: int) -> int | None:
         """The step of a valid checkpoint after `step`, or None."""
@@ -163,25 +173,8 @@ class Checkpoints:
         named = ((_NAME.fullmatch(path.name), path) for path in self.directory.glob("step-*"))
         return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
 
-    def _build(
-        self,
-        path: Path,
-        trainer: Trainer,
-        hf: Mapping[str, Any] | None,
-        beside: Mapping[str, bytes],
-        recipe: Mapping[str, Any],
-    ) -> None:
-        """Write under another name, the manifest last, then rename."""
-        build = self.directory / f".{path.name}.building"
-        state = SavedState(**asdict(trainer.at), recipe=dict(recipe))
-        files: dict[str, bytes | str] = {
-            _STATE: json.dumps(state.model_dump(), allow_nan=False),
-            _OPTIMIZER: safetensors.torch.save(trainer.optimizer.state()),
-        }
-        if trainer.module.lora_adapter is not None:
-            save_adapter(build, trainer.module, local_path(recipe["model"]["path"]), files)
-        else:
-            write_directory(build, *to_checkpoint(trainer.module, hf), {**beside, **files})
+    def _finish(self, build: Path, path: Path) -> None:
+        """Write the manifest of the files in `build`, and rename it to `path`."""
         written = sorted(file for file in build.rglob("*") if file.is_file())
         digests = {str(file.relative_to(build)): [file.stat().st_size, _digest(file)] for file in written}
         atomic_write(build / _MANIFEST, json.dumps({"files": digests}, indent=1).encode())
@@ -209,16 +202,16 @@ class Checkpoints:
 class Manifest(RecipeSection):
     """Size in bytes and SHA-256 of every file of a checkpoint but the manifest itself, by its name."""
 
-    files: dict[str, tuple[NonNegative, str]]
+    files: dict[str, tuple[Whole, str]]
 
 
 class SavedState(RecipeSection):
     """`train_state/state.json`: the fields of `Progress`, and the recipe."""
 
     version: Literal[1] = 1
-    step: NonNegative
-    elapsed: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-    tokens: NonNegative
+    step: Whole
+    elapsed: NonNegative
+    tokens: Whole
     history: list[StepRecord]
     recipe: Config
 
@@ -231,9 +224,7 @@ def why_invalid(path: Path) -> str | None:
     except CheckpointError as error:
         return str(error)
     named = _NAME.fullmatch(path.name)
-    if named is not None and int(named[1]) != progress.step:
-        return f"{path / _STATE} is of step {progress.step}"
-    return None
+    return f"{path / _STATE} is of step {progress.step}" if named and int(named[1]) != progress.step else None
 
 
 def _check_files(path: Path) -> None:
@@ -243,7 +234,7 @@ def _check_files(path: Path) -> None:
     adapter = ADAPTER_CONFIG in listed
     model = (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if adapter else ("config.json",)
     absent = [name for name in (*model, _STATE, _OPTIMIZER) if name not in listed]
-    if not adapter and not any(name.startswith("model") and name.endswith(".safetensors") for name in listed):
+    if not adapter and not fnmatch.filter(listed, "model*.safetensors"):
         absent.append("model.safetensors")
     if absent:
         raise CheckpointError(f"{path / _MANIFEST} does not list {absent[0]}")

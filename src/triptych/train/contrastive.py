@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,40 +24,42 @@ from triptych.errors import ConfigError, InputError
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
 from triptych.train import metrics
+from triptych.train.data import groups
 from triptych.train.evaluate import HeldOut, Score
-from triptych.train.objectives import Device, Example, Ids, TrainingBatch, collate, exact, joined
+from triptych.train.objectives import Device, Example, TrainingBatch, collate, exact, joined
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
-from triptych.train.task import Fitter, HeadTask, Prepared, epoch_rows, read_split, trained_at
+from triptych.train.task import HeadTask, Prepared, epoch_rows, read_split, trained_at
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TextPair(Example):
-    """A text (`ids`), its partner and perhaps a hard negative (`others`), each with token types; `number` is that of
-    the record."""
+    """A text, which is the row to show, its partner and perhaps a hard negative, all `sides` with token types;
+    `number` is that of the record."""
 
-    types: Ids
-    others: tuple[Encoded, ...]
+    sides: tuple[Encoded, ...]
     scale: float
     number: int = 0
 
+    @staticmethod
+    def of(sides: Sequence[Encoded], scale: float, number: int = 0) -> TextPair:
+        ids = np.asarray(sides[0].ids, dtype=np.int32)
+        return TextPair(ids, ids, trained_at(len(ids), 0), sides=tuple(sides), scale=scale, number=number)
+
     def collated(self, examples: Sequence[Any], device: Device) -> ContrastiveBatch:
-        ids, types = [one.ids for one in examples], [one.types for one in examples]
-        for place in range(len(self.others)):  # all partners, then all hard negatives
-            ids += [np.asarray(one.others[place].ids, dtype=np.int32) for one in examples]
-            types += [np.asarray(one.others[place].token_types, dtype=np.int32) for one in examples]
+        texts = [row for side in zip(*(one.sides for one in examples), strict=True) for row in side]
+        numbers = torch.arange(len(examples), device=device)
         return ContrastiveBatch(
-            ids=joined(ids, device),
-            rows=Rows(tuple(map(len, ids))),
-            at=torch.arange(len(examples), device=device),
-            targets=torch.arange(len(examples), device=device),
-            types=joined(types, device),
-            scale=self.scale,
-            numbers=tuple(one.number for one in examples),
+            ids=joined([row.ids for row in texts], device),
+            rows=Rows(tuple(len(row.ids) for row in texts)),
+            at=numbers,
+            targets=numbers,
+            examples=tuple(examples),
+            types=joined([row.token_types for row in texts], device),
         )
 
     def target_names(self, tokenizer: Tokenizer) -> list[str]:
-        partner = "near: " + "".join(tokenizer.tokens(self.others[0].ids[1:-1]))
+        partner = "near: " + "".join(tokenizer.tokens(self.sides[1].ids[1:-1]))
         return [partner, *[""] * (len(self.ids) - 1)]
 
 
@@ -64,9 +67,12 @@ class TextPair(Example):
 class ContrastiveBatch(TrainingBatch):
     """B texts, then their B partners, then B hard negatives where there are some, as rows of one flat batch."""
 
+    examples: tuple[TextPair, ...]
     types: Tensor
-    scale: float
-    numbers: tuple[int, ...]
+
+    @property
+    def scale(self) -> float:
+        return self.examples[0].scale
 
     def vectors(self, module: Transformer, random: torch.Generator | None = None) -> Tensor:
         """[rows, D], of length 1."""
@@ -103,36 +109,21 @@ class ContrastiveTask(HeadTask):
         self.texts = [record.text(name) for record in self.train for name in self.fields]
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
-        fit, scale = Fitter(self.recipe, self.tokenizer), self.objective.scale
-
         def pair(number: int, record: DataRecord) -> TextPair | None:
-            sides = [fit(record, record.text(name)) for name in self.fields]
+            sides = [self.fitted(record, record.text(name)) for name in self.fields]
             rows = [side for side in sides if side is not None]
-            if len(rows) < len(sides):
-                return None
-            ids = np.asarray(rows[0].ids, dtype=np.int32)
-            return TextPair(
-                ids=ids,
-                targets=ids,
-                trained=trained_at(len(ids), 0),
-                types=np.asarray(rows[0].token_types, dtype=np.int32),
-                others=tuple(rows[1:]),
-                scale=scale,
-                number=number,
-            )
+            return TextPair.of(rows, self.objective.scale, number) if len(rows) == len(sides) else None
 
-        data = epoch_rows(pair(i, record) for i, record in enumerate(self.train))
-        held = epoch_rows(pair(i, record) for i, record in enumerate(self.held))
+        data, held = (epoch_rows(map(pair, count(), side)) for side in (self.train, self.held))
         if len(data.examples) < self.recipe.run.rows:
             raise InputError(
                 f"{len(data.examples)} pairs are fewer than run.rows = {self.recipe.run.rows}, so that a batch would "
                 "hold a pair twice; lower run.rows"
             )
         overlap = metrics.word_overlap([r.text("text") for r in self.held], [r.text("text_b") for r in self.held])
-        size = max(2, self.recipe.run.rows)
-        batches = [held.examples[i : i + size] for i in range(0, len(held.examples), size)]
+        batches = groups(held.examples, max(2, self.recipe.run.rows))
         if len(batches) > 1 and len(batches[-1]) == 1:  # with no other text to be told from, its loss would be 0
-            batches[-2:] = [batches[-2] + batches[-1]]
+            batches[-2:] = [[*batches[-2], *batches[-1]]]
         collated = tuple(collate(batch, self.device) for batch in batches)
         return data, HeldOutTexts(collated, overlap=overlap)
 
@@ -154,7 +145,7 @@ class HeldOutTexts(HeldOut):
             nats += float(ranking_loss(vectors, count, batch.scale))
             texts.append(vectors[:count])
             partners.append(vectors[count : 2 * count])
-            numbers += batch.numbers
+            numbers += [one.number for one in batch.examples]
         scores = (torch.cat(texts) @ torch.cat(partners).T).double().cpu().numpy()
         figures = {f"recall@{k}": metrics.recall_at(scores, k) for k in (1, 10)}
         words = self.overlap[np.ix_(numbers, numbers)]

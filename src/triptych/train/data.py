@@ -204,12 +204,13 @@ class HiddenWords(EpochRows):
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
         random = random_numbers(seed, Use.HIDING, step)
-        hidden = []
-        for example in super().draw(seed, step, rows):
+
+        def with_hidden(example: Example) -> Example:
             hide = random.random(len(example.ids)) < self.rate
             hide[0] = False
-            hidden.append(replace(example, ids=np.where(hide, self.hidden, example.ids).astype(np.int32)))
-        return hidden
+            return replace(example, ids=np.where(hide, self.hidden, example.ids).astype(np.int32))
+
+        return list(map(with_hidden, super().draw(seed, step, rows)))
 
 
 def with_hidden_words(data: EpochRows, rate: float, unknown: int | None) -> EpochRows:
@@ -233,12 +234,10 @@ class Pairs(EpochRows):
     def of(pairs: Sequence[tuple[TokenIds, TokenIds]], start: int, length: int) -> Pairs:
         """From pairs as token ids, EOS included.  Raises InputError if a side is longer than `length`, for cutting it
         would remove its EOS."""
-        longest = max((max(len(source), len(target)) for source, target in pairs), default=0)
-        if longest > length:
-            over = sum(max(len(source), len(target)) > length for source, target in pairs)
+        if over := [longest for pair in pairs if (longest := max(map(len, pair))) > length]:
             raise InputError(
-                f"{over} of {len(pairs)} pairs are longer than run.length = {length} tokens, the longest {longest}; "
-                "raise run.length, or leave them out with data.drop_longer = true"
+                f"{len(over)} of {len(pairs)} pairs are longer than run.length = {length} tokens, the longest "
+                f"{max(over)}; raise run.length, or leave them out with data.drop_longer = true"
             )
         return Pairs(tuple(seq2seq(source, target, start) for source, target in pairs))
 
@@ -260,6 +259,11 @@ def _order(seed: int, epoch: int, count: int) -> Integers:
     order = random_numbers(seed, Use.ORDER, epoch).permutation(count)
     order.flags.writeable = False
     return order
+
+
+def groups(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """The items in order, `size` in each group but the last."""
+    return [items[i : i + size] for i in range(0, len(items), size)]
 
 
 def micro_batches(examples: Sequence[Example], parts: int) -> list[Sequence[Example]]:

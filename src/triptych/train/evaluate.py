@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from triptych.errors import InputError
@@ -76,7 +77,7 @@ class HeldOut:
         """
         commonest = int(np.bincount(train.targets()).argmax())
         batches = batched(held.held(), tokens, device)
-        size = (None, None) if text is None else (len(text), len(text.encode()))
+        size = () if text is None else (len(text), len(text.encode()))
         return HeldOut(batches, commonest, *size)
 
     def sample(self, count: int) -> HeldOut:
@@ -92,16 +93,19 @@ class HeldOut:
 
     def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
         """The score of `module`, in evaluation mode, over `batches`, which are some or all of these."""
-        nats = right = tokens = commonest = done = 0.0
+        nats, commonest, hits = 0.0, 0, list[tuple[TrainingBatch, Tensor]]()
         for batch in batches:
-            done += 1
-            logits = module.unembed(final(module, batch), batch.rows)
-            nats += float(F.cross_entropy(exact(logits), batch.targets, reduction="sum"))
-            right += int((logits.argmax(-1) == batch.targets).sum())
+            logits = exact(module.unembed(final(module, batch), batch.rows))
+            nats += float(F.cross_entropy(logits, batch.targets, reduction="sum"))
             commonest += int((batch.targets == self.commonest).sum())
-            tokens += batch.trained
-        size = (self.characters, self.bytes) if done == len(self.batches) else (None, None)
-        return Score(nats, int(tokens), int(right), int(commonest), *size)
+            hits.append((batch, logits.argmax(-1) == batch.targets))
+        size = (self.characters, self.bytes) if len(hits) == len(self.batches) else ()
+        right = torch.cat([hit for _, hit in hits])
+        return self.finished(Score(nats, len(right), int(right.sum()), commonest, *size), module, hits)
+
+    def finished(self, score: Score, module: Transformer, hits: Sequence[tuple[TrainingBatch, Tensor]]) -> Score:
+        """The score with the objective's own metrics; `hits` tells of each batch which trained tokens rank first."""
+        return score
 
 
 @torch.no_grad()
@@ -119,14 +123,12 @@ def evaluate(
     """
     training = module.training
     module.eval()
-    end = math.inf if seconds is None else time.monotonic() + seconds
+    batches = held.batches if seconds is None else _until(time.monotonic() + seconds, _spread(held.batches))
     try:
         with context or nullcontext():
-            batches = held.batches if seconds is None else _until(end, _spread(held.batches))
-            score = held.measured(module, batches)
+            return held.measured(module, batches)
     finally:
         module.train(training)
-    return score
 
 
 def _until(end: float, batches: Iterable[TrainingBatch]) -> Iterator[TrainingBatch]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,9 @@ from triptych.media.image import Preparation, read_image
 from triptych.nn import Transformer
 from triptych.spec import PatchesSpec
 from triptych.train import metrics
-from triptych.train.data import check, with_hidden_words
+from triptych.train.data import check, groups, with_hidden_words
 from triptych.train.evaluate import HeldOut, Score
-from triptych.train.label_tasks import LabelTask, judged_labels
+from triptych.train.label_tasks import LabelTask, judged_classes
 from triptych.train.labelled import HeadLoss, LabelledBatch, LabelledExample
 from triptych.train.objectives import (
     Device,
@@ -37,16 +37,13 @@ from triptych.train.objectives import (
     Integers,
     TrainingBatch,
     collate,
-    exact,
-    final,
     joined,
     seq2seq,
-    token_batch,
 )
 from triptych.train.recipe import Recipe
 from triptych.train.records import DataRecord
 from triptych.train.settings import Config
-from triptych.train.task import Fitter, JudgedRows, ObjectiveTask, Prepared, epoch_rows, read_split, trained_at
+from triptych.train.task import ObjectiveTask, Prepared, epoch_rows, read_split, trained_at
 
 CAPTION_FAMILY = "vision-encoder-decoder"
 PREPROCESSOR = "preprocessor_config.json"
@@ -76,9 +73,10 @@ def _images(task: LabelTask | CaptionTask, module: Transformer) -> list[list[Rec
 
     Raises InputError, with the record's file and line, for an image that cannot be read or does not fit.
     """
-    how, sides = preparation(module, task.files), list[list[RecordImage]]()
-    for records, folder in zip((task.train, task.held), task.folders, strict=True):
-        images, total = list[RecordImage](), 0
+    how = preparation(module, task.files)
+
+    def read(records: Iterable[DataRecord], folder: Path) -> Iterator[RecordImage]:
+        total = 0
         for record in records:
             path = folder / record.text("image").strip()
             try:
@@ -86,9 +84,9 @@ def _images(task: LabelTask | CaptionTask, module: Transformer) -> list[list[Rec
             except InputError as error:
                 raise InputError(f"{record.where}: {error}") from None
             total += pixels.nbytes
-            images.append(RecordImage(path, how, _thumbnail(pixels), pixels if total <= MEMORY else None))
-        sides.append(images)
-    return sides
+            yield RecordImage(path, how, _thumbnail(pixels), pixels if total <= MEMORY else None)
+
+    return [list(read(*side)) for side in zip((task.train, task.held), task.folders, strict=True)]
 
 
 def in_memory(pixels: NDArray[np.uint8], preparation: Preparation) -> RecordImage:
@@ -136,8 +134,8 @@ def new_preprocessor(size: tuple[int, int]) -> dict[str, bytes]:
 def _thumbnail(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
     """The means of about equal rectangles of the image, at most `THUMBNAIL` in height and width."""
     height, width = (min(THUMBNAIL, side) for side in pixels.shape[1:])
-    small = torch.nn.functional.adaptive_avg_pool2d(torch.from_numpy(pixels), (height, width))
-    return np.asarray(small.flatten().numpy(), np.float32)
+    small = F.adaptive_avg_pool2d(torch.from_numpy(pixels), (height, width))
+    return small.flatten().numpy()
 
 
 # ---------------------------------------------------------------- labels
@@ -153,9 +151,7 @@ class LabelledImage(LabelledExample):
     def collated(self, examples: Sequence[Any], device: Device) -> LabelledBatch:
         patches, rows = self.read([one.image.pixels() for one in examples])
         first = joined([np.cumsum([0, *rows.lengths[:-1]])], device)
-        goals = joined([one.goal for one in examples], device)
-        tokens = (patches.to(device), rows, first, torch.zeros_like(first))
-        return LabelledBatch(*tokens, types=None, goals=goals, examples=tuple(examples), head=self.head)
+        return LabelledBatch(patches.to(device), rows, first, torch.zeros_like(first), examples=tuple(examples))
 
 
 def labelled_images(
@@ -167,8 +163,8 @@ def labelled_images(
     ids, mask = np.zeros(positions, dtype=np.int32), trained_at(positions, 0)
     return [
         LabelledImage(
-            ids=ids, targets=ids, trained=mask, goal=goal.astype(np.int64), head=loss, types=ids, number=number,
-            image=image, read=module.flat,
+            ids=ids, targets=ids, trained=mask, goal=goal.astype(np.int64), head=loss, number=number, image=image,
+            read=module.flat,
         )
         for number, (image, goal) in enumerate(zip(images, goals, strict=True))
     ]  # fmt: skip
@@ -190,15 +186,14 @@ class ImageLabelTask(LabelTask):
     def data(self, module: Transformer, tokens: int) -> Prepared:
         train, held = _images(self, module)
         goals, right, loss = self.goals()
-        assert self.labels is not None
-        examples = labelled_images(module, held, goals[1], loss)
         thumbnails = [np.stack([image.thumbnail for image in side]) for side in (train, held)]
         guesses = {
             "majority": metrics.majority(right, len(self.held)),
             "linear on pixels": metrics.linear(thumbnails[0], right, thumbnails[1], len(self.labels)),
         }
-        judge = partial(judged_labels, guesses, self.several)
-        judged = JudgedRows.of_rows(examples, judge, tokens, self.device)
+        judged = self.judged(
+            labelled_images(module, held, goals[1], loss), partial(judged_classes, guesses, "macro F1"), tokens
+        )
         return epoch_rows(labelled_images(module, train, goals[0], loss)), judged
 
     def _texts(self, record: DataRecord) -> list[str]:
@@ -217,9 +212,12 @@ class CaptionExample(Example):
     read: ReadImages
     smoothing: float = 0.0
 
-    def collated(self, examples: Sequence[Any], device: Device) -> TrainingBatch:
+    def collated(self, examples: Sequence[Example], device: Device) -> TrainingBatch:
+        return replace(super().collated(examples, device), smoothing=self.smoothing)
+
+    def sources(self, examples: Sequence[Any], device: Device) -> tuple[Tensor, Rows]:
         patches, rows = self.read([one.image.pixels() for one in examples])
-        return replace(token_batch(examples, device), source=(patches.to(device), rows), smoothing=self.smoothing)
+        return patches.to(device), rows
 
 
 class CaptionTask(ObjectiveTask):
@@ -250,25 +248,23 @@ class CaptionTask(ObjectiveTask):
         assert start is not None
         if not ends:
             raise InputError("neither the config nor the tokenizer has an end token, so no caption would end")
-        fit, smoothing = Fitter(self.recipe, words), self.objective.smoothing
+        smoothing = self.objective.smoothing
 
         def row(record: DataRecord, image: RecordImage) -> CaptionExample | None:
-            ids = [*words.encode(record.text("text"), special=False), ends[0]]
-            if len(ids) > self.length and not fit.cut:
-                fit.refuse(record, len(ids))
+            ids = words.encode(record.text("text"), special=False)
+            length = self.row_length(record, len(ids) + 1)
+            if length is None:
                 return None
-            text = seq2seq([0], [*ids[: self.length - 1], ends[0]] if len(ids) > self.length else ids, start)
-            given = (text.ids, text.targets, text.trained)
-            return CaptionExample(*given, image=image, read=module.flat, smoothing=smoothing)
+            text = seq2seq([0], [*ids[: length - 1], ends[0]], start)
+            tokens = (text.ids, text.targets, text.trained)
+            return CaptionExample(*tokens, image=image, read=module.flat, smoothing=smoothing)
 
         sides = zip((self.train, self.held), _images(self, module), strict=True)
         train, held = (epoch_rows(map(row, *side)) for side in sides)
         check(train, ends[0], ends=True)
         commonest = Counter(self.texts).most_common(1)[0][0]
         guess = sum(record.text("text") == commonest for record in self.held) / len(self.held)
-        rows = self.recipe.run.rows
-        groups = [held.examples[i : i + rows] for i in range(0, len(held.examples), rows)]
-        batches = tuple(collate(group, self.device) for group in groups)
+        batches = tuple(collate(group, self.device) for group in groups(held.examples, self.recipe.run.rows))
         train = with_hidden_words(train, self.objective.hidden, words.unk_id)
         return train, HeldOutCaptions(batches, int(np.bincount(train.targets()).argmax()), guess=guess)
 
@@ -279,19 +275,13 @@ class HeldOutCaptions(HeldOut):
 
     guess: float
 
-    def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
+    def finished(self, score: Score, module: Transformer, hits: Sequence[tuple[TrainingBatch, Tensor]]) -> Score:
         """Tokens right, and captions right as a whole: those whose every token ranks first after the right ones before
         it, which are those that greedy decoding writes."""
-        nats, right, commonest = 0.0, list[Tensor](), 0
-        for batch in batches:
-            logits = exact(module.unembed(final(module, batch), batch.rows))
-            nats += float(F.cross_entropy(logits, batch.targets, reduction="sum"))
-            right += batch.rows.split(logits.argmax(-1) == batch.targets)
-            commonest += int((batch.targets == self.commonest).sum())
-        whole, flat = sum(bool(row.all()) for row in right), torch.cat(right)
-        figures = {"exact captions": whole / len(right), "tokens": float(flat.float().mean())}
-        guesses = {"commonest caption": self.guess}
-        return Score(nats, len(flat), int(flat.sum()), commonest, metrics=figures, baselines=guesses)
+        whole = [bool(row.all()) for batch, hit in hits for row in batch.rows.split(hit)]
+        tokens = float(torch.cat([hit for _, hit in hits]).float().mean())
+        figures = {"exact captions": sum(whole) / len(whole), "tokens": tokens}
+        return replace(score, metrics=figures, baselines={"commonest caption": self.guess})
 
 
 def _patches(module: Transformer) -> PatchesSpec:

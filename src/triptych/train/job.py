@@ -111,7 +111,7 @@ class Job:
             return [] if first is None else [first]
         batch = self.trainer.held.batches[0]
         count = min(PROMPT_TOKENS, max(1, batch.rows.lengths[0] // 2))
-        return [int(i) for i in batch.ids[:count]]
+        return list(batch.ids[:count].tolist())
 
     def run(
         self,
@@ -209,11 +209,14 @@ def prepare(recipe: Recipe) -> Job:
     task = read_task(recipe)
     if recipe.base is not None:
         base = _base(recipe, recipe.base, task)
-        return _job(recipe, task, replace(base, files=task.saved_files(base.files)), Progress())
-    tokenizer = None if recipe.tokenizer is None else task.completed(_tokenizer(recipe, task.texts))
-    hf = recipe.model if tokenizer is None else _completed(recipe.model, tokenizer, _layout(recipe))
-    module, hf = task.new(hf)
-    return _job(recipe, task, Base(module, tokenizer, hf, task.saved_files(task.files)), Progress())
+    else:
+        tokenizer, hf = None, recipe.model
+        if recipe.tokenizer is not None:
+            tokenizer = task.completed(_tokenizer(recipe, recipe.tokenizer, task.texts))
+            hf = _completed(recipe, tokenizer)
+        module, hf = task.new(hf)
+        base = Base(module, tokenizer, hf, task.files)
+    return _job(recipe, task, replace(base, files=task.saved_files(base.files)))
 
 
 def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask) -> Base:
@@ -270,12 +273,16 @@ def verify_resume(recipe: Recipe, steps: int) -> None:
 
     Raises TriptychError naming the first parameter that differs.
     """
+
+    def saved_in(out: str | None) -> Recipe:
+        run = recipe.run.model_copy(update={"steps": steps, "seconds": None, "out": out})
+        return recipe.model_copy(update={"run": run})
+
     with tempfile.TemporaryDirectory() as out:
-        settings = recipe.run.model_copy(update={"steps": steps, "seconds": None, "out": None})
-        check_start(recipe.model_copy(update={"run": settings}))
-        whole = prepare(recipe.model_copy(update={"run": settings}))
+        check_start(saved_in(None))
+        whole = prepare(saved_in(None))
         whole.run()
-        half = prepare(recipe.model_copy(update={"run": settings.model_copy(update={"out": out})}))
+        half = prepare(saved_in(out))
         half.run(until=steps // 2)
         Checkpoints(out).save(half.trainer, half.hf, half.words, half.recipe.model_dump())
         resumed = resume(out)
@@ -303,18 +310,15 @@ def read_task(recipe: Recipe) -> ObjectiveTask:
             f"data.words cuts pairs of texts, for seq2seq, and for contrastive on {SHAKESPEARE!r} or {FOLDED!r}; "
             f"objective {name} does not read it here"
         )
-    return (ImageLabelTask if name == "labels" and _reads_images(recipe) else _TASKS[name])(recipe)
+    if data.drop_longer and data.cut_longer:
+        raise ConfigError("data.drop_longer and data.cut_longer exclude each other; give one of the two")
+    images = recipe.model.get("model_type") in IMAGE_MODELS
+    if name == "labels" and recipe.base is not None:
+        images = isinstance(read_header(recipe.base.path).spec.reads.embed, PatchesSpec)
+    return (ImageLabelTask if name == "labels" and images else _TASKS[name])(recipe)
 
 
-def _reads_images(recipe: Recipe) -> bool:
-    """Whether the model of the recipe reads images, by its config."""
-    base = recipe.base
-    if base is None:
-        return recipe.model.get("model_type") in IMAGE_MODELS
-    return isinstance(read_header(base.path).spec.reads.embed, PatchesSpec)
-
-
-def _job(recipe: Recipe, task: ObjectiveTask, base: Base, at: Progress) -> Job:
+def _job(recipe: Recipe, task: ObjectiveTask, base: Base, at: Progress | None = None) -> Job:
     """The job that trains the model `base`."""
     _check_fit(recipe, base.module, base.tokenizer, task.head)
     module, run = base.module.to(machine.device(recipe.run.device)), recipe.run
@@ -328,9 +332,10 @@ def _job(recipe: Recipe, task: ObjectiveTask, base: Base, at: Progress) -> Job:
     return Job(recipe, trainer, base.tokenizer, base.hf, base.files, notes=tuple(notes))
 
 
-def _tokenizer(recipe: Recipe, texts: Sequence[str]) -> Tokenizer:
-    """The tokenizer a recipe names, trained on `texts` where it has a vocabulary of its own."""
-    name, _, size = (recipe.tokenizer or "").partition(":")
+def _tokenizer(recipe: Recipe, wanted: str, texts: Sequence[str]) -> Tokenizer:
+    """The tokenizer `wanted`, with the special tokens of the recipe, trained on `texts` where it has a vocabulary of
+    its own."""
+    name, _, size = wanted.partition(":")
     layout = SPEECH if recipe.objective.name == "transcripts" else _SPECIAL_TOKENS[_layout(recipe)]
     if name == "byte":
         return byte_tokenizer(layout)
@@ -338,11 +343,11 @@ def _tokenizer(recipe: Recipe, texts: Sequence[str]) -> Tokenizer:
         return character_tokenizer("".join(texts), layout)
     if name in ("bpe", "words") and size.isdecimal():
         return (bpe_tokenizer if name == "bpe" else word_tokenizer)(texts, int(size), layout)
-    if Path(recipe.tokenizer or "").is_dir():
-        return from_directory(recipe.tokenizer or "")
+    if Path(wanted).is_dir():
+        return from_directory(wanted)
     known = ("byte", "characters", "bpe:4096", "words:4096")
     raise ConfigError(
-        f"tokenizer = {recipe.tokenizer!r} is not a directory and not one of {', '.join(known)}{nearest(name, known)}"
+        f"tokenizer = {wanted!r} is not a directory and not one of {', '.join(known)}{nearest(name, known)}"
     )
 
 
@@ -352,8 +357,7 @@ def _smallest(recipe: Recipe) -> ModelSpec:
         return read_config(recipe.model, where="model")
     kind = recipe.tokenizer.partition(":")[0]  # a BPE has all bytes, and words and characters may be few
     fewest = {"bpe": "byte", "words": "characters"}.get(kind, recipe.tokenizer)
-    tokenizer = _tokenizer(recipe.model_copy(update={"tokenizer": fewest}), ["a"])
-    return read_config(_completed(recipe.model, tokenizer, _layout(recipe)), where="model")
+    return read_config(_completed(recipe, _tokenizer(recipe, fewest, ["a"])), where="model")
 
 
 def _layout(recipe: Recipe) -> str:
@@ -362,16 +366,16 @@ def _layout(recipe: Recipe) -> str:
     return "encoder-decoder" if both else LAYOUTS[recipe.objective.name]
 
 
-def _completed(model: Config, tokenizer: Tokenizer, layout: str) -> Config:
+def _completed(recipe: Recipe, tokenizer: Tokenizer) -> Config:
     """The config, with the vocabulary and the special tokens of the tokenizer where it does not set them."""
-    ids = {
+    defaults = {
+        "vocab_size": tokenizer.vocab_size,
         "bos_token_id": tokenizer.bos_id,
         "eos_token_id": tokenizer.eos_id,
         "pad_token_id": tokenizer.pad_id,
-        "decoder_start_token_id": tokenizer.pad_id if layout == "encoder-decoder" else None,
+        "decoder_start_token_id": tokenizer.pad_id if _layout(recipe) == "encoder-decoder" else None,
     }
-    defaults = {"vocab_size": tokenizer.vocab_size} | {key: value for key, value in ids.items() if value is not None}
-    return defaults | model
+    return {key: value for key, value in defaults.items() if value is not None} | recipe.model
 
 
 def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer | None, head: type) -> None:
@@ -381,13 +385,11 @@ def _check_fit(recipe: Recipe, module: nn.Transformer, tokenizer: Tokenizer | No
     check_layout(spec, objective)
     if objective in ("seq2seq", "corruption") and not spec.source_vocab:
         raise ConfigError(f"objective {objective} reads text, which a {spec.family} does not; captions reads images")
-    if not isinstance(spec.head, head) and recipe.base is not None:
-        raise ConfigError(
-            f"objective {objective} predicts tokens, and {recipe.base.path} has no head that does; take a checkpoint "
-            "that has one"
-        )
     if not isinstance(spec.head, head):
-        raise ConfigError(f"objective {objective} needs a {head.__name__}; name the class in model.architectures")
+        problem = f"needs a {head.__name__}; name the class in model.architectures"
+        if recipe.base is not None:
+            problem = f"predicts tokens, and {recipe.base.path} has no head that does; take a checkpoint that has one"
+        raise ConfigError(f"objective {objective} {problem}")
     if tokenizer is None:
         return
     if tokenizer.vocab_size > spec.vocab:

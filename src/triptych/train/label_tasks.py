@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count
+from itertools import chain, count, groupby
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from triptych.errors import ConfigError, InputError, shown
 from triptych.nn import Transformer
@@ -22,7 +21,7 @@ from triptych.train.labelled import IGNORED, ClassLoss, HeadLoss, LabelledExampl
 from triptych.train.objectives import Integers
 from triptych.train.recipe import ObjectiveSettings, Recipe
 from triptych.train.records import DataRecord
-from triptych.train.task import Fitter, HeadTask, JudgedRows, Outputs, Prepared, epoch_rows, read_split, trained_at
+from triptych.train.task import HeadTask, Outputs, Prepared, epoch_rows, read_split, trained_at
 
 
 class LabelTask(HeadTask):
@@ -38,8 +37,9 @@ class LabelTask(HeadTask):
         self.several = recipe.objective.several
         field = "labels" if self.several else "label"
         self.train, self.held = sides = read_split(recipe.data, (self.reads, field), self.also)
-        listed = [[one.listed(field, ";") if self.several else [one.label(field)] for one in side] for side in sides]
-        self.names: list[list[list[str]]] = listed
+        self.names = [
+            [one.listed(field, ";") if self.several else [one.label(field)] for one in side] for side in sides
+        ]
         self.labels = _told_apart(recipe, self.names, self.held, "every training record has the label")
         self.texts = [text for record in self.train for text in self._texts(record)]
 
@@ -49,7 +49,6 @@ class LabelTask(HeadTask):
     def goals(self) -> tuple[list[Integers], Integers, HeadLoss]:
         """The goal of each record to train on and held out, `[records, 1]` or `[records, C]`; of the former the labels
         as the metrics and guesses take them; and the loss."""
-        assert self.labels is not None
         if self.several:
             if self.objective.smoothing or self.objective.class_weights is not None:
                 raise ConfigError("objective.several goes without smoothing and class_weights; remove them")
@@ -61,12 +60,11 @@ class LabelTask(HeadTask):
         return goals, right, class_loss(self.objective, self.labels, right)
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
-        assert self.labels is not None
-        fit, (goals, right, loss) = Fitter(self.recipe, self.tokenizer), self.goals()
+        goals, right, loss = self.goals()
         at_end = module.decoder is not None  # of an encoder-decoder, whose head reads the last token
 
         def example(number: int, record: DataRecord, goal: Integers) -> LabelledExample | None:
-            row = fit(record, *_both(record))
+            row = self.fitted(record, *_both(record))
             if row is None:
                 return None
             if at_end and row.ids[-1] not in module.spec.ids.eos:
@@ -75,25 +73,38 @@ class LabelTask(HeadTask):
 
         sides = zip((self.train, self.held), goals, strict=True)
         data, held = (epoch_rows(map(example, count(), *side)) for side in sides)
-        texts = [[_joined(record) for record in side] for side in (self.train, self.held)]
+        train, texts = (list(map(_joined, side)) for side in (self.train, self.held))
         guesses = {
-            "majority": metrics.majority(right, len(self.held)),
-            "bag of words": metrics.bag_of_words(texts[0], right, texts[1], len(self.labels)),
+            "majority": metrics.majority(right, len(texts)),
+            "bag of words": metrics.bag_of_words(train, right, texts, len(self.labels)),
         }
-        judge = partial(judged_labels, guesses, self.several)
-        return data, JudgedRows.of_rows(held.examples, judge, tokens, self.device)
+        return data, self.judged(held.examples, partial(judged_classes, guesses, "macro F1"), tokens)
 
 
-def judged_labels(guesses: Mapping[str, Integers], several: bool, nats: float, count: int, rows: Outputs) -> Score:
-    """Accuracy and macro F1 of labels of rows, beside the accuracy of the guesses, `[records]` or `[records, C]`."""
-    outputs = np.stack([output.numpy() for _, output in rows])
-    right = np.stack([example.goal if several else example.goal[0] for example, _ in rows])
-    predicted = (outputs > 0).astype(np.int64) if several else outputs.argmax(-1)
-    numbers = [example.number for example, _ in rows]
-    guessed = {name: metrics.accuracy(guess[numbers], right) for name, guess in guesses.items()}
-    accuracy = metrics.accuracy(predicted, right)
-    figures = {"accuracy": accuracy, "macro F1": metrics.macro_f1(predicted, right)}
-    correct, most = round(accuracy * len(rows)), round(guessed["majority"] * len(rows))
+def judged_classes(
+    guesses: Mapping[str, Sequence[Integers] | Integers], second: str, nats: float, count: int, rows: Outputs
+) -> Score:
+    """Accuracy and the metric `second` of the classes of rows or of their tokens, beside the accuracy of `guesses`,
+    which have the classes of each record."""
+    right = [one.goal[one.goal != IGNORED] for one, _ in rows]
+    predicted = [one.head.predicted(output)[one.goal != IGNORED] for one, output in rows]
+    together = np.stack if isinstance(rows[0][0].head, SeveralLoss) else np.concatenate
+    wanted, flat = together(right), together(predicted)
+    guessed = {}
+    for name, guess in guesses.items():
+        of_rows = [np.atleast_1d(guess[one.number])[: len(row)] for (one, _), row in zip(rows, right, strict=True)]
+        guessed[name] = metrics.accuracy(together(of_rows), wanted)
+    match second:
+        case "entity F1":
+            heads = [one.head for one, _ in rows]
+            named = ([h.names(row.tolist()) for h, row in zip(heads, side, strict=True)] for side in (predicted, right))
+            value = metrics.entity_f1(*named)
+        case "F1 of replaced":
+            value = metrics.f1(flat == 1, wanted == 1)
+        case _:
+            value = metrics.macro_f1(flat, wanted)
+    figures = {"accuracy": metrics.accuracy(flat, wanted), second: value}
+    correct, most = (round(share * len(wanted)) for share in (figures["accuracy"], guessed["majority"]))
     return Score(nats, count, correct, most, metrics=figures, baselines=guessed)
 
 
@@ -109,20 +120,19 @@ class TagTask(HeadTask):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         self.train, self.held = read_split(recipe.data, ("words", "tags"))
-        self.rows = [[_tagged(record) for record in side] for side in (self.train, self.held)]
+        self.rows = [list(map(_tagged, side)) for side in (self.train, self.held)]
         tags = [[tags for _, tags in side] for side in self.rows]
         self.labels = _told_apart(recipe, tags, self.held, "every word has the tag")
         self.texts = [" ".join(words) for words, _ in self.rows[0]]
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
-        assert self.labels is not None
-        fit, index = Fitter(self.recipe, self.tokenizer), {label: i for i, label in enumerate(self.labels)}
+        index = {label: i for i, label in enumerate(self.labels)}
         words = [[row for row, _ in side] for side in self.rows]
         goals = [[np.array([index[tag] for tag in tags]) for _, tags in side] for side in self.rows]
         loss = class_loss(self.objective, self.labels, np.concatenate(goals[0]))
 
         def example(number: int, record: DataRecord, words: Sequence[str], goal: Integers) -> LabelledExample | None:
-            row = fit(record, " ".join(words))
+            row = self.fitted(record, " ".join(words))
             if row is None:
                 return None
             tags = np.full(len(row.ids), IGNORED)
@@ -137,8 +147,8 @@ class TagTask(HeadTask):
             "majority": [np.full(len(row), common) for row in words[1]],
             "each word's commonest": metrics.commonest_tags(words[0], goals[0], words[1]),
         }
-        judge = partial(_judged_tags, guesses, self.labels)
-        return data, JudgedRows.of_rows(held.examples, judge, tokens, self.device)
+        second = "entity F1" if any(label.startswith("B-") for label in self.labels) else "macro F1"
+        return data, self.judged(held.examples, partial(judged_classes, guesses, second), tokens)
 
 
 def first_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]], of: Sequence[int | None]) -> list[int]:
@@ -146,45 +156,24 @@ def first_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]], of: S
 
     Raises InputError for a word that the tokenizer drops though a later one has a token.
     """
+    places = enumerate(zip(offsets, of, strict=True))
+    tokens = [(i, begin, end) for i, ((begin, end), sequence) in places if sequence == 0 and end > begin]
+    last = max((end for _, _, end in tokens), default=0)
     first: list[int] = []
-    start, tokens = 0, [i for i, sequence in enumerate(of) if sequence == 0 and offsets[i][1] > offsets[i][0]]
-    last = max((offsets[i][1] for i in tokens), default=0)
-    at = 0  # of the first token that does not end before the word
+    start, at = 0, 0  # of the word, and the first token that does not end before it
     for word in words:
         stop = start + len(word)
-        while at < len(tokens) and offsets[tokens[at]][1] <= start:
+        while at < len(tokens) and tokens[at][2] <= start:
             at += 1
-        token = tokens[at] if at < len(tokens) and offsets[tokens[at]][0] < stop else None
-        if token is None and stop < last:
-            raise InputError(f"the tokenizer makes no token of the word {shown(word)}; remove it from the record")
-        if token is None:
+        if at == len(tokens) or tokens[at][1] >= stop:
+            if stop < last:
+                raise InputError(f"the tokenizer makes no token of the word {shown(word)}; remove it from the record")
             break
-        if first and token == first[-1]:
+        if first and tokens[at][0] == first[-1]:
             raise InputError(f"the tokenizer joins the word {shown(word)} to the one before; tags need words apart")
-        first.append(token)
+        first.append(tokens[at][0])
         start = stop + 1
     return first
-
-
-def _judged_tags(
-    guesses: Mapping[str, Sequence[Integers]], labels: Sequence[str], nats: float, count: int, rows: Outputs
-) -> Score:
-    """Accuracy of the words' tags and F1 of entities, beside the accuracy of the guesses."""
-    right = [example.goal[example.trained] for example, _ in rows]
-    predicted = [output.numpy().argmax(-1)[example.trained] for example, output in rows]
-    flat, joined = np.concatenate(right), np.concatenate(predicted)
-    guessed = {
-        name: metrics.accuracy(np.concatenate([guess[e.number][: e.trained.sum()] for e, _ in rows]), flat)
-        for name, guess in guesses.items()
-    }
-    figures = {"accuracy": metrics.accuracy(joined, flat)}
-    if any(label.startswith("B-") for label in labels):
-        named = [[[labels[i] for i in row] for row in side] for side in (predicted, right)]
-        figures["entity F1"] = metrics.entity_f1(*named)
-    else:
-        figures["macro F1"] = metrics.macro_f1(joined, flat)
-    correct, most = int((joined == flat).sum()), round(guessed["majority"] * len(flat))
-    return Score(nats, count, correct, most, metrics=figures, baselines=guessed)
 
 
 def _told_apart(
@@ -207,9 +196,8 @@ def _told_apart(
 
 def ordered_labels(labels: Iterable[str]) -> list[str]:
     """The different labels in order: by number where all are numbers, else by name."""
-    every = set(labels)
-    numbers = all(label.isdecimal() and len(label) < 19 for label in every)
-    return sorted(every, key=lambda label: (int(label) if numbers else 0, label))
+    every = sorted(set(labels))
+    return sorted(every, key=int) if all(label.isdecimal() and len(label) < 19 for label in every) else every
 
 
 def class_loss(settings: ObjectiveSettings, labels: Sequence[str], right: Integers) -> ClassLoss:
@@ -222,9 +210,10 @@ def class_loss(settings: ObjectiveSettings, labels: Sequence[str], right: Intege
         counts = np.maximum(np.bincount(right, minlength=len(labels)), 1)
         weights = tuple((len(right) / (len(labels) * counts)).tolist())
     elif class_weights is not None:
-        if class_weights.keys() != set(labels):
-            wrong = sorted(class_weights.keys() ^ set(labels))[0]
-            raise ConfigError(f"objective.class_weights needs a weight for each of {', '.join(labels)}; see {wrong!r}")
+        if wrong := sorted(class_weights.keys() ^ set(labels)):
+            raise ConfigError(
+                f"objective.class_weights needs a weight for each of {', '.join(labels)}; see {wrong[0]!r}"
+            )
         weights = tuple(class_weights[label] for label in labels)
     return ClassLoss(tuple(labels), settings.smoothing, weights)
 
@@ -273,7 +262,7 @@ class SpanTask(HeadTask):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         sides = read_split(recipe.data, ("question", "context", "answer", "start"))
-        self.train, self.held = ([_question(record) for record in side] for side in sides)
+        self.train, self.held = (list(map(_question, side)) for side in sides)
         self.texts = [text for one in self.train for text in (one.question, one.context)]
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
@@ -283,7 +272,7 @@ class SpanTask(HeadTask):
             for side in (self.train, self.held)
         )
         judge = partial(_judged_spans, self.held, [_overlapping(one) for one in self.held])
-        return epoch_rows(train), JudgedRows.of_rows(held, judge, tokens, self.device)
+        return epoch_rows(train), self.judged(held, judge, tokens)
 
 
 def windows(one: Question, tokenizer: Tokenizer, length: int, loss: SpanLoss, number: int) -> list[LabelledExample]:
@@ -299,8 +288,7 @@ def windows(one: Question, tokenizer: Tokenizer, length: int, loss: SpanLoss, nu
     rows, answered = [], False
     for window in cut:
         span = _span(window, one)
-        answered = answered or span is not None
-        ends = span or (0, 0)
+        answered, ends = answered or span is not None, span or (0, 0)
         row = labelled(window, ends, loss, number, trained_at(len(window.ids), *ends))
         inside = np.array([of == 1 for of in window.sequence_ids])
         rows.append(replace(row, offsets=np.where(inside[:, None], np.array(window.offsets, dtype=np.int32), -1)))
@@ -315,9 +303,9 @@ def _span(window: Encoded, one: Question) -> tuple[int, int] | None:
         return None
     stop = one.start + len(one.answer.rstrip())
     start = stop - len(one.answer.strip())
-    inside = [i for i, of in enumerate(window.sequence_ids) if of == 1 and window.offsets[i][1] > window.offsets[i][0]]
-    first = [i for i in inside if window.offsets[i][0] <= start < window.offsets[i][1]]
-    last = [i for i in inside if window.offsets[i][0] < stop <= window.offsets[i][1]]
+    tokens = [(i, *window.offsets[i]) for i, of in enumerate(window.sequence_ids) if of == 1]
+    first = [i for i, begin, end in tokens if begin <= start < end]
+    last = [i for i, begin, end in tokens if begin < stop <= end]
     return (first[0], last[-1]) if first and last else None
 
 
@@ -326,20 +314,16 @@ def _judged_spans(
 ) -> Score:
     """F1 and exact match of the best span over all windows of a question, beside the F1 of `guesses`."""
     may_be_empty = any(one.start is None for one in questions)
-    by_question: defaultdict[int, list[tuple[LabelledExample, Tensor]]] = defaultdict(list)
-    for example, output in rows:
-        by_question[example.number].append((example, output))
-    f1, exact, guessed, empty = [], [], [], []
-    for number, of in by_question.items():
-        one = questions[number]
-        answer = best_span(of, one.context, may_be_empty=may_be_empty)
-        f1.append(metrics.answer_f1(answer, one.answer))
-        exact.append(metrics.exact_match(answer, one.answer))
-        guessed.append(metrics.answer_f1(guesses[number], one.answer))
-        empty.append(float(one.start is None))
-    figures = {"F1": float(np.mean(f1)), "exact match": float(np.mean(exact))}
-    simple = {"majority (no answer)": float(np.mean(empty)), "word overlap": float(np.mean(guessed))}
-    return Score(nats, count, round(sum(exact)), round(sum(empty)), metrics=figures, baselines=simple)
+    asked = {number: list(of) for number, of in groupby(rows, key=lambda row: row[0].number)}
+    answers = [best_span(of, questions[i].context, may_be_empty=may_be_empty) for i, of in asked.items()]
+    right, guessed = [questions[i].answer for i in asked], [guesses[i] for i in asked]
+    exact = float(np.mean(list(map(metrics.exact_match, answers, right))))
+    empty = float(np.mean([questions[i].start is None for i in asked]))
+    figures = {"F1": float(np.mean(list(map(metrics.answer_f1, answers, right)))), "exact match": exact}
+    overlap = float(np.mean(list(map(metrics.answer_f1, guessed, right))))
+    simple = {"majority (no answer)": empty, "word overlap": overlap}
+    correct, most = round(exact * len(asked)), round(empty * len(asked))
+    return Score(nats, count, correct, most, metrics=figures, baselines=simple)
 
 
 def best_span(rows: Outputs, context: str, *, may_be_empty: bool) -> str:
@@ -356,7 +340,7 @@ def best_span(rows: Outputs, context: str, *, may_be_empty: bool) -> str:
         if not len(inside):  # a context of characters that the tokenizer drops
             continue
         both = begins[inside, None] + ends[None, inside]
-        allowed = np.triu(np.ones_like(both)) - np.triu(np.ones_like(both), LONGEST)
+        allowed = np.triu(np.tri(len(inside), k=LONGEST - 1))
         both = np.where(allowed > 0, both, -np.inf)
         i, j = np.unravel_index(both.argmax(), both.shape)
         if both[i, j] > score:
@@ -381,5 +365,5 @@ def _question(record: DataRecord) -> Question:
 def _overlapping(one: Question) -> str:
     """The sentence of the context with the most words of the question, a guess without training."""
     question = set(metrics.words(one.question))
-    sentences = [part for part in one.context.replace("?", ".").replace("!", ".").split(".") if part.strip()]
+    sentences = [part for part in re.split("[.?!]", one.context) if part.strip()]
     return max(sentences, key=lambda part: len(question & set(metrics.words(part))), default="").strip()

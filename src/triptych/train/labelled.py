@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from itertools import compress
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from torch.nn import functional as F
 from triptych.attention import Rows
 from triptych.nn import Transformer
 from triptych.text import Encoded, Tokenizer
-from triptych.train.objectives import Device, Example, Ids, Integers, TrainingBatch, exact, joined, token_batch
+from triptych.train.objectives import Device, Example, Ids, Integers, TrainingBatch, exact, joined
 
 IGNORED = -100  # the goal of a token without a label, as in torch's cross-entropy
 
@@ -39,31 +40,34 @@ class HeadLoss:
         """The same loss without smoothing and weights, for held-out data."""
         return self
 
-    def names(self, example: LabelledExample) -> list[str]:
-        """What is to be predicted at each token, to be read by people."""
+    def predicted(self, outputs: Tensor) -> Integers:
+        """The likeliest classes by the outputs of one row, as its goal has them."""
+        return (outputs.numpy() > 0).astype(np.int64).reshape(-1)
+
+    def names(self, goal: Sequence[int]) -> list[str]:
+        """What is to be predicted at the trained tokens of a row, in order, to be read by people."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LabelledExample(Example):
     """One row with its `goal`: `[1]` a class, `[C]` of 0 and 1, `[T]` a class a token or IGNORED, or `[2]` the first
-    and the last token of an answer.  `types` [T] are token types; `number` is that of the record it was made from;
-    `offsets` [T, 2] are the characters of each token of an answer's context, -1 for other tokens."""
+    and the last token of an answer.  `types` [T] are token types, None for other inputs than tokens; `number` is that
+    of the record it was made from; `offsets` [T, 2] are the characters of each token of an answer's context, -1 for
+    other tokens."""
 
     goal: Integers
     head: HeadLoss
-    types: Ids
+    types: Ids | None = None
     number: int = 0
     offsets: NDArray[np.int32] | None = None
 
-    def collated(self, examples: Sequence[Any], device: Device) -> LabelledBatch:
-        batch, types = token_batch(examples, device), joined([one.types for one in examples], device)
-        goals = joined([one.goal for one in examples], device)
-        tokens = (batch.ids, batch.rows, batch.at, batch.targets)
-        return LabelledBatch(*tokens, types=types, goals=goals, examples=tuple(examples), head=self.head)
+    def collated(self, examples: Sequence[Example], device: Device) -> LabelledBatch:
+        return LabelledBatch.of(examples, device)
 
     def target_names(self, tokenizer: Tokenizer) -> list[str]:
-        return self.head.names(self)
+        names = iter(self.head.names(self.goal.tolist()))
+        return [next(names, "") if trained else "" for trained in self.trained.tolist()]
 
 
 def labelled(
@@ -82,15 +86,26 @@ def labelled(
     )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class LabelledBatch(TrainingBatch):
-    """Rows of one objective with labels: token types [N], None for other inputs than tokens, and the goals of the rows
-    end to end."""
+    """Rows of one objective with labels."""
 
-    types: Tensor | None
-    goals: Tensor
-    examples: tuple[LabelledExample, ...]
-    head: HeadLoss
+    examples: tuple[LabelledExample, ...] = ()
+
+    @property
+    def head(self) -> HeadLoss:
+        return self.examples[0].head
+
+    @cached_property
+    def goals(self) -> Tensor:
+        """Those of the rows, end to end."""
+        return joined([one.goal for one in self.examples], self.ids.device)
+
+    @cached_property
+    def types(self) -> Tensor | None:
+        """Token types [N], None for other inputs than tokens."""
+        types = [one.types for one in self.examples if one.types is not None]
+        return joined(types, self.ids.device) if types else None
 
     @property
     def weight(self) -> float:
@@ -129,10 +144,11 @@ class ClassLoss(HeadLoss):
     def plain(self) -> ClassLoss:
         return ClassLoss(self.labels)
 
-    def names(self, example: LabelledExample) -> list[str]:
-        if len(example.goal) == len(example.ids) and example.trained.sum() != 1:
-            return ["" if goal == IGNORED else self.labels[goal] for goal in example.goal.tolist()]
-        return _at_trained(example, [self.labels[example.goal[example.goal != IGNORED][0]]])
+    def predicted(self, outputs: Tensor) -> Integers:
+        return np.atleast_1d(outputs.numpy().argmax(-1))
+
+    def names(self, goal: Sequence[int]) -> list[str]:
+        return [self.labels[one] for one in goal if one != IGNORED]
 
 
 @dataclass(frozen=True)
@@ -148,8 +164,8 @@ class SeveralLoss(HeadLoss):
     def weight(self, goals: Tensor) -> float:
         return len(goals) / len(self.labels)
 
-    def names(self, example: LabelledExample) -> list[str]:
-        return _at_trained(example, [", ".join(self.labels[i] for i in np.flatnonzero(example.goal)) or "none"])
+    def names(self, goal: Sequence[int]) -> list[str]:
+        return [", ".join(compress(self.labels, goal)) or "none"]
 
 
 @dataclass(frozen=True)
@@ -171,12 +187,11 @@ class SpanLoss(HeadLoss):
     def plain(self) -> SpanLoss:
         return SpanLoss()
 
-    def names(self, example: LabelledExample) -> list[str]:
-        first, last = example.goal.tolist()
-        marks = {first: "answer begins", last: "answer ends"}
-        if first == last:
-            marks = {first: "no answer" if first == 0 else "answer begins and ends"}
-        return [marks.get(i, "") for i in range(len(example.ids))]
+    def names(self, goal: Sequence[int]) -> list[str]:
+        first, last = goal
+        if first != last:
+            return ["answer begins", "answer ends"]
+        return ["answer begins and ends" if first else "no answer"]
 
 
 @dataclass(frozen=True)
@@ -186,11 +201,5 @@ class ReplacedLoss(HeadLoss):
     def __call__(self, outputs: Tensor, goals: Tensor, rows: Rows) -> Tensor:
         return F.binary_cross_entropy_with_logits(outputs.squeeze(-1), goals.to(outputs.dtype), reduction="sum")
 
-    def names(self, example: LabelledExample) -> list[str]:
-        return ["replaced" if goal else "original" for goal in example.goal.tolist()]
-
-
-def _at_trained(example: LabelledExample, names: list[str]) -> list[str]:
-    """`names` at the trained positions, in order; nothing elsewhere."""
-    left = iter(names)
-    return [next(left, "") if trained else "" for trained in example.trained.tolist()]
+    def names(self, goal: Sequence[int]) -> list[str]:
+        return ["replaced" if one else "original" for one in goal]

@@ -67,10 +67,6 @@ class Budget:
         """The seconds that `part` will take: the most of those it took lately, and 0 before it first happens."""
         return max(self._took[part], default=0.0)
 
-    def limit(self, share: float = 1.0) -> float | None:
-        """The seconds for each of 1 / `share` evaluations; None without a limit."""
-        return None if self.seconds == math.inf else SHARE * share * self.seconds
-
     def allows(self, part: Part) -> bool:
         """Whether all of `part` before the end of the run, with one more, take at most `SHARE` of the seconds."""
         return self._total[part] + self.expected(part) <= SHARE * self.seconds
@@ -143,12 +139,11 @@ class Trainer:
         self.on_sample: Callable[[Trainer], None] = _ignore
         self.on_note: Callable[[str], None] = _ignore
         self._stop_requested = False
-        stacks = [stack for stack in (module.encoder, module.decoder) if stack is not None]
         width = max(stack.width for stack in module.spec.stacks.values())
         self.precision = chosen(run.precision, self.device, width)
         autocast(self.precision, self.device)  # raises before the first step if the device lacks this precision
         self._has_dropout = has_dropout(module)
-        for stack in stacks:
+        for stack in filter(None, (module.encoder, module.decoder)):
             stack.recompute = run.recompute
             if run.compile:
                 for block in stack.blocks:
@@ -160,8 +155,9 @@ class Trainer:
         return self._progress(self.at.step)
 
     def _progress(self, step: int) -> float:
-        used = self.at.elapsed >= self.budget.seconds
-        return 1.0 if used else self.settings.progress(step, self.at.elapsed, self._reserved())
+        if self.at.elapsed >= self.budget.seconds:
+            return 1.0
+        return self.settings.progress(step, self.at.elapsed, self._reserved())
 
     def _reserved(self) -> float:
         """The seconds that what follows the last step will take: evaluation, sample and checkpoint."""
@@ -170,7 +166,7 @@ class Trainer:
             return 0.0
         whole = 0.0 if self.held is None else self.budget.expected("evaluation") * len(self.held.batches) / FEWEST
         parts = (
-            (run.evaluate_every, min(self.budget.limit() or 0.0, whole)),
+            (run.evaluate_every, min(SHARE * run.seconds, whole)),
             (run.sample_every, self.budget.expected("sample")),
             (run.save_every, self.budget.expected("checkpoint")),
         )
@@ -222,11 +218,9 @@ class Trainer:
             self.on_step(Event(self.at.step, loss, pace, left, self.done, factor, norm, score))
             rest = self.budget.seconds - self.budget.expected("sample") - self.budget.expected("checkpoint")
             if self._due(before, self.settings.sample_every, "sample") and time.monotonic() - began <= rest:
-                with self.budget.timed("sample"):
-                    self._in_evaluation_mode(self.on_sample)
+                self._in_evaluation_mode("sample", self.on_sample)
             if self._due(before, self.settings.save_every, "checkpoint"):
-                with self.budget.timed("checkpoint"):
-                    self._in_evaluation_mode(self.on_save)
+                self._in_evaluation_mode("checkpoint", self.on_save)
             self.at.elapsed = max(self.at.elapsed, time.monotonic() - began)
             if self.at.step % TRIM_EVERY == 0:
                 machine.give_back_memory()
@@ -262,11 +256,10 @@ class Trainer:
 
         Dropout draws from `seed`.
         """
-        if draws_globally(self.module) or self.settings.compile or self.device.type != "cpu":
-            with global_dropout(seed) if self._has_dropout else nullcontext():
-                return sum(self._backward(batch, total, None) for batch in batches)
-        random = torch.Generator().manual_seed(seed) if self._has_dropout else None
-        return sum(self._backward(batch, total, random) for batch in batches)
+        drawn_globally = draws_globally(self.module) or self.settings.compile or self.device.type != "cpu"
+        random = torch.Generator().manual_seed(seed) if self._has_dropout and not drawn_globally else None
+        with global_dropout(seed) if self._has_dropout and drawn_globally else nullcontext():
+            return sum(self._backward(batch, total, random) for batch in batches)
 
     def _backward(self, batch: TrainingBatch, total: float, random: torch.Generator | None) -> float:
         """Forward and backward pass of one micro-batch, dropout drawing from `random`; its loss in nats."""
@@ -308,12 +301,13 @@ class Trainer:
         return _multiples(before, every) != _multiples(self.done, every) and self.budget.allows(part)
 
     def _evaluate(self, before: float) -> Score | None:
-        if self.held is None or not self._due(before, self.settings.evaluate_every, "evaluation"):
+        every = self.settings.evaluate_every
+        if self.held is None or not self._due(before, every, "evaluation"):
             return None
         if self.done >= 1.0:
             return self.last_score()
         with self.budget.timed("evaluation"):
-            return self._score(self.held.sample(FEWEST), self.settings.evaluate_every)
+            return self._score(self.held.sample(FEWEST), every)
 
     def last_score(self) -> Score:
         """The score on the held-out data at the end of the run, computed once.  Raises ValueError without such data."""
@@ -324,13 +318,16 @@ class Trainer:
         return self._last_score[1]
 
     def _score(self, held: HeldOut, share: float = 1.0) -> Score:
-        return evaluate(self.module, held, autocast(self.precision, self.device), seconds=self.budget.limit(share))
+        """The score of one of 1 / `share` evaluations, which have a tenth of the seconds together."""
+        seconds = None if self.settings.seconds is None else SHARE * share * self.settings.seconds
+        return evaluate(self.module, held, autocast(self.precision, self.device), seconds=seconds)
 
-    def _in_evaluation_mode(self, hook: Callable[[Trainer], None]) -> None:
-        self._check_weights()
-        self.module.eval()
-        hook(self)
-        self.module.train()
+    def _in_evaluation_mode(self, part: Part, hook: Callable[[Trainer], None]) -> None:
+        with self.budget.timed(part):
+            self._check_weights()
+            self.module.eval()
+            hook(self)
+            self.module.train()
 
 
 def _multiples(done: float, every: float) -> int:

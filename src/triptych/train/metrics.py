@@ -6,6 +6,7 @@ import re
 import string
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -32,14 +33,16 @@ def macro_f1(predicted: Integers, right: Integers) -> float:
     Of several labels a row, `[N, C]` of 0 and 1, it is the mean over all C columns; one that never occurs has F1 0.
     """
     if predicted.ndim == 2:
-        return float(np.mean([f1(predicted[:, c] == 1, right[:, c] == 1) for c in range(predicted.shape[1])]))
-    classes = np.union1d(predicted, right)
-    return float(np.mean([f1(predicted == c, right == c) for c in classes]))
+        return float(np.mean(list(map(f1, predicted.T == 1, right.T == 1))))
+    return float(np.mean([f1(predicted == c, right == c) for c in np.union1d(predicted, right)]))
 
 
 def f1(predicted: NDArray[np.bool_], right: NDArray[np.bool_]) -> float:
     """2 TP / (2 TP + FP + FN), which is 0 where there is nothing to find and nothing was found."""
-    both, either = int((predicted & right).sum()), int(predicted.sum() + right.sum())
+    return _f1(int((predicted & right).sum()), int(predicted.sum() + right.sum()))
+
+
+def _f1(both: int, either: int) -> float:
     return 2 * both / either if either else 0.0
 
 
@@ -62,14 +65,17 @@ def entities(tags: Sequence[str]) -> set[Entity]:
 def entity_f1(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> float:
     """Micro F1 of the entities of all rows: one counts where its type, its first and its last word are right."""
     sides = [{(row, *one) for row, tags in enumerate(side) for one in entities(tags)} for side in (predicted, right)]
-    total = sum(map(len, sides))
-    return 2 * len(sides[0] & sides[1]) / total if total else 0.0
+    return _f1(len(sides[0] & sides[1]), sum(map(len, sides)))
 
 
 def normalized_answer(text: str) -> str:
     """An answer as SQuAD compares it: lower case, without ASCII punctuation and the articles, single spaces."""
-    bare = "".join(char for char in text.lower() if char not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", _bare(text)).split())
+
+
+def _bare(text: str) -> str:
+    """The text in lower case, without ASCII punctuation."""
+    return text.lower().translate(str.maketrans("", "", string.punctuation))
 
 
 def exact_match(predicted: str, right: str) -> float:
@@ -80,9 +86,7 @@ def exact_match(predicted: str, right: str) -> float:
 def answer_f1(predicted: str, right: str) -> float:
     """F1 of the words that two answers share once normalized; with an empty one, 1 if both are empty."""
     a, b = normalized_answer(predicted).split(), normalized_answer(right).split()
-    if not a or not b:
-        return float(a == b)
-    return 2 * (Counter(a) & Counter(b)).total() / (len(a) + len(b))
+    return _f1((Counter(a) & Counter(b)).total(), len(a) + len(b)) if a or b else 1.0
 
 
 def recall_at(scores: NDArray[np.floating], k: int) -> float:
@@ -111,21 +115,18 @@ def word_error_rate(written: Sequence[str], right: Sequence[str]) -> float:
 def distance(a: Sequence[str], b: Sequence[str]) -> int:
     """The fewest items (letters, words) to insert, delete or replace that turn `a` into `b` (Levenshtein 1966),
     computed one row of the table at a time."""
-    number = {item: i for i, item in enumerate(dict.fromkeys([*a, *b]))}
+    number = {item: i for i, item in enumerate({*a, *b})}
     codes = np.array([number[item] for item in b], dtype=np.int64)
-    columns = np.arange(len(b) + 1)
-    row = columns.copy()
+    row = columns = np.arange(len(b) + 1)
     for i, item in enumerate(a, 1):
-        best = np.empty_like(row)
-        best[0] = i
-        best[1:] = np.minimum(row[:-1] + (codes != number[item]), row[1:] + 1)
+        best = np.concatenate([[i], np.minimum(row[:-1] + (codes != number[item]), row[1:] + 1)])
         row = np.minimum.accumulate(best - columns) + columns  # insertions along the row
     return int(row[-1])
 
 
 def spoken_words(text: str) -> list[str]:
     """The words of a transcript in lower case, without ASCII punctuation."""
-    return "".join(char for char in text.lower() if char not in string.punctuation).split()
+    return _bare(text).split()
 
 
 def translation(written: Sequence[str], right: Sequence[str]) -> dict[str, float]:
@@ -164,8 +165,8 @@ def bag_of_words(train: Sequence[str], right: Integers, texts: Sequence[str], cl
     Its loss is the sum of the cross-entropies and half the sum of the squared weights (scikit-learn's C = 1), which
     torch's L-BFGS minimizes.
     """
-    counted = Counter(word for text in train for word in words(text))
-    index = {word: i for i, (word, _) in enumerate(counted.most_common(WORDS))}
+    commonest = Counter(word for text in train for word in words(text)).most_common(WORDS)
+    index = {word: i for i, (word, _) in enumerate(commonest)}
     return _logistic(_counts(train, index), right, _counts(texts, index), classes)
 
 
@@ -185,11 +186,9 @@ def _logistic(known: Tensor, right: Integers, new: Tensor, classes: int) -> Inte
 
     def closure() -> Tensor:
         solver.zero_grad()
-        scores = _scores(known, weights)
-        if goal.dim() == 2:
-            loss = F.binary_cross_entropy_with_logits(scores, goal.float(), reduction="sum")
-        else:
-            loss = F.cross_entropy(scores, goal, reduction="sum")
+        several = goal.dim() == 2
+        cross_entropy = F.binary_cross_entropy_with_logits if several else F.cross_entropy
+        loss = cross_entropy(_scores(known, weights), goal.float() if several else goal, reduction="sum")
         loss = loss + weights[:-1].square().sum() / 2
         loss.backward()
         return loss
@@ -197,8 +196,7 @@ def _logistic(known: Tensor, right: Integers, new: Tensor, classes: int) -> Inte
     with torch.enable_grad():
         solver.step(closure)
     scores = _scores(new, weights.detach())
-    best: Tensor = (scores > 0).long() if goal.dim() == 2 else scores.argmax(-1)
-    return best.numpy()
+    return ((scores > 0).long() if goal.dim() == 2 else scores.argmax(-1)).numpy()
 
 
 def commonest_tags(
@@ -206,41 +204,28 @@ def commonest_tags(
 ) -> list[Integers]:
     """For each word of `held` the tag it had most often in training; the commonest tag for a word never seen."""
     counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
-    for row, of in zip(rows, tags, strict=True):
-        for word, tag in zip(row, of.tolist(), strict=True):
-            counts[word][tag] += 1
-    total: Counter[int] = sum(counts.values(), Counter())
-    best: Mapping[str, int] = {word: tag.most_common(1)[0][0] for word, tag in counts.items()}
-    rest = total.most_common(1)[0][0]
-    return [np.array([best.get(word, rest) for word in row], dtype=np.int64) for row in held]
+    for word, tag in zip(chain(*rows), np.concatenate(tags).tolist(), strict=True):
+        counts[word][tag] += 1
+    rest = sum(counts.values(), Counter[int]())
+    return [np.array([counts.get(word, rest).most_common(1)[0][0] for word in row], dtype=np.int64) for row in held]
 
 
 def word_overlap(sources: Sequence[str], targets: Sequence[str]) -> NDArray[np.float32]:
     """Cosines `[N, M]` of the word counts of texts, each word weighted by log(texts / texts that have it)."""
-    every = [Counter(words(text)) for text in (*sources, *targets)]
-    having = Counter(word for counts in every for word in counts)
-    index = {word: i for i, word in enumerate(having)}
-    vectors = np.zeros((len(every), max(1, len(index))), dtype=np.float32)
-    for row, counts in enumerate(every):
-        for word, count in counts.items():
-            vectors[row, index[word]] = count * np.log(len(every) / having[word])
+    texts = [*sources, *targets]
+    index = {word: i for i, word in enumerate(dict.fromkeys(word for text in texts for word in words(text)))}
+    counts = _counts(texts, index).to_dense().numpy()
+    vectors = (counts * np.log(len(texts) / (counts > 0).sum(0))).astype(np.float32)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return np.asarray(vectors[: len(sources)] @ vectors[len(sources) :].T)
 
 
 def _counts(texts: Sequence[str], index: Mapping[str, int]) -> Tensor:
     """Sparse word counts [texts, words]."""
-    rows, columns, values = [], [], []
-    for row, text in enumerate(texts):
-        for word, count in Counter(words(text)).items():
-            if word in index:
-                rows.append(row)
-                columns.append(index[word])
-                values.append(float(count))
-    places = torch.tensor([rows, columns], dtype=torch.long).reshape(2, -1)
-    return torch.sparse_coo_tensor(
-        places, torch.tensor(values), (len(texts), len(index)), check_invariants=True
-    ).coalesce()
+    places = [(row, index[word]) for row, text in enumerate(texts) for word in words(text) if word in index]
+    indices = torch.tensor(places, dtype=torch.long).reshape(-1, 2).T
+    size = len(texts), len(index)
+    return torch.sparse_coo_tensor(indices, torch.ones(len(places)), size, check_invariants=True).coalesce()
 
 
 def _scores(counts: Tensor, weights: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triptych import families, nn
-from triptych.checkpoints.header import KEY
+from triptych.checkpoints.header import KEY, label_names
 from triptych.checkpoints.load_weights import to_checkpoint
 from triptych.errors import ConfigError
 from triptych.families import read_config
@@ -43,17 +43,7 @@ LAYOUTS: dict[Objective, str] = {
 }  # fmt: skip
 
 
-def label_names(spec: ModelSpec, hf: Mapping[str, Any]) -> list[str] | None:
-    """The names of the classes of a head, None for one without classes."""
-    if not isinstance(spec.head, ClassHeadSpec | TokenHeadSpec):
-        return None
-    names = hf.get("id2label") or {}
-    return [str(names.get(str(i), names.get(i, f"LABEL_{i}"))) for i in range(spec.head.classes.outputs)]
-
-
-def head_config(
-    hf: Mapping[str, Any], kind: HeadKind, labels: Sequence[str] | None = None, *, several: bool = False
-) -> Config:
+def head_config(hf: Mapping[str, Any], kind: HeadKind, labels: Sequence[str] = (), *, several: bool = False) -> Config:
     """The HF config `hf` with the class that has the head `kind`, and the names of its labels.
 
     Raises ConfigError for a model that has no such class.
@@ -63,14 +53,14 @@ def head_config(
     if name is None or (kind == "replaced" and name != "Electra") or (kind != "labels" and model_type in _LABELS_ALONE):
         fitting = [one for one in _NAMES if kind == "labels" or one not in _LABELS_ALONE]
         known = "electra" if kind == "replaced" else ", ".join(fitting)
-        raise ConfigError(f"objective {kind} trains one of {known}; the model is of type {hf.get('model_type')}")
-    config = {key: value for key, value in hf.items() if key not in ("num_labels", "id2label", "label2id")}
+        raise ConfigError(f"objective {kind} trains one of {known}; the model is of type {model_type}")
+    of_other_heads = ["num_labels", "id2label", "label2id"]
+    of_other_heads += [] if kind == "contrastive" else [KEY, "triptych_pooling"]
+    config = {key: value for key, value in hf.items() if key not in of_other_heads}
     config["architectures"] = [name + ("ForImageClassification" if name == "ViT" else HEADS[kind][1])]
-    if kind != "contrastive":
-        config = {key: value for key, value in config.items() if key not in (KEY, "triptych_pooling")}
-    elif "triptych_pooling" not in config:
-        config["triptych_pooling"] = {"mode": "mean", "normalize": False}
-    if labels is not None:
+    if kind == "contrastive":
+        config.setdefault("triptych_pooling", {"mode": "mean", "normalize": False})
+    if labels:
         config["id2label"] = {str(i): label for i, label in enumerate(labels)}
         config["label2id"] = {label: i for i, label in enumerate(labels)}
     if kind == "labels":
@@ -99,10 +89,11 @@ def with_head(
     stored: dict[str, Tensor] = dict(to_checkpoint(module, hf)[0])
     filled = dict(fresh.named_parameters())
     for name, parameter in filled.items():
-        if not name.startswith("head.") and name in own:
-            parameter.copy_(own[name])
-        elif not name.startswith("head."):
+        if name.startswith("head."):
+            continue
+        if name not in own:
             raise ConfigError(f"the model has no {name}, which a model with the new head needs")
+        parameter.copy_(own[name])
     for step in families.save_plan(spec):
         if not step.ours[0].startswith("head.") or (not same and ".classes." in step.ours[0]):
             continue

@@ -6,14 +6,11 @@ A new recipe is written with them, for a new model or for one that is trained fu
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
-
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic.fields import FieldInfo
+from typing import Any
 
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
@@ -24,6 +21,7 @@ from triptych.text import corpus
 from triptych.train.new_head import HEAD_KINDS, check_layout, head_config
 from triptych.train.recipe import FINE_TUNING, Objective, Recipe, check_recipe, read_tables, sections
 from triptych.train.records import columns_of
+from triptych.train.settings import Config, RecipeSection
 from triptych.train.sources import FOLDED, SHAKESPEARE
 from triptych.train.task import known_by_name
 
@@ -51,12 +49,13 @@ class Key:
 
 def keys(name: str) -> list[Key]:
     """The keys of the table `name`; those of `model` are for an existing model."""
-    return [_key(field, info, FINE_TUNING.get(name, {})) for field, info in sections()[name].model_fields.items()]
+    section = sections()[name]
+    return [_key(field, section, FINE_TUNING.get(name, {})) for field in section.model_fields]
 
 
 def single_keys() -> list[Key]:
     """The keys outside any table."""
-    return [_key(name, info, {}) for name, info in Recipe.model_fields.items() if name not in sections()]
+    return [_key(name, Recipe, {}) for name in Recipe.model_fields if name not in sections()]
 
 
 def meaning(name: str) -> str:
@@ -87,10 +86,9 @@ def toml(value: Any) -> str:
         case list() | tuple():
             return f"[{', '.join(map(toml, value))}]"
         case Mapping():
-            bare = [key.isascii() and key.replace("_", "").replace("-", "").isalnum() for key in value]
-            keys = [key if is_bare else json.dumps(key) for key, is_bare in zip(value, bare, strict=True)]
-            pairs = zip(keys, value.values(), strict=True)
-            return f"{{{', '.join(f'{key} = {toml(inner)}' for key, inner in pairs)}}}"
+            names = (key if re.fullmatch("[A-Za-z0-9_-]+", key) else json.dumps(key) for key in value)
+            pairs = zip(names, map(toml, value.values()), strict=True)
+            return f"{{{', '.join(f'{name} = {inner}' for name, inner in pairs)}}}"
     raise TypeError(f"TOML has no {type(value).__name__}")
 
 
@@ -101,41 +99,32 @@ def _rows(shown: Sequence[Key]) -> Iterator[str]:
         yield f"| `{key.name}` | {key.values} | {key.defaults} | {key.meaning} |"
 
 
-def _key(name: str, info: FieldInfo, fine_tuning: Mapping[str, object]) -> Key:
-    value = None if info.is_required() else info.get_default(call_default_factory=True)
-    default = None if info.is_required() else "" if value is None else toml(value)
+def _key(name: str, section: type[RecipeSection], fine_tuning: Mapping[str, object]) -> Key:
+    info, default = section.model_fields[name], None
+    if not info.is_required():
+        value = info.get_default(call_default_factory=True)
+        default = "" if value is None else toml(value)
     instead = toml(fine_tuning[name]) if name in fine_tuning else None
-    return Key(name, _values(info.annotation, info.metadata), default, instead, _one_line(info.description or ""))
+    values = _values(section.model_json_schema()["properties"][name])
+    return Key(name, values, default, instead, _one_line(info.description or ""))
 
 
-def _values(annotation: Any, metadata: Sequence[object]) -> str:
-    """Which values an annotation allows, in words."""
-    if get_origin(annotation) in (Union, UnionType):
-        return " or ".join(_values(one, metadata) for one in get_args(annotation) if one is not NoneType)
-    if hasattr(annotation, "__metadata__"):  # typing.Annotated
-        annotation, *metadata = get_args(annotation)
-    limits = [limit for one in metadata for limit in (one.metadata if isinstance(one, FieldInfo) else [one])]
-    if get_origin(annotation) is Literal:
-        return ", ".join(f"`{one}`" for one in get_args(annotation))
-    if get_origin(annotation) is list:
+_KINDS = {"boolean": "true or false", "integer": "whole number", "number": "number", "string": "text"}
+_BOUNDS = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "below", "maximum": "to"}
+
+
+def _values(schema: Config) -> str:
+    """Which values the JSON schema of a key allows, in words."""
+    if "anyOf" in schema:
+        return " or ".join(_values(one) for one in schema["anyOf"] if one != {"type": "null"})
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{one}`" for one in schema.get("enum") or [schema["const"]])
+    if "prefixItems" in schema:
+        return f"{len(schema['prefixItems'])} numbers in [0, 1]"
+    if schema["type"] == "array":
         return "a list of names"
-    if get_origin(annotation) is tuple:
-        return f"{len(get_args(annotation))} numbers in [0, 1]"
-    kinds = {bool: "true or false", int: "whole number", float: "number", str: "text"}
-    return " ".join([kinds.get(annotation, "table"), *_bounds(limits)])
-
-
-def _bounds(limits: Sequence[object]) -> Iterator[str]:
-    for limit in limits:
-        match limit:
-            case Gt(bound):
-                yield f"above {bound:g}"
-            case Ge(bound):
-                yield f"from {bound:g}"
-            case Lt(bound) if bound < 2**32:
-                yield f"below {bound:g}"
-            case Le(bound):
-                yield f"to {bound:g}"
+    bounds = [f"{word} {schema[bound]:g}" for bound, word in _BOUNDS.items() if schema.get(bound, 2**32) < 2**32]
+    return " ".join([_KINDS.get(schema["type"], "table"), *bounds])
 
 
 def _one_line(text: str) -> str:
@@ -292,15 +281,15 @@ def recipe_text(recipe: Recipe, path: Path) -> str:
     ]
     for name in sections():
         table = recipe.base if name == "model" else getattr(recipe, name)
+        entries = []
         if name == "model" and table is None:
             entries = [f"{key} = {toml(value)}" for key, value in recipe.model.items()]
-        else:
-            entries = []
-            for key in keys(name) if table is not None else ():
-                value = getattr(table, key.name)
-                further = recipe.base is not None and key.fine_tuning is not None
-                if value is not None and toml(value) != (key.fine_tuning if further else key.default):
-                    entries.append(_line(key, value))
+        for key in keys(name) if table is not None else ():
+            value, default = getattr(table, key.name), key.default
+            if recipe.base is not None and key.fine_tuning is not None:
+                default = key.fine_tuning
+            if value is not None and toml(value) != default:
+                entries.append(_line(key, value))
         if entries:
             lines += ["", f"[{name}]", *entries]
         elif name == "adapter" and table is not None:

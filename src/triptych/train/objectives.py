@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ Ids = NDArray[np.int32]
 Integers = NDArray[np.integer]
 TokenIds = Sequence[int] | Ids
 Device = torch.device | str
+B = TypeVar("B", bound="TrainingBatch")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,12 @@ class Example:
 
     def collated(self, examples: Sequence[Example], device: Device) -> TrainingBatch:
         """The rows `examples`, all of this row's class, as one batch; other objectives have batches of their own."""
-        return token_batch(examples, device)
+        return TrainingBatch.of(examples, device)
+
+    def sources(self, examples: Sequence[Example], device: Device) -> tuple[Tensor, Rows] | None:
+        """What the encoder reads beside the rows `examples`, all of this row's class, and where that of each lies."""
+        ids = [one.source for one in examples if one.source is not None]
+        return (joined(ids, device), Rows(tuple(map(len, ids)))) if ids else None
 
     def target_names(self, tokenizer: Tokenizer) -> list[str]:
         """What is to be predicted at each token, to be read by people."""
@@ -57,7 +63,7 @@ class TrainingBatch:
     """Rows end to end: `ids` [N], of which M positions are trained.
 
     `at` [M] are their indices and `targets` [M] their targets; `source` has the encoder's ids [S] and rows.  The share
-    `smoothing` of each target is spread over the vocabulary.
+    `smoothing` of each target is spread over the vocabulary, and `examples` are the rows that the batch was made from.
     """
 
     ids: Tensor
@@ -66,6 +72,20 @@ class TrainingBatch:
     targets: Tensor
     source: tuple[Tensor, Rows] | None = None
     smoothing: float = 0.0
+    examples: tuple[Example, ...] = ()
+
+    @classmethod
+    def of(cls: type[B], examples: Sequence[Example], device: Device) -> B:
+        """The tokens of the rows end to end, and their sources."""
+        trained = np.concatenate([e.trained for e in examples])
+        return cls(
+            ids=joined([e.ids for e in examples], device),
+            rows=Rows(tuple(len(e.ids) for e in examples)),
+            at=joined([np.flatnonzero(trained)], device),
+            targets=joined([np.concatenate([e.targets for e in examples])[trained]], device),
+            source=examples[0].sources(examples, device),
+            examples=tuple(examples),
+        )
 
     @property
     def tokens(self) -> int:
@@ -110,8 +130,8 @@ def seq2seq(source: TokenIds, target: TokenIds, start: int) -> Example:
     source_ids, targets = np.asarray(source, dtype=np.int32), np.asarray(target, dtype=np.int32)
     if not len(source_ids) or not len(targets):
         raise InputError(f"a pair needs both sides; got {len(source_ids)} source and {len(targets)} target tokens")
-    begin = np.array([start], dtype=np.int32)
-    return Example(np.concatenate([begin, targets[:-1]]), targets, np.ones(len(targets), dtype=bool), source_ids)
+    ids = np.append(np.int32(start), targets[:-1])
+    return Example(ids, targets, np.ones(len(targets), dtype=bool), source_ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,20 +181,7 @@ def collate(examples: Sequence[Example], device: Device = "cpu") -> TrainingBatc
     return examples[0].collated(examples, device)
 
 
-def token_batch(examples: Sequence[Example], device: Device) -> TrainingBatch:
-    """The tokens of the rows as one flat batch, and those of their sources."""
-    trained = np.concatenate([e.trained for e in examples])
-    sources = [e.source for e in examples if e.source is not None]
-    return TrainingBatch(
-        ids=joined([e.ids for e in examples], device),
-        rows=Rows(tuple(len(e.ids) for e in examples)),
-        at=joined([np.flatnonzero(trained)], device),
-        targets=joined([np.concatenate([e.targets for e in examples])[trained]], device),
-        source=(joined(sources, device), Rows(tuple(map(len, sources)))) if sources else None,
-    )
-
-
-def joined(arrays: Sequence[Integers], device: Device) -> Tensor:
+def joined(arrays: Sequence[Sequence[int] | Integers], device: Device) -> Tensor:
     """The numbers of all arrays, end to end, as int64 on `device`."""
     return torch.from_numpy(np.concatenate(arrays).astype(np.int64)).to(device, non_blocking=True)
 
@@ -235,13 +242,11 @@ class ShownRow:
     def text(self) -> list[tuple[str, State]]:
         """The tokens of the row's text in order, each once, with its state: of a shifted row the first input, then the
         targets; otherwise the targets."""
-        states: list[State] = ["trained" if one.trained else "read" for one in self.tokens]
-        if not self.shifted:
-            hidden = [one.trained and one.token != one.target for one in self.tokens]
-            states = ["hidden" if hides else state for hides, state in zip(hidden, states, strict=True)]
-            return [(one.target, state) for one, state in zip(self.tokens, states, strict=True)]
-        first: list[tuple[str, State]] = [(one.token, "read") for one in self.tokens[:1]]
-        return first + [(one.target, state) for one, state in zip(self.tokens, states, strict=True)]
+        text: list[tuple[str, State]] = [(one.token, "read") for one in self.tokens[: int(self.shifted)]]
+        for one in self.tokens:
+            hides = not self.shifted and one.token != one.target
+            text.append((one.target, "read" if not one.trained else "hidden" if hides else "trained"))
+        return text
 
     @property
     def trained(self) -> int:

@@ -15,6 +15,7 @@ from triptych.errors import CheckpointError, InputError
 from triptych.nn import Transformer
 from triptych.spec import model as spec
 from triptych.spec.parts import LinearSpec
+from triptych.train.data import groups
 from triptych.train.settings import BelowOne, NonNegative, Rate, RecipeSection, Share
 
 TOGETHER = 1 << 22  # numbers orthogonalized at a time, so that large matrices need no more memory than in torch
@@ -36,9 +37,8 @@ class Muon(torch.optim.Muon):
                 if parameter.grad is not None:
                     alike[parameter.shape].append(parameter)
             for shape, parameters in alike.items():
-                count = max(1, TOGETHER // shape.numel())
-                for first in range(0, len(parameters), count):
-                    self._update(group, parameters[first : first + count])
+                for some in groups(parameters, max(1, TOGETHER // shape.numel())):
+                    self._update(group, some)
 
     def _update(self, group: dict[str, Any], parameters: Sequence[Tensor]) -> None:
         """Update matrices of one shape [rows, columns]."""
@@ -139,24 +139,23 @@ class Optimizer:
                 matrices.append(parameter)
             else:
                 adam[0.0 if role == "other" else settings.weight_decay].append(parameter)
-        groups = [{"params": ps, "weight_decay": decay} for decay, ps in adam.items() if ps]
         self.parts: list[torch.optim.Optimizer] = []
-        if groups:
+        if groups := [{"params": ps, "weight_decay": decay} for decay, ps in adam.items() if ps]:
             self.parts.append(AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True))
         if matrices:
-            decay, momentum = settings.weight_decay, settings.momentum
-            alike = "match_rms_adamw"
-            self.parts.append(Muon(matrices, settings.muon_lr, decay, momentum, adjust_lr_fn=alike))
-        for group in self._groups():
+            own = (settings.muon_lr, settings.weight_decay, settings.momentum)
+            self.parts.append(Muon(matrices, *own, adjust_lr_fn="match_rms_adamw"))
+        self._groups = [group for part in self.parts for group in part.param_groups]
+        for group in self._groups:
             group["peak"] = group["lr"]
 
     def step(self, factor: float) -> None:
         """One update at `factor` times the peak learning rates; then the gradients are set to None."""
-        for group in self._groups():
+        for group in self._groups:
             group["lr"] = group["peak"] * factor
         for part in self.parts:
             part.step()
-            part.zero_grad()
+        self.zero()
 
     def clip(self) -> float:
         """Scale the gradients to a global norm of at most `clip`; returns the norm before."""
@@ -174,30 +173,23 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """All optimizer state by `PARAMETER/KEY`, for example `decoder.blocks.0.attn.q.weight/momentum_buffer`."""
-        names = {id(p): name for name, p in self.parameters.items()}
-        tensors: dict[str, Tensor] = {}
-        for part in self.parts:
-            for parameter, state in part.state.items():
-                tensors |= {f"{names[id(parameter)]}/{key}": value for key, value in state.items()}
-        return tensors
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
+        states = [(names[parameter], state) for part in self.parts for parameter, state in part.state.items()]
+        return {f"{name}/{key}": value for name, state in states for key, value in state.items()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Set the state to the tensors `state` returned.  Raises CheckpointError if they belong to other parameters or
         to another optimizer."""
-        owners = {id(p): part for part in self.parts for p in _parameters(part)}
+        states = {p: part.state[p] for part in self.parts for p in _parameters(part)}
         for name, value in state.items():
             of, _, key = name.rpartition("/")
             parameter = self.parameters.get(of)
             if parameter is None or (value.dim() and value.shape != parameter.shape):
                 raise CheckpointError(f"optimizer state {name} {list(value.shape)} fits no parameter of this model")
-            owners[id(parameter)].state[parameter][key] = value.to(parameter.device, copy=True)
-        missing = [name for name, p in self.parameters.items() if state and p not in owners[id(p)].state]
+            states[parameter][key] = value.to(parameter.device, copy=True)
+        missing = [name for name, p in self.parameters.items() if state and not states[p]]
         if missing:
             raise CheckpointError(f"the checkpoint has no optimizer state for {missing[0]}; was the recipe changed?")
-
-    def _groups(self) -> Iterator[dict[str, Any]]:
-        for part in self.parts:
-            yield from part.param_groups
 
 
 def _parameters(part: torch.optim.Optimizer) -> Iterator[Tensor]:

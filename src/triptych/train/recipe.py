@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -19,7 +20,7 @@ from triptych.errors import ConfigError, nearest
 from triptych.families.named import NAMED
 from triptych.train.base_model import AdapterRecipe, BaseSettings
 from triptych.train.optim import OptimizerSettings, Schedule
-from triptych.train.settings import BelowOne, Fraction, Positive, Rate, RecipeSection, RunSettings, meant
+from triptych.train.settings import BelowOne, Config, Fraction, Positive, Rate, RecipeSection, RunSettings, meant
 
 Objective = Literal[
     "causal", "masked", "seq2seq", "labels", "tags", "spans", "contrastive", "chat", "corruption", "replaced",
@@ -175,10 +176,9 @@ def read_tables(path: Path | str) -> dict[str, Any]:
             f"{str(path)!r} is a directory; give a .toml file, or one of {', '.join(SHIPPED)}; "
             "a run continues with the recipe it began with, --out DIR and --resume"
         ) from None
-    except RecursionError:
-        raise ConfigError(f"{path} cannot be read as TOML: it is nested too deeply") from None
-    except (OSError, ValueError) as error:  # not UTF-8, not TOML, or a name that is no path
-        raise ConfigError(f"{path} cannot be read as TOML: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:  # not UTF-8, not TOML, or a name that is no path
+        problem = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"{path} cannot be read as TOML: {problem}") from None
 
 
 def check_recipe(
@@ -189,31 +189,35 @@ def check_recipe(
     base: str | None = None,
 ) -> Recipe:
     """The recipe of already parsed `tables`, which come from `where`; see `read_recipe`."""
-    tables = _copy(tables)
+    filled = deepcopy(dict(tables))
     if base is not None:
-        _train_further(tables, base)
+        _train_further(filled, base)
     changed: dict[tuple[str, ...], str] = {}
     for change in changes:
         key, value = _parse_change(change)
-        _set(tables, key, value, f"--set {change}")
+        _set(filled, key, value, f"--set {change}")
         changed[tuple(key)] = f"--set {change}"
     for dotted, value in (values or {}).items():
-        _set(tables, dotted.split("."), value, dotted)
+        _set(filled, dotted.split("."), value, dotted)
         changed.pop(tuple(dotted.split(".")), None)
-    _add_defaults(tables)
-    _add_named_size(tables, where, changed)
+    model = filled.get("model")
+    if isinstance(model, dict) and "path" in model:
+        for table, defaults in FINE_TUNING.items():
+            if isinstance(filled.setdefault(table, {}), dict):
+                filled[table] = defaults | filled[table]
+    elif isinstance(model, dict) and "name" in model:
+        filled["model"] = _named_size(model, changed.get(("model", "name"), where))
     try:
-        recipe = Recipe.model_validate(tables)
+        recipe = Recipe.model_validate(filled)
         images = recipe.model.get("model_type") in IMAGE_MODELS
         if (recipe.tokenizer is None) != ("path" in recipe.model or images):
             problem = "a new model needs a tokenizer, and model.path has its own; give one of the two"
             problem = f"a {recipe.model['model_type']} reads no text; remove tokenizer" if images else problem
             raise ConfigError(f"{where}: {problem}")
-        _ = recipe.base
+        if recipe.base is None and recipe.adapter is not None:
+            raise ConfigError(f"{where}: adapter needs the model that it is for; give model.path")
     except ValidationError as error:
         raise ConfigError("; ".join(_problems(error, where, changed))) from None
-    if recipe.adapter is not None and recipe.base is None:
-        raise ConfigError(f"{where}: adapter needs the model that it is for; give model.path")
     return recipe
 
 
@@ -231,30 +235,17 @@ def _train_further(tables: dict[str, Any], base: str) -> None:
     tables["model"]["path"] = base
 
 
-def _add_defaults(tables: dict[str, Any]) -> None:
-    """Add those of `FINE_TUNING` to the tables of a recipe with `model.path`, in place."""
-    model = tables.get("model")
-    if isinstance(model, Mapping) and "path" in model:
-        for name, defaults in FINE_TUNING.items():
-            if isinstance(table := tables.setdefault(name, {}), dict):
-                tables[name] = defaults | table
-
-
-def _add_named_size(tables: dict[str, Any], where: str, changed: Mapping[tuple[str, ...], str]) -> None:
-    """Put the config of the model that `model.name` names in its place, under the other keys of `model`, in place.
+def _named_size(model: Config, where: str) -> Config:
+    """The config of the model that `model.name` names, under the other keys of `model`.
 
     Its vocabulary and special tokens are left to the tokenizer.  Raises ConfigError for a name that is not known.
     """
-    model = tables.get("model")
-    if not isinstance(model, dict) or "name" not in model or "path" in model:
-        return
     name = model.pop("name")
     if not isinstance(name, str) or name not in NAMED:
-        source = changed.get(("model", "name"), where)
         hint = nearest(str(name), NAMED)
-        raise ConfigError(f"{source}: model.name = {name!r} is not a known size{hint}; known are {', '.join(NAMED)}")
+        raise ConfigError(f"{where}: model.name = {name!r} is not a known size{hint}; known are {', '.join(NAMED)}")
     sizes = {key: value for key, value in NAMED[name].items() if key != "vocab_size" and not key.endswith("_token_id")}
-    tables["model"] = sizes | model
+    return sizes | model
 
 
 def _parse_change(change: str) -> tuple[list[str], object]:
@@ -272,40 +263,31 @@ def _parse_change(change: str) -> tuple[list[str], object]:
 
 def _set(tables: dict[str, Any], path: Sequence[str], value: object, where: str) -> None:
     """Set the key at `path` in place; missing tables are created, and validated with the rest."""
-    table = tables
     for name in path[:-1]:
-        inner = table.setdefault(name, {})
-        if not isinstance(inner, dict):
+        tables = tables.setdefault(name, {})
+        if not isinstance(tables, dict):
             raise ConfigError(f"{where}: {name} is a value, not a table")
-        table = inner
-    table[path[-1]] = value
+    tables[path[-1]] = value
 
 
-def _problems(error: ValidationError, where: str, changed: Mapping[tuple[str, ...], str]) -> Iterator[str]:
+def _problems(error: ValidationError, where: str, changed: dict[tuple[str, ...], str]) -> Iterator[str]:
     """Pydantic's errors by source: `where`, or the option in `changed` that set the key."""
     by_source: dict[str, list[str]] = {}
+    table = ("model",) if error.title == BaseSettings.__name__ else ()
     for problem in error.errors(include_url=False):
-        if error.title == BaseSettings.__name__:
-            problem["loc"] = ("model", *problem["loc"])
-        problem["loc"] = tuple(part for part in problem["loc"] if not _ONE_OF_SEVERAL.match(str(part)))
-        source = _source(problem, changed) or where
-        by_source.setdefault(source, []).append(_problem(problem))
+        path = tuple(str(part) for part in (*table, *problem["loc"]) if not _ONE_OF_SEVERAL.match(str(part)))
+        of_whole = problem["type"] not in ("missing", "value_error")  # also set by an option for a key below
+        options = (
+            option
+            for key, option in reversed(changed.items())
+            if path[: len(key)] == key or (of_whole and key[: len(path)] == path)
+        )
+        by_source.setdefault(next(options, where), []).append(_problem(problem, path))
     return (f"{source}: {'; '.join(texts)}" for source, texts in by_source.items())
 
 
-def _source(problem: ErrorDetails, changed: Mapping[tuple[str, ...], str]) -> str | None:
-    """The option that set the value with the problem, a part of it, or a key below one that does not exist."""
-    path = tuple(str(part) for part in problem["loc"])
-    for key, option in reversed(list(changed.items())):
-        within = path[: len(key)] == key
-        if within or (problem["type"] not in ("missing", "value_error") and key[: len(path)] == path):
-            return option
-    return None
-
-
-def _problem(problem: ErrorDetails) -> str:
+def _problem(problem: ErrorDetails, path: Sequence[str]) -> str:
     """One of pydantic's errors in a few words, with the dotted key and the nearest key that exists."""
-    path = [str(part) for part in problem["loc"]]
     name = ".".join(path)
     match problem["type"]:
         case "extra_forbidden" if path[0] == "model":
@@ -328,7 +310,3 @@ def sections() -> dict[str, type[RecipeSection]]:
     fields = {name: (field.annotation, *get_args(field.annotation)) for name, field in Recipe.model_fields.items()}
     kinds = [(name, kind) for name, of in (fields | {"model": (BaseSettings,)}).items() for kind in of]
     return {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, RecipeSection)}
-
-
-def _copy(tables: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in tables.items()}

@@ -48,11 +48,9 @@ class DataRecord:
     def label(self, field: str) -> str:
         """The name of a label: a text, an integer or a truth value, without spaces around it."""
         value = self.values[field]
-        if isinstance(value, bool):
-            return str(value).lower()
         if not isinstance(value, str | int) or not str(value).strip():
             raise self.error(f"{field} is {shown(value)}, not a label; write a text or an integer")
-        return str(value).strip()
+        return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
     def listed(self, field: str, separator: str | None) -> list[str]:
         """Several texts or labels: a list of them, or one text cut at `separator` (at spaces where it is None)."""
@@ -144,26 +142,20 @@ def _json_lines(path: Path) -> Located:
         if not isinstance(row, dict):
             kind = "a list" if isinstance(row, list) else shown(row)
             raise TextError(f'{where} is {kind}, not an object like {{"text": "..."}}; write one object a line')
-        if "\\u" in line:
-            try:
-                json.dumps(row, ensure_ascii=False).encode()
-            except UnicodeEncodeError:
-                problem = f"{where} spells half of a surrogate pair (\\ud800 to \\udfff), no character"
-                raise TextError(f"{problem}; remove it") from None
+        if "\\u" in line and re.search("[\\ud800-\\udfff]", json.dumps(row, ensure_ascii=False)):
+            raise TextError(f"{where} spells half of a surrogate pair (\\ud800 to \\udfff), no character; remove it")
         yield where, row
 
 
 def _unrepeated(pairs: list[tuple[str, object]], where: str) -> dict[str, object]:
-    if (twice := _repeated([name for name, _ in pairs])) is not None:
-        raise TextError(f"{where} has the field {shown(twice)} twice")
+    _check_repeated([name for name, _ in pairs], f"{where} has the field")
     return dict(pairs)
 
 
-def _repeated(names: Sequence[str]) -> str | None:
-    """The first, in alphabetical order, of the names that occur more than once."""
-    if len(set(names)) == len(names):
-        return None
-    return min(name for name, count in Counter(names).items() if count > 1)
+def _check_repeated(names: Sequence[str], problem: str) -> None:
+    """Raises TextError naming the first, in alphabetical order, of the names that occur more than once."""
+    if len(set(names)) < len(names):
+        raise TextError(f"{problem} {shown(min((Counter(names) - Counter(set(names))).keys()))} twice")
 
 
 def _separated(path: Path, separator: str) -> Located:
@@ -177,24 +169,23 @@ def _separated(path: Path, separator: str) -> Located:
         except StopIteration:
             return
         except csv.Error as error:
+            problem = f"is not CSV: {first_line(error)}"
             if "field limit" in str(error):  # of Python's module, one for the whole process
-                problem = f"{where} has a field of more than {csv.field_size_limit():,} characters"
-                raise TextError(f"{problem}; write the records as .jsonl") from None
-            raise TextError(f"{where} is not CSV: {first_line(error)}") from None
+                limit = csv.field_size_limit()
+                problem = f"has a field of more than {limit:,} characters; write the records as .jsonl"
+            raise TextError(f"{where} {problem}") from None
         if not row:
             continue
         if header is None:
             header = [name.strip() for name in row]
-            if (twice := _repeated(header)) is not None:
-                raise TextError(f"{where} names the column {shown(twice)} twice")
+            _check_repeated(header, f"{where} names the column")
             if len(header) == 1 and any(other in header[0] for other in _SEPARATORS.keys() - {separator}):
                 raise TextError(
                     f"{where} is one column, {shown(header[0])}; in a {path.suffix} file there is "
                     f"{_SEPARATORS[separator]} between columns"
                 )
         elif len(row) != len(header):
-            fields = counted(len(row), "field")
-            raise TextError(f"{where} has {fields}, and the first row names {len(header)} columns")
+            raise TextError(f"{where} has {counted(len(row), 'field')}, and the first row names {len(header)} columns")
         else:
             yield where, dict(zip(header, row, strict=True))
 
@@ -210,9 +201,7 @@ def _parquet(path: Path) -> Located:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:  # pyarrow's own errors are kinds of these
         raise TextError(f"{path} is not Parquet: {first_line(error)}") from None
-    names = list(table.column_names)
-    if (twice := _repeated(names)) is not None:
-        raise TextError(f"{path} names the column {shown(twice)} twice")
+    _check_repeated(table.column_names, f"{path} names the column")
     yield from ((f"{path}, row {number}", row) for number, row in enumerate(table.to_pylist(), 1))
 
 
@@ -227,10 +216,9 @@ def columns_of(path: Path | str) -> list[str]:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         return []
-    first = next(iter(reader(path)), None)
-    if first is None:
-        raise TextError(f"{path} holds no record")
-    return list(map(str, first[1]))
+    for _, row in reader(path):
+        return list(map(str, row))
+    raise TextError(f"{path} holds no record")
 
 
 def _image_folder(path: Path) -> Located:

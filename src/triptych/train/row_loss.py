@@ -33,10 +33,11 @@ def decoder_batch(module: Transformer, rows: IdRows, labels: IdRows | None) -> T
     long_enough = [i for i, row in enumerate(rows) if len(row) > 1]
     if not long_enough:
         raise InputError("no row has two tokens, one to read and one to predict; give longer rows")
-    if labels is None:
-        return collate([causal(rows[i]) for i in long_enough], module.device)
-    checked = _checked_labels(module, rows, labels)
-    return collate([_labelled(causal(rows[i]), checked[i][1:]) for i in long_enough], module.device)
+    examples = [causal(rows[i]) for i in long_enough]
+    if labels is not None:
+        checked = _checked_labels(module, rows, labels)
+        examples = [_labelled(one, checked[i][1:]) for i, one in zip(long_enough, examples, strict=True)]
+    return collate(examples, module.device)
 
 
 def encoder_batch(
@@ -46,11 +47,10 @@ def encoder_batch(
     `labels`, `rows` have them hidden already and a label that is not IGNORED is the token that was there."""
     _check_head(module, MaskedLMHeadSpec)
     if labels is not None:
-        checked = _checked_labels(module, rows, labels)
-        whole = [np.asarray(row, dtype=np.int32) for row in rows]
-        plain = [Example(ids, ids, np.ones(len(ids), dtype=bool)) for ids in whole]
-        pairs = zip(plain, checked, strict=True)
-        return collate([_labelled(row, label) for row, label in pairs if len(row.ids)], module.device)
+        ids = [np.asarray(row, dtype=np.int32) for row in rows]
+        pairs = zip(ids, _checked_labels(module, rows, labels), strict=True)
+        whole = ((Example(row, row, np.ones(len(row), dtype=bool)), label) for row, label in pairs if len(row))
+        return collate([_labelled(*pair) for pair in whole], module.device)
     if mask is None:
         raise InputError("this tokenizer has no mask token, so nothing can be hidden; give labels")
     masking, random = TokenMasking(mask, module.spec.vocab, special), np.random.Generator(np.random.Philox(seed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, groupby
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -38,8 +39,7 @@ def texts(data: DataSettings) -> Texts:
         train, held = ([text] for text in shakespeare.split())
     else:
         if Path(data.path).suffix.lower() in SUFFIXES:
-            records = read_records(data.path, ("text",), columns=data.columns)
-            documents = [record.text("text") for record in records]
+            documents = [one.text("text") for one in read_records(data.path, ("text",), columns=data.columns)]
         else:
             contents = corpus.read_documents(data.path)
             documents = [file.text for file in contents.files]
@@ -70,19 +70,19 @@ def pairs(data: DataSettings) -> tuple[list[Pair], list[Pair]]:
         train, apart = _read_pairs(data.path, data), data.held_out_path
         train, held = _last(train, data) if apart is None else (train, _read_pairs(apart, data))
     if data.words is not None:
-        train, held = (
-            pieces(side, least, data.words, across_lines=data.across_lines)
-            for side, least in ((train, 1), (held, data.words))
-        )
+        train = pieces(train, 1, data.words, across_lines=data.across_lines)
+        held = pieces(held, data.words, data.words, across_lines=data.across_lines)
     return train, limited(held, data)
 
 
 def limited(held: list[T], data: DataSettings) -> list[T]:
     """At most `data.held_out_limit` of the held-out records, evenly spaced, for they may be in the order of a text."""
-    most = data.held_out_limit
-    if most is None or len(held) <= most:
-        return held
-    return [held[i * len(held) // most] for i in range(most)]
+    return held if data.held_out_limit is None else spaced(held, min(data.held_out_limit, len(held)))
+
+
+def spaced(items: Sequence[T], count: int) -> list[T]:
+    """`count` of the items, evenly spaced."""
+    return [items[i * len(items) // count] for i in range(count)]
 
 
 def pieces(pairs: Sequence[Pair], least: int, most: int, *, across_lines: bool = False) -> list[Pair]:
@@ -112,15 +112,9 @@ def _matched(pair: Pair) -> list[Pair]:
 
 def _joined(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
     """The matched words of each run of consecutive pairs that have some."""
-    run: list[Pair] = []
-    for words in map(_matched, pairs):
-        if words:
-            run.extend(words)
-        elif run:
-            yield run
-            run = []
-    if run:
-        yield run
+    for some, run in groupby(map(_matched, pairs), key=bool):
+        if some:
+            yield list(chain.from_iterable(run))
 
 
 def _read_pairs(path: str, data: DataSettings) -> list[Pair]:
@@ -139,8 +133,8 @@ def _last(items: Sequence[T], data: DataSettings) -> tuple[list[T], list[T]]:
 def _end_of_longest(documents: Sequence[str], data: DataSettings) -> tuple[list[str], list[str]]:
     """The documents without the end of the longest, and this end: the `held_out` share of all characters, cut at the
     beginning of a line, unless more than twice the share would be held out, or of a word."""
-    longest = max(range(len(documents)), key=lambda i: len(documents[i]))
-    text, total = documents[longest], sum(map(len, documents))
+    text, total = max(documents, key=len), sum(map(len, documents))
+    longest = documents.index(text)
     exact = len(text) - total + int(total * (1 - data.held_out))
     at = text.rfind("\n", 0, max(0, exact)) + 1
     if len(text) - at > 2 * (len(text) - exact):  # the line is longer than what is held out
@@ -152,12 +146,8 @@ def _end_of_longest(documents: Sequence[str], data: DataSettings) -> tuple[list[
 
 def _cut(documents: Sequence[str], limit: int) -> list[str]:
     """The documents' first `limit` characters."""
-    shortened: list[str] = []
-    for document in documents:
-        if limit > 0:
-            shortened.append(document[:limit])
-        limit -= len(document)
-    return shortened
+    before = accumulate(map(len, documents), initial=0)
+    return [document[: limit - at] for document, at in zip(documents, before, strict=False) if at < limit]
 
 
 def refuse_records(recipe: Recipe) -> None:
@@ -167,8 +157,11 @@ def refuse_records(recipe: Recipe) -> None:
     """
     data, name = recipe.data, recipe.objective.name
     from_records, pairs = Path(data.path).suffix.lower() in SUFFIXES, name == "seq2seq"
-    unread = [("columns", bool(data.columns) and not from_records), ("cut_longer", data.cut_longer)]
-    unread += [("held_out_path", data.held_out_path is not None and not (pairs and from_records))]
-    if keys := [f"data.{key}" for key, is_set in unread if is_set]:
+    unread = {
+        "data.columns": bool(data.columns) and not from_records,
+        "data.cut_longer": data.cut_longer,
+        "data.held_out_path": data.held_out_path is not None and not (pairs and from_records),
+    }
+    if keys := [key for key, is_set in unread.items() if is_set]:
         reads = f"pairs from {', '.join(SUFFIXES)}, each whole" if pairs else "plain text"
         raise ConfigError(f"objective {name} reads {reads}, and not {' and '.join(keys)}; remove what it does not read")

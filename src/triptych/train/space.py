@@ -12,8 +12,9 @@ import shutil
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -155,32 +156,29 @@ def _activations(
 def recipe_memory(recipe: Recipe, spec: ModelSpec, packed: int | None, parts: int) -> TrainingMemory:
     """The least that a step of a model `spec` needs in so many micro-batches, before its data are read; `packed` are
     the bytes of packed weights that an adapter leaves so."""
-    run, counts = recipe.run, count(spec)
-    rows: Counter[TrainingRow] = Counter()
-    trained = None if recipe.objective.name == "causal" else 0
-    path = Path(recipe.data.path)
+    run = recipe.run
+    length, number, path = 1, run.rows // parts, Path(recipe.data.path)
     one_document = recipe.data.path == SHAKESPEARE or (path.is_file() and path.suffix.lower() not in SUFFIXES)
     if recipe.objective.name in OF_ROWS and one_document:  # every row has as many tokens as it may have
-        rows[TrainingRow(run.length, trained=trained)] = -(-run.rows // parts)
+        length, number = run.length, -(-run.rows // parts)
     elif recipe.objective.name in OF_ROWS:  # rows end where documents do
-        rows[TrainingRow(1, trained=trained)] = run.rows * run.length // parts
-    else:
-        rows[TrainingRow(1, int(spec.layout == "encoder-decoder"), trained)] = run.rows // parts
-    whole = counts.training_memory(1, optimizer=recipe.optimizer.name)
-    weights, gradients, state = whole.weights, whole.gradients, whole.optimizer_state
-    adapted = None
+        number = run.rows * run.length // parts
+    trained = None if recipe.objective.name == "causal" else 0
+    rows = Counter({TrainingRow(length, int(spec.layout == "encoder-decoder"), trained): number})
+    memory, adapted = count(spec).training_memory(1, optimizer=recipe.optimizer.name), None
     if recipe.adapter is not None and recipe.base is not None:
         maps = {name: part for name, part in spec.walk() if isinstance(part, LinearSpec)}
         groups = slot_groups(spec, recipe.adapter.targets)
-        adapted = frozenset(slot for group in groups for slot in group)
+        adapted = frozenset(chain(*groups))
         number = sum(maps[group[0]].inputs + sum(maps[slot].outputs for slot in group) for group in groups)
-        gradients, state = 4 * recipe.adapter.rank * number, 8 * recipe.adapter.rank * number
-        weights = whole.weights if packed is None or recipe.base.dequantize else packed
+        gradients = 4 * recipe.adapter.rank * number
+        weights = memory.weights if packed is None or recipe.base.dequantize else packed
+        memory = replace(memory, weights=weights, gradients=gradients, optimizer_state=2 * gradients)
     width = max(stack.width for stack in spec.stacks.values())
     bf16 = chosen(run.precision, machine.device(run.device), width) == "bf16"
     activations, logits = _activations(spec, rows, adapted, recompute=run.recompute, bf16=bf16)
     logits = logits if recipe.objective.name == "causal" else 0  # of others the data or another head decide
-    return TrainingMemory(weights, gradients, state, activations, logits, accumulated=parts > 1)
+    return replace(memory, activations=activations, logits=logits, accumulated=parts > 1)
 
 
 def _refusal(memory: TrainingMemory, needed: int, free: int, run: RunSettings, parts: int | None) -> InputError:

@@ -11,16 +11,18 @@ import numpy as np
 from torch import Tensor
 
 from triptych import nn
+from triptych.checkpoints.header import label_names
 from triptych.errors import ConfigError, InputError, TextError, shown
 from triptych.families import read_config
-from triptych.nn import Transformer
+from triptych.generate import Engine, Generation, Request, Scheduler, generate
+from triptych.nn import Row, Transformer
 from triptych.spec import LMHeadSpec
 from triptych.text import Encoded, Tokenizer, shakespeare_labels
 from triptych.train import sources
 from triptych.train.data import Data, EpochRows
 from triptych.train.evaluate import HeldOut, Score, batched
 from triptych.train.labelled import LabelledBatch, LabelledExample
-from triptych.train.new_head import HEADS, HeadKind, head_config, label_names, with_head
+from triptych.train.new_head import HEADS, HeadKind, head_config, with_head
 from triptych.train.objectives import Example, TrainingBatch, exact
 from triptych.train.recipe import DataSettings, Recipe
 from triptych.train.records import DataRecord, read_records, split
@@ -88,6 +90,38 @@ class ObjectiveTask:
         """Rows to train on, and those held out in batches of about `tokens` tokens."""
         raise NotImplementedError
 
+    def row_length(self, record: DataRecord, tokens: int) -> int | None:
+        """How many of the `tokens` tokens of a row stay: longer rows than `run.length` are cut, left out (None), or an
+        InputError, as the recipe says."""
+        if tokens <= self.length or self.recipe.data.cut_longer:
+            return min(tokens, self.length)
+        if self.recipe.data.drop_longer:
+            return None
+        raise InputError(
+            f"{record.where} has {tokens} tokens, more than run.length = {self.length}; raise run.length, or set "
+            "data.cut_longer or data.drop_longer to true"
+        )
+
+    def fitted(self, record: DataRecord, text: str, second: str | None = None) -> Encoded | None:
+        """The row of a text or a pair, of at most `run.length` tokens; see `row_length`."""
+        (row,) = self.tokenizer.encode_with_offsets(text, second)
+        length = self.row_length(record, len(row.ids))
+        if length is None or length == len(row.ids):
+            return None if length is None else row
+        sides = [[i for i, of in enumerate(row.sequence_ids) if of == side] for side in (0, 1)]
+        excess = len(row.ids) - length
+        if sum(map(len, sides)) - excess < sum(map(bool, sides)):
+            raise InputError(f"run.length = {self.length} leaves no token for a text beside the special ones")
+        for _ in range(excess):
+            max(sides, key=len).pop()  # of the longer text, of the first where both are as long
+        keep = [i for i, of in enumerate(row.sequence_ids) if of is None or i <= sides[of][-1]]
+        return Encoded(
+            [row.ids[i] for i in keep],
+            [row.token_types[i] for i in keep],
+            [row.offsets[i] for i in keep],
+            [row.sequence_ids[i] for i in keep],
+        )
+
 
 class HeadTask(ObjectiveTask):
     """An objective that trains a head of its own."""
@@ -97,7 +131,7 @@ class HeadTask(ObjectiveTask):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         self.head, _ = HEADS[self.kind]
-        self.labels: list[str] | None = None
+        self.labels: list[str] = []
         self.several = False
 
     def new(self, hf: Config) -> tuple[Transformer, Config]:
@@ -107,17 +141,15 @@ class HeadTask(ObjectiveTask):
         return nn.new(spec, self.recipe.run.seed), config
 
     def adapted(self, module: Transformer, hf: Config) -> tuple[Transformer, Config]:
-        known = label_names(module.spec, hf) if isinstance(module.spec.head, self.head) else None
-        if known is not None and self.labels is not None and set(self.labels) <= set(known):
+        known = label_names(module.spec, hf) if isinstance(module.spec.head, self.head) else []
+        if known and self.labels and set(self.labels) <= set(known):
             self.labels = known  # the head is trained on, also where the data lack one of its labels
         config = self._config(hf)
         return with_head(module, hf, config, self.kind, self.recipe.run.seed), config
 
     def check_labels(self, module: Transformer, hf: Mapping[str, Any]) -> None:
         known = label_names(module.spec, hf)
-        if known is None or self.labels is None:
-            return
-        if new := [label for label in self.labels if label not in known]:
+        if new := [label for label in self.labels if known and label not in known]:
             problem = f"the data have the label {shown(new[0])}, which the checkpoint lacks ({', '.join(known[:9])})"
             raise ConfigError(f"{problem}; resume with the data that the run began with")
         self.labels = known
@@ -125,20 +157,23 @@ class HeadTask(ObjectiveTask):
     def _config(self, hf: Mapping[str, Any]) -> Config:
         return head_config(hf, self.kind, self.labels, several=self.several)
 
+    def judged(self, held: Iterable[Example], judge: Judge, tokens: int) -> JudgedRows:
+        """The held-out rows in batches of about `tokens` tokens."""
+        return JudgedRows(batched(held, tokens, self.device), judge=judge)
+
 
 def read_split(
     data: DataSettings, needed: Sequence[str], optional: Sequence[str] = ()
 ) -> tuple[list[DataRecord], list[DataRecord]]:
     """The records to train on and those held out: of `held_out_path`, or drawn at random."""
-    editions = data.path in (sources.SHAKESPEARE, sources.FOLDED) and set(needed) == {"text", "text_b"}
-    if editions or data.path in SHAKESPEARE or data.path.startswith(TURNS):
+    if known_by_name(data.path):
         train, held = _of_plays(data, set(needed))
     else:
-        train, held = read_records(data.path, needed, optional, data.columns), []
-        if data.held_out_path is None:
+        train, apart = read_records(data.path, needed, optional, data.columns), data.held_out_path
+        if apart is None:
             train, held = split(train, data.held_out, data.path)
         else:
-            held = read_records(data.held_out_path, needed, optional, data.columns)
+            held = read_records(apart, needed, optional, data.columns)
     return train, sources.limited(held, data)
 
 
@@ -150,7 +185,8 @@ def known_by_name(path: str) -> bool:
 def _of_plays(data: DataSettings, needed: set[str]) -> Sequence[list[DataRecord]]:
     """Texts with labels, conversations of one answer with a person, or lines of the First Folio beside those of the
     modern edition (or pieces of `data.words` words), each pair once."""
-    name, fields, has = data.path.removeprefix(TURNS), needed, ""
+    name = data.path.removeprefix(TURNS)
+    fields, has = {"text", "text_b"}, "pairs of texts; use objective contrastive or seq2seq"
     if data.path in SHAKESPEARE:
         fields, has = {"text", "label"}, "texts with a label each; use objective labels"
     elif data.path.startswith(TURNS):
@@ -177,51 +213,9 @@ def _of_plays(data: DataSettings, needed: set[str]) -> Sequence[list[DataRecord]
 
 
 def _conversation(name: str, turn: shakespeare_labels.Turn) -> DataRecord:
-    said = {"system": shakespeare_labels.system_message(name), "user": turn.asked, "assistant": turn.answer}
-    messages = [{"role": role, "content": content} for role, content in said.items()]
+    contents = {"system": shakespeare_labels.system_message(name), "user": turn.asked, "assistant": turn.answer}
+    messages = [{"role": role, "content": content} for role, content in contents.items()]
     return DataRecord({"messages": messages}, turn.where)
-
-
-class Fitter:
-    """Rows of at most `run.length` tokens: longer ones are cut, left out, or an error, as the recipe says."""
-
-    def __init__(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
-        self.limit, self.drop, self.cut = recipe.run.length, recipe.data.drop_longer, recipe.data.cut_longer
-        self.tokenizer = tokenizer
-        if self.drop and self.cut:
-            raise ConfigError("data.drop_longer and data.cut_longer exclude each other; give one of the two")
-
-    def __call__(self, record: DataRecord, text: str, second: str | None = None) -> Encoded | None:
-        """The row of a text or a pair; None for one that is left out.  Raises InputError for one that is too long."""
-        (row,) = self.tokenizer.encode_with_offsets(text, second)
-        excess = len(row.ids) - self.limit
-        if excess <= 0:
-            return row
-        if not self.cut:
-            self.refuse(record, len(row.ids))
-            return None
-        sides = [[i for i, of in enumerate(row.sequence_ids) if of == side] for side in (0, 1)]
-        lengths = [len(side) for side in sides]
-        for _ in range(excess):
-            lengths[lengths.index(max(lengths))] -= 1  # the longer text, the first where both are as long
-        if min(length for length, side in zip(lengths, sides, strict=True) if side) < 1:
-            raise InputError(f"run.length = {self.limit} leaves no token for a text beside the special ones")
-        dropped = {i for side, length in zip(sides, lengths, strict=True) for i in side[length:]}
-        keep = [i for i in range(len(row.ids)) if i not in dropped]
-        return Encoded(
-            [row.ids[i] for i in keep],
-            [row.token_types[i] for i in keep],
-            [row.offsets[i] for i in keep],
-            [row.sequence_ids[i] for i in keep],
-        )
-
-    def refuse(self, record: DataRecord, tokens: int) -> None:
-        """Raises InputError for a row of `tokens` tokens, unless such rows are left out."""
-        if not self.drop:
-            raise InputError(
-                f"{record.where} has {tokens} tokens, more than run.length = {self.limit}; raise run.length, or set "
-                "data.cut_longer or data.drop_longer to true"
-            )
 
 
 #: Rows and what the head gave for each, and what makes a score of these, of the sum of their losses and of its weight.
@@ -235,11 +229,6 @@ class JudgedRows(HeldOut):
 
     judge: Judge
 
-    @staticmethod
-    def of_rows(rows: Iterable[Example], judge: Judge, tokens: int, device: str) -> JudgedRows:
-        """The rows in batches of about `tokens` tokens."""
-        return JudgedRows(batched(rows, tokens, device), judge=judge)
-
     def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
         nats, count, rows = 0.0, 0.0, list[tuple[LabelledExample, Tensor]]()
         for batch in batches:
@@ -247,7 +236,7 @@ class JudgedRows(HeldOut):
             plain, outputs = batch.head.plain(), exact(batch.outputs(module))
             nats += float(plain(outputs, batch.goals, batch.rows))
             count += plain.weight(batch.goals)
-            each = list(outputs) if len(outputs) == len(batch.examples) else list(batch.rows.split(outputs))
+            each = outputs if len(outputs) == len(batch.examples) else batch.rows.split(outputs)
             rows += zip(batch.examples, [one.cpu() for one in each], strict=True)
         return self.judge(nats, round(count), rows)
 
@@ -265,3 +254,14 @@ def trained_at(length: int, *positions: int) -> np.ndarray[Any, np.dtype[np.bool
     mask = np.zeros(length, dtype=bool)
     mask[list(positions)] = True
     return mask
+
+
+def written(
+    module: Transformer, prompt: Sequence[int], sources: Sequence[Row], most: int, ends: Sequence[int],
+    tokenizer: Tokenizer | None = None,
+) -> list[Generation]:  # fmt: skip
+    """What an encoder-decoder writes after `prompt` for each source, the likeliest token each time, at most `most`."""
+    requests = [
+        Request(prompt=prompt, source=one, max_new_tokens=most, ends=ends, number=i) for i, one in enumerate(sources)
+    ]
+    return generate(Scheduler(Engine(module)), requests, tokenizer)

@@ -5,19 +5,21 @@ The spans of corruption are those of T5 (Raffel et al. 2020), replaced tokens th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import AddedToken
+from torch import Tensor
 
 from triptych import nn
 from triptych.attention import Rows
 from triptych.errors import ConfigError, InputError
-from triptych.generate import Engine, Request, Scheduler, generate
 from triptych.nn import Transformer
 from triptych.spec import MaskedLMHeadSpec
 from triptych.text import Encoded, Tokenizer
@@ -32,24 +34,32 @@ from triptych.train.data import (
     Use,
     Windows,
     check,
-    random_numbers,
     with_hidden_words,
 )
 from triptych.train.evaluate import HeldOut, Score
+from triptych.train.label_tasks import judged_classes
 from triptych.train.labelled import LabelledExample, ReplacedLoss, labelled
 from triptych.train.objectives import Example, Ids, Integers, TokenMasking, TrainingBatch, seq2seq
 from triptych.train.recipe import Recipe
 from triptych.train.sources import Pair
-from triptych.train.task import HeadTask, JudgedRows, ObjectiveTask, Outputs, Prepared
+from triptych.train.task import HeadTask, ObjectiveTask, Prepared, written
 
 
-class CausalTask(ObjectiveTask):
-    """Plain text, each token predicted from those before it."""
+class PlainTextTask(ObjectiveTask):
+    """Plain text, as documents to train on and held-out ones."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         sources.refuse_records(recipe)
         self.texts, self.held_texts, self.notes = sources.texts(recipe.data)
+
+    def encoded(self) -> list[list[Ids]]:
+        """The token ids of the documents to train on, and of those held out, without special tokens."""
+        return [[self.tokenizer.encode_corpus(text) for text in side] for side in (self.texts, self.held_texts)]
+
+
+class CausalTask(PlainTextTask):
+    """Each token predicted from those before it."""
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
         words = self.tokenizer
@@ -57,27 +67,24 @@ class CausalTask(ObjectiveTask):
         if self.recipe.base is not None and words.leading_bos is None:  # as the texts that this model was trained on
             before = []
         train, held = (
-            CausalText.of([[*before, *words.encode_corpus(text).tolist(), *after] for text in side], self.length)
-            for side in (self.texts, self.held_texts)
+            CausalText.of([[*before, *ids.tolist(), *after] for ids in side], self.length) for side in self.encoded()
         )
         check(train, words.eos_id, ends=len(self.texts) > 1)
         return train, HeldOut.of(held, train, tokens, text="".join(self.held_texts), device=self.device)
 
 
-class MaskedTask(CausalTask):
-    """Plain text, hidden tokens of which are predicted: of all but the special ones, or of the commonest only."""
+class MaskedTask(PlainTextTask):
+    """Hidden tokens are predicted: any but the special ones, or the commonest only."""
 
     head = MaskedLMHeadSpec
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
         words, most = self.tokenizer, self.objective.commonest
         assert words.mask_id is not None
-        sides = [[words.encode_corpus(text) for text in side] for side in (self.texts, self.held_texts)]
-        special = special_ids(words)
+        sides, special = self.encoded(), special_ids(words)
         if most is not None:
-            counts = sum(np.bincount(ids, minlength=words.vocab_size) for ids in sides[0])
-            order = [int(i) for i in np.argsort(-np.asarray(counts), kind="stable") if int(i) not in special]
-            special |= frozenset(order[most:])
+            counts = np.bincount(np.concatenate(sides[0]), minlength=words.vocab_size)
+            special |= set([i for i in np.argsort(-counts, kind="stable").tolist() if i not in special][most:])
         masking = TokenMasking(words.mask_id, words.vocab_size, special, self.objective.rate)
         before, after = _ids(words.cls_id), _ids(words.sep_id)
         train, held = (MaskedText.of(side, self.length, masking, before, after) for side in sides)
@@ -124,7 +131,7 @@ class PairsTask(ObjectiveTask):
                 f"objective.translate = {count} is more than the {len(fitting)} pairs held out; lower it or raise "
                 "data.held_out"
             )
-        chosen = tuple(fitting[i * len(fitting) // count] for i in range(count))
+        chosen = sources.spaced(fitting, count)
         return WithTranslations(
             held.batches, held.commonest, pairs=chosen, tokenizer=self.tokenizer, length=self.length
         )
@@ -135,34 +142,30 @@ class WithTranslations(HeldOut):
     """Held-out rows, of which `pairs` are also translated: greedily, at most `length` tokens each.  A `sample` of them
     translates nothing."""
 
-    pairs: tuple[Pair, ...]
+    pairs: Sequence[Pair]
     tokenizer: Tokenizer
     length: int
 
     def of_batches(self, batches: tuple[TrainingBatch, ...]) -> HeldOut:
         return HeldOut(batches, self.commonest)
 
-    def measured(self, module: Transformer, batches: Iterable[TrainingBatch]) -> Score:
-        """The score of `HeldOut`, and BLEU and chrF of the translations; the baseline is BLEU of the sources."""
-        score = super().measured(module, batches)
+    def finished(self, score: Score, module: Transformer, hits: Sequence[tuple[TrainingBatch, Tensor]]) -> Score:
+        """With BLEU and chrF of the translations; the baseline is BLEU of the sources."""
         originals, right = ([pair[side] for pair in self.pairs] for side in (0, 1))
-        written = translated(module, self.tokenizer, originals, self.length)
+        translations = translated(module, self.tokenizer, originals, self.length)
         copied = metrics.translation(originals, right)["BLEU"]
-        return replace(score, metrics=metrics.translation(written, right), baselines={"copying the source": copied})
+        return replace(
+            score, metrics=metrics.translation(translations, right), baselines={"copying the source": copied}
+        )
 
 
 def translated(module: Transformer, tokenizer: Tokenizer, texts: Sequence[str], length: int) -> list[str]:
     """What an encoder-decoder writes for each text, the likeliest token each time, at most `length` tokens."""
     start = module.spec.ids.start
     assert start is not None
-    requests = [
-        Request(
-            prompt=[start], source=tokenizer.encode(text), max_new_tokens=length, ends=_ids(tokenizer.eos_id), number=i
-        )
-        for i, text in enumerate(texts)
-    ]
+    sources, ends = [tokenizer.encode(text) for text in texts], _ids(tokenizer.eos_id)
     with torch.autocast(module.device.type, enabled=False):
-        return [one.text for one in generate(Scheduler(Engine(module)), requests, tokenizer)]
+        return [one.text for one in written(module, [start], sources, length, ends, tokenizer)]
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
@@ -184,45 +187,42 @@ def noise_spans(length: int, rate: float, mean: float, random: np.random.Generat
     About `rate` of the tokens are removed, in spans of `mean` tokens on average; kept and removed spans alternate, the
     first is kept and the last removed, and all divisions into as many spans are equally likely.
     """
-    removed = min(max(round(length * rate), 1), length - 1)
-    count = min(max(round(removed / mean), 1), removed, length - removed)
+    removed, count = _noise(length, rate, mean)
     sides = (_composition(length - removed, count, random), _composition(removed, count, random))
-    edges = np.cumsum(np.stack(sides, axis=1).reshape(-1)).tolist()
-    return list(zip(edges[0::2], edges[1::2], strict=True))
+    return [(start, stop) for start, stop in np.cumsum(np.stack(sides, axis=1)).reshape(-1, 2).tolist()]
+
+
+def _noise(length: int, rate: float, mean: float) -> tuple[int, int]:
+    """How many of `length` tokens are removed, and in how many spans."""
+    removed = min(max(round(length * rate), 1), length - 1)
+    return removed, min(max(round(removed / mean), 1), removed, length - removed)
 
 
 def _composition(total: int, parts: int, random: np.random.Generator) -> Integers:
     """`parts` positive numbers that add up to `total`, each such sequence equally likely."""
-    cuts = np.sort(random.choice(total - 1, parts - 1, replace=False)) + 1 if parts > 1 else np.zeros(0, dtype=int)
-    return np.diff(np.concatenate([[0], cuts, [total]]))
+    cuts = np.sort(random.choice(total - 1, parts - 1, replace=False)) + 1
+    return np.diff(cuts, prepend=0, append=total)
 
 
 def corrupted(tokens: Ids, spans: Sequence[tuple[int, int]], sentinels: Sequence[int], end: int) -> tuple[Ids, Ids]:
     """Source and target: the tokens with each span replaced by its sentinel, and each sentinel with the span it stands
     for; both end with `end`."""
-    source: list[int] = []
-    target: list[int] = []
-    at = 0
+    source, target, at = list[int](), list[int](), 0
     for (start, stop), sentinel in zip(spans, sentinels, strict=False):
         source += [*tokens[at:start].tolist(), sentinel]
         target += [sentinel, *tokens[start:stop].tolist()]
         at = stop
-    source += tokens[at:].tolist()
-    return np.array([*source, end], dtype=np.int32), np.array([*target, end], dtype=np.int32)
+    return np.array([*source, *tokens[at:], end], dtype=np.int32), np.array([*target, end], dtype=np.int32)
 
 
 def window_length(length: int, rate: float, mean: float) -> int:
     """The most tokens whose source and target, after corruption, have at most `length` tokens each."""
 
     def longest(tokens: int) -> int:
-        removed = min(max(round(tokens * rate), 1), tokens - 1)
-        count = min(max(round(removed / mean), 1), removed, tokens - removed)
-        return max(tokens - removed + count + 1, removed + count + 1)
+        removed, count = _noise(tokens, rate, mean)
+        return max(tokens - removed, removed) + count + 1
 
-    most = 2
-    while longest(most + 1) <= length:
-        most += 1
-    return most
+    return next(tokens for tokens in itertools.count(2) if longest(tokens + 1) > length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,8 +244,8 @@ class CorruptedText(Windows):
         return seq2seq(*corrupted(tokens, spans, self.sentinels, self.end), self.start)
 
 
-class CorruptionTask(CausalTask):
-    """Plain text, as for the objective `causal`, from which spans are removed."""
+class CorruptionTask(PlainTextTask):
+    """Spans of the text are removed, and written by the decoder."""
 
     def completed(self, tokenizer: Tokenizer) -> Tokenizer:
         tokenizer.backend.add_special_tokens(
@@ -256,7 +256,7 @@ class CorruptionTask(CausalTask):
     def data(self, module: Transformer, tokens: int) -> Prepared:
         settings, tokenizer, start = self.objective, self.tokenizer, module.spec.ids.start
         length = window_length(self.length, settings.rate, settings.span)
-        most = len(noise_spans(length, settings.rate, settings.span, random_numbers(0, Use.CORRUPTION, 0)))
+        _, most = _noise(length, settings.rate, settings.span)
         named = [tokenizer.backend.token_to_id(f"<extra_id_{i}>") for i in range(most)]
         ids = tuple(i for i in named if i is not None)
         if len(ids) < most or tokenizer.eos_id is None or start is None:
@@ -264,8 +264,8 @@ class CorruptionTask(CausalTask):
                 f"objective corruption needs an EOS token and {most} sentinels, <extra_id_0> and on, in the tokenizer"
             )
         train, held = (
-            CorruptedText(_stream(texts, tokenizer), length, settings.rate, settings.span, ids, start, tokenizer.eos_id)
-            for texts in (self.texts, self.held_texts)
+            CorruptedText(_stream(side), length, settings.rate, settings.span, ids, start, tokenizer.eos_id)
+            for side in self.encoded()
         )
         return train, HeldOut.of(held, train, tokens, device=self.device)
 
@@ -300,19 +300,17 @@ def by_generator(module: Transformer) -> Replacer:
 
 
 @dataclass(frozen=True, eq=False)
-class ReplacedText(Windows):
-    """Windows of documents, some tokens of which are replaced by samples: others each time a window is drawn."""
+class ReplacedText(MaskedText):
+    """Windows of documents, the hidden tokens of which are replaced by samples: others each time a window is drawn."""
 
-    masking: TokenMasking
     replacer: Replacer
-    before: Ids
-    after: Ids
 
     use = Use.CORRUPTION
+    held = Windows.held
 
     def row(self, piece: Piece, random: np.random.Generator) -> LabelledExample:
         """A token is labelled replaced only where the sample differs from it, as in ELECTRA."""
-        hidden = self.masking(np.concatenate([self.before, *piece, self.after]), random)
+        hidden = super().row(piece, random)
         places = np.flatnonzero(hidden.trained)
         ids = hidden.targets.copy()
         ids[places] = self.replacer(hidden.ids, places, random)
@@ -320,15 +318,10 @@ class ReplacedText(Windows):
         return labelled(row, (ids != hidden.targets).astype(np.int64), ReplacedLoss(), 0, np.ones(len(ids), dtype=bool))
 
 
-class ReplacedTask(HeadTask):
-    """Plain text, some tokens of which are replaced; the model tells which."""
+class ReplacedTask(HeadTask, PlainTextTask):
+    """Some tokens are replaced; the model tells which."""
 
     kind = "replaced"
-
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe)
-        sources.refuse_records(recipe)
-        self.texts, self.held_texts, self.notes = sources.texts(recipe.data)
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
         tokenizer = self.tokenizer
@@ -337,40 +330,27 @@ class ReplacedTask(HeadTask):
         rate, special = self.objective.rate, special_ids(tokenizer)
         masking = TokenMasking(tokenizer.mask_id, tokenizer.vocab_size, special, rate, shares=(1.0, 0.0))
         before, after = np.array([tokenizer.cls_id], np.int32), np.array([tokenizer.sep_id], np.int32)
-        streams = [_stream(texts, tokenizer) for texts in (self.texts, self.held_texts)]
-        replacer = self._replacer(streams[0].arrays[0], tokenizer, masking)
-        train, held = (ReplacedText(one, self.length - 2, masking, replacer, before, after) for one in streams)
-        return train, JudgedRows.of_rows(held.held(), _judged_replaced, tokens, self.device)
+        streams = [_stream(side) for side in self.encoded()]
+        replacer = self._replacer(streams[0].arrays[0], special)
+        train, held = (ReplacedText(one, self.length - 2, masking, before, after, replacer) for one in streams)
+        guesses = {"majority": np.zeros((1, self.length), dtype=np.int64)}  # that none was replaced
+        return train, self.judged(held.held(), partial(judged_classes, guesses, "F1 of replaced"), tokens)
 
-    def _replacer(self, tokens: Ids, tokenizer: Tokenizer, masking: TokenMasking) -> Replacer:
+    def _replacer(self, tokens: Ids, special: frozenset[int]) -> Replacer:
         path = self.objective.generator
         if path is None:
-            counts = np.bincount(tokens, minlength=tokenizer.vocab_size).astype(np.float64)
-            counts[sorted(masking.special)] = 0.0
+            counts = np.bincount(tokens, minlength=self.tokenizer.vocab_size).astype(np.float64)
+            counts[sorted(special)] = 0.0
             if not counts.any():
                 raise InputError("the training text has no token but special and unknown ones; give other text")
             return by_frequency(counts / counts.sum())
         module, other, _ = read_model(Path(path))
         if other is None or not isinstance(module.spec.head, MaskedLMHeadSpec):
             raise ConfigError(f"objective.generator = {path!r} is not a masked language model")
-        if other.backend.get_vocab() != tokenizer.backend.get_vocab():
+        if other.backend.get_vocab() != self.tokenizer.backend.get_vocab():
             raise ConfigError(f"objective.generator = {path!r} has another vocabulary than the model")
         return by_generator(module.float().eval())
 
 
-def _judged_replaced(nats: float, count: int, rows: Outputs) -> Score:
-    """Accuracy over all tokens and F1 of the replaced ones, beside the guess that none was replaced."""
-    right = np.concatenate([example.goal for example, _ in rows])
-    predicted = np.concatenate([(output.numpy()[:, 0] > 0).astype(np.int64) for _, output in rows])
-    figures = {
-        "accuracy": metrics.accuracy(predicted, right),
-        "F1 of replaced": metrics.f1(predicted == 1, right == 1),
-    }
-    original = int((right == 0).sum())
-    guesses = {"majority": original / len(right)}
-    return Score(nats, count, int((predicted == right).sum()), original, metrics=figures, baselines=guesses)
-
-
-def _stream(texts: Sequence[str], tokenizer: Tokenizer) -> DocumentStream:
-    """Documents as token ids without special tokens."""
-    return DocumentStream.of([(tokenizer.encode_corpus(text),) for text in texts])
+def _stream(documents: Sequence[Ids]) -> DocumentStream:
+    return DocumentStream.of([(document,) for document in documents])
