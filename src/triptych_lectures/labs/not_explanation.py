@@ -78,8 +78,9 @@ class NotExplanationLab(Lab):
         small = of_classifier(self, setup.seed)
         checks, meaning, sections = _classifier_checks(small), self._meaning(small), _classifier_sections(small)
         if last is not None:
-            checks, meaning = (*checks, *_decoder_checks(last)), f"{meaning} {_decoder_meaning(last)}"
-            sections = (*sections, *_decoder_sections(last))
+            layers = last.sensitive(self.sensitive)
+            checks, meaning = (*checks, *_decoder_checks(last, layers)), f"{meaning} {_decoder_meaning(last)}"
+            sections = (*sections, *_decoder_sections(last, layers))
         return LabResult("Does a pattern of attention explain the output?", meaning, checks, sections)
 
     def _meaning(self, result: ClassifierResult) -> str:
@@ -103,7 +104,7 @@ def _classifier_checks(result: ClassifierResult) -> tuple[Check, ...]:
         Check("distance of the alternative patterns, mean over all layers (0 to 1)", result.other.attention, least=0.4),
         Check(
             "distance of the first token's alternative where a shuffle alone moves the output most",
-            result.apart[result.sensitive],
+            result.apart(*result.sensitive(1)),
             least=0.3,
         ),
         Check("output change under the alternative in all layers (0 to 1)", result.other.output, most=0.05),
@@ -119,10 +120,7 @@ def _classifier_checks(result: ClassifierResult) -> tuple[Check, ...]:
 
 
 def _classifier_sections(result: ClassifierResult) -> tuple[Section, ...]:
-    layers = [
-        [str(layer), f"{moved:.3f}", f"{apart:.2f}"]
-        for layer, (moved, apart) in enumerate(zip(result.alone, result.apart, strict=True))
-    ]
+    layers = [[str(layer), f"{moved:.3f}", f"{result.apart(layer):.2f}"] for layer, moved in enumerate(result.alone)]
     return (
         _replacements("Classifier", result.other, result.mixed),
         TableSection(
@@ -135,13 +133,13 @@ def _classifier_sections(result: ClassifierResult) -> tuple[Section, ...]:
     )
 
 
-def _decoder_checks(result: DecoderResult) -> tuple[Check, ...]:
-    other, mixed, layers = result.other, result.mixed, result.sensitive
+def _decoder_checks(result: DecoderResult, layers: list[int]) -> tuple[Check, ...]:
+    other, mixed = result.other, result.mixed
     return (
         Check("decoder: distance of the alternative patterns, mean over all layers", other.attention, least=0.4),
         Check(
             f"decoder: distance in the {len(layers)} layers where a shuffle alone moves the output most",
-            sum(result.apart) / len(layers),
+            sum(map(result.apart, layers)) / len(layers),
             least=0.3,
         ),
         Check("decoder: output change under the alternative in all layers", other.output, most=0.05),
@@ -162,7 +160,7 @@ def _decoder_checks(result: DecoderResult) -> tuple[Check, ...]:
 
 
 def _decoder_meaning(result: DecoderResult) -> str:
-    tokens, weights, read = result.last.tokens, result.weights, result.most_read
+    tokens, weights, read = result.tokens, result.weights, result.most_read
     needed = result.hidden.index(result.drop)
     return (
         "In all layers and heads of the decoder at once the last token's attention can be exchanged for weights that"
@@ -175,14 +173,15 @@ def _decoder_meaning(result: DecoderResult) -> str:
     )
 
 
-def _decoder_sections(result: DecoderResult) -> tuple[Section, ...]:
-    by_layer = [
-        [str(layer), f"{result.alone[layer]:.3f}", f"{apart:.2f}"]
-        for layer, apart in zip(result.sensitive, result.apart, strict=True)
-    ]
+def _decoder_sections(result: DecoderResult, layers: list[int]) -> tuple[Section, ...]:
+    by_layer = [[str(layer), f"{result.alone[layer]:.3f}", f"{result.apart(layer):.2f}"] for layer in layers]
     header = ("layer", "output change, this layer shuffled", "distance of the alternative here")
-    tokens = zip(result.last.tokens, result.weights, result.hidden, strict=True)
-    by_token = [[token, f"{weight:.1%}", f"{change:.3f}"] for token, weight, change in tokens]
+    of_tokens = zip(result.tokens, result.weights, result.hidden, strict=True)
+    by_token = [[token, f"{weight:.1%}", f"{change:.3f}"] for token, weight, change in of_tokens]
+    both = torch.cat([result.answers.patterns[0], result.other.patterns[0]], 2).clamp(0, 1).float().numpy()
+    rows = ["original", "alternative"]
+    maps = [AttentionMap("decoder", layer, rows, result.tokens, both[layer]) for layer in sorted(layers)]
+    about = "The last token's attention, original and alternative."
     return (
         _replacements("Decoder", result.other, result.mixed),
         TableSection("Decoder, layers where a shuffle moves the output most", header, by_layer),
@@ -190,7 +189,7 @@ def _decoder_sections(result: DecoderResult) -> tuple[Section, ...]:
             "From the last token, all layers", ("token", "share of attention", "output change if hidden"), by_token
         ),
         _curve("The search for other patterns, decoder", result.path),
-        _maps(result),
+        AttentionSection("Two patterns, one output", about, maps),
     )
 
 
@@ -206,18 +205,3 @@ def _replacements(model: str, other: Replacement, mixed: Replacement) -> TableSe
 def _curve(title: str, path: Path) -> Curve:
     lines = {name: [distances[i] for distances in path] for i, name in enumerate(("attention", "output"))}
     return curve(title, "step", "distance from the original, 0 to 1", range(len(path)), lines)
-
-
-def _maps(result: DecoderResult) -> AttentionSection:
-    last, other = result.last, result.other
-    maps = [
-        AttentionMap(
-            "decoder",
-            layer,
-            ["original", "alternative"],
-            last.tokens,
-            torch.stack([last.patterns[layer], other.patterns[layer]], 1).clamp(0, 1).float().numpy(),
-        )
-        for layer in sorted(result.sensitive)
-    ]
-    return AttentionSection("Two patterns, one output", "The last token's attention, original and alternative.", maps)
