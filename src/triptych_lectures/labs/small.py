@@ -54,15 +54,16 @@ def decoder(
     inside: Position | None = None,
     final_norm: Norm | None = None,
     mask: Mask = CAUSAL,
+    scale: float | None = None,
 ) -> ModelSpec:
-    """A decoder of `blocks`, causal by default, with positions added to the embedding (`embedded`) or in attention
-    (`inside`).
+    """A decoder of `blocks`, causal by default, with positions added to the embedding (`embedded`), which is multiplied
+    by `scale`, or in attention (`inside`).
 
     Initial weights have variance 1/D, so that a linear map keeps the size of a normalized vector.
     """
     width = blocks[0].attn.q.inputs
     stack = StackSpec(
-        embed=EmbedSpec(vocab=vocab, width=width, position=embedded),
+        embed=EmbedSpec(vocab=vocab, width=width, position=embedded, scale=scale),
         kinds={"self": KindSpec(mask=mask, position=inside)},
         blocks=tuple(blocks),
         final_norm=final_norm,
