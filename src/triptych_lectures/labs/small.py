@@ -72,6 +72,13 @@ def decoder(
     return ModelSpec(family="triptych", decoder=stack, head=head, init_std=width**-0.5)
 
 
+def with_mask(module: nn.Transformer, mask: Mask) -> nn.Transformer:
+    """Another decoder with the weights of `module` and this mask."""
+    other = nn.new(masked(module.spec, mask))
+    other.load_state_dict(module.state_dict())
+    return other
+
+
 def masked(model: ModelSpec, mask: Mask) -> ModelSpec:
     """The decoder `model` with `mask` in place of its own; the mask is part of the spec and not of the weights."""
     stack = model.decoder
