@@ -6,33 +6,18 @@ token of a text in a pretrained decoder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from triptych import nn
-from triptych.errors import InputError
 from triptych.model import Model
 from triptych.probe import Edit, Read
-from triptych.spec import RMSNormSpec, full
 from triptych.train import Example
-from triptych_lectures.labs.small import block, decoder
-from triptych_lectures.labs.trained import (
-    GeneratedTask,
-    Shuffled,
-    TrainedRun,
-    TrainingBudget,
-    held_out_rows,
-    right,
-    train,
-)
-
-if TYPE_CHECKING:
-    from triptych_lectures.labs.not_explanation import NotExplanationLab
 
 Path = list[tuple[float, float]]  # (distance of the patterns, distance of the output) after each step of the search
 
@@ -174,37 +159,9 @@ class AskedKind:
         return int(np.flatnonzero(row.ids // self.values == kind)[0])
 
 
-@dataclass(frozen=True, eq=False)
-class PatternsResult:
-    """What was measured: the optimized patterns `other`, the shuffled ones `mixed`, and the path of the search; `alone`
-    is the output's change when one layer is shuffled, for each of them."""
-
-    answers: Answers
-    other: Replacement
-    mixed: Replacement
-    path: Path
-    alone: list[float]
-
-    def apart(self, layer: int) -> float:
-        """How far the optimized pattern of the token with the answer is from the original one in this layer."""
-        return distance(self.other.patterns[:, layer, :, 0], self.answers.patterns[:, layer, :, 0])
-
-    def sensitive(self, count: int) -> list[int]:
-        """The layers where a shuffle alone moves the output most."""
-        return sorted(range(len(self.alone)), key=lambda layer: -self.alone[layer])[:count]
-
-
-@dataclass(frozen=True, eq=False)
-class ClassifierResult(PatternsResult):
-    """`changed` is the largest change of an answer under the alternative, `needed` the mean one when the deciding token
-    is hidden; `named` is the share of rows in which the token with the largest score is the deciding one, by what gave
-    the score."""
-
-    right: float
-    changed: float
-    named: dict[str, float]
-    needed: float
-    shuffled_labels: TrainedRun
+def apart_in(answers: Answers, patterns: Tensor, layer: int) -> float:
+    """How far, in this layer, the pattern of the token with the answer is from the original one."""
+    return distance(patterns[:, layer, :, 0], answers.patterns[:, layer, :, 0])
 
 
 class ClassifierAnswers(Answers):
@@ -237,83 +194,3 @@ class ClassifierAnswers(Answers):
         """[R, T]: how far the output moves when each token is hidden; the question itself, the first, stays."""
         moved = [self.moved_without(key) for key in range(1, self.patterns.shape[-1])]
         return torch.stack([torch.zeros(len(self.ids)), *moved], 1)
-
-
-def _trained(sizes: NotExplanationLab, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
-    """Blocks in which every token sees every other, without positions: the task does not need them."""
-    blocks = [block(sizes.width, sizes.heads, 2 * sizes.width)] * sizes.layers
-    final_norm = RMSNormSpec(width=sizes.width)
-    module = nn.new(decoder(sizes.task.blank + 1, blocks, final_norm=final_norm, mask=full()), seed)
-    budget = TrainingBudget(sizes.trained, sizes.rows, sizes.learning_rate, shape="linear")
-    return module, train(module, task, budget, seed)
-
-
-def of_classifier(sizes: NotExplanationLab, seed: int) -> ClassifierResult:
-    """Train the classifier, search for other patterns, shuffle them, and rank the tokens by four measures."""
-    module, _ = _trained(sizes, sizes.task, seed)
-    _, control = _trained(sizes, Shuffled(sizes.task), seed)
-    rows, random = held_out_rows(sizes.task, sizes.tested, seed), torch.Generator().manual_seed(seed)
-    share, rows = right(module, rows), rows[: sizes.searched]
-    answers = ClassifierAnswers(module, rows)
-    steps, rate = sizes.search_steps, sizes.search_rate
-    other, path = search(answers, random, steps=steps, rate=rate, faithful=sizes.search_faithful)
-    mixed = shuffled(answers, other.attention, random)
-    alone = []
-    for layer in range(sizes.layers):
-        patterns = answers.patterns.clone()
-        patterns[:, layer] = mixed.patterns[:, layer]
-        alone.append(replaced(answers, patterns).output)
-    changed = float(distances(answers.with_patterns(other.patterns).softmax(-1), answers.output).max())
-    deciding = torch.tensor([sizes.task.deciding(row) for row in rows])
-    hidden = answers.ablations()
-    scores = {
-        "hiding it": hidden,
-        "gradient": answers.gradients(),
-        # [R, T]: the first token's attention to each token, the mean over layers and heads
-        "attention": answers.patterns[:, :, :, 0].mean((1, 2)),
-        "attention of the alternative": other.patterns[:, :, :, 0].mean((1, 2)),
-    }
-    # The first token asks: it is read in every row, and is not among those that are ranked.
-    named = {by: float((rows[:, 1:].argmax(-1) + 1 == deciding).double().mean()) for by, rows in scores.items()}
-    needed = float(hidden.gather(1, deciding[:, None]).mean())
-    return ClassifierResult(answers, other, mixed, path, alone, share, changed, named, needed, control)
-
-
-@dataclass(frozen=True, eq=False)
-class DecoderResult(PatternsResult):
-    """Of each token of the text the output's change when it is hidden (`hidden`), and its share of the last token's
-    attention over all layers and heads (`weights`)."""
-
-    tokens: list[str]
-    hidden: list[float]
-
-    weights: list[float]
-
-    @property
-    def most_read(self) -> int:
-        """The token with the most attention."""
-        return self.weights.index(max(self.weights))
-
-    @property
-    def drop(self) -> float:
-        """The largest change when a token is hidden."""
-        return max(self.hidden)
-
-
-def of_decoder(model: Model, sizes: NotExplanationLab, seed: int, progress: Callable[[str], None]) -> DecoderResult:
-    """Search for other patterns of the last token, shuffle them, and hide one token after the other."""
-    if model.spec.layout != "decoder":
-        raise InputError(f"this lab predicts the next word; it needs a decoder, not an {model.spec.layout}")
-    [ids] = model.ids([sizes.text])
-    last = Answers(model, [ids], at=len(ids) - 1, query=len(ids) - 1)
-    layers, random = range(last.patterns.shape[1]), torch.Generator().manual_seed(seed)
-    progress(f"searching for other patterns in all {len(layers)} layers of the decoder, {sizes.steps} steps")
-    other, path = search(last, random, steps=sizes.steps, rate=sizes.rate, faithful=sizes.faithful)
-    progress("shuffling the decoder's patterns")
-    mixed = shuffled(last, other.attention, random)
-    alone = [float(last.moved([last.edit(mixed.patterns, layer)])) for layer in layers]
-    progress("hiding one token of the decoder after the other")
-    hidden = [float(last.moved_without(key)) for key in range(len(ids))]
-    tokens = [str(i) for i in ids] if model.tokenizer is None else model.tokenizer.tokens(ids)
-    weights = last.patterns[0, :, :, 0].mean((0, 1)).tolist()
-    return DecoderResult(last, other, mixed, path, alone, tokens, hidden, weights)
