@@ -61,8 +61,8 @@ def test_fails_when_what_is_shuffled_is_wrong(
 def test_shuffled_rows_have_the_sounds_of_others(made_of_tones: None) -> None:
     sizes = spoken_digits.SpokenDigitsLab.sized(Setup(sizes=SIZES))
     heard, _ = sizes._clips(0, SpokenWords.cached())
-    digits = spoken_digits.Digits.new(sizes, heard, 0)
-    data = DrawnRecordings(digits.speech, digits.ids, heard, digits.recorder, sizes.steps, sizes.silence)
+    digits = spoken_digits.Digits(sizes, heard, 0)
+    data = DrawnRecordings(digits)
     plain, moved = data.draw(0, 129, 6), replace(data, shuffled=True).draw(0, 129, 6)
     assert [one.text for one in moved] == [one.text for one in (*plain[1:], plain[0])]  # type: ignore[attr-defined]
     assert all(np.array_equal(a.frames, b.frames) for a, b in zip(plain, moved, strict=True))  # type: ignore[attr-defined]
@@ -72,9 +72,9 @@ def test_shuffled_rows_have_the_sounds_of_others(made_of_tones: None) -> None:
 def test_a_short_silence_follows_each_sound(made_of_tones: None) -> None:
     sizes = spoken_digits.SpokenDigitsLab.sized(Setup(sizes=SIZES | {"silence": 0.2}))
     heard, _ = sizes._clips(0, SpokenWords.cached())
-    digits = spoken_digits.Digits.new(sizes, heard, 0)
+    digits = spoken_digits.Digits(sizes, heard, 0)
     random = np.random.default_rng(0)
-    recordings = [digits.recorder(clips, random) for clips in heard]
+    recordings = digits.recordings(heard, len(heard), random)
     for one, frames in zip(recordings, digits.frames(recordings), strict=True):
         whole = digits.speech.frames(one.sound)
         behind = len(frames) * HOP - len(one.sound)
@@ -82,9 +82,7 @@ def test_a_short_silence_follows_each_sound(made_of_tones: None) -> None:
         assert len(frames) % 2 == 0
         assert len(whole) == digits.speech.window >= len(frames)
         assert np.allclose(frames, whole[: len(frames)], atol=1e-5)
-    rows = DrawnRecordings(digits.speech, digits.ids, heard, digits.recorder, sizes.steps, sizes.silence).draw(
-        0, 129, 6
-    )
+    rows = DrawnRecordings(digits).draw(0, 129, 6)
     assert len({len(row.frames) for row in rows}) > 1  # type: ignore[attr-defined]
 
 

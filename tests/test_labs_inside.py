@@ -115,18 +115,18 @@ def test_not_explanation_passes_on_smollm2(loaded: None) -> None:
 
 def test_not_explanation_fails_when_edits_are_ignored(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(  # a search without edits finds no gradient
-        other_patterns,
+        not_explanation,
         "search",
         lambda last, *rest, **sizes: (other_patterns.Replacement(last.patterns, 0.7, 0.0), []),
     )
-    monkeypatch.setattr(not_explanation, "of_classifier", lambda *given: classified())
+    monkeypatch.setattr(not_explanation.NotExplanationLab, "_of_classifier", lambda *given: ((), "", ()))
     ignore_edits(monkeypatch)
     assert "decoder, control: output change under the shuffled patterns in all layers" in next_word()
 
 
 def test_not_explanation_fails_when_the_alternative_is_a_shuffle(loaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Patterns that are as far away, and were not searched, change the output."""
-    monkeypatch.setattr(other_patterns, "search", unsearched)
+    monkeypatch.setattr(not_explanation, "search", unsearched)
     assert next_word() == {ALTERNATIVE}
 
 
@@ -137,16 +137,6 @@ def unsearched(answers: Any, random: torch.Generator, **sizes: Any) -> Any:
 TASK: dict[str, Size] = {"kinds": 4, "length": 8, "trained": 150, "searched": 12, "tested": 60, "search_steps": 30}
 
 
-def classified() -> other_patterns.ClassifierResult:
-    if not FOUND:
-        sizes = not_explanation.NotExplanationLab.sized(Setup(sizes=TASK))
-        FOUND.append(other_patterns.of_classifier(sizes, 0))
-    return FOUND[0]
-
-
-FOUND: list[other_patterns.ClassifierResult] = []
-
-
 @pytest.mark.heavy
 def test_not_explanation_passes_on_a_classifier() -> None:
     passes(run("not-explanation", Setup(sizes=TASK)))
@@ -155,7 +145,7 @@ def test_not_explanation_passes_on_a_classifier() -> None:
 @pytest.mark.heavy
 def test_not_explanation_fails_on_a_classifier_whose_edits_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     found = lambda answers, *rest, **sizes: (other_patterns.Replacement(answers.patterns, 0.7, 0.0), [])  # noqa: E731
-    monkeypatch.setattr(other_patterns, "search", found)
+    monkeypatch.setattr(not_explanation, "search", found)
     ignore_edits(monkeypatch)
     claims = failed(run("not-explanation", Setup(sizes=TASK)))
     assert "control: output change under the shuffled patterns in all layers" in claims
@@ -164,7 +154,7 @@ def test_not_explanation_fails_on_a_classifier_whose_edits_are_ignored(monkeypat
 
 @pytest.mark.heavy
 def test_not_explanation_fails_on_a_classifier_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(other_patterns, "search", unsearched)
+    monkeypatch.setattr(not_explanation, "search", unsearched)
     claims = failed(run("not-explanation", Setup(sizes=TASK)))
     assert "output change under the alternative in all layers (0 to 1)" in claims
 
@@ -172,9 +162,9 @@ def test_not_explanation_fails_on_a_classifier_without_a_search(monkeypatch: pyt
 @pytest.mark.heavy
 def test_not_explanation_fails_on_shuffled_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A classifier that learned nothing does not need the token, and any pattern gives its output."""
-    trained = other_patterns._trained
+    trained = not_explanation._trained
     monkeypatch.setattr(
-        other_patterns, "_trained", lambda sizes, task, seed: trained(sizes, Shuffled(sizes.task), seed)
+        not_explanation, "_trained", lambda sizes, task, seed: trained(sizes, Shuffled(sizes.task), seed)
     )
     claims = failed(run("not-explanation", Setup(sizes=TASK)))
     assert {"classifier: right on new rows", "output change when the deciding token is hidden"} <= claims

@@ -28,7 +28,8 @@ Build = Callable[
 
 @pytest.fixture(scope="module")
 def task() -> TranslationTask:
-    return TranslationTask.of(SecondLanguage(0, nouns=4, verbs=3, adjectives=2), 0, 40, 12, 2)
+    pairs = SecondLanguage(0, nouns=4, verbs=3, adjectives=2).sentences(0, 52, 2)
+    return TranslationTask(pairs[:40], pairs[40:])
 
 
 @pytest.mark.parametrize("build", BUILDERS)

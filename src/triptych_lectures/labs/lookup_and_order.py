@@ -19,7 +19,7 @@ from triptych.attention import attend
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import TableSection
-from triptych.spec import AlibiSpec, LearnedSpec, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
+from triptych.spec import AlibiSpec, LearnedSpec, Mask, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
 from triptych.spec.positions import Absolute, Position
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import block, curve, decoder
@@ -51,6 +51,7 @@ class SoftVsHardLab(Lab):
         book = _Dictionary(self, setup.seed)
         rows = [book.measure(beta) for beta in self.sharpness]
         learned = {beta: book.learn(beta) for beta in (self.soft, self.hard)}
+        remaining = {beta: losses[-1] / losses[0] for beta, losses in learned.items()}
         table = TableSection(
             f"{self.questions} questions to a dictionary of {self.entries} entries",
             ("β", "weight of the best key", "error against dict[key]", "bound", "|d answer / d question|"),
@@ -73,16 +74,8 @@ class SoftVsHardLab(Lab):
             Check("largest error over its bound 2 max|v| (S-1) exp(-β gap)", max(r[1] / r[2] for r in rows), most=1.0),
             Check("gradient against finite differences, relative", book.gradient_error(), most=1e-6),
             Check(f"at β {self.hard:g}, largest gradient of an answer", rows[-1][3], most=1e-9),
-            Check(
-                f"at β {self.soft:g}, loss after learning over before",
-                learned[self.soft][-1] / learned[self.soft][0],
-                most=0.05,
-            ),
-            Check(
-                f"at β {self.hard:g}, loss after learning over before",
-                learned[self.hard][-1] / learned[self.hard][0],
-                least=0.95,
-            ),
+            Check(f"at β {self.soft:g}, loss after learning over before", remaining[self.soft], most=0.05),
+            Check(f"at β {self.hard:g}, loss after learning over before", remaining[self.hard], least=0.95),
         )
         return LabResult(
             "Is attention a dictionary lookup, and why a soft one?", MEANING_OF_LOOKUP, checks, (table, *curves)
@@ -191,10 +184,10 @@ class PermutationLab(Lab):
         return self.tokens * 5 // 24, self.tokens * 17 // 24
 
     def run(self, setup: Setup) -> LabResult:
-        errors, twins = {}, {}
-        for name in self._parts(causal=False):
-            for mask in MASKS:
-                model = self._model(name, mask, setup.seed)
+        errors, twins = dict[tuple[str, str], list[float]](), dict[tuple[str, str], float]()
+        for mask in MASKS:
+            for name, parts in self._parts(causal=mask == "causal").items():
+                model = self._model(*parts, MASKS[mask], setup.seed)
                 errors[name, mask] = self._errors(model, setup.seed)
                 twins[name, mask] = self._twins(model, setup.seed)
         table = TableSection(
@@ -214,24 +207,41 @@ class PermutationLab(Lab):
             "Permutation error after each block", "blocks passed", "relative error of permutation",
             range(len(self.sites)), lines, rounding, "y",
         )  # fmt: skip
-        return LabResult("Does attention know the order of its input?", MEANING, _checks(errors, twins), (table, after))
+        checks = (
+            Check("no positions, bidirectional: error of permutation", errors[NONE, "bidirectional"][-1], most=1e-12),
+            Check("no positions, causal: error of permutation", errors[NONE, "causal"][-1], least=0.1),
+            Check(
+                "the smallest error with a position part, either mask",
+                min(error[-1] for (name, _), error in errors.items() if name != NONE),
+                least=0.02,
+            ),
+            Check(
+                "no positions, bidirectional: distance between two equal tokens",
+                twins[NONE, "bidirectional"],
+                most=1e-12,
+            ),
+            Check(
+                "the smallest distance between two equal tokens with a position part, or a causal mask",
+                min(distance for key, distance in twins.items() if key != (NONE, "bidirectional")),
+                least=0.01,
+            ),
+        )
+        return LabResult("Does attention know the order of its input?", MEANING, checks, (table, after))
 
-    def _parts(self, *, causal: bool) -> dict[str, Absolute | Position | None]:
+    def _parts(self, *, causal: bool) -> dict[str, tuple[Absolute | None, Position | None]]:
+        """Positions that are added to the embedding, or those inside attention."""
         return {
-            NONE: None,
-            "sinusoidal": SinusoidalSpec(width=self.width),
-            "learned": LearnedSpec(length=self.tokens, width=self.width),
-            "RoPE": RopeSpec(width=self.width // self.heads),
-            "ALiBi": AlibiSpec(heads=self.heads),
-            "T5 buckets": T5BucketsSpec(heads=self.heads, bidirectional=not causal),
+            NONE: (None, None),
+            "sinusoidal": (SinusoidalSpec(width=self.width), None),
+            "learned": (LearnedSpec(length=self.tokens, width=self.width), None),
+            "RoPE": (None, RopeSpec(width=self.width // self.heads)),
+            "ALiBi": (None, AlibiSpec(heads=self.heads)),
+            "T5 buckets": (None, T5BucketsSpec(heads=self.heads, bidirectional=not causal)),
         }
 
-    def _model(self, name: str, mask: str, seed: int) -> Model:
-        part = self._parts(causal=mask == "causal")[name]
-        absolute = part if isinstance(part, LearnedSpec | SinusoidalSpec) else None
-        inside = None if isinstance(part, LearnedSpec | SinusoidalSpec) else part
+    def _model(self, embedded: Absolute | None, inside: Position | None, mask: Mask, seed: int) -> Model:
         blocks = [block(self.width, self.heads, 2 * self.width)] * self.blocks
-        spec = decoder(self.tokens, blocks, embedded=absolute, inside=inside, mask=MASKS[mask])
+        spec = decoder(self.tokens, blocks, embedded=embedded, inside=inside, mask=mask)
         return Model(nn.new(spec, seed, torch.float64))
 
     def _errors(self, model: Model, seed: int) -> list[float]:
@@ -241,11 +251,8 @@ class PermutationLab(Lab):
         straight, shuffled = (
             model.trace([ids.tolist()], read=self.sites) for ids in (torch.arange(self.tokens), order)
         )
-        errors = []
-        for site in self.sites:
-            out = straight[site][0]
-            errors.append(((shuffled[site][0] - out[order]).abs().max() / out.std()).item())
-        return errors
+        outputs = [(straight[site][0], shuffled[site][0]) for site in self.sites]
+        return [((moved - out[order]).abs().max() / out.std()).item() for out, moved in outputs]
 
     def _twins(self, model: Model, seed: int) -> float:
         """How far apart the last block leaves one token that stands at two places of a row, over the spread."""
@@ -265,24 +272,3 @@ MEANING = (
     " token sees t tokens: a decoder without positions depends on order. Random weights show what can be"
     " distinguished, not what a trained model does with it."
 )
-
-
-def _checks(errors: dict[tuple[str, str], list[float]], twins: dict[tuple[str, str], float]) -> tuple[Check, ...]:
-    with_positions = [key for key in errors if key[0] != NONE]
-    return (
-        Check("no positions, bidirectional: error of permutation", errors[NONE, "bidirectional"][-1], most=1e-12),
-        Check("no positions, causal: error of permutation", errors[NONE, "causal"][-1], least=0.1),
-        Check(
-            "the smallest error with a position part, either mask",
-            min(errors[key][-1] for key in with_positions),
-            least=0.02,
-        ),
-        Check(
-            "no positions, bidirectional: distance between two equal tokens", twins[NONE, "bidirectional"], most=1e-12
-        ),
-        Check(
-            "the smallest distance between two equal tokens with a position part, or a causal mask",
-            min(distance for key, distance in twins.items() if key != (NONE, "bidirectional")),
-            least=0.01,
-        ),
-    )

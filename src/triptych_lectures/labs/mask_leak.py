@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from triptych import nn
 from triptych.model import Model
-from triptych.page import Curve, Sample, Samples, Section, TableSection
-from triptych.spec import Mask, causal, full
-from triptych.train import Job, Recipe, check_recipe, evaluate, prepare
+from triptych.page import Curve, Sample, Samples, TableSection
+from triptych.spec import causal, full
+from triptych.train import HeldOut, Job, Recipe, check_recipe, evaluate, prepare
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import Points, fit, masked
+from triptych_lectures.labs.small import Points, fit, masked, with_mask
 
 OPENING = 40  # characters of the prompt, at most
 MASKS = {"with the mask": causal(), "without": full()}
@@ -41,12 +39,18 @@ class MaskLeakLab(Lab):
     def run(self, setup: Setup) -> LabResult:
         setup.progress("reading the text")
         job = prepare(self._recipe(setup))
-        models = {}
+        held, data = job.trainer.held, job.trainer.data
+        assert held is not None
+        losses: dict[str, Points] = {}
+        modules: dict[tuple[str, str], nn.Transformer] = {}  # by the mask of the training and that of the use
         for name, mask in MASKS.items():
             setup.progress(f"training {name}: {self.steps} steps")
-            models[name] = self._train(job, mask, setup.seed)
-        (own, lost), (blind, leaky) = ([nats for _, nats in trained.used.values()] for trained in models.values())
-        guess = _frequencies(job)
+            module = nn.new(masked(job.trainer.module.spec, mask), setup.seed)
+            losses[name] = fit(module, data, rows=self.rows, length=self.length, steps=self.steps, seed=setup.seed)
+            modules |= {(name, used): with_mask(module, other) for used, other in MASKS.items()}
+        nats = {masks: evaluate(module, held).nats_per_token for masks, module in modules.items()}
+        own, lost, blind, leaky = nats.values()
+        guess = _frequencies(job, held)
         checks = (
             Check("trained and used with the mask, over guessing by frequency", own / guess, most=0.8),
             Check("trained and used without it, over that with it", leaky / own, most=0.1),
@@ -66,68 +70,42 @@ class MaskLeakLab(Lab):
             " better model only if it is measured on what the model will be used for. Trained with the mask, the same"
             " weights lose too when it is taken away: they were never trained with places ahead visible."
         )
-        question = "What does a decoder learn when its mask is forgotten?"
-        return LabResult(question, meaning, checks, self._sections(job, models, guess, setup.seed))
+        rows = [[name, *(f"{nats[name, used]:.2f}" for used in MASKS)] for name in MASKS]
+        opening = held.batches[0].ids[:OPENING].tolist()
+        samples = []
+        for (name, used), module in modules.items():
+            model = Model(module, job.tokenizer)
+            (text,) = model.generate([opening], max_new_tokens=self.written, temperature=0.8, seed=setup.seed)
+            samples.append(Sample(None, f"trained {name}, writing {used}", text.text))
+        lines = {f"trained {name}": points for name, points in losses.items()}
+        guides = {"guessing by frequency": guess, "trained without, used with": blind}
+        sections = (
+            TableSection("Held-out nats per character", ("trained", *(f"used {name}" for name in MASKS)), rows),
+            Curve("Loss in training", "step", "nats per character", lines, guides),
+            Samples(f"What they write after {job.tokenizer.decode(opening)!r}", samples),
+        )
+        return LabResult("What does a decoder learn when its mask is forgotten?", meaning, checks, sections)
 
     def _recipe(self, setup: Setup) -> Recipe:
-        sizes = {"rows": self.rows, "length": self.length, "steps": self.steps}
-        model = {"model_type": "llama", "hidden_size": self.width, "intermediate_size": self.hidden}
-        model |= {
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 256,
+        model = {
+            "model_type": "llama", "hidden_size": self.width, "intermediate_size": self.hidden,
+            "num_hidden_layers": self.layers, "num_attention_heads": 4, "max_position_embeddings": 256,
             "tie_word_embeddings": False,
-        }
+        }  # fmt: skip
+        run = {"rows": self.rows, "length": self.length, "steps": self.steps, "seed": setup.seed, "precision": "fp32"}
         return check_recipe(
             {
                 "model": model,
                 "tokenizer": "characters",
                 "data": {"path": setup.data or "shakespeare", "held_out_limit": self.held_out},
                 "objective": {"name": "causal"},
-                "run": sizes | {"seed": setup.seed, "precision": "fp32"},
+                "run": run,
             }
         )
 
-    def _train(self, job: Job, mask: Mask, seed: int) -> Trained:
-        module = nn.new(masked(job.trainer.module.spec, mask), seed)
-        losses = fit(module, job.trainer.data, rows=self.rows, length=self.length, steps=self.steps, seed=seed)
-        assert job.trainer.held is not None
-        used = {}
-        for name, other in MASKS.items():
-            same = nn.new(masked(module.spec, other))
-            same.load_state_dict(module.state_dict())
-            used[name] = same, evaluate(same, job.trainer.held).nats_per_token
-        return Trained(losses, used)
 
-    def _sections(self, job: Job, models: dict[str, Trained], guess: float, seed: int) -> tuple[Section, ...]:
-        rows = [[name, *(f"{nats:.2f}" for _, nats in trained.used.values())] for name, trained in models.items()]
-        table = TableSection("Held-out nats per character", ("trained", *(f"used {name}" for name in MASKS)), rows)
-        lines = {f"trained {name}": trained.losses for name, trained in models.items()}
-        blind = models["without"].used["with the mask"][1]
-        guides = {"guessing by frequency": guess, "trained without, used with": blind}
-        curve = Curve("Loss in training", "step", "nats per character", lines, guides)
-        assert job.trainer.held is not None
-        opening = job.trainer.held.batches[0].ids[:OPENING].tolist()
-        samples = []
-        for trained, of_training in models.items():
-            for used, (module, _) in of_training.used.items():
-                model = Model(module, job.tokenizer)
-                (text,) = model.generate([opening], max_new_tokens=self.written, temperature=0.8, seed=seed)
-                samples.append(Sample(None, f"trained {trained}, writing {used}", text.text))
-        prompt = job.tokenizer.decode(opening)
-        return table, curve, Samples(f"What they write after {prompt!r}", samples)
-
-
-class Trained(NamedTuple):
-    """One of the two models: its loss over training, and (model, held-out nats) of its weights under either mask."""
-
-    losses: Points
-    used: dict[str, tuple[nn.Transformer, float]]
-
-
-def _frequencies(job: Job) -> float:
+def _frequencies(job: Job, held: HeldOut) -> float:
     """Held-out nats a character when each is predicted by its frequency in the training text."""
-    assert job.trainer.held is not None
     counts = np.bincount(job.trainer.data.targets(), minlength=job.tokenizer.vocab_size) + 1.0
     nats = -np.log(counts / counts.sum())
-    return float(np.mean(np.concatenate([nats[batch.targets.numpy()] for batch in job.trainer.held.batches])))
+    return float(np.mean(np.concatenate([nats[batch.targets.numpy()] for batch in held.batches])))

@@ -11,21 +11,37 @@ import math
 
 import torch
 
+from triptych import nn
 from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
+from triptych.spec import RMSNormSpec, full
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.other_patterns import (
+    Answers,
     AskedKind,
-    ClassifierResult,
-    DecoderResult,
+    ClassifierAnswers,
     Path,
     Replacement,
-    of_classifier,
-    of_decoder,
+    apart_in,
+    distances,
+    replaced,
+    search,
+    shuffled,
 )
 from triptych_lectures.labs.pretrained import decoder
-from triptych_lectures.labs.small import curve, share_table
+from triptych_lectures.labs.small import block, curve, share_table
+from triptych_lectures.labs.small import decoder as decoder_spec
+from triptych_lectures.labs.trained import (
+    GeneratedTask,
+    Shuffled,
+    TrainedRun,
+    TrainingBudget,
+    held_out_rows,
+    right,
+    train,
+)
 
+Part = tuple[tuple[Check, ...], str, tuple[Section, ...]]  # of a result: criteria, meaning and sections
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"
 
 
@@ -71,127 +87,169 @@ class NotExplanationLab(Lab):
         return AskedKind(self.kinds, self.values, self.length)
 
     def run(self, setup: Setup) -> LabResult:
-        last = None
+        """0.4 and 0.3 of 1 are far, 0.05 is unchanged, and 0.5, or half of the rows, is most."""
+        next_word: Part = (), "", ()
         if setup.full or setup.model is not None:
-            last = of_decoder(decoder(setup), self, setup.seed, setup.progress)
+            next_word = self._of_decoder(setup)
         setup.progress(f"a classifier: {self.trained} steps, and as many with shuffled labels")
-        small = of_classifier(self, setup.seed)
-        checks, meaning, sections = _classifier_checks(small), self._meaning(small), _classifier_sections(small)
-        if last is not None:
-            checks, meaning = (*checks, *_decoder_checks(last)), f"{meaning} {_decoder_meaning(last)}"
-            sections = (*sections, *_decoder_sections(last))
-        return LabResult("Does a pattern of attention explain the output?", meaning, checks, sections)
+        checks, meaning, sections = self._of_classifier(setup.seed)
+        question = "Does a pattern of attention explain the output?"
+        return LabResult(question, meaning + next_word[1], checks + next_word[0], sections + next_word[2])
 
-    def _meaning(self, result: ClassifierResult) -> str:
-        hiding, gradient, attention, alternative = result.named.values()
-        return (
-            f"A classifier of {self.layers} layers answers which value the kind that is asked for has. All its"
-            f" attention can be exchanged at once for weights {result.other.attention:.2f} of 1 away, and its answers"
-            f" stay: the largest change is {result.changed:.4f}. Weights shuffled by {result.mixed.attention:.2f}"
-            f" change them by {result.mixed.output:.2f}. The token that decides is known here. Hiding tokens one by one"
-            f" names it in {hiding:.0%} of the rows (without it a guess is still right in 1 of {self.values}), the"
-            f" gradient in {gradient:.0%}, the most attention in {attention:.0%}, and the most attention of the"
-            f" alternative, which gives the same answers, in {alternative:.0%}."
+    def _of_classifier(self, seed: int) -> Part:
+        """Train the classifier, search for other patterns, shuffle them, and rank the tokens by four measures."""
+        module, _ = _trained(self, self.task, seed)
+        _, control = _trained(self, Shuffled(self.task), seed)
+        rows, random = held_out_rows(self.task, self.tested, seed), torch.Generator().manual_seed(seed)
+        share, rows = right(module, rows), rows[: self.searched]
+        answers = ClassifierAnswers(module, rows)
+        steps, rate = self.search_steps, self.search_rate
+        other, path = search(answers, random, steps=steps, rate=rate, faithful=self.search_faithful)
+        mixed = shuffled(answers, other.attention, random)
+        alone = []  # the change of the output when one layer is shuffled
+        for layer in range(self.layers):
+            patterns = answers.patterns.clone()
+            patterns[:, layer] = mixed.patterns[:, layer]
+            alone.append(replaced(answers, patterns).output)
+        changed = float(distances(answers.with_patterns(other.patterns).softmax(-1), answers.output).max())
+        deciding, hidden = torch.tensor([self.task.deciding(row) for row in rows]), answers.ablations()
+        scores = {
+            "hiding it": hidden,
+            "gradient": answers.gradients(),
+            # [R, T]: the first token's attention to each token, the mean over layers and heads
+            "attention": answers.patterns[:, :, :, 0].mean((1, 2)),
+            "attention of the alternative": other.patterns[:, :, :, 0].mean((1, 2)),
+        }
+        # The first token asks: it is read in every row, and is not among those that are ranked.
+        named = {by: float((of[:, 1:].argmax(-1) + 1 == deciding).double().mean()) for by, of in scores.items()}
+        needed = float(hidden.gather(1, deciding[:, None]).mean())
+        checks = (
+            Check("classifier: right on new rows", share, least=0.9),
+            Check("distance of the alternative patterns, mean over all layers (0 to 1)", other.attention, least=0.4),
+            Check(
+                "distance of the first token's alternative where a shuffle alone moves the output most",
+                apart_in(answers, other.patterns, alone.index(max(alone))),
+                least=0.3,
+            ),
+            Check("output change under the alternative in all layers (0 to 1)", other.output, most=0.05),
+            Check(
+                "control: distance of the shuffled patterns over that of the alternative",
+                mixed.attention / other.attention,
+                most=1.05,
+            ),
+            Check("control: output change under the shuffled patterns in all layers", mixed.output, least=0.5),
+            Check("output change when the deciding token is hidden", needed, least=0.5),
+            Check(
+                "rows in which the deciding token is named by hiding tokens one by one", named["hiding it"], least=0.5
+            ),
+            Check(
+                "rows in which the deciding token is named by the most attention, less by that of the alternative",
+                named["attention"] - named["attention of the alternative"],
+                least=0.2,
+            ),
+            Check("control: learned from shuffled labels", control.learned, most=0.1),
         )
+        meaning = (
+            f"A classifier of {self.layers} layers answers which value the kind that is asked for has. All its"
+            f" attention can be exchanged at once for weights {other.attention:.2f} of 1 away, and its answers stay:"
+            f" the largest change is {changed:.4f}. Weights shuffled by {mixed.attention:.2f} change them by"
+            f" {mixed.output:.2f}. The token that decides is known here. Hiding tokens one by one names it in"
+            f" {named['hiding it']:.0%} of the rows (without it a guess is still right in 1 of {self.values}), the"
+            f" gradient in {named['gradient']:.0%}, the most attention in {named['attention']:.0%}, and the most"
+            " attention of the alternative, which gives the same answers, in"
+            f" {named['attention of the alternative']:.0%}."
+        )
+        layers = [
+            [str(layer), f"{moved:.3f}", f"{apart_in(answers, other.patterns, layer):.2f}"]
+            for layer, moved in enumerate(alone)
+        ]
+        header = ("layer", "output change, this layer shuffled", "distance of the alternative")
+        sections = (
+            _replacements("Classifier", other, mixed),
+            TableSection("Classifier, by layer", header, layers),
+            share_table("Rows in which the deciding token is named", ("by", "share"), named, ".0%"),
+            _curve("The search for other patterns, classifier", path),
+        )
+        return checks, meaning, sections
+
+    def _of_decoder(self, setup: Setup) -> Part:
+        """Search for other patterns of the last token, shuffle them, and hide one token after the other."""
+        model = decoder(setup)
+        if model.spec.layout != "decoder":
+            raise InputError(f"this lab predicts the next word; it needs a decoder, not an {model.spec.layout}")
+        [ids] = model.ids([self.text])
+        last = Answers(model, [ids], at=len(ids) - 1, query=len(ids) - 1)
+        layers, random = range(last.patterns.shape[1]), torch.Generator().manual_seed(setup.seed)
+        setup.progress(f"searching for other patterns in all {len(layers)} layers of the decoder, {self.steps} steps")
+        other, path = search(last, random, steps=self.steps, rate=self.rate, faithful=self.faithful)
+        setup.progress("shuffling the decoder's patterns")
+        mixed = shuffled(last, other.attention, random)
+        alone = [float(last.moved([last.edit(mixed.patterns, layer)])) for layer in layers]
+        sensitive = sorted(layers, key=lambda layer: -alone[layer])[: self.sensitive]
+        apart = {layer: apart_in(last, other.patterns, layer) for layer in sensitive}
+        setup.progress("hiding one token of the decoder after the other")
+        hidden = [float(last.moved_without(key)) for key in range(len(ids))]
+        tokens = [str(i) for i in ids] if model.tokenizer is None else model.tokenizer.tokens(ids)
+        weights = last.patterns[0, :, :, 0].mean((0, 1)).tolist()
+        drop, read = max(hidden), weights.index(max(weights))  # the largest change, and the token that is read most
+        needed = hidden.index(drop)
+        checks = (
+            Check("decoder: distance of the alternative patterns, mean over all layers", other.attention, least=0.4),
+            Check(
+                f"decoder: distance in the {len(apart)} layers where a shuffle alone moves the output most",
+                sum(apart.values()) / len(apart),
+                least=0.3,
+            ),
+            Check("decoder: output change under the alternative in all layers", other.output, most=0.05),
+            Check(
+                "decoder, control: distance of the shuffled patterns over that of the alternative",
+                mixed.attention / other.attention,
+                0.95,
+                1.05,
+            ),
+            Check("decoder, control: output change under the shuffled patterns in all layers", mixed.output, least=0.5),
+            Check("decoder: output change when the token that matters most is hidden", drop, least=0.3),
+            Check(
+                "decoder: that over the change when the most attended one is",
+                drop / (hidden[read] or math.nan),
+                least=3.0,
+            ),
+        )
+        meaning = (
+            " In all layers and heads of the decoder at once the last token's attention can be exchanged for weights"
+            " that look elsewhere, and the next word keeps its probability: the picture of the weights is one of many"
+            f" that give this output. A shuffle of the same distance changes it by {mixed.output:.2f} of 1. Weights do"
+            f" not rank importance either: {tokens[read]} gets {weights[read]:.0%} of all attention, and hiding it"
+            f" changes the output by {hidden[read]:.2f}; {tokens[needed]} gets {weights[needed]:.0%}, and hiding it"
+            f" changes the output by {drop:.2f}. The alternative was searched for one sentence with the model's weights"
+            " held fixed. That a model could be trained to use such patterns is not shown (Wiegreffe and Pinter)."
+        )
+        by_layer = [[str(layer), f"{alone[layer]:.3f}", f"{distance:.2f}"] for layer, distance in apart.items()]
+        header = ("layer", "output change, this layer shuffled", "distance of the alternative here")
+        of_tokens = zip(tokens, weights, hidden, strict=True)
+        by_token = [[token, f"{weight:.1%}", f"{change:.3f}"] for token, weight, change in of_tokens]
+        columns = ("token", "share of attention", "output change if hidden")
+        both = torch.cat([last.patterns[0], other.patterns[0]], 2).clamp(0, 1).float().numpy()
+        shown = ["original", "alternative"]
+        maps = [AttentionMap("decoder", layer, shown, tokens, both[layer]) for layer in sorted(sensitive)]
+        about = "The last token's attention, original and alternative."
+        sections = (
+            _replacements("Decoder", other, mixed),
+            TableSection("Decoder, layers where a shuffle moves the output most", header, by_layer),
+            TableSection("From the last token, all layers", columns, by_token),
+            _curve("The search for other patterns, decoder", path),
+            AttentionSection("Two patterns, one output", about, maps),
+        )
+        return checks, meaning, sections
 
 
-def _classifier_checks(result: ClassifierResult) -> tuple[Check, ...]:
-    """As of the decoder: 0.4 and 0.3 of 1 are far, 0.05 is unchanged, and 0.5, or half of the rows, is most."""
-    named = result.named
-    return (
-        Check("classifier: right on new rows", result.right, least=0.9),
-        Check("distance of the alternative patterns, mean over all layers (0 to 1)", result.other.attention, least=0.4),
-        Check(
-            "distance of the first token's alternative where a shuffle alone moves the output most",
-            result.apart[result.sensitive],
-            least=0.3,
-        ),
-        Check("output change under the alternative in all layers (0 to 1)", result.other.output, most=0.05),
-        Check("control: distance of the shuffled patterns over that of the alternative",
-              result.mixed.attention / result.other.attention, most=1.05),
-        Check("control: output change under the shuffled patterns in all layers", result.mixed.output, least=0.5),
-        Check("output change when the deciding token is hidden", result.needed, least=0.5),
-        Check("rows in which the deciding token is named by hiding tokens one by one", named["hiding it"], least=0.5),
-        Check("rows in which the deciding token is named by the most attention, less by that of the alternative",
-              named["attention"] - named["attention of the alternative"], least=0.2),
-        Check("control: learned from shuffled labels", result.shuffled_labels.learned, most=0.1),
-    )  # fmt: skip
-
-
-def _classifier_sections(result: ClassifierResult) -> tuple[Section, ...]:
-    layers = [
-        [str(layer), f"{moved:.3f}", f"{apart:.2f}"]
-        for layer, (moved, apart) in enumerate(zip(result.alone, result.apart, strict=True))
-    ]
-    return (
-        _replacements("Classifier", result.other, result.mixed),
-        TableSection(
-            "Classifier, by layer",
-            ("layer", "output change, this layer shuffled", "distance of the alternative"),
-            layers,
-        ),
-        share_table("Rows in which the deciding token is named", ("by", "share"), result.named, ".0%"),
-        _curve("The search for other patterns, classifier", result.path),
-    )
-
-
-def _decoder_checks(result: DecoderResult) -> tuple[Check, ...]:
-    other, mixed, layers = result.other, result.mixed, result.sensitive
-    return (
-        Check("decoder: distance of the alternative patterns, mean over all layers", other.attention, least=0.4),
-        Check(
-            f"decoder: distance in the {len(layers)} layers where a shuffle alone moves the output most",
-            sum(result.apart) / len(layers),
-            least=0.3,
-        ),
-        Check("decoder: output change under the alternative in all layers", other.output, most=0.05),
-        Check(
-            "decoder, control: distance of the shuffled patterns over that of the alternative",
-            mixed.attention / other.attention,
-            0.95,
-            1.05,
-        ),
-        Check("decoder, control: output change under the shuffled patterns in all layers", mixed.output, least=0.5),
-        Check("decoder: output change when the token that matters most is hidden", result.drop, least=0.3),
-        Check(
-            "decoder: that over the change when the most attended one is",
-            result.drop / (result.hidden[result.most_read] or math.nan),
-            least=3.0,
-        ),
-    )
-
-
-def _decoder_meaning(result: DecoderResult) -> str:
-    tokens, weights, read = result.last.tokens, result.weights, result.most_read
-    needed = result.hidden.index(result.drop)
-    return (
-        "In all layers and heads of the decoder at once the last token's attention can be exchanged for weights that"
-        " look elsewhere, and the next word keeps its probability: the picture of the weights is one of many that give"
-        f" this output. A shuffle of the same distance changes it by {result.mixed.output:.2f} of 1. Weights do not"
-        f" rank importance either: {tokens[read]} gets {weights[read]:.0%} of all attention, and hiding it changes"
-        f" the output by {result.hidden[read]:.2f}; {tokens[needed]} gets {weights[needed]:.0%}, and hiding it changes"
-        f" the output by {result.drop:.2f}. The alternative was searched for one sentence with the model's weights held"
-        " fixed. That a model could be trained to use such patterns is not shown (Wiegreffe and Pinter)."
-    )
-
-
-def _decoder_sections(result: DecoderResult) -> tuple[Section, ...]:
-    by_layer = [
-        [str(layer), f"{result.alone[layer]:.3f}", f"{apart:.2f}"]
-        for layer, apart in zip(result.sensitive, result.apart, strict=True)
-    ]
-    header = ("layer", "output change, this layer shuffled", "distance of the alternative here")
-    tokens = zip(result.last.tokens, result.weights, result.hidden, strict=True)
-    by_token = [[token, f"{weight:.1%}", f"{change:.3f}"] for token, weight, change in tokens]
-    return (
-        _replacements("Decoder", result.other, result.mixed),
-        TableSection("Decoder, layers where a shuffle moves the output most", header, by_layer),
-        TableSection(
-            "From the last token, all layers", ("token", "share of attention", "output change if hidden"), by_token
-        ),
-        _curve("The search for other patterns, decoder", result.path),
-        _maps(result),
-    )
+def _trained(sizes: NotExplanationLab, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
+    """Blocks in which every token sees every other, without positions: the task does not need them."""
+    blocks = [block(sizes.width, sizes.heads, 2 * sizes.width)] * sizes.layers
+    final_norm = RMSNormSpec(width=sizes.width)
+    module = nn.new(decoder_spec(sizes.task.blank + 1, blocks, final_norm=final_norm, mask=full()), seed)
+    budget = TrainingBudget(sizes.trained, sizes.rows, sizes.learning_rate, shape="linear")
+    return module, train(module, task, budget, seed)
 
 
 def _replacements(model: str, other: Replacement, mixed: Replacement) -> TableSection:
@@ -206,18 +264,3 @@ def _replacements(model: str, other: Replacement, mixed: Replacement) -> TableSe
 def _curve(title: str, path: Path) -> Curve:
     lines = {name: [distances[i] for distances in path] for i, name in enumerate(("attention", "output"))}
     return curve(title, "step", "distance from the original, 0 to 1", range(len(path)), lines)
-
-
-def _maps(result: DecoderResult) -> AttentionSection:
-    last, other = result.last, result.other
-    maps = [
-        AttentionMap(
-            "decoder",
-            layer,
-            ["original", "alternative"],
-            last.tokens,
-            torch.stack([last.patterns[layer], other.patterns[layer]], 1).clamp(0, 1).float().numpy(),
-        )
-        for layer in sorted(result.sensitive)
-    ]
-    return AttentionSection("Two patterns, one output", "The last token's attention, original and alternative.", maps)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from triptych import nn
 from triptych.errors import InputError
@@ -19,7 +18,7 @@ from triptych.page import Curve, TableSection
 from triptych.spec import RMSNormSpec, full, keys
 from triptych.train import Example, collate
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, decoder, masked
+from triptych_lectures.labs.small import block, decoder, with_mask
 from triptych_lectures.labs.trained import (
     GeneratedTask,
     Shuffled,
@@ -62,62 +61,57 @@ class PaddingLab(Lab):
             raise InputError(f"sizes shortest {self.shortest} and longest {self.longest}: must not fall in this order")
 
     def run(self, setup: Setup) -> LabResult:
+        """An answer that changes by a nat has its odds changed by a factor of e; rounding is a millionth of one."""
         task = Most(self.symbols, self.shortest, self.longest)
         rows = held_out_rows(task, self.tested, setup.seed)
         runs: dict[str, TrainedRun] = {}
-        answers: dict[tuple[str, str], Answers] = {}
+        answers: dict[str, dict[str, Answers]] = {}
         for name, own in {MASKED: task, UNMASKED: replace(task, padded=self.longest)}.items():
             setup.progress(f"trained {name}: {self.steps} steps")
             module, runs[name] = self._train(own, setup.seed)
-            for padding, of_padding in self._answered(module, rows).items():
-                answers[name, padding] = of_padding
+            answers[name] = self._answered(module, rows)
         setup.progress("shuffled answers")
         _, shuffled = self._train(Shuffled(task), setup.seed)
-        lines = {f"trained {name}": run.losses for name, run in runs.items()}
-        return LabResult(
-            "What happens when padding is not masked?",
-            self._meaning(answers),
-            self._checks(answers, shuffled),
-            (self._table(answers), Curve("In training", "step", "nats a row", lines, {"guess": runs[MASKED].guess})),
-        )
-
-    def _checks(self, answers: dict[tuple[str, str], Answers], shuffled: TrainedRun) -> tuple[Check, ...]:
-        """An answer that changes by a nat has its odds changed by a factor of e; rounding is a millionth of one."""
-        trained, most = self.padded[0], self.padded[-1]
-        alone, far = answers[MASKED, "alone"], answers[MASKED, _beside(most)]
-        used = answers[UNMASKED, _beside(trained)]
-        hidden = [of_padding.moved for (_, padding), of_padding in answers.items() if padding.endswith("masked")]
-        return (
-            Check("trained without padding, rows alone: right", alone.right, least=0.9),
+        (never, trained), least, most = answers.values(), f"padded to {self.padded[0]}", f"padded to {self.padded[-1]}"
+        hidden = [one.moved for of in answers.values() for padding, one in of.items() if padding.endswith("masked")]
+        checks = (
+            Check("trained without padding, rows alone: right", never["alone"].right, least=0.9),
             Check(
-                f"trained without padding, padded to {most} and not masked: right less",
-                alone.right - far.right,
+                f"trained without padding, {most} and not masked: right less",
+                never["alone"].right - never[most].right,
                 least=0.25,
             ),
+            Check(f"trained with padding to {self.longest}, {least} as then: right", trained[least].right, least=0.75),
             Check(
-                f"trained with padding to {self.longest}, padded to {trained} as then: right", used.right, least=0.75
-            ),
-            Check(
-                f"trained with padding, padded to {most}: largest change of a log-probability, nats",
-                answers[UNMASKED, _beside(most)].moved,
+                f"trained with padding, {most}: largest change of a log-probability, nats",
+                trained[most].moved,
                 least=1.0,
             ),
             Check("control: padded and masked: largest change of a log-probability, nats", max(hidden), most=1e-3),
             Check("control: learned from shuffled answers", shuffled.learned, most=0.1),
         )
-
-    def _meaning(self, answers: dict[tuple[str, str], Answers]) -> str:
-        most = self.padded[-1]
-        never, trained = (answers[name, _beside(most)] for name in (MASKED, UNMASKED))
-        return (
+        meaning = (
             "Softmax gives a weight to each token it sees, and a padding token is one. A model that was trained without"
-            f" padding is right on {answers[MASKED, 'alone'].right:.0%} of rows alone and on {never.right:.0%} of the"
-            f" same rows filled up to {most} symbols: what it reads is mostly padding. Training with unmasked padding"
-            " teaches a model to bear as much as it has seen, and its answers still depend on how long its neighbours"
-            f" in the batch are: padded to {most}, it is right on {trained.right:.0%}, and a log-probability moves by"
-            f" up to {trained.moved:.1f} nats. With a mask the padded row gives what the row alone gives, to rounding."
-            " This library keeps rows end to end without padding, so that there is nothing to forget."
+            f" padding is right on {never['alone'].right:.0%} of rows alone and on {never[most].right:.0%} of the same"
+            f" rows filled up to {self.padded[-1]} symbols: what it reads is mostly padding. Training with unmasked"
+            " padding teaches a model to bear as much as it has seen, and its answers still depend on how long its"
+            f" neighbours in the batch are: {most}, it is right on {trained[most].right:.0%}, and a log-probability"
+            f" moves by up to {trained[most].moved:.1f} nats. With a mask the padded row gives what the row alone"
+            " gives, to rounding. This library keeps rows end to end without padding, so that there is nothing to"
+            " forget."
         )
+        table = [
+            [padding, *(f"{of[padding].right:.0%}" for of in answers.values())]
+            + [f"{of[padding].moved:.2g}" for of in answers.values()]
+            for padding in never
+        ]
+        columns = (*(f"right, trained {name}" for name in answers), *(f"moved by, nats, {name}" for name in answers))
+        lines = {f"trained {name}": run.losses for name, run in runs.items()}
+        sections = (
+            TableSection(f"Rows of {self.shortest} to {self.longest} symbols", ("rows of the test", *columns), table),
+            Curve("In training", "step", "nats a row", lines, {"guess": runs[MASKED].guess}),
+        )
+        return LabResult("What happens when padding is not masked?", meaning, checks, sections)
 
     def _train(self, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
         """Blocks in which tokens see each other, without positions; two ids follow the symbols: padding, marker."""
@@ -129,27 +123,18 @@ class PaddingLab(Lab):
 
     def _answered(self, module: nn.Transformer, rows: Sequence[Example]) -> dict[str, Answers]:
         """Every way to answer `rows`, by name: alone, padded to each length, and that with a mask."""
-        alone = _log_probabilities(module, rows)
-        answers = {"alone": _answers(module, rows, alone)}
+        ways = {"alone": (module, rows)}
         lengths = [len(row.ids) for row in rows]
         for length in self.padded:
             beside = [padded(row, length, self.symbols) for row in rows]
-            answers[_beside(length)] = _answers(module, beside, alone)
-            other = nn.new(masked(module.spec, full() & keys(lengths)))
-            other.load_state_dict(module.state_dict())
-            answers[f"{_beside(length)}, masked"] = _answers(other, beside, alone)
-        return answers
-
-    def _table(self, answers: dict[tuple[str, str], Answers]) -> TableSection:
-        paddings = list(dict.fromkeys(padding for _, padding in answers))
-        rows = [
-            [padding, *(f"{answers[name, padding].right:.0%}" for name in (MASKED, UNMASKED))]
-            + [f"{answers[name, padding].moved:.2g}" for name in (MASKED, UNMASKED)]
-            for padding in paddings
-        ]
-        header = ("rows of the test", *(f"right, trained {name}" for name in (MASKED, UNMASKED)))
-        moved = (f"moved by, nats, {name}" for name in (MASKED, UNMASKED))
-        return TableSection(f"Rows of {self.shortest} to {self.longest} symbols", (*header, *moved), rows)
+            ways[f"padded to {length}"] = module, beside
+            ways[f"padded to {length}, masked"] = with_mask(module, full() & keys(lengths)), beside
+        log_p = {way: logits(*model_and_rows).double().log_softmax(-1) for way, model_and_rows in ways.items()}
+        wanted = collate(rows).targets
+        return {
+            way: Answers(float((own.argmax(-1) == wanted).double().mean()), float((own - log_p["alone"]).abs().max()))
+            for way, own in log_p.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -193,18 +178,3 @@ class Answers(NamedTuple):
 
     right: float
     moved: float
-
-
-def _beside(length: int) -> str:
-    return f"padded to {length}"
-
-
-def _log_probabilities(module: nn.Transformer, rows: Sequence[Example]) -> Tensor:
-    """[R, V]: of the answer to each row, in nats."""
-    return logits(module, rows).double().log_softmax(-1)
-
-
-def _answers(module: nn.Transformer, rows: Sequence[Example], alone: Tensor) -> Answers:
-    log_p = _log_probabilities(module, rows)
-    share = float((log_p.argmax(-1) == collate(rows).targets).double().mean())
-    return Answers(share, float((log_p - alone).abs().max()))

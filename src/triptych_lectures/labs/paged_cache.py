@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -50,8 +51,7 @@ class PagedCacheLab(Lab):
         careless = self.write(module, prompts, reuse=True, copying=False)
         apart = self.write(module, self.prompts_of(setup.seed, alike=False), reuse=True)
         whole = self.rows * (self.shared + self.own)
-        most = max(reused.history, key=lambda at: at[0])
-        bound = most[1] + 2 * self.rows * self.page
+        _, distinct, slots, places = reused.fullest
         texts = [[row.new for row in written.rows] for written in (plain, reused)]
         inside = self.shared % self.page  # the page in which rows part is shared, and not full
         checks = (
@@ -70,8 +70,12 @@ class PagedCacheLab(Lab):
                 careless.wrong,
                 least=1 if inside else 0,
             ),
-            Check("places of pages over tokens that differ, and two pages a row", most[3] / bound, most=1.0),
-            Check("places of slots over places of pages", most[2] / most[3], least=1.5),
+            Check(
+                "places of pages over tokens that differ, and two pages a row",
+                places / (distinct + 2 * self.rows * self.page),
+                most=1.0,
+            ),
+            Check("places of slots over places of pages", slots / places, least=1.5),
             Check("tokens reused by prompts that share nothing", sum(row.reused for row in apart.rows), most=0),
         )
         meaning = (
@@ -84,15 +88,15 @@ class PagedCacheLab(Lab):
             " show them."
         )
         names = ("tokens held by rows", "tokens not shared", "places of slots", "places of pages")
-        lines = {name: [float(at[i]) for at in reused.history] for i, name in enumerate(names)}
+        lines = {name: map(float, held) for name, held in zip(names, zip(*reused.history, strict=True), strict=True)}
         steps = range(1, len(reused.history) + 1)
-        places = curve("Places of the cache, step by step", "step", "tokens", steps, lines)
-        return LabResult(
-            "What do pages of a cache save, and what does reuse of a prompt?",
-            meaning,
-            checks,
-            (_table(plain, reused, apart), places, drawing(reused)),
+        sections = (
+            _table({"no reuse": plain, "reuse": reused, "reuse, nothing shared": apart}),
+            curve("Places of the cache, step by step", "step", "tokens", steps, lines),
+            drawing([reused.pages.tables[row] for row in reused.rows], self.page),
         )
+        question = "What do pages of a cache save, and what does reuse of a prompt?"
+        return LabResult(question, meaning, checks, sections)
 
     def prompts_of(self, seed: int, *, alike: bool = True) -> list[list[int]]:
         """One beginning and an ending of each prompt's own; not alike, each prompt begins with another id too."""
@@ -106,12 +110,11 @@ class PagedCacheLab(Lab):
         """Run all requests, with a table of pages beside the engine's cache."""
         engine, pages, done = Engine(module, reuse=reuse), Pages(self.page, copying), dict[LiveRow, int]()
         limits = [max(self.new * (i + 1) // self.rows, 2) for i in range(self.rows)]
-        rows = engine.add(
-            *(
-                Request(prompt=prompt, max_new_tokens=limit, number=i, keep_slot=True)
-                for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
-            )
-        )
+        requests = [
+            Request(prompt=prompt, max_new_tokens=limit, number=i, keep_slot=True)
+            for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+        ]
+        rows = engine.add(*requests)
         history: list[tuple[int, int, int, int]] = []
         while engine.rows:
             engine.step()
@@ -185,6 +188,11 @@ class Written(NamedTuple):
     pages: Pages
     wrong: int
 
+    @property
+    def fullest(self) -> tuple[int, int, int, int]:
+        """Of the history, the step that holds most."""
+        return max(self.history, key=lambda at: at[0])
+
 
 def model(seed: int) -> Transformer:
     blocks = [block(WIDTH, HEADS, 2 * WIDTH)] * 2
@@ -210,31 +218,27 @@ def _follow(engine: Engine, row: LiveRow, rows: list[LiveRow], pages: Pages, don
         done[row] = row.cached
 
 
-def _table(plain: Written, reused: Written, apart: Written) -> TableSection:
-    ways = (("no reuse", plain), ("reuse", reused), ("reuse, nothing shared", apart))
-    rows = []
-    for name, written in ways:
-        held, distinct, slots, places = max(written.history, key=lambda at: at[0])
-        numbers = (written.computed, held, distinct, slots, places, written.pages.copies)
-        rows.append([name, *(f"{n:,}" for n in numbers)])
+def _table(ways: dict[str, Written]) -> TableSection:
+    rows = [
+        [name, *(f"{n:,}" for n in (written.computed, *written.fullest, written.pages.copies))]
+        for name, written in ways.items()
+    ]
     header = ("", "prompt tokens computed", "tokens held", "not shared", "places of slots", "of pages", "pages copied")
     return TableSection("At the step that holds most", header, rows)
 
 
-def drawing(reused: Written) -> MatrixSection:
-    """The pages of each row: a page that several rows have has one number."""
+def drawing(tables: list[list[Page]], size: int) -> MatrixSection:
+    """The pages of each row, of `size` tokens: a page that several rows have has one number."""
     numbers: dict[int, int] = {}
-    tables = [reused.pages.tables[row] for row in reused.rows]
-    for table in tables:
-        for page in table:
-            numbers.setdefault(id(page), len(numbers) + 1)
+    for page in chain(*tables):
+        numbers.setdefault(id(page), len(numbers) + 1)
     most = max(map(len, tables))
     padded = [[*table, *[None] * (most - len(table))] for table in tables]
     return MatrixSection(
         "The table of pages at the end",
         "Rows point to numbered pages; a darker page is shared. Rows keep their slots here after they end.",
         [f"row {i}" for i in range(len(tables))],
-        [f"tokens {i * reused.pages.size}-" for i in range(most)],
+        [f"tokens {i * size}-" for i in range(most)],
         [["" if page is None else str(numbers[id(page)]) for page in table] for table in padded],
         [[0.0 if page is None else 0.9 if page.rows > 1 else 0.3 for page in table] for table in padded],
     )

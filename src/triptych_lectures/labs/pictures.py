@@ -12,8 +12,7 @@ of the pixels, which has the same pictures and finds no shape that moves about.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from torch import Tensor
 from triptych.errors import InputError
 from triptych.media.image import Preparation, png
 from triptych.model import Model, create
-from triptych.page import Curve, PatchWeights, Picture, PicturesSection, Section, TableSection
+from triptych.page import Curve, PatchWeights, Picture, PicturesSection, TableSection
 from triptych.spec import PatchesSpec
 from triptych.text import SEQ2SEQ, Tokenizer, word_tokenizer
 from triptych.train import OptimizerSettings, metrics, seq2seq
@@ -93,16 +92,35 @@ class CaptionsLab(Lab):
         setup.progress(f"training the control for {self.control} steps")
         self.trained(control, train, mixed, self.control, setup.seed)
         setup.progress("writing captions")
-        measured = Measured(untrained, Captioned(control, held), Captioned(model, held), Captioned(model, known))
+        shuffled_captions, new, seen = Captioned(control, held), Captioned(model, held), Captioned(model, known)
+        layer = int(np.argmax(seen.on_objects()))  # chosen on scenes of known pairs
+        weights = new.on_objects()
         claim = WHOLE if setup.full else SMALLER
-        on_object = measured.new.on_objects()[measured.layer]
         checks = (
-            Check("captions of pairs never seen that are right in every word", measured.new.exact(), least=claim.exact),
-            Check("weight on the patches of the named object, over chance", on_object, least=claim.on_object),
-            Check("captions right after training on shuffled ones", measured.control.exact(), most=OF_CONTROL),
+            Check("captions of pairs never seen that are right in every word", new.exact(), least=claim.exact),
+            Check("weight on the patches of the named object, over chance", weights[layer], least=claim.on_object),
+            Check("captions right after training on shuffled ones", shuffled_captions.exact(), most=OF_CONTROL),
         )
-        sections = (*measured.sections(), Curve("Training", "step", "nats a word", {"loss": losses}, {}))
-        return LabResult(QUESTION, _meaning(measured.layer, claim), checks, sections)
+        rows = {
+            "before training": untrained, "trained on shuffled captions": shuffled_captions, "trained": new,
+            "the same, of pairs seen in training": seen,
+        }  # fmt: skip
+        of_layers = enumerate(zip(weights, untrained.on_objects(), strict=True))
+        sections = (
+            TableSection(
+                "Captions and words right",
+                ("model", "caption", *KINDS),
+                [[name, *captioned.shares()] for name, captioned in rows.items()],
+            ),
+            TableSection(
+                "Weight on the patches of the named object",
+                ("decoder layer", "trained", "before training"),
+                [[str(i), *(f"{weight:.2f} × chance" for weight in both)] for i, both in of_layers],
+            ),
+            new.pictures(layer),
+            Curve("Training", "step", "nats a word", {"loss": losses}, {}),
+        )
+        return LabResult(QUESTION, _meaning(layer, claim), checks, sections)
 
     def created(self, tokenizer: Tokenizer, seed: int) -> Model:
         """A ViT and a GPT-2 that reads it, untrained."""
@@ -133,8 +151,7 @@ class CaptionsLab(Lab):
         assert start is not None
         for scene, caption in zip(train, captions, strict=True):
             text = seq2seq([0], words.encode(caption), start)
-            image = in_memory(scene.pixels, PREPARATION)
-            row = (text.ids, text.targets, text.trained)
+            row, image = (text.ids, text.targets, text.trained), in_memory(scene.pixels, PREPARATION)
             examples.append(CaptionExample(*row, image=image, read=model.module.flat, smoothing=SMOOTHING))
         hidden = words.unk_id
         assert hidden is not None
@@ -193,16 +210,13 @@ class Captioned:
 
     def shares(self) -> list[str]:
         """The share of captions that are right, and of words by kind, right at their place."""
-        shares = [self.exact()]
-        for words in KINDS.values():
-            right = [
-                i < len(written) and written[i] == word
-                for written, scene in zip(self.written, self.scenes, strict=True)
-                for i, word in enumerate(scene.caption.split())
-                if word in words
-            ]
-            shares.append(float(np.mean(right)))
-        return [f"{share:.1%}" for share in shares]
+        right = [
+            (word, written == word)
+            for words, scene in zip(self.written, self.scenes, strict=True)
+            for word, written in zip_longest(scene.caption.split(), words)
+        ]
+        shares = (np.mean([same for word, same in right if word in words]) for words in KINDS.values())
+        return [f"{share:.1%}" for share in (self.exact(), *shares)]
 
     def on_objects(self) -> list[float]:
         """For each layer, the mean weight on the patches of the object whose colour or shape is written, over what it
@@ -248,43 +262,8 @@ def _named(scene: Scene, patch: int) -> list[tuple[int, NDArray[np.bool_]]]:
     return [(place, drawn.patches(patch)) for drawn, places_of_it in named for place in places_of_it]
 
 
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """The model before training, its control and the model after training, on pairs that were never seen; `known` is
-    the trained model on pairs that were."""
-
-    untrained: Captioned
-    control: Captioned
-    new: Captioned
-    known: Captioned
-
-    @cached_property
-    def layer(self) -> int:
-        """The decoder's layer with the most weight on the named object in scenes of known pairs."""
-        return int(np.argmax(self.known.on_objects()))
-
-    def sections(self) -> tuple[Section, ...]:
-        rows = {
-            "before training": self.untrained, "trained on shuffled captions": self.control, "trained": self.new,
-            "the same, of pairs seen in training": self.known,
-        }  # fmt: skip
-        layers = zip(self.new.on_objects(), self.untrained.on_objects(), strict=True)
-        return (
-            TableSection(
-                "Captions and words right",
-                ("model", "caption", *KINDS),
-                [[name, *captioned.shares()] for name, captioned in rows.items()],
-            ),
-            TableSection(
-                "Weight on the patches of the named object",
-                ("decoder layer", "trained", "before training"),
-                [[str(i), *(f"{weight:.2f} × chance" for weight in of_layer)] for i, of_layer in enumerate(layers)],
-            ),
-            self.new.pictures(self.layer),
-        )
-
-
 PATCH = 6  # pixels of a patch's side
+Side = Sequence[tuple[NDArray[np.uint8], str]]  # pictures with their shapes
 
 
 class ImageLabelsLab(Lab):
@@ -310,14 +289,15 @@ class ImageLabelsLab(Lab):
         train, held = shapes(self.pictures, setup.seed), shapes(self.judged, setup.seed + 1)
         right, wanted = (np.array([SHAPES.index(shape) for _, shape in side]) for side in (train, held))
         mixed = np.random.default_rng(setup.seed).permutation(right)
-        pixels = [np.stack([picture for picture, _ in side]).reshape(len(side), -1) for side in (train, held)]
         setup.progress("fitting the linear model")
-        vectors = [side.astype(np.float32) for side in pixels]
-        guesses = metrics.linear(vectors[0], right, vectors[1], len(SHAPES))
+        vectors, others = (
+            np.stack([picture for picture, _ in side]).reshape(len(side), -1).astype(np.float32)
+            for side in (train, held)
+        )
+        guesses = metrics.linear(vectors, right, others, len(SHAPES))
         setup.progress(f"training for {self.steps} steps, twice")
-        pictures = [picture for picture, _ in train]
-        model, losses = self.trained(pictures, mixed if shuffled else right, setup.seed)
-        control, _ = self.trained(pictures, mixed, setup.seed)
+        model, losses = self.trained(train, mixed if shuffled else right, setup.seed)
+        control, _ = self.trained(train, mixed, setup.seed)
         named = {
             "commonest shape": metrics.majority(right, len(held)),
             "linear model of the pixels": guesses,
@@ -344,9 +324,7 @@ class ImageLabelsLab(Lab):
             "Does a ViT learn a shape that a linear model of the pixels does not find?", meaning, checks, sections
         )
 
-    def trained(
-        self, pictures: list[NDArray[np.uint8]], labels: NDArray[np.integer], seed: int
-    ) -> tuple[Model, list[tuple[float, float]]]:
+    def trained(self, side: Side, labels: NDArray[np.integer], seed: int) -> tuple[Model, Points]:
         """A ViT trained on pictures with these labels, and (step, loss in nats)."""
         config = {
             "model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": self.width,
@@ -355,14 +333,14 @@ class ImageLabelsLab(Lab):
             "attention_probs_dropout_prob": 0.0, "id2label": {str(i): shape for i, shape in enumerate(SHAPES)},
         }  # fmt: skip
         model = create(config, seed=seed)
-        images = [in_memory(picture, PREPARATION) for picture in pictures]
+        images = [in_memory(picture, PREPARATION) for picture, _ in side]
         data = EpochRows(tuple(labelled_images(model.module, images, labels[:, None], ClassLoss(SHAPES))))
         steps, length = self.steps, (SIDE // PATCH) ** 2 + 1
         losses = fit(model.module, data, rows=self.rows, length=length, steps=steps, seed=seed, optimizer=OPTIMIZER)
         return model, losses
 
 
-def predicted(model: Model, side: Sequence[tuple[NDArray[np.uint8], str]]) -> NDArray[np.int64]:
+def predicted(model: Model, side: Side) -> NDArray[np.int64]:
     """The most probable class of each picture."""
     ranked = model.classify([in_memory(picture, PREPARATION).pixels() for picture, _ in side])
     return np.array([SHAPES.index(labels[0][0]) for labels in ranked])

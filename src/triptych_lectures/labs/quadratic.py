@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from triptych.errors import InputError
 from triptych.families import read_config
 from triptych.model import Model
 from triptych.page import Facts, Section, TableSection
-from triptych.spec import Mask, block_sparse, causal, window
+from triptych.spec import block_sparse, causal, window
 from triptych_lectures.labs.counting import peak_bytes, products, shortest_seconds
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small import block, curve, decoder, power
@@ -134,7 +135,7 @@ class QuadraticLab(Lab):
 
     def mechanisms(self) -> dict[str, MechanismCost]:
         """All that are measured, by name."""
-        every, fast = _definition(causal()), _fast(causal())
+        every, fast = (partial(kernel, mask=causal()) for kernel in (attend_reference, attend))
         band = causal() & window(self.window)
         blocks = causal() & block_sparse(self.block, local=2, first=1)
         heads = self.heads
@@ -142,9 +143,13 @@ class QuadraticLab(Lab):
             "full": MechanismCost(every, SQUARE, SQUARE, heads),
             "fused": MechanismCost(fast, SQUARE, None, heads, exact=every),
             "one key/value head": MechanismCost(fast, SQUARE, None, 1, exact=every),
-            f"window of {self.window}": MechanismCost(_fast(band), LINEAR, LINEAR, heads, exact=_definition(band)),
-            "block-sparse": MechanismCost(_fast(blocks), LINEAR, LINEAR, heads, exact=_definition(blocks)),
-            "linear": MechanismCost(lambda q, k, v: linear(q, k, v, mask=causal()), LINEAR, LINEAR, heads),
+            f"window of {self.window}": MechanismCost(
+                partial(attend, mask=band), LINEAR, LINEAR, heads, exact=partial(attend_reference, mask=band)
+            ),
+            "block-sparse": MechanismCost(
+                partial(attend, mask=blocks), LINEAR, LINEAR, heads, exact=partial(attend_reference, mask=blocks)
+            ),
+            "linear": MechanismCost(partial(linear, mask=causal()), LINEAR, LINEAR, heads),
         }
 
     def _measured(
@@ -168,12 +173,11 @@ class QuadraticLab(Lab):
     def _layer(self, seed: int) -> Measured:
         """FLOPs of a decoder of one layer over T: of its products with weights, of those of attention, and of both."""
         model = Model(nn.new(decoder(LAYER_VOCAB, [block(self.layer, self.layer // self.width, 4 * self.layer)]), seed))
-        ids = {length: [i % LAYER_VOCAB for i in range(length)] for length in self.lengths}
-        counts = {length: products(lambda row=row: model.logits([row])) for length, row in ids.items()}
+        counts = {n: products(partial(model.logits, [[i % LAYER_VOCAB for i in range(n)]])) for n in self.lengths}
         return {
-            WHOLE: {length: found.total for length, found in counts.items()},
-            WEIGHTS: {length: found.weights for length, found in counts.items()},
-            PAIRS: {length: found.total - found.weights for length, found in counts.items()},
+            WHOLE: {n: counted.total for n, counted in counts.items()},
+            WEIGHTS: {n: counted.weights for n, counted in counts.items()},
+            PAIRS: {n: counted.total - counted.weights for n, counted in counts.items()},
         }
 
     def _resident(self, ways: Mapping[str, MechanismCost], noise: torch.Generator) -> dict[str, int]:
@@ -204,14 +208,11 @@ class QuadraticLab(Lab):
 
     def _counted(self, length: int) -> int:
         """By the arithmetic of `triptych count`, for a llama of one layer."""
-        shape = {
-            "hidden_size": self.heads * self.width,
-            "intermediate_size": 512,
-            "num_hidden_layers": 1,
-            "vocab_size": 256,
-        }
-        model = {"model_type": "llama", "num_attention_heads": self.heads, "max_position_embeddings": 32_768}
-        return count(read_config(model | shape, where="quadratic")).flops(length)["scores"]
+        config = {
+            "model_type": "llama", "hidden_size": self.heads * self.width, "num_attention_heads": self.heads,
+            "intermediate_size": 512, "num_hidden_layers": 1, "vocab_size": 256, "max_position_embeddings": 32_768,
+        }  # fmt: skip
+        return count(read_config(config)).flops(length)["scores"]
 
     def _tables(
         self, flops: Measured, nbytes: Measured, seconds: Measured, layer: Measured
@@ -238,16 +239,14 @@ class QuadraticLab(Lab):
 
     def _facts(self, share: Mapping[str, float]) -> Facts:
         longest = self.lengths[-1]
-        keys = [
-            (f"k and v, {g} key/value heads", f"{8 * g * self.width * longest / 2**20:.1f} MiB")
-            for g in (self.heads, 1)
-        ]
+        nbytes = {g: 8 * g * self.width * longest for g in (self.heads, 1)}
+        keys = [(f"k and v, {g} key/value heads", f"{x / 2**20:.1f} MiB") for g, x in nbytes.items()]
         process = [(f"memory of the process, {name}", f"{x:.2f} score matrices") for name, x in share.items()]
         return Facts(f"At {longest:,} tokens", keys + process)
 
 
 Tensors = tuple[Tensor, Tensor, Tensor]
-Call = Callable[[Tensor, Tensor, Tensor], Tensor]
+Call = Callable[..., Tensor]  # of q, k and v
 Measured = dict[str, dict[int, float]]  # by mechanism, by tokens
 
 
@@ -260,14 +259,6 @@ class MechanismCost(NamedTuple):
     nbytes: tuple[float, float] | None
     groups: int
     exact: Call | None = None
-
-
-def _definition(mask: Mask) -> Call:
-    return lambda q, k, v: attend_reference(q, k, v, mask=mask)
-
-
-def _fast(mask: Mask) -> Call:
-    return lambda q, k, v: attend(q, k, v, mask=mask)
 
 
 def _peak_resident(status: Path) -> int:

@@ -8,9 +8,8 @@ The labs `scaling` and `additive-vs-dot` have what is so before training.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from itertools import product
 
 import torch
 
@@ -21,6 +20,7 @@ from triptych.page import Curve, TableSection
 from triptych.spec import AdditiveSpec, AttentionSpec, RMSNormSpec, attention
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.trained import (
+    GeneratedTask,
     Places,
     Shuffled,
     TrainedHead,
@@ -31,7 +31,7 @@ from triptych_lectures.labs.trained import (
     trained_head,
 )
 
-Heads = dict[tuple[str, int], TrainedHead]
+Heads = Mapping[tuple[str, int], TrainedHead]  # by what the head is called and its d
 
 
 class ReadingLab(Lab):
@@ -57,29 +57,26 @@ class ReadingLab(Lab):
     def task(self) -> Places:
         return Places(self.symbols, self.length, (self.back,))
 
-    @property
-    def budget(self) -> TrainingBudget:
-        return TrainingBudget(self.steps, self.rows, self.rate)
+    def learned(self, module: nn.Transformer, task: GeneratedTask, seed: int) -> TrainedHead:
+        """`module` after training on `task` with these sizes."""
+        budget = TrainingBudget(self.steps, self.rows, self.rate)
+        return trained_head(module, task, budget, self.tested, seed)
 
-    def learned(self, module: nn.Transformer, seed: int, *, shuffled: bool = False) -> TrainedHead:
-        """`module` after training with these sizes."""
-        return trained_head(module, Shuffled(self.task) if shuffled else self.task, self.budget, self.tested, seed)
-
-    def swept(self, setup: Setup, heads: Mapping[tuple[str, int], Callable[[], nn.Transformer]]) -> Heads:
-        """Each head after training, by its name and its d."""
-        trained: Heads = {}
-        for (name, d), head in heads.items():
+    def swept(self, setup: Setup, modules: Mapping[tuple[str, int], nn.Transformer]) -> Heads:
+        """Each module after training."""
+        heads = {}
+        for (name, d), module in modules.items():
             setup.progress(f"d {d}, {name}: {self.steps} steps")
-            trained[name, d] = self.learned(head(), setup.seed)
+            heads[name, d] = self.learned(module, self.task, setup.seed)
+        return heads
+
+    def control(self, setup: Setup, module: nn.Transformer) -> Check:
+        """A head that is trained on shuffled answers is right by chance."""
         setup.progress("shuffled answers")
-        return trained
+        share = self.learned(module, Shuffled(self.task), setup.seed).right
+        return Check("control: answers right, trained on shuffled ones", share, most=1 / self.symbols + 0.1)
 
-    def control(self, shuffled: TrainedHead) -> Check:
-        """A head that was trained on shuffled answers is right by chance."""
-        claim = "control: answers right, trained on shuffled ones"
-        return Check(claim, shuffled.right, most=1 / self.symbols + 0.1)
-
-    def table(self, heads: Mapping[tuple[str, int], TrainedHead]) -> TableSection:
+    def table(self, heads: Heads) -> TableSection:
         """A row for each d, with every name's share of right answers and loss; a case that was not trained is empty."""
         names, widths = dict.fromkeys(name for name, _ in heads), dict.fromkeys(d for _, d in heads)
         rows = [
@@ -91,11 +88,10 @@ class ReadingLab(Lab):
         chance = f"{1 / self.symbols:.0%} are right by chance"
         return TableSection(f"One head after {self.steps} steps; {chance}", header, rows)
 
-
-def training_curve(title: str, unit: str, heads: Mapping[str, TrainedHead]) -> Curve:
-    """The losses of some heads over their training, and that of a guess."""
-    lines = {name: head.run.losses for name, head in heads.items()}
-    return Curve(title, "step", unit, lines, {"guess": next(iter(heads.values())).run.guess})
+    def training_curve(self, title: str, unit: str, heads: Mapping[str, TrainedHead]) -> Curve:
+        """The losses of some heads over their training, and that of a guess."""
+        lines = {name: head.run.losses for name, head in heads.items()}
+        return Curve(title, "step", unit, lines, {"guess": math.log(self.task.classes)})
 
 
 SCALED, PLAIN, SMALLER = "1/√d", "no scale", "no scale, smaller weights"
@@ -117,49 +113,41 @@ class TrainedScaleLab(ReadingLab):
     length: int = size(32, "symbols of a row, more than `back`", least=2)
 
     def run(self, setup: Setup) -> LabResult:
-        cases = [(name, d) for d in self.widths for name in (SCALED, PLAIN)] + [(SMALLER, self.widths[-1])]
-        heads = self.swept(setup, {case: partial(self.head, *case, setup.seed) for case in cases})
-        shuffled = self.learned(self.head(SCALED, self.widths[0], setup.seed), setup.seed, shuffled=True)
-        at_most = {name: heads[name, self.widths[-1]] for name in (SCALED, PLAIN, SMALLER)}
-        return LabResult(
-            "Does a head learn without the division by √d?",
-            self._meaning(heads),
-            self._checks(heads, shuffled),
-            (self.table(heads), training_curve(f"d {self.widths[-1]} in training", "nats a symbol", at_most)),
-        )
-
-    def _checks(self, heads: Heads, shuffled: TrainedHead) -> tuple[Check, ...]:
         narrow, wide = self.widths[0], self.widths[-1]
-        worst = min(heads[SCALED, d].right for d in self.widths)
-        apart = heads[SCALED, narrow].right - heads[PLAIN, narrow].right
-        return (
-            Check("1/√d: answers right, the worst over all d", worst, least=0.75),
+        cases = [(name, d) for d in self.widths for name in (SCALED, PLAIN)] + [(SMALLER, wide)]
+        heads = self.swept(setup, {case: self.head(*case, setup.seed) for case in cases})
+        right = {case: head.right for case, head in heads.items()}
+        checks = (
+            Check("1/√d: answers right, the worst over all d", min(right[SCALED, d] for d in self.widths), least=0.75),
             Check(
                 f"d {wide}: answers right with 1/√d, less without",
-                heads[SCALED, wide].right - heads[PLAIN, wide].right,
+                right[SCALED, wide] - right[PLAIN, wide],
                 least=0.25,
             ),
-            Check(f"control: d {narrow}: difference of answers right with 1/√d and without", abs(apart), most=0.25),
+            Check(
+                f"control: d {narrow}: difference of answers right with 1/√d and without",
+                abs(right[SCALED, narrow] - right[PLAIN, narrow]),
+                most=0.25,
+            ),
             Check(
                 f"control: d {wide}, no scale, queries and keys drawn smaller: answers right",
-                heads[SMALLER, wide].right,
+                right[SMALLER, wide],
                 least=0.75,
             ),
-            self.control(shuffled),
+            self.control(setup, self.head(SCALED, narrow, setup.seed)),
         )
-
-    def _meaning(self, heads: Heads) -> str:
-        narrow, wide = self.widths[0], self.widths[-1]
-        small, large = heads[PLAIN, narrow], heads[PLAIN, wide]
-        return (
+        meaning = (
             f"With 1/√d the head learns to read the symbol {self.back} places back at every d. Without it the scores of"
             f" a new head have a standard deviation of √d. At d {narrow} that is {math.sqrt(narrow):.0f} and it learns"
-            f" all the same ({small.right:.0%} right); at d {wide} it is {math.sqrt(wide):.0f}, each query sees one"
-            f" key, the gradient hardly reaches the scores, and {large.right:.0%} are right after {self.steps} steps."
-            " The same head without the division learns when its weights are drawn smaller, so that its first scores"
-            f" are those of the scaled one ({heads[SMALLER, wide].right:.0%}): what the division protects is the"
-            " beginning of training."
+            f" all the same ({right[PLAIN, narrow]:.0%} right); at d {wide} it is {math.sqrt(wide):.0f}, each query"
+            f" sees one key, the gradient hardly reaches the scores, and {right[PLAIN, wide]:.0%} are right after"
+            f" {self.steps} steps. The same head without the division learns when its weights are drawn smaller, so"
+            f" that its first scores are those of the scaled one ({right[SMALLER, wide]:.0%}): what the division"
+            " protects is the beginning of training."
         )
+        at_most = {name: heads[name, wide] for name in (SCALED, PLAIN, SMALLER)}
+        sections = self.table(heads), self.training_curve(f"d {wide} in training", "nats a symbol", at_most)
+        return LabResult("Does a head learn without the division by √d?", meaning, checks, sections)
 
     def head(self, name: str, d: int, seed: int) -> nn.Transformer:
         """One layer of attention with one head, whose queries and keys have width d, its values that of the stream."""
@@ -195,55 +183,45 @@ class TrainedScoresLab(ReadingLab):
     tested: int = size(64, "rows that the share of right answers is taken from", full=200)
 
     def run(self, setup: Setup) -> LabResult:
-        cases = [(name, d) for d in self.widths for name in SCORES]
-        heads = self.swept(setup, {case: partial(self.head, *case, setup.seed) for case in cases})
-        shuffled = self.learned(self.head(ADDITIVE, self.widths[0], setup.seed), setup.seed, shuffled=True)
-        at_most = {name: heads[name, self.widths[-1]] for name in SCORES}
-        return LabResult(
-            "Does the additive score learn where the dot product does not?",
-            self._meaning(heads),
-            self._checks(heads, shuffled),
-            (self.table(heads), training_curve(f"In training, d {self.widths[-1]}", "nats a token", at_most)),
-        )
-
-    def _checks(self, heads: Heads, shuffled: TrainedHead) -> tuple[Check, ...]:
         narrow, wide = self.widths[0], self.widths[-1]
-        small = abs(heads[ADDITIVE, narrow].right - heads[UNDIVIDED, narrow].right)
-        apart = [abs(heads[ADDITIVE, d].right - heads[DIVIDED, d].right) for d in self.widths]
-        return (
+        modules = {(name, d): self.head(name, d, setup.seed) for d in self.widths for name in SCORES}
+        heads = self.swept(setup, modules)
+        right = {case: head.right for case, head in heads.items()}
+        apart = [abs(right[ADDITIVE, d] - right[DIVIDED, d]) for d in self.widths]
+        checks = (
             Check(
                 "additive: answers right, the worst over all d",
-                min(heads[ADDITIVE, d].right for d in self.widths),
-                0.75,
+                min(right[ADDITIVE, d] for d in self.widths),
+                least=0.75,
             ),
             Check(
                 f"d {wide}: answers right with the additive score, less with the dot product without scale",
-                heads[ADDITIVE, wide].right - heads[UNDIVIDED, wide].right,
+                right[ADDITIVE, wide] - right[UNDIVIDED, wide],
                 least=0.25,
             ),
             Check(
                 f"control: d {narrow}: difference of answers right, additive and dot product without scale",
-                small,
+                abs(right[ADDITIVE, narrow] - right[UNDIVIDED, narrow]),
                 most=0.25,
             ),
             Check("additive and 1/√d: difference of answers right, the largest over all d", max(apart), most=0.25),
-            self.control(shuffled),
+            self.control(setup, self.head(ADDITIVE, narrow, setup.seed)),
         )
-
-    def _meaning(self, heads: Heads) -> str:
-        narrow, wide = self.widths[0], self.widths[-1]
-        shares = {name: f"{heads[name, wide].right:.0%}" for name in SCORES}
-        return (
+        meaning = (
             f"At d {narrow} both scores learn to read the symbol {self.back} places back, and the dot product needs no"
-            f" scale. At d {wide} it does: without one {shares[UNDIVIDED]} of the answers are right after {self.steps}"
-            f" steps, with it {shares[DIVIDED]}. The additive score has no scale ({shares[ADDITIVE]} right): each"
-            " hidden unit adds at most its weight, whatever the size of queries and keys, so that the first scores do"
-            " not saturate softmax. At widths in between, the dot product without a scale may only learn later: AdamW"
-            " gets out of a softmax that is not wholly saturated. What the additive score had ahead the division makes"
-            " up for, and it costs nothing; lab `additive-vs-dot` has the price of the other. One task and one learning"
-            " rate; that one score is better than the other where both learn, as comparisons in translation found, is"
-            " not decided here."
+            f" scale. At d {wide} it does: without one {right[UNDIVIDED, wide]:.0%} of the answers are right after"
+            f" {self.steps} steps, with it {right[DIVIDED, wide]:.0%}. The additive score has no scale"
+            f" ({right[ADDITIVE, wide]:.0%} right): each hidden unit adds at most its weight, whatever the size of"
+            " queries and keys, so that the first scores do not saturate softmax. At widths in between, the dot product"
+            " without a scale may only learn later: AdamW gets out of a softmax that is not wholly saturated. What the"
+            " additive score had ahead the division makes up for, and it costs nothing; lab `additive-vs-dot` has the"
+            " price of the other. One task and one learning rate; that one score is better than the other where both"
+            " learn, as comparisons in translation found, is not decided here."
         )
+        at_most = {name: heads[name, wide] for name in SCORES}
+        sections = self.table(heads), self.training_curve(f"In training, d {wide}", "nats a token", at_most)
+        question = "Does the additive score learn where the dot product does not?"
+        return LabResult(question, meaning, checks, sections)
 
     def scorer(self, name: str, d: int) -> AttentionSpec:
         """One head whose queries and keys have width d and whose values that of the stream."""
@@ -258,17 +236,7 @@ class TrainedScoresLab(ReadingLab):
 
 DOT, COSINE = "dot product", "cosine"
 DRAWN, LARGER = "as drawn", "drawn larger"
-
-
-@dataclass(frozen=True)
-class TrainedCosine(TrainedHead):
-    """One head after training, and its largest score over √d before training and after it."""
-
-    before: float
-    after: float
-
-
-CosineHeads = dict[tuple[str, str], TrainedCosine]
+Begun = tuple[str, str]  # a score, and how the weights begin
 
 
 class CosineScoresLab(ReadingLab):
@@ -286,49 +254,56 @@ class CosineScoresLab(ReadingLab):
     length: int = size(16, "symbols of a row, more than `back`", least=2)
 
     def run(self, setup: Setup) -> LabResult:
-        heads: CosineHeads = {}
-        for name in (DOT, COSINE):
-            for begin in (DRAWN, LARGER):
-                setup.progress(f"{name}, weights {begin}: {self.steps} steps")
-                heads[name, begin] = self._trained(name, begin, setup.seed)
-        by_name = {f"{name}, weights {begin}": head for (name, begin), head in heads.items()}
-        setup.progress("shuffled answers")
-        shuffled = self._trained(COSINE, DRAWN, setup.seed, shuffled=True)
-        return LabResult(
-            "What do cosine scores change in training?",
-            self._meaning(heads),
-            self._checks(heads, shuffled),
-            (self._table(heads), training_curve("In training", "nats a token", by_name)),
-        )
-
-    def _checks(self, heads: CosineHeads, shuffled: TrainedCosine) -> tuple[Check, ...]:
-        cosine = [heads[COSINE, begin] for begin in (DRAWN, LARGER)]
+        before, heads, after = dict[Begun, float](), dict[Begun, TrainedHead](), dict[Begun, float]()
+        for case in product((DOT, COSINE), (DRAWN, LARGER)):
+            setup.progress(f"{case[0]}, weights {case[1]}: {self.steps} steps")
+            module = self.head(*case, setup.seed)
+            before[case] = self._largest(module, setup.seed)
+            heads[case] = self.learned(module, self.task, setup.seed)
+            after[case] = self._largest(module, setup.seed)
+        worse = min(heads[COSINE, begin].right for begin in (DRAWN, LARGER))
         larger = f"weights {self.factor:g} times as large"
-        fewer = heads[DOT, DRAWN].right - heads[DOT, LARGER].right
-        return (
-            Check("cosine: answers right, the worse of both beginnings", min(one.right for one in cosine), least=0.75),
+        checks = (
+            Check("cosine: answers right, the worse of both beginnings", worse, least=0.75),
             Check("dot product: answers right, weights as drawn", heads[DOT, DRAWN].right, least=0.75),
-            Check(f"dot product: answers right less with {larger}", fewer, least=0.25),
-            Check("cosine: largest score before training, over √d", max(one.before for one in cosine), most=1.001),
+            Check(
+                f"dot product: answers right less with {larger}",
+                heads[DOT, DRAWN].right - heads[DOT, LARGER].right,
+                least=0.25,
+            ),
+            Check(
+                "cosine: largest score before training, over √d",
+                max(before[COSINE, begin] for begin in (DRAWN, LARGER)),
+                most=1.001,
+            ),
             Check(
                 f"control: dot product, {larger}: largest score before training, over √d",
-                heads[DOT, LARGER].before,
+                before[DOT, LARGER],
                 least=1.001,
             ),
-            self.control(shuffled),
+            self.control(setup, self.head(COSINE, DRAWN, setup.seed)),
         )
-
-    def _meaning(self, heads: CosineHeads) -> str:
-        plain, cosine = heads[DOT, LARGER], heads[COSINE, LARGER]
-        return (
+        meaning = (
             "A dot product grows with the length of query and key, a cosine does not. From weights of queries and keys"
-            f" that are {self.factor:g} times as large, the first scores of the dot product reach {plain.before:.0f}"
-            f" times √d, softmax is saturated, and {plain.right:.0%} of the answers are right after {self.steps} steps."
-            " With norms on queries and keys no score of a new head is above √d, whatever the weights, and"
-            f" {cosine.right:.0%} are right. How sharp the head becomes is set by the norms' weights, which are"
-            f" trained: after training its largest score is {cosine.after:.1f} times √d. From weights as they are drawn"
-            " both learn; that cosine scores are better there is not claimed."
+            f" that are {self.factor:g} times as large, the first scores of the dot product reach"
+            f" {before[DOT, LARGER]:.0f} times √d, softmax is saturated, and {heads[DOT, LARGER].right:.0%} of the"
+            f" answers are right after {self.steps} steps. With norms on queries and keys no score of a new head is"
+            f" above √d, whatever the weights, and {heads[COSINE, LARGER].right:.0%} are right. How sharp the head"
+            " becomes is set by the norms' weights, which are trained: after training its largest score is"
+            f" {after[COSINE, LARGER]:.1f} times √d. From weights as they are drawn both learn; that cosine scores are"
+            " better there is not claimed."
         )
+        rows = [
+            [*case, f"{head.right:.0%}", f"{head.run.end:.2f}", f"{before[case]:.2f}", f"{after[case]:.2f}"]
+            for case, head in heads.items()
+        ]
+        header = ("score", "weights", "right", "nats at the end", "largest score / √d before", "after")
+        by_name = {f"{name}, weights {begin}": head for (name, begin), head in heads.items()}
+        sections = (
+            TableSection(f"One head after {self.steps} steps; d {self.d}", header, rows),
+            self.training_curve("In training", "nats a token", by_name),
+        )
+        return LabResult("What do cosine scores change in training?", meaning, checks, sections)
 
     def head(self, name: str, begin: str, seed: int) -> nn.Transformer:
         """One layer of attention with one head; the norms of queries and keys begin with weights of 1."""
@@ -339,23 +314,9 @@ class CosineScoresLab(ReadingLab):
             multiply_queries_and_keys(module, self.factor)
         return module
 
-    def _trained(self, name: str, begin: str, seed: int, *, shuffled: bool = False) -> TrainedCosine:
-        module = self.head(name, begin, seed)
-        before = self._largest(module, seed)
-        head = self.learned(module, seed, shuffled=shuffled)
-        return TrainedCosine(head.run, head.right, head.parameters, before, self._largest(module, seed))
-
     def _largest(self, module: nn.Transformer, seed: int) -> float:
         """The largest score of a query with a key that it sees, without its sign, over √d."""
         rows = [row.ids.tolist() for row in held_out_rows(self.task, 8, seed)]
         scores = Model(module).trace(rows, read=["blocks.0.attn.scores"])["blocks.0.attn.scores"]
         largest = max(float(torch.tril(own).abs().max()) for own in scores)
         return largest / math.sqrt(self.d)
-
-    def _table(self, heads: CosineHeads) -> TableSection:
-        rows = [
-            [name, begin, f"{one.right:.0%}", f"{one.run.end:.2f}", f"{one.before:.2f}", f"{one.after:.2f}"]
-            for (name, begin), one in heads.items()
-        ]
-        header = ("score", "weights", "right", "nats at the end", "largest score / √d before", "after")
-        return TableSection(f"One head after {self.steps} steps; d {self.d}", header, rows)

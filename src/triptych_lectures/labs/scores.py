@@ -9,7 +9,8 @@ every pair (Bahdanau et al. 2015).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from triptych import nn
 from triptych.attention import additive, attend
 from triptych.errors import InputError
-from triptych.page import Curve, Facts, TableSection
+from triptych.page import Facts, TableSection
 from triptych.spec import AdditiveSpec, attention
 from triptych_lectures.labs.counting import peak_bytes, shortest_seconds
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
@@ -42,81 +43,70 @@ class ScalingLab(Lab):
     small: float = size(0.01, "norm below which a gradient counts as none")
 
     def run(self, setup: Setup) -> LabResult:
-        columns = {"entropy": "entropy", "median gradient": "gradient", f"gradient below {self.small:g}": "starved"}
-        measured = {width: self._measure(width, setup.seed) for width in self.widths}
-        variances = [variance for variance, _, _ in measured.values()]
+        measured = [self._measure(width, setup.seed) for width in self.widths]
+        variances, plain, scaled = zip(*measured, strict=True)
+        scales = {"no scale": plain, "1/√d": scaled}
+        columns = ("entropy", "median gradient", f"gradient below {self.small:g}")
         table = TableSection(
             f"{self.tokens} tokens, q and k with independent entries of variance 1",
-            ("d", "variance of q·k", *(f"{name}, {scale}" for name in columns for scale in ("no scale", "1/√d"))),
+            ("d", "variance of q·k", *(f"{name}, {scale}" for name in columns for scale in scales)),
             [
-                [
-                    str(d),
-                    f"{variance:.4g}",
-                    *(f"{getattr(one, name):.3g}" for name in columns.values() for one in scales),
-                ]
-                for d, (variance, *scales) in measured.items()
+                [str(d), f"{variance:.4g}", *(f"{x:.3g}" for of_both in zip(*both, strict=True) for x in of_both)]
+                for d, (variance, *both) in zip(self.widths, measured, strict=True)
             ],
         )
-
-        lines = {
-            name: {
-                label: [max(getattr(of[at], name), 1e-12) for of in measured.values()]
-                for at, label in ((1, "no scale"), (2, "1/√d"))
-            }
-            for name in ("entropy", "gradient")
-        }
-        uniform = {"uniform": math.log(self.tokens)}
-        (_, _, narrow), (_, plain, scaled) = measured[self.widths[0]], measured[self.widths[-1]]
+        entropies, gradients = (
+            {scale: [max(one[i], 1e-12) for one in of_scale] for scale, of_scale in scales.items()} for i in range(2)
+        )
+        last = self.widths[-1]
         checks = (
             Check("variance of q·k grows as d to the power", power(self.widths, variances), 0.95, 1.05),
-            Check(f"entropy at d {self.widths[-1]} without scale, nats", plain.entropy, most=0.4),
+            Check(f"entropy at d {last} without scale, nats", plain[-1].entropy, most=0.4),
             Check(
-                f"entropy at d {self.widths[-1]} with 1/√d over that at d {self.widths[0]}",
-                scaled.entropy / narrow.entropy,
+                f"entropy at d {last} with 1/√d over that at d {self.widths[0]}",
+                scaled[-1].entropy / scaled[0].entropy,
                 0.95,
                 1.05,
             ),
             Check(
-                f"median gradient at a query, d {self.widths[-1]}, without scale over with 1/√d",
-                plain.gradient / scaled.gradient,
+                f"median gradient at a query, d {last}, without scale over with 1/√d",
+                plain[-1].gradient / scaled[-1].gradient,
                 most=0.01,
             ),
             Check(
-                f"median gradient with 1/√d, d {self.widths[-1]} over d {self.widths[0]}",
-                scaled.gradient / narrow.gradient,
+                f"median gradient with 1/√d, d {last} over d {self.widths[0]}",
+                scaled[-1].gradient / scaled[0].gradient,
                 0.5,
                 2.0,
             ),
             Check(
-                f"share of queries with a gradient below {self.small:g} at d {self.widths[-1]}, without scale",
-                plain.starved,
+                f"share of queries with a gradient below {self.small:g} at d {last}, without scale",
+                plain[-1].starved,
                 least=0.5,
             ),
             Check(
-                f"share of queries with a gradient below {self.small:g} at d {self.widths[-1]}, with 1/√d",
-                scaled.starved,
+                f"share of queries with a gradient below {self.small:g} at d {last}, with 1/√d",
+                scaled[-1].starved,
                 most=0.01,
             ),
         )
         meaning = (
             "q·k is a sum of d products of unit variance, so its variance is d. Undivided, the largest score of a row"
             " leads the second by ever more and softmax becomes a hard choice: its entropy falls towards zero, and"
-            f" {plain.starved:.0%} of the queries at d {self.widths[-1]} get a gradient below {self.small:g}. Not all:"
+            f" {plain[-1].starved:.0%} of the queries at d {last} get a gradient below {self.small:g}. Not all:"
             " a few rows in which two scores are close still get a large gradient, so the mean does not vanish where"
             " the median does. Divided by √d, entropy and gradient keep their size at any width."
         )
+        uniform = {"uniform": math.log(self.tokens)}
         curves = (
-            curve("Entropy of a row of attention", "d", "nats", self.widths, lines["entropy"], uniform, "x"),
-            curve("Gradient that reaches a query, median", "d", "norm", self.widths, lines["gradient"], log="xy"),
+            curve("Entropy of a row of attention", "d", "nats", self.widths, entropies, uniform, "x"),
+            curve("Gradient that reaches a query, median", "d", "norm", self.widths, gradients, log="xy"),
         )
         return LabResult("What does dividing by √d do?", meaning, checks, (table, *curves))
 
     def _measure(self, width: int, seed: int) -> tuple[float, Softmaxed, Softmaxed]:
         """(variance of q·k, softmax without a scale, softmax with 1/√d)"""
-        noise = torch.Generator().manual_seed(seed)
-        q, k, v = (
-            torch.randn(self.rows, 1, self.tokens, width, generator=noise, dtype=torch.float64) for _ in range(3)
-        )
+        q, k, v = _draw(seed, *[(self.rows, 1, self.tokens, width)] * 3, dtype=torch.float64)
         variance = (q @ k.mT).var().item()
         return variance, _softmaxed(q, k, v, 1.0, self.small), _softmaxed(q, k, v, None, self.small)
 
@@ -132,15 +122,17 @@ class Softmaxed(NamedTuple):
 
 def _softmaxed(q: Tensor, k: Tensor, v: Tensor, scale: float | None, small: float) -> Softmaxed:
     """q, k, v `[rows, 1, tokens, d]`; `scale=None` is the 1/√d of `attend`."""
-    identity = torch.eye(q.shape[2], dtype=q.dtype).expand(
-        len(q), 1, -1, -1
-    )  # as values, they make the output the pattern
-    pattern = attend(q, k, identity, scale=scale)
-    entropy = -torch.special.xlogy(pattern, pattern).sum(-1).mean().item()
+    identity = torch.eye(q.shape[2], dtype=q.dtype).expand(len(q), 1, -1, -1)  # as values, they give the pattern
+    entropy = _entropy(attend(q, k, identity, scale=scale))
     q = q.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(attend(q, k, v, scale=scale)[..., 0].sum(), q)  # of each output's first number
     norms = gradient.norm(dim=-1).flatten()
     return Softmaxed(entropy, norms.median().item(), float((norms < small).double().mean()))
+
+
+def _entropy(pattern: Tensor) -> float:
+    """The mean over its rows, in nats."""
+    return float(-torch.special.xlogy(pattern, pattern).sum(-1).mean())
 
 
 class AdditiveVsDotLab(Lab):
@@ -173,12 +165,12 @@ class AdditiveVsDotLab(Lab):
 
     def run(self, setup: Setup) -> LabResult:
         setup.progress("measuring both over the length of the row")
-        costs = [self._costs(tokens, setup.seed) for tokens in self.lengths]
-        entropies = [self._entropies(scale, setup.seed) for scale in self.scales]
+        milliseconds, nbytes = self._costs(setup.seed)
+        dot, bahdanau = zip(*(self._entropies(scale, setup.seed) for scale in self.scales), strict=True)
         limit, reached = self._sharpest(setup.seed)
         plain, added = self._parameters()
         last, before = self.scales[-1], self.scales[-2]
-        memory = costs[-1]["additive"][1] / costs[-1]["dot product"][1]
+        memory = nbytes[ADDITIVE][-1] / nbytes[DOT][-1]
         checks = (
             Check(
                 f"additive, distance from its formula pair by pair, widths {self.narrow} and {self.wide}",
@@ -190,11 +182,11 @@ class AdditiveVsDotLab(Lab):
             Check("largest weight of keys built for it, additive, over its limit", reached / limit, 0.9, 1 + 1e-9),
             Check(
                 f"entropy at size {last:g} over that at {before:g}, additive",
-                entropies[-1][1] / entropies[-2][1],
+                bahdanau[-1] / bahdanau[-2],
                 least=0.9,
             ),
-            Check(f"entropy at size {before:g}, additive, nats", entropies[-2][1], least=2.0),
-            Check(f"entropy at size {before:g}, dot product, nats", entropies[-2][0], most=0.2),
+            Check(f"entropy at size {before:g}, additive, nats", bahdanau[-2], least=2.0),
+            Check(f"entropy at size {before:g}, dot product, nats", dot[-2], most=0.2),
         )
         meaning = (
             "Both compare every query with every key, and in a layer they have the same parameters but for one vector."
@@ -207,7 +199,19 @@ class AdditiveVsDotLab(Lab):
             " one matmul and in a fused kernel stores no scores at all. This lab does not measure which of the two"
             " learns better. Times depend on the machine and decide nothing."
         )
-        sections = (self._cost_table(costs), self._facts(plain, added), *self._curves(costs, entropies))
+        rows = [
+            (f"A layer of width {self.width * self.heads}, dot product", f"{plain:,} parameters"),
+            ("The same, additive", f"{plain + added:,} parameters"),
+            (f"Queries of width {self.narrow}, keys of {self.wide}", "additive only"),
+        ]
+        sharpness, uniform = {DOT: dot, ADDITIVE: bahdanau}, {"uniform": math.log(self.tokens)}
+        title = "Entropy of a row of attention"
+        sections = (
+            self._cost_table(milliseconds, nbytes),
+            Facts("Parameters and widths", rows),
+            curve("Time of one call", "tokens", "ms", self.lengths, milliseconds, log="xy"),
+            curve(title, "size of queries and keys", "nats", self.scales, sharpness, uniform, "x"),
+        )
         return LabResult("Why the dot product and not the additive score?", meaning, checks, sections)
 
     def _weights(self, seed: int, widths: tuple[int, int] | None = None, dtype: torch.dtype = torch.float32) -> Weights:
@@ -217,25 +221,20 @@ class AdditiveVsDotLab(Lab):
         return w_q / queries**0.5, w_k / keys**0.5, w / self.hidden**0.5
 
     @torch.inference_mode()
-    def _costs(self, tokens: int, seed: int) -> dict[str, tuple[float, int]]:
-        """For each score, (seconds of one call, the best of several; bytes of tensors it holds at one time)."""
-        inputs = _draw(seed, *[(tokens, self.width)] * 3)
+    def _costs(self, seed: int) -> tuple[Costs, Costs]:
+        """For each score and each length, milliseconds of one call, the best of several, and the bytes of tensors that
+        it holds at one time."""
         weights = self._weights(seed)
-        calls: dict[str, Callable[..., Tensor]] = {
-            "dot product": attend,
-            "additive": lambda q, k, v: _bahdanau(q, k, v, weights),
-        }
-        return {
-            name: (shortest_seconds(call, inputs, calls=5), peak_bytes(call, inputs)) for name, call in calls.items()
-        }
+        calls: dict[str, Callable[..., Tensor]] = {DOT: attend, ADDITIVE: partial(_bahdanau, weights=weights)}
+        inputs = [_draw(seed, *[(tokens, self.width)] * 3) for tokens in self.lengths]
+        times = {name: [1e3 * shortest_seconds(call, qkv, calls=5) for qkv in inputs] for name, call in calls.items()}
+        return times, {name: [peak_bytes(call, qkv) for qkv in inputs] for name, call in calls.items()}
 
     def _entropies(self, scale: float, seed: int) -> tuple[float, float]:
         """Mean entropy of a row of weights in nats (dot product, additive), for inputs with entries of this size."""
         q, k = _draw(seed, *[(self.tokens, self.width)] * 2)
         q, k, identity = scale * q, scale * k, torch.eye(self.tokens)  # as values, it makes the output the pattern
-        patterns = attend(q, k, identity), _bahdanau(q, k, identity, self._weights(seed))
-        dot, bahdanau = (-torch.special.xlogy(p, p).sum(-1).mean().item() for p in patterns)
-        return dot, bahdanau
+        return _entropy(attend(q, k, identity)), _entropy(_bahdanau(q, k, identity, self._weights(seed)))
 
     def _sharpest(self, seed: int) -> tuple[float, float]:
         """(limit of one key's weight among all under bounded scores, the weight of the first of keys built to reach it)
@@ -265,40 +264,25 @@ class AdditiveVsDotLab(Lab):
         plain, bahdanau = (sum(p.numel() for p in nn.build(layer).parameters()) for layer in layers)
         return plain, bahdanau - plain
 
-    def _cost_table(self, costs: list[dict[str, tuple[float, int]]]) -> TableSection:
-        rows = []
-        for tokens, cost in zip(self.lengths, costs, strict=True):
-            times, nbytes = zip(*(cost[name] for name in NAMES), strict=True)
-            cells = [f"{1e3 * x:.3f} ms" for x in times] + [f"{x / 2**20:.2f} MiB" for x in nbytes]
-            rows.append([str(tokens), *cells, f"{nbytes[1] / nbytes[0]:.0f}"])
-        header = ("tokens", *(f"{what}, {name}" for what in ("time", "memory") for name in NAMES), "times the memory")
-        return TableSection(
-            f"One call: width {self.width}, {self.hidden} hidden units, one head; time is the best of five",
-            header,
-            rows,
-        )
-
-    def _facts(self, plain: int, added: int) -> Facts:
+    def _cost_table(self, milliseconds: Costs, nbytes: Costs) -> TableSection:
+        both = (zip(*costs.values(), strict=True) for costs in (milliseconds, nbytes))
         rows = [
-            (f"A layer of width {self.width * self.heads}, dot product", f"{plain:,} parameters"),
-            ("The same, additive", f"{plain + added:,} parameters"),
-            (f"Queries of width {self.narrow}, keys of {self.wide}", "additive only"),
+            [
+                str(n),
+                *(f"{x:.3f} ms" for x in times),
+                f"{dot / 2**20:.2f} MiB",
+                f"{more / 2**20:.2f} MiB",
+                f"{more / dot:.0f}",
+            ]
+            for n, times, (dot, more) in zip(self.lengths, *both, strict=True)
         ]
-        return Facts("Parameters and widths", rows)
-
-    def _curves(
-        self, costs: list[dict[str, tuple[float, int]]], entropies: list[tuple[float, float]]
-    ) -> tuple[Curve, Curve]:
-        times = {name: [1e3 * cost[name][0] for cost in costs] for name in NAMES}
-        sharpness = dict(zip(NAMES, zip(*entropies, strict=True), strict=True))
-        title, uniform = "Entropy of a row of attention", {"uniform": math.log(self.tokens)}
-        return (
-            curve("Time of one call", "tokens", "ms", self.lengths, times, log="xy"),
-            curve(title, "size of queries and keys", "nats", self.scales, sharpness, uniform, "x"),
-        )
+        header = ("tokens", *(f"{what}, {name}" for what in ("time", "memory") for name in nbytes), "times the memory")
+        title = f"One call: width {self.width}, {self.hidden} hidden units, one head; time is the best of five"
+        return TableSection(title, header, rows)
 
 
-NAMES = ("dot product", "additive")
+DOT, ADDITIVE = "dot product", "additive"
+Costs = Mapping[str, Sequence[float]]  # of each score, at each length
 
 Weights = tuple[Tensor, Tensor, Tensor]
 

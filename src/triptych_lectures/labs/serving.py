@@ -13,9 +13,8 @@ keys and values of all tokens.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -62,14 +61,14 @@ class SpeculationLab(Lab):
         requests = self.requests_of(setup.seed)
         plain = self.write(module, requests, None)
         runs = {NOTHING: plain}
-        ways: dict[str, Callable[[], Drafts]] = {"draft: itself": lambda: self.draft(module, 0.0, setup.seed)}
-        for amount in self.noise:
-            ways[f"draft: noise {amount:g}"] = partial(self.draft, module, amount, setup.seed)
-        ways |= {LOOKUP: PromptLookup, WRONG: lambda: AlwaysWrong(plain.texts, self.vocab)}
-        for name, make in ways.items():
+        noises = {"itself": 0.0} | {f"noise {amount:g}": amount for amount in self.noise}
+        ways: dict[str, Drafts] = {
+            f"draft: {name}": self.draft(module, amount, setup.seed) for name, amount in noises.items()
+        }
+        for name, guesses in (ways | {LOOKUP: PromptLookup(), WRONG: AlwaysWrong(plain.texts, self.vocab)}).items():
             setup.progress(name)
-            runs[name] = self.write(module, requests, make())
-        drafts = [runs[name] for name in ways if name.startswith("draft")]
+            runs[name] = self.write(module, requests, guesses)
+        drafts = [runs[name] for name in ways]
         ideal = -(-(self.new - 1) // (self.tokens + 1)) + 1
         checks = (
             Check(
@@ -180,10 +179,11 @@ class AlwaysWrong:
         self.texts, self.vocab = texts, vocab
 
     def guess(self, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[list[int]]:
-        places = [
-            (self.texts[row.request.number], len(row.new), count) for row, count in zip(rows, counts, strict=True)
+        right = [
+            self.texts[row.request.number][len(row.new) : len(row.new) + count]
+            for row, count in zip(rows, counts, strict=True)
         ]
-        return [[(token + 1) % self.vocab for token in text[at : at + count]] for text, at, count in places]
+        return [[(token + 1) % self.vocab for token in tokens] for tokens in right]
 
     def forget(self, rows: Sequence[LiveRow]) -> None:
         """Nothing is kept of rows."""
@@ -198,12 +198,13 @@ def different(one: SpeculativeRun, other: SpeculativeRun) -> int:
 
 
 def _table(runs: dict[str, SpeculativeRun], plain: SpeculativeRun) -> TableSection:
-    rows = []
-    for name, written in runs.items():
-        guesses = f"{written.drafted:,}", f"{written.accepted:,}", f"{written.rate:.1%}"
-        rows.append(
-            [name, *guesses, str(written.forwards), f"{plain.forwards / written.forwards:.2f}", f"{written.through:,}"]
-        )
+    rows = [
+        [
+            name, f"{one.drafted:,}", f"{one.accepted:,}", f"{one.rate:.1%}", str(one.forwards),
+            f"{plain.forwards / one.forwards:.2f}", f"{one.through:,}",
+        ]
+        for name, one in runs.items()
+    ]  # fmt: skip
     header = ("", "guesses", "accepted", "rate", "forwards", "times fewer", "tokens through the decoder")
     return TableSection("Guesses and forwards", header, rows)
 

@@ -60,15 +60,16 @@ def decoder(
     inside: Position | None = None,
     final_norm: Norm | None = None,
     mask: Mask = CAUSAL,
+    scale: float | None = None,
 ) -> ModelSpec:
-    """A decoder of `blocks`, causal by default, with positions added to the embedding (`embedded`) or in attention
-    (`inside`).
+    """A decoder of `blocks`, causal by default, with positions added to the embedding (`embedded`), which is multiplied
+    by `scale`, or in attention (`inside`).
 
     Initial weights have variance 1/D, so that a linear map keeps the size of a normalized vector.
     """
     width = blocks[0].attn.q.inputs
     stack = StackSpec(
-        embed=EmbedSpec(vocab=vocab, width=width, position=embedded),
+        embed=EmbedSpec(vocab=vocab, width=width, position=embedded, scale=scale),
         kinds={"self": KindSpec(mask=mask, position=inside)},
         blocks=tuple(blocks),
         final_norm=final_norm,
@@ -85,6 +86,13 @@ def attention_layers(layers: int, vocab: int, width: int, heads: int, seed: int)
 
 def parameters(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def with_mask(module: nn.Transformer, mask: Mask) -> nn.Transformer:
+    """Another decoder with the weights of `module` and this mask."""
+    other = nn.new(masked(module.spec, mask))
+    other.load_state_dict(module.state_dict())
+    return other
 
 
 def masked(model: ModelSpec, mask: Mask) -> ModelSpec:

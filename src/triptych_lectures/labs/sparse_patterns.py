@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,19 +52,18 @@ class SparsePatternsLab(Lab):
 
     @torch.inference_mode()
     def run(self, setup: Setup) -> LabResult:
-        noise, ways = torch.Generator().manual_seed(setup.seed), Ways(self)
+        noise = torch.Generator().manual_seed(setup.seed)
         computed: dict[str, dict[int, float]] = {}
         seconds: dict[str, dict[int, float]] = {}
         for way in (ALL, ARRAY, STRIDED, POWERS):
             setup.progress(f"{way}: {', '.join(f'{n:,}' for n in self.lengths)} tokens")
-            inputs = {n: _inputs(n, self.width, noise) for n in self.lengths}
-            masks = {n: ways.mask(way, n) for n in self.lengths}
-            computed[way] = {n: pairs(masks[n], inputs[n]) for n in self.lengths}
-            seconds[way] = {
-                n: shortest_seconds(partial(attend, mask=masks[n]), inputs[n], calls=REPEATS) for n in self.lengths
-            }
+            computed[way], seconds[way] = {}, {}
+            for n in self.lengths:
+                mask, inputs = self.mask(way, n), _inputs(n, self.width, noise)
+                computed[way][n] = pairs(mask, inputs)
+                seconds[way][n] = shortest_seconds(partial(attend, mask=mask), inputs, calls=REPEATS)
         setup.progress("comparing with the definition, and following paths through layers")
-        hops = {way: layers_to_reach_all(ways.mask(way, REACH)) for way in (STRIDED, POWERS)}
+        hops = {way: layers_to_reach_all(self.mask(way, REACH)) for way in (STRIDED, POWERS)}
         # blocks that the last query sees under powers of two: its own and one for each power below their number
         seen = {n: 1 + (-(-n // self.powers_block) - 1).bit_length() for n in self.lengths}
         per_log = [found / (n * seen[n]) for n, found in computed[POWERS].items()]
@@ -76,7 +74,7 @@ class SparsePatternsLab(Lab):
             Check(f"{STRIDED}: pairs computed grow as T to the power", _power(computed[STRIDED]), 1.4, 1.6),
             Check(f"{POWERS}: largest over smallest of pairs / (T log T)", max(per_log) / min(per_log), most=1.1),
             Check(f"{POWERS}: pairs computed grow as T to the power", _power(computed[POWERS]), 1.0, 1.3),
-            Check("largest difference from the definition", differences(ways, noise), most=1e-5),
+            Check("largest difference from the definition", self.difference(noise), most=1e-5),
             Check(f"{STRIDED}: layers until each position has reached all before it", hops[STRIDED], most=2),
             Check(
                 f"{POWERS}: layers until each position has reached all before it",
@@ -97,7 +95,7 @@ class SparsePatternsLab(Lab):
             " reads all keys."
         )
         sections: tuple[Section, ...] = (
-            self._table(ways, computed, seconds),
+            self._table(computed, seconds),
             *(
                 curve(title, "T", unit, self.lengths, {way: of.values() for way, of in lines.items()}, log="xy")
                 for title, unit, lines in (("Pairs computed", "pairs", computed), ("Processor time", "s", seconds))
@@ -107,14 +105,30 @@ class SparsePatternsLab(Lab):
         )
         return LabResult("Do sparse patterns cost O(T √T) and O(T log T)?", meaning, checks, sections)
 
-    def _table(
-        self, ways: Ways, computed: dict[str, dict[int, float]], seconds: dict[str, dict[int, float]]
-    ) -> TableSection:
+    def mask(self, way: str, length: int) -> Mask:
+        """Of one way to attend over so many tokens; `ARRAY` is the strided one written out as `[T, T]` booleans."""
+        if way == ALL:
+            return causal()
+        if way == POWERS:
+            return powers(length, self.powers_block)
+        mask = strided(length, self.block)
+        return dense(written_out(mask, length)) if way == ARRAY else mask
+
+    def difference(self, noise: torch.Generator) -> float:
+        """The largest of a pattern's result from that of the definition over written-out booleans."""
+        inputs, largest = _inputs(self.same, self.width, noise), 0.0
+        for way in (STRIDED, POWERS):
+            mask = self.mask(way, self.same)
+            expected = attend_reference(*inputs, mask=dense(written_out(mask, self.same)))
+            largest = max(largest, float((attend(*inputs, mask=mask) - expected).abs().max()))
+        return largest
+
+    def _table(self, computed: dict[str, dict[int, float]], seconds: dict[str, dict[int, float]]) -> TableSection:
         shown = [self.lengths[0], self.lengths[len(self.lengths) // 2], self.lengths[-1]]
         last, rows = self.lengths[-1], []
         for way, measured in computed.items():
-            visible = float(written_out(ways.mask(way, shown[0]), shown[0]).sum()) if way != ARRAY else math.nan
-            hidden = "–" if way == ARRAY else f"{measured[shown[0]] / visible:.2f}"
+            visible = written_out(self.mask(way, shown[0]), shown[0]).sum()
+            hidden = "–" if way == ARRAY else f"{measured[shown[0]] / float(visible):.2f}"
             # between the two largest lengths, where what does not depend on T weighs least
             (a, x), (b, y) = sorted(seconds[way].items())[-2:]
             settled = math.log(max(y, 1e-9) / max(x, 1e-9)) / math.log(b / a)
@@ -136,20 +150,6 @@ def powers(length: int, block: int) -> Mask:
     return causal() & block_sparse(block, powers=True)
 
 
-class Ways(NamedTuple):
-    """The mask of each way to attend over some tokens; `ARRAY` is the strided one written out as `[T, T]` booleans."""
-
-    sizes: SparsePatternsLab
-
-    def mask(self, way: str, length: int) -> Mask:
-        if way == ALL:
-            return causal()
-        if way == POWERS:
-            return powers(length, self.sizes.powers_block)
-        mask = strided(length, self.sizes.block)
-        return dense(written_out(mask, length)) if way == ARRAY else mask
-
-
 def pairs(mask: Mask, inputs: Sequence[Tensor]) -> float:
     """Query-key pairs that one call of `attend` computes, hidden or not."""
     q, _, v = inputs
@@ -163,17 +163,6 @@ def _inputs(length: int, width: int, noise: torch.Generator) -> list[Tensor]:
 
 def _power(measured: dict[int, float]) -> float:
     return power(list(measured), list(measured.values()))
-
-
-def differences(ways: Ways, noise: torch.Generator) -> float:
-    """The largest difference of a pattern's result from that of the definition over written-out booleans."""
-    length, largest = ways.sizes.same, 0.0
-    inputs = _inputs(length, ways.sizes.width, noise)
-    for way in (STRIDED, POWERS):
-        mask = ways.mask(way, length)
-        expected = attend_reference(*inputs, mask=dense(written_out(mask, length)))
-        largest = max(largest, float((attend(*inputs, mask=mask) - expected).abs().max()))
-    return largest
 
 
 def written_out(mask: Mask, length: int) -> Tensor:

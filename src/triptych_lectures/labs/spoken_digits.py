@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from triptych.media import audio
-from triptych.model import Model, create
+from triptych.model import create
 from triptych.page import AttentionMap, AttentionSection, Curve
 from triptych.text import SPEECH, WhisperTokens, with_whisper_tokens, word_tokenizer
 from triptych.train import Example, OptimizerSettings
@@ -66,16 +66,13 @@ class SpokenDigitsLab(Lab):
     def run(self, setup: Setup, spoken: SpokenWords | None = None) -> LabResult:
         setup.progress(f"synthesizing the words of {self.speakers + self.unheard} speakers")
         heard, unheard = self._clips(setup.seed, spoken or SpokenWords.cached())
-        trained = Digits.new(self, heard, setup.seed)
+        trained = Digits(self, heard, setup.seed)
         losses = trained.trained(setup)
-        control = Digits.new(replace(self, steps=self.control), heard, setup.seed)
+        control = Digits(replace(self, steps=self.control), heard, setup.seed)
         control_losses = control.trained(setup, shuffled=True)
         setup.progress(f"transcribing {self.tested} recordings of voices that it never heard")
         random = np.random.default_rng((setup.seed, 1))
-        chosen, tested = (
-            [trained.recorder(clips[random.integers(len(clips))], random) for _ in range(self.tested)]
-            for clips in (heard, unheard)
-        )
+        chosen, tested = (trained.recordings(clips, self.tested, random) for clips in (heard, unheard))
         right, known, shuffled = trained.right(tested), trained.right(chosen), control.right(tested)
         aligned = trained.aligned(chosen, tested)
         blind = best_constant([one.text for one in tested])
@@ -131,38 +128,31 @@ class DrawnRecordings:
     """New recordings of the same words in each step, the shortest ones first: a model learns where to listen from
     single words.  With `shuffled`, each sound has the transcript of the next one of its step."""
 
-    speech: Speech
-    ids: dict[str, int]
-    clips: tuple[Clips, ...]
-    recorder: DigitRecorder
-    steps: int
-    silence: float
+    digits: Digits
     shuffled: bool = False
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        random = random_numbers(seed, Use.OFFSETS, step)
-        recorder = replace(self.recorder, words=self.words(step))
-        drawn = [recorder(self.clips[random.integers(len(self.clips))], random) for _ in range(rows)]
+        random, digits = random_numbers(seed, Use.OFFSETS, step), self.digits
+        drawn = digits.recordings(digits.clips, rows, random, self.words(step))
         texts = [one.text for one in drawn]
         if self.shuffled:
             texts = [*texts[1:], *texts[:1]]
-        return [self.example(one, text) for one, text in zip(drawn, texts, strict=True)]
+        return [
+            digits.speech.example(text, [digits.ids[word] for word in text.split()], frames)
+            for text, frames in zip(texts, digits.frames(drawn), strict=True)
+        ]
 
     def words(self, step: int) -> tuple[int, int]:
         """The fewest and the most words in `step`: from one to all in the first half of the training."""
-        least, most = self.recorder.words
-        share = min(1.0, step / (self.steps / 2))
-        return max(1, round(share * least)), max(1, round(share * most))
-
-    def example(self, one: Recording, text: str) -> Example:
-        frames = self.speech.frames(one.sound, self.silence)
-        return self.speech.example(text, [self.ids[word] for word in text.split()], frames)
+        sizes = self.digits.sizes
+        share = min(1.0, step / (sizes.steps / 2))
+        return max(1, round(share * sizes.least)), max(1, round(share * sizes.most))
 
     def held(self) -> Iterator[Example]:
         return iter(())
 
     def targets(self) -> Ids:
-        return np.array([*self.ids.values(), self.speech.end], dtype=np.int32)
+        return np.array([*self.digits.ids.values(), self.digits.speech.end], dtype=np.int32)
 
 
 class WordAttention(NamedTuple):
@@ -175,18 +165,11 @@ class WordAttention(NamedTuple):
     later: float
 
 
-@dataclass(frozen=True, eq=False)
 class Digits:
-    """A model, how its rows are made, and what it is trained on."""
+    """A model of two encoder and two decoder layers, how its rows are made, and the sounds that it is trained on; `ids`
+    are the tokens of the words."""
 
-    model: Model
-    speech: Speech
-    sizes: SpokenDigitsLab
-    clips: tuple[Clips, ...]
-
-    @staticmethod
-    def new(sizes: SpokenDigitsLab, clips: tuple[Clips, ...], seed: int) -> Digits:
-        """A fresh model of two encoder and two decoder layers."""
+    def __init__(self, sizes: SpokenDigitsLab, clips: tuple[Clips, ...], seed: int) -> None:
         tokenizer = with_whisper_tokens(word_tokenizer(DIGITS[: sizes.digits], 64, SPEECH))
         tokens = WhisperTokens.of(tokenizer, {}, tokenizer.vocab_size)
         config = {
@@ -198,28 +181,28 @@ class Digits:
             "eos_token_id": tokens.end, "pad_token_id": tokenizer.pad_id, "decoder_start_token_id": tokens.start,
             "init_std": sizes.width**-0.5,
         }  # fmt: skip
-        model = create(config, tokenizer, seed=seed)
-        return Digits(model, Speech.of(model.module, tokens), sizes, clips)
+        self.sizes, self.clips, self.model = sizes, clips, create(config, tokenizer, seed=seed)
+        self.speech = Speech.of(self.model.module, tokens)
+        self.ids = {word: self.model.inputs.words.encode(word)[0] for word in DIGITS[: sizes.digits]}
 
-    @property
-    def recorder(self) -> DigitRecorder:
-        least, most = self.sizes.noise
-        return DigitRecorder((self.sizes.least, self.sizes.most), noise=(least, most), seconds=self.sizes.seconds)
-
-    @property
-    def ids(self) -> dict[str, int]:
-        """The token of each word."""
-        return {word: self.model.inputs.words.encode(word)[0] for word in DIGITS[: self.sizes.digits]}
+    def recordings(
+        self, clips: tuple[Clips, ...], count: int, random: np.random.Generator, words: tuple[int, int] | None = None
+    ) -> list[Recording]:
+        """Of any of these speakers, with the lab's numbers of words or with `words`."""
+        (least, most), sizes = self.sizes.noise, self.sizes
+        words = words or (sizes.least, sizes.most)
+        recorder = DigitRecorder(words, noise=(least, most), seconds=sizes.seconds)
+        return [recorder(clips[random.integers(len(clips))], random) for _ in range(count)]
 
     def trained(self, setup: Setup, *, shuffled: bool = False) -> Points:
         """Train the model in place; the losses."""
         sizes = self.sizes
         setup.progress(f"training for {sizes.steps} steps{' on shuffled transcripts' if shuffled else ''}")
-        data = DrawnRecordings(self.speech, self.ids, self.clips, self.recorder, sizes.steps, sizes.silence, shuffled)
-        optimizer = OptimizerSettings(name="muon", lr=sizes.lr, muon_lr=sizes.muon)
-        length = sizes.most + 8
-        module, seed = self.model.module, setup.seed
-        return fit(module, data, rows=sizes.rows, length=length, steps=sizes.steps, seed=seed, optimizer=optimizer)
+        return fit(
+            self.model.module, DrawnRecordings(self, shuffled), rows=sizes.rows, length=sizes.most + 8,
+            steps=sizes.steps, seed=setup.seed,
+            optimizer=OptimizerSettings(name="muon", lr=sizes.lr, muon_lr=sizes.muon),
+        )  # fmt: skip
 
     def frames(self, recordings: Sequence[Recording]) -> list[Tensor]:
         """The mel frames of each sound, as in training."""
@@ -228,9 +211,8 @@ class Digits:
     def right(self, recordings: Sequence[Recording]) -> float:
         """1 - the word error rate of what the model writes."""
         written = self.speech.written(self.model.module, self.frames(recordings), self.sizes.most + 4)
-        return 1 - word_error_rate(
-            [self.model.inputs.words.decode(ids) for ids in written], [one.text for one in recordings]
-        )
+        texts = [self.model.inputs.words.decode(ids) for ids in written]
+        return 1 - word_error_rate(texts, [one.text for one in recordings])
 
     def patterns(self, recordings: Sequence[Recording]) -> list[list[Tensor]]:
         """For each decoder layer, for each recording, the mean of the heads' cross-attention where each word of the

@@ -8,8 +8,8 @@ al. 2019; lectures L0, L1 and L4).
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -54,44 +54,33 @@ class TranslationSizes(Lab):
     def task(self, seed: int) -> TranslationTask:
         """The language that `seed` draws, and its sentences."""
         language = SecondLanguage(seed, nouns=self.nouns, verbs=self.verbs, adjectives=self.adjectives)
-        return TranslationTask.of(language, seed, self.train, self.held, self.clauses)
+        pairs = language.sentences(seed, self.train + self.held, self.clauses)
+        return TranslationTask(pairs[: self.train], pairs[self.train :])
 
     def training(self, seed: int, cross_heads: int | None = None) -> Training:
         """What all models of a run share."""
         return Training(self.width, HEADS, self.layers, self.rows, self.steps, self.rate, seed, cross_heads)
 
 
-@dataclass(frozen=True, eq=False)
 class TranslationTask:
-    """Sentences to train on and held out ones, no two with the same source."""
+    """Sentences to train on and held out ones, no two with the same source, as words and as ids: `rows` are source and
+    target of each sentence to train on with their end tokens, `targets` what is to be written for each of `sources`."""
 
-    train: list[AlignedPair]
-    held: list[AlignedPair]
-    vocabulary: Vocabulary
+    def __init__(self, train: list[AlignedPair], held: list[AlignedPair]) -> None:
+        self.train, self.held, self.vocabulary = train, held, Vocabulary([*train, *held])
+        ids = self.vocabulary.ids
+        self.rows = [(ids(pair.source), ids(pair.target)) for pair in train]
+        self.sources = [ids(pair.source) for pair in held]
+        self.targets = [ids(pair.target)[:-1] for pair in held]
 
-    @staticmethod
-    def of(language: SecondLanguage, seed: int, train: int, held: int, clauses: int) -> TranslationTask:
-        """So many sentences of 1 to `clauses` clauses; the held-out ones have the same share of each number."""
-        pairs = language.sentences(seed, train + held, clauses)
-        return TranslationTask(pairs[:train], pairs[train:], Vocabulary(pairs))
-
-    @property
-    def rows(self) -> list[tuple[Ids, Ids]]:
-        """Source and target of the sentences to train on."""
-        return as_ids(self.train, self.vocabulary)
-
-    @property
-    def sources(self) -> list[Ids]:
-        return [source for source, _ in as_ids(self.held, self.vocabulary)]
-
-    @property
-    def targets(self) -> list[Ids]:
-        """What is to be written for each of `sources`, without the end token."""
-        return [target[:-1] for _, target in as_ids(self.held, self.vocabulary)]
-
-    def judged(self, trained: TrainedTranslator) -> Judgement:
-        """What the model writes for the held-out sources, compared with the targets."""
-        return Judgement.of(self, write(trained.model, self.sources, 2 * max(map(len, self.targets))))
+    def judged(self, written: Sequence[Ids]) -> Judgement:
+        """What was written for the held-out sources, compared with the targets."""
+        groups = [
+            wrong_tokens([written[i] for i in group], [self.targets[i] for i in group])
+            for group in quarters(self.sources)
+        ]
+        exact = sum(output == right for output, right in zip(written, self.targets, strict=True)) / len(self.targets)
+        return Judgement(wrong_tokens(written, self.targets), tuple(groups), exact)
 
 
 class Judgement(NamedTuple):
@@ -101,15 +90,6 @@ class Judgement(NamedTuple):
     wrong: float
     by_length: tuple[float, ...]
     exact: float
-
-    @staticmethod
-    def of(task: TranslationTask, written: Sequence[Ids]) -> Judgement:
-        targets = task.targets
-        groups = [
-            wrong_tokens([written[i] for i in group], [targets[i] for i in group]) for group in quarters(task.sources)
-        ]
-        exact = sum(output == right for output, right in zip(written, targets, strict=True)) / len(targets)
-        return Judgement(wrong_tokens(written, targets), tuple(groups), exact)
 
     @property
     def cells(self) -> list[str]:
@@ -140,18 +120,13 @@ def compared(sizes: TranslationSizes, builders: Mapping[str, Builder], setup: Se
     for name, builder in builders.items():
         setup.progress(f"{name}: training {sizes.steps} steps")
         trained[name] = builder(task.rows, len(task.vocabulary), training)
-        judged[name] = task.judged(trained[name])
-    return Comparison(task, trained, judged, Judgement.of(task, word_by_word(task)))
+        judged[name] = task.judged(write(trained[name].model, task.sources, 2 * max(map(len, task.targets))))
+    return Comparison(task, trained, judged, task.judged(word_by_word(task)))
 
 
 def loss_points(translator: TrainedTranslator) -> list[tuple[float, float]]:
     """(step, loss in nats a token), the first step being 1."""
     return [(float(step), loss) for step, loss in enumerate(translator.losses, 1)]
-
-
-def as_ids(pairs: Sequence[AlignedPair], vocabulary: Vocabulary) -> list[tuple[Ids, Ids]]:
-    """Sources and targets as ids, each with its end token."""
-    return [(vocabulary.ids(pair.source), vocabulary.ids(pair.target)) for pair in pairs]
 
 
 # ---------------------------------------------------------------- writing and judging
@@ -192,15 +167,12 @@ def quarters(sources: Sequence[Ids]) -> list[list[int]]:
 def word_by_word(task: TranslationTask) -> list[Ids]:
     """The baseline that knows the true links: each source word becomes the target words that a sure link most often
     joins to it in training, in the order of the source."""
-    counts: dict[str, dict[tuple[str, ...], int]] = {}
+    counts: dict[str, Counter[tuple[str, ...]]] = defaultdict(Counter)
     for pair in task.train:
-        partners: dict[int, list[str]] = {i: [] for i in range(len(pair.source))}
-        for target, source in sorted(pair.sure):
-            partners[source].append(pair.target[target])
-        for i, words in partners.items():
-            of_word = counts.setdefault(pair.source[i], {})
-            of_word[tuple(words)] = of_word.get(tuple(words), 0) + 1
-    best = {word: max(of_word, key=lambda words: of_word[words]) for word, of_word in counts.items()}
+        links = sorted(pair.sure)
+        for i, word in enumerate(pair.source):
+            counts[word][tuple(pair.target[target] for target, source in links if source == i)] += 1
+    best = {word: of_word.most_common(1)[0][0] for word, of_word in counts.items()}
     number = task.vocabulary.number
     return [[number[target] for word in pair.source for target in best.get(word, ())] for pair in task.held]
 

@@ -23,24 +23,7 @@ from torch.optim import AdamW
 
 from triptych import nn
 from triptych.attention import Rows, additive
-from triptych.spec import (
-    BlockSpec,
-    EmbedSpec,
-    KindSpec,
-    LMHeadSpec,
-    Mask,
-    ModelSpec,
-    NormsSpec,
-    RMSNormSpec,
-    SinusoidalSpec,
-    StackSpec,
-    attention,
-    full,
-    keys,
-    mlp,
-    same_document,
-)
-from triptych.spec.parts import LinearSpec
+from triptych.spec import BlockSpec, Mask, ModelSpec, RMSNormSpec, SinusoidalSpec, attention, full, keys, same_document
 from triptych.train import Data, Example, OptimizerSettings, Pairs, Schedule, TrainingBatch
 from triptych.train.data import EpochRows
 from triptych_lectures.labs.small import CAUSAL, block, decoder, fit
@@ -176,17 +159,20 @@ class BehindPrompt(BesideEncoder):
 
 def beside_encoder(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training) -> TrainedTranslator:
     """An encoder-decoder, trained."""
-    module = nn.new(encoder_decoder(vocab, training), training.seed)
-    return _fit(BesideEncoder(module), Pairs.of(pairs, START_ID, _longest(pairs)), training)
+    width, heads = training.width, training.heads
+    plain = block(width, heads, 2 * width)
+    cross = attention(width, training.cross_heads or heads, kv_inputs=width)
+    crossed = replace(plain, cross=cross, cross_norm=plain.attn_norm)
+    spec, reader = (_stack(vocab, layer, training.layers, mask) for layer, mask in ((crossed, CAUSAL), (plain, full())))
+    module = nn.new(replace(spec, encoder=reader.decoder), training.seed)
+    return _fit(BesideEncoder(module), _rows(pairs), training)
 
 
 def _behind(pairs: Sequence[tuple[Ids, Ids]], vocab: int, training: Training, *, prefix: bool) -> TrainedTranslator:
     """A decoder of twice as many blocks as a stack of the encoder-decoder, so that both have as many MLPs; trained."""
-    blocks = [block(training.width, training.heads, 2 * training.width)] * (2 * training.layers)
     mask = CAUSAL | same_document() if prefix else CAUSAL
-    spec = decoder(vocab, blocks, final_norm=RMSNormSpec(width=training.width), mask=mask)
-    assert spec.decoder is not None
-    spec = replace(spec, decoder=replace(spec.decoder, embed=_embed(vocab, training.width)))
+    layer = block(training.width, training.heads, 2 * training.width)
+    spec = _stack(vocab, layer, 2 * training.layers, mask)
     rows = EpochRows(tuple(_prompted(pair, PrefixExample if prefix else Example) for pair in pairs))
     return _fit(BehindPrompt(nn.new(spec, training.seed), prefix=prefix), rows, training)
 
@@ -202,31 +188,11 @@ behind_prefix = partial(_behind, prefix=True)  # it sees the whole source from e
 behind_prompt = partial(_behind, prefix=False)  # the source is a prompt like any other
 
 
-def encoder_decoder(vocab: int, training: Training) -> ModelSpec:
-    """An encoder and a decoder of as many blocks each, pre-norm, with sinusoidal positions."""
-    width, heads, hidden = training.width, training.heads, 2 * training.width
-    norms = NormsSpec(pre=RMSNormSpec(width=width))
-    plain = block(width, heads, hidden)
-    crossed = BlockSpec(
-        attn=plain.attn, attn_norm=norms, mlp=mlp(width, hidden, "relu"), mlp_norm=norms,
-        cross=attention(width, training.cross_heads or heads, kv_inputs=width), cross_norm=norms,
-    )  # fmt: skip
-
-    def stack(layer: BlockSpec, mask: Mask) -> StackSpec:
-        return StackSpec(
-            embed=_embed(vocab, width), kinds={"self": KindSpec(mask=mask)}, blocks=(layer,) * training.layers,
-            final_norm=RMSNormSpec(width=width),
-        )  # fmt: skip
-
-    return ModelSpec(
-        family="triptych", encoder=stack(plain, full()), decoder=stack(crossed, CAUSAL),
-        head=LMHeadSpec(proj=LinearSpec(inputs=width, outputs=vocab)), init_std=width**-0.5,
-    )  # fmt: skip
-
-
-def _embed(vocab: int, width: int) -> EmbedSpec:
-    """Embeddings as large as the sinusoids that are added to them (Vaswani et al. 2017, section 3.4)."""
-    return EmbedSpec(vocab=vocab, width=width, position=SinusoidalSpec(width=width), scale=width**0.5)
+def _stack(vocab: int, layer: BlockSpec, layers: int, mask: Mask) -> ModelSpec:
+    """Blocks with sinusoidal positions, and embeddings as large as these (Vaswani et al. 2017, section 3.4)."""
+    width = layer.attn.q.inputs
+    positions, norm = SinusoidalSpec(width=width), RMSNormSpec(width=width)
+    return decoder(vocab, [layer] * layers, embedded=positions, final_norm=norm, mask=mask, scale=width**0.5)
 
 
 def _fit(model: BesideEncoder, data: Data, training: Training) -> TrainedTranslator:
@@ -264,7 +230,7 @@ def _recurrent(
     with torch.random.fork_rng():
         torch.manual_seed(training.seed)
         module = RecurrentTranslator(vocab, training.width, attention=attention)
-    settings, data = training.optimizer, Pairs.of(pairs, START_ID, _longest(pairs))
+    settings, data = training.optimizer, _rows(pairs)
     began, losses = time.process_time(), []
     optimizer = AdamW(module.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
     for step in range(training.steps):
@@ -285,12 +251,9 @@ fixed_vector, bahdanau = partial(_recurrent, attention=False), partial(_recurren
 
 def _recurrent_loss(module: RecurrentTranslator, examples: Sequence[Example]) -> Tensor:
     """Mean nats of the trained tokens."""
-    sources, written, targets = [], [], []
-    for example in examples:
-        assert example.source is not None
-        sources.append(torch.from_numpy(example.source).long())
-        written.append(torch.from_numpy(example.ids).long())
-        targets.append(torch.from_numpy(example.targets).long())
+    sources = [torch.as_tensor(example.source).long() for example in examples]
+    written = [torch.as_tensor(example.ids).long() for example in examples]
+    targets = [torch.as_tensor(example.targets).long() for example in examples]
     logits = module(sources, pad_sequence(written, batch_first=True))
     right = pad_sequence(targets, batch_first=True, padding_value=-100)
     return F.cross_entropy(logits.flatten(0, 1), right.flatten())
@@ -299,8 +262,8 @@ def _recurrent_loss(module: RecurrentTranslator, examples: Sequence[Example]) ->
 Builder = Callable[[Sequence[tuple[Ids, Ids]], int, Training], TrainedTranslator]
 
 
-def _longest(pairs: Sequence[tuple[Ids, Ids]]) -> int:
-    return max(max(map(len, pair)) for pair in pairs)
+def _rows(pairs: Sequence[tuple[Ids, Ids]]) -> Pairs:
+    return Pairs.of(pairs, START_ID, max(max(map(len, pair)) for pair in pairs))
 
 
 def _flat(rows: Sequence[Ids]) -> Tensor:
@@ -317,7 +280,7 @@ class RecurrentTranslator(torch.nn.Module):
 
     def __init__(self, vocab: int, width: int, *, attention: bool) -> None:
         super().__init__()
-        self.width, self.attention = width, attention
+        self.attention = attention
         self.embed = torch.nn.Embedding(vocab, width)
         self.encoder = torch.nn.GRU(width, width // 2, batch_first=True, bidirectional=True)
         self.first_state = torch.nn.Linear(width, width)

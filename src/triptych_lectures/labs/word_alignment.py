@@ -15,15 +15,14 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.model import Model
-from triptych.page import AttentionMap, AttentionSection, Curve, TableSection
+from triptych.page import AttentionMap, AttentionSection, Curve
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, Link
 from triptych_lectures.labs.lab import Check, LabResult, Setup, size
 from triptych_lectures.labs.small import share_table
-from triptych_lectures.labs.translation import TranslationSizes, TranslationTask, as_ids, loss_points
-from triptych_lectures.labs.translators import START_ID, BesideEncoder, TrainedTranslator, beside_encoder
+from triptych_lectures.labs.translation import TranslationSizes, TranslationTask, loss_points
+from triptych_lectures.labs.translators import START_ID, BesideEncoder, beside_encoder
 
 MOST = 0.25  # alignment error rate
-SITE = "decoder.blocks.*.cross.pattern"
 
 
 class WordAlignmentLab(TranslationSizes):
@@ -77,14 +76,15 @@ class WordAlignmentLab(TranslationSizes):
             " knows which words go together and not where they stand: of two articles in a sentence, it cannot tell"
             " which is meant."
         )
-        return LabResult(
-            "Does cross-attention align the words of two languages?",
-            meaning,
-            checks,
-            _sections(
-                task, trained, rates, {"IBM Model 1": model1, "the diagonal": straight, place.name: rate}, patterns
-            ),
+        header, chosen = ("links of", "error rate"), {at.name: of_place for at, of_place in rates.items()}
+        judged = {"IBM Model 1": model1, "the diagonal": straight, place.name: rate}
+        sections = (
+            share_table("Held-out sentences", header, judged, ".3f"),
+            share_table("The sentences that layer and head are chosen on", header, chosen, ".3f"),
+            *_maps(task, place, patterns[place]),
+            Curve("Training", "step", "nats a token", {"loss": loss_points(trained)}, {}),
         )
+        return LabResult("Does cross-attention align the words of two languages?", meaning, checks, sections)
 
 
 class HeadPlace(NamedTuple):
@@ -100,9 +100,8 @@ class HeadPlace(NamedTuple):
 
 def _patterns(model: Model, task: TranslationTask) -> dict[HeadPlace, list[Tensor]]:
     """For each head and each mean of heads, for each held-out sentence, `[T, S]`; the last column is the end token."""
-    rows = as_ids(task.held, task.vocabulary)
-    read = [[START_ID, *target[:-1]] for _, target in rows]
-    trace = model.trace([source for source, _ in rows], read, read=[SITE])
+    read = [[START_ID, *target] for target in task.targets]
+    trace = model.trace(task.sources, read, read=["decoder.blocks.*.cross.pattern"])
     places: dict[HeadPlace, list[Tensor]] = {}
     for layer, site in enumerate(trace):
         of_words = [pattern[:, :-1].float() for pattern in trace[site]]  # the last query writes the end token
@@ -120,37 +119,28 @@ def _peaks(patterns: Sequence[Tensor]) -> list[frozenset[Link]]:
     return [frozenset((t, s) for t, s in enumerate(peaks) if s != end) for peaks, end in best]
 
 
-def _sections(
-    task: TranslationTask,
-    trained: TrainedTranslator,
-    chosen: dict[HeadPlace, float],
-    held: dict[str, float],
-    patterns: dict[HeadPlace, list[Tensor]],
-) -> tuple[TableSection, TableSection, AttentionSection, AttentionSection, Curve]:
-    header, of_heads = ("links of", "error rate"), {place.name: rate for place, rate in chosen.items()}
-    rates = share_table("Held-out sentences", header, held, ".3f")
-    choice = share_table("The sentences that layer and head are chosen on", header, of_heads, ".3f")
-    place = min(chosen, key=lambda candidate: chosen[candidate])
+def _maps(task: TranslationTask, place: HeadPlace, patterns: list[Tensor]) -> list[AttentionSection]:
+    """A held-out sentence of about eight words under the weights of this head, and its sure links."""
     i = min(range(len(task.held) // 2, len(task.held)), key=lambda i: abs(len(task.held[i].source) - 8))
-    pair, weights = task.held[i], patterns[place][i]
+    pair, weights = task.held[i], patterns[i]
     source, target = [*pair.source, "<end>"], list(pair.target)
     true = torch.zeros(weights.shape)
     for t, s in pair.sure:
         true[t, s] = 1.0
     note = "Rows are the words to write, columns those to read."
-    learned, sure = (
+    return [
         AttentionSection(title, note, [AttentionMap("cross", place.layer, target, source, x[None].numpy())])
         for title, x in ((f"A sentence: {place.name}", weights), ("Its sure links", true))
-    )
-    losses = Curve("Training", "step", "nats a token", {"loss": loss_points(trained)}, {})
-    return rates, choice, learned, sure, losses
+    ]
 
 
 def error_rate(links: Sequence[frozenset[Link]], pairs: Sequence[AlignedPair]) -> float:
     """AER, `1 - (|A & S| + |A & P|) / (|A| + |S|)` over all sentences, of links A, sure ones S and possible ones P."""
-    triples = list(zip(links, (pair.sure for pair in pairs), (pair.possible for pair in pairs), strict=True))
-    right = sum(len(proposed & sure) + len(proposed & possible) for proposed, sure, possible in triples)
-    return 1.0 - right / max(1, sum(len(proposed) + len(sure) for proposed, sure, _ in triples))
+    right = proposed = 0
+    for of_pair, pair in zip(links, pairs, strict=True):
+        right += len(of_pair & pair.sure) + len(of_pair & pair.possible)
+        proposed += len(of_pair) + len(pair.sure)
+    return 1.0 - right / max(1, proposed)
 
 
 def diagonal(pair: AlignedPair) -> frozenset[Link]:
