@@ -71,7 +71,7 @@ def rotation(
     Symbolic positions record two operations, one per tensor; the interpreter runs each with numbers."""
     if has_torch_function_unary(positions):
         of = (spec, positions, length, dtype)
-        cos, sin = (ops.record(part, positions, *of) for part in (rotation_cos, rotation_sin))
+        cos, sin = (ops.record(part, *of) for part in (rotation_cos, rotation_sin))
         return ops.Rotation(cos, sin, spec.pairing)
     return rotation_of(*rope_angles(spec, positions, length, dtype), spec.pairing)
 
@@ -178,7 +178,7 @@ def alibi_slopes(heads: int) -> Float[Tensor, " H"]:
 def alibi_bias(heads: int, q_pos: Int[Tensor, "... T"], k_pos: Int[Tensor, "... S"]) -> Float[Tensor, "*B H T S"]:
     """`-slope[h] * |q_pos - k_pos|`, fp32: `[H, T, S]`, or `[B, H, T, S]` for positions `[B, T]`, `[B, S]`."""
     if has_torch_function_unary(q_pos):
-        return ops.record(alibi_bias, q_pos, heads, q_pos, k_pos)
+        return ops.record(alibi_bias, heads, q_pos, k_pos)
     distance = (q_pos[..., :, None] - k_pos[..., None, :]).abs().float()
     return -alibi_slopes(heads).to(q_pos.device)[:, None, None] * distance[..., None, :, :]
 
@@ -228,7 +228,7 @@ def t5_bias(
 ) -> Float[Tensor, "*B H T S"]:
     """The learned scalar of each head and bucket: `[H, T, S]`, or `[B, H, T, S]` for positions `[B, T]`, `[B, S]`."""
     if has_torch_function_unary(q_pos):
-        return ops.record(t5_bias, q_pos, weight, q_pos, k_pos, max_distance, bidirectional)
+        return ops.record(t5_bias, weight, q_pos, k_pos, max_distance, bidirectional)
     relative = k_pos[..., None, :] - q_pos[..., :, None]
     bucket = t5_bucket(relative, buckets=weight.shape[0], max_distance=max_distance, bidirectional=bidirectional)
     return torch.nn.functional.embedding(bucket, weight).movedim(-1, -3)
@@ -254,7 +254,7 @@ def reached_table(
     """The rows of `Disentangled`'s table that distances of at most `longest` reach; `positions` are those of the rows'
     tokens."""
     if has_torch_function_unary(positions):
-        return ops.record(reached_table, positions, weight, positions, longest, span, max_distance)
+        return ops.record(reached_table, weight, positions, longest, span, max_distance)
     first, last = distance_row(torch.tensor([-longest, longest]), span=span, max_distance=max_distance).tolist()
     return weight[first : last + 1]
 
@@ -266,7 +266,7 @@ def reached_row(
     """Where in `reached_table` a query finds each key.  Padding and empty slots may be further than `longest`; nobody
     sees them."""
     if has_torch_function_unary(q_pos):
-        return ops.record(reached_row, q_pos, q_pos, k_pos, longest, span, max_distance)
+        return ops.record(reached_row, q_pos, k_pos, longest, span, max_distance)
     distance = (q_pos[..., :, None] - k_pos[..., None, :]).clamp(-longest, longest)
     first = distance_row(torch.tensor([-longest], device=q_pos.device), span=span, max_distance=max_distance)
     return distance_row(distance, span=span, max_distance=max_distance) - first
@@ -286,7 +286,7 @@ def disentangled_bias(
     A term without its vectors is left out; one must be there.
     """
     if has_torch_function_unary(q):
-        return ops.record(disentangled_bias, q, q, k, row, pos_q, pos_k)
+        return ops.record(disentangled_bias, q, k, row, pos_q, pos_k)
     shape = (*q.shape[:3], k.shape[2])
     row, shared = row[..., None, :, :].expand(shape), q.shape[1] // k.shape[1]
     terms = []

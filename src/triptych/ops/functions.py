@@ -74,7 +74,7 @@ class Rotation:
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension (Ba et al. 2016), in fp32 or better."""
     if has_torch_function_unary(x):
-        return record(layer_norm, x, x, weight, bias, eps)
+        return record(layer_norm, x, weight, bias, eps)
     if x.is_cuda and x.dtype is weight.dtype:  # this kernel computes in fp32 itself
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -87,7 +87,7 @@ def rms_norm(x: Tensor, weight: Tensor, offset: float, eps: float | None) -> Ten
     """`x / sqrt(mean(x^2) + eps) * (weight + offset)` over the last dimension (Zhang & Sennrich 2019), in fp32 or
     better."""
     if has_torch_function_unary(x):
-        return record(rms_norm, x, x, weight, offset, eps)
+        return record(rms_norm, x, weight, offset, eps)
     dtype = x.dtype
     plain = dtype is weight.dtype and not offset  # what each layer of most models calls: no casts
     if plain and (
@@ -107,7 +107,7 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
     if rotation is None:
         return x
     if has_torch_function_unary(x):
-        return record(rotate, x, x, rotation)
+        return record(rotate, x, rotation)
     cos, sin = rotation.cos, rotation.sin
     width = cos.shape[2]
     dtype = x.dtype
@@ -127,7 +127,7 @@ def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
 def softcap(x: Tensor, cap: float) -> Tensor:
     """`cap * tanh(x / cap)` (Gemma 2)."""
     if has_torch_function_unary(x):
-        return record(softcap, x, x, cap)
+        return record(softcap, x, cap)
     return cap * torch.tanh(x / cap)
 
 
@@ -147,7 +147,7 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, lengths:
     """A convolution along each row of `x` [M, inputs], `lengths` tokens each, padded with zeros so that no row sees its
     neighbour in the batch: [M / stride, outputs]."""
     if has_torch_function_unary(x):
-        return record(conv1d, x, x, weight, bias, stride, lengths)
+        return record(conv1d, x, weight, bias, stride, lengths)
     padding = weight.shape[2] // 2
     rows = [F.conv1d(row.T, weight, bias, stride=stride, padding=padding).T for row in x.split(list(lengths))]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
@@ -157,7 +157,7 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, lengths:
 def patches(x: Tensor, first: Tensor, weight: Tensor, bias: Tensor, rows: RowLengths) -> Tensor:
     """Patches [P, C * p * p] of images to vectors, each image led by the vector `first` [D]: [N, D]."""
     if has_torch_function_unary(x):
-        return record(patches, x, x, first, weight, bias, rows)
+        return record(patches, x, first, weight, bias, rows)
     x = F.linear(x, weight.flatten(1), bias).unflatten(0, (len(rows), -1))
     return torch.cat((first.expand(len(rows), 1, -1), x), dim=1).flatten(0, 1)
 
@@ -167,7 +167,7 @@ def sinusoids(positions: Tensor, width: int, theta: float, layout: str) -> Tenso
     """[N] positions -> [N, width] fp32 (Vaswani et al. 2017, section 3.5): `sin(p / theta^(2i/width))` and `cos` of the
     same, `interleaved` or all sines first."""
     if has_torch_function_unary(positions):
-        return record(sinusoids, positions, positions, width, theta, layout)
+        return record(sinusoids, positions, width, theta, layout)
     inverse = torch.pow(theta, -torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = positions[:, None].float() * inverse.float().to(positions.device)
     pair = (angles.sin(), angles.cos())
@@ -270,7 +270,7 @@ def experts(
     the sum of their outputs, weighted by the softmax of the scores; `normalize` divides the weights by their sum.  One
     call per expert, on all tokens it is chosen for."""
     if has_torch_function_unary(x):
-        return record(experts, x, x, scores, parts, top_k, normalize)
+        return record(experts, x, scores, parts, top_k, normalize)
     weights, chosen = scores.to(torch.promote_types(x.dtype, torch.float32)).softmax(-1).topk(top_k)  # [N, top_k]
     if normalize:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -290,7 +290,7 @@ def pool(x: Tensor, rows: RowLengths, mode: str) -> Tensor:
     """[N, D] -> [B, D]: the `mean` of the vectors of all of a row's tokens, special ones included, the `first` or the
     `last`."""
     if has_torch_function_unary(x):
-        return record(pool, x, x, rows, mode)
+        return record(pool, x, rows, mode)
     if mode == "mean":
         return torch.stack([row.mean(0) for row in x.split(list(rows.lengths))])
     if mode == "first":

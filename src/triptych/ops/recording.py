@@ -67,7 +67,8 @@ def recorded_call(
     return operation, bound
 
 
-def record(function: Callable[..., Tensor], symbolic: Tensor, *arguments: object) -> Tensor:
-    """Let the symbolic value note the call `function(*arguments)` of an operation instead of computing it."""
-    value: Tensor = handle_torch_function(function, (symbolic,), *arguments)
+def record(function: Callable[..., Tensor], *arguments: object) -> Tensor:
+    """Let the symbolic values among the arguments of an operation note the call `function(*arguments)` instead of
+    computing it."""
+    value: Tensor = handle_torch_function(function, arguments, *arguments)
     return value
