@@ -156,8 +156,8 @@ class Silent(Translator):
 
 def test_a_loss_is_reached_only_in_a_whole_mean() -> None:
     """Of fewer steps than the mean is taken over, nothing is said."""
-    assert TrainedTranslator(Silent(), [0.0] * SMOOTHED, 1.0).reached(1.0) == SMOOTHED
-    assert TrainedTranslator(Silent(), [0.0] * (SMOOTHED - 1), 1.0).reached(1.0) is None
+    assert TrainedTranslator(Silent(), [(1.0, 0.0)] * SMOOTHED, 1.0).reached(1.0) == SMOOTHED
+    assert TrainedTranslator(Silent(), [(1.0, 0.0)] * (SMOOTHED - 1), 1.0).reached(1.0) is None
 
 
 def test_a_gradient_that_vanishes_in_one_draw_has_no_geometric_mean_above_0() -> None:

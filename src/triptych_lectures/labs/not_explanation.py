@@ -14,7 +14,6 @@ import torch
 from triptych import nn
 from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
-from triptych.spec import RMSNormSpec, full
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.other_patterns import (
     Answers,
@@ -29,8 +28,7 @@ from triptych_lectures.labs.other_patterns import (
     shuffled,
 )
 from triptych_lectures.labs.pretrained import decoder
-from triptych_lectures.labs.small import block, curve, share_table
-from triptych_lectures.labs.small import decoder as decoder_spec
+from triptych_lectures.labs.small import curve, encoder, share_table
 from triptych_lectures.labs.trained import (
     GeneratedTask,
     Shuffled,
@@ -245,9 +243,7 @@ class NotExplanationLab(Lab):
 
 def _trained(sizes: NotExplanationLab, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
     """Blocks in which every token sees every other, without positions: the task does not need them."""
-    blocks = [block(sizes.width, sizes.heads, 2 * sizes.width)] * sizes.layers
-    final_norm = RMSNormSpec(width=sizes.width)
-    module = nn.new(decoder_spec(sizes.task.blank + 1, blocks, final_norm=final_norm, mask=full()), seed)
+    module = encoder(sizes.task.blank + 1, sizes.width, sizes.heads, sizes.layers, seed)
     budget = TrainingBudget(sizes.trained, sizes.rows, sizes.learning_rate, shape="linear")
     return module, train(module, task, budget, seed)
 

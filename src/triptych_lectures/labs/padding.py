@@ -15,10 +15,10 @@ import numpy as np
 from triptych import nn
 from triptych.errors import InputError
 from triptych.page import Curve, TableSection
-from triptych.spec import RMSNormSpec, full, keys
+from triptych.spec import full, keys
 from triptych.train import Example, collate
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, decoder, with_mask
+from triptych_lectures.labs.small import encoder, with_mask
 from triptych_lectures.labs.trained import (
     GeneratedTask,
     Shuffled,
@@ -115,10 +115,7 @@ class PaddingLab(Lab):
 
     def _train(self, task: GeneratedTask, seed: int) -> tuple[nn.Transformer, TrainedRun]:
         """Blocks in which tokens see each other, without positions; two ids follow the symbols: padding, marker."""
-        layer = block(self.width, HEADS, 2 * self.width)
-        final_norm = RMSNormSpec(width=self.width)
-        blocks = [layer] * self.layers
-        module = nn.new(decoder(self.symbols + 2, blocks, final_norm=final_norm, mask=full()), seed)
+        module = encoder(self.symbols + 2, self.width, HEADS, self.layers, seed)
         return module, train(module, task, TrainingBudget(self.steps, self.rows, self.rate, shape="linear"), seed)
 
     def _answered(self, module: nn.Transformer, rows: Sequence[Example]) -> dict[str, Answers]:

@@ -131,10 +131,8 @@ def _first_block(qwen: Count, loaded: Mapping[str, Shape], name: str) -> TableSe
         "attn.q": "H·K, D", "attn.q_norm": "K", "attn.k": "G·K, D", "attn.k_norm": "K", "attn.v": "G·K, D",
         "attn.out": "D, H·K", "mlp.gate": "F, D", "mlp.up": "F, D", "mlp.down": "D, F",
     }  # fmt: skip
-    shapes = qwen.spec.shapes()
-
-    def text(shapes: Mapping[str, Shape], tensor: str) -> str:
-        return " × ".join(f"{n}" for n in shapes.get(f"decoder.blocks.0.{tensor}.weight", ())) or "none"
-
-    rows = [[tensor, formula, text(shapes, tensor), text(loaded, tensor)] for tensor, formula in letters.items()]
+    rows = []
+    for tensor, formula in letters.items():
+        weights = (of.get(f"decoder.blocks.0.{tensor}.weight", ()) for of in (qwen.spec.shapes(), loaded))
+        rows.append([tensor, formula, *(" × ".join(map(str, shape)) or "none" for shape in weights)])
     return TableSection("The weights of block 0, [out, in]", ("tensor", "shape", "Qwen3-4B", name), rows)

@@ -120,9 +120,7 @@ class TrainedScaleLab(ReadingLab):
         checks = (
             Check("1/√d: answers right, the worst over all d", min(right[SCALED, d] for d in self.widths), least=0.75),
             Check(
-                f"d {wide}: answers right with 1/√d, less without",
-                right[SCALED, wide] - right[PLAIN, wide],
-                least=0.25,
+                f"d {wide}: answers right with 1/√d, less without", right[SCALED, wide] - right[PLAIN, wide], least=0.25
             ),
             Check(
                 f"control: d {narrow}: difference of answers right with 1/√d and without",

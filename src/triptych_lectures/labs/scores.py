@@ -181,9 +181,7 @@ class AdditiveVsDotLab(Lab):
             Check(f"parameters a layer gains, beside K = {self.width}", float(added), self.width, self.width),
             Check("largest weight of keys built for it, additive, over its limit", reached / limit, 0.9, 1 + 1e-9),
             Check(
-                f"entropy at size {last:g} over that at {before:g}, additive",
-                bahdanau[-1] / bahdanau[-2],
-                least=0.9,
+                f"entropy at size {last:g} over that at {before:g}, additive", bahdanau[-1] / bahdanau[-2], least=0.9
             ),
             Check(f"entropy at size {before:g}, additive, nats", bahdanau[-2], least=2.0),
             Check(f"entropy at size {before:g}, dot product, nats", dot[-2], most=0.2),

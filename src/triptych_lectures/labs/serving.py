@@ -108,8 +108,16 @@ class SpeculationLab(Lab):
             "forwards, over those without guesses": [one.forwards / plain.forwards for one in drafts[1:]],
         }
         agreement = curve("The draft model's agreement", "noise in its weights", "share", self.noise, lines, log="x")
+        rows = [
+            [
+                name, f"{one.drafted:,}", f"{one.accepted:,}", f"{one.rate:.1%}", str(one.forwards),
+                f"{plain.forwards / one.forwards:.2f}", f"{one.through:,}",
+            ]
+            for name, one in runs.items()
+        ]  # fmt: skip
+        header = ("", "guesses", "accepted", "rate", "forwards", "times fewer", "tokens through the decoder")
         question = "What do guessed tokens change, and what do they save?"
-        return LabResult(question, meaning, checks, (_table(runs, plain), agreement))
+        return LabResult(question, meaning, checks, (TableSection("Guesses and forwards", header, rows), agreement))
 
     def model(self, seed: int) -> nn.Transformer:
         """A decoder with random weights, large enough for its choices to differ from place to place."""
@@ -195,18 +203,6 @@ class AlwaysWrong:
 def different(one: SpeculativeRun, other: SpeculativeRun) -> int:
     pairs = zip(one.texts, other.texts, strict=True)
     return sum(a != b for x, y in pairs for a, b in zip(x, y, strict=True))
-
-
-def _table(runs: dict[str, SpeculativeRun], plain: SpeculativeRun) -> TableSection:
-    rows = [
-        [
-            name, f"{one.drafted:,}", f"{one.accepted:,}", f"{one.rate:.1%}", str(one.forwards),
-            f"{plain.forwards / one.forwards:.2f}", f"{one.through:,}",
-        ]
-        for name, one in runs.items()
-    ]  # fmt: skip
-    header = ("", "guesses", "accepted", "rate", "forwards", "times fewer", "tokens through the decoder")
-    return TableSection("Guesses and forwards", header, rows)
 
 
 VOCAB, LAYERS = 59, 2

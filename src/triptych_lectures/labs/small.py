@@ -27,6 +27,7 @@ from triptych.spec import (
     StackSpec,
     attention,
     causal,
+    full,
     mlp,
 )
 from triptych.spec.norms import Norm
@@ -93,6 +94,12 @@ def with_mask(module: nn.Transformer, mask: Mask) -> nn.Transformer:
     other = nn.new(masked(module.spec, mask))
     other.load_state_dict(module.state_dict())
     return other
+
+
+def encoder(vocab: int, width: int, heads: int, layers: int, seed: int) -> nn.Transformer:
+    """Blocks in which every token sees every other, without positions."""
+    blocks = [block(width, heads, 2 * width)] * layers
+    return nn.new(decoder(vocab, blocks, final_norm=RMSNormSpec(width=width), mask=full()), seed)
 
 
 def masked(model: ModelSpec, mask: Mask) -> ModelSpec:

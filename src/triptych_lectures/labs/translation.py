@@ -109,7 +109,7 @@ class Comparison(NamedTuple):
     @property
     def losses(self) -> Curve:
         """The loss of each model over its training."""
-        lines = {name: loss_points(translator) for name, translator in self.trained.items()}
+        lines = {name: translator.losses for name, translator in self.trained.items()}
         return Curve("Training", "step", "nats a token", lines, {})
 
 
@@ -122,11 +122,6 @@ def compared(sizes: TranslationSizes, builders: Mapping[str, Builder], setup: Se
         trained[name] = builder(task.rows, len(task.vocabulary), training)
         judged[name] = task.judged(write(trained[name].model, task.sources, 2 * max(map(len, task.targets))))
     return Comparison(task, trained, judged, task.judged(word_by_word(task)))
-
-
-def loss_points(translator: TrainedTranslator) -> list[tuple[float, float]]:
-    """(step, loss in nats a token), the first step being 1."""
-    return [(float(step), loss) for step, loss in enumerate(translator.losses, 1)]
 
 
 # ---------------------------------------------------------------- writing and judging
@@ -199,6 +194,24 @@ class RecurrenceLab(TranslationSizes):
 
     def run(self, setup: Setup) -> LabResult:
         comparison = compared(self, RECURRENCE, setup)
+        fixed, attention = comparison.judged[FIXED], comparison.judged[ATTENTION]
+        # by how much the share of wrong tokens is larger in the longest quarter than in the shortest
+        lost, lost_by_attention = (judged.by_length[-1] - judged.by_length[0] for judged in (fixed, attention))
+        longer = "increase of wrong tokens from the shortest quarter to the longest, fixed vector"
+        checks = (
+            Check(
+                f"{ATTENTION}: wrong tokens, over those of word by word",
+                attention.wrong / comparison.word_by_word.wrong,
+                most=0.5,
+            ),
+            Check(
+                "longest quarter: wrong tokens of the fixed vector, over those of attention",
+                fixed.by_length[-1] / max(attention.by_length[-1], 1e-9),
+                least=2.0,
+            ),
+            Check(longer, lost, least=0.1),
+            Check(f"{longer} less attention", lost - lost_by_attention, least=0.1),
+        )
         question = "What does a recurrent translator lose with length, and what does attention give back?"
         lines = {**comparison.judged, "word by word": comparison.word_by_word}
         header = ("model", "all", "shortest quarter", "second", "third", "longest quarter", "exact")
@@ -211,7 +224,7 @@ class RecurrenceLab(TranslationSizes):
             curve("Wrong tokens by length", "words of the source", "share", lengths, shares),
             comparison.losses,
         )
-        return LabResult(question, MEANING_OF_RECURRENCE, _recurrence_checks(comparison), sections)
+        return LabResult(question, MEANING_OF_RECURRENCE, checks, sections)
 
 
 MEANING_OF_RECURRENCE = (
@@ -222,27 +235,6 @@ MEANING_OF_RECURRENCE = (
     " transformer is as long as its blocks are many. Wrong tokens are those to insert, delete or replace, over the"
     " tokens of the right translation."
 )
-
-
-def _recurrence_checks(comparison: Comparison) -> tuple[Check, ...]:
-    fixed, attention = comparison.judged[FIXED], comparison.judged[ATTENTION]
-    # by how much the share of wrong tokens is larger in the longest quarter than in the shortest
-    lost, lost_by_attention = (judgement.by_length[-1] - judgement.by_length[0] for judgement in (fixed, attention))
-    longer = "increase of wrong tokens from the shortest quarter to the longest, fixed vector"
-    return (
-        Check(
-            f"{ATTENTION}: wrong tokens, over those of word by word",
-            attention.wrong / comparison.word_by_word.wrong,
-            most=0.5,
-        ),
-        Check(
-            "longest quarter: wrong tokens of the fixed vector, over those of attention",
-            fixed.by_length[-1] / max(attention.by_length[-1], 1e-9),
-            least=2.0,
-        ),
-        Check(longer, lost, least=0.1),
-        Check(f"{longer} less attention", lost - lost_by_attention, least=0.1),
-    )
 
 
 def _cost(comparison: Comparison) -> TableSection:

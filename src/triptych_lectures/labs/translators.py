@@ -26,7 +26,7 @@ from triptych.attention import Rows, additive
 from triptych.spec import BlockSpec, Mask, ModelSpec, RMSNormSpec, SinusoidalSpec, attention, full, keys, same_document
 from triptych.train import Data, Example, OptimizerSettings, Pairs, Schedule, TrainingBatch
 from triptych.train.data import EpochRows
-from triptych_lectures.labs.small import CAUSAL, block, decoder, fit
+from triptych_lectures.labs.small import CAUSAL, Points, block, decoder, fit
 
 Ids = list[int]
 END_ID, START_ID = 0, 1
@@ -81,7 +81,7 @@ class TrainedTranslator(NamedTuple):
     """A model, its losses in nats a token of each training step, and the processor's seconds that training took."""
 
     model: Translator
-    losses: list[float]
+    losses: Points
     seconds: float
 
     def reached(self, nats: float) -> int | None:
@@ -89,14 +89,14 @@ class TrainedTranslator(NamedTuple):
         where there were fewer steps."""
         if len(self.losses) < SMOOTHED:
             return None
-        means = np.convolve(self.losses, np.full(SMOOTHED, 1 / SMOOTHED), "valid")
+        means = np.convolve([loss for _, loss in self.losses], np.full(SMOOTHED, 1 / SMOOTHED), "valid")
         below = np.flatnonzero(means <= nats)
         return int(below[0]) + SMOOTHED if len(below) else None
 
     @property
     def last(self) -> float:
         """The mean loss of the last `SMOOTHED` steps."""
-        return float(np.mean(self.losses[-SMOOTHED:]))
+        return float(np.mean([loss for _, loss in self.losses[-SMOOTHED:]]))
 
 
 # ---------------------------------------------------------------- transformers
@@ -197,12 +197,12 @@ def _stack(vocab: int, layer: BlockSpec, layers: int, mask: Mask) -> ModelSpec:
 
 def _fit(model: BesideEncoder, data: Data, training: Training) -> TrainedTranslator:
     began = time.process_time()
-    points = fit(
+    losses = fit(
         model.module, data, rows=training.rows, length=ANY_LENGTH, steps=training.steps, seed=training.seed,
         optimizer=training.optimizer, schedule=training.schedule,
     )  # fmt: skip
     model.module.eval()
-    return TrainedTranslator(model, [loss for _, loss in points], time.process_time() - began)
+    return TrainedTranslator(model, losses, time.process_time() - began)
 
 
 # ---------------------------------------------------------------- recurrent
@@ -242,7 +242,7 @@ def _recurrent(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
         optimizer.step()
-        losses.append(float(loss.detach()))
+        losses.append((step + 1.0, float(loss.detach())))
     return TrainedTranslator(Recurrent(module.eval()), losses, time.process_time() - began)
 
 

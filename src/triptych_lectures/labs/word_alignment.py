@@ -19,7 +19,7 @@ from triptych.page import AttentionMap, AttentionSection, Curve
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, Link
 from triptych_lectures.labs.lab import Check, LabResult, Setup, size
 from triptych_lectures.labs.small import share_table
-from triptych_lectures.labs.translation import TranslationSizes, TranslationTask, loss_points
+from triptych_lectures.labs.translation import TranslationSizes, TranslationTask
 from triptych_lectures.labs.translators import START_ID, BesideEncoder, beside_encoder
 
 MOST = 0.25  # alignment error rate
@@ -82,7 +82,7 @@ class WordAlignmentLab(TranslationSizes):
             share_table("Held-out sentences", header, judged, ".3f"),
             share_table("The sentences that layer and head are chosen on", header, chosen, ".3f"),
             *_maps(task, place, patterns[place]),
-            Curve("Training", "step", "nats a token", {"loss": loss_points(trained)}, {}),
+            Curve("Training", "step", "nats a token", {"loss": trained.losses}, {}),
         )
         return LabResult("Does cross-attention align the words of two languages?", meaning, checks, sections)
 
