@@ -52,7 +52,7 @@ NOT_RUN = {  # the beginning of a command -> why it is not run
     "triptych train docs/examples/shapes.toml": "needs the drawn pictures; tests/test_train_images.py runs it",
     "triptych caption runs/captions/": "needs the model trained before; tests/test_train_images.py runs such commands",
     "triptych classify runs/shapes/": "needs the model trained before; tests/test_train_images.py runs such commands",
-    'python -c "from triptych.media': "tests/test_train_images.py calls it",
+    'python -c "from triptych_lectures.data import scenes': "tests/test_train_images.py calls it",
     "triptych convert model-awq/": "needs a checkpoint packed with AWQ; tests/test_packed.py converts one",
     "triptych patch $SMOLLM2": "its answers are single tokens of SmolLM2's; tests/test_path_patching.py patches these",
     "triptych generate runs/adapter": "needs a run that trained an adapter; tests/test_train_adapters.py runs them",

@@ -3,6 +3,7 @@
 import ast
 import re
 from pathlib import Path
+from pkgutil import resolve_name
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = (Path(__file__).with_name("public_names.txt")).read_text("utf-8").split()
@@ -84,3 +85,24 @@ def test_commands_within_sentences_have_options_that_exist() -> None:
     assert unknown_options("read `triptych inspect MODEL --sites` and `triptych inspect M --site x`") == [
         "inspect --sites"
     ]
+
+
+IMPORT = re.compile(r"\bfrom (triptych[\w.]*) import (\w+)")
+
+
+def imports_that_fail(text: str) -> list[str]:
+    """The first name of each import from our packages that does not exist."""
+    failed = []
+    for module, name in IMPORT.findall(text):
+        try:
+            resolve_name(f"{module}.{name}")
+        except (ImportError, AttributeError):
+            failed.append(f"{module}.{name}")
+    return failed
+
+
+def test_what_pages_and_recipes_import_exists() -> None:
+    pages = {*PAGES, *ROOT.glob("docs/examples/*.toml")} - {ROOT / "docs" / "add-an-operation.md"}  # it adds the name
+    wrong = {page.name: imports_that_fail(page.read_text("utf-8")) for page in pages}
+    assert not {page: names for page, names in wrong.items() if names}
+    assert imports_that_fail("from triptych.media import scenes") == ["triptych.media.scenes"]

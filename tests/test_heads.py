@@ -1,6 +1,7 @@
 """Head roles: planted heads are named, random models have none, and a broken score or null goes red."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from triptych.probe import HeadTable, role_scores, zero
 from triptych.probe.role_keys import Labels, View, label
 from triptych.probe.role_scores import at_offset, mean_weight
 from triptych.probe.role_texts import HeadSample
-from triptych.spec import AlibiSpec, RMSNormSpec, RopeSpec
+from triptych.spec import AlibiSpec, LinearKernelSpec, RMSNormSpec, RopeSpec
 from triptych.train import Pairs
 from triptych_lectures.labs import induction
 from triptych_lectures.labs.small import block
@@ -282,6 +283,16 @@ def test_what_cannot_be_linked_is_one_line(arguments: tuple[Any, ...], message: 
     with pytest.raises(InputError, match=message) as caught:
         triptych.create(LLAMA).link(*arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_attention_weights_has_no_links_and_no_roles() -> None:
+    softmax = block(24, 6, 37)
+    linear = replace(softmax, attn=replace(softmax.attn, mechanism=LinearKernelSpec()))
+    model = Model(nn.new(small_decoder(90, [linear])))
+    with pytest.raises(InputError, match="no layer that links these words has attention weights"):
+        model.link([1, 2, 3], 3, 1)
+    with pytest.raises(InputError, match="no layer of this model has attention weights"):
+        model.heads([[1, 2, 3]])
 
 
 @pytest.mark.heavy

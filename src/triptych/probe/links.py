@@ -139,6 +139,8 @@ def link(
     sample, places = _located(model, text, query, key, target)
     stack: Stack = "cross" if target is not None else "encoder" if model.spec.layout != "decoder" else "decoder"
     layers = [one for one in attentions(model.spec) if one.stack == stack]
+    if not layers:
+        raise InputError("no layer that links these words has attention weights")
     every: list[Head] = [(one, head) for one in layers for head in range(one.heads)]
     noise = np.random.default_rng([seed, 3])
     progress(f"reading the text with {2 * DRAWS} other words")

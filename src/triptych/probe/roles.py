@@ -219,34 +219,34 @@ def heads(
     and for texts that do not fit the model, before anything runs.
     """
     model.check_words("heads")
-    if model.spec.layout == "encoder-decoder" and targets is None and (texts is not None or model.tokenizer):
-        if isinstance(texts, str):
-            raise InputError("give a list of texts, not one string: [text]")
-        texts = list(TEXTS) if texts is None else texts
-        targets = [written.ids for written in model.generate(texts, max_new_tokens=24)]
     progress = on_progress or (lambda stage: None)
     pairs: dict[str, Sequence[Link]] = {**LINKS, **_checked_links(links)}
     wanted = _checked_roles(roles, pairs)
     integer("ablate", ablate, 0)
     integer("seed", seed, 0)
-    samples = _samples(model, texts, targets, seed)
     for name, ids in (("delimiters", delimiters), ("boundaries", boundaries)):
         if ids is not None:
             check_ids(ids, max(model.spec.vocab, model.spec.source_vocab), name)
+    layers = attentions(model.spec)
+    if not layers:
+        raise InputError("no layer of this model has attention weights")
+    if isinstance(texts, str):
+        raise InputError("give a list of texts, not one string: [text]")
+    if model.spec.layout == "encoder-decoder" and targets is None and (texts is not None or model.tokenizer):
+        texts = list(TEXTS) if texts is None else texts
+        targets = [written.ids for written in model.generate(texts, max_new_tokens=24)]
+    samples = _samples(model, texts, targets, seed)
     own = () if links is None else tuple(links)
     linked = {role: pairs[role] for role in wanted if role in pairs}
     samples += linked_samples(linked, model.spec, model.tokenizer, strict=own)
     if not samples:
         raise InputError("there is no text to score heads on; give texts=, or use a model with a larger vocabulary")
-    layers = attentions(model.spec)
-    if not layers:
-        raise InputError("no layer of this model has attention weights")
     types = _types(model, samples, delimiters, boundaries)
     progress("reading the patterns")
     with torch.no_grad():
         scores = score_all(model, samples, wanted, types, seed)
         progress("ablating heads")
-        effects, together = _ablated(model, samples, scores, ablate, seed, progress)
+        effects, together = _ablated(model, samples, scores, len(wanted), ablate, seed, progress)
     rows = [row for role in wanted if role in scores for row in _rows(scores[role], len(wanted), effects)]
     place = {(one.stack, one.layer): i for i, one in enumerate(layers)}
     rows.sort(key=lambda row: (place[row.stack, row.layer], row.head))
@@ -283,8 +283,6 @@ def _checked_links(links: dict[str, Sequence[Link]] | None) -> dict[str, Sequenc
 
 def _samples(model: ProbedModel, texts: Any, targets: Any, seed: int) -> list[HeadSample]:
     """The rows to read: texts, given or built in, and random tokens."""
-    if isinstance(texts, str):
-        raise InputError("give a list of texts, not one string: [text]")
     both = model.spec.layout == "encoder-decoder"
     if targets is not None and not both:
         raise InputError(f"targets are for encoder-decoders; this is a {model.spec.layout}")
@@ -337,15 +335,16 @@ def _rarest(ids: list[int], marks: set[int]) -> set[int]:
 
 
 def _ablated(
-    model: ProbedModel, samples: list[HeadSample], scores: dict[str, RoleScores], ablate: int, seed: int,
+    model: ProbedModel, samples: list[HeadSample], scores: dict[str, RoleScores], roles: int, ablate: int, seed: int,
     progress: Callable[[str], None],
 ) -> tuple[dict[tuple[str, Head], Effect], list[RoleEffect]]:  # fmt: skip
-    """The effects of the best heads of each role, by role and head, and of all of them together."""
+    """The effects of the best heads of each role, by role and head, and of all of them together.  Heads are above the
+    threshold for as many roles as were requested, as the table shows it."""
     effects: dict[tuple[str, Head], Effect] = {}
     together: list[RoleEffect] = []
     for number, (role, one) in enumerate(scores.items() if ablate else ()):
         score = torch.cat(one.numbers, 1)[0]
-        above = (score >= one.above(len(scores))[0]).tolist()
+        above = (score >= one.above(roles)[0]).tolist()
         best = [one.heads[i] for i in score.argsort(descending=True, stable=True).tolist() if above[i]]
         if not best:
             continue
