@@ -70,10 +70,10 @@ def encode(
         raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
     integer("batch_tokens", batch_tokens, 1)
     bf16 = multiplies_in_bf16(module, matmul)
-    pool = module.head if isinstance(module.head, Pooling) else Pooling(replace(how, dense=None))
-    if isinstance(module.head, Pooling) and how != module.head.spec:
+    pool = module.head
+    if not isinstance(pool, Pooling) or how != pool.spec:
         pool = Pooling(replace(how, dense=None))
-        pool.dense = module.head.dense
+        pool.dense = module.head.dense if isinstance(module.head, Pooling) else None
     vectors: dict[int, Tensor] = {}
     native = NativeEncoder(module, matrix_of=kernel_matrix, bf16=bf16) if executor == "auto" else None
     for group in batches([module.length(row) for row in rows], batch_tokens):

@@ -39,12 +39,11 @@ def head_outputs(module: Transformer, rows: Sequence[Encoded | Tensor]) -> list[
     start token, the row's own last token is put first (mBART's language).  Raises InputError for a row that does not
     end with an end-of-text token where an encoder-decoder classifies at that token.
     """
-    outputs: list[Tensor] = [torch.empty(0)] * len(rows)
+    outputs: dict[int, Tensor] = {}
     lengths = [module.length(row) if isinstance(row, Tensor) else len(row.ids) for row in rows]
     for group in batches(lengths):
-        for i, output in zip(group, _forward(module, [rows[i] for i in group]), strict=True):
-            outputs[i] = output.float()
-    return outputs
+        outputs.update(zip(group, _forward(module, [rows[i] for i in group]), strict=True))
+    return [outputs[i].float() for i in range(len(rows))]
 
 
 def _forward(module: Transformer, either: Sequence[Encoded | Tensor]) -> Sequence[Tensor]:

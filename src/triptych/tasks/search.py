@@ -215,8 +215,7 @@ def search_with(
 
 def _sizes(most: int | None, tokens: int | None, overlap: int | None) -> tuple[int, int]:
     """Tokens of a passage and of the overlap.  Raises InputError for sizes out of range."""
-    limit = TOKENS if most is None else most
-    size = min(TOKENS, limit) if tokens is None else integer("tokens", tokens, 1)
+    size = min(TOKENS, most or TOKENS) if tokens is None else integer("tokens", tokens, 1)
     if most is not None and size > most:
         raise InputError(f"tokens={size}, and the model reads at most {most} of a passage")
     shared = min(OVERLAP, size // 2) if overlap is None else integer("overlap", overlap, 0)

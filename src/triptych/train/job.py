@@ -289,10 +289,8 @@ def verify_resume(recipe: Recipe, steps: int) -> None:
         resumed.run()
         for name, parameter in whole.trainer.module.named_parameters():
             if not torch.equal(parameter, resumed.trainer.module.get_parameter(name)):
-                raise TriptychError(
-                    f"cannot resume: {name} differs from the run that was not interrupted (stopped after "
-                    f"{steps // 2} of {steps} steps)"
-                )
+                at = f"stopped after {steps // 2} of {steps} steps"
+                raise TriptychError(f"cannot resume: {name} differs from the run that was not interrupted ({at})")
 
 
 def read_task(recipe: Recipe) -> ObjectiveTask:
@@ -310,8 +308,6 @@ def read_task(recipe: Recipe) -> ObjectiveTask:
             f"data.words cuts pairs of texts, for seq2seq, and for contrastive on {SHAKESPEARE!r} or {FOLDED!r}; "
             f"objective {name} does not read it here"
         )
-    if data.drop_longer and data.cut_longer:
-        raise ConfigError("data.drop_longer and data.cut_longer exclude each other; give one of the two")
     images = recipe.model.get("model_type") in IMAGE_MODELS
     if name == "labels" and recipe.base is not None:
         images = isinstance(read_header(recipe.base.path).spec.reads.embed, PatchesSpec)
@@ -325,16 +321,14 @@ def _job(recipe: Recipe, task: ObjectiveTask, base: Base, at: Progress | None = 
     task.words, task.files = base.tokenizer, base.files
     data, held = task.data(module, max(run.length, run.rows * run.length // run.accumulate))
     trainer = Trainer(module, data, Optimizer(module, recipe.optimizer), recipe.schedule, run, held, at)
-    notes = list(task.notes)
     if isinstance(data, Windows) and len(data.stream) < data.length:
         size = counted(len(data.stream), "token")
-        notes.append(f"the training text has {size}, fewer than a row may have, so that each row is all of it")
-    return Job(recipe, trainer, base.tokenizer, base.hf, base.files, notes=tuple(notes))
+        task.notes.append(f"the training text has {size}, fewer than a row may have, so that each row is all of it")
+    return Job(recipe, trainer, base.tokenizer, base.hf, base.files, notes=tuple(task.notes))
 
 
 def _tokenizer(recipe: Recipe, wanted: str, texts: Sequence[str]) -> Tokenizer:
-    """The tokenizer `wanted`, with the special tokens of the recipe, trained on `texts` where it has a vocabulary of
-    its own."""
+    """The tokenizer `wanted`, which is trained on `texts` where it has a vocabulary of its own."""
     name, _, size = wanted.partition(":")
     layout = SPEECH if recipe.objective.name == "transcripts" else _SPECIAL_TOKENS[_layout(recipe)]
     if name == "byte":

@@ -86,9 +86,10 @@ def judged_classes(
 ) -> Score:
     """Accuracy and the metric `second` of the classes of rows or of their tokens, beside the accuracy of `guesses`,
     which have the classes of each record."""
+    head = rows[0][0].head
     right = [one.goal[one.goal != IGNORED] for one, _ in rows]
-    predicted = [one.head.predicted(output)[one.goal != IGNORED] for one, output in rows]
-    together = np.stack if isinstance(rows[0][0].head, SeveralLoss) else np.concatenate
+    predicted = [head.predicted(output)[one.goal != IGNORED] for one, output in rows]
+    together = np.stack if isinstance(head, SeveralLoss) else np.concatenate
     wanted, flat = together(right), together(predicted)
     guessed = {}
     for name, guess in guesses.items():
@@ -96,9 +97,7 @@ def judged_classes(
         guessed[name] = metrics.accuracy(together(of_rows), wanted)
     match second:
         case "entity F1":
-            heads = [one.head for one, _ in rows]
-            named = ([h.names(row.tolist()) for h, row in zip(heads, side, strict=True)] for side in (predicted, right))
-            value = metrics.entity_f1(*named)
+            value = metrics.entity_f1(*([head.names(row.tolist()) for row in side] for side in (predicted, right)))
         case "F1 of replaced":
             value = metrics.f1(flat == 1, wanted == 1)
         case _:

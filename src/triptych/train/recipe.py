@@ -76,9 +76,11 @@ class DataSettings(RecipeSection):
     pieces are as common as short ones."""
 
     @model_validator(mode="after")
-    def _pieces(self) -> DataSettings:
+    def _fits_together(self) -> DataSettings:
         if self.across_lines and self.words is None:
             raise ValueError("has across_lines without words; set data.words, the largest number of words of a piece")
+        if self.drop_longer and self.cut_longer:
+            raise ValueError("has drop_longer and cut_longer, which exclude each other; give one of the two")
         return self
 
 
