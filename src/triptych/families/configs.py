@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from triptych.errors import CheckpointError, ConfigError
+from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.families.registry import find, find_gguf, gguf_name
 from triptych.families.tensor_names import save_plan
 from triptych.families.wrapped import text_config
@@ -70,7 +70,9 @@ def read_gguf(
     keeps its RoPE divisors in a tensor) and may be left out where only shapes matter.  Raises ConfigError for an
     unknown architecture, and for a key under its prefix that is not understood.
     """
-    arch = str(metadata.get("general.architecture"))  # of files the reader has checked that it is a string
+    arch = metadata.get("general.architecture")
+    if not isinstance(arch, str):
+        raise ConfigError(f"{where}: general.architecture must be a string, not {shown(arch)}")
     family = find_gguf(arch, where)
     assert family.from_gguf is not None, f"{family.name} names GGUF architectures and has no from_gguf"
     keys = ConfigKeys(gguf_metadata.under(metadata, arch, shapes, read), where, shapes)
