@@ -118,8 +118,7 @@ def test_a_model_without_a_tokenizer_is_refused() -> None:
 
 def test_numbers_that_are_not_finite_are_refused() -> None:
     module: nn.Transformer = tiny.decoder()
-    with torch.no_grad():
-        module.get_parameter("decoder.blocks.0.attn.q.weight")[0, 0] = float("nan")
+    module.get_parameter("decoder.blocks.0.attn.q.weight").detach()[0, 0] = float("nan")
     with pytest.raises(InputError, match=r"decoder\.blocks\.0\.attn\.q\.weight: .*not finite"):
         export(Model(module))
 
