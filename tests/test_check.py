@@ -12,7 +12,7 @@ import torch
 
 import references
 import tiny
-from cli_models import BLOCKS, answered, checkpoint, said
+from cli_models import BLOCKS, Captured, answered, checkpoint, said
 from triptych import nn
 from triptych.check import Finding, Layer, Report, case, check, max_abs_diff, paths, peer
 from triptych.check.quality import TEXT, quality
@@ -239,7 +239,7 @@ def test_perplexity_and_divergence_are_what_they_are_called() -> None:
 
 
 @needs_kernels
-def test_a_packed_model_is_measured_beside_fp32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_packed_model_is_measured_beside_fp32(tmp_path: Path, capsys: Captured) -> None:
     tokenizer = load(checkpoint("decoder")).tokenizer
     create(BLOCKS | {"vocab_size": tokenizer.vocab_size}, tokenizer, seed=3).save(tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "x.gguf", dtype="q8_0")

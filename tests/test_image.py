@@ -14,7 +14,7 @@ from PIL import Image
 
 import references
 import triptych
-from cli_models import answered, said
+from cli_models import Captured, answered, said
 from triptych.errors import ConfigError, InputError
 from triptych.media.audio import read_wav
 from triptych.media.image import Preparation, read_image
@@ -264,7 +264,7 @@ def test_an_image_is_no_half_of_a_pair() -> None:
         model.classify([torch.zeros(2, 20, 20)], second=["a text"])
 
 
-def test_classify_labels_images_and_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classify_labels_images_and_texts(tmp_path: Path, capsys: Captured) -> None:
     vit = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 24,
            "intermediate_size": 37, "num_hidden_layers": 1, "num_attention_heads": 3, "image_size": 20,
            "patch_size": 5, "id2label": {"0": "cat", "1": "dog", "2": "owl"}}  # fmt: skip

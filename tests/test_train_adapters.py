@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 import cli_models
 import triptych
+from cli_models import Captured
 from test_cli_train import said
 from triptych.checkpoints.convert import convert
 from triptych.errors import CheckpointError, ConfigError, InputError
@@ -152,9 +153,7 @@ def test_recipes_that_cannot_train_an_adapter(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_the_commands_train_an_adapter_generate_with_it_and_merge_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_train_an_adapter_generate_with_it_and_merge_it(tmp_path: Path, capsys: Captured) -> None:
     base, out = cli_models.checkpoint("decoder"), tmp_path / "run"
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "my.toml").write_text(

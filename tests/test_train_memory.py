@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import triptych
-from cli_models import checkpoint, refused
+from cli_models import Captured, checkpoint, refused
 from test_count_memory import LLAMA, kept_by_torch
 from test_train_adapters import base_of
 from test_train_adapters import recipe as adapter_recipe
@@ -157,7 +157,7 @@ def test_a_model_that_is_too_large_is_the_reason(tmp_path: Path, monkeypatch: py
 
 
 def test_a_run_is_refused_before_its_data_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     found = tables(tmp_path)
     (tmp_path / "text.txt").write_bytes(b"\xff\xfe no text")
