@@ -29,15 +29,10 @@ from triptych.families.named import NAMED
 from triptych.model import Model
 from triptych.train.optim import Optimizer, OptimizerSettings
 
-LLAMA = {
-    "model_type": "llama", "vocab_size": 61, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
-    "num_attention_heads": 6, "num_key_value_heads": 3, "max_position_embeddings": 512,
-}  # fmt: skip
-BERT = {
-    "model_type": "bert", "architectures": ["BertForMaskedLM"],
-    "vocab_size": 61, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
-    "num_attention_heads": 6, "max_position_embeddings": 512,
-}  # fmt: skip
+SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+         "num_attention_heads": 6, "max_position_embeddings": 512}  # fmt: skip
+LLAMA = SIZES | {"model_type": "llama", "num_key_value_heads": 3}
+BERT = SIZES | {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
 T5 = {
     "model_type": "t5", "vocab_size": 61, "d_model": 48, "d_kv": 8, "d_ff": 80, "num_layers": 3, "num_heads": 6,
     "decoder_start_token_id": 0,

@@ -47,8 +47,6 @@ IDS = {
 Data = dict[str, Any]
 # typer brings a click of its own, which it does not export
 Exit, UsageError = typer.Exit, next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
-
-
 sys.path.append(str(ROOT / "tools"))  # where it finds `pictures`
 lectures = program("tools/lectures.py")
 

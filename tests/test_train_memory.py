@@ -25,14 +25,10 @@ from triptych.train import causal, check_recipe, check_start, data, job, prepare
 from triptych.train.space import check_step_memory, next_step_memory, recipe_memory
 
 TEXT = "the old mill stands where the river bends, and its wheel has not turned since the war\n"
-MODEL = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 52, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-}  # fmt: skip
-BERT = {
-    "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 32, "intermediate_size": 52,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512,
-}  # fmt: skip
+SIZES = {"hidden_size": 32, "intermediate_size": 52, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "max_position_embeddings": 512}  # fmt: skip
+MODEL = SIZES | {"model_type": "llama"}
+BERT = SIZES | {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
 T5 = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 52, "num_layers": 2, "num_heads": 4}
 
 
