@@ -21,7 +21,6 @@ from triptych.cli.app import app
 
 FROZEN = Path(__file__).with_name("cli_surface.txt").read_text(encoding="utf-8").splitlines()
 
-
 COMMANDS = [
     "quickstart", "train", "generate", "chat", "fill", "encode", "search", "classify", "caption", "tag", "answer",
     "summarize", "translate", "transcribe", "exercise", "lens", "patch", "ablate", "convert", "explain", "lab",

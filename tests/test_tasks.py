@@ -221,7 +221,6 @@ PARAMS = {
     "translation_en_to_fr": {"prefix": "translate English to French: ", "max_length": 12},
 }  # fmt: skip
 
-
 END = 23
 
 

@@ -51,7 +51,6 @@ NASTY = [
 ]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
-
 MADE = {
     "bytes": byte_tokenizer(),
     "characters": character_tokenizer(ROMEO),
