@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,32 +66,24 @@ class Row:
 
 
 FILE = {"quantize": "file"}
+decode, prefill = (partial(Row, kinds=(kind,), figures=(kind,), ours=FILE) for kind in ("decode", "prefill"))
 LISTED = {  # decoders at both lengths, encoders in one piece
-    "decode": Row(
-        "decode, SmolLM2 Q4_1", "q4_1", ("decode",), ("decode",),
-        {"llama.cpp": (2.2, 3.0), "ik_llama.cpp": (1.6, 2.0)}, FILE,
+    "decode": decode("decode, SmolLM2 Q4_1", "q4_1", against={"llama.cpp": (2.2, 3.0), "ik_llama.cpp": (1.6, 2.0)}),
+    "decode-transformers": decode("decode, SmolLM2 Q4_1", "q4_1", against={"transformers:bf16": 12}),
+    "decode-q8_0": decode("decode, SmolLM2 Q8_0", "q8_0", against={"llama.cpp": (1.8, 2.5)}),
+    "decode-q4_0": decode("decode, SmolLM2 Q4_0", "q4_0", against={"llama.cpp": (1.8, 2.5)}),
+    "decode-1b": decode(
+        "1.1B Llama Q4_0", "1b", against={"llama.cpp": 1.0}, reached=0.9,
+        settings=Settings(new_tokens=32, prompt_tokens=(LONG,), repeat=3),
     ),
-    "decode-transformers": Row(
-        "decode, SmolLM2 Q4_1", "q4_1", ("decode",), ("decode",), {"transformers:bf16": 12}, FILE
+    "prefill-1b": prefill(
+        "1.1B Llama Q4_0", "1b", against={"ik_llama.cpp": 1.0},
+        settings=Settings(prompt_tokens=(LONG,), new_tokens=4, repeat=3),
     ),
-    "decode-q8_0": Row("decode, SmolLM2 Q8_0", "q8_0", ("decode",), ("decode",), {"llama.cpp": (1.8, 2.5)}, FILE),
-    "decode-q4_0": Row("decode, SmolLM2 Q4_0", "q4_0", ("decode",), ("decode",), {"llama.cpp": (1.8, 2.5)}, FILE),
-    "decode-1b": Row(
-        "1.1B Llama Q4_0", "1b", ("decode",), ("decode",), {"llama.cpp": 1.0}, FILE,
-        Settings(new_tokens=32, prompt_tokens=(LONG,), repeat=3), reached=0.9,
-    ),
-    "prefill-1b": Row(
-        "1.1B Llama Q4_0", "1b", ("prefill",), ("prefill",), {"ik_llama.cpp": 1.0}, FILE,
-        Settings(prompt_tokens=(LONG,), new_tokens=4, repeat=3),
-    ),
-    "decode-fp32": Row("decode, SmolLM2 fp32", "fp32", ("decode",), ("decode",), {"transformers:fp32": 2.0}),
-    "decode-bf16": Row("decode, SmolLM2 bf16", "bf16", ("decode",), ("decode",), {"transformers:bf16": 3.0}),
-    "prefill": Row(
-        "SmolLM2 Q4_1", "q4_1", ("prefill",), ("prefill",), {"llama.cpp": 4.0, "ik_llama.cpp": 1.2}, FILE
-    ),
-    "prefill-transformers": Row(
-        "SmolLM2 Q4_1", "q4_1", ("prefill",), ("prefill",), {"transformers:bf16": 1.5}, FILE
-    ),
+    "decode-fp32": decode("decode, SmolLM2 fp32", "fp32", against={"transformers:fp32": 2.0}, ours={}),
+    "decode-bf16": decode("decode, SmolLM2 bf16", "bf16", against={"transformers:bf16": 3.0}, ours={}),
+    "prefill": prefill("SmolLM2 Q4_1", "q4_1", against={"llama.cpp": 4.0, "ik_llama.cpp": 1.2}),
+    "prefill-transformers": prefill("SmolLM2 Q4_1", "q4_1", against={"transformers:bf16": 1.5}),
     "requests": Row(
         "SmolLM2 Q4_1", "q4_1", ("decode", "together"), ("decode at 8", "8 requests"), {"llama.cpp": 2.0}, FILE,
         Settings(prompt_tokens=(LONG,), contexts=(8,)),
@@ -117,7 +110,7 @@ LISTED = {  # decoders at both lengths, encoders in one piece
         "SmolLM2 Q4_1", "q4_1", ("first",), ("load to first",), {"transformers:bf16": 20}, FILE,
         Settings(prompt_tokens=(8,), contexts=(8,), new_tokens=4, repeat=3),
     ),
-    "busy": Row("beside one busy process, SmolLM2 Q4_1", "q4_1", ("decode",), ("decode",), {}, FILE),
+    "busy": decode("beside one busy process, SmolLM2 Q4_1", "q4_1", against={}),
 }  # fmt: skip
 
 

@@ -4,8 +4,6 @@ Tests wait for states of the page, never for a time: `Tab.wait(condition)` retur
 does not come within `PATIENCE` seconds is an error that names it, so that no test waits for ever.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -44,7 +42,7 @@ class Browser:
     def __init__(self, profile: Path) -> None:
         self.profile = profile
 
-    def __enter__(self) -> Browser:
+    def __enter__(self) -> "Browser":
         commands, self.to_browser = os.pipe()
         from_browser, answers = os.pipe()
         options = [*OPTIONS, f"--user-data-dir={self.profile}", "about:blank"]
@@ -100,7 +98,7 @@ class Browser:
             self.events.append(message)
         return message
 
-    def open(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False, before: str = "") -> Tab:
+    def open(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False, before: str = "") -> "Tab":
         """The page in a new tab.  The script `before` runs before those of the page."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -134,7 +132,7 @@ class Tab:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def wait(self, condition: str = READY) -> Tab:
+    def wait(self, condition: str = READY) -> "Tab":
         """Return when the condition holds.  It is looked at once a frame, or every 100 ms in a tab that gets no frames.
 
         Raises TimeoutError with the condition and what the page wrote on the console, after `PATIENCE` seconds.

@@ -16,6 +16,7 @@ from triptych.model import create
 from triptych.text import DECODER, SEQ2SEQ, ChatTemplate, Tokenizer, byte_tokenizer, word_tokenizer
 
 CONTEXT = 72
+Captured = pytest.CaptureFixture[str]  # what the fixture `capsys` is
 CHAT = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -59,7 +60,7 @@ def _both() -> tuple[Tokenizer, dict[str, Any]]:
     return tokenizer, T5 | {"decoder_start_token_id": tokenizer.pad_id}
 
 
-def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
+def said(argv: list[str], capsys: Captured, code: int = 0) -> tuple[str, str]:
     """stdout and stderr of a command that ends with this code."""
     status = main(argv)
     out, err = capsys.readouterr()
@@ -67,7 +68,7 @@ def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> 
     return out, err
 
 
-def refused(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 1) -> str:
+def refused(argv: list[str], capsys: Captured, code: int = 1) -> str:
     """The one line of a command that fails."""
     out, err = said(argv, capsys, code)
     assert not out
@@ -78,6 +79,6 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 1) 
     return lines[0]
 
 
-def answered(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> Any:
+def answered(argv: list[str], capsys: Captured, code: int = 0) -> Any:
     """What a command says with --json."""
     return json.loads(said([*argv, "--json"], capsys, code)[0])

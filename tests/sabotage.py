@@ -67,22 +67,28 @@ def change(model: Model, patch: pytest.MonkeyPatch, kind: type[Part], **fields: 
         patch.setattr(module, "spec", replace(module.spec, **fields))
 
 
-def changed(name: str, kind: type[Part], slot: str, *variants: str, **fields: Any) -> None:
-    """A sabotage of `slot`, measured on these variants: other values in the spec that every such module computes by."""
-    _listed_each(name, slot, variants, lambda model, patch: change(model, patch, kind, **fields))
+def changed(name: str, kind: type[Part], *variants: str, slot: str | None = None, **fields: Any) -> None:
+    """A sabotage measured on these variants: other values in the spec that every such module computes by.
+
+    It gets `slot` wrong, which is its first field where nothing else is said.
+    """
+    _listed_each(name, kind, slot, variants, fields, lambda model, patch: change(model, patch, kind, **fields))
 
 
-def filled(name: str, kind: type[Part], slot: str, *variants: str, **children: Any) -> None:
+def filled(name: str, kind: type[Part], *variants: str, slot: str | None = None, **children: Any) -> None:
     """The same with something else, or None, in the slots of every such module."""
 
     def breaks(model: Model, patch: pytest.MonkeyPatch) -> None:
         for child, value in children.items():
             put(model, patch, kind, child, value)
 
-    _listed_each(name, slot, variants, breaks)
+    _listed_each(name, kind, slot, variants, children, breaks)
 
 
-def _listed_each(name: str, slot: str, variants: tuple[str, ...], breaks: Break) -> None:
+def _listed_each(
+    name: str, kind: type[Part], slot: str | None, variants: tuple[str, ...], fields: dict[str, Any], breaks: Break
+) -> None:
+    slot = slot or f"{kind.__name__.removesuffix('Spec')}.{next(iter(fields))}"
     PARITY.extend(Sabotage(name, variant, (slot,), breaks) for variant in variants)
 
 

@@ -19,11 +19,11 @@ from triptych.spec.masks import Causal, Mask
 # ---------------------------------------------------------------- positions
 
 
-changed("flipped_rope_pairing", spec.RopeSpec, "Rope.pairing:half", "llama", pairing="interleaved")
-changed("rope_pairs_the_halves", spec.RopeSpec, "Rope.pairing:interleaved", "gptj", pairing="half")
-changed("rope_with_another_base", spec.RopeSpec, "Rope.theta", "llama", theta=20_000.0)
-changed("rope_turns_a_part_of_the_head", spec.RopeSpec, "Rope.width", "llama", width=8)
-changed("rope_turns_the_whole_head", spec.RopeSpec, "Rope.width", "phi", "gpt-neox", width=6)
+changed("flipped_rope_pairing", spec.RopeSpec, "llama", slot="Rope.pairing:half", pairing="interleaved")
+changed("rope_pairs_the_halves", spec.RopeSpec, "gptj", slot="Rope.pairing:interleaved", pairing="half")
+changed("rope_with_another_base", spec.RopeSpec, "llama", theta=20_000.0)
+changed("rope_turns_a_part_of_the_head", spec.RopeSpec, "llama", width=8)
+changed("rope_turns_the_whole_head", spec.RopeSpec, "phi", "gpt-neox", width=6)
 
 
 @parity("gpt-neox", "Rope.width")
@@ -42,7 +42,7 @@ def rope_turns_backwards(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ops, "rotate", backwards)
 
 
-filled("position_forgotten", spec.KindSpec, "Kind.position", "llama", position=None)
+filled("position_forgotten", spec.KindSpec, "llama", position=None)
 
 
 def rope_scaling_forgotten(model: Model, patch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def short_factors_in_long_rows(model: Model, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(rope, "spec", replace(rope.spec, scaling=replace(scaling, long=scaling.short)))
 
 
-changed("learned_position_off_by_one", spec.LearnedSpec, "Learned", "bert", "gpt2", offset=1)
+changed("learned_position_off_by_one", spec.LearnedSpec, "bert", "gpt2", slot="Learned", offset=1)
 
 
 @parity("gpt2", "Embed.position")
@@ -82,13 +82,7 @@ def buckets_look_the_other_way(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(positions, "t5_bias", lambda weight, q_pos, k_pos, **how: bias(weight, -q_pos, -k_pos, **how))
 
 
-changed(
-    "buckets_of_an_encoder_look_back_only",
-    spec.T5BucketsSpec,
-    "T5Buckets.bidirectional",
-    "t5-encoder",
-    bidirectional=False,
-)
+changed("buckets_of_an_encoder_look_back_only", spec.T5BucketsSpec, "t5-encoder", bidirectional=False)
 
 
 @parity("t5-encoder", "T5Buckets.max_distance")
@@ -105,8 +99,8 @@ def causal_mask_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Causal, "visible", lambda self, q, k: k.position <= q.position + 1)
 
 
-changed("causal_mask_missing", spec.KindSpec, "Kind.mask:Causal", "llama", mask=spec.full())
-changed("an_encoder_looks_back_only", spec.KindSpec, "Kind.mask:Full", "bert", mask=spec.causal())
+changed("causal_mask_missing", spec.KindSpec, "llama", slot="Kind.mask:Causal", mask=spec.full())
+changed("an_encoder_looks_back_only", spec.KindSpec, "bert", slot="Kind.mask:Full", mask=spec.causal())
 
 
 @parity("modernbert", "Kind.mask:Window")
@@ -117,10 +111,10 @@ def local_layers_see_one_token_less_ahead(model: Model, patch: pytest.MonkeyPatc
             patch.setattr(kind, "spec", replace(kind.spec, mask=narrow))
 
 
-changed("local_layers_see_everything", spec.KindSpec, "Kind.mask:Window", "modernbert", mask=spec.full())
-changed("one_base_for_both_kinds", spec.RopeSpec, "Rope.theta", "modernbert", theta=10_000.0)
-changed("window_one_too_wide", spec.KindSpec, "Kind.mask:Window", "mistral", mask=spec.causal() & spec.window(5))
-changed("window_one_too_narrow", spec.KindSpec, "Kind.mask:Window", "mistral", mask=spec.causal() & spec.window(3))
+changed("local_layers_see_everything", spec.KindSpec, "modernbert", slot="Kind.mask:Window", mask=spec.full())
+changed("one_base_for_both_kinds", spec.RopeSpec, "modernbert", theta=10_000.0)
+changed("window_one_too_wide", spec.KindSpec, "mistral", slot="Kind.mask:Window", mask=spec.causal() & spec.window(5))
+changed("window_one_too_narrow", spec.KindSpec, "mistral", slot="Kind.mask:Window", mask=spec.causal() & spec.window(3))
 
 
 @parity("qwen2-window", "Attention.kind")
@@ -158,16 +152,8 @@ def wrong_head_grouping(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RowPlan, "run", interleaved)
 
 
-changed("missing_score_scale", spec.AttentionSpec, "Attention.scale", "bert", "gpt2", "llama", scale=1.0)
-changed(
-    "scores_scaled_like_everyone_s",
-    spec.AttentionSpec,
-    "Attention.scale",
-    "gpt2-layer-scale",
-    "gpt2-unscaled",
-    "t5",
-    scale=None,
-)
+changed("missing_score_scale", spec.AttentionSpec, "bert", "gpt2", "llama", scale=1.0)
+changed("scores_scaled_like_everyone_s", spec.AttentionSpec, "gpt2-layer-scale", "gpt2-unscaled", "t5", scale=None)
 
 
 @parity("llama-mha", "Attention.scale")
@@ -175,8 +161,8 @@ def scale_by_the_model_s_width(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.AttentionSpec, scale=model.spec.decoder.width**-0.5)
 
 
-changed("missing_cap_of_the_scores", spec.AttentionSpec, "Attention.softcap", "gemma2", softcap=None)
-changed("scores_scaled_by_the_head_width", spec.AttentionSpec, "Attention.scale", "gemma2", scale=None)
+changed("missing_cap_of_the_scores", spec.AttentionSpec, "gemma2", softcap=None)
+changed("scores_scaled_by_the_head_width", spec.AttentionSpec, "gemma2", scale=None)
 
 
 @parity("gemma3", "Kind.position")
@@ -193,8 +179,8 @@ def bases_of_the_two_kinds_swapped(model: Model, patch: pytest.MonkeyPatch) -> N
     fill(window, patch, "position", first)
 
 
-filled("missing_query_norm", spec.AttentionSpec, "Attention.q_norm", "phi-normed", "qwen3", q_norm=None)
-filled("missing_key_norm", spec.AttentionSpec, "Attention.k_norm", "phi-normed", "qwen3", k_norm=None)
+filled("missing_query_norm", spec.AttentionSpec, "phi-normed", "qwen3", q_norm=None)
+filled("missing_key_norm", spec.AttentionSpec, "phi-normed", "qwen3", k_norm=None)
 
 
 @parity("qwen3", "Attention.q_norm")

@@ -15,8 +15,8 @@ from triptych.model import Model
 from triptych.nn import heads as head_parts
 from triptych.nn import inputs, positions
 
-changed("token_types_dropped", spec.EmbedSpec, "Embed.token_types", "bert", token_types=0)
-filled("missing_embedding_norm", spec.EmbedSpec, "Embed.norm", "bert", norm=None)
+changed("token_types_dropped", spec.EmbedSpec, "bert", token_types=0)
+filled("missing_embedding_norm", spec.EmbedSpec, "bert", norm=None)
 
 
 @parity("llama", "Embed")
@@ -26,7 +26,7 @@ def embedding_scaled_by_the_root_of_the_width(model: Model, patch: pytest.Monkey
         patch.setattr(embed, "spec", replace(embed.spec, scale=embed.spec.width**0.5))
 
 
-changed("missing_embedding_scale", spec.EmbedSpec, "Embed.scale", "marian", "mbart", "gemma3", "gemma", scale=None)
+changed("missing_embedding_scale", spec.EmbedSpec, "marian", "mbart", "gemma3", "gemma", scale=None)
 
 
 @parity("marian", "Sinusoidal")
@@ -35,10 +35,12 @@ def scale_on_the_positions_too(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(positions.Sinusoidal, "embed", lambda self, at: embed(self, at) * self.spec.width**0.5)
 
 
-changed("sines_and_cosines_in_turn", spec.SinusoidalSpec, "Sinusoidal.layout:halves", "marian", layout="interleaved")
-changed("sinusoids_of_another_base", spec.SinusoidalSpec, "Sinusoidal.theta", "marian", theta=9_000.0)
-changed("bart_positions_without_their_offset", spec.LearnedSpec, "Learned.offset", "bart", offset=0)
-changed("missing_cap_of_the_logits", spec.LMHeadSpec, "LMHead.softcap", "gemma3-linear", "gemma2", softcap=None)
+changed(
+    "sines_and_cosines_in_turn", spec.SinusoidalSpec, "marian", slot="Sinusoidal.layout:halves", layout="interleaved"
+)
+changed("sinusoids_of_another_base", spec.SinusoidalSpec, "marian", theta=9_000.0)
+changed("bart_positions_without_their_offset", spec.LearnedSpec, "bart", offset=0)
+changed("missing_cap_of_the_logits", spec.LMHeadSpec, "gemma3-linear", "gemma2", softcap=None)
 
 
 @parity("gpt2", "Table")
@@ -46,7 +48,7 @@ def tokens_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(inputs.Table, "forward", lambda self, ids: self.weight[ids - 1])
 
 
-changed("missing_tied_head_scale", spec.LMHeadSpec, "LMHead.scale", "t5", scale=None)
+changed("missing_tied_head_scale", spec.LMHeadSpec, "t5", scale=None)
 
 
 @parity("t5-v1.1", "LMHead")
@@ -89,30 +91,30 @@ def missing_bias_of_the_projection(model: Model, patch: pytest.MonkeyPatch) -> N
 changed(
     "relu_in_the_transform",
     spec.TransformSpec,
-    "Transform.act:gelu",
     "electra-classes",
     "roberta-untied",
     "bert",
+    slot="Transform.act:gelu",
     act="relu",
 )
 changed(
     "gelu_for_relu_in_the_transform",
     spec.TransformSpec,
-    "Transform.act:relu",
     "bert-untied",
     "distilbert-classes",
+    slot="Transform.act:relu",
     act="gelu",
 )
 changed(
     "gelu_for_tanh_in_the_transform",
     spec.TransformSpec,
-    "Transform.act:tanh",
     "roberta-classes",
     "bert-classes",
+    slot="Transform.act:tanh",
     act="gelu",
 )
-filled("missing_norm_of_the_transform", spec.TransformSpec, "Transform.norm", "electra-generator", "bert", norm=None)
-filled("language_model_head_without_its_transform", spec.LMHeadSpec, "LMHead.transform", "vision-bert", transform=None)
+filled("missing_norm_of_the_transform", spec.TransformSpec, "electra-generator", "bert", norm=None)
+filled("language_model_head_without_its_transform", spec.LMHeadSpec, "vision-bert", transform=None)
 
 
 @parity("vision-gpt2", "Stack.project")
@@ -133,16 +135,9 @@ def missing_masked_head_bias(model: Model, patch: pytest.MonkeyPatch) -> None:
     fill(model.module.head.proj, patch, "bias", None)
 
 
-changed("positions_without_their_offset", spec.LearnedSpec, "Learned.offset", "roberta-untied", "roberta", offset=0)
-filled(
-    "class_head_without_its_transform",
-    spec.ClassHeadSpec,
-    "ClassHead.transform",
-    "roberta-classes",
-    "bert-classes",
-    transform=None,
-)
-changed("class_head_reads_the_last_token", spec.ClassHeadSpec, "ClassHead.pool:first", "bert-classes", pool="last")
+changed("positions_without_their_offset", spec.LearnedSpec, "roberta-untied", "roberta", offset=0)
+filled("class_head_without_its_transform", spec.ClassHeadSpec, "roberta-classes", "bert-classes", transform=None)
+changed("class_head_reads_the_last_token", spec.ClassHeadSpec, "bert-classes", slot="ClassHead.pool:first", pool="last")
 
 
 @parity("bart-classes", "ClassHead.pool:last")

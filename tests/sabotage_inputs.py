@@ -72,4 +72,4 @@ def channels_in_another_order(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(inputs.Patches, "flat", lambda self, rows: flat(self, [row.flip(0) for row in rows]))
 
 
-changed("exact_gelu_in_a_vit", spec.MLPSpec, "MLP.act:gelu_tanh", "vit-unbiased", act="relu")
+changed("exact_gelu_in_a_vit", spec.MLPSpec, "vit-unbiased", slot="MLP.act:gelu_tanh", act="relu")

@@ -25,7 +25,7 @@ def norm_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
     change(model, patch, spec.RMSNormSpec, offset=1.0)
 
 
-changed("norm_by_the_weight_alone", spec.RMSNormSpec, "RMSNorm.offset", "gemma2", "gemma", offset=0.0)
+changed("norm_by_the_weight_alone", spec.RMSNormSpec, "gemma2", "gemma", offset=0.0)
 
 
 @parity("llama", "RMSNorm")
@@ -65,9 +65,9 @@ def rms_norm_eps_outside_the_root(model: Model, patch: pytest.MonkeyPatch) -> No
     patch.setattr(linear.RMSNorm, "forward", outside)
 
 
-changed("layer_norm_with_another_eps", spec.LayerNormSpec, "LayerNorm.eps", "gpt2-untied", eps=1e-5)
-changed("rms_norm_with_another_eps", spec.RMSNormSpec, "RMSNorm.eps", "llama-mha", eps=1e-6)
-filled("missing_norm_bias", spec.LayerNormSpec, "LayerNorm.bias", "bert", "gpt2", bias=None)
+changed("layer_norm_with_another_eps", spec.LayerNormSpec, "gpt2-untied", eps=1e-5)
+changed("rms_norm_with_another_eps", spec.RMSNormSpec, "llama-mha", eps=1e-6)
+filled("missing_norm_bias", spec.LayerNormSpec, "bert", "gpt2", bias=None)
 
 
 class Around(torch.nn.Module):
@@ -139,7 +139,7 @@ def missing_cross_norm(model: Model, patch: pytest.MonkeyPatch) -> None:
         fill(block, patch, "cross_norm", Around())
 
 
-filled("missing_final_norm", spec.StackSpec, "Stack.final_norm", "t5", "llama", final_norm=None)
+filled("missing_final_norm", spec.StackSpec, "t5", "llama", final_norm=None)
 
 
 def _rms(x: Tensor, eps: float) -> Tensor:
@@ -158,8 +158,8 @@ def swapped_gate_and_up(model: Model, patch: pytest.MonkeyPatch) -> None:
         fill(mlp, patch, "up", gate)
 
 
-changed("gelu_for_silu", spec.GLUSpec, "GLU.act:silu", "llama", act="gelu")
-changed("silu_for_gelu_in_a_gate", spec.GLUSpec, "GLU.act:gelu", "modernbert", act="silu")
+changed("gelu_for_silu", spec.GLUSpec, "llama", slot="GLU.act:silu", act="gelu")
+changed("silu_for_gelu_in_a_gate", spec.GLUSpec, "modernbert", slot="GLU.act:gelu", act="silu")
 
 
 @parity("modernbert", "Norms.pre")
@@ -168,11 +168,11 @@ def first_layer_normed_twice(model: Model, patch: pytest.MonkeyPatch) -> None:
     fill(first, patch, "attn_norm", second.attn_norm)
 
 
-changed("exact_gelu_for_the_tanh_one_in_a_gate", spec.GLUSpec, "GLU.act:gelu_tanh", "t5-gated", act="gelu")
-changed("exact_gelu_for_the_tanh_one", spec.MLPSpec, "MLP.act:gelu_tanh", "gpt2-unscaled", act="gelu")
-changed("tanh_gelu_for_the_exact_one", spec.MLPSpec, "MLP.act:gelu", "bert", act="gelu_tanh")
-changed("gelu_for_silu_without_a_gate", spec.MLPSpec, "MLP.act:silu", "marian", act="gelu")
-changed("gelu_for_relu", spec.MLPSpec, "MLP.act:relu", "t5", act="gelu")
+changed("exact_gelu_for_the_tanh_one_in_a_gate", spec.GLUSpec, "t5-gated", slot="GLU.act:gelu_tanh", act="gelu")
+changed("exact_gelu_for_the_tanh_one", spec.MLPSpec, "gpt2-unscaled", slot="MLP.act:gelu_tanh", act="gelu")
+changed("tanh_gelu_for_the_exact_one", spec.MLPSpec, "bert", slot="MLP.act:gelu", act="gelu_tanh")
+changed("gelu_for_silu_without_a_gate", spec.MLPSpec, "marian", slot="MLP.act:silu", act="gelu")
+changed("gelu_for_relu", spec.MLPSpec, "t5", slot="MLP.act:relu", act="gelu")
 
 
 @parity("mixtral", "MoE.top_k")
@@ -182,10 +182,8 @@ def one_expert_too_few(model: Model, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(mixture, "spec", replace(mixture.spec, top_k=mixture.spec.top_k - 1))
 
 
-changed(
-    "weights_of_experts_not_normalized", spec.MoESpec, "MoE.normalize", "qwen3-moe-normed", "mixtral", normalize=False
-)
-changed("weights_of_experts_normalized", spec.MoESpec, "MoE", "qwen3-moe", normalize=True)
+changed("weights_of_experts_not_normalized", spec.MoESpec, "qwen3-moe-normed", "mixtral", normalize=False)
+changed("weights_of_experts_normalized", spec.MoESpec, "qwen3-moe", slot="MoE", normalize=True)
 
 
 @parity("mixtral", "MoE.experts")

@@ -68,16 +68,8 @@ def distances_not_scaled(model: Model, patch: pytest.MonkeyPatch) -> None:
     scored(patch, lambda q, k, row, placed: disentangled_bias(q, k, row, **placed) / scale)
 
 
-changed("one_term_of_two", spec.DisentangledSpec, "Disentangled", "deberta-v3", "deberta-v2", terms=("c2p",))
-changed(
-    "scale_that_does_not_count_the_terms",
-    spec.AttentionSpec,
-    "Attention.scale",
-    "deberta-c2p",
-    "deberta-v3",
-    "deberta",
-    scale=None,
-)
+changed("one_term_of_two", spec.DisentangledSpec, "deberta-v3", "deberta-v2", slot="Disentangled", terms=("c2p",))
+changed("scale_that_does_not_count_the_terms", spec.AttentionSpec, "deberta-c2p", "deberta-v3", "deberta", scale=None)
 
 
 @parity("deberta", "Disentangled.span")
@@ -90,20 +82,11 @@ def distance_off_by_one(model: Model, patch: pytest.MonkeyPatch) -> None:
     scored(patch, next_row)
 
 
-changed(
-    "far_distances_are_one",
-    spec.DisentangledSpec,
-    "Disentangled.max_distance",
-    "deberta-v2-p2c",
-    "deberta-v3",
-    max_distance=None,
-)
-changed(
-    "distances_shared_twice_as_far", spec.DisentangledSpec, "Disentangled.max_distance", "deberta-v3", max_distance=24
-)
-filled("missing_norm_of_the_distances", spec.DisentangledSpec, "Disentangled.norm", "deberta-v3", norm=None)
-filled("distances_asked_like_words", spec.AttentionSpec, "Attention.pos_q", "deberta-v2", "deberta-base", pos_q=None)
-filled("distances_offered_like_words", spec.AttentionSpec, "Attention.pos_k", "deberta-v2", "deberta-c2p", pos_k=None)
+changed("far_distances_are_one", spec.DisentangledSpec, "deberta-v2-p2c", "deberta-v3", max_distance=None)
+changed("distances_shared_twice_as_far", spec.DisentangledSpec, "deberta-v3", max_distance=24)
+filled("missing_norm_of_the_distances", spec.DisentangledSpec, "deberta-v3", norm=None)
+filled("distances_asked_like_words", spec.AttentionSpec, "deberta-v2", "deberta-base", pos_q=None)
+filled("distances_offered_like_words", spec.AttentionSpec, "deberta-v2", "deberta-c2p", pos_k=None)
 
 
 @parity("deberta-v3", "Attention.pos_q", "Attention.pos_k")
@@ -159,7 +142,7 @@ def branch_sees_the_next_row(model: Model, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(stack.Branch, "forward", joined)
 
 
-filled("branch_without_its_norm", spec.BranchSpec, "Branch", "deberta-v2-conv", norm=Identity())
+filled("branch_without_its_norm", spec.BranchSpec, "deberta-v2-conv", slot="Branch", norm=Identity())
 
 
 @parity("deberta-v2-conv", "Branch.act:gelu")

@@ -54,7 +54,6 @@ CASES: dict[str, dict[str, Any]] = {
 needs_native = pytest.mark.skipif(library() is None, reason="the native kernels were not built")
 EXECUTORS = [pytest.param(False, id="torch"), pytest.param(True, id="native", marks=needs_native)]
 
-
 PLAIN = Heads(heads=H, groups=G, width=K, value_width=K, dtype=torch.float32, device=CPU)
 
 

@@ -14,7 +14,7 @@ from triptych_peers.converted import OnnxRuntime
 from triptych_peers.llama import LlamaCpp
 
 import triptych
-from cli_models import CONTEXT, LLAMA, T5, answered, checkpoint, said
+from cli_models import CONTEXT, LLAMA, T5, Captured, answered, checkpoint, said
 from programs import program
 from triptych import measure, native
 from triptych.checkpoints.convert import convert
@@ -337,7 +337,7 @@ def test_a_peer_does_the_same_work_in_turn(beside: None) -> None:
 
 
 def test_a_peer_that_does_not_start_leaves_the_others_their_figures(
-    beside: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    beside: None, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     report = quick("decoder", against=["broken", "twin"])
     assert report.sides[1] == MeasuredSide("broken", {}, "")
@@ -421,7 +421,7 @@ def test_a_busy_machine_is_told(others: float | None, usable: int, threads: int,
 
 
 @pytest.mark.heavy
-def test_a_process_of_its_own_gives_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_of_its_own_gives_the_same(capsys: Captured) -> None:
     argv = ["bench", str(checkpoint("decoder")), "--new-tokens", "3", "--requests", "2", "--repeat", "1"]
     report = answered([*argv, "--threads", "1"], capsys)
     assert [(figure["name"], figure["unit"]) for figure in report["figures"]] == FIGURES["decoder"]
@@ -442,9 +442,7 @@ def test_what_fails_in_a_process_is_said_in_one_line(tmp_path: Path) -> None:
     side.close()
 
 
-def test_the_command_shows_figures_limits_and_notes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_shows_figures_limits_and_notes(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     asked: dict[str, Any] = {}
     figure = Figure(
         "decode at 8", "tokens/s", (250.0,), Limit(500.0, "read bandwidth"), {"llama.cpp": PeerFigure((100.0,))}
@@ -505,7 +503,7 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return module
 
 
-def rows_of(script: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *argv: str) -> list[str]:
+def rows_of(script: Any, capsys: Captured, monkeypatch: pytest.MonkeyPatch, *argv: str) -> list[str]:
     """The rows of the table that the script prints."""
     monkeypatch.setattr(sys, "argv", ["peers.py", *argv])
     script.main()
@@ -513,7 +511,7 @@ def rows_of(script: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
 
 def test_the_table_of_peers_grows_row_by_row(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     argv = ["--smollm2", "m.gguf", "--results", str(tmp_path / "r" / "kept.json"), "--threads", "1", "--rows"]
     (first, _, third, _) = rows_of(script, capsys, monkeypatch, *argv, "decode")
@@ -531,7 +529,7 @@ def test_the_table_of_peers_grows_row_by_row(
 
 
 def test_the_table_of_peers_refuses_in_one_line(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     argv = ["--results", str(tmp_path / "kept.json"), "--threads", "1", "--rows", "decode"]
     assert not rows_of(script, capsys, monkeypatch, *argv)  # no --smollm2: said on standard error

@@ -12,7 +12,7 @@ from torch import Tensor
 import parity
 import tiny
 import triptych
-from cli_models import checkpoint, said
+from cli_models import Captured, checkpoint, said
 from native_models import ANY, LLAMA, Run, decoders, llama, needs_native
 from test_native_levels import TABLE
 from triptych import nn
@@ -423,14 +423,14 @@ def test_the_quality_of_a_cache_is_measured_through_it(monkeypatch: pytest.Monke
 
 
 @pytest.mark.heavy
-def test_check_takes_types_of_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_takes_types_of_the_cache(capsys: Captured) -> None:
     command = ["check", str(checkpoint("decoder")), "--against", "none", "--cache", "int8", "--cache", "bf16", "--json"]
     found = json.loads(said(command, capsys)[0])["quality"]
     assert [one["form"] for one in found] == ["fp32", "cache auto", "cache int8", "cache bf16"]
 
 
 @pytest.mark.heavy
-def test_commands_that_generate_take_a_type(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_that_generate_take_a_type(capsys: Captured) -> None:
     for layout in ("decoder", "encoder-decoder"):
         command = ["generate", str(checkpoint(layout)), "A text.", "--max-new-tokens", "4", "--json"]
         for cache in TYPES:

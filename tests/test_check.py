@@ -12,7 +12,7 @@ import torch
 
 import references
 import tiny
-from cli_models import BLOCKS, answered, checkpoint, said
+from cli_models import BLOCKS, Captured, answered, checkpoint, said
 from triptych import nn
 from triptych.check import Finding, Layer, Report, case, check, max_abs_diff, paths, peer
 from triptych.check.quality import TEXT, quality
@@ -112,8 +112,7 @@ def test_the_margin_of_greedy_text_is_twice_the_largest_difference() -> None:
 def test_a_changed_weight_is_found_where_it_is() -> None:
     """Nothing but the peer can know; the first site above it is named."""
     model = load(checkpoint("decoder"))
-    with torch.no_grad():
-        model.module.get_parameter("decoder.blocks.1.mlp.down.weight")[0] += 0.5
+    model.module.get_parameter("decoder.blocks.1.mlp.down.weight").detach()[0] += 0.5
     report = check(model)
     assert failed(report) == {"transformers"}
     assert report.first_difference == "blocks.1.resid_post"
@@ -181,8 +180,7 @@ def test_a_copy_that_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(path: Path, **options: Any) -> Model:
         model = real(path, **options)
-        with torch.no_grad():
-            model.module.get_parameter("encoder.final_norm.weight")[0] += 1e-3
+        model.module.get_parameter("encoder.final_norm.weight").detach()[0] += 1e-3
         return model
 
     model = load(checkpoint("encoder-decoder"))
@@ -222,8 +220,7 @@ needs_kernels = pytest.mark.skipif(library() is None, reason=why_not() or "")
 def test_perplexity_and_divergence_are_what_they_are_called() -> None:
     model = load(checkpoint("decoder"))
     other = load(checkpoint("decoder"))
-    with torch.no_grad():
-        other.module.get_parameter("decoder.embed.tokens.weight").mul_(1.5)
+    other.module.get_parameter("decoder.embed.tokens.weight").detach().mul_(1.5)
     plain, changed = quality({"plain": model, "changed": other}, SHORT)
     ids = model.ids([SHORT])[0]
     width = min(256, model.spec.context or 256)
@@ -242,7 +239,7 @@ def test_perplexity_and_divergence_are_what_they_are_called() -> None:
 
 
 @needs_kernels
-def test_a_packed_model_is_measured_beside_fp32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_packed_model_is_measured_beside_fp32(tmp_path: Path, capsys: Captured) -> None:
     tokenizer = load(checkpoint("decoder")).tokenizer
     create(BLOCKS | {"vocab_size": tokenizer.vocab_size}, tokenizer, seed=3).save(tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "x.gguf", dtype="q8_0")

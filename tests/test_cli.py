@@ -14,13 +14,12 @@ import pytest
 import typer
 
 import triptych
-from cli_models import refused, said
+from cli_models import Captured, refused, said
 from triptych import migration_hints
 from triptych.cli import failure
 from triptych.cli.app import app
 
 FROZEN = Path(__file__).with_name("cli_surface.txt").read_text(encoding="utf-8").splitlines()
-
 
 COMMANDS = [
     "quickstart", "train", "generate", "chat", "fill", "encode", "search", "classify", "caption", "tag", "answer",
@@ -71,7 +70,7 @@ def test_every_command_answers_in_json() -> None:
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["-h"], [], *([name, "--help"] for name in COMMANDS)])
-def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(argv: list[str], capsys: Captured) -> None:
     out, err = said(argv, capsys)
     assert "Usage:" in out
     assert not err
@@ -80,7 +79,7 @@ def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("columns", [40, 71, 72, 80])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_every_option_whole(
-    name: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     words = said([name, "--help"], capsys)[0].replace(",", " ").split()
@@ -88,7 +87,7 @@ def test_help_shows_every_option_whole(
     assert options <= {part for word in words for part in word.split("/")}
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(capsys: Captured) -> None:
     assert said(["--version"], capsys)[0] == f"triptych {triptych.__version__}\n"
 
 
@@ -117,7 +116,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_usage_is_one_line_and_exit_2(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_one_line_and_exit_2(argv: list[str], says: str, capsys: Captured) -> None:
     error = refused(argv, capsys, 2)
     assert says in error
     assert "--help" in error
@@ -139,7 +138,7 @@ def test_options_with_fractions_are_found() -> None:
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("command", sorted({name for name, _ in float_options()}))
-def test_no_option_takes_nan_or_infinity(command: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_option_takes_nan_or_infinity(command: str, number: str, capsys: Captured) -> None:
     for option in [option for name, option in float_options() if name == command]:
         model = [] if command == "quickstart" else ["m"]
         test_wrong_usage_is_one_line_and_exit_2([command, *model, f"{option}={number}"], option, capsys)
@@ -172,9 +171,7 @@ def test_no_option_takes_nan_or_infinity(command: str, number: str, capsys: pyte
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )
-def test_names_of_other_programs_are_answered_with_ours(
-    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_of_other_programs_are_answered_with_ours(argv: list[str], says: str, capsys: Captured) -> None:
     test_wrong_usage_is_one_line_and_exit_2(argv, says, capsys)
 
 
@@ -228,21 +225,19 @@ def oserror(number: int, name: str) -> OSError:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
-def test_every_exception_is_one_line(
-    error: BaseException, code: int, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_exception_is_one_line(error: BaseException, code: int, says: str, capsys: Captured) -> None:
     assert failure.guarded(raising(error)) == code
     out, err = capsys.readouterr()
     assert not out
     assert says in one_error(err)
 
 
-def test_an_unexpected_error_tells_how_to_see_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unexpected_error_tells_how_to_see_more(capsys: Captured) -> None:
     failure.guarded(raising(ZeroDivisionError("x")))
     assert f"{failure.DEBUG}=1" in one_error(capsys.readouterr().err)
 
 
-def test_a_traceback_only_when_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_traceback_only_when_asked(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setenv(failure.DEBUG, "1")
     assert failure.guarded(raising(ZeroDivisionError("x"))) == 1
     assert "Traceback" in capsys.readouterr().err
@@ -261,9 +256,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert not done.stderr
 
 
-def test_a_disk_that_fills_while_results_are_flushed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_that_fills_while_results_are_flushed(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     class Full(io.StringIO):
         def flush(self) -> None:
             raise oserror(errno.ENOSPC, "<stdout>")
@@ -278,7 +271,7 @@ def test_codes_of_commands_pass_through() -> None:
     assert failure.guarded(lambda: 1) == 1
 
 
-def test_the_parsers_own_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_parsers_own_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 

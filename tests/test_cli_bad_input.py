@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import malformed
-from cli_models import CONTEXT, checkpoint, refused, said
+from cli_models import CONTEXT, Captured, checkpoint, refused, said
 from triptych.cli import main
 from triptych.model import load
 
@@ -44,20 +43,20 @@ FILES: dict[str, tuple[dict[str, bytes], str, str]] = {  # what a directory hold
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_models_that_cannot_be_loaded(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_that_cannot_be_loaded(name: str, tmp_path: Path, capsys: Captured) -> None:
     config, says = CHANGED[name]
     assert says in refused(["generate", str(copied("decoder", tmp_path, **config)), "Mill"], capsys)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_no_model(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_model(name: str, tmp_path: Path, capsys: Captured) -> None:
     files, opened, says = FILES[name]
     for file, content in files.items():
         (tmp_path / file).write_bytes(content)
     assert says in refused(["generate", str(tmp_path / opened), "Mill"], capsys)
 
 
-def test_a_config_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_that_cannot_be_read(tmp_path: Path, capsys: Captured) -> None:
     path = copied("decoder", tmp_path)
     (path / "config.json").write_bytes(b'{"model_type": "\xff"}')
     assert "config.json" in refused(["generate", str(path), "Mill"], capsys)
@@ -67,22 +66,20 @@ def test_a_config_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "fill", "inspect", "check", "count", "convert", "explain"])
-def test_an_empty_name_is_no_model(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_name_is_no_model(command: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.chdir(checkpoint("decoder"))  # which the empty path would name
     text = ["text"] if command in ("generate", "fill", "convert", "explain") else []
     assert "a model is a directory, a .gguf file or hub:org/name, not ''" in refused([command, "", *text], capsys)
 
 
 @pytest.mark.parametrize("command", ["chat", "fill", "encode", "classify", "inspect", "check", "count"])
-def test_every_command_refuses_what_is_not_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_refuses_what_is_not_there(command: str, capsys: Captured) -> None:
     text = ["text"] if command in ("fill", "encode", "classify") else []
     assert "/nowhere/model" in refused([command, "/nowhere/model", *text], capsys)
 
 
 @pytest.mark.parametrize("case", malformed.CASES, ids=str)
-def test_malformed_files(case: malformed.Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_files(case: malformed.Case, tmp_path: Path, capsys: Captured) -> None:
     path = case.write(tmp_path)
     if path.suffix != ".gguf":
         (tmp_path / "config.json").write_text((checkpoint("decoder") / "config.json").read_text())
@@ -137,7 +134,7 @@ def test_malformed_files(case: malformed.Case, tmp_path: Path, capsys: pytest.Ca
     ids=lambda value: None if isinstance(value, str) else " ".join(part[:12] for part in value),
 )  # fmt: skip
 def test_texts_and_options_that_cannot_be_used(
-    layout: str, argv: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    layout: str, argv: list[str], says: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -146,9 +143,7 @@ def test_texts_and_options_that_cannot_be_used(
 
 
 @pytest.mark.parametrize("command", ["generate", "encode", "chat"])
-def test_stdin_that_is_not_utf8(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stdin_that_is_not_utf8(command: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8"))
     layout = "encoder" if command == "encode" else "decoder"
     argv = [command, str(checkpoint(layout)), *([] if command == "chat" else ["-"])]
@@ -159,10 +154,9 @@ def test_stdin_that_is_not_utf8(
         assert "stdin is not UTF-8 (byte 3)" in refused(argv, capsys)
 
 
-def test_what_is_measured_in_a_model_with_nan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_measured_in_a_model_with_nan_is_refused(tmp_path: Path, capsys: Captured) -> None:
     model = load(checkpoint("decoder"))
-    with torch.no_grad():
-        model.module.get_parameter("decoder.blocks.1.attn.q.weight")[0, 0] = float("nan")
+    model.module.get_parameter("decoder.blocks.1.attn.q.weight").detach()[0, 0] = float("nan")
     model.save(tmp_path / "diverged")
     path = str(tmp_path / "diverged")
     for argv in (["heads", path], ["lens", path, "a b"], ["ablate", path, "a b"], ["explain", path, "a b"],
@@ -170,7 +164,7 @@ def test_what_is_measured_in_a_model_with_nan_is_refused(tmp_path: Path, capsys:
         assert "decoder.blocks.1.attn.q.weight holds numbers that are NaN or infinite" in refused(argv, capsys)
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: Captured) -> None:
     there = tmp_path / "file"
     there.write_text("")
     argv = ["encode", str(checkpoint("encoder")), "the mill", "--out", str(there / "v.npy")]
@@ -178,7 +172,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 - closing it fails too
     monkeypatch.setattr(sys, "stdout", full)
     assert main(["count", str(checkpoint("encoder"))]) == 1

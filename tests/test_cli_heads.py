@@ -7,21 +7,19 @@ import pytest
 
 import planted_heads as planted
 from browser import CHROMIUM, Browser
-from cli_models import checkpoint, refused, said
+from cli_models import Captured, checkpoint, refused, said
 from triptych.model import load
 from triptych.page import AttentionMap, AttentionSection, render
 
 BANK = ["--text", "She sat by the river bank"]
 
 
-def run(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> tuple[str, str]:
+def run(argv: list[str], capsys: Captured, code: int = 0) -> tuple[str, str]:
     return said(["heads", str(checkpoint("decoder")), *argv], capsys, code)
 
 
 @pytest.mark.heavy
-def test_the_page_without_a_text_shows_one_that_the_model_can_read(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_page_without_a_text_shows_one_that_the_model_can_read(capsys: Captured, tmp_path: Path) -> None:
     """The built-in sentence has more bytes than this model reads."""
     run(["--save", str(tmp_path / "heads.html")], capsys)
     page = (tmp_path / "heads.html").read_text("utf-8")
@@ -30,7 +28,7 @@ def test_the_page_without_a_text_shows_one_that_the_model_can_read(
 
 
 @pytest.mark.heavy
-def test_the_table_and_the_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_table_and_the_page(capsys: Captured, tmp_path: Path) -> None:
     out, err = run(["The old mill, by the river.", "--save", str(tmp_path / "heads.html")], capsys)
     assert "no head of" in out
     assert "next was not measured: a causal model" in err
@@ -40,7 +38,7 @@ def test_the_table_and_the_page(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 
 
 @pytest.mark.heavy
-def test_json_has_every_head_in_every_role(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_every_head_in_every_role(capsys: Captured) -> None:
     document = json.loads(run(["--json"], capsys)[0])
     heads = {(row["layer"], row["head"]) for row in document["heads"]}
     assert len(heads) == 3 * 6
@@ -48,7 +46,7 @@ def test_json_has_every_head_in_every_role(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.heavy
-def test_a_link_of_words_of_several_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_link_of_words_of_several_tokens(capsys: Captured) -> None:
     document = json.loads(run(["--link", "bank:river", *BANK, "--json"], capsys)[0])
     assert [len(places) for places in document["places"]] == [4, 5]  # a token a letter
     assert len(document["heads"]) == 3 * 6
@@ -71,11 +69,11 @@ def test_a_link_of_words_of_several_tokens(capsys: pytest.CaptureFixture[str]) -
         (["--link", "bank:the@3", "--text", "the river and the bank"], 1, "2 times"),
     ],
 )
-def test_bad_input_is_one_line(argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(argv: list[str], code: int, message: str, capsys: Captured) -> None:
     assert message in refused(["heads", str(checkpoint("decoder")), *argv], capsys, code)
 
 
-def test_an_encoder_decoder_takes_a_target(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_encoder_decoder_takes_a_target(capsys: Captured) -> None:
     model = load(checkpoint("encoder-decoder"))
     table = model.link("the old mill", "moulin", "mill", "le vieux moulin")
     assert {row.stack for row in table.rows} == {"cross"}

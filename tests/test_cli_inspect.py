@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import triptych
-from cli_models import answered, checkpoint, said
+from cli_models import Captured, answered, checkpoint, said
 from triptych.check import paths
 from triptych.checkpoints.describe import describe
 from triptych.cli import main
@@ -29,7 +29,7 @@ QWEN3_4B = ROOT / "docs" / "examples" / "qwen3-4b"
 
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
-def test_inspect_tells_what_load_finds(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_tells_what_load_finds(layout: str, capsys: Captured) -> None:
     path = checkpoint(layout)
     model, found = load(path), answered(["inspect", str(path)], capsys)
     assert found["layout"] == layout
@@ -51,7 +51,7 @@ def test_inspect_reads_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe(checkpoint("encoder")).tensors
 
 
-def test_inspect_shows_a_calm_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_a_calm_table(capsys: Captured) -> None:
     out = said(["inspect", str(checkpoint("decoder"))], capsys)[0]
     assert re.search(r"blocks\.0-2\s+Block", out)
     assert re.search(r"model\.layers\.0-2\.mlp\.up_proj\.weight\s+decoder\.blocks\.0-2\.mlp\.up\.weight\s+37 × 24", out)
@@ -102,7 +102,7 @@ def test_masks_in_words() -> None:
 # ---------------------------------------------------------------- a text inside
 
 
-def test_inspect_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_a_text(capsys: Captured) -> None:
     path = checkpoint("decoder")
     model = load(path)
     found = answered(["inspect", str(path), "Mill", "--layer", "1", "--head", "4"], capsys)
@@ -113,13 +113,13 @@ def test_inspect_a_text(capsys: pytest.CaptureFixture[str]) -> None:
     np.testing.assert_allclose(one["pattern"], expected.numpy())
 
 
-def test_inspect_shows_where_a_token_draws_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_where_a_token_draws_from(capsys: Captured) -> None:
     out = said(["inspect", str(checkpoint("decoder")), "Mill", "--layer", "0", "--head", "0"], capsys)[0]
     assert "decoder layer 0, head 0" in out
     assert re.search(r"M\s+M 100%", out)
 
 
-def test_inspect_another_site(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_another_site(capsys: Captured) -> None:
     path = checkpoint("decoder")
     found = answered(["inspect", str(path), "Mill", "--site", "blocks.*.mlp.out"], capsys)
     site = load(path).trace(["Mill"], read=["blocks.2.mlp.out"])["blocks.2.mlp.out"][0]
@@ -128,7 +128,7 @@ def test_inspect_another_site(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["values"][2]["norm"] == pytest.approx(float(site.norm(dim=1).mean()))
 
 
-def test_inspect_an_encoder_decoder_in_all_three_places(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_an_encoder_decoder_in_all_three_places(capsys: Captured) -> None:
     argv = ["inspect", str(checkpoint("encoder-decoder")), "Mill", "--target", "ab"]
     found = answered(argv, capsys)
     assert [(one["stack"], one["layer"]) for one in found["maps"]] == [
@@ -139,7 +139,7 @@ def test_inspect_an_encoder_decoder_in_all_three_places(capsys: pytest.CaptureFi
     assert cross["keys"] == ["M", "i", "l", "l", "</s>"]
 
 
-def test_inspect_saves_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_saves_a_page(tmp_path: Path, capsys: Captured) -> None:
     page = tmp_path / "attention.html"
     assert not said(["inspect", str(checkpoint("encoder")), "the <b> mill", "--save", str(page)], capsys)[0]
     html = page.read_text(encoding="utf-8")
@@ -147,7 +147,7 @@ def test_inspect_saves_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "<b> mill" not in html
 
 
-def test_inspect_saves_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_saves_a_picture(tmp_path: Path, capsys: Captured) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "attention.PNG"
     said(["inspect", str(checkpoint("encoder")), "the mill", "--layer", "0", "--save", str(picture)], capsys)
@@ -163,7 +163,7 @@ def test_inspect_saves_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_a_file_of_another_kind_is_not_written(
-    argv: list[str], endings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    argv: list[str], endings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert f"{argv[-2]} {argv[-1]} must end in {endings}" in said(argv, capsys, 2)[1]
@@ -171,7 +171,7 @@ def test_a_file_of_another_kind_is_not_written(
 
 
 @pytest.mark.parametrize("site", ["blocks.99.attn.out", "blocks.99.attn.*"])
-def test_a_block_that_is_not_there_is_no_spelling_mistake(site: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_block_that_is_not_there_is_no_spelling_mistake(site: str, capsys: Captured) -> None:
     error = said(["inspect", str(checkpoint("encoder")), "the mill", "--site", site], capsys, 1)[1]
     assert "did you mean" not in error
     assert "its blocks are 0 to 1" in error
@@ -180,7 +180,7 @@ def test_a_block_that_is_not_there_is_no_spelling_mistake(site: str, capsys: pyt
 # ---------------------------------------------------------------- check, count, doctor
 
 
-def test_check_passes_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_passes_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     argv = ["check", str(checkpoint("encoder")), "--against", "none"]
     assert said(argv, capsys)[0].splitlines()[-1] == "passed"
     monkeypatch.setattr(paths, "max_abs_diff", lambda *_: 0.5)
@@ -189,7 +189,7 @@ def test_check_passes_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert said([*argv, "--threshold", "0.6"], capsys, code=1)[0].count("FAILED") == 3  # bit-equal stays bit-equal
 
 
-def test_count_the_lectures_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_count_the_lectures_figures(capsys: Captured) -> None:
     found = answered(["count", str(QWEN3_4B), "--context", "4096", "--dtype", "fp16"], capsys)
     assert found["parameters"]["total"] == 4_022_468_096
     assert found["chosen"]["cache_bytes"] == 603_979_776
@@ -201,7 +201,7 @@ def test_count_the_lectures_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"cache, fp16, 1 × 4,096 positions\s+603,979,776\s+576\.0 MiB", out)
 
 
-def test_count_an_encoder_has_no_cache(capsys: pytest.CaptureFixture[str]) -> None:
+def test_count_an_encoder_has_no_cache(capsys: Captured) -> None:
     assert "cache" not in said(["count", str(checkpoint("encoder"))], capsys)[0]
 
 
@@ -214,7 +214,7 @@ def test_needs_no_torch(argv: list[str]) -> None:
     assert done.stdout
 
 
-def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor(capsys: Captured) -> None:
     found = answered(["doctor"], capsys)
     assert found["torch"]["version"] == torch.__version__
     assert 1 <= found["cores"]["usable"] <= found["cores"]["online"]
@@ -225,7 +225,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["kernels"] in " ".join(out.split())
 
 
-def test_a_program_is_printed_from_a_header(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_is_printed_from_a_header(capsys: Captured) -> None:
     """The example directory has a config and no weights."""
     from triptych.cli import main
 
@@ -238,7 +238,7 @@ def test_a_program_is_printed_from_a_header(capsys: pytest.CaptureFixture[str]) 
 # ---------------------------------------------------------------- the run of an adapter
 
 
-def test_the_run_of_an_adapter_opens_its_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_run_of_an_adapter_opens_its_base(tmp_path: Path, capsys: Captured) -> None:
     base, run = tmp_path / "base", tmp_path / "run"
     load(checkpoint("decoder")).save(base)
     model = load(base)

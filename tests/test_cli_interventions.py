@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import cli_models
-from cli_models import answered, refused, said
+from cli_models import Captured, answered, refused, said
 from triptych.errors import InputError
 from triptych.model import load
 from triptych.page.interventions import lens_page, patch_page
@@ -52,7 +52,7 @@ def test_a_head_as_it_is_typed(decoder: str, both: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["zero", "mean", "resample"])
-def test_heads_by_name(kind: str, decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_heads_by_name(kind: str, decoder: str, capsys: Captured) -> None:
     printed = answered(["ablate", decoder, "abc", "xyz", "--heads", "L1H4,L0H2", "--kind", kind], capsys)
     expected = load(decoder).ablate(["abc", "xyz"], how=kind, heads=[(1, 4), (0, 2)])
     assert printed["units"] == ["blocks.0.attn.z head 2", "blocks.1.attn.z head 4"]
@@ -72,14 +72,14 @@ def test_heads_by_name(kind: str, decoder: str, capsys: pytest.CaptureFixture[st
         (["--part", "attention", "--metric", "kl"], "blocks.0.attn.out"),
     ],
 )
-def test_parts(options: list[str], unit: str, decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts(options: list[str], unit: str, decoder: str, capsys: Captured) -> None:
     out, err = said(["ablate", decoder, "abc", *options], capsys)
     assert not err
     assert unit in out
     assert "as it is" in out
 
 
-def test_an_encoder_decoder_and_few_lines(both: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_encoder_decoder_and_few_lines(both: str, capsys: Captured) -> None:
     assert "2 of " in said(["ablate", both, "abc", "--target", "de", "--top", "2"], capsys)[1]
     out, _ = said(["ablate", both, "abc", "--target", "de", "--heads", "cross.L2H3"], capsys)
     assert "decoder.blocks.2.cross.z head 3" in out
@@ -95,7 +95,7 @@ def test_an_encoder_decoder_and_few_lines(both: str, capsys: pytest.CaptureFixtu
 )
 def test_paths(
     path: str, senders: list[tuple[int, int]], receivers: object, into: str, decoder: str,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Captured,
 ) -> None:  # fmt: skip
     printed = answered(["patch", decoder, *PATCH[1:], "--answer", "d", "--path", path], capsys)
     expected = load(decoder).path_patch("abc", "axc", senders, receivers, into=into, answer="d")  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_paths(
 # ---------------------------------------------------------------- generate --steer
 
 
-def test_steering_is_that_of_the_library(decoder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steering_is_that_of_the_library(decoder: str, tmp_path: Path, capsys: Captured) -> None:
     model, pair = load(decoder), ["--toward", "abc", "--away", "xyz"]
     edit = model.steer("abc", "xyz", site="blocks.1.resid_post", scale=6.0)
     plain = model.generate(["Mill"], max_new_tokens=8)[0].text
@@ -126,7 +126,7 @@ def test_steering_is_that_of_the_library(decoder: str, tmp_path: Path, capsys: p
         assert [one["text"] for one in results] == [expected] * 2
 
 
-def test_beams_and_guesses_are_steered(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_beams_and_guesses_are_steered(decoder: str, capsys: Captured) -> None:
     model = load(decoder)
     edit = model.steer("abc", "xyz", site="blocks.1.resid_post", scale=6.0)
     steer = ["--max-new-tokens", "8", "--steer", "1:6", "--toward", "abc", "--away", "xyz"]
@@ -136,7 +136,7 @@ def test_beams_and_guesses_are_steered(decoder: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("site", ["encoder.blocks.1.resid_post", "2", "decoder.blocks.0.resid_mid"])
-def test_both_stacks_are_steered(site: str, both: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_stacks_are_steered(site: str, both: str, tmp_path: Path, capsys: Captured) -> None:
     vector, file = torch.linspace(-1, 1, 24), tmp_path / "v.safetensors"
     save_file({"v": vector}, file)
     name = "decoder.blocks.2.resid_post" if site == "2" else site
@@ -156,7 +156,7 @@ def test_both_stacks_are_steered(site: str, both: str, tmp_path: Path, capsys: p
     ],
 )
 def test_files_that_hold_no_vector(
-    tensors: dict[str, torch.Tensor], line: str, decoder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tensors: dict[str, torch.Tensor], line: str, decoder: str, tmp_path: Path, capsys: Captured
 ) -> None:
     save_file(tensors, tmp_path / "v.safetensors")
     assert line in refused(["generate", decoder, "abc", "--steer", f"{tmp_path / 'v.safetensors'}@1"], capsys)
@@ -165,7 +165,7 @@ def test_files_that_hold_no_vector(
 # ---------------------------------------------------------------- grids and lenses
 
 
-def test_a_grid_in_json_is_that_of_the_library(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_grid_in_json_is_that_of_the_library(decoder: str, capsys: Captured) -> None:
     printed = answered(
         ["patch", decoder, "--clean", "abc", "--corrupt", "axc", "--answer", "d", "--other", "e"], capsys
     )
@@ -186,14 +186,14 @@ def test_a_grid_in_json_is_that_of_the_library(decoder: str, capsys: pytest.Capt
         (["--align", "0:0,1:1"], "1 x"),
     ],
 )
-def test_tables(options: list[str], columns: str, decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables(options: list[str], columns: str, decoder: str, capsys: Captured) -> None:
     out, err = said(["patch", decoder, "--clean", "abc", "--corrupt", "axc", *options], capsys)
     assert not err
     assert "share restored" in out
     assert columns in out
 
 
-def test_an_encoder_decoder_and_a_masked_encoder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_encoder_decoder_and_a_masked_encoder(capsys: Captured) -> None:
     both, encoder = (str(cli_models.checkpoint(layout)) for layout in ("encoder-decoder", "encoder"))
     out, _ = said(["patch", both, "--clean", "abc", "--corrupt", "axc", "--target", "de"], capsys)
     assert "target 1 d" in out
@@ -204,7 +204,7 @@ def test_an_encoder_decoder_and_a_masked_encoder(capsys: pytest.CaptureFixture[s
     assert "encoder.blocks.1.resid_post" in out
 
 
-def test_lenses(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lenses(decoder: str, capsys: Captured) -> None:
     out, err = said(["lens", decoder, "abc"], capsys)
     assert not err
     assert "blocks.2.resid_post" in out
@@ -216,13 +216,13 @@ def test_lenses(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the last 10 of" in said(["lens", decoder, "a long text of letters"], capsys)[1]
 
 
-def test_control_characters_do_not_reach_the_terminal(decoder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_do_not_reach_the_terminal(decoder: str, capsys: Captured) -> None:
     assert "\x1b" not in "".join(said(["lens", decoder, NASTY], capsys))
     assert "\x1b" not in refused(["patch", decoder, "--clean", NASTY, "--corrupt", f"{NASTY} "], capsys)
     assert "\x1b" not in said(["patch", decoder, "--clean", "a\x1bb", "--corrupt", "c\x1bb"], capsys)[0]
 
 
-def test_pages_hold_any_text_as_text(decoder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pages_hold_any_text_as_text(decoder: str, tmp_path: Path, capsys: Captured) -> None:
     page = tmp_path / "page.html"
     argv = ["patch", decoder, "--clean", NASTY + "a", "--corrupt", NASTY + "b", "--heads", "--save", str(page)]
     out, err = said(argv, capsys)
@@ -306,6 +306,6 @@ def test_a_page_shows_the_numbers_of_the_result(decoder: str) -> None:
     ],
 )
 def test_what_is_refused_is_one_line(
-    argv: list[str], code: int, says: str, decoder: str, unchecked: None, capsys: pytest.CaptureFixture[str]
+    argv: list[str], code: int, says: str, decoder: str, unchecked: None, capsys: Captured
 ) -> None:
     assert says in refused([argv[0], decoder, *argv[1:]], capsys, code)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from cli_models import answered, checkpoint, said
+from cli_models import Captured, answered, checkpoint, said
 from triptych.cli import main
 from triptych.model import load
 
@@ -22,7 +22,7 @@ def stdin(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
 DECODER = ["--max-new-tokens", "9"]
 
 
-def test_generate_gives_what_the_library_gives(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_gives_what_the_library_gives(capsys: Captured) -> None:
     path = checkpoint("decoder")
     options = {"temperature": 0.9, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "seed": 5}
     typed = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
@@ -34,7 +34,7 @@ def test_generate_gives_what_the_library_gives(capsys: pytest.CaptureFixture[str
     assert found["tokens"] == sum(len(got.ids) for got in expected)
 
 
-def test_a_single_prompt_is_streamed_and_its_speed_noted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_prompt_is_streamed_and_its_speed_noted(capsys: Captured) -> None:
     path = checkpoint("decoder")
     (expected,) = load(path).generate(["Mill"], max_new_tokens=9)
     out, err = said(["generate", str(path), "Mill", *DECODER], capsys)
@@ -44,7 +44,7 @@ def test_a_single_prompt_is_streamed_and_its_speed_noted(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
-def test_a_prompt_from_stdin(end: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_from_stdin(end: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     """`echo` ends what it writes with a line break, which is not meant."""
     stdin(monkeypatch, f"Müll{end}".encode())
     typed = answered(["generate", str(checkpoint("decoder")), "-", *DECODER], capsys)
@@ -53,7 +53,7 @@ def test_a_prompt_from_stdin(end: str, monkeypatch: pytest.MonkeyPatch, capsys: 
     }
 
 
-def test_stop_ends_before_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_ends_before_its_text(capsys: Captured) -> None:
     path = str(checkpoint("decoder"))
     whole = said(["generate", path, "Mill", *DECODER], capsys)[0]
     mark = next(c for c in whole[1:] if c.isascii() and c.isprintable())
@@ -61,14 +61,14 @@ def test_stop_ends_before_its_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert cut == whole[: whole.index(mark)] + "\n"
 
 
-def test_stop_id_ends_at_its_token(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_id_ends_at_its_token(capsys: Captured) -> None:
     command = ["generate", str(checkpoint("decoder")), "Mill", *DECODER]
     ids = answered(command, capsys)["results"][0]["ids"]
     cut = answered([*command, "--stop-id", str(ids[2])], capsys)["results"][0]
     assert cut["ids"] == ids[: ids.index(ids[2]) + 1]
 
 
-def test_beams_and_a_decoder_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+def test_beams_and_a_decoder_prefix(capsys: Captured) -> None:
     path = checkpoint("encoder-decoder")
     expected = load(path).generate(["Mill"], max_new_tokens=5, beams=3, decoder_prefix="ab")
     found = answered(
@@ -77,7 +77,7 @@ def test_beams_and_a_decoder_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["results"][0]["ids"] == expected[0].ids
 
 
-def test_dtype_changes_the_weights(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dtype_changes_the_weights(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     seen = []
     monkeypatch.setattr("triptych.model.Model.generate", lambda self, *_, **__: seen.append(self) or [])
     main(["generate", str(checkpoint("decoder")), "a", "b", "--dtype", "bf16"])
@@ -87,7 +87,7 @@ def test_dtype_changes_the_weights(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 # ---------------------------------------------------------------- chat
 
 
-def turns(lines: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
+def turns(lines: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured, *more: str) -> list[str]:
     """The answers to each line."""
     stdin(monkeypatch, lines.encode())
     out, _ = said(["chat", str(checkpoint("decoder")), "--max-new-tokens", "4", "--seed", "3", "--json", *more], capsys)
@@ -96,7 +96,7 @@ def turns(lines: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return [one["content"] for one in told]
 
 
-def test_chat_keeps_the_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_keeps_the_conversation(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     model = load(checkpoint("decoder"))
     how = {"max_new_tokens": 4, "temperature": 0.7, "top_p": 0.9, "seed": 3}
     history: list[dict[str, str]] = [{"role": "system", "content": "be"}]
@@ -108,7 +108,7 @@ def test_chat_keeps_the_conversation(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert turns("hi\n\nyou\n", monkeypatch, capsys, "--system", "be") == expected
 
 
-def test_a_turn_computes_what_is_new(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_turn_computes_what_is_new(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     how = ("--max-new-tokens", "4", "--seed", "3", "--show-prompt")
     reused = []
     for more in ((), ("--draft", "ngram"), ("--draft", str(checkpoint("decoder")), "--draft-tokens", "2")):
@@ -122,7 +122,7 @@ def test_a_turn_computes_what_is_new(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert reused[0] == reused[1] == reused[2]
 
 
-def test_guesses_change_nothing_and_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_guesses_change_nothing_and_are_counted(capsys: Captured) -> None:
     path = str(checkpoint("decoder"))
     for prompts in (["Mill"], ["Mill", "a river"]):
         plain, _ = said(["generate", path, *prompts, *DECODER], capsys)
@@ -136,23 +136,21 @@ def test_guesses_change_nothing_and_are_counted(capsys: pytest.CaptureFixture[st
     assert "the draft model has a vocabulary of 259 tokens, the model 257" in capsys.readouterr().err
 
 
-def test_reset_forgets_and_quit_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reset_forgets_and_quit_ends(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     first, again = turns("hi\n/reset\nhi\n/quit\nhi\n", monkeypatch, capsys)
     assert first == again
     _, remembered = turns("hi\nhi\n", monkeypatch, capsys)
     assert remembered != first
 
 
-def test_chat_answers_help_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_answers_help_itself(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     stdin(monkeypatch, b"/help\n/exit\nhi\n")
     out, err = said(["chat", str(checkpoint("decoder")), "--max-new-tokens", "4"], capsys)
     assert not out
     assert all(command in err for command in ("/help", "/reset", "/exit"))
 
 
-def test_an_unknown_command_of_chat_is_not_sent_to_the_model(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_command_of_chat_is_not_sent_to_the_model(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     stdin(monkeypatch, b"/hlep\n")
     assert main(["chat", str(checkpoint("decoder")), "--max-new-tokens", "4"]) == 1
     assert "/hlep is not a command of chat; use one of /help, /reset, /exit" in capsys.readouterr().err
@@ -161,7 +159,7 @@ def test_an_unknown_command_of_chat_is_not_sent_to_the_model(
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_an_encoder_is_refused_with_the_commands_that_take_one(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     stdin(monkeypatch, b"hi\n")
     path = str(checkpoint("encoder"))
@@ -170,9 +168,7 @@ def test_an_encoder_is_refused_with_the_commands_that_take_one(
     assert capsys.readouterr().err.endswith(error)
 
 
-def test_a_run_directory_opens_its_finished_model_or_its_newest_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_directory_opens_its_finished_model_or_its_newest_step(tmp_path: Path, capsys: Captured) -> None:
     argv = ["generate", str(tmp_path), "Mill", *DECODER]
     assert "config.json" in said(argv, capsys, 1)[1]
     expected = {}
@@ -188,7 +184,7 @@ def test_a_run_directory_opens_its_finished_model_or_its_newest_step(
     assert len({tuple(ids) for ids in expected.values()}) == 3
 
 
-def test_the_prompt_can_be_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_prompt_can_be_seen(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     stdin(monkeypatch, b"hi\n")
     argv = ["chat", str(checkpoint("decoder")), "--max-new-tokens", "2", "--seed", "3", "--show-prompt"]
     out, err = said(argv, capsys)
@@ -197,7 +193,7 @@ def test_the_prompt_can_be_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "<user>" not in out
 
 
-def test_a_drawn_seed_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drawn_seed_is_told(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     stdin(monkeypatch, b"")
     assert said(["chat", str(checkpoint("decoder"))], capsys)[1].startswith("seed ")
 
@@ -205,7 +201,7 @@ def test_a_drawn_seed_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 # ---------------------------------------------------------------- fill and encode
 
 
-def test_fill(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fill(capsys: Captured) -> None:
     path, text = checkpoint("encoder"), "the [MASK] mill [MASK]"
     (expected,) = load(path).fill([text], top=3)
     (found,) = answered(["fill", str(path), text, "--top", "3"], capsys)["results"]
@@ -216,7 +212,7 @@ def test_fill(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
-def test_encode_to_a_file(suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_encode_to_a_file(suffix: str, tmp_path: Path, capsys: Captured) -> None:
     path, out = checkpoint("encoder"), tmp_path / f"v{suffix}"
     texts = ["the old mill", "the river"]
     expected = load(path).encode(texts, pooling="first", normalize=True).numpy()
@@ -227,9 +223,7 @@ def test_encode_to_a_file(suffix: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert [file.name for file in tmp_path.iterdir()] == [out.name]
 
 
-def test_encode_lines_of_stdin_and_their_likeness(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_encode_lines_of_stdin_and_their_likeness(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     stdin(monkeypatch, b"the old mill\n\nthe river\n")
     out, _ = said(["encode", str(checkpoint("encoder")), "-"], capsys)
     vectors = torch.nn.functional.normalize(load(checkpoint("encoder")).encode(["the old mill", "the river"]))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli_models import answered, checkpoint, said
+from cli_models import Captured, answered, checkpoint, said
 from test_page import Reader
 from triptych import quickstart
 from triptych.cli import screen, training_progress
@@ -49,9 +49,7 @@ def recipe(text: Path, tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_run_its_checkpoint_and_its_resumption(
-    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_its_checkpoint_and_its_resumption(recipe: str, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "run"
     found = answered(["train", recipe, "--out", str(out), "--set", "run.steps=4"], capsys)
     assert (found["steps"], found["out"]) == (4, str(out))
@@ -62,7 +60,7 @@ def test_a_run_its_checkpoint_and_its_resumption(
     assert again["steps"] == 6
 
 
-def test_progress_and_samples_are_notes(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_and_samples_are_notes(recipe: str, capsys: Captured) -> None:
     out, err = said(["train", recipe, "--set", "run.steps=20"], capsys)
     assert out.startswith("held out: ")
     assert "tokens/s" in err
@@ -70,7 +68,7 @@ def test_progress_and_samples_are_notes(recipe: str, capsys: pytest.CaptureFixtu
     assert len(err.splitlines()) < 60
 
 
-def test_show_batch(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_batch(recipe: str, capsys: Captured) -> None:
     rows = answered(["train", recipe, "--show-batch"], capsys)["rows"]
     assert len(rows) >= 3
     tokens = rows[0]["tokens"]
@@ -80,7 +78,7 @@ def test_show_batch(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "target" in out
 
 
-def test_verify_resume(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_resume(recipe: str, capsys: Captured) -> None:
     assert answered(["train", recipe, "--verify-resume", "4"], capsys) == {"steps": 4, "equal": True}
 
 
@@ -98,9 +96,7 @@ def test_verify_resume(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     ],
     ids=lambda value: None if isinstance(value, str) else " ".join(value),
 )
-def test_recipes_that_cannot_be_run(
-    argv: list[str], says: str, recipe: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recipes_that_cannot_be_run(argv: list[str], says: str, recipe: str, capsys: Captured) -> None:
     out, err = said(["train", *(part.replace("{r}", recipe) for part in argv)], capsys, code=1)
     assert not out
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
@@ -120,7 +116,7 @@ def test_the_line() -> None:
     assert summary(event(1200, 0.5)) == "step 1,200  loss 2.500  12,346 tokens/s  1:01 left"
 
 
-def test_without_a_terminal_a_run_reports_ten_times(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_a_run_reports_ten_times(capsys: Captured) -> None:
     with TrainingProgress() as bar:
         for step in range(1, 1001):
             bar.step(event(step, step / 1000))
@@ -129,15 +125,13 @@ def test_without_a_terminal_a_run_reports_ten_times(capsys: pytest.CaptureFixtur
     assert lines[-1].startswith("step 1,000")
 
 
-def test_samples_keep_to_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_keep_to_text(capsys: Captured) -> None:
     with TrainingProgress() as bar:
         bar.sample("step 3", "a\x1b[31mb")
     assert "a\N{REPLACEMENT CHARACTER}[31mb" in capsys.readouterr().err
 
 
-def test_quickstart_passes_its_options_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_quickstart_passes_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Captured) -> None:
     options_of_run: dict[str, Any] = {}
 
     held_out = HeldOutResult("nats", 1.55, "uniform", 4.2, "1.55 nats a character")
@@ -271,7 +265,7 @@ def test_a_finished_quickstart_that_goes_on_has_no_page(tmp_path: Path, small_pa
     assert {name.split("/")[0] for name in files(out)} == {"checkpoints", "samples.json"}
 
 
-def test_a_second_run_needs_force(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_run_needs_force(recipe: str, tmp_path: Path, capsys: Captured) -> None:
     argv = ["train", recipe, "--out", str(tmp_path / "run")]
     said(argv, capsys)
     before = files(tmp_path / "run")
@@ -284,7 +278,7 @@ def test_a_second_run_needs_force(recipe: str, tmp_path: Path, capsys: pytest.Ca
         assert "holds a run of `triptych train`" in said(refused, capsys, code=1)[1]
 
 
-def test_train_keeps_the_run_of_a_quickstart(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_keeps_the_run_of_a_quickstart(recipe: str, tmp_path: Path, capsys: Captured) -> None:
     out = finished(tmp_path / "run")
     _, err = said(["train", recipe, "--out", str(out), "--force"], capsys, code=1)
     assert "holds a run of `triptych quickstart`; give another --out" in err
@@ -292,7 +286,7 @@ def test_train_keeps_the_run_of_a_quickstart(recipe: str, tmp_path: Path, capsys
 
 
 def test_starting_over_deletes_before_it_writes(
-    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     argv = ["train", recipe, "--out", str(tmp_path / "run"), "--force"]
     said(argv, capsys)
@@ -306,7 +300,7 @@ def test_starting_over_deletes_before_it_writes(
 
 
 @pytest.mark.parametrize("command", ["train decoder", "quickstart"])
-def test_resuming_and_starting_over_exclude_each_other(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_and_starting_over_exclude_each_other(command: str, capsys: Captured) -> None:
     _, err = said([*command.split(), "--resume", "--force"], capsys, code=2)
     assert "--resume continues the run that --force deletes" in " ".join(err.split())
 
@@ -373,7 +367,7 @@ def test_control_characters_of_a_token_do_not_reach_the_terminal(monkeypatch: py
     [("decoder", "causal", {"read", "trained"}), ("encoder", "masked", {"read", "trained", "hidden"})],
 )
 def test_a_pipe_gets_plain_text_and_json_the_states(
-    layout: str, objective: str, states: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    layout: str, objective: str, states: set[str], tmp_path: Path, capsys: Captured
 ) -> None:
     (tmp_path / "text.txt").write_text("the old mill stands where the river bends\n" * 40)
     recipe = tmp_path / "x.toml"

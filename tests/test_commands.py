@@ -25,6 +25,7 @@ import pytest
 
 import cli_models
 import triptych
+from cli_models import Captured
 from triptych.cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -193,7 +194,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return desk
 
 
-def run(command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Printed:
+def run(command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> Printed:
     """Run a command line of ours, whose input may come from `printf ... |` or `< FILE`."""
     monkeypatch.chdir(desk)
     command = command.replace("$SMOLLM2", "model.gguf").replace(".venv/bin/triptych", "triptych")
@@ -258,9 +259,7 @@ def check_runs(command: str, printed: Printed) -> None:
 
 
 @pytest.mark.parametrize("command", FAST)
-def test_it_runs(
-    command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unchecked: None
-) -> None:
+def test_it_runs(command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, unchecked: None) -> None:
     if "photo.png" in command:
         pytest.importorskip("PIL")
     check_runs(command, run(command, desk, monkeypatch, capsys))
@@ -275,16 +274,14 @@ def long_labs(command: str) -> Any:
 @pytest.mark.weights
 @pytest.mark.parametrize("command", [long_labs(command) for command in SLOW])
 def test_it_runs_for_longer(
-    command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unchecked: None
+    command: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, unchecked: None
 ) -> None:
     if command == "triptych lab spoken-digits" and shutil.which("espeak-ng") is None:
         pytest.skip("espeak-ng is not installed")
     check_runs(command, run(command, desk, monkeypatch, capsys))
 
 
-def check_figures(
-    entry: dict[str, Any], desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def check_figures(entry: dict[str, Any], desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     text = ""
     for command in commands_of_entry(entry):
         if reason_not_run(command) is None:
@@ -298,7 +295,7 @@ def figures_are_heavy(entry: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("name", [name for name, entry in WITH_FIGURES.items() if not figures_are_heavy(entry)])
 def test_an_entry_of_the_lectures_quotes_what_is_printed(
-    name: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unchecked: None
+    name: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, unchecked: None
 ) -> None:
     check_figures(WITH_FIGURES[name], desk, monkeypatch, capsys)
 
@@ -308,7 +305,7 @@ def test_an_entry_of_the_lectures_quotes_what_is_printed(
 @pytest.mark.weights
 @pytest.mark.parametrize("name", [name for name, entry in WITH_FIGURES.items() if figures_are_heavy(entry)])
 def test_an_entry_with_a_lab_quotes_what_is_printed(
-    name: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unchecked: None
+    name: str, desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, unchecked: None
 ) -> None:
     check_figures(WITH_FIGURES[name], desk, monkeypatch, capsys)
 
@@ -319,7 +316,7 @@ def test_a_page_quotes_what_is_printed(
     command: str,
     desk: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Captured,
     unchecked: None,
 ) -> None:
     text = (ROOT / page).read_text("utf-8")
@@ -339,7 +336,7 @@ def test_what_is_not_run_is_printed_somewhere() -> None:
 
 
 def test_a_command_that_fails_is_noticed(
-    desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unchecked: None
+    desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, unchecked: None
 ) -> None:
     command = "triptych inspect docs/examples/qwen3-4b-of-another-name"
     with pytest.raises(AssertionError, match="qwen3-4b-of-another-name"):

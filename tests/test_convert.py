@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import references
-from cli_models import BLOCKS, checkpoint, said
+from cli_models import BLOCKS, Captured, checkpoint, said
 from triptych import families
 from triptych.checkpoints import open_source
 from triptych.checkpoints.convert import QUANTIZED, convert
@@ -516,7 +516,7 @@ def test_what_a_checkpoint_says_of_generating_holds_against_its_config(tmp_path:
 # ---------------------------------------------------------------- the command
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "x.gguf"
     told = json.loads(said(["convert", str(checkpoint("decoder")), str(out), "--dtype", "f16", "--json"], capsys)[0])
     assert told["format"] == "gguf"
@@ -547,7 +547,7 @@ def test_a_directory_is_not_named_like_a_weights_file(name: str, tmp_path: Path)
     assert convert(tmp_path / "m", tmp_path / "out").format == "hf"
 
 
-def test_weights_that_were_unpacked_are_said_to_have_grown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_that_were_unpacked_are_said_to_have_grown(tmp_path: Path, capsys: Captured) -> None:
     create(SMALL).save(tmp_path / "m")
     assert convert(tmp_path / "m", tmp_path / "packed.gguf", dtype="q8_0").notes == ()
     grown = r"0 MiB of packed weights became 0 MiB of float32; --dtype bf16 .* writes half of it"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import triptych
-from cli_models import checkpoint, said
+from cli_models import Captured, checkpoint, said
 from triptych import families, nn
 from triptych.attention import Rows
 from triptych.attention.store import StoredForm
@@ -29,15 +29,10 @@ from triptych.families.named import NAMED
 from triptych.model import Model
 from triptych.train.optim import Optimizer, OptimizerSettings
 
-LLAMA = {
-    "model_type": "llama", "vocab_size": 61, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
-    "num_attention_heads": 6, "num_key_value_heads": 3, "max_position_embeddings": 512,
-}  # fmt: skip
-BERT = {
-    "model_type": "bert", "architectures": ["BertForMaskedLM"],
-    "vocab_size": 61, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
-    "num_attention_heads": 6, "max_position_embeddings": 512,
-}  # fmt: skip
+SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+         "num_attention_heads": 6, "max_position_embeddings": 512}  # fmt: skip
+LLAMA = SIZES | {"model_type": "llama", "num_key_value_heads": 3}
+BERT = SIZES | {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
 T5 = {
     "model_type": "t5", "vocab_size": 61, "d_model": 48, "d_kv": 8, "d_ff": 80, "num_layers": 3, "num_heads": 6,
     "decoder_start_token_id": 0,
@@ -215,7 +210,7 @@ def test_an_encoder_is_predicted_to_read_and_not_to_decode() -> None:
     assert predicted.prefill > 0
 
 
-def test_the_command_counts_a_known_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_counts_a_known_model(capsys: Captured) -> None:
     found = json.loads(said(["count", "gpt3-175b", "--read", "2000", "--matmul", "300000", "--json"], capsys)[0])
     assert found["parameters"]["total"] == 174_604_259_328
     assert found["predicted"]["decode"] < 2000e9 / found["chosen"]["weight_bytes"]
@@ -224,7 +219,7 @@ def test_the_command_counts_a_known_model(capsys: pytest.CaptureFixture[str]) ->
         assert words in shown
 
 
-def test_the_command_shows_the_types_in_a_file(smollm2_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_the_types_in_a_file(smollm2_gguf: Path, capsys: Captured) -> None:
     found = json.loads(said(["count", str(smollm2_gguf), "--json", "--dtype", "q4_1"], capsys)[0])
     assert found["stored_bytes"] == {"F32": 140_544, "Q8_0": 30_081_024, "Q4_1": 66_355_200}
     assert found["chosen"]["cache_dtype"] == "fp16"
@@ -249,7 +244,7 @@ def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["gpt2", "--context", "0"], "--context"),
     ],
 )
-def test_the_command_refuses_in_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_in_one_line(arguments: list[str], says: str, capsys: Captured) -> None:
     assert main(["count", *arguments]) != 0
     shown = capsys.readouterr()
     assert says in shown.err

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import test_packed
 import test_text_vocabulary as vocabularies
 import triptych
+from cli_models import Captured
 from triptych.errors import TriptychError
 from triptych.text import Specials, SpecialsLayout, bpe_tokenizer, from_directory, has_tokenizer
 
@@ -122,9 +123,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["llama", "sharded", "gptq", *TOKENIZERS])
-def test_a_damaged_directory_is_read_or_refused(
-    kind: str, root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_directory_is_read_or_refused(kind: str, root: Path, tmp_path: Path, capfd: Captured) -> None:
     files, dice, refused = sound(kind, root), random.Random(f"{kind}, the first"), list[str]()
     for _ in range(EACH):
         victim = dice.choice(sorted(files))

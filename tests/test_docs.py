@@ -16,7 +16,6 @@ PAGES = [
     page for page in [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))] if SESSION.search(page.read_text("utf-8"))
 ]
 
-
 QUOTE = re.compile(r'^```python title="([^"]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
 QUOTES = [
     (page.name, path, code)

@@ -11,7 +11,7 @@ import pytest
 
 import references
 from browser import CHROMIUM, Browser
-from cli_models import checkpoint, said
+from cli_models import Captured, checkpoint, said
 from triptych import families
 from triptych.cli import main
 from triptych.draw import Drawing, details, draw
@@ -210,9 +210,7 @@ def test_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
-def test_the_command_draws_what_the_model_draws(
-    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_draws_what_the_model_draws(layout: str, tmp_path: Path, capsys: Captured) -> None:
     path, file = checkpoint(layout), tmp_path / "out.svg"
     expected = load(path).draw().svg
     assert said(["inspect", str(path), "--draw"], capsys)[0] == expected
@@ -221,7 +219,7 @@ def test_the_command_draws_what_the_model_draws(
     assert json.loads(said(["inspect", str(path), "--draw", "--json"], capsys)[0])["svg"] == expected
 
 
-def test_a_known_model_has_no_weights_to_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_known_model_has_no_weights_to_read(capsys: Captured) -> None:
     assert "174,604,259,328 parameters" in said(["inspect", "gpt3-175b", "--draw"], capsys)[0]
 
 
@@ -236,7 +234,7 @@ def test_a_known_model_has_no_weights_to_read(capsys: pytest.CaptureFixture[str]
         (["gpt2", "--draw", "--save", "no/such/folder/out.svg"], "cannot write the drawing"),
     ],
 )
-def test_what_cannot_be_drawn(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_drawn(arguments: list[str], line: str, capsys: Captured) -> None:
     assert main(["inspect", *arguments]) in (1, 2)
     err = capsys.readouterr().err
     assert line in err

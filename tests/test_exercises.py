@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli_models import said
+from cli_models import Captured, said
 from triptych.cli import main
 from triptych.errors import InputError
 from triptych_lectures import exercises
@@ -174,7 +174,7 @@ def test_a_wrong_answer_is_found_in_a_row_of_right_ones() -> None:
 # ---------------------------------------------------------------- the command
 
 
-def test_the_command_shows_checks_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_checks_and_saves(tmp_path: Path, capsys: Captured) -> None:
     one = exercises.variant("L4.9", 4)
     shown = said(["exercise", "L4.9", "--seed", "4"], capsys)[0]
     assert one.questions[0].text in shown
@@ -206,9 +206,7 @@ def test_the_command_shows_checks_and_saves(tmp_path: Path, capsys: pytest.Captu
         (["L4.7", *["--answer", "1"] * 9], 1, "3 questions"),
     ],
 )
-def test_the_command_refuses_in_one_line(
-    arguments: list[str], code: int, problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_refuses_in_one_line(arguments: list[str], code: int, problem: str, capsys: Captured) -> None:
     error = said(["exercise", *arguments], capsys, code)[1]
     assert error.count("\n") == 1
     assert problem in error

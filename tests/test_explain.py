@@ -13,7 +13,7 @@ import torch
 
 import references
 import tiny
-from cli_models import CONTEXT, checkpoint, said
+from cli_models import CONTEXT, Captured, checkpoint, said
 from triptych import ops
 from triptych.attention import Rows
 from triptych.count import count
@@ -372,13 +372,13 @@ def test_relative_difference() -> None:
 # ---------------------------------------------------------------- the command
 
 
-def printed(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+def printed(argv: list[str], capsys: Captured, code: int = 0) -> str:
     return said(argv, capsys, code)[0 if not code else 1]
 
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
 @pytest.mark.parametrize("cache", [False, True])
-def test_on_the_screen(layout: str, cache: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_the_screen(layout: str, cache: bool, capsys: Captured) -> None:
     if cache and layout == "encoder":
         return
     path = str(checkpoint(layout))
@@ -398,7 +398,7 @@ def test_on_the_screen(layout: str, cache: bool, capsys: pytest.CaptureFixture[s
             assert all(len(row) == len(shown["columns"]) for row in shown["values"])
 
 
-def test_a_walk_that_does_not_follow_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_that_does_not_follow_fails(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triptych.explain.reference_ops.softmax", lambda s, sinks=None: s.softmax(-2))
     out = said(["explain", "--example", "L2.1"], capsys, 1)[0]
     assert "the recomputation differs by" in out
@@ -422,7 +422,7 @@ def test_a_walk_that_does_not_follow_fails(capsys: pytest.CaptureFixture[str], m
         ("decoder", ["a\udcff"], "UTF-8"),
     ],
 )
-def test_bad_input_is_one_line(layout: str, argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(layout: str, argv: list[str], says: str, capsys: Captured) -> None:
     err = printed(["explain", str(checkpoint(layout)), *argv], capsys, 1)
     assert says in err
     assert len(err.splitlines()) == 1
@@ -430,7 +430,7 @@ def test_bad_input_is_one_line(layout: str, argv: list[str], says: str, capsys: 
 
 
 @pytest.mark.parametrize("line", ["", "model", "model text --example L2.1", "m t --cache --row 1", "m t --head x"])
-def test_usage(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage(line: str, capsys: Captured) -> None:
     assert len(printed(["explain", *line.split()], capsys, 2).splitlines()) == 1
 
 
@@ -448,7 +448,7 @@ def test_models_a_walk_cannot_be_through() -> None:
 # ---------------------------------------------------------------- the page
 
 
-def test_the_page_holds_every_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_holds_every_step(tmp_path: Path, capsys: Captured) -> None:
     page = tmp_path / "walk.html"
     printed(["explain", str(checkpoint("encoder-decoder")), "the old mill", "--save", str(page)], capsys)
     html = page.read_text("utf-8")

@@ -16,7 +16,7 @@ import parity
 import references
 import tiny
 import triptych
-from cli_models import checkpoint
+from cli_models import Captured, checkpoint
 from native_models import decoders, llama
 from test_cache_types import LIMITS, LOSSY
 from test_static_step import MODELS, STEPS, StaticRun, StaticSide, check_that_changes_are_seen, printed_by
@@ -349,13 +349,13 @@ def test_a_request_that_does_not_fit_the_gpu_is_refused_with_the_bytes() -> None
         ["inspect", "{decoder}", "the old mill"],
     ],
 )  # fmt: skip
-def test_commands_run_on_a_gpu(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_run_on_a_gpu(arguments: list[str], capsys: Captured) -> None:
     layouts = ("decoder", "encoder", "encoder-decoder")
     words = [word.format(**{layout: checkpoint(layout) for layout in layouts}) for word in arguments]
     assert main([*words, "--device", "cuda"]) == 0, capsys.readouterr().err
 
 
-def test_a_gpu_that_is_full_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_that_is_full_is_one_line(capsys: Captured) -> None:
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1e-9)
     try:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 import references
 import triptych
-from cli_models import answered, said
+from cli_models import Captured, answered, said
 from test_audio import tone, wav
 from triptych.errors import InputError, TextError
 from triptych.media.audio import log_mel
@@ -293,7 +293,7 @@ def test_what_is_poor_is_written_again(model: Model) -> None:
 
 @pytest.mark.heavy
 def test_transcribe_says_what_the_library_says(
-    directory: Path, recording: Path, model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    directory: Path, recording: Path, model: Model, capsys: Captured, tmp_path: Path
 ) -> None:
     from triptych.cli import main
 

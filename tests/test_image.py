@@ -14,7 +14,7 @@ from PIL import Image
 
 import references
 import triptych
-from cli_models import answered, said
+from cli_models import Captured, answered, said
 from triptych.errors import ConfigError, InputError
 from triptych.media.audio import read_wav
 from triptych.media.image import Preparation, read_image
@@ -201,12 +201,14 @@ def test_what_is_no_file_is_refused_in_one_line(tmp_path: Path) -> None:
             assert "\n" not in str(refused.value)
 
 
+VIT = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 24, "intermediate_size": 37,
+       "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 20, "patch_size": 5,
+       "id2label": {"0": "cat", "1": "dog", "2": "owl"}}  # fmt: skip
+
+
 def test_a_file_is_read_as_its_pixels(tmp_path: Path) -> None:
     """A model of colours, from the file to labels; the preparation beside it travels with it."""
-    vit = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 24,
-           "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 20,
-           "patch_size": 5, "id2label": {"0": "cat", "1": "dog", "2": "owl"}}  # fmt: skip
-    triptych.create(vit).save(tmp_path / "model")
+    triptych.create(VIT).save(tmp_path / "model")
     told = {"size": {"height": 20, "width": 20}, "image_mean": [0.1, 0.2, 0.3]}
     (tmp_path / "model" / "preprocessor_config.json").write_text(json.dumps(told))
     picture().save(tmp_path / "a.png")
@@ -264,11 +266,8 @@ def test_an_image_is_no_half_of_a_pair() -> None:
         model.classify([torch.zeros(2, 20, 20)], second=["a text"])
 
 
-def test_classify_labels_images_and_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    vit = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": 24,
-           "intermediate_size": 37, "num_hidden_layers": 1, "num_attention_heads": 3, "image_size": 20,
-           "patch_size": 5, "id2label": {"0": "cat", "1": "dog", "2": "owl"}}  # fmt: skip
-    triptych.create(vit).save(tmp_path / "vit")
+def test_classify_labels_images_and_texts(tmp_path: Path, capsys: Captured) -> None:
+    triptych.create(VIT).save(tmp_path / "vit")
     tokenizer = word_tokenizer(["the old mill stands"], 60)
     bert = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "hidden_size": 24,
             "intermediate_size": 37, "num_hidden_layers": 1, "num_attention_heads": 3, "max_position_embeddings": 40,

@@ -14,7 +14,6 @@ from triptych_lectures.labs.lab import Setup
 
 HITS = "letters whose strongest attention is on a true partner"
 
-
 SMALL = Setup(sizes={"held": 60})
 
 

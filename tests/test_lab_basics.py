@@ -23,7 +23,6 @@ from triptych_lectures.labs.lab import LabResult, Setup, Size
 
 NAMES = ("scaling", "permutation", "soft-vs-hard", "heads-vs-width", "additive-vs-dot")
 
-
 pytestmark = pytest.mark.usefixtures("unchecked")  # one of them hands the dot product what its signature forbids
 
 

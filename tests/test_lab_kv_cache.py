@@ -20,7 +20,6 @@ SHAPE = {
     "initializer_range": 0.3,
 }  # fmt: skip
 
-
 SMALL = Setup(sizes={"lengths": (64, 128)})
 
 

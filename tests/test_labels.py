@@ -9,7 +9,7 @@ import torch
 
 import references
 import triptych
-from cli_models import BERT, WORDS, answered, said
+from cli_models import BERT, WORDS, Captured, answered, said
 from triptych.cli import main
 from triptych.errors import InputError
 from triptych.model import Model, create, load
@@ -215,7 +215,7 @@ def test_what_a_head_cannot_do_is_said(made: Any) -> None:
         model.tag("one text")
 
 
-def test_the_command(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(made: Any, capsys: Captured) -> None:
     model = made("BertForSequenceClassification")
     rows = answered(["classify", str(model.path), *TEXTS], capsys)["results"]
     assert [[(one["label"], one["score"]) for one in row["labels"]] for row in rows] == model.classify(TEXTS)

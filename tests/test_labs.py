@@ -13,7 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from cli_models import refused, said
+from cli_models import Captured, refused, said
 from test_page import Reader
 from triptych.cli import main
 from triptych.errors import InputError, MissingProgramError
@@ -94,20 +94,18 @@ def test_the_inputs_of_a_lab_are_those_its_file_reads(name: str) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_an_input_that_a_lab_does_not_use_is_one_line(
-    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_input_that_a_lab_does_not_use_is_one_line(argv: list[str], says: str, capsys: Captured) -> None:
     assert refused(["lab", *argv], capsys).startswith(f"error: {says}")
 
 
-def test_the_list_names_every_lab(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_names_every_lab(capsys: Captured) -> None:
     shown = said(["lab"], capsys)[0]
     assert all(name in shown and about in shown for name, about in LABS.items())
     assert {one["name"]: one["about"] for one in json.loads(said(["lab", "--json"], capsys)[0])} == LABS
 
 
 @pytest.mark.parametrize(("name", "says"), [("scalin", "did you mean 'scaling'"), ("zzz", "`triptych lab` lists them")])
-def test_an_unknown_lab_is_one_line(name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_lab_is_one_line(name: str, says: str, capsys: Captured) -> None:
     error = refused(["lab", name], capsys)
     assert error.startswith(f"error: no lab '{name}'")
     assert says in error
@@ -116,7 +114,7 @@ def test_an_unknown_lab_is_one_line(name: str, says: str, capsys: pytest.Capture
     assert not Path("runs").exists()
 
 
-def test_a_lab_that_passes(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lab_that_passes(catalogue: Callable[..., None], capsys: Captured) -> None:
     pytest.importorskip("matplotlib")
     catalogue(of_squares=good)
     Path("d.txt").write_text("words", encoding="utf-8")
@@ -134,7 +132,7 @@ def test_a_lab_that_passes(catalogue: Callable[..., None], capsys: pytest.Captur
     ]  # fmt: skip
 
 
-def test_a_lab_that_fails(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lab_that_fails(catalogue: Callable[..., None], capsys: Captured) -> None:
     catalogue(worse=bad)
     assert main(["lab", "worse"]) == 1
     out, _ = capsys.readouterr()
@@ -143,12 +141,12 @@ def test_a_lab_that_fails(catalogue: Callable[..., None], capsys: pytest.Capture
     assert (held, missed) == ("ok", "FAILED")
 
 
-def test_a_lab_that_cannot_run_is_one_line(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lab_that_cannot_run_is_one_line(catalogue: Callable[..., None], capsys: Captured) -> None:
     catalogue(hopeless=broken)
     assert said(["lab", "hopeless"], capsys, 1)[1].splitlines()[-1] == "error: the text is empty; give another"
 
 
-def test_one_lab_as_json(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_lab_as_json(catalogue: Callable[..., None], capsys: Captured) -> None:
     catalogue(worse=bad)
     out, err = said(["lab", "worse", "--json"], capsys, 1)
     result = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
@@ -159,7 +157,7 @@ def test_one_lab_as_json(catalogue: Callable[..., None], capsys: pytest.CaptureF
     assert "error" not in err
 
 
-def test_all_goes_on_over_failures(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_goes_on_over_failures(catalogue: Callable[..., None], capsys: Captured) -> None:
     pytest.importorskip("matplotlib")
     catalogue(hopeless=broken, worse=bad, squares=good)
     out, err = said(["lab", "all", "--report", "labs.html"], capsys, 1)
@@ -187,7 +185,7 @@ def test_all_goes_on_over_failures(catalogue: Callable[..., None], capsys: pytes
     ],
 )
 def test_a_bug_in_one_lab_does_not_lose_the_others(
-    error: Exception, line: str, catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    error: Exception, line: str, catalogue: Callable[..., None], capsys: Captured
 ) -> None:
     def buggy(setup: Setup) -> LabResult:
         raise error
@@ -201,9 +199,7 @@ def test_a_bug_in_one_lab_does_not_lose_the_others(
     assert chapters[1]["sections"][0]["meaning"] == line
 
 
-def test_a_lab_whose_program_is_not_installed_is_skipped(
-    catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lab_whose_program_is_not_installed_is_skipped(catalogue: Callable[..., None], capsys: Captured) -> None:
     catalogue(spoken=without_program, squares=good)
     out, err = said(["lab", "all", "--report", "labs.html"], capsys)
     assert out.splitlines()[-1].startswith("PASS: 1 of 1 labs pass, in ")
@@ -219,22 +215,20 @@ def test_a_lab_whose_program_is_not_installed_is_skipped(
     assert result[0]["verdict"].startswith("SKIP: the program speak-up is not installed")
 
 
-def test_a_skipped_lab_hides_no_failure(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_skipped_lab_hides_no_failure(catalogue: Callable[..., None], capsys: Captured) -> None:
     catalogue(spoken=without_program, worse=bad, squares=good)
     last = said(["lab", "all"], capsys, 1)[0].splitlines()[-1]
     assert last.startswith("FAIL: 1 of 2 labs pass, in ")
     assert last.endswith("; failed: worse; 1 skipped: spoken")
 
 
-def test_a_lab_that_is_asked_for_by_name_is_not_skipped(
-    catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lab_that_is_asked_for_by_name_is_not_skipped(catalogue: Callable[..., None], capsys: Captured) -> None:
     catalogue(spoken=without_program)
     assert main(["lab", "spoken"]) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: the program speak-up is not installed")
 
 
-def test_all_is_interrupted_as_a_whole(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_is_interrupted_as_a_whole(catalogue: Callable[..., None], capsys: Captured) -> None:
     def stopped(setup: Setup) -> LabResult:
         raise KeyboardInterrupt
 
@@ -242,14 +236,14 @@ def test_all_is_interrupted_as_a_whole(catalogue: Callable[..., None], capsys: p
     assert "worse" not in said(["lab", "all"], capsys, 130)[0]
 
 
-def test_all_that_passes(catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_that_passes(catalogue: Callable[..., None], capsys: Captured) -> None:
     catalogue(squares=good, again=good)
     result = json.loads(said(["lab", "all", "--json"], capsys)[0])
     assert [(one["name"], one["passed"]) for one in result] == [("squares", True), ("again", True)]
 
 
 def test_without_matplotlib_there_are_tables_and_a_note(
-    catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    catalogue: Callable[..., None], capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else find(name, *a))
@@ -262,9 +256,7 @@ def test_without_matplotlib_there_are_tables_and_a_note(
     assert not Path("runs").exists()
 
 
-def test_a_folder_that_cannot_be_made_ends_it_before_the_work(
-    catalogue: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_cannot_be_made_ends_it_before_the_work(catalogue: Callable[..., None], capsys: Captured) -> None:
     pytest.importorskip("matplotlib")
     Path("taken").write_text("", encoding="utf-8")
     catalogue(hopeless=broken)

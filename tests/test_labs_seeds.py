@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from cli_models import said
+from cli_models import Captured, said
 from test_page import Reader
 from triptych.cli import main
 from triptych.errors import InputError
@@ -91,14 +91,14 @@ def kept_files() -> list[Path]:
     return sorted(Path("runs/labs").glob("*.json"))
 
 
-def last_line(capsys: pytest.CaptureFixture[str]) -> str:
+def last_line(capsys: Captured) -> str:
     return capsys.readouterr().out.splitlines()[-1]
 
 
 # ---------------------------------------------------------------- sizes
 
 
-def test_sizes_of_the_command_line_reach_the_lab(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_of_the_command_line_reach_the_lab(lab: Notes, capsys: Captured) -> None:
     assert main(["lab", "counts", "--full"]) == 0
     assert main(["lab", "counts", "--full", "--set", "steps=7", "--set", "rates=0.5"]) == 0
     assert "head 0 of 7 steps reads" in last_line(capsys)
@@ -125,7 +125,7 @@ def test_sizes_of_the_command_line_reach_the_lab(lab: Notes, capsys: pytest.Capt
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_size_that_cannot_be_is_one_line(
-    argv: list[str], status: int, says: str, lab: Notes, capsys: pytest.CaptureFixture[str]
+    argv: list[str], status: int, says: str, lab: Notes, capsys: Captured
 ) -> None:
     out, err = said(["lab", *argv], capsys, status)
     assert not out
@@ -133,7 +133,7 @@ def test_a_size_that_cannot_be_is_one_line(
     assert not lab.ran
 
 
-def test_sizes_are_listed(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_are_listed(lab: Notes, capsys: Captured) -> None:
     shown = said(["lab", "counts", "--sizes", "--set", "steps=7"], capsys)[0]
     assert "If not. Or so." in shown
     assert re.search(r"steps +100 +1000 +7 +training steps", shown)
@@ -146,7 +146,7 @@ def test_sizes_are_listed(lab: Notes, capsys: pytest.CaptureFixture[str]) -> Non
     assert not lab.ran
 
 
-def test_sizes_of_all_go_to_the_labs_that_have_them(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_of_all_go_to_the_labs_that_have_them(lab: Notes, capsys: Captured) -> None:
     assert main(["lab", "all", "--set", "steps=3", "--json"]) == 0
     assert [one["name"] for one in json.loads(capsys.readouterr().out)] == ["counts", "plain"]
     assert lab.ran == [(0, 3)]
@@ -155,7 +155,7 @@ def test_sizes_of_all_go_to_the_labs_that_have_them(lab: Notes, capsys: pytest.C
 # ---------------------------------------------------------------- seeds
 
 
-def test_seeds_show_the_spread_of_every_criterion(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_seeds_show_the_spread_of_every_criterion(lab: Notes, capsys: Captured) -> None:
     out = said(["lab", "counts", "--seeds", "3", "--seed", "2", "--report", "page.html"], capsys)[0]
     assert out.splitlines()[-1] == "PASS: 3 of 3 seeds pass"
     assert lab.ran == [(2, 100), (3, 100), (4, 100)]
@@ -167,7 +167,7 @@ def test_seeds_show_the_spread_of_every_criterion(lab: Notes, capsys: pytest.Cap
     assert "Seeds 2 to 4, triptych" in Path("page.html").read_text(encoding="utf-8")
 
 
-def test_one_seed_that_fails_fails(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_seed_that_fails_fails(lab: Notes, capsys: Captured) -> None:
     lab.fails = {1}
     assert main(["lab", "counts", "--seeds", "3"]) == 1
     expected = "FAIL: 2 of 3 seeds pass; head … of 100 steps reads: 0 (-1 to 2), at least 0 in 2 of 3"
@@ -182,7 +182,7 @@ def test_one_seed_that_fails_fails(lab: Notes, capsys: pytest.CaptureFixture[str
     assert plain["passed"]
 
 
-def test_a_run_that_was_interrupted_continues(lab: Notes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_interrupted_continues(lab: Notes, capsys: Captured) -> None:
     lab.stops = {2}
     assert "the same command continues" in said(["lab", "counts", "--seeds", "4"], capsys, 130)[1]
     assert len(kept_files()) == 2
@@ -194,7 +194,7 @@ def test_a_run_that_was_interrupted_continues(lab: Notes, capsys: pytest.Capture
 
 
 def test_a_result_is_kept_for_its_own_settings_only(
-    lab: Notes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lab: Notes, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     text = Path("text.txt")
     text.write_text("some words", encoding="utf-8")
@@ -230,9 +230,7 @@ def test_a_result_is_kept_for_its_own_settings_only(
         lambda text: text.replace('"title": "a map"', '"name": "a map"'),
     ],
 )
-def test_a_damaged_file_runs_again_and_is_replaced(
-    damage: Callable[[str], str], lab: Notes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_runs_again_and_is_replaced(damage: Callable[[str], str], lab: Notes, capsys: Captured) -> None:
     assert main(["lab", "counts", "--seeds", "1"]) == 0
     [file] = kept_files()
     whole = file.read_text(encoding="utf-8")

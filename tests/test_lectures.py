@@ -289,14 +289,13 @@ def ratio(model: Count) -> float:
 # ---------------------------------------------------------------- what families do not share
 
 
-BERT = {"model_type": "bert", "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 37, "max_position_embeddings": 32}  # fmt: skip
+SMALL_LLAMA = {"model_type": "llama", "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2,
+               "num_attention_heads": 4, "intermediate_size": 37, "max_position_embeddings": 32}  # fmt: skip
+BERT = {**SMALL_LLAMA, "model_type": "bert"}
 BART = {"model_type": "bart", "vocab_size": 50, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2,
         "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 37, "decoder_ffn_dim": 37,
         "max_position_embeddings": 32}  # fmt: skip
 SMALL_GPT2 = {**GPT2, "n_embd": 24, "n_layer": 2, "n_head": 4}
-SMALL_LLAMA = {"model_type": "llama", "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2,
-               "num_attention_heads": 4, "intermediate_size": 37, "max_position_embeddings": 32}  # fmt: skip
 QWEN3 = {**SMALL_LLAMA, "model_type": "qwen3", "head_dim": 8, "num_key_value_heads": 2}
 
 

@@ -17,6 +17,7 @@ import pytest
 import typer
 
 import test_lectures
+from cli_models import Captured
 from programs import program
 from triptych.cli.app import app
 from triptych.explain import EXAMPLES
@@ -46,8 +47,6 @@ IDS = {
 Data = dict[str, Any]
 # typer brings a click of its own, which it does not export
 Exit, UsageError = typer.Exit, next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
-
-
 sys.path.append(str(ROOT / "tools"))  # where it finds `pictures`
 lectures = program("tools/lectures.py")
 
@@ -322,7 +321,7 @@ def fresh(data: Data, results: Data) -> Data:
 
 
 def test_a_result_of_other_sources_is_stale(
-    data: Data, fresh: Data, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data: Data, fresh: Data, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(lectures, "read_results", lambda: fresh)
     monkeypatch.setattr(sys, "argv", ["lectures.py", "--stale"])
@@ -361,7 +360,7 @@ def test_only_the_named_labs_run(data: Data, fresh: Data) -> None:
 
 
 def test_a_lab_is_recorded_over_its_seeds(
-    results: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    results: Data, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Captured
 ) -> None:
     """A recording that was interrupted continues; the page has the spread and what falsifies the claim."""
     ran: list[int] = []

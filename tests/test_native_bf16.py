@@ -30,7 +30,6 @@ pytestmark = [needs_native, pytest.mark.skipif(HERE is None, reason="this proces
 ODD = BERT | {"hidden_size": 52, "intermediate_size": 77}  # no multiples of the sizes of a tile
 NEAR = 2e-2  # of hidden states of about 1: sums in another order may be rounded to a neighbouring number of bf16
 
-
 natively = partial(test_native_encoder.natively, bf16=True)
 
 

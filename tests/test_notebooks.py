@@ -14,7 +14,6 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 LECTURES = [path for path in NOTEBOOKS if path.stem.startswith("lecture-")]
 PANELS = [path for path in NOTEBOOKS if path not in LECTURES]
 
-
 tool = program("tools/notebooks.py")
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import triptych
+from cli_models import Captured
 from triptych import nn
 from triptych.check import Report
 from triptych.check.case import case_of
@@ -185,7 +186,7 @@ def test_a_cause_is_found_where_the_page_says(cause: str, tmp_path: Path) -> Non
     assert report.first_layer.first_position == (WINDOW if position == "the window's length" else int(position))
 
 
-def test_the_command_says_where_and_from_which_position(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_says_where_and_from_which_position(capsys: Captured, tmp_path: Path) -> None:
     config, change = CAUSES["base of the rotation"]
     _show(compared(config, change, tmp_path / "m"), as_json=False)
     assert "first difference from transformers: blocks.0.resid_post, from position 1 on" in capsys.readouterr().out

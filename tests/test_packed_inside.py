@@ -60,8 +60,7 @@ def test_patches_ablations_and_lenses_of_packed_weights(kind: str) -> None:
 @needs_native
 def test_one_wrong_head_of_packed_weights_would_show() -> None:
     ours, plain = analyses(models("Q8_0")[0]), unpacked(models("Q8_0")[0].module)
-    with torch.no_grad():
-        plain.decoder.blocks[0].attn.out.weight[:, :16].neg_()  # type: ignore[union-attr,index,operator]
+    plain.decoder.blocks[0].attn.out.weight[:, :16].detach().neg_()  # type: ignore[union-attr,index,operator]
     assert furthest(ours, analyses(Model(plain)))[0] > 0.2
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from cli_models import checkpoint, said
+from cli_models import Captured, checkpoint, said
 from test_page import NASTY, Reader, pattern
 from triptych.cli import main
 from triptych.errors import InputError, ProbeError
@@ -204,7 +204,7 @@ def test_save_writes_each_kind(tmp_path: Path) -> None:
 )
 def test_bad_input_is_one_line_before_weights_are_read(
     argv: list[str], code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Captured,
 ) -> None:  # fmt: skip
     def read(*_: Any) -> None:
         raise AssertionError("a weight was read")
@@ -219,7 +219,7 @@ def test_bad_input_is_one_line_before_weights_are_read(
     assert [one.read_text() for one in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_text_longer_than_the_model_reads_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_longer_than_the_model_reads_is_refused(capsys: Captured) -> None:
     error = said(["inspect", str(checkpoint("encoder")), "mill " * 100], capsys, 1)[1]
     assert "102 tokens and the model reads 72" in error
     assert len(error.splitlines()) == 1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import tiny
-from cli_models import checkpoint, said
+from cli_models import Captured, checkpoint, said
 from test_page import Reader
 from triptych import nn
 from triptych.cli import main
@@ -118,14 +118,13 @@ def test_a_model_without_a_tokenizer_is_refused() -> None:
 
 def test_numbers_that_are_not_finite_are_refused() -> None:
     module: nn.Transformer = tiny.decoder()
-    with torch.no_grad():
-        module.get_parameter("decoder.blocks.0.attn.q.weight")[0, 0] = float("nan")
+    module.get_parameter("decoder.blocks.0.attn.q.weight").detach()[0, 0] = float("nan")
     with pytest.raises(InputError, match=r"decoder\.blocks\.0\.attn\.q\.weight: .*not finite"):
         export(Model(module))
 
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
-def test_the_command_writes_a_page(layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_page(layout: str, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "model.html"
     answer = json.loads(said(["page", str(checkpoint(layout)), "--out", str(out), "--json"], capsys)[0])
     assert answer == {"out": str(out), "bytes": out.stat().st_size}
@@ -145,7 +144,7 @@ def test_the_command_writes_a_page(layout: str, tmp_path: Path, capsys: pytest.C
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused_first(
-    out: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    out: str, message: str, tmp_path: Path, capsys: Captured
 ) -> None:
     (tmp_path / "folder.html").mkdir()
     assert main(["page", "no/such/model", "--out", str(tmp_path / out)]) != 0

@@ -54,12 +54,10 @@ def test_patching_one_head_at_one_position_restores_the_answer_and_no_other_does
 def test_a_circuit_with_another_weight_is_not_restored() -> None:
     """The control of the test above: without the head's output weights the same patch does nothing."""
     model = planted.induction()
-    with torch.no_grad():
-        dict(model.module.named_parameters())["decoder.blocks.1.attn.out.weight"].mul_(0.5)
+    dict(model.module.named_parameters())["decoder.blocks.1.attn.out.weight"].detach().mul_(0.5)
     grid = model.patch(CLEAN, CORRUPT, answer=(B, C), heads=True, metric="logit-difference")
     assert grid.clean == pytest.approx(5, abs=1e-4)
-    with torch.no_grad():
-        dict(model.module.named_parameters())["decoder.blocks.0.attn.out.weight"].zero_()
+    dict(model.module.named_parameters())["decoder.blocks.0.attn.out.weight"].detach().zero_()
     grid = model.patch(CLEAN, CORRUPT, answer=(B, C), heads=True)
     assert grid.values.abs().max() < 1e-4
 
@@ -222,8 +220,7 @@ def test_gradients_estimate_patching_where_the_model_is_nearly_linear(name: str)
     with torch.no_grad():
         kept = table.clone()
     far = apart(1.0)
-    with torch.no_grad():
-        table.copy_(kept)
+    table.detach().copy_(kept)
     assert apart(1e-3) < 0.05
     assert far > 0.1
 
@@ -302,8 +299,7 @@ def test_a_site_that_nothing_reads_is_declared_dead() -> None:
     """The control: a head without output weights, and positions behind the measured one; no other site."""
     model = Model(tiny.decoder())
     weight = dict(model.module.named_parameters())["decoder.blocks.1.attn.out.weight"]
-    with torch.no_grad():
-        weight[:, 3 * tiny.K : 4 * tiny.K] = 0
+    weight.detach()[:, 3 * tiny.K : 4 * tiny.K] = 0
     for how in REPLACED:
         ablated = model.ablate([[3, 4, 5, 6]], how=how, reference=[[9, 8, 7, 1]])
         assert ablated.dead == ("blocks.1.attn.z head 3",)
@@ -315,8 +311,7 @@ def test_a_site_that_nothing_reads_is_declared_dead() -> None:
 
 def test_an_output_weight_of_zero_leaves_neurons_dead_and_the_mlp_unchanged() -> None:
     model = Model(tiny.decoder())
-    with torch.no_grad():
-        dict(model.module.named_parameters())["decoder.blocks.0.mlp.down.weight"].zero_()
+    dict(model.module.named_parameters())["decoder.blocks.0.mlp.down.weight"].detach().zero_()
     neurons = model.ablate([[3, 4, 5]], "neurons", units=[0, 5])
     assert neurons.dead == ("blocks.0.mlp.act neuron 0", "blocks.0.mlp.act neuron 5")
     assert model.ablate([[3, 4, 5]], "mlp").unchanged == ("blocks.0.mlp.out",)
@@ -326,8 +321,7 @@ def test_a_site_that_does_almost_nothing_is_not_dead() -> None:
     """Less than what runs in one batch differ by: only the same run without the change tells."""
     model = Model(tiny.decoder())
     weight = dict(model.module.named_parameters())["decoder.blocks.1.attn.out.weight"]
-    with torch.no_grad():
-        weight[:, 3 * tiny.K : 4 * tiny.K] *= 1e-6
+    weight.detach()[:, 3 * tiny.K : 4 * tiny.K] *= 1e-6
     ablated = model.ablate([[3, 4, 5, 6]])
     whole = model.logits([[3, 4, 5, 6]])[0][-1]
     changed = model.logits([[3, 4, 5, 6]], edit=[zero("blocks.1.attn.z", heads=3)])[0][-1]

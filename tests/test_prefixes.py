@@ -137,8 +137,7 @@ def test_rows_with_a_probe_or_a_source_neither_give_nor_take() -> None:
 
 
 def scaled(module: Transformer) -> None:
-    with torch.no_grad():
-        module.decoder.blocks[0].attn.q.weight.mul_(1.5)  # type: ignore[union-attr]
+    module.decoder.blocks[0].attn.q.weight.detach().mul_(1.5)  # type: ignore[union-attr]
 
 
 def loaded(module: Transformer) -> None:

@@ -13,7 +13,7 @@ import torch
 
 import triptych
 from browser import CHROMIUM, Browser
-from cli_models import BERT, WORDS, answered, checkpoint, refused, said
+from cli_models import BERT, WORDS, Captured, answered, checkpoint, refused, said
 from triptych import tasks
 from triptych.errors import CheckpointError, InputError
 from triptych.files import exists
@@ -153,9 +153,7 @@ def test_what_is_not_text_is_skipped_with_a_count(folder: Path, tmp_path: Path) 
     assert followed.skipped["unreadable"] == 2  # the pipe, and the link that leads nowhere
 
 
-def test_bytes_of_names_are_data(
-    folder: Path, model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_bytes_of_names_are_data(folder: Path, model: Model, capsys: Captured, tmp_path: Path) -> None:
     (folder / "\x1b[31mred\n.txt").write_text("the evening")
     (Path(os.fsdecode(os.fsencode(folder) + b"/\xff.txt"))).write_text("the evening tide")
     names = {file.name for file in read_folder(folder).files}
@@ -281,8 +279,7 @@ def test_the_identity_follows_weights_tokenizer_and_settings(model: Model) -> No
     assert identity(
         create(keys, word_tokenizer([words.replace("mill", "mull") for words in WORDS], 90), seed=3)
     ) != identity(model)
-    with torch.no_grad():
-        next(same.module.parameters()).view(-1)[5] += 1e-3
+    next(same.module.parameters()).view(-1).detach()[5] += 1e-3
     assert identity(same) != identity(model)
 
 
@@ -432,7 +429,7 @@ def test_the_page_names_the_hits(folder: Path, model: Model, tmp_path: Path) -> 
 # ---------------------------------------------------------------- the command
 
 
-def test_the_command(folder: Path, model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(folder: Path, model: Model, tmp_path: Path, capsys: Captured) -> None:
     model.save(tmp_path / "bert")
     argv = ["search", str(folder), "the old ship", "--model", str(tmp_path / "bert"), "--k", "2"]
     out, err = said([*argv, "--picture", str(tmp_path / "one.svg")], capsys)
@@ -464,7 +461,7 @@ def test_a_wrong_command_is_one_line(
     folder: Path,
     model: Model,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Captured,
 ) -> None:
     if "BERT" in argv:
         model.save(tmp_path / "bert")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import triptych
-from cli_models import BERT, T5, WORDS, answered, checkpoint, refused, said
+from cli_models import BERT, T5, WORDS, Captured, answered, checkpoint, refused, said
 from triptych import tasks
 from triptych.cli import main
 from triptych.errors import ConfigError, InputError
@@ -221,7 +221,6 @@ PARAMS = {
     "translation_en_to_fr": {"prefix": "translate English to French: ", "max_length": 12},
 }  # fmt: skip
 
-
 END = 23
 
 
@@ -392,11 +391,11 @@ def test_settings_that_are_none_are_refused(bad: object) -> None:
 # ---------------------------------------------------------------- commands
 
 
-def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
+def run(argv: list[str], capsys: Captured) -> Any:
     return answered([*argv], capsys)
 
 
-def test_answer_command(made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_command(made: Any, tmp_path: Path, capsys: Captured) -> None:
     model = made("BertForQuestionAnswering")
     (tmp_path / "context.txt").write_text(CONTEXT)
     found = model.answer(QUESTION, CONTEXT, top=2)
@@ -415,7 +414,7 @@ def test_answer_command(made: Any, tmp_path: Path, capsys: pytest.CaptureFixture
     assert document["prompt"] == "question: who?  context: me"
 
 
-def test_tag_command(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tag_command(made: Any, capsys: Captured) -> None:
     model = made("BertForTokenClassification", True)
     document = run(["tag", str(model.path), *SPLIT, "--strategy", "max"], capsys)
     expected = model.entities(SPLIT, strategy="max")
@@ -426,7 +425,7 @@ def test_tag_command(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(one.text in capsys.readouterr().out for one in model.entities(SPLIT[:1])[0][:1])
 
 
-def test_summarize_and_translate_commands(t5: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_summarize_and_translate_commands(t5: Model, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "text.txt").write_text(CONTEXT)
     document = run(["summarize", str(t5.path), str(tmp_path / "text.txt")], capsys)
     assert document["text"] == t5.summarize([CONTEXT])[0].text.strip()
@@ -458,9 +457,7 @@ def test_summarize_and_translate_commands(t5: Model, tmp_path: Path, capsys: pyt
         (["translate", "encoder-decoder", " "], 1, "no text to translate"),
     ],
 )
-def test_what_does_not_fit_is_one_line(
-    argv: list[str], code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_one_line(argv: list[str], code: int, says: str, tmp_path: Path, capsys: Captured) -> None:
     for name, content in (("FILE", b"the ship"), ("EMPTY", b" \n"), ("BYTES", b"\xff\xfe")):
         (tmp_path / name).write_bytes(content)
     words = [str(tmp_path / word) if word.isupper() else word for word in argv]

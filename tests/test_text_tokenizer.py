@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import test_text_vocabulary as vocabularies
+from cli_models import Captured
 from triptych.checkpoints.header import read_header
 from triptych.errors import InputError, TextError
 from triptych.text import (
@@ -49,7 +50,6 @@ NASTY = [
     "é",
 ]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
-
 
 MADE = {
     "bytes": byte_tokenizer(),
@@ -464,7 +464,7 @@ def test_what_would_end_the_program_is_refused(
         from_directory(tmp_path)
 
 
-def test_a_panic_of_the_library_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_panic_of_the_library_is_one_line(tmp_path: Path, capfd: Captured) -> None:
     """A decoder that takes five spaces off the end of an empty text ends in a panic, which is no `Exception`."""
     byte_tokenizer().save(tmp_path)
     state = json.loads((tmp_path / "tokenizer.json").read_text())

@@ -12,6 +12,7 @@ import torch
 from tokenizers import pre_tokenizers
 
 import triptych
+from cli_models import Captured
 from spoken_tones import spoken
 from test_audio import wav
 from test_hearing import FIRST, LETTERS, directory, reference, tokenizer  # noqa: F401
@@ -172,7 +173,7 @@ def test_the_evaluation_writes_the_held_out_transcripts(files: tuple[Path, Path]
 
 @pytest.mark.heavy
 def test_a_trained_model_transcribes_with_its_own_settings(
-    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    files: tuple[Path, Path], tmp_path: Path, capsys: Captured
 ) -> None:
     recipe = tables(*files, steps=240, out=str(tmp_path / "run"))
     recipe["data"]["path"] = str(many(tmp_path))

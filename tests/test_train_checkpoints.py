@@ -20,19 +20,13 @@ from triptych.train import Checkpoints, Job, Optimizer, Recipe, check_recipe, pr
 from triptych.train.checkpoints import read_model, read_progress, why_invalid
 
 TEXT = "It was the best of times, it was the worst of times,\nit was the age of wisdom; " * 12
+SIZES = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
+         "max_position_embeddings": 32}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
-    "causal": {
-        "model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
-        "num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": 32,
-    },
-    "masked": {
-        "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 24, "intermediate_size": 40,
-        "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 32,
-    },
-    "seq2seq": {
-        "model_type": "t5", "d_model": 24, "d_ff": 40, "d_kv": 8, "num_heads": 3, "num_layers": 2,
-    },
-}  # fmt: skip
+    "causal": SIZES | {"model_type": "llama", "num_key_value_heads": 1},
+    "masked": SIZES | {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+    "seq2seq": {"model_type": "t5", "d_model": 24, "d_ff": 40, "d_kv": 8, "num_heads": 3, "num_layers": 2},
+}
 TOKENIZERS = {"causal": "characters", "masked": "words:60", "seq2seq": "byte"}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from cli_models import LLAMA, checkpoint
+from cli_models import LLAMA, Captured, checkpoint
 from test_train_checkpoints import weights
 from triptych.checkpoints import header
 from triptych.checkpoints.convert import convert
@@ -237,7 +237,7 @@ def test_a_new_recipe_is_the_one_it_was_written_from(tmp_path: Path) -> None:
 
 
 def test_a_recipe_for_an_existing_model_runs_as_written(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
     packed_file(tmp_path)
@@ -259,7 +259,7 @@ def test_a_recipe_for_an_existing_model_runs_as_written(
 
 
 def test_a_new_recipe_of_an_adapter_leaves_the_weights_packed(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
     packed_file(tmp_path)
@@ -295,7 +295,7 @@ def test_a_new_recipe_of_an_adapter_leaves_the_weights_packed(
 )
 def test_a_recipe_that_cannot_be_written(
     argv: list[str], code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Captured,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     assert main(argv) == code

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import triptych
-from cli_models import said
+from cli_models import Captured, said
 from triptych.errors import ConfigError, InputError, TextError, TriptychError
 from triptych.media.image import png
 from triptych.train import check_recipe, prepare, resume, show_batch, verify_resume, write_new_recipe
@@ -258,7 +258,7 @@ def _tags(folder: Path) -> str:
 
 @pytest.mark.heavy
 def test_by_command_from_the_pictures_to_the_caption_and_the_label(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], unchecked: None
+    tmp_path: Path, capsys: Captured, unchecked: None
 ) -> None:
     """A few hundred pictures, learned by heart: the commands train, write and name what they were trained on."""
     scenes.write(tmp_path / "scenes", 60, 10)

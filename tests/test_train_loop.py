@@ -21,15 +21,10 @@ from triptych.train.evaluate import FEWEST, _spread
 from triptych.train.optim import roles
 
 V = 23
-LLAMA = {
-    "model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
-    "num_attention_heads": 3, "max_position_embeddings": 64, "vocab_size": V,
-}  # fmt: skip
-BERT = {
-    "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 24, "intermediate_size": 40,
-    "num_hidden_layers": 2, "num_attention_heads": 3, "max_position_embeddings": 32, "vocab_size": V,
-    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-}  # fmt: skip
+SIZES = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3, "vocab_size": V}
+LLAMA = SIZES | {"model_type": "llama", "max_position_embeddings": 64}
+BERT = SIZES | {"model_type": "bert", "architectures": ["BertForMaskedLM"], "max_position_embeddings": 32,
+                "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
 T5 = {
     "model_type": "t5", "d_model": 24, "d_ff": 40, "d_kv": 8, "num_heads": 3, "num_layers": 2, "vocab_size": V,
     "dropout_rate": 0.0, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
@@ -492,8 +487,7 @@ def test_a_loss_that_is_not_finite_names_the_module(where: str) -> None:
 
 def test_a_parameter_that_is_not_finite_is_named() -> None:
     module = make(LLAMA)
-    with torch.no_grad():
-        module.get_parameter("decoder.blocks.0.attn.v.weight")[2, 3] = torch.nan
+    module.get_parameter("decoder.blocks.0.attn.v.weight").detach()[2, 3] = torch.nan
     with pytest.raises(train.DivergedError, match=r"parameter decoder\.blocks\.0\.attn\.v\.weight holds"):
         trainer(module, copied_rows(), steps=1).run()
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import triptych
-from cli_models import checkpoint, refused
+from cli_models import Captured, checkpoint, refused
 from test_count_memory import LLAMA, kept_by_torch
 from test_train_adapters import base_of
 from test_train_adapters import recipe as adapter_recipe
@@ -25,14 +25,10 @@ from triptych.train import causal, check_recipe, check_start, data, job, prepare
 from triptych.train.space import check_step_memory, next_step_memory, recipe_memory
 
 TEXT = "the old mill stands where the river bends, and its wheel has not turned since the war\n"
-MODEL = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 52, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-}  # fmt: skip
-BERT = {
-    "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 32, "intermediate_size": 52,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512,
-}  # fmt: skip
+SIZES = {"hidden_size": 32, "intermediate_size": 52, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "max_position_embeddings": 512}  # fmt: skip
+MODEL = SIZES | {"model_type": "llama"}
+BERT = SIZES | {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
 T5 = {"model_type": "t5", "d_model": 32, "d_kv": 8, "d_ff": 52, "num_layers": 2, "num_heads": 4}
 
 
@@ -157,7 +153,7 @@ def test_a_model_that_is_too_large_is_the_reason(tmp_path: Path, monkeypatch: py
 
 
 def test_a_run_is_refused_before_its_data_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     found = tables(tmp_path)
     (tmp_path / "text.txt").write_bytes(b"\xff\xfe no text")

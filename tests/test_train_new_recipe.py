@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli_models import LLAMA, checkpoint, said
+from cli_models import LLAMA, Captured, checkpoint, said
 from triptych.cli import main
 from triptych.errors import ConfigError, InputError, TextError
 from triptych.media.image import png
@@ -65,7 +65,7 @@ def test_the_fields_of_records_name_their_objective(tmp_path: Path) -> None:
 
 
 def test_a_recipe_for_records_trains_as_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
     base = str(checkpoint("encoder"))
@@ -83,7 +83,7 @@ def test_a_recipe_for_records_trains_as_written(
 @pytest.mark.parametrize("layout", ["decoder", "encoder"])
 @pytest.mark.parametrize("texts", [["the old mill\n"] * 3, ["the old mill stands where the river bends"]])
 def test_a_recipe_for_a_folder_of_short_notes_runs_as_written(
-    layout: str, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    layout: str, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("notes/pictures").mkdir(parents=True)
@@ -114,7 +114,7 @@ def test_the_recipe_of_the_page_is_the_one_that_is_written(tmp_path: Path, monke
 
 
 def test_data_that_are_nowhere_are_an_error_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for more in (["--from", str(checkpoint("decoder"))], []):
@@ -135,7 +135,7 @@ def test_an_encoder_decoder_without_sentinels_is_not_trained_on_plain_text(tmp_p
         write_new_recipe(tmp_path / "new.toml", base=str(checkpoint("encoder-decoder")), data=str(tmp_path / "a.txt"))
 
 
-def test_every_key_of_a_recipe_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_key_of_a_recipe_is_listed(capsys: Captured) -> None:
     listed = json.loads(said(["train", "--keys", "--json"], capsys)[0])
     assert {name: set(kind.model_fields) for name, kind in sections().items()} == {
         name: set(of_table) for name, of_table in listed.items() if name
@@ -201,7 +201,7 @@ def test_files_of_other_programs_are_refused_with_what_to_do(
         read_records(tmp_path / name, ("text", "label"))
 
 
-def test_a_batch_says_how_many_tokens_it_does_not_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_says_how_many_tokens_it_does_not_show(tmp_path: Path, capsys: Captured) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the old mill stands where the river bends\n" * 200, encoding="utf-8")
     argv = ["train", "decoder", "--data", str(text), "--show-batch", "--set", "run.rows=1"]

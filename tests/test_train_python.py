@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import triptych
-from cli_models import LLAMA, checkpoint
+from cli_models import LLAMA, Captured, checkpoint
 from triptych.errors import ConfigError, InputError, TextError
 from triptych.model import Model, create, load
 from triptych.native import library, why_not
@@ -266,7 +266,7 @@ PAGE = Path(__file__).parents[1] / "docs/concepts/fine-tuning.md"
 
 
 def test_the_code_of_the_page_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unchecked: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, unchecked: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(checkpoint("decoder"), tmp_path / "model")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import triptych
-from cli_models import said
+from cli_models import Captured, said
 from programs import program
 from triptych.cli import main
 from triptych.errors import ConfigError, InputError, TextError
@@ -326,7 +326,7 @@ def test_a_conversation_is_one_answer_of_the_person() -> None:
         read_split(data, ("text", "label"))
 
 
-def test_evaluate_prints_the_score_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_prints_the_score_before_training(tmp_path: Path, capsys: Captured) -> None:
     """The score of the weights that the run begins with, which training changes."""
     (tmp_path / "text.txt").write_text("The king was cold, and the night was long. " * 40)
     recipe = tmp_path / "r.toml"

@@ -10,7 +10,7 @@ import torch
 
 import references
 import triptych
-from cli_models import said
+from cli_models import Captured, said
 from triptych import families
 from triptych.cli import main
 from triptych.errors import ConfigError, InputError
@@ -146,7 +146,7 @@ def captioner(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_command_writes_a_text_for_each_image(captioner: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_text_for_each_image(captioner: Path, capsys: Captured) -> None:
     files = [str(captioner / name) for name in ("a.png", "b.png")]
     arguments = ["caption", str(captioner / "model"), *files, "--max-new-tokens", "5"]
     rows = json.loads(said([*arguments, "--json"], capsys)[0])["results"]
@@ -156,15 +156,13 @@ def test_the_command_writes_a_text_for_each_image(captioner: Path, capsys: pytes
     assert shown == [f"{file}: {one.text.strip()}" for file, one in zip(files, written, strict=True)]
 
 
-def test_the_command_stops_where_a_short_decoder_has_no_more_positions(
-    captioner: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_stops_where_a_short_decoder_has_no_more_positions(captioner: Path, capsys: Captured) -> None:
     assert main(["caption", str(captioner / "model"), str(captioner / "a.png"), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["results"]
     assert len(row["ids"]) == 39
 
 
-def test_the_command_refuses_what_does_not_fit(captioner: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_what_does_not_fit(captioner: Path, capsys: Captured) -> None:
     vit = {"model_type": "vit", "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 1,
            "num_attention_heads": 3, "image_size": 20, "patch_size": 5}  # fmt: skip
     triptych.create(vit).save(captioner / "vit")

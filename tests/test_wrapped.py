@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import references
+from cli_models import Captured
 from parity import WITHIN
 from triptych import families
 from triptych.checkpoints.convert import convert
@@ -90,7 +91,7 @@ def test_the_text_model_computes_what_the_whole_one_does(kind: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", WRAPPERS)
-def test_what_is_left_out_is_named_with_a_reason(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_left_out_is_named_with_a_reason(kind: str, capsys: Captured) -> None:
     _, path = saved(kind)
     model = load(path)
     beside = {name for name in names(path) if name.startswith(("vision_tower.", "multi_modal_projector."))}

@@ -3,8 +3,6 @@
 The conversion is made before the clock runs, into a temporary directory; the weights are those of the file.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from importlib import import_module

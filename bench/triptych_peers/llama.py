@@ -1,7 +1,5 @@
 """Peers that read GGUF files: llama.cpp by llama-cpp-python, and ik_llama.cpp, both by their C interface."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Peers that run on torch: transformers and sentence-transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path

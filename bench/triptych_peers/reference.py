@@ -1,7 +1,5 @@
 """A checkpoint in transformers, for `triptych check`: its states and outputs in the form of ours."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from contextlib import redirect_stderr
