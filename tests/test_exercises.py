@@ -199,7 +199,7 @@ def test_the_command_shows_checks_and_saves(tmp_path: Path, capsys: Captured) ->
     [
         (["L9.1"], 1, "no exercise 'L9.1'"),
         (["L4.7", "L4.8", "--answer", "1"], 2, "for one exercise"),
-        (["all", "--answer", "1"], 2, "give its NAME"),
+        (["all", "--answer", "1"], 2, "give one NAME"),
         (["L4.7", "--answer", "1", "--solutions"], 2, "leave --solutions out"),
         (["L4.7", "--save", "sheet.pdf"], 2, "--save"),
         (["L4.7", "--seed", "-1"], 2, "--seed"),

@@ -6,6 +6,7 @@ library's `wave` reads no floats.
 
 from __future__ import annotations
 
+import io
 import math
 import struct
 import wave
@@ -83,10 +84,12 @@ def write_wav(path: str | Path, sound: Samples, rate: int = RATE) -> None:
             "its channels"
         )
     whole = np.round(np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
+    content = io.BytesIO()
     try:
-        with wave.open(str(path), "wb") as file:
+        with wave.open(content, "wb") as file:
             file.setparams((1, 2, rate, 0, "NONE", ""))
             file.writeframes(whole)
+        Path(path).write_bytes(content.getbuffer())
     except (OSError, ValueError, struct.error) as error:  # a name that is no path, more than four gigabytes
         raise InputError(f"cannot write {path}: {first_line(error)}") from None
 

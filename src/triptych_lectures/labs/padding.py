@@ -65,7 +65,7 @@ class PaddingLab(Lab):
         task = Most(self.symbols, self.shortest, self.longest)
         rows = held_out_rows(task, self.tested, setup.seed)
         runs: dict[str, TrainedRun] = {}
-        answers: dict[str, dict[str, Answers]] = {}
+        answers: dict[str, dict[str, PaddedAnswers]] = {}
         for name, own in {MASKED: task, UNMASKED: replace(task, padded=self.longest)}.items():
             setup.progress(f"trained {name}: {self.steps} steps")
             module, runs[name] = self._train(own, setup.seed)
@@ -118,7 +118,7 @@ class PaddingLab(Lab):
         module = encoder(self.symbols + 2, self.width, HEADS, self.layers, seed)
         return module, train(module, task, TrainingBudget(self.steps, self.rows, self.rate, shape="linear"), seed)
 
-    def _answered(self, module: nn.Transformer, rows: Sequence[Example]) -> dict[str, Answers]:
+    def _answered(self, module: nn.Transformer, rows: Sequence[Example]) -> dict[str, PaddedAnswers]:
         """Every way to answer `rows`, by name: alone, padded to each length, and that with a mask."""
         ways = {"alone": (module, rows)}
         lengths = [len(row.ids) for row in rows]
@@ -129,7 +129,9 @@ class PaddingLab(Lab):
         log_p = {way: logits(*model_and_rows).double().log_softmax(-1) for way, model_and_rows in ways.items()}
         wanted = collate(rows).targets
         return {
-            way: Answers(float((own.argmax(-1) == wanted).double().mean()), float((own - log_p["alone"]).abs().max()))
+            way: PaddedAnswers(
+                float((own.argmax(-1) == wanted).double().mean()), float((own - log_p["alone"]).abs().max())
+            )
             for way, own in log_p.items()
         }
 
@@ -170,7 +172,7 @@ def padded(row: Example, symbols: int, pad: int) -> Example:
     return Example(ids, targets, np.pad(row.trained, (0, more)))
 
 
-class Answers(NamedTuple):
+class PaddedAnswers(NamedTuple):
     """One way to answer: the share right, and the largest difference of a log-probability from the row alone."""
 
     right: float
