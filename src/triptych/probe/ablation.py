@@ -160,103 +160,112 @@ def ablate(
         raise InputError(f"ablate {shown(part)} by {shown(how)}: parts are {', '.join(get_args(Part))}; "
                          f"replacements {', '.join(get_args(Replaced))}")  # fmt: skip
     measure = metric_of(model, answer, metric)
-    every = [prompt_of(model, text, target) for text in texts]
-    places = [measured_at(model, prompt, at) for prompt in every]
-    known = _sites(model, part, within)
-    if heads is not None and part != "heads":
-        raise InputError(f"heads= is for the ablation of heads; this one is of {part}")
-    numbers = _head_numbers(model, known, heads, within) if part == "heads" else {}
-    known = {name: site for name, site in known.items() if name in numbers} if numbers else known
-    made = _units(model, part, known, every, numbers, units, positions)
-    if len(made) * len(every) > max_runs:
+    prompts = [prompt_of(model, text, target) for text in texts]
+    places = [measured_at(model, prompt, at) for prompt in prompts]
+    known, ablated = _units(model, part, within, prompts, heads, units, positions)
+    if len(ablated) * len(prompts) > max_runs:
         raise InputError(
-            f"{len(made):,} units and {len(every)} texts are {len(made) * len(every):,} runs, over "
+            f"{len(ablated):,} units and {len(prompts)} texts are {len(ablated) * len(prompts):,} runs, over "
             f"max_runs={max_runs:,}; choose fewer with within=, heads= or units=, or raise max_runs"
         )
-    others = every if reference is None else [prompt_of(model, text, target) for text in reference]
-    sums: list[dict[str, Tensor]] = []  # over the positions of each reference
-    if how == "mean":
-        of_others = values_at(model, others, list(known), max_bytes, batch_tokens)
-        sums = [{name: value.double().sum(0) for name, value in of_one.items()} for of_one in of_others]
-    counts = {name: sum(other.length(site, model.spec) for other in others) for name, site in known.items()}
-    values, before = torch.full((len(made), len(every)), math.nan), torch.zeros(len(every))
+    others = prompts if reference is None else [prompt_of(model, text, target) for text in reference]
+    sums = [] if how != "mean" else values_at(model, others, list(known), max_bytes, batch_tokens)
+    sums = [{name: value.double().sum(0) for name, value in of_one.items()} for of_one in sums]
+    replacements = _Replacements(how, known, others, sums, seed)
+    values, before = torch.full((len(ablated), len(prompts)), math.nan), torch.zeros(len(prompts))
     fired, moved = (torch.zeros(values.shape, dtype=torch.bool) for _ in range(2))
     margin = 0.0
-    for b, (prompt, place) in enumerate(zip(every, places, strict=True)):
+    for b, (prompt, place) in enumerate(zip(prompts, places, strict=True)):
         lengths = {name: prompt.length(site, model.spec) for name, site in known.items()}
         present = [
-            u for u, unit in enumerate(made)
+            u for u, unit in enumerate(ablated)
             if max(unit.place.positions or (-1,)) < min(lengths[site] for site in unit.sites)
         ]  # fmt: skip
-        removed = [made[u] for u in present]
+        removed = [ablated[u] for u in present]
         runs = TwinRuns(model, EditedRun(prompt, place), [unit.sites for unit in removed], batch_tokens)
-        if how == "mean":
-            new = _means(runs, removed, [same_prompts(other, prompt) for other in others], sums, counts)
-        else:
-            runs.twin()
-            new = [dict.fromkeys(unit.sites, torch.zeros(())) for unit in removed]
-        if how == "resample":
-            new = _resampled(runs, removed, known, _another(prompt, others, seed, b))
         changes = [
             {site: unit.place.put(site, value) for site, value in of_unit.items()}
-            for unit, of_unit in zip(removed, new, strict=True)
+            for unit, of_unit in zip(removed, replacements.beside_twin(runs, removed, b), strict=True)
         ]
         margin = max(margin, runs.margin)
         plain = runs.twin_logits[:1]
-        own = measure.beside(plain)
-        before[b] = own(plain)[0]
+        measured = measure.beside(plain)
+        before[b] = measured(plain)[0]
         for piece in runs.compare(changes, foreign=how != "zero"):
             rows = [present[i] for i in piece.numbers]
-            values[rows, b] = before[b] + piece.effect(own)
+            values[rows, b] = before[b] + piece.effect(measured)
             fired[rows, b], moved[rows, b] = piece.fired, piece.moved
     if not bool(fired.any()):
         raise ProbeError("no ablation changed a value: what is put there stands there already; choose another how=")
-    return Ablations(str(measure), how, tuple(made), values, before, fired, moved, margin)
+    return Ablations(str(measure), how, tuple(ablated), values, before, fired, moved, margin)
+
+
+@dataclass(frozen=True, eq=False)
+class _Replacements:
+    """What is put in the place of each unit of a text.
+
+    known    the sites of the units, by name.
+    others   the reference texts, and for "mean" the `sums` over the positions of each.
+    """
+
+    how: Replaced
+    known: dict[str, Site]
+    others: Sequence[Prompt]
+    sums: Sequence[dict[str, Tensor]]
+    seed: int
+
+    def beside_twin(self, runs: TwinRuns, units: Sequence[AblatedUnit], number: int) -> list[dict[str, Tensor]]:
+        """Run the twin, and give the values that replace each unit of text `number`, by site."""
+        if self.how == "mean":
+            return self._means(runs, units)
+        runs.twin()
+        if self.how == "resample":
+            return self._resampled(runs, units, _another(runs.run.prompt, self.others, self.seed, number))
+        return [dict.fromkeys(unit.sites, torch.zeros(())) for unit in units]
+
+    def _means(self, runs: TwinRuns, units: Sequence[AblatedUnit]) -> list[dict[str, Tensor]]:
+        """The means over the reference texts at the place of each run.
+
+        Where the text itself is one of these, its values are those that it has in the twin, so that the mean of one
+        value is this value.
+        """
+        own = [same_prompts(other, runs.run.prompt) for other in self.others]
+        counts = {
+            name: sum(other.length(site, runs.model.spec) for other in self.others) for name, site in self.known.items()
+        }
+        of_others = {
+            site: sum(
+                (one[site] for one, is_own in zip(self.sums, own, strict=True) if not is_own), torch.zeros_like(first)
+            )
+            for site, first in self.sums[0].items()
+        }
+
+        def part(site: str, place: Place, value: Tensor) -> Tensor:
+            return replace(place, positions=None).part(site, value.double().sum(0, keepdim=True))
+
+        taken = runs.twin([_by_site(unit, part) for unit in units])
+        return [
+            {
+                site: (part(site, unit.place, of_others[site][None]) + sum(own) * value) / counts[site]
+                for site, value in of_unit.items()
+            }
+            for unit, of_unit in zip(units, taken, strict=True)
+        ]
+
+    def _resampled(self, runs: TwinRuns, units: Sequence[AblatedUnit], other: Prompt) -> list[dict[str, Tensor]]:
+        """What the other text has at the place of each run."""
+        prompt, spec = runs.run.prompt, runs.model.spec
+        if runs.run.at is not None:
+            other = resized(runs.model, other, prompt.lengths)
+
+        def part(site: str, place: Place, value: Tensor) -> Tensor:
+            return place.part(site, value[: prompt.length(self.known[site], spec)])
+
+        return runs.observe(replace(runs.run, prompt=other), [_by_site(unit, part) for unit in units])[0]
 
 
 def _by_site(unit: AblatedUnit, part: Callable[[str, Place, Tensor], Tensor]) -> dict[str, Callable[[Tensor], Tensor]]:
     return {site: partial(part, site, unit.place) for site in unit.sites}
-
-
-def _means(
-    runs: TwinRuns, units: Sequence[AblatedUnit], own: Sequence[bool], sums: Sequence[dict[str, Tensor]],
-    counts: dict[str, int],
-) -> list[dict[str, Tensor]]:  # fmt: skip
-    """Run the twin, and give the means over the reference texts at the place of each run.
-
-    Where the text itself is one of these (`own`), its values are those that it has there, so that the mean of one value
-    is this value.  `sums` are those over the positions of each reference, `counts` how many positions all have.
-    """
-    of_others = {
-        site: sum((one[site] for one, is_own in zip(sums, own, strict=True) if not is_own), torch.zeros_like(first))
-        for site, first in sums[0].items()
-    }
-
-    def part(site: str, place: Place, value: Tensor) -> Tensor:
-        return replace(place, positions=None).part(site, value.double().sum(0, keepdim=True))
-
-    taken = runs.twin([_by_site(unit, part) for unit in units])
-    return [
-        {
-            site: (part(site, unit.place, of_others[site][None]) + sum(own) * value) / counts[site]
-            for site, value in of_unit.items()
-        }
-        for unit, of_unit in zip(units, taken, strict=True)
-    ]
-
-
-def _resampled(
-    runs: TwinRuns, units: Sequence[AblatedUnit], known: dict[str, Site], other: Prompt
-) -> list[dict[str, Tensor]]:
-    """What the other text has at the place of each run."""
-    prompt, spec = runs.run.prompt, runs.model.spec
-    if runs.run.at is not None:
-        other = resized(runs.model, other, prompt.lengths)
-
-    def part(site: str, place: Place, value: Tensor) -> Tensor:
-        return place.part(site, value[: prompt.length(known[site], spec)])
-
-    return runs.observe(replace(runs.run, prompt=other), [_by_site(unit, part) for unit in units])[0]
 
 
 def _another(prompt: Prompt, others: Sequence[Prompt], seed: int, number: int) -> Prompt:
@@ -289,10 +298,15 @@ def _sites(model: ProbedModel, part: str, within: str) -> dict[str, Site]:
 
 
 def _units(
-    model: ProbedModel, part: str, known: dict[str, Site], prompts: Sequence[Prompt],
-    heads: dict[str, Sequence[int]], units: Sequence[int] | None, positions: Sequence[int] | None,
-) -> list[AblatedUnit]:  # fmt: skip
-    """What is ablated one at a time; `heads` are the numbers of those at each site."""
+    model: ProbedModel, part: str, within: str, prompts: Sequence[Prompt],
+    heads: Sequence[int | HeadName] | None, units: Sequence[int] | None, positions: Sequence[int] | None,
+) -> tuple[dict[str, Site], list[AblatedUnit]]:  # fmt: skip
+    """The sites whose values are replaced, and what is ablated one at a time."""
+    known = _sites(model, part, within)
+    if heads is not None and part != "heads":
+        raise InputError(f"heads= is for the ablation of heads; this one is of {part}")
+    numbers = _head_numbers(model, known, heads, within) if part == "heads" else {}
+    known = {name: site for name, site in known.items() if name in numbers} if numbers else known
     if units is not None and part != "neurons":
         raise InputError(f"units= is for the ablation of neurons; this one is of {part}")
     if units is not None:
@@ -303,23 +317,23 @@ def _units(
         shortest = max(longest.values())
     at = None if positions is None else tuple(check_positions(positions, shortest))
     if part in ("attention", "mlp"):
-        return [AblatedUnit(name, (name,), Place(at)) for name in known]
+        return known, [AblatedUnit(name, (name,), Place(at)) for name in known]
     if part == "blocks":
         blocks: dict[str, list[str]] = {}
         for name in known:
             blocks.setdefault(name.rpartition(".")[0].rpartition(".")[0], []).append(name)
-        return [AblatedUnit(block, tuple(names), Place(at)) for block, names in blocks.items()]
-    made = []
+        return known, [AblatedUnit(block, tuple(names), Place(at)) for block, names in blocks.items()]
+    ablated = []
     for name, site in known.items():
         if part == "positions":
             chosen = range(longest[name]) if at is None else at
-            made += [AblatedUnit(f"{name} position {i}", (name,), Place((i,))) for i in chosen]
+            ablated += [AblatedUnit(f"{name} position {i}", (name,), Place((i,))) for i in chosen]
         elif part == "heads":
-            made += [AblatedUnit(f"{name} head {head}", (name,), Place(at, (head,))) for head in heads[name]]
+            ablated += [AblatedUnit(f"{name} head {head}", (name,), Place(at, (head,))) for head in numbers[name]]
         else:
             every = range(site.width) if units is None else indices_below(site.width, units, f"{name} has neurons")
-            made += [AblatedUnit(f"{name} neuron {unit}", (name,), Place(at, None, (unit,))) for unit in every]
-    return made
+            ablated += [AblatedUnit(f"{name} neuron {unit}", (name,), Place(at, None, (unit,))) for unit in every]
+    return known, ablated
 
 
 def _head_numbers(
