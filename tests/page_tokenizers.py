@@ -99,8 +99,8 @@ def _split_bpe(name: str) -> Tokenizer:
     """Byte-level BPE with the split of a family, a normalizer, and added tokens of every kind."""
     split = SPLITS[name]
     backend = Backend(models.BPE(ignore_merges=split.whole_words))
-    if split.normalizer is not None:
-        backend.normalizer = split.normalizer()
+    if split.composed:
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = byte_level_words(split)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()

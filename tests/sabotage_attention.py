@@ -128,9 +128,11 @@ def windows_in_the_other_layers(model: Model, patch: pytest.MonkeyPatch) -> None
 
 @parity("bert", "Attention")
 def rows_of_a_batch_meet(model: Model, patch: pytest.MonkeyPatch) -> None:
+    plan = FlatKeys.plan
+
     def as_one(self: FlatKeys, rows: Rows, mask: Mask, heads: Heads, bias: Any, mechanism: Any) -> RowPlan:
         one = Rows((rows.total,))
-        return FlatKeys(one).plan(one, mask, heads, bias=bias, mechanism=mechanism)
+        return plan(FlatKeys(one), one, mask, heads, bias=bias, mechanism=mechanism)
 
     patch.setattr(FlatKeys, "plan", as_one)
 

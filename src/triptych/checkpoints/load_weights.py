@@ -111,7 +111,7 @@ def read_weights(
     """
     dtype, device = compute_dtype(dtype), usable_device(device)
     plan = _checked_plan(spec, source, ignore)
-    module, loaded, notes = empty(spec), [], set()
+    module, loaded, notes = empty(spec), [], list[str]()
     instead = _instead_of_fp16(spec, device)
     for step in plan.loads:
         info = source.infos[step.source]
@@ -123,7 +123,7 @@ def read_weights(
             elif instead is not None and torch.float16 in (dtype, stored.dtype):
                 stored = stored.to(instead)
                 name = str(instead).removeprefix("torch.")
-                notes.add(f"{spec.family} overflows fp16, so its weights are loaded in {name}")
+                notes.append(f"{spec.family} overflows fp16, so its weights are loaded in {name}")
             if stored.dtype not in DTYPES.values():
                 problem = f"{step.source} is stored as {info.dtype}, in which nothing is computed"
                 raise CheckpointError(f"{info.file}: {problem}; load with dtype='bfloat16'")
@@ -138,12 +138,12 @@ def read_weights(
             else:
                 _check_equal(step.source, name, weight.to(device), module.get_parameter(name), source)
             loaded.append(LoadedTensor(name, (step.source,), info.file.name, info.dtype, tuple(weight.shape), op))
-    notes |= set() if packer is None else set(packer.notes)
+    notes += [] if packer is None else packer.notes
     finish_loading(module)
     for name in families.find(spec.family).fixed & spec.shapes().keys():
         module.get_parameter(name).requires_grad_(False)
     summary = "" if packer is None else packer.packed
-    return module, LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(notes), summary)
+    return module, LoadReport(tuple(loaded), dict(spec.ties), plan.ignored, tuple(dict.fromkeys(notes)), summary)
 
 
 def _packed(
