@@ -16,7 +16,7 @@ from triptych import nn
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.probe import HeadTable, role_scores, zero
-from triptych.probe.role_keys import Labels, View, label
+from triptych.probe.role_definitions import Labels, View, label
 from triptych.probe.role_scores import at_offset, mean_weight
 from triptych.probe.role_texts import HeadSample
 from triptych.spec import AlibiSpec, LinearKernelSpec, RMSNormSpec, RopeSpec

@@ -1,5 +1,6 @@
-"""Adding a LoRA adapter to a model, saving it, finding the base model that a saved one names, and merging it into the
-parameters of a checkpoint."""
+"""Adding a LoRA adapter to a model, saving it, and finding the base model that a saved one names.
+
+`quantize/adapter_merging.py` merges one into the weights."""
 
 from __future__ import annotations
 

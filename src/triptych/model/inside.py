@@ -22,7 +22,7 @@ from triptych.nn import Row
 from triptych.probe import Edits, Plan, Reads, Session, Trace, ablate, attribute_logit, lens, patch, path_patch, steer
 from triptych.probe.display import Displayed
 from triptych.probe.size import TraceSize, check_fires, check_size, limit_of, shared_sites, trace_size
-from triptych.quantize.packing import MergedForm, merge
+from triptych.quantize.adapter_merging import MergedForm, merge
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec
 from triptych.spec import ModelSpec as Spec
 from triptych.tasks import ModelInputs, Texts

@@ -1,4 +1,4 @@
-"""The score of every head in every role, layer by layer, beside the nulls that `role_keys` draws for most roles."""
+"""The score of every head in every role, layer by layer, beside the null distributions of `role_definitions`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triptych.probe.prompts import ProbedModel
 from triptych.probe.reads_and_edits import Edits, Plan, Reads, zero
-from triptych.probe.role_keys import DRAWS, Labels, View, label
+from triptych.probe.role_definitions import DRAWS, Labels, View, label
 from triptych.probe.role_texts import HeadSample
 from triptych.probe.sites import prefix_of, sites
 from triptych.probe.size import trace_size

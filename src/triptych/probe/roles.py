@@ -20,7 +20,7 @@ from triptych.errors import InputError, nearest, shown
 from triptych.probe.display import Displayed, plain
 from triptych.probe.prompts import ProbedModel
 from triptych.probe.role_ablation import Ablation, Effect, unit
-from triptych.probe.role_keys import FAR, FARTHEST, NEAR
+from triptych.probe.role_definitions import FAR, FARTHEST, NEAR
 from triptych.probe.role_scores import CROSS_ROLES, FAMILY, SELF_ROLES, Head, RoleScores, Stack, attentions, score_all
 from triptych.probe.role_texts import CUT, LINKS, TEXTS, HeadSample, Link, linked_samples, punctuation, random_samples
 

@@ -1,6 +1,7 @@
 """The lectures' experiments: each a table, a plot and a verdict, most of them within 20 seconds on two cores.
 
-`LABS` lists them without importing one; a lab's file has its name, with `_` for `-`.
+`LABS` lists them without importing one.  A lab's file has its name, with `_` for `-`; `FILES` names the files that hold
+several labs.
 """
 
 from __future__ import annotations
