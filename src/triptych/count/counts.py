@@ -1,4 +1,5 @@
-"""Parameters, bytes and FLOPs of a model from its spec alone: no weights, and no torch but for FLOPs."""
+"""Parameters, bytes, FLOPs and the largest possible speed (roofline) of a model, from its spec alone: no weights, and
+no torch but for FLOPs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""ViT (Dosovitskiy et al. 2021): an encoder of the patches of an image behind a vector of its own, whose last state is
-the image's.  Norms before each sublayer and at the end, biases everywhere, learned positions.
+"""ViT (Dosovitskiy et al. 2021): an encoder of the patches of an image after one learned vector, whose last state
+stands for the image.  Norms before each sublayer and at the end, biases everywhere, learned positions.
 
 Reference: transformers `models/vit`.
 """

@@ -1,4 +1,4 @@
-"""The three layouts: an encoder, a decoder, or both, under one head."""
+"""`Transformer`: an encoder, a decoder, or both, under one head; made at random or without storage."""
 
 from __future__ import annotations
 

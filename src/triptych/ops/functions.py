@@ -1,4 +1,4 @@
-"""The functions of the operations (`table.py`).
+"""The functions of the operations in `table.py`: norms, rotations, convolutions, pooling, experts and others.
 
 Where torch has the operation under one name, the function is torch's own and a call costs what torch's does.  Each
 function follows torch's override protocol: an argument that has `__torch_function__` (a symbolic value of

@@ -1,4 +1,5 @@
-"""Path patching between heads (Wang et al. 2022, appendix B; Goldowsky-Dill et al. 2023): what one head tells another.
+"""Path patching between heads (Wang et al. 2022, appendix B; Goldowsky-Dill et al. 2023): the effect of
+one head's output on the input of another.
 
 The corrupt prompt is run three times for each pair of a sender and a receiver, and the clean prompt once:
 

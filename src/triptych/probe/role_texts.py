@@ -1,4 +1,5 @@
-"""The rows on which heads are scored: short texts, pairs of words that belong together, and random tokens repeated."""
+"""The rows on which heads are scored: short texts, pairs of words that belong together, and random tokens
+repeated; and the places of words and punctuation in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How many bytes a trace will hold, from the lengths of its rows alone."""
+"""Before a run: how many bytes its trace will hold, from the lengths of the rows, and whether each read and edit
+matches a row."""
 
 from __future__ import annotations
 

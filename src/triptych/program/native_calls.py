@@ -1,4 +1,5 @@
-"""Calls of the native step function: whether one may run, its memory, and the integer labels of each token."""
+"""Calls of native functions: whether a step may run, its memory and the integer labels of each token; and the largest
+number of each row (`largest_of`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A plan of the native executor: instructions with their buffers, in levels between which all threads meet.
+"""A plan of the native executor: instructions with their buffers, in levels with a barrier of
+all threads between them.
 
 A step's level is one more than the highest of those that it reads from, so the steps of a level need nothing of each
 other and no thread waits between them.  Buffers are shared by vectors that do not live at the same level.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count, groupby
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -81,10 +81,13 @@ class LabelTask(HeadTask):
         return data, self.judged(held.examples, partial(judged_classes, guesses, "macro F1"), tokens)
 
 
+ClassMetric = Literal["macro F1", "entity F1", "F1 of replaced"]
+
+
 def judged_classes(
-    guesses: Mapping[str, Sequence[Integers] | Integers], second: str, nats: float, count: int, rows: Outputs
+    guesses: Mapping[str, Sequence[Integers] | Integers], metric: ClassMetric, nats: float, count: int, rows: Outputs
 ) -> Score:
-    """Accuracy and the metric `second` of the classes of rows or of their tokens, beside the accuracy of `guesses`,
+    """Accuracy and another metric of the classes of rows or of their tokens, beside the accuracy of `guesses`,
     which have the classes of each record."""
     head = rows[0][0].head
     right = [one.goal[one.goal != IGNORED] for one, _ in rows]
@@ -95,14 +98,14 @@ def judged_classes(
     for name, guess in guesses.items():
         of_rows = [np.atleast_1d(guess[one.number])[: len(row)] for (one, _), row in zip(rows, right, strict=True)]
         guessed[name] = metrics.accuracy(together(of_rows), wanted)
-    match second:
+    match metric:
         case "entity F1":
             value = metrics.entity_f1(*([head.names(row.tolist()) for row in side] for side in (predicted, right)))
         case "F1 of replaced":
             value = metrics.f1(flat == 1, wanted == 1)
-        case _:
+        case "macro F1":
             value = metrics.macro_f1(flat, wanted)
-    figures = {"accuracy": metrics.accuracy(flat, wanted), second: value}
+    figures = {"accuracy": metrics.accuracy(flat, wanted), metric: value}
     correct, most = (round(share * len(wanted)) for share in (figures["accuracy"], guessed["majority"]))
     return Score(nats, count, correct, most, metrics=figures, baselines=guessed)
 
@@ -146,8 +149,8 @@ class TagTask(HeadTask):
             "majority": [np.full(len(row), common) for row in words[1]],
             "each word's commonest": metrics.commonest_tags(words[0], goals[0], words[1]),
         }
-        second = "entity F1" if any(label.startswith("B-") for label in self.labels) else "macro F1"
-        return data, self.judged(held.examples, partial(judged_classes, guesses, second), tokens)
+        metric: ClassMetric = "entity F1" if any(label.startswith("B-") for label in self.labels) else "macro F1"
+        return data, self.judged(held.examples, partial(judged_classes, guesses, metric), tokens)
 
 
 def first_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]], of: Sequence[int | None]) -> list[int]:

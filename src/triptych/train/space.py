@@ -1,4 +1,4 @@
-"""What a run needs of the disk, and a step of the memory, beside what is free.
+"""Checks that the checkpoints of a run fit on the disk, and a training step in memory.
 
 The memory is estimated from the recipe before any data are read, and from the rows of the first step before it is
 taken.  Only what a step certainly keeps is counted (`triptych.count.TrainingMemory`), so that no run is refused that

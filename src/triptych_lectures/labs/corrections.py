@@ -5,9 +5,9 @@ The corrections that need an experiment of their own are in other labs: √d in 
 
 from __future__ import annotations
 
-from inspect import getdoc
+from collections.abc import Callable
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,23 +31,24 @@ WIDTHS = {  # (D, F) as published
     "Llama-1 13B": (5120, 13_824), "Llama-1 33B": (6656, 17_920), "Llama-2 7B": (4096, 11_008),
     "Llama-2 70B": (8192, 28_672), "Llama-3 8B": (4096, 14_336), "Qwen3-4B": (2560, 9728),
 }  # fmt: skip
-BERT = {
-    "model_type": "bert", "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+SMALL_SIZES = {
+    "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 37, "max_position_embeddings": 32,
 }  # fmt: skip
 SMALL: dict[str, dict[str, Any]] = {
-    "BERT": BERT,
+    "BERT": SMALL_SIZES | {"model_type": "bert"},
     "BART": {"model_type": "bart", "vocab_size": 50, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2,
              "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 37, "decoder_ffn_dim": 37,
              "max_position_embeddings": 32},
     "GPT-2": {"model_type": "gpt2", "vocab_size": 50, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 4},
-    "Llama": BERT | {"model_type": "llama"},
-    "Qwen3": BERT | {"model_type": "qwen3", "head_dim": 10, "num_key_value_heads": 2},
+    "Llama": SMALL_SIZES | {"model_type": "llama"},
+    "Qwen3": SMALL_SIZES | {"model_type": "qwen3", "head_dim": 10, "num_key_value_heads": 2},
     "T5": {"model_type": "t5", "vocab_size": 50, "d_model": 24, "d_kv": 16, "d_ff": 37, "num_layers": 2,
            "num_heads": 4},
 }  # fmt: skip
 
 Checks = tuple[Check, ...]
+Decide = TypeVar("Decide", bound="Callable[[Statements], Checks]")
 
 
 class CorrectionsLab(Lab):
@@ -66,14 +67,13 @@ class CorrectionsLab(Lab):
 
     def run(self, setup: Setup) -> LabResult:
         statements = Statements(self, setup.seed)
-        checks, rows = [], []
-        for name, decide in vars(Statements).items():
-            if not name.startswith("_"):
-                lecture, _, statement = (getdoc(decide) or "").partition(": ")
-                own = decide(statements)
-                labels = [(lecture, statement), *[("", "")] * (len(own) - 1)]
-                rows += [[*label, check.claim, check.shown] for label, check in zip(labels, own, strict=True)]
-                checks += own
+        checks: list[Check] = []
+        rows: list[list[str]] = []
+        for lecture, statement, decide in STATEMENTS:
+            own = decide(statements)
+            labels = [(lecture, statement), *[("", "")] * (len(own) - 1)]
+            rows += [[*label, check.claim, check.shown] for label, check in zip(labels, own, strict=True)]
+            checks += own
         table = TableSection("Statements of the lectures", ("lecture", "it says", "computed here", "value"), rows)
         return LabResult("Which statements of the lectures do not hold?", MEANING, tuple(checks), (table,))
 
@@ -94,8 +94,22 @@ def _small(name: str) -> spec.ModelSpec:
     return families.read_config(SMALL[name], where=name)
 
 
+STATEMENTS: list[tuple[str, str, Callable[[Statements], Checks]]] = []
+"""The lecture and the words of each statement, and the method that decides it."""
+
+
+def says(lecture: str, statement: str) -> Callable[[Decide], Decide]:
+    """List a method of `Statements` as what decides a statement of a lecture."""
+
+    def listed(decide: Decide) -> Decide:
+        STATEMENTS.append((lecture, statement, decide))
+        return decide
+
+    return listed
+
+
 class Statements:
-    """Every public method is a statement: its docstring says where it stands, and what it gives decides it."""
+    """What decides the statements, on random tensors and small models with random weights."""
 
     def __init__(self, sizes: CorrectionsLab, seed: int) -> None:
         self.tokens, self.width, self.mlp, self.seed = sizes.tokens, sizes.width, sizes.mlp, seed
@@ -108,8 +122,8 @@ class Statements:
         """A small model with random weights."""
         return Model(nn.new(_small(name), self.seed, dtype))
 
+    @says("L4 12.5", "filling with -1e9 gives exactly 0")
     def large_negative(self) -> Checks:
-        """L4 12.5: filling with -1e9 gives exactly 0"""
         n = self.tokens
         (q,), visible = self._drawn((n, self.width)), torch.ones(n, n).tril(-1).bool()  # the first row sees nothing
         ours = attend(q, q, torch.eye(n, dtype=q.dtype), mask=dense(visible))[0]
@@ -120,8 +134,8 @@ class Statements:
             Check("a row that sees nothing filled with -1e9, distance from even weights", even, most=1e-12),
         )
 
+    @says("L1", "the mask is added before dividing by √d")
     def mask_order(self) -> Checks:
-        """L1: the mask is added before dividing by √d"""
         n, root = self.tokens, self.width**0.5
         q, k, bias = self._drawn((n, self.width), (n, self.width), (n, n))
         hidden = torch.zeros(n, n, dtype=q.dtype).masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
@@ -138,8 +152,8 @@ class Statements:
             Check("distance of `attend` from the order after", _gap(ours, after), most=1e-12),
         )
 
+    @says("L1", "cross-attention needs no mask")
     def cross_mask(self) -> Checks:
-        """L1: cross-attention needs no mask"""
         n, width = self.tokens, self.width
         q, k, padding = self._drawn((n, width), (n, width), (2, width))
         alone, padded = attend(q, k, k), torch.cat([k, padding])
@@ -149,13 +163,13 @@ class Statements:
             Check("change of the output by padding of the source that no mask hides", unmasked, least=0.01),
         )
 
+    @says("L0 2.5", "all models have d_v = d_k")
     def value_width(self) -> Checks:
-        """L0 2.5: all models have d_v = d_k"""
         q, k, v = self._drawn(*((self.tokens, width) for width in (192, 192, 128)))  # of DeepSeek-V2's latent attention
         return (Check("width of values beside keys of 192", attend(q, k, v, mask=causal()).shape[-1], 128, 128),)
 
+    @says("often said", "without √d softmax is too flat")
     def sharpness(self) -> Checks:
-        """often said: without √d softmax is too flat"""
         drawn = np.random.default_rng(0)  # one seed, since the page quotes these entropies
         q, k = (torch.from_numpy(drawn.standard_normal((64, 64))) for _ in range(2))
 
@@ -168,8 +182,8 @@ class Statements:
             Check("entropy of 64 weights, d 64, divided by √d, nats", entropy(None), 3.6808, 3.6810),
         )
 
+    @says("L1", "LayerNorm divides by σ + ε")
     def layer_norm(self) -> Checks:
-        """L1: LayerNorm divides by σ + ε"""
         x = torch.tensor([0.0, 0.001, 0.002, 0.003], dtype=torch.float64)
         norm = nn.build(spec.LayerNormSpec(width=4, eps=1e-5)).double()
         with torch.no_grad():
@@ -184,8 +198,8 @@ class Statements:
             Check("the third with σ + ε", float(lecture[2]), 0.44324, 0.44326),
         )
 
+    @says("L0, L1", "every model divides by √d")
     def t5_scale(self) -> Checks:
-        """L0, L1: every model divides by √d"""
         site = "encoder.blocks.0.attn"
         trace = self._new("T5").trace([[5, 6, 7, 9, 11, 3]], [[0, 2]], read=[f"{site}.*"])
         q, k, scores = (trace[f"{site}.{name}"][0] for name in ("q", "k", "scores"))
@@ -203,8 +217,8 @@ class Statements:
             Check("T5's scores less q·k/√d: distance from a bias of the distance", left(divided), least=1e-3),
         )
 
+    @says("L1", "GPT-2 base has D 1024, and its MLP no biases")
     def gpt2(self) -> Checks:
-        """L1: GPT-2 base has D 1024, and its MLP no biases"""
         base, medium = (count(families.read_config(PUBLISHED[name], where=name)) for name in ("GPT-2", "GPT-2 medium"))
         biases = sum(
             shape[0] for name, shape in base.spec.shapes().items() if ".mlp." in name and name.endswith(".bias")
@@ -215,16 +229,16 @@ class Statements:
             Check("biases of the 12 MLPs", biases, 12 * (3072 + 768), 12 * (3072 + 768)),
         )
 
+    @says("L0", "F is 2.7 D")
     def mlp_width(self) -> Checks:
-        """L0: F is 2.7 D"""
         near = ("Llama-1 13B", "Llama-1 33B", "Llama-2 7B")
         return tuple(
             Check(f"F over D of {name}", hidden / width, *((2.68, 2.7) if name in near else (3.5, None)))
             for name, (width, hidden) in WIDTHS.items()
         )
 
+    @says("L0 9.2", "real models are pre-norm")
     def norm_places(self) -> Checks:
-        """L0 9.2: real models are pre-norm"""
 
         def after(*names: str) -> float:
             """The share of their blocks whose attention normalizes after the addition."""
@@ -242,8 +256,8 @@ class Statements:
             Check("share of post-norm blocks, GPT-2 and Llama", after("GPT-2", "Llama"), 0.0, 0.0),
         )
 
+    @says("L0 3", "attention does not normalize")
     def attention_norms(self) -> Checks:
-        """L0 3: attention does not normalize"""
 
         def away(name: str, site: str) -> float:
             """How far the mean square of a head's queries is from 1, at most."""
@@ -257,8 +271,8 @@ class Statements:
             Check(f"{of} Llama, which has no such norm: {distance}", away("Llama", "q_rot"), least=0.1),
         )
 
+    @says("L4 12.5", "GPT and BERT differ in the mask alone")
     def gpt_and_bert(self) -> Checks:
-        """L4 12.5: GPT and BERT differ in the mask alone"""
         models = _small("BERT"), _small("GPT-2")
         bert, gpt = models[0].encoder, models[1].decoder
         assert bert is not None
@@ -271,16 +285,16 @@ class Statements:
         }
         return (Check(f"differences beside the mask: {', '.join(differences)}", sum(differences.values()), 4, 4),)
 
+    @says("L1", "training and generation read the same")
     def generation(self) -> Checks:
-        """L1: training and generation read the same"""
         model, start, count_new = self._new("Llama", torch.float32), 3, 12
         row = torch.randint(50, (start + count_new,), generator=torch.Generator().manual_seed(self.seed)).tolist()
         (written,) = model.generate([row[:start]], max_new_tokens=count_new)
         wrong = sum(a != b for a, b in zip(written.ids, row[start:], strict=False))
         return (Check(f"of {count_new} tokens that generation reads, other than in training", wrong, least=1),)
 
+    @says("L4 12.10", "SwiGLU's MLP is 4 d wide")
     def swiglu(self) -> Checks:
-        """L4 12.10: SwiGLU's MLP is 4 d wide"""
         width = self.mlp
         plain = parameters(nn.build(spec.mlp(width, 4 * width, "gelu")))
         wide, narrow = (

@@ -1,4 +1,4 @@
-"""Counting what a call does: FLOPs of its matrix products, bytes that these read, and bytes that its tensors take.
+"""What a call costs: FLOPs of its matrix products, bytes that these read, bytes that its tensors take, and its time.
 
 The counts come from the operations that run, by the shapes they are called with, so they are the same on all machines.
 """

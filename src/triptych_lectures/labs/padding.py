@@ -1,4 +1,4 @@
-"""Padding that attention is not told about (lectures L0, L1, L2 example 3): trained with it and without.
+"""Padding tokens that no mask hides (lectures L0, L1, L2 example 3): models trained with them and without.
 
 An encoder names the most frequent symbol of a row.  Rows of different lengths stand in one batch only when the short
 ones are filled up with padding tokens.  Nothing marks these as padding unless a mask hides them.

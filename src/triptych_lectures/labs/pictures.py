@@ -1,4 +1,4 @@
-"""Models that read drawn pictures.
+"""Labs of drawn pictures: captions by a ViT with a decoder, and names of shapes by a ViT.
 
 `captions`: does a decoder of text attend to the part of an image that it names?  (Xu et al. 2015; lecture L4)  A ViT
 reads drawn scenes of two objects, and a decoder writes "a red square left of a blue circle".  It is asked about pairs

@@ -1,4 +1,5 @@
-"""What scores are before training (lectures L0 4.1, L4 exercises 2, 3 and 11).
+"""Attention scores before training: the division by √d, and additive scores beside the dot product (lectures L0 4.1,
+L4 exercises 2, 3 and 11).
 
 `scaling`: why they are divided by √d (Vaswani et al. 2017, section 3.2.1).  The median gradient is used because the
 mean at the queries does not vanish: a few undecided rows carry all of it.  `additive-vs-dot`: why the dot product,

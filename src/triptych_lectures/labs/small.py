@@ -1,4 +1,5 @@
-"""Small models, short training runs and fitted exponents, for the labs."""
+"""Builders of small models, short training runs, curves and tables of what they measure, and fitted exponents, for the
+labs."""
 
 from __future__ import annotations
 
