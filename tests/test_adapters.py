@@ -23,7 +23,7 @@ from triptych.model import Model, create
 from triptych.native import library
 from triptych.nn.weights import PackedWeight
 from triptych.probe import zero
-from triptych.quantize import packing
+from triptych.quantize import adapter_merging
 
 needs_native = pytest.mark.skipif(library() is None, reason="the native kernels were not built")
 LLAMA = BLOCKS | {"initializer_range": 0.2}
@@ -165,7 +165,7 @@ def test_merging_rounds_to_the_same_type_or_gives_plain_numbers(how: str, kind: 
 
 @needs_native
 def test_a_type_that_cannot_be_written_becomes_plain_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "WRITABLE", ("Q8_0",))
+    monkeypatch.setattr(adapter_merging, "WRITABLE", ("Q8_0",))
     model = opened("q4_0", tmp_path)
     model.add_adapter(rank=2, targets=["q"])
     assert filled(model).merge_adapter() == ("2 packed matrices became plain numbers in float32",)
@@ -332,7 +332,7 @@ def test_a_second_adapter_and_none(unchecked: None) -> None:
     with pytest.raises(InputError, match=r"has an adapter already; merge_adapter\(\) or remove_adapter\(\) first"):
         model.add_adapter()
     with pytest.raises(InputError, match="packed='q4' is not one of requantize, dense"):
-        packing.merge(model.module, "q4")
+        adapter_merging.merge(model.module, "q4")
 
 
 def test_names_of_ours_and_of_transformers_name_the_same_slots() -> None:
