@@ -48,11 +48,11 @@ def plan_flash(request: AttentionRequest) -> Runner:
     causal, visible = _lowered(request)
     even = request.width == request.value_width
     if even and request.queries == 1 and not request.biased and (visible is None or visible.shape[1] == 1):
-        return partial(_one_query, request, visible, _too_few(request))
+        return partial(_one_query, request, visible, _keys_per_register(request))
     return partial(_sdpa, request, causal, visible)
 
 
-def _too_few(request: AttentionRequest) -> int:
+def _keys_per_register(request: AttentionRequest) -> int:
     """Keys below which the kernel, which computes in fp32 or fp64, could give 0 for scores that are NaN without a mask:
     as many as fill a register."""
     return WIDEST_REGISTER // max(request.dtype.itemsize, 4) if request.device.type == "cpu" else 0
@@ -68,7 +68,7 @@ def _sdpa(
     if bias is not None:
         bias = bias.to(q.dtype)
         visible = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
-    if visible is None and k.shape[2] < _too_few(request):
+    if visible is None and k.shape[2] < _keys_per_register(request):
         visible, causal = _all_visible(q, k, causal), False
     out = F.scaled_dot_product_attention(
         q if q.stride(3) == 1 else q.contiguous(),
@@ -168,7 +168,7 @@ def _kernel(
     """`(out [B, H, T, Kv], log-sum-exp [B, H, T])`.  The kernel writes an lse of 0 for a query that sees nothing; its
     output is 0 there, so no share of it can show."""
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
-    if mask is None and k.shape[2] < _too_few(request):
+    if mask is None and k.shape[2] < _keys_per_register(request):
         mask, causal = _all_visible(q, k, causal), False
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)

@@ -24,7 +24,7 @@ SCORES = 1 << 24  # score elements of one piece when the pattern is materialized
 Fold = Callable[[Tensor], Tensor]
 
 
-def _cannot(request: AttentionRequest, bound: object, lacking: str) -> list[str]:
+def _refusals(request: AttentionRequest, bound: object, lacking: str) -> list[str]:
     """What no folding path serves, and what is `lacking` in a mask without its `bound`."""
     reasons = []
     if not request.aligned:
@@ -109,7 +109,9 @@ def _padded(x: Tensor, before: int, after: int) -> Tensor:
 
 
 def window_cannot(request: AttentionRequest) -> list[str]:
-    return _cannot(request, mask_lowering.window_of(request.mask), "window in the mask that is narrower than its keys")
+    return _refusals(
+        request, mask_lowering.window_of(request.mask), "window in the mask that is narrower than its keys"
+    )
 
 
 def window_saves(request: AttentionRequest) -> bool:
@@ -147,7 +149,7 @@ def _block(queries: int, back: int, ahead: int) -> int:
 
 
 def block_cannot(request: AttentionRequest) -> list[str]:
-    return _cannot(request, mask_lowering.blocks_of(request.mask), "block pattern in the mask")
+    return _refusals(request, mask_lowering.blocks_of(request.mask), "block pattern in the mask")
 
 
 def block_saves(request: AttentionRequest) -> bool:

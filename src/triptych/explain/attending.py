@@ -108,7 +108,7 @@ class Attending:
         if isinstance(self.mask, Full):
             why = "Every query sees every key; these scores enter the softmax."
             return Step(self.part, "No mask", "s ← s", why, scores, lambda g: g[before])
-        hidden = added_by(self.mask, self.at_q, self.at_k)
+        hidden = additive_mask(self.mask, self.at_q, self.at_k)
         m = Shown(name, "m", "T S", hidden, self.q.labels, self.k.labels, focus=self.q.focus)
         why = f"The mask is {mask_text(self.mask)}. A key that a query may not see gets -∞, so weight 0."
         return Step(self.part, "Mask", "s ← s + m", why, scores, lambda g: g[before] + g[name], [m])
@@ -160,7 +160,7 @@ class Attending:
         return f"{who}{self.q.labels[self.q.focus]} attends most, {row[best]:.0%}, to {self.k.labels[best]}."
 
 
-def added_by(mask: Mask, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+def additive_mask(mask: Mask, q_pos: Tensor, k_pos: Tensor) -> Tensor:
     """What a mask adds to the scores: 0, and -∞ for a key that the query may not see."""
     visible = torch.as_tensor(mask.visible(Points(q_pos[:, None]), Points(k_pos[None])))
     return torch.zeros(visible.shape).masked_fill(~visible, -math.inf)

@@ -16,7 +16,7 @@ from torch import Tensor
 from triptych import spec
 from triptych.attention import attention_pattern
 from triptych.explain import reference_ops
-from triptych.explain.attending import Attending, added_by
+from triptych.explain.attending import Attending, additive_mask
 from triptych.explain.steps import Printed, Shown, Step, number
 
 INPUTS, LECTURE, REFERENCE = "Given", "The lecture's figures", "Reference figures"
@@ -168,7 +168,7 @@ def masks() -> Example:
     n, places = 4, torch.arange(4)
     both = spec.causal() & spec.keys(3)
     causal, padding, hidden = (
-        Shown(name, "m", "T S", added_by(mask, places, places))
+        Shown(name, "m", "T S", additive_mask(mask, places, places))
         for name, mask in (("causal", spec.causal()), ("padding", spec.keys(3)), ("both", both))
     )
     future = torch.full((n, n), -math.inf, dtype=torch.float64).triu(1)

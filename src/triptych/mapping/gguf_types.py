@@ -77,8 +77,8 @@ MXFP4        39       32     17  -                  38
 
 def _type(row: list[str]) -> GGUFType:
     name, number, elements, nbytes, dtype, file_type = row
-    plain, most = None if dtype == "-" else dtype, None if file_type == "-" else int(file_type)
-    return GGUFType(name, int(number), int(elements), int(nbytes), plain, most)
+    torch_dtype, file_number = None if dtype == "-" else dtype, None if file_type == "-" else int(file_type)
+    return GGUFType(name, int(number), int(elements), int(nbytes), torch_dtype, file_number)
 
 
 #: Every type that can be read, by its name in GGUF.

@@ -23,7 +23,7 @@ from triptych.nn.positions import Position
 from triptych.spec import inputs, parts
 from triptych.spec.part import Part
 
-Placed = TypeVar("Placed", bound=inputs.FramesSpec | inputs.PatchesSpec)
+InputSpec = TypeVar("InputSpec", bound=inputs.FramesSpec | inputs.PatchesSpec)
 Row = Sequence[int] | Tensor
 """What one row is read from: token ids, frames `[T, M]`, or the pixels `[C, H, W]` of an image."""
 
@@ -99,17 +99,17 @@ class Conv(Module[inputs.ConvSpec], of=inputs.ConvSpec):
         return ops.conv1d(x, self.weight, self.bias, self.spec.stride, lengths)
 
 
-class _Placed(Module[Placed]):
+class _PositionedInput(Module[InputSpec]):
     """What gives vectors to which their positions are added."""
 
     position: Position[Part]
 
-    def placed(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
+    def with_positions(self, x: Tensor, rows: Rows, random: torch.Generator | None) -> Tensor:
         x = x + self.position.embed(rows.positions(x.device)).to(x.dtype)
         return ops.dropout(x, self.spec.dropout, self.training, random)
 
 
-class Frames(_Placed[inputs.FramesSpec], of=inputs.FramesSpec):
+class Frames(_PositionedInput[inputs.FramesSpec], of=inputs.FramesSpec):
     """`gelu(conv2(gelu(conv1(frames)))) + position` of each row."""
 
     conv1: Conv
@@ -130,7 +130,7 @@ class Frames(_Placed[inputs.FramesSpec], of=inputs.FramesSpec):
     def forward(
         self, frames: Tensor, rows: Rows, token_types: None = None, random: torch.Generator | None = None
     ) -> Tensor:
-        return self.placed(self.convolved(frames, rows, ops.ACTIVATIONS["gelu"]), rows, random)
+        return self.with_positions(self.convolved(frames, rows, ops.ACTIVATIONS["gelu"]), rows, random)
 
     def convolved(self, frames: Tensor, rows: Rows, act: VectorMap | None = None) -> Tensor:
         """`act(conv2(gelu(conv1(frames))))` of each row: frames [N * stride, M] -> [N, D].
@@ -146,7 +146,7 @@ class Frames(_Placed[inputs.FramesSpec], of=inputs.FramesSpec):
         return x if act is None else act(x)
 
 
-class Patches(_Placed[inputs.PatchesSpec], of=inputs.PatchesSpec):
+class Patches(_PositionedInput[inputs.PatchesSpec], of=inputs.PatchesSpec):
     """A vector of its own, then one for each patch, with their positions added."""
 
     first: Tensor
@@ -167,7 +167,7 @@ class Patches(_Placed[inputs.PatchesSpec], of=inputs.PatchesSpec):
     def forward(
         self, patches: Tensor, rows: Rows, token_types: None = None, random: torch.Generator | None = None
     ) -> Tensor:
-        return self.placed(ops.patches(patches, self.first, self.weight, self.bias, rows), rows, random)
+        return self.with_positions(ops.patches(patches, self.first, self.weight, self.bias, rows), rows, random)
 
 
 def _check_floats(i: int, row: Any, what: str, shape: tuple[int | None, ...]) -> None:

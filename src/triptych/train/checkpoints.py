@@ -46,7 +46,7 @@ from triptych.train.loop import Progress, StepRecord, Trainer
 from triptych.train.settings import Config, NonNegative, RecipeSection
 
 S = TypeVar("S", bound=RecipeSection)
-Whole = Annotated[int, Field(ge=0)]
+WholeNumber = Annotated[int, Field(ge=0)]
 _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(r"\.step-\d{8,}\.(building|broken|old)")
 _TRAIN_STATE = "train_state"
@@ -202,16 +202,16 @@ class Checkpoints:
 class Manifest(RecipeSection):
     """Size in bytes and SHA-256 of every file of a checkpoint but the manifest itself, by its name."""
 
-    files: dict[str, tuple[Whole, str]]
+    files: dict[str, tuple[WholeNumber, str]]
 
 
 class SavedState(RecipeSection):
     """`train_state/state.json`: the fields of `Progress`, and the recipe."""
 
     version: Literal[1] = 1
-    step: Whole
+    step: WholeNumber
     elapsed: NonNegative
-    tokens: Whole
+    tokens: WholeNumber
     history: list[StepRecord]
     recipe: Config
 

@@ -88,7 +88,8 @@ class HeadsVsWidthLab(Lab):
         most, tokens = self.heads[-1], self.tokens
         shown = 8 if 8 in self.heads else most  # the lecture has 8
         scores, four = float(shown * tokens**2), "four places read right by four heads"
-        one_of_one, four_of_one, one_of_four, four_of_four = shares.values()
+        one_of_one, four_of_one = (shares["one place", heads] for heads in (1, 4))  # read by one head, by four
+        one_of_four, four_of_four = (shares["four places", heads] for heads in (1, 4))
         checks = (
             Check("arithmetic: counted from the spec and measured: largest difference", float(max(off)), most=0.0),
             Check(f"arithmetic: parameters of {most} heads over one", over_one[-1][0], 1.0, 1.0),

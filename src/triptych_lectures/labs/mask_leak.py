@@ -49,7 +49,8 @@ class MaskLeakLab(Lab):
             losses[name] = fit(module, data, rows=self.rows, length=self.length, steps=self.steps, seed=setup.seed)
             modules |= {(name, used): with_mask(module, other) for used, other in MASKS.items()}
         nats = {masks: evaluate(module, held).nats_per_token for masks, module in modules.items()}
-        own, lost, blind, leaky = nats.values()
+        own, lost = (nats["with the mask", used] for used in MASKS)  # trained with the mask, used with and without it
+        blind, leaky = (nats["without", used] for used in MASKS)  # trained without it
         guess = _frequencies(job, held)
         checks = (
             Check("trained and used with the mask, over guessing by frequency", own / guess, most=0.8),

@@ -16,45 +16,45 @@ from triptych_lectures.labs.report import LabRun, timed
 
 @dataclass(frozen=True)
 class SpreadCheck(Check):
-    """One criterion over several seeds, `of` each of them; `measured` is the median, NaN where one measured that."""
+    """One criterion over several seeds, and its check in each; `measured` is the median, NaN where one measured that."""
 
-    of: tuple[Check, ...] = ()
+    of_seeds: tuple[Check, ...] = ()
 
     @property
     def values(self) -> tuple[float, ...]:
-        return tuple(check.measured for check in self.of)
+        return tuple(check.measured for check in self.of_seeds)
 
     @property
     def held(self) -> int:
         """How many seeds lie within their bounds."""
-        return sum(check.passed for check in self.of)
+        return sum(check.passed for check in self.of_seeds)
 
     @property
     def passed(self) -> bool:
-        return self.held == len(self.of) > 0
+        return self.held == len(self.of_seeds) > 0
 
     @property
     def criterion(self) -> str:
-        return _common([check.criterion for check in self.of])
+        return _common([check.criterion for check in self.of_seeds])
 
     @property
     def shown(self) -> str:
         """The median, and the smallest and largest value where they differ."""
-        middle, least, most = map(number, (self.measured, *self.ends))
+        middle, least, most = map(number, (self.measured, *self.extremes))
         return middle if least == middle == most else f"{middle} ({least} to {most})"
 
     @property
     def word(self) -> str:
-        return f"{self.held} of {len(self.of)}"
+        return f"{self.held} of {len(self.of_seeds)}"
 
     @property
-    def ends(self) -> tuple[float, float]:
+    def extremes(self) -> tuple[float, float]:
         """The smallest and the largest value."""
         numbers = [value for value in self.values if not math.isnan(value)]
         return min(numbers, default=math.nan), max(numbers, default=math.nan)
 
     def to_dict(self) -> dict[str, Any]:
-        smallest, largest, *values = map(finite, (*self.ends, *self.values))
+        smallest, largest, *values = map(finite, (*self.extremes, *self.values))
         spread = {"criterion": self.criterion, "smallest": smallest, "largest": largest}
         return super().to_dict() | spread | {"values": values, "held": self.held}
 
