@@ -16,7 +16,7 @@ from triptych_lectures.labs.report import LabRun, timed
 
 @dataclass(frozen=True)
 class SpreadCheck(Check):
-    """One criterion over several seeds, and its check in each; `measured` is the median, NaN where one measured that."""
+    """One criterion over several seeds, and its check in each; `measured` is the median, NaN where one is NaN."""
 
     of_seeds: tuple[Check, ...] = ()
 
