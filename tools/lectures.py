@@ -6,6 +6,7 @@ docs/learn/path.md: an order of them for each lecture.
     python tools/lectures.py --again         runs everything, or with --labs these labs
     python tools/lectures.py --labs NAME --model DIR
                                              the same lab with a model that a recipe has trained
+    python tools/lectures.py --processes 2   two labs at a time, with a share of the threads each
     python tools/lectures.py --page          runs nothing
     python tools/lectures.py --stale         lists the results that are stale, and writes nothing
 
@@ -19,10 +20,14 @@ sizes, and with as many seeds as its `SEEDS` says; the finished seeds of a run t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import multiprocessing
+import os
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,24 +105,45 @@ def chosen(data: Plain, results: Plain, labs: list[str] | None, *, again: bool) 
     return names if labs is None else {"labs": [name for name in labs if name in names["labs"]], "examples": []}
 
 
-def record(names: dict[str, list[str]], results: Plain, *, quick: bool = False, model: str | None = None) -> None:
-    """Run them, save each result as soon as there is one, and draw the plots that the documentation shows."""
-    import pictures
-
+def record(
+    names: dict[str, list[str]], results: Plain, *, quick: bool = False, model: str | None = None, processes: int = 1
+) -> None:
+    """Run them, `processes` labs at a time, save each result as soon as there is one, and draw the plots that the
+    documentation shows."""
     from triptych import machine
     from triptych.explain import worked
 
-    machine.use_threads()
-    for name in names["labs"]:
-        result, recorded = run_lab(name, quick=quick, model=model)
-        print(f"{name}: {result.verdict}  {recorded['seconds']} s", flush=True)
-        save(results, "labs", name, recorded)
-        pictures.of_lab(name, result)
-        for finished in SEEDS.glob(f"{name}-{'[0-9a-f]' * 16}-seed*.json"):
-            finished.unlink()  # so that --again runs them again
+    threads = max(1, machine.threads() // processes)
+    task = partial(recorded_lab, threads=threads, quick=quick, model=model)
+    with contextlib.ExitStack() as stack:
+        run: Callable[..., Iterator[tuple[str, Plain]]] = map
+        if processes > 1:
+            os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)  # of the processes to come
+            run = stack.enter_context(multiprocessing.get_context("spawn").Pool(processes)).imap_unordered
+        for name, recorded in run(task, longest_first(names["labs"], results)):
+            save(results, "labs", name, recorded)
+            for finished in SEEDS.glob(f"{name}-{'[0-9a-f]' * 16}-seed*.json"):
+                finished.unlink()  # so that --again runs them again
     for name in names["examples"]:
         walk = worked(name)
         save(results, "examples", name, {"passed": walk.agrees, "outcome": walk.outcome})
+
+
+def longest_first(labs: list[str], results: Plain) -> list[str]:
+    """The labs in the order of their last recorded seconds, so that several processes end at about the same time."""
+    return sorted(labs, key=lambda name: -results["labs"].get(name, {}).get("seconds", 0.0))
+
+
+def recorded_lab(name: str, *, threads: int, quick: bool, model: str | None) -> tuple[str, Plain]:
+    """Run a lab, print its verdict and draw its plot; -> its name, and what is recorded."""
+    import pictures
+    import torch
+
+    torch.set_num_threads(threads)
+    result, recorded = run_lab(name, quick=quick, model=model)
+    print(f"{name}: {result.verdict}  {recorded['seconds']} s", flush=True)
+    pictures.of_lab(name, result)
+    return name, recorded
 
 
 def run_lab(
@@ -261,7 +287,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="record one seed at the sizes of `triptych lab NAME`")
     parser.add_argument("--labs", nargs="+", metavar="NAME", help="run only these labs")
     parser.add_argument("--model", metavar="DIR", help="judge this model; with --labs and one lab")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="run N labs at a time")
     options = parser.parse_args()
+    if options.processes < 1:
+        parser.error("--processes must be at least 1")
     if options.model is not None and len(options.labs or []) != 1:
         parser.error("--model needs --labs with one lab, which judges this model")
     data, results = read_data(), read_results()
@@ -271,7 +300,7 @@ def main() -> None:
         return
     if not options.page:
         names = chosen(data, results, options.labs, again=options.again)
-        record(names, results, quick=options.quick, model=options.model)
+        record(names, results, quick=options.quick, model=options.model, processes=options.processes)
     results = read_results()  # in the order of the file
     PAGE.write_text(page(data, marked(results, stale(data, results))), "utf-8")
     PATH_PAGE.write_text(path_page(data), "utf-8")
