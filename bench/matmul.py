@@ -22,7 +22,7 @@ import torch
 from triptych.native import Input, library, why_not
 from triptych.native.loader import LEVELS
 from triptych.quantize import LAYOUTS, PackedMatrix
-from triptych.quantize.layouts import Codes, floats_of, matrix_struct
+from triptych.quantize.kernel_layouts import Codes, floats_of, matrix_struct
 
 VECTORS = (1, 4, 16, 64, 256)
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576))

@@ -22,7 +22,7 @@ from triptych.checkpoints import write_directory
 from triptych.checkpoints.load_weights import to_checkpoint
 from triptych.families import read_config
 from triptych.train import CausalText, Optimizer, OptimizerSettings, RunSettings, Schedule, Trainer
-from triptych.train.arithmetic import autocast
+from triptych.train.precision import autocast
 
 
 def config(family: str, options: argparse.Namespace) -> dict[str, object]:

@@ -11,8 +11,8 @@ from torch import Tensor
 from triptych.attention import EncoderOutput
 from triptych.attention.caches import Project
 from triptych.train import Example
+from triptych_lectures.labs.generated_tasks import Shuffled
 from triptych_lectures.labs.lab import LabResult
-from triptych_lectures.labs.trained import Shuffled
 
 
 def failed(result: LabResult) -> set[str]:

@@ -13,7 +13,7 @@ from triptych import ops, spec
 from triptych.attention import EncoderOutput, FlatKeys, Heads, RowPlan, Rows
 from triptych.attention.cache_steps import NullStep
 from triptych.model import Model
-from triptych.nn import Taps, attention, kinds, positions
+from triptych.nn import Taps, attention, attention_states, positions
 from triptych.spec.masks import Causal, Mask
 
 # ---------------------------------------------------------------- positions
@@ -225,9 +225,11 @@ def _without_cross(block: Any) -> Callable[..., Tensor]:
 
 @parity("t5", "Block.cross")
 def cross_attention_reads_self_keys(model: Model, patch: pytest.MonkeyPatch) -> None:
-    def own(attn: Any, rows: Rows, x: Tensor, source: Any, random: Any) -> kinds.SelfState:
-        plan = FlatKeys(rows).plan(rows, spec.full(), kinds.heads_of(attn, x, random))
-        return kinds.SelfState(rows, plan, NullStep(FlatKeys(rows)), position=None, rotation=None, content=None)
+    def own(attn: Any, rows: Rows, x: Tensor, source: Any, random: Any) -> attention_states.SelfState:
+        plan = FlatKeys(rows).plan(rows, spec.full(), attention_states.heads_of(attn, x, random))
+        return attention_states.SelfState(
+            rows, plan, NullStep(FlatKeys(rows)), position=None, rotation=None, content=None
+        )
 
     patch.setattr("triptych.nn.stack.cross_state", own)
 
@@ -239,7 +241,7 @@ def cross_attention_reads_the_next_row_s_source(model: Model, patch: pytest.Monk
         turned = [sources[-1], *sources[:-1]]
         return EncoderOutput(torch.cat(turned), Rows(tuple(map(len, turned))))
 
-    patch.setattr("triptych.nn.model.EncoderOutput", neighbour)
+    patch.setattr("triptych.nn.transformer.EncoderOutput", neighbour)
 
 
 @parity("t5", "Block.cross")
@@ -248,4 +250,4 @@ def cross_attention_sees_the_padding(model: Model, patch: pytest.MonkeyPatch) ->
         filled = torch.nn.utils.rnn.pad_sequence(rows.split(memory), batch_first=True)
         return EncoderOutput(filled.flatten(0, 1), Rows((rows.longest,) * len(rows)))
 
-    patch.setattr("triptych.nn.model.EncoderOutput", padded)
+    patch.setattr("triptych.nn.transformer.EncoderOutput", padded)

@@ -11,10 +11,10 @@ from sabotage import cached
 from triptych import ops
 from triptych.attention import Cache, CachedLayer, CrossCache, Rows, SlotKeys
 from triptych.attention.cache_steps import FullStep, NullStep, RingStep, ring_positions
-from triptych.attention.store import Store
+from triptych.attention.layer_cache import Store
 from triptych.model import Model
 from triptych.nn import positions, stack
-from triptych.nn.kinds import SelfState
+from triptych.nn.attention_states import SelfState
 
 
 @cached("llama", "FullStep")

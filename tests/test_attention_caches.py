@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attend_rows import attend_rows
 from triptych.attention import Cache, CachedLayer, CrossCache, FlatKeys, NullCache, Rows, SlotKeys
-from triptych.attention.store import LEAST_IN_HUGE_PAGES
+from triptych.attention.layer_cache import LEAST_IN_HUGE_PAGES
 from triptych.errors import InputError, ProbeError
 from triptych.native.huge_pages import PAGE
 from triptych.spec.masks import causal, full, window

@@ -23,12 +23,12 @@ from triptych.cli.bench import BenchPeer
 from triptych.count import count
 from triptych.errors import InputError
 from triptych.machine import Usage
-from triptych.measure import BenchReport, Rates, Settings, bench, limits, peers, rounds
-from triptych.measure.figures import Figure, Limit, MeasuredSide, PeerFigure
+from triptych.measure import BenchReport, Rates, Settings, bench, bench_run, limits, peers
+from triptych.measure.bench_results import Figure, Limit, MeasuredSide, PeerFigure
 from triptych.measure.jobs import BenchJob, Ids, jobs, sound, texts
-from triptych.measure.ours import Ours
 from triptych.measure.process import SameProcess, SeparateProcess
-from triptych.measure.sides import Options, Side, perform
+from triptych.measure.side import Options, Side, perform
+from triptych.measure.triptych_side import Ours
 from triptych.spec import MoESpec
 
 RATES = Rates(read=2e9, fp32=3e9, bf16=5e9)
@@ -401,13 +401,13 @@ def test_the_work_of_a_peer_on_torch_is_ours() -> None:
 
 def test_the_time_of_measured_processes_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triptych.machine.usage", lambda: Usage(at=10.0, processors=2, busy=8.0, own=1.0))
-    runs = rounds._Runs(SameProcess(Twin(Options(model="", threads=1, layout="decoder"))))
+    runs = bench_run._Runs(SameProcess(Twin(Options(model="", threads=1, layout="decoder"))))
     monkeypatch.setattr(SameProcess, "cpu_seconds", lambda self: 2.0)
-    use = rounds.processor_use([runs, runs])
+    use = bench_run.processor_use([runs, runs])
     assert use == Usage(at=10.0, processors=2, busy=8.0, own=5.0)
     assert use.by_others(Usage(at=8.0, processors=2, busy=4.0, own=4.0)) == pytest.approx(1.5)
     monkeypatch.setattr("triptych.machine.usage", lambda: None)
-    assert rounds.processor_use([runs]) is None
+    assert bench_run.processor_use([runs]) is None
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_the_time_of_measured_processes_is_ours(monkeypatch: pytest.MonkeyPatch)
                                               (None, 2, 2, False), (9.0, 64, 8, False), (60.0, 64, 8, True)]
 )  # fmt: skip
 def test_a_busy_machine_is_told(others: float | None, usable: int, threads: int, busy: bool) -> None:
-    line = rounds.verdict(others, usable, threads)
+    line = bench_run.verdict(others, usable, threads)
     assert (line is not None) == busy
     assert line is None or "the machine is busy" in line
 

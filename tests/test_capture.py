@@ -15,8 +15,8 @@ from triptych.errors import CheckpointError, InputError, ProbeError
 from triptych.generate import MAX_ROWS
 from triptych.model import Model
 from triptych.probe import Read, Statistics, Trace, put, sites, zero
-from triptych.probe.recording import Attended
-from triptych.probe.records import Computations
+from triptych.probe.trace_recording import Attended
+from triptych.probe.trace_values import Computations
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8, 2, 8, 1, 8]]
 SOURCES = [[5, 6, 7], [9], [10, 11, 12, 13]]

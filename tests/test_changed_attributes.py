@@ -15,7 +15,7 @@ from triptych import nn
 from triptych.checkpoints.adapters import AdapterSettings, add_adapter
 from triptych.generate import Engine, Request, Scheduler, generate
 from triptych.model import Model, create
-from triptych.program.changes import ModuleFingerprint, checksums, equal
+from triptych.program.module_changes import ModuleFingerprint, checksums, equal
 from triptych.spec.masks import Mask, causal, window
 
 pytestmark = needs_native

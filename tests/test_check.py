@@ -14,7 +14,7 @@ import references
 import tiny
 from cli_models import BLOCKS, Captured, answered, checkpoint, said
 from triptych import nn
-from triptych.check import Finding, Layer, Report, case, check, max_abs_diff, paths, peer
+from triptych.check import Finding, Layer, Report, check, comparison, max_abs_diff, paths, peer
 from triptych.check.quality import TEXT, quality
 from triptych.checkpoints.convert import convert
 from triptych.errors import ConfigError, InputError
@@ -22,7 +22,7 @@ from triptych.generate import Engine
 from triptych.model import Model, create, load
 from triptych.native import library, why_not
 from triptych.probe import sites
-from triptych.probe.session import ProbeTaps
+from triptych.probe.apply_plan import ProbeTaps
 from triptych.spec import full
 
 UNCHANGED_PAST, READING = (
@@ -154,13 +154,13 @@ def test_a_cache_that_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_batch_that_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = case.run
+    real = comparison.run
 
     def leaking(model: Model, rows: list[list[int]], *rest: Any) -> list[torch.Tensor]:
         found = real(model, rows, *rest)
         return found if len(rows) == 1 else [found[0], found[1] + 0.01, *found[2:]]
 
-    monkeypatch.setattr(case, "run", leaking)
+    monkeypatch.setattr(comparison, "run", leaking)
     assert failed(check(checkpoint("encoder"), against="none")) == {"row in a batch = row alone"}
 
 

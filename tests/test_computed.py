@@ -15,7 +15,7 @@ import triptych
 from triptych.errors import ProbeError
 from triptych.model import Model
 from triptych.nn import Transformer
-from triptych.probe import Read, Trace, add, records
+from triptych.probe import Read, Trace, add, trace_values
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8, 2, 8, 1, 8]]
 ACT, MID, POST = "blocks.0.mlp.act", "blocks.0.resid_mid", "blocks.0.resid_post"
@@ -150,12 +150,12 @@ def test_sites_that_pass_one_tensor_are_computed_once(model: Model) -> None:
 
 def test_a_computation_that_ignores_changes_would_be_wrong(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the hook above."""
-    monkeypatch.setattr(records.Computations, "kept_as", without_versions)
+    monkeypatch.setattr(trace_values.Computations, "kept_as", without_versions)
     with pytest.raises(AssertionError, match="resid_"):
         test_a_hook_between_the_computation_and_the_site(model, in_place=True)
 
 
-def without_versions(self: records.Computations, value: Tensor, rows: Any) -> Tensor | records.Computation:
+def without_versions(self: trace_values.Computations, value: Tensor, rows: Any) -> Tensor | trace_values.Computation:
     made = self.made.get(value)
     self.kept[value] = True
     return value if made is None else made[0]

@@ -14,7 +14,7 @@ import triptych
 from cli_models import Captured, checkpoint, said
 from triptych import families, nn
 from triptych.attention import Rows
-from triptych.attention.store import StoredForm
+from triptych.attention.layer_cache import StoredForm
 from triptych.cli import main
 from triptych.count import (
     MAX_LOGITS,
@@ -25,9 +25,9 @@ from triptych.count import (
     count,
     predict,
 )
-from triptych.families.named import NAMED
+from triptych.families.named_configs import NAMED
 from triptych.model import Model
-from triptych.train.optim import Optimizer, OptimizerSettings
+from triptych.train.optimizer import Optimizer, OptimizerSettings
 
 SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
          "num_attention_heads": 6, "max_position_embeddings": 512}  # fmt: skip

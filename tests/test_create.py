@@ -7,7 +7,7 @@ from triptych import machine
 from triptych.count import count
 from triptych.errors import ConfigError, InputError
 from triptych.families import read_config
-from triptych.families.named import NAMED
+from triptych.families.named_configs import NAMED
 
 
 def test_a_named_model_has_the_sizes_of_its_config(monkeypatch: pytest.MonkeyPatch) -> None:

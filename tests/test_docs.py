@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from triptych import families
-from triptych.families.named import NAMED
+from triptych.families.named_configs import NAMED
 from triptych.probe import sites
 
 ROOT = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ from triptych.draw import Drawing, details, draw
 from triptych.draw.graph import Box
 from triptych.draw.models import fold, layers_text
 from triptych.errors import TriptychError
-from triptych.families.named import NAMED
+from triptych.families.named_configs import NAMED
 from triptych.model import load
 from triptych.spec import AdditiveSpec, ModelSpec, causal, window
 

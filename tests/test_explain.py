@@ -206,7 +206,7 @@ def test_a_program_that_lacks_an_operation_of_the_forward_turns_it_red(monkeypat
 
     model = reference("llama")
     assert formulas(explain(model, IDS))["Block 0, MLP: Activation"].startswith("a = silu(g) · u")
-    monkeypatch.setattr("triptych.explain.walking.lower", without_silu)
+    monkeypatch.setattr("triptych.explain.forward_steps.lower", without_silu)
     walk = explain(model, IDS)
     assert formulas(walk)["Block 0, MLP: Activation"] == "a = g · u"
     assert walk.verdict == "NOT recomputed to 1e-05: Activation"

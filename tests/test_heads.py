@@ -22,8 +22,8 @@ from triptych.probe.role_texts import HeadSample
 from triptych.spec import AlibiSpec, LinearKernelSpec, RMSNormSpec, RopeSpec
 from triptych.train import Pairs
 from triptych_lectures.labs import induction
-from triptych_lectures.labs.small import block
-from triptych_lectures.labs.small import decoder as small_decoder
+from triptych_lectures.labs.small_models import block
+from triptych_lectures.labs.small_models import decoder as small_decoder
 
 LLAMA = {
     "model_type": "llama", "vocab_size": 90, "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 3,

@@ -334,7 +334,7 @@ def test_transcribe_says_what_the_library_says(
 
 
 def test_what_needs_words_is_refused(model: Model) -> None:
-    from triptych.explain.walking import checked
+    from triptych.explain.forward_steps import checked
     from triptych.page.inspect import inspect_text
 
     with pytest.raises(InputError, match="whisper model reads sound"):

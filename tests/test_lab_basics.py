@@ -17,7 +17,7 @@ from triptych.ops import OPERATIONS
 from triptych.page import Curve, TableSection
 from triptych.spec.masks import Mask, causal, full
 from triptych_lectures import labs
-from triptych_lectures.labs import scores, small
+from triptych_lectures.labs import small_models, untrained_scores
 from triptych_lectures.labs.heads_and_width import HeadsVsWidthLab
 from triptych_lectures.labs.lab import LabResult, Setup, Size
 
@@ -147,7 +147,7 @@ def test_permutation_with_a_position_part_that_does_nothing(
 
 def test_heads_vs_width_with_heads_of_full_width(monkeypatch: pytest.MonkeyPatch) -> None:
     full_width = partial(spec.attention, head_width=HeadsVsWidthLab().width)
-    monkeypatch.setattr(small, "attention", lambda width, heads, head_width: full_width(width, heads))
+    monkeypatch.setattr(small_models, "attention", lambda width, heads, head_width: full_width(width, heads))
     claims = failed("heads-vs-width")
     assert "parameters of" in claims
     assert "matmul FLOPs of" in claims
@@ -176,7 +176,7 @@ def test_additive_vs_dot_with_one_score_for_both(monkeypatch: pytest.MonkeyPatch
     def dot(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **weights: torch.Tensor) -> torch.Tensor:
         return attention.attend(q @ weights["w_q"].mT, k @ weights["w_k"].mT, v)
 
-    monkeypatch.setattr(scores, "additive", dot)
+    monkeypatch.setattr(untrained_scores, "additive", dot)
     claims = failed("additive-vs-dot")
     assert "memory at 256 tokens, additive over dot product" in claims
     assert "additive, nats" in claims

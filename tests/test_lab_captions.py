@@ -16,7 +16,7 @@ from triptych.text import SEQ2SEQ, word_tokenizer
 from triptych.train.data import HiddenWords
 from triptych_lectures import labs
 from triptych_lectures.data import scenes
-from triptych_lectures.labs import pictures
+from triptych_lectures.labs import drawn_pictures
 from triptych_lectures.labs.lab import Setup
 
 TINY = {"scenes": 200, "judged": 20, "steps": 2, "control": 1, "rows": 8, "width": 16}
@@ -25,11 +25,11 @@ TINY = {"scenes": 200, "judged": 20, "steps": 2, "control": 1, "rows": 8, "width
 @pytest.mark.parametrize("full", [True, False])
 def test_a_full_run_is_held_to_the_whole_claim_and_a_smaller_one_says_so(full: bool) -> None:
     result = labs.run("captions", Setup(sizes=TINY | {"scenes": 60, "judged": 8}, full=full))
-    claim = pictures.WHOLE if full else pictures.SMALLER
+    claim = drawn_pictures.WHOLE if full else drawn_pictures.SMALLER
     assert [check.least for check in result.checks] == [claim.exact, claim.on_object, None]
     assert ("smaller version" in result.meaning) is not full
-    assert pictures.SMALLER.exact < pictures.WHOLE.exact
-    assert pictures.SMALLER.on_object > 1  # more than equal weights
+    assert drawn_pictures.SMALLER.exact < drawn_pictures.WHOLE.exact
+    assert drawn_pictures.SMALLER.on_object > 1  # more than equal weights
 
 
 @pytest.mark.heavy
@@ -44,7 +44,7 @@ def test_a_decoder_that_learned_nothing_fails_and_its_page_is_drawn() -> None:
 def test_weights_are_counted_on_the_object_that_is_named() -> None:
     """Patterns made by hand: all weight on the named object, evenly spread, and on the other object."""
     subject = scenes.scenes(30, 2)
-    seen = pictures.Captioned.__new__(pictures.Captioned)
+    seen = drawn_pictures.Captioned.__new__(drawn_pictures.Captioned)
     seen.scenes, seen.patch = subject, 6
     patches = (scenes.SIDE // seen.patch) ** 2
     right, even, wrong = [], [], []
@@ -63,21 +63,21 @@ def test_weights_are_counted_on_the_object_that_is_named() -> None:
     seen.patterns = [right, even, wrong]
     on_object, spread, elsewhere = seen.on_objects()
     assert spread == pytest.approx(1.0)
-    assert on_object > pictures.WHOLE.on_object
+    assert on_object > drawn_pictures.WHOLE.on_object
     assert elsewhere < 0.5
 
 
 def test_hidden_words_are_a_share_and_never_the_start() -> None:
     texts = [scene.caption for scene in scenes.scenes(40, 0)]
     tokenizer = word_tokenizer(texts, 100, SEQ2SEQ)
-    model = pictures.CaptionsLab(width=16).created(tokenizer, 0)
+    model = drawn_pictures.CaptionsLab(width=16).created(tokenizer, 0)
     assert model.spec.ids.start == tokenizer.pad_id
-    rows = tuple(pictures.seq2seq([0], tokenizer.encode(text), tokenizer.pad_id) for text in texts)
-    data = HiddenWords(rows, tokenizer.unk_id, pictures.HIDDEN)
+    rows = tuple(drawn_pictures.seq2seq([0], tokenizer.encode(text), tokenizer.pad_id) for text in texts)
+    data = HiddenWords(rows, tokenizer.unk_id, drawn_pictures.HIDDEN)
     drawn = data.draw(0, 0, 40)
     assert all(row.ids[0] == tokenizer.pad_id for row in drawn)
     hidden = np.concatenate([row.ids[1:] == tokenizer.unk_id for row in drawn])
-    assert abs(hidden.mean() - pictures.HIDDEN) < 0.1
+    assert abs(hidden.mean() - drawn_pictures.HIDDEN) < 0.1
     assert not any((row.targets == tokenizer.unk_id).any() for row in drawn)
     assert all((a.ids == b.ids).all() for a, b in zip(drawn, data.draw(0, 0, 40), strict=True))
 
@@ -92,7 +92,7 @@ def test_a_vit_names_shapes() -> None:
 
 @pytest.mark.heavy
 def test_a_vit_on_shuffled_labels_fails() -> None:
-    assert len(failed(pictures.ImageLabelsLab(**SHAPES).run(Setup(), shuffled=True))) >= 2
+    assert len(failed(drawn_pictures.ImageLabelsLab(**SHAPES).run(Setup(), shuffled=True))) >= 2
 
 
 @pytest.mark.heavy

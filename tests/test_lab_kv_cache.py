@@ -8,7 +8,7 @@ from torch import Tensor
 import triptych
 from lab_results import failed, passes
 from triptych.attention.cache_steps import FullStep
-from triptych.attention.store import Store
+from triptych.attention.layer_cache import Store
 from triptych.generate import Engine
 from triptych.text import byte_tokenizer
 from triptych_lectures.labs import kv_cache, run

@@ -17,8 +17,8 @@ from triptych_lectures import labs
 from triptych_lectures.labs import LABS
 from triptych_lectures.labs.alignment import HeldOutPairs
 from triptych_lectures.labs.depth import _geometric_mean
+from triptych_lectures.labs.generated_tasks import Places
 from triptych_lectures.labs.lab import Limits, Setup, SizeRow, size_rows
-from triptych_lectures.labs.trained import Places
 from triptych_lectures.labs.translators import END_ID, SMOOTHED, Ids, TrainedTranslator, Translator
 
 Value = int | float | str

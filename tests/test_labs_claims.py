@@ -14,7 +14,7 @@ from triptych.attention import Rows
 from triptych.nn.feedforward import GLU
 from triptych.ops import ACTIVATIONS
 from triptych_lectures import labs
-from triptych_lectures.labs import deep_stacks, depth, heads_and_width, padding, reading_heads, trained
+from triptych_lectures.labs import deep_stacks, depth, generated_tasks, heads_and_width, padding, reading_heads
 from triptych_lectures.labs.lab import LabResult, Setup
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -26,11 +26,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "padding": {"padded": (20, 160), "steps": 150, "tested": 100},
 } | test_labs_learning.SMALL
 TASKS = {
-    "norm-placement": trained.Places,
-    "residual-scaling": trained.Places,
-    "trained-scale": trained.Places,
-    "trained-heads": trained.Places,
-    "activations": trained.LookupTable,
+    "norm-placement": generated_tasks.Places,
+    "residual-scaling": generated_tasks.Places,
+    "trained-scale": generated_tasks.Places,
+    "trained-heads": generated_tasks.Places,
+    "activations": generated_tasks.LookupTable,
     "padding": padding.Most,
 } | test_labs_learning.TASKS
 
@@ -71,7 +71,7 @@ def test_norm_placement_fails_without_the_addition(monkeypatch: pytest.MonkeyPat
     assert worst in failed(small("norm-placement"))
 
 
-GOOD, BAD = (trained.TrainedRun([(float(step), nats) for step in range(20)], guess=1.0) for nats in (0.0, 1.0))
+GOOD, BAD = (generated_tasks.TrainedRun([(float(step), nats) for step in range(20)], guess=1.0) for nats in (0.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ GOOD, BAD = (trained.TrainedRun([(float(step), nats) for step in range(20)], gue
 def test_norm_placement_fails_when_a_warm_up_does_not_decide(
     bad: tuple[str, ...], claim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def canned(sizes: Any, name: str, how: str, depth: int, task: Any, seed: int) -> trained.TrainedRun:
-        shuffled = isinstance(task, trained.Shuffled)
+    def canned(sizes: Any, name: str, how: str, depth: int, task: Any, seed: int) -> generated_tasks.TrainedRun:
+        shuffled = isinstance(task, generated_tasks.Shuffled)
         return BAD if shuffled or f"{name}, {how}".startswith(bad or ("none",)) else GOOD
 
     monkeypatch.setattr(deep_stacks.NormPlacementLab, "_train", canned)
@@ -101,7 +101,9 @@ def test_residual_scaling_fails_when_nothing_is_scaled(monkeypatch: pytest.Monke
     usual = failed(labs.run("residual-scaling", setup))
     assert "not scaled, 16 layers: steps later than scaled to learn half" in usual
     assert "scaled: the stream's variance before training grows as depth to the power, either way" not in usual
-    monkeypatch.setattr(deep_stacks, "redraw", lambda module, seed, std, written: trained.redraw(module, seed, std))
+    monkeypatch.setattr(
+        deep_stacks, "redraw", lambda module, seed, std, written: generated_tasks.redraw(module, seed, std)
+    )
     assert "scaled: the stream's variance before training grows as depth to the power, either way" in failed(
         labs.run("residual-scaling", setup)
     )
@@ -152,7 +154,7 @@ def test_padding_fails_when_the_mask_hides_nothing(monkeypatch: pytest.MonkeyPat
 
 
 def test_places_name_the_symbols_that_stand_there() -> None:
-    task = trained.Places(5, 9, (1, 3))
+    task = generated_tasks.Places(5, 9, (1, 3))
     (row,) = task.rows(np.random.default_rng(1), 1)
     assert task.classes == 25
     assert np.flatnonzero(row.trained).tolist() == list(range(3, 9))
@@ -160,17 +162,17 @@ def test_places_name_the_symbols_that_stand_there() -> None:
 
 
 def test_a_table_answers_from_the_token_and_the_one_before() -> None:
-    task = trained.LookupTable(5, 9, seed=3)
+    task = generated_tasks.LookupTable(5, 9, seed=3)
     (row,) = task.rows(np.random.default_rng(1), 1)
-    assert np.array_equal(task.entries, trained.LookupTable(5, 9, seed=3).entries)
-    assert not np.array_equal(task.entries, trained.LookupTable(5, 9, seed=4).entries)
+    assert np.array_equal(task.entries, generated_tasks.LookupTable(5, 9, seed=3).entries)
+    assert not np.array_equal(task.entries, generated_tasks.LookupTable(5, 9, seed=4).entries)
     assert row.targets[1:].tolist() == [task.entries[row.ids[t - 1], row.ids[t]] for t in range(1, 9)]
     assert row.trained.tolist() == [False] + [True] * 8
 
 
 def test_shuffled_answers_are_the_same_ones_elsewhere() -> None:
-    plain = trained.Places(5, 9, (2,)).rows(np.random.default_rng(1), 20)
-    rows = trained.Shuffled(Known(plain)).rows(np.random.default_rng(2), 20)
+    plain = generated_tasks.Places(5, 9, (2,)).rows(np.random.default_rng(1), 20)
+    rows = generated_tasks.Shuffled(Known(plain)).rows(np.random.default_rng(2), 20)
     answers, moved = (np.concatenate([row.targets[row.trained] for row in some]) for some in (plain, rows))
     assert all((a.ids == b.ids).all() and (a.trained == b.trained).all() for a, b in zip(plain, rows, strict=True))
     assert sorted(answers) == sorted(moved)
@@ -179,7 +181,7 @@ def test_shuffled_answers_are_the_same_ones_elsewhere() -> None:
 
 def test_the_most_frequent_symbol_is_the_answer_and_padding_changes_no_row() -> None:
     task = padding.Most(4, 5, 12)
-    for row in trained.held_out_rows(task, 30, 0):
+    for row in generated_tasks.held_out_rows(task, 30, 0):
         counts = np.bincount(row.ids[1:], minlength=4)
         assert row.ids[0] == 5
         assert np.flatnonzero(row.trained).tolist() == [0]
@@ -192,11 +194,11 @@ def test_the_most_frequent_symbol_is_the_answer_and_padding_changes_no_row() -> 
 
 
 def test_how_far_a_run_came() -> None:
-    falling = trained.TrainedRun([(float(step), max(0.0, 2 - step / 20)) for step in range(60)], guess=2.0)
+    falling = generated_tasks.TrainedRun([(float(step), max(0.0, 2 - step / 20)) for step in range(60)], guess=2.0)
     assert falling.learned == 1.0
     assert falling.steps_to(0.5) == 26  # the mean of steps 16 to 25, the first being 0, is at most 1
     assert math.isinf(BAD.steps_to(0.5))
-    diverged = trained.TrainedRun([], 2.0, diverged=True)
+    diverged = generated_tasks.TrainedRun([], 2.0, diverged=True)
     assert diverged.learned == -math.inf
     assert math.isinf(diverged.steps_to(0.5))
 
@@ -204,16 +206,18 @@ def test_how_far_a_run_came() -> None:
 def test_a_run_that_diverges_has_no_end() -> None:
     sizes = deep_stacks.NormPlacementLab()
     module = sizes.stack(deep_stacks.PRE, 1, 0)
-    trained.redraw(module, 0, math.inf)
-    assert trained.train(module, trained.Places(16, 16, (0,)), trained.TrainingBudget(5, 4, 1e-3), 0).diverged
+    generated_tasks.redraw(module, 0, math.inf)
+    assert generated_tasks.train(
+        module, generated_tasks.Places(16, 16, (0,)), generated_tasks.TrainingBudget(5, 4, 1e-3), 0
+    ).diverged
 
 
 def test_training_rows_are_new_and_never_those_of_the_test() -> None:
-    task = trained.Places(16, 16, (0,))
-    data = trained.Generated(task)
+    task = generated_tasks.Places(16, 16, (0,))
+    data = generated_tasks.Generated(task)
     first, again, second = (data.draw(0, step, 4) for step in (0, 0, 1))
     assert all((a.ids == b.ids).all() for a, b in zip(first, again, strict=True))
-    tests = trained.held_out_rows(task, 4, 0)
+    tests = generated_tasks.held_out_rows(task, 4, 0)
     assert not any((a.ids == b.ids).all() for a in [*first, *second] for b in tests)
     assert not any((a.ids == b.ids).all() for a in first for b in second)
 
@@ -222,7 +226,7 @@ def test_drawing_anew_changes_the_matrices_of_blocks_alone() -> None:
     sizes = deep_stacks.NormPlacementLab()
     module = sizes.stack(deep_stacks.PRE, 2, 0)
     before = {name: weight.clone() for name, weight in module.named_parameters()}
-    trained.redraw(module, 1, 0.5, written=0.0)
+    generated_tasks.redraw(module, 1, 0.5, written=0.0)
     for name, weight in module.named_parameters():
         if name.endswith(("attn.out.weight", "mlp.down.weight")):
             assert not weight.any()
@@ -235,7 +239,9 @@ def test_drawing_anew_changes_the_matrices_of_blocks_alone() -> None:
 def test_the_share_of_right_answers() -> None:
     sizes = deep_stacks.NormPlacementLab()
     module = sizes.stack(deep_stacks.PRE, 1, 0)
-    rows = trained.held_out_rows(trained.Places(16, 16, (0,)), 8, 0)
-    answers = [module.unembed(trained.final(module, trained.collate([row])), Rows((16,))) for row in rows]
+    rows = generated_tasks.held_out_rows(generated_tasks.Places(16, 16, (0,)), 8, 0)
+    answers = [
+        module.unembed(generated_tasks.final(module, generated_tasks.collate([row])), Rows((16,))) for row in rows
+    ]
     own = np.concatenate([one.argmax(-1).numpy() == row.targets for one, row in zip(answers, rows, strict=True)])
-    assert trained.right(module, rows) == pytest.approx(own.mean())
+    assert generated_tasks.right(module, rows) == pytest.approx(own.mean())

@@ -17,8 +17,8 @@ from triptych.model import Model
 from triptych.nn import attention
 from triptych.text import byte_tokenizer
 from triptych_lectures.labs import bank, head_roles, not_explanation, other_patterns, run
+from triptych_lectures.labs.generated_tasks import Shuffled
 from triptych_lectures.labs.lab import Setup, Size
-from triptych_lectures.labs.trained import Shuffled
 
 LABS = (bank, head_roles, not_explanation)
 

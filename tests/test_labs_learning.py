@@ -11,11 +11,11 @@ from triptych.errors import InputError
 from triptych.spec import AdditiveSpec, window
 from triptych_lectures import labs
 from triptych_lectures.labs import exposure_bias, in_context, reading_heads
-from triptych_lectures.labs import small as small_models
+from triptych_lectures.labs import small_models as small_models
 from triptych_lectures.labs.exposure_bias import RecitedTexts
+from triptych_lectures.labs.generated_tasks import Places, held_out_rows
 from triptych_lectures.labs.in_context import Lookups
 from triptych_lectures.labs.lab import LabResult, Setup
-from triptych_lectures.labs.trained import Places, held_out_rows
 
 SMALL: dict[str, dict[str, Any]] = {
     "in-context": {"tested": 100},

@@ -21,7 +21,7 @@ from triptych.page import TableSection as Table
 from triptych_lectures import labs
 from triptych_lectures.commands.lab import own_sizes
 from triptych_lectures.labs import LABS
-from triptych_lectures.labs.kept import KeptResults, SeedRun
+from triptych_lectures.labs.kept_results import KeptResults, SeedRun
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size, size_rows
 from triptych_lectures.labs.seeds import combined
 
@@ -211,7 +211,7 @@ def test_a_result_is_kept_for_its_own_settings_only(
         assert not runs_again(*options)
     text.write_text("some other words", encoding="utf-8")
     assert runs_again("--data", "text.txt")
-    monkeypatch.setattr("triptych_lectures.labs.kept.package_digest", lambda: "of a changed file")
+    monkeypatch.setattr("triptych_lectures.labs.kept_results.package_digest", lambda: "of a changed file")
     assert runs_again()
     capsys.readouterr()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from triptych_lectures.labs import kept
+from triptych_lectures.labs import kept_results
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tools"))
@@ -112,5 +112,5 @@ def test_what_a_lab_has_loaded_is_among_its_sources(lab: str) -> None:
 
 def test_results_of_seeds_follow_the_files_of_both_packages() -> None:
     """`triptych lab --seeds` uses no result that other files have given."""
-    files = {path.relative_to(ROOT / "src").as_posix() for path in kept.package_files()}
+    files = {path.relative_to(ROOT / "src").as_posix() for path in kept_results.package_files()}
     assert {"triptych/attention/dispatch.py", "triptych/native/matmul.h", "triptych_lectures/labs/depth.py"} <= files

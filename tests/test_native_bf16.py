@@ -21,7 +21,7 @@ from triptych.errors import InputError
 from triptych.measure.jobs import texts
 from triptych.model import create
 from triptych.native.step import Op
-from triptych.program import native_binding
+from triptych.program import native_tables
 from triptych.program.native_encoder import encoder_binding, multiplies_in_bf16
 
 LIBRARY = native.library()
@@ -63,7 +63,7 @@ def test_only_the_factors_of_products_are_rounded(sizes: dict[str, Any], monkeyp
 def test_weights_in_another_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     ids, rows = drawn(sum(LENGTHS)), Rows(LENGTHS)
     expected = natively(create(BERT).module, ids, rows)
-    monkeypatch.setattr(native_binding, "BAND", 8)
+    monkeypatch.setattr(native_tables, "BAND", 8)
     assert float((natively(create(BERT).module, ids, rows) - expected).abs().max()) > 10 * NEAR
 
 

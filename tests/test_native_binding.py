@@ -21,13 +21,13 @@ from triptych.generate.generation import pieces
 from triptych.model import create
 from triptych.native import library
 from triptych.nn.feedforward import GLU
-from triptych.nn.model import ExecutorPlans
+from triptych.nn.transformer import ExecutorPlans
 from triptych.probe import Plan, Session, zero
 from triptych.program import native_executor
-from triptych.program.changes import WeightVersions
-from triptych.program.native_binding import bound
+from triptych.program.module_changes import WeightVersions
 from triptych.program.native_executor import MOST_DENSE, MOST_DENSE_FP32, NativeStep
 from triptych.program.native_plan import NativePlan, plan_of
+from triptych.program.native_tables import bound
 from triptych.program.program import Program
 from triptych.text.detokenize import TextStream
 

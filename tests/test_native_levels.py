@@ -20,9 +20,9 @@ from triptych.errors import ConfigError
 from triptych.native import Input, Library, Matrix, loader, step
 from triptych.native.loader import LEVELS, VARIABLE
 from triptych.program import native_calls
-from triptych.program.changes import NotServed
 from triptych.program.native_executor import NativeStep
-from triptych.quantize.layouts import floats_of
+from triptych.program.not_served import NotServed
+from triptych.quantize.kernel_layouts import floats_of
 
 LIBRARY = native.library()
 # Functions of the table that the loops of each level define, in its order (kernels.h).

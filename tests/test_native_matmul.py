@@ -18,7 +18,7 @@ import triptych.native
 from triptych.errors import InputError
 from triptych.native import Input, Library, library, loader, why_not
 from triptych.quantize import LAYOUTS, PackedMatrix, multiply, quantize
-from triptych.quantize.layouts import GROUP, Codes, floats_of, matrix_struct
+from triptych.quantize.kernel_layouts import GROUP, Codes, floats_of, matrix_struct
 
 NATIVE = Path(triptych.native.__file__).parent
 PACKED = ("U4", "U5", "S8", "S8X16")

@@ -28,9 +28,9 @@ from triptych.native import Matrix
 from triptych.native.step import Op
 from triptych.program import native_calls, native_executor
 from triptych.program.lower import lower
-from triptych.program.native_binding import bound
 from triptych.program.native_executor import NativeStep, prompts_in_bf16
 from triptych.program.native_plan import plan_of
+from triptych.program.native_tables import bound
 from triptych.quantize import kernel_matrix, packed_weight, repack
 
 LIBRARY = native.library()

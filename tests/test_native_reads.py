@@ -18,7 +18,7 @@ from triptych import nn
 from triptych.generate import Engine, Request, Sampling
 from triptych.generate.step_runner import StepRunner
 from triptych.native import huge_pages
-from triptych.probe import Read, Session, Trace, recording, sites
+from triptych.probe import Read, Session, Trace, sites, trace_recording
 from triptych.probe.reads_and_edits import Plan, Reads
 from triptych.program import native_executor, native_reads
 from triptych.program.native_executor import NativeStep
@@ -175,7 +175,7 @@ CHOSEN: dict[str, Reads] = {
 def test_chosen_and_reduced_reads_are_those_of_the_modules(
     name: str, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "HELD", held)
+    monkeypatch.setattr(trace_recording, "HELD", held)
     module = llama()
     known = [one for one in sites(module.spec) if not one.endswith(MODULES_ALONE)]
     read = CHOSEN[name]

@@ -26,9 +26,10 @@ from triptych.native.loader import LEVELS
 from triptych.native.step import MEMBER, Op
 from triptych.nn.weights import PackedWeight
 from triptych.program import lower, native_calls, native_executor
-from triptych.program.changes import ModuleGuard, NotServed
+from triptych.program.module_changes import ModuleGuard
 from triptych.program.native_executor import NativeStep
 from triptych.program.native_plan import NativePlan, plan_of
+from triptych.program.not_served import NotServed
 from triptych.quantize import kernel_matrix
 
 pytestmark = needs_native

@@ -14,7 +14,7 @@ import triptych
 from cli_models import Captured
 from triptych import nn
 from triptych.check import Report
-from triptych.check.case import case_of
+from triptych.check.comparison import case_of
 from triptych.check.peer import against_transformers
 from triptych.cli.check import _show
 from triptych.model import Model

@@ -15,7 +15,7 @@ import triptych
 from test_numpy_transformer import check_that_it_needs_numpy_alone, mutant_of
 from triptych import nn
 from triptych.attention import Rows
-from triptych.attention.positions import sinusoidal
+from triptych.attention.rope import sinusoidal
 from triptych.generate import Engine, Request
 from triptych.generate.beam import beam_search
 from triptych.spec.positions import SinusoidalSpec

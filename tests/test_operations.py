@@ -13,8 +13,8 @@ import pytest
 from programs import program
 from triptych import families, ops
 from triptych.count import count
-from triptych.families.named import NAMED
-from triptych.program.kinds import lower_kinds
+from triptych.families.named_configs import NAMED
+from triptych.program.kind_programs import lower_kinds
 
 ROOT = Path(__file__).parents[1]
 

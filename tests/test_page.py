@@ -33,7 +33,7 @@ from triptych.page import (
     render,
     write,
 )
-from triptych.page.maps import MAX_BYTES, STEPS, pack
+from triptych.page.attention_maps import MAX_BYTES, STEPS, pack
 
 NASTY = [
     "</script><img src=x onerror=alert(1)>",
@@ -332,7 +332,7 @@ def lightness(colour: str) -> float:
 
 @pytest.mark.parametrize(("theme", "sign"), [("light", -1), ("dark", 1)])
 def test_lightness_alone_orders_the_colour_scale(theme: str, sign: int):
-    script = (resources.files("triptych.page") / "heat.js").read_text(encoding="utf-8")
+    script = (resources.files("triptych.page") / "attention_colours.js").read_text(encoding="utf-8")
     scale = re.search(rf"{theme}: \[(.*?)\]", script)
     assert scale
     levels = [lightness(colour) for colour in re.findall(r"#[0-9a-f]{6}", scale[1])]

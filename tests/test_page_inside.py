@@ -20,10 +20,10 @@ from triptych.errors import InputError, ProbeError
 from triptych.model import Model, load
 from triptych.page import AttentionMap, AttentionSection, MatrixSection, PlanePoints, PlaneSection, TopMap, render
 from triptych.page import inspect as inspection_module
+from triptych.page.attention_maps import TOP_STEPS, pack_top
 from triptych.page.attention_page import inside_page, planes
 from triptych.page.drawing import svg
 from triptych.page.inspect import inspect_text, names
-from triptych.page.maps import TOP_STEPS, pack_top
 from triptych.page.notebook import display, page_of
 from triptych.page.render import check_replaced
 

@@ -168,7 +168,7 @@ def test_nothing_of_the_data_closes_its_script() -> None:
     assert "</script><b>" in json.dumps(json.loads(reader.inside("script")[0]))
 
 
-BESIDE = ("live_chapters.js", "live_about.js", "live_wasm.js")
+BESIDE = ("live_chapters.js", "live_chapter_facts.js", "live_wasm.js")
 
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])

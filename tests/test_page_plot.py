@@ -95,7 +95,7 @@ def test_a_map_is_drawn_head_by_head(tmp_path: Path):
 
 
 def test_the_page_and_the_picture_share_their_colours():
-    script = (resources.files("triptych.page") / "heat.js").read_text(encoding="utf-8")
+    script = (resources.files("triptych.page") / "attention_colours.js").read_text(encoding="utf-8")
     scale = re.search(r"light: \[(.*?)\]", script)
     assert scale
     assert tuple(re.findall(r"#[0-9a-f]{6}", scale[1])) == SHADES

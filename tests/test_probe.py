@@ -13,7 +13,7 @@ from triptych.attention import Rows, attend_reference, disentangled_bias
 from triptych.errors import ProbeError
 from triptych.model import Model
 from triptych.probe import Edit, Plan, Read, Session, Trace, Where, add, put, sites, zero
-from triptych.probe.size import trace_size
+from triptych.probe.trace_size import trace_size
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8, 2, 8, 1, 8]]
 SOURCES = [[5, 6, 7], [9], [10, 11, 12, 13]]

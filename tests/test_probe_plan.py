@@ -17,9 +17,9 @@ from triptych.errors import ProbeError
 from triptych.model import Model
 from triptych.probe import Edit, Plan, Read, Session, Where, add, put, sites, zero
 from triptych.probe import reads_and_edits as plans
-from triptych.probe.content import digest
-from triptych.probe.recording import Notes
-from triptych.probe.session import ProbeTaps
+from triptych.probe.apply_plan import ProbeTaps
+from triptych.probe.content_hash import digest
+from triptych.probe.trace_recording import Notes
 from triptych.spec.masks import causal, full
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1]]

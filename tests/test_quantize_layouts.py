@@ -19,8 +19,8 @@ from triptych.errors import CheckpointError, InputError
 from triptych.model import create
 from triptych.native import huge_pages
 from triptych.native.huge_pages import MAPPING, PAGE, HugePages
-from triptych.quantize import LAYOUT_OF, LAYOUTS, PackedMatrix, layouts, quantize, repack
-from triptych.quantize.layouts import Codes
+from triptych.quantize import LAYOUT_OF, LAYOUTS, PackedMatrix, kernel_layouts, quantize, repack
+from triptych.quantize.kernel_layouts import Codes
 
 GROWTH = {  # bytes of the layout over bytes of the file, for whole bands
     "Q4_0": 1.112, "Q4_1": 1.0, "Q4_K": 1.112, "Q5_0": 1.091, "Q5_1": 1.0, "Q5_K": 1.091, "Q8_0": 1.0, "Q6_K": 1.305,
@@ -94,7 +94,7 @@ def test_rows_share_memory_and_chunks_do_not_show(monkeypatch: pytest.MonkeyPatc
     dense = packed.dense()
     assert torch.equal(packed.slice(16, 35).dense(), dense[16:35])
     assert packed.slice(16, 35).data.data_ptr() == packed.data.data_ptr() + LAYOUTS["U4"].nbytes(16, packed.columns)
-    monkeypatch.setattr(layouts, "_CHUNK", 1)  # one band at a time
+    monkeypatch.setattr(kernel_layouts, "_CHUNK", 1)  # one band at a time
     assert torch.equal(packed.dense(), dense)
     assert torch.equal(repack(blocks("Q4_K")).data, packed.data)
     weight = normal(37, 64)

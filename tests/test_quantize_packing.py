@@ -17,7 +17,7 @@ from triptych.model import Model, create, load
 from triptych.native import library, why_not
 from triptych.nn.weights import PackedWeight
 from triptych.quantize import LAYOUTS, BandFormat, packed_weight, packer_for, packing, quantize, repack
-from triptych.train.optim import Optimizer, OptimizerSettings
+from triptych.train.optimizer import Optimizer, OptimizerSettings
 
 pytestmark = pytest.mark.skipif(library() is None, reason=why_not() or "")
 

@@ -119,7 +119,7 @@ def test_an_interrupted_run_is_the_run_that_was_not(name: str, seed: int, tmp_pa
 def test_what_a_checkpoint_forgets_is_noticed(forgotten: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control of the test above."""
     if forgotten == "the optimizer":
-        monkeypatch.setattr("triptych.train.optim.Optimizer.restore", lambda self, state: None)
+        monkeypatch.setattr("triptych.train.optimizer.Optimizer.restore", lambda self, state: None)
     else:
         monkeypatch.setattr(
             "triptych.train.data.random_numbers", lambda seed, use, counter: __import__("numpy").random.default_rng()

@@ -18,9 +18,9 @@ from triptych import tasks
 from triptych.errors import CheckpointError, InputError
 from triptych.files import exists
 from triptych.model import Model, create
-from triptych.page import plane
-from triptych.tasks import passages
-from triptych.tasks.passages import cut
+from triptych.page import vector_plane
+from triptych.tasks import search_index
+from triptych.tasks.search_index import cut
 from triptych.text import DECODER, Tokenizer, byte_tokenizer, word_tokenizer
 from triptych.text.corpus import read_folder
 
@@ -121,7 +121,7 @@ def test_passages_end_with_sentences_and_paragraphs_and_overlap() -> None:
 
 def test_a_text_without_ends_is_cut_in_bounded_parts() -> None:
     spans = cut("a" * 10_000, word_tokenizer(WORDS, 90), 50, 0)
-    assert max(span.end - span.begin for span in spans) <= 50 * passages.MOST_CHARACTERS
+    assert max(span.end - span.begin for span in spans) <= 50 * search_index.MOST_CHARACTERS
     assert cut(" \n\n ", word_tokenizer(WORDS, 90), 50, 0) == []
 
 
@@ -261,7 +261,7 @@ def test_only_new_content_is_embedded(folder: Path, model: Model, own_cache: Pat
     assert changed.embedded == 1
     assert counted.texts == ["the mill", "the old river"]
     assert {"moved.txt:1", "copy.txt:1", "sea/both.txt:1"} <= set(changed.places)
-    assert len(passages.read_index(file, 24)) == 3  # what is gone is forgotten
+    assert len(search_index.read_index(file, 24)) == 3  # what is gone is forgotten
     other = Counted(model, identity="two")
     assert tasks.search_with(other.embedder, folder, "the mill").embedded == 3
     assert tasks.search_with(counted.embedder, folder, "the mill", tokens=9).embedded == 3
@@ -289,7 +289,7 @@ def test_a_damaged_index_is_made_anew(folder: Path, model: Model) -> None:
     whole = first.index.read_bytes()
     header = int.from_bytes(whole[:8], "little")
     metadata = whole[8 : 8 + header]
-    digest = next(iter(passages.read_index(first.index, 24)))
+    digest = next(iter(search_index.read_index(first.index, 24)))
     damages = {
         "cut": whole[:-3],
         "empty": b"",
@@ -297,7 +297,7 @@ def test_a_damaged_index_is_made_anew(folder: Path, model: Model) -> None:
         "not json": whole[:8] + b"x" * header + whole[8 + header :],
         "other format": whole.replace(b"index 2", b"index 0"),
         "digest": whole.replace(digest.encode(), b"z" * 64),
-        "digest twice": whole.replace(list(passages.read_index(first.index, 24))[1].encode(), digest.encode()),
+        "digest twice": whole.replace(list(search_index.read_index(first.index, 24))[1].encode(), digest.encode()),
         "not finite": whole[:-4] + b"\xff\xff\xff\x7f",
         "another dtype": whole[:8] + metadata.replace(b'"F32"', b'"I32"') + whole[8 + header :],
     }
@@ -305,7 +305,7 @@ def test_a_damaged_index_is_made_anew(folder: Path, model: Model) -> None:
         assert damaged != whole, name
         first.index.write_bytes(damaged)
         with pytest.raises(CheckpointError):
-            passages.read_index(first.index, 24)
+            search_index.read_index(first.index, 24)
         again = tasks.search_with(counted.embedder, folder, "the mill")
         assert again.embedded == 3, name
         assert len(again.notes) == 1
@@ -314,18 +314,18 @@ def test_a_damaged_index_is_made_anew(folder: Path, model: Model) -> None:
         assert tasks.search_with(counted.embedder, folder, "the mill").notes == ()  # it was replaced
     first.index.write_bytes(whole)
     with pytest.raises(CheckpointError, match="vectors"):
-        passages.read_index(first.index, 25)
+        search_index.read_index(first.index, 25)
 
 
 def test_spans_of_an_index_must_fit(folder: Path, model: Model) -> None:
     result = tasks.search_with(Counted(model).embedder, folder, "the mill")
-    known = passages.read_index(result.index, 24)
+    known = search_index.read_index(result.index, 24)
     name, part = next(iter(known.items()))
     for bad in ((5, 2, 1, 1), (-1, 2, 1, 1), (0, 2, 0, 1), (0, 2, 3, 1)):
-        spans = (passages.Span(*bad), *part.spans[1:])
-        passages.write_index(result.index, {name: passages.Embedded(spans, part.vectors)}, 24)
+        spans = (search_index.Span(*bad), *part.spans[1:])
+        search_index.write_index(result.index, {name: search_index.Embedded(spans, part.vectors)}, 24)
         with pytest.raises(CheckpointError, match="fit together"):
-            passages.read_index(result.index, 24)
+            search_index.read_index(result.index, 24)
 
 
 def test_an_index_that_cannot_be_kept_is_a_note(folder: Path, model: Model, tmp_path: Path) -> None:
@@ -388,25 +388,25 @@ def test_the_plane_is_that_of_the_principal_components(folder: Path, model: Mode
 def test_pictures(folder: Path, model: Model, tmp_path: Path) -> None:
     (folder / "<b>&.txt").write_text("the evening")
     result = model.search(folder, "the <old> ship", k=2, tokens=5)
-    drawing = plane.svg(result)
+    drawing = vector_plane.svg(result)
     assert drawing.count("<circle") == result.passages
     assert "&lt;b&gt;&amp;.txt" in drawing
-    assert "<b>" not in drawing + plane.html(result).split("<body")[1].split("<script")[0]
+    assert "<b>" not in drawing + vector_plane.html(result).split("<body")[1].split("<script")[0]
     for name in ("one.svg", "one.html"):
-        plane.save(tmp_path / name, result)
-        plane.save(tmp_path / name, result)  # its own files are replaced
+        vector_plane.save(tmp_path / name, result)
+        vector_plane.save(tmp_path / name, result)  # its own files are replaced
     with pytest.raises(InputError, match="must end in"):
-        plane.save(tmp_path / "one.txt", result)
+        vector_plane.save(tmp_path / "one.txt", result)
     (tmp_path / "mine.svg").write_text("<svg/>")
     with pytest.raises(triptych.TriptychError, match="not written by Triptych"):
-        plane.save(tmp_path / "mine.svg", result)
+        vector_plane.save(tmp_path / "mine.svg", result)
 
 
 @pytest.mark.heavy
 def test_a_png(folder: Path, model: Model, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     (folder / "$x$.txt").write_text("the evening")
-    plane.save(tmp_path / "one.png", model.search(folder, "the $ship$", k=9, tokens=5))
+    vector_plane.save(tmp_path / "one.png", model.search(folder, "the $ship$", k=9, tokens=5))
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -415,7 +415,7 @@ def test_a_png(folder: Path, model: Model, tmp_path: Path) -> None:
 def test_the_page_names_the_hits(folder: Path, model: Model, tmp_path: Path) -> None:
     for i in range(200):
         (folder / f"{i}.txt").write_text(f"the river {'tide ' * (i % 7)}{i}")
-    plane.save(tmp_path / "one.html", model.search(folder, "the old ship", k=3))
+    vector_plane.save(tmp_path / "one.html", model.search(folder, "the old ship", k=3))
     with Browser(tmp_path / "profile") as browser:
         tab = browser.open(tmp_path / "one.html")
         tab.wait('document.querySelectorAll("svg.plane circle").length > 0')

@@ -19,7 +19,7 @@ from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
 from triptych.generate import Engine, Executor, Request
 from triptych.program import Instruction, lower, static_plan
-from triptych.program.changes import NotServed
+from triptych.program.not_served import NotServed
 from triptych.program.static_executor import Run as StepRun
 from triptych.program.static_executor import StaticStep
 from triptych.program.static_plan import StaticPlan, _StaticRun, bucket_of, check_static

@@ -15,7 +15,7 @@ from test_speculation import Oracle
 from triptych import nn
 from triptych.attention import DOT_PRODUCT, LINEAR, CacheType, Heads, Rows
 from triptych.attention.cache_steps import SumPlan, SumStep
-from triptych.attention.store import Store
+from triptych.attention.layer_cache import Store
 from triptych.count import count
 from triptych.errors import InputError, ProbeError
 from triptych.generate import DraftModel, Engine, PromptLookup, Request, Speculation

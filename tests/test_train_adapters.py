@@ -115,7 +115,7 @@ def test_resuming_gives_the_same_bits_with_fused_matrices(targets: Any, tmp_path
 @pytest.mark.heavy
 def test_a_resumed_run_that_forgets_its_optimizer_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control of the tests above."""
-    monkeypatch.setattr("triptych.train.optim.Optimizer.restore", lambda self, state: None)
+    monkeypatch.setattr("triptych.train.optimizer.Optimizer.restore", lambda self, state: None)
     with pytest.raises(triptych.TriptychError, match=r"cannot resume: .*(down|up) differs"):
         verify_resume(recipe(tmp_path, cli_models.checkpoint("decoder")), 4)
 

@@ -19,9 +19,9 @@ from triptych.errors import CheckpointError, ConfigError, InputError, TextError
 from triptych.model import create, load
 from triptych.text import DECODER, byte_tokenizer
 from triptych.train import check_recipe, prepare, read_recipe, resume, write_new_recipe
+from triptych.train.disk_and_memory import DiskSpace, size
 from triptych.train.new_recipe import in_markdown, toml
 from triptych.train.recipe import sections
-from triptych.train.space import DiskSpace, size
 
 RUN = {"rows": 2, "length": 12, "steps": 3, "evaluate_every": 0.0, "sample_every": 0.0}
 

@@ -17,7 +17,7 @@ from triptych.train import check_recipe, prepare, resume, show_batch, verify_res
 from triptych.train.data import HiddenWords
 from triptych.train.image_tasks import PREPROCESSOR
 from triptych_lectures.data import scenes
-from triptych_lectures.labs import pictures as lab
+from triptych_lectures.labs import drawn_pictures as lab
 
 VIT: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from triptych import nn, ops, train
 from triptych.errors import ConfigError, InputError
 from triptych.families import read_config
-from triptych.train.arithmetic import WIDE, autocast, chosen, has_dropout
 from triptych.train.data import micro_batches
 from triptych.train.evaluate import FEWEST, _spread
-from triptych.train.optim import roles
+from triptych.train.optimizer import roles
+from triptych.train.precision import WIDE, autocast, chosen, has_dropout
 
 V = 23
 SIZES = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3, "vocab_size": V}
@@ -288,14 +288,14 @@ def test_muon_has_the_matrices_and_only_they_and_the_head_decay() -> None:
     assert len(both) == len({id(p) for p in both}) == len(named)
 
 
-@pytest.mark.parametrize("together", [1, 1000, train.optim.TOGETHER])
+@pytest.mark.parametrize("together", [1, 1000, train.optimizer.TOGETHER])
 def test_matrices_orthogonalized_together_are_those_of_torch(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wide, tall and square matrices, several of each, one without a gradient in the second step."""
-    monkeypatch.setattr(train.optim, "TOGETHER", together)
+    monkeypatch.setattr(train.optimizer, "TOGETHER", together)
     settings = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
     start = [torch.randn(shape) for shape in [(24, 40), (40, 24), (32, 32)] for _ in range(3)]
     ours, torchs = ([torch.nn.Parameter(one.clone()) for one in start] for _ in range(2))
-    optimizers = [train.optim.Muon(ours, **settings), torch.optim.Muon(torchs, **settings)]
+    optimizers = [train.optimizer.Muon(ours, **settings), torch.optim.Muon(torchs, **settings)]
     for step in range(3):
         for one, other in zip(ours, torchs, strict=True):
             one.grad = torch.randn_like(one)
@@ -518,7 +518,7 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
 
 
 def test_bf16_is_refused_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.train.arithmetic.has_bf16", lambda device: False)
+    monkeypatch.setattr("triptych.train.precision.has_bf16", lambda device: False)
     with pytest.raises(InputError, match="no bf16"):
         autocast("bf16", torch.device("cpu"))
     with autocast("auto", torch.device("cpu")):
@@ -526,7 +526,7 @@ def test_bf16_is_refused_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_auto_is_bf16_for_wide_models_where_the_processor_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triptych.train.arithmetic.has_bf16", lambda device: True)
+    monkeypatch.setattr("triptych.train.precision.has_bf16", lambda device: True)
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert [chosen("auto", cpu, width) for width in (WIDE - 1, WIDE)] == ["fp32", "bf16"]
     assert [chosen(named, cpu, 8) for named in ("bf16", "fp32")] == ["bf16", "fp32"]
@@ -536,7 +536,7 @@ def test_auto_is_bf16_for_wide_models_where_the_processor_has_it(monkeypatch: py
     module = make(LLAMA)
     optimizer = train.Optimizer(module, train.OptimizerSettings())
     assert train.Trainer(module, copied_rows(), optimizer, train.Schedule(), settings).precision == "fp32"
-    monkeypatch.setattr("triptych.train.arithmetic.has_bf16", lambda device: False)
+    monkeypatch.setattr("triptych.train.precision.has_bf16", lambda device: False)
     assert chosen("auto", cpu, WIDE) == "fp32"
 
 

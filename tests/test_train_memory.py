@@ -22,7 +22,7 @@ from triptych.count import OF_A_LOGIT, TrainingRow, activation_bytes, block_matr
 from triptych.errors import ConfigError, InputError
 from triptych.nn.weights import PackedWeight
 from triptych.train import causal, check_recipe, check_start, data, job, prepare, resume
-from triptych.train.space import check_step_memory, next_step_memory, recipe_memory
+from triptych.train.disk_and_memory import check_step_memory, next_step_memory, recipe_memory
 
 TEXT = "the old mill stands where the river bends, and its wheel has not turned since the war\n"
 SIZES = {"hidden_size": 32, "intermediate_size": 52, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -59,7 +59,7 @@ def _unclipped(monkeypatch: pytest.MonkeyPatch) -> Case:
 
 
 def _everything_decays(monkeypatch: pytest.MonkeyPatch) -> Case:
-    monkeypatch.setattr("triptych.train.optim.roles", lambda model: dict.fromkeys(model.shapes(), "matrix"))
+    monkeypatch.setattr("triptych.train.optimizer.roles", lambda model: dict.fromkeys(model.shapes(), "matrix"))
     return _first("replaced", lambda case: case.optimizer.weight_decay > 0.1)
 
 

@@ -20,7 +20,7 @@ from triptych.native import library
 from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
 from triptych.nn.weights import PackedWeight
-from triptych.probe import Ablations, PatchGrid, sites, twins
+from triptych.probe import Ablations, PatchGrid, sites, twin_runs
 from triptych.probe.sites import prefix_of
 from triptych.spec import FramesSpec
 
@@ -45,7 +45,7 @@ def grid(model: Model, **options: Any) -> PatchGrid:
 def in_full(model: Model, monkeypatch: pytest.MonkeyPatch, **options: Any) -> PatchGrid:
     """Every run with all of its blocks."""
     with monkeypatch.context() as patched:
-        patched.setattr(twins, "begins", from_the_start)
+        patched.setattr(twin_runs, "begins", from_the_start)
         return grid(model, **options)
 
 
@@ -113,7 +113,7 @@ def test_ablations_share_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
     ablated = lambda: model.ablate([CLEAN], "heads", answer=5)  # noqa: E731
     own = ablated()
     with monkeypatch.context() as patched:
-        patched.setattr(twins, "begins", from_the_start)
+        patched.setattr(twin_runs, "begins", from_the_start)
         whole = ablated()
     torch.testing.assert_close(own.values, whole.values, atol=1e-4, rtol=1e-4)
 
@@ -139,9 +139,9 @@ def test_models_that_may_compute_something_else_run_in_full(monkeypatch: pytest.
 def test_a_block_too_many_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: runs that begin one block too late lose what they change."""
     model = Model(tiny.decoder(blocks=4))
-    whole, begins = in_full(model, monkeypatch), twins.begins
+    whole, begins = in_full(model, monkeypatch), twin_runs.begins
     late = lambda spec, sites: tuple((prefix, min(first + 1, 4)) for prefix, first in begins(spec, sites))  # noqa: E731
-    monkeypatch.setattr(twins, "begins", late)
+    monkeypatch.setattr(twin_runs, "begins", late)
     with pytest.raises(AssertionError):
         assert_same(grid(model), whole)
 
@@ -295,24 +295,24 @@ def test_pairs_in_which_one_number_changes_report_it(name: str, numbers: range, 
         check_that_one_number_is_reported(model, number, LEAST[name])
 
 
-def alone(run: twins.TwinRuns, parts: Any) -> list[twins.TwinRuns]:
+def alone(run: twin_runs.TwinRuns, parts: Any) -> list[twin_runs.TwinRuns]:
     """For each run one forward of a single row."""
-    return [twins.TwinRuns(run.model, run.run, [[*part]], 4096) for part in parts]
+    return [twin_runs.TwinRuns(run.model, run.run, [[*part]], 4096) for part in parts]
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_values_of_a_batch_of_another_size_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: with what the other prompt has alone, instead of at the place of the run, rounding is reported."""
     monkeypatch.setattr(ops, "linear", rounded_by_place)
-    model, observe = reader(name), twins.TwinRuns.observe
+    model, observe = reader(name), twin_runs.TwinRuns.observe
 
-    def observe_alone(self: twins.TwinRuns, run: Any, parts: Any, *wrap: Any) -> Any:
+    def observe_alone(self: twin_runs.TwinRuns, run: Any, parts: Any, *wrap: Any) -> Any:
         if wrap:  # for the twin
             return observe(self, run, parts, *wrap)
         every = [observe(one, run, [part]) for one, part in zip(alone(self, parts), parts, strict=True)]
         return [taken[0] for taken, _ in every], every[0][1]
 
-    monkeypatch.setattr(twins.TwinRuns, "observe", observe_alone)
+    monkeypatch.setattr(twin_runs.TwinRuns, "observe", observe_alone)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         check_that_nothing_is_reported(model, 0)
 
@@ -321,13 +321,13 @@ def test_values_of_a_batch_of_another_size_are_noticed(name: str, monkeypatch: p
 def test_a_twin_of_another_size_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of paths: what a receiver reads, beside what it reads in a forward of one row, is another number."""
     monkeypatch.setattr(ops, "linear", rounded_by_place)
-    model, twin = reader(name), twins.TwinRuns.twin
+    model, twin = reader(name), twin_runs.TwinRuns.twin
 
-    def twin_alone(self: twins.TwinRuns, parts: Any = ()) -> Any:
+    def twin_alone(self: twin_runs.TwinRuns, parts: Any = ()) -> Any:
         twin(self)
         return [twin(one, [part])[0] for one, part in zip(alone(self, parts), parts, strict=True)]
 
     pairs = [Pair(model, number, 0.0) for number in range(4)]
     assert not any(paths(model, pair).fired.any() for pair in pairs)
-    monkeypatch.setattr(twins.TwinRuns, "twin", twin_alone)
+    monkeypatch.setattr(twin_runs.TwinRuns, "twin", twin_alone)
     assert any(paths(model, Pair(model, number, 0.0)).fired.any() for number in range(4))

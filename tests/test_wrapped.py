@@ -19,7 +19,7 @@ from triptych.checkpoints.convert import convert
 from triptych.checkpoints.header import read_header
 from triptych.cli import main
 from triptych.errors import CheckpointError, ConfigError
-from triptych.families.wrapped import INSIDE
+from triptych.families.multimodal_text import INSIDE
 from triptych.model import load
 
 IDS = [3, 7, 1, 22, 9, 30, 5, 11, 17, 40, 2, 8]

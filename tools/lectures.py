@@ -152,7 +152,7 @@ def run_lab(
     """The result of a lab, and what is recorded: with its full sizes over `count` seeds, by default its `SEEDS`, or
     with its `quick` ones and one seed.  With `model`, a directory, the lab judges this model and one seed."""
     from triptych_lectures import labs
-    from triptych_lectures.labs.kept import KeptResults
+    from triptych_lectures.labs.kept_results import KeptResults
     from triptych_lectures.labs.lab import Setup, number, shown_sizes
     from triptych_lectures.labs.seeds import SeedsResult, over_seeds
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from triptych.errors import InputError
 from triptych.measure.jobs import Ids
-from triptych.measure.sides import Options, Side, Sources
+from triptych.measure.side import Options, Side, Sources
 from triptych.media import audio
 from triptych_peers.on_torch import by_length
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from triptych.errors import InputError
 from triptych.measure.jobs import Ids
-from triptych.measure.sides import Options, Side
+from triptych.measure.side import Options, Side
 
 
 class Gguf(Side):

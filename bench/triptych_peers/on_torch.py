@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from triptych.errors import InputError
 from triptych.measure.jobs import Ids
-from triptych.measure.sides import Options, Side, Sources
+from triptych.measure.side import Options, Side, Sources
 from triptych.media.audio import RATE
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, None: "auto"}

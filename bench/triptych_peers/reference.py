@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triptych import nn
-from triptych.check.case import headless, measured, mixture
+from triptych.check.comparison import headless, measured, mixture
 from triptych.checkpoints.adapter_targets import slots_of, stored_modules
 from triptych.errors import InputError
 from triptych.model import Model

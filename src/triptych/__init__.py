@@ -9,7 +9,7 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from triptych import hooks
+from triptych import injected_functions
 from triptych.errors import (
     CheckpointError,
     ConfigError,
@@ -113,4 +113,4 @@ def _train(recipe: Any, **options: Any) -> Model:
     return Model.trained(recipe, **options)
 
 
-hooks.html_of, hooks.train = _html_of, _train
+injected_functions.html_of, injected_functions.train = _html_of, _train

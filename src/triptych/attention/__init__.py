@@ -3,22 +3,19 @@
 from triptych.attention.cache_steps import NULL_CACHE, CacheStep, KeyStep, KVCache, NullCache, SumPlan
 from triptych.attention.caches import Cache, CrossCache, CrossKeys, EncoderOutput
 from triptych.attention.dispatch import KERNELS, attend, why
+from triptych.attention.layer_cache import CachedLayer, CacheType, StoredForm, check_cache_type, stored_form
 from triptych.attention.mechanisms import DOT_PRODUCT, LINEAR, AdditiveOver, Mechanism, additive, linear
-from triptych.attention.positions import (
+from triptych.attention.position_biases import (
     alibi_bias,
     alibi_slopes,
-    attention_factor,
     disentangled_bias,
     distance_row,
-    inverse_frequencies,
-    rope_angles,
-    rotate,
-    sinusoidal,
     t5_bias,
     t5_bucket,
 )
 from triptych.attention.reference import attend_reference, attention_pattern, attention_scores
 from triptych.attention.request import ContentBias, Heads, ScoreBias, prepare
+from triptych.attention.rope import attention_factor, inverse_frequencies, rope_angles, rotate, sinusoidal
 from triptych.attention.row_plan import (
     AttendPlan,
     FlatKeys,
@@ -29,7 +26,6 @@ from triptych.attention.row_plan import (
 from triptych.attention.row_scores import RowScores
 from triptych.attention.rows import Rows
 from triptych.attention.statistics import AttentionStatistics, KeyLabels, attention_statistics, pattern_statistics
-from triptych.attention.store import CachedLayer, CacheType, StoredForm, check_cache_type, stored_form
 
 __all__ = [
     "DOT_PRODUCT", "KERNELS", "LINEAR", "NULL_CACHE", "AdditiveOver", "AttendPlan",

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from triptych.attention.layer_cache import Snapshot, Store
 from triptych.attention.mechanisms import LINEAR, Mechanism, divided, features, running
 from triptych.attention.request import ContentBias, Heads, ScoreBias, placed_request
 from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
 from triptych.attention.rows import KeysAndValues, Rows, batched, neighbours
-from triptych.attention.store import Snapshot, Store
 from triptych.errors import InputError
 from triptych.spec.masks import Mask
 

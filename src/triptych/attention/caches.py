@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from triptych.attention.cache_steps import FullStep, KeyStep, RingStep, SumStep, put_back, token_places
+from triptych.attention.layer_cache import CachedLayer, CacheType, Snapshot, Store, resize_together, stored_form
 from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
 from triptych.attention.rows import KeysAndValues, Rows
-from triptych.attention.store import CachedLayer, CacheType, Snapshot, Store, resize_together, stored_form
 from triptych.errors import InputError, ProbeError
 
 

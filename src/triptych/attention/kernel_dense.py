@@ -19,9 +19,9 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.attention import mask_lowering
+from triptych.attention.layer_cache import Store
 from triptych.attention.reference import softmax
 from triptych.attention.request import AttentionRequest, Runner
-from triptych.attention.store import Store
 from triptych.spec.masks import Causal
 
 WIDEST_REGISTER = 64  # bytes, of any processor that torch is compiled for

@@ -19,7 +19,7 @@ from triptych import nn
 from triptych.arguments import number
 from triptych.attention import CacheType, check_cache_type
 from triptych.check import paths, peer
-from triptych.check.case import Case, Finding, Layer, Quality, Report, case_of, max_abs_diff
+from triptych.check.comparison import Case, Finding, Layer, Quality, Report, case_of, max_abs_diff
 from triptych.check.quality import TEXT, quality, why_not
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from triptych.check.case import Case, headless, max_abs_diff, mixture
+from triptych.check.comparison import Case, headless, max_abs_diff, mixture
 from triptych.generate import Engine, Request
 from triptych.model import Model, load
 from triptych.probe import Plan, Session, sites

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from triptych.check.case import Case, Layer, max_abs_diff
+from triptych.check.comparison import Case, Layer, max_abs_diff
 from triptych.errors import InputError
 from triptych.nn import Row
 from triptych.probe import Plan, Session

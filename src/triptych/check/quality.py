@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from triptych.attention import CacheType, check_cache_type
-from triptych.check.case import Quality, measured, run
+from triptych.check.comparison import Quality, measured, run
 from triptych.errors import InputError
 from triptych.generate import Engine, Request
 from triptych.model import Model

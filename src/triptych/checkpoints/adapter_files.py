@@ -29,7 +29,7 @@ from triptych.checkpoints.locate import ADAPTER_CONFIG, PREFIX, base_of_adapter,
 from triptych.checkpoints.save import write_directory
 from triptych.checkpoints.source import Source, json_if_there, json_object
 from triptych.errors import CheckpointError, nearest, shown
-from triptych.families.wrapped import text_name
+from triptych.families.multimodal_text import text_name
 from triptych.mapping import Values, names_in
 from triptych.mapping.tensor_plan import TensorLoad
 from triptych.nn.lora import LoraFactors

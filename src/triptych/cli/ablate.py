@@ -79,7 +79,7 @@ def ablate(
 
 
 def _show(result: Ablations, top: int) -> None:
-    from triptych.probe.twins import margin_text
+    from triptych.probe.twin_runs import margin_text
 
     largest = result.largest(top)
     title = f"{result.metric}: {float(result.before.mean()):.4f} as it is; {result.how} ablation"

@@ -15,11 +15,11 @@ from triptych.cli import (
     bench,
     chat,
     check,
+    convert_and_page,
     count,
     doctor,
     explain,
     failure,
-    files,
     generate,
     heads,
     inspect,
@@ -63,11 +63,12 @@ _COMMANDS: dict[str, list[Callable[..., None]]] = {
     "Train": [train.quickstart, train.train],
     "Run": [
         generate.generate, chat.chat, reading.fill, reading.encode, search.search, reading.classify, writing.caption,
-        reading.tag, writing.answer, writing.summarize, writing.translate, transcribe.transcribe, files.convert,
+        reading.tag, writing.answer, writing.summarize, writing.translate, transcribe.transcribe,
+        convert_and_page.convert,
     ],
     "Inspect": [
-        explain.explain, inspect.inspect, heads.heads, lens.lens, patch.patch, ablate.ablate, files.page, check.check,
-        count.count, bench.bench, doctor.doctor,
+        explain.explain, inspect.inspect, heads.heads, lens.lens, patch.patch, ablate.ablate, convert_and_page.page,
+        check.check, count.count, bench.bench, doctor.doctor,
     ],
 }  # fmt: skip
 failure.application = app

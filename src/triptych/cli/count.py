@@ -12,7 +12,7 @@ from triptych.cli import options, screen
 from triptych.cli.loading import header_of
 from triptych.cli.options import argument
 from triptych.cli.screen import mib
-from triptych.families.named import NAMED
+from triptych.families.named_configs import NAMED
 
 if TYPE_CHECKING:
     from triptych.checkpoints.header import Header

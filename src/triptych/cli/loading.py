@@ -85,7 +85,7 @@ def header_of(model: str, ignore: Sequence[str], *, offline: bool) -> Header:
     from triptych import families
     from triptych.checkpoints.header import Header, read_header
     from triptych.errors import CheckpointError, nearest
-    from triptych.families.named import NAMED
+    from triptych.families.named_configs import NAMED
 
     if model in NAMED and not Path(model).exists():
         config = dict(NAMED[model])

@@ -135,7 +135,7 @@ def _pairs(text: str) -> list[tuple[int, int]]:
 
 def _show(grid: PatchGrid) -> None:
     from triptych.probe.patching import ROUGH
-    from triptych.probe.twins import margin_text
+    from triptych.probe.twin_runs import margin_text
 
     how = ", estimated by one backward pass" if grid.estimated else ""
     title = f"{grid.metric}: clean {grid.clean:.4g}, corrupt {grid.corrupt:.4g}; share restored{how}"

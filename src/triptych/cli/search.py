@@ -68,9 +68,9 @@ def search(
     for line in _notes(result):
         screen.note(line)
     if picture is not None:
-        from triptych.page import plane
+        from triptych.page import vector_plane
 
-        plane.save(picture, result)
+        vector_plane.save(picture, result)
         screen.note(f"wrote {picture}")
     if as_json:
         screen.result(_document(result, picture))

@@ -30,7 +30,7 @@ from triptych.spec import (
 from triptych.spec.parts import TableSpec
 
 if TYPE_CHECKING:
-    from triptych.program.kinds import KindProgram
+    from triptych.program.kind_programs import KindProgram
 
 
 FLOP_PARTS = ("projections", "scores", "mlp", "head")
@@ -38,7 +38,7 @@ FLOP_PARTS = ("projections", "scores", "mlp", "head")
 
 def kinds_of(spec: ModelSpec) -> KindProgram:
     """The program that FLOPs are counted in.  Needs torch, and allocates nothing."""
-    from triptych.program.kinds import lower_kinds
+    from triptych.program.kind_programs import lower_kinds
 
     return lower_kinds(spec)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triptych.program import Instruction, Program
-from triptych.program.kinds import layers_of
+from triptych.program.kind_programs import layers_of
 
 PASSED = frozenset(("site", "split_heads", "merge_heads", "cast", "extend", "shift"))
 UNDRAWN = frozenset(("rotation_cos", "rotation_sin"))  # the tables of a rotation, which its box speaks of

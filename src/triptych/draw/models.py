@@ -14,7 +14,7 @@ from triptych.draw.details import Describer, Details
 from triptych.draw.graph import END, START, Box, boxes_of
 from triptych.draw.paint import BESIDE, GAP, STYLE, Canvas, LayerPanel, Rectangle, size_of, text_width
 from triptych.errors import TriptychError
-from triptych.program.kinds import KindProgram, lower_kinds
+from triptych.program.kind_programs import KindProgram, lower_kinds
 from triptych.spec import ModelSpec
 from triptych.spec.masks import mask_text
 

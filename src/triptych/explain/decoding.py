@@ -10,10 +10,10 @@ from torch import Tensor
 
 from triptych.count import count, visible
 from triptych.errors import InputError
+from triptych.explain.forward_steps import checked, facts
 from triptych.explain.from_program import OUT, StepBuilder
 from triptych.explain.stack_run import StackRun
 from triptych.explain.steps import Printed, Shown, Step, Walk
-from triptych.explain.walking import checked, facts
 from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.probe import Plan, Session

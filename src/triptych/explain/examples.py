@@ -19,9 +19,9 @@ from triptych.count import count
 from triptych.errors import InputError, nearest
 from triptych.explain import examples_by_hand, reference_ops
 from triptych.explain.examples_by_hand import REFERENCE, Example, attention_steps, inputs_step, matrices, printed_step
+from triptych.explain.forward_steps import explain
 from triptych.explain.steps import Printed, Shown, Step, Walk
-from triptych.explain.walking import explain
-from triptych.families.named import NAMED
+from triptych.families.named_configs import NAMED
 from triptych.model import Model
 
 QWEN3_4B = dict(NAMED["qwen3-4b"])

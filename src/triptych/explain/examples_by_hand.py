@@ -16,7 +16,7 @@ from torch import Tensor
 from triptych import spec
 from triptych.attention import attention_pattern
 from triptych.explain import reference_ops
-from triptych.explain.attending import Attending, additive_mask
+from triptych.explain.attention_steps import Attending, additive_mask
 from triptych.explain.steps import Printed, Shown, Step, number
 
 INPUTS, LECTURE, REFERENCE = "Given", "The lecture's figures", "Reference figures"

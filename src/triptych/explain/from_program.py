@@ -10,8 +10,8 @@ from torch import Tensor
 
 from triptych import nn
 from triptych.attention import NULL_CACHE, EncoderOutput, Rows, rope_angles
-from triptych.explain import reference_ops, words
-from triptych.explain.attending import Attending, position_bias
+from triptych.explain import reference_ops, step_texts
+from triptych.explain.attention_steps import Attending, position_bias
 from triptych.explain.expressions import (
     Applied,
     Computed,
@@ -111,7 +111,7 @@ class StepBuilder:
             groups[places[0]][2].append(value)
             group_of[value.name] = places[0]
         for sub, form, group in groups:
-            name = part or self.at.part(f"block {self.at.layer}, {words.SUBLAYERS.get(sub, sub)}")
+            name = part or self.at.part(f"block {self.at.layer}, {step_texts.SUBLAYERS.get(sub, sub)}")
             if "attend" in form:
                 steps += self.attend(group[0], name)
             elif "experts" in form:
@@ -123,7 +123,7 @@ class StepBuilder:
     def step(self, group: Sequence[Computed], part: str, sub: str) -> Step:
         """Values that one step makes: the same operations, in the same sublayer."""
         makes = [self.value(one) for one in group]
-        title = words.title(group[0])
+        title = step_texts.title(group[0])
         texts, definitions, uses = [], dict[str, None](), dict[str, Shown]()
         for one, shown in zip(group, makes, strict=True):
             text, defined = formula(one.value, self.symbols)
@@ -134,7 +134,7 @@ class StepBuilder:
         if [one.op for one in group[0].value.chain()] == ["split_heads"]:
             texts = texts[:1]  # the same for queries, keys and values
         self.print_all(makes)
-        equation, meaning = ",  ".join([*texts, *definitions]), words.meaning(title, group, makes, sub)
+        equation, meaning = ",  ".join([*texts, *definitions]), step_texts.meaning(title, group, makes, sub)
         return Step(
             part, title, equation, meaning, makes, lambda g: [evaluate(one.value, g) for one in group],
             list(uses.values()),
@@ -157,8 +157,8 @@ class StepBuilder:
         else:
             value = at.value(one.entry, one.label)
         value = value.transpose(0, 1) if value.dim() == 3 else value
-        letters = words.AXES.get(words.leaf(one)) or ("H T K" if value.dim() == 3 else "N D")
-        shown = at.by_token(one.name, words.symbol(one), value, letters)
+        letters = step_texts.AXES.get(step_texts.leaf(one)) or ("H T K" if value.dim() == 3 else "N D")
+        shown = at.by_token(one.name, step_texts.symbol(one), value, letters)
         if one.entry == "cross_kv" and at.source is not None:
             shown = replace(shown, labels=at.source.labels, focus=None)
         return replace(shown, head=self.at.head * len(value) // self.at.heads) if value.dim() == 3 else shown

@@ -106,7 +106,7 @@ REFERENCE: dict[str, Callable[..., Tensor]] = {
 """By the name of an operation in `triptych.ops`."""
 
 _PRINTED = "printed as what it gives these tokens, and not computed again"
-_IN_STEPS = "computed again in several steps of its own (`attending.py`, `from_program.py`)"
+_IN_STEPS = "computed again in several steps of its own (`attention_steps.py`, `from_program.py`)"
 NOT_REFERENCE: dict[str, str] = {
     **dict.fromkeys(("embedding", "sinusoids", "rotation_cos", "rotation_sin"), _PRINTED),
     **dict.fromkeys(("attend", "extend", "experts", "alibi_bias", "t5_bias", "disentangled_bias"), _IN_STEPS),

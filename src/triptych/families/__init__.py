@@ -8,10 +8,10 @@ spec, and `wrapped` takes the text model out of a model of images and text.
 """
 
 from triptych.families.configs import read_config, read_gguf, write_gguf
+from triptych.families.multimodal_text import text_config
 from triptych.families.registry import Family, all_families, find, find_gguf
 from triptych.families.tensor_names import plan, save_plan
 from triptych.families.triptych import to_config
-from triptych.families.wrapped import text_config
 
 __all__ = [
     "Family",

@@ -1,4 +1,4 @@
-"""RoPE from a `config.json`: one reader for both layouts of the keys.  Its arithmetic is in attention/positions.py.
+"""RoPE from a `config.json`: one reader for both layouts of the keys.  Its arithmetic is in attention/rope.py.
 
 Since transformers 5 everything is under `rope_parameters`; before, `rope_theta` stood beside `rope_scaling`, whose
 kind was called `type` and later `rope_type`.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
+from triptych.families.multimodal_text import beside, text_name
 from triptych.families.registry import find
-from triptych.families.wrapped import beside, text_name
 from triptych.mapping import tensor_plan as plans
 from triptych.mapping.gguf_metadata import TENSORS
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from triptych.errors import InputError
-from triptych.generate.choosing import choose
 from triptych.generate.engine import Engine
+from triptych.generate.next_tokens import choose
 from triptych.generate.request import LiveRow, Request
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from triptych.arguments import check_ids, integer
 from triptych.attention import CacheType, check_cache_type
 from triptych.errors import InputError, TextError, shown
-from triptych.generate.choosing import Choice, choose
+from triptych.generate.next_tokens import Choice, choose
 from triptych.generate.prefixes import Prefixes
 from triptych.generate.request import LiveRow, Output, Request
 from triptych.generate.speculation import Speculation, accepts
@@ -29,7 +29,7 @@ from triptych.generate.step_runner import Executor, ForwardResult, StepRunner
 from triptych.generate.stops import StopDetector
 from triptych.nn import Transformer
 from triptych.probe import Session
-from triptych.program.changes import ModuleGuard
+from triptych.program.module_changes import ModuleGuard
 from triptych.program.native_encoder import Matmul
 from triptych.program.static_executor import StaticStep
 

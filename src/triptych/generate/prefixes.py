@@ -23,7 +23,7 @@ from torch import Tensor
 from triptych.errors import InputError
 from triptych.generate.request import LiveRow
 from triptych.generate.step_runner import StepRunner
-from triptych.program.changes import ModuleFingerprint, checksums, equal, refusal, unseen_changes
+from triptych.program.module_changes import ModuleFingerprint, checksums, equal, refusal, unseen_changes
 
 LEAST = 8  # ids; fewer are computed again, which takes less time than copying them
 

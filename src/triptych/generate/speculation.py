@@ -19,7 +19,7 @@ from torch import Tensor
 
 from triptych.arguments import integer
 from triptych.attention import Cache
-from triptych.attention.store import Snapshot
+from triptych.attention.layer_cache import Snapshot
 from triptych.generate.request import LiveRow
 from triptych.generate.step_runner import StepRunner
 

@@ -17,7 +17,7 @@ from triptych.attention.rows import FlatBatch
 from triptych.generate.request import LiveRow
 from triptych.nn import NO_TAPS, Batch, Transformer
 from triptych.probe import Session
-from triptych.program.changes import ModuleGuard
+from triptych.program.module_changes import ModuleGuard
 from triptych.program.native_calls import Largest, largest_of
 from triptych.program.native_encoder import Matmul, NativeEncoder
 from triptych.program.native_executor import NativeStep, prompts_in_bf16

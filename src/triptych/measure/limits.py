@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from triptych.count import Count, read_in_a_step
-from triptych.measure.figures import Limit, Rates
+from triptych.measure.bench_results import Limit, Rates
 from triptych.measure.jobs import BenchJob
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from triptych.errors import InputError, nearest
-from triptych.measure.sides import Side
+from triptych.measure.side import Side
 
 OURS = "triptych"
 
@@ -13,7 +13,7 @@ OURS = "triptych"
 def side(name: str) -> type[Side]:
     """The class of a side.  Raises InputError for an unknown name."""
     if name == OURS:
-        from triptych.measure.ours import Ours
+        from triptych.measure.triptych_side import Ours
 
         return Ours
     known = entry_points(group="triptych.peers")

@@ -19,7 +19,7 @@ from typing import Any
 from triptych.errors import InputError, TriptychError, first_line
 from triptych.measure import peers
 from triptych.measure.jobs import BenchJob
-from triptych.measure.sides import Options, Side, perform
+from triptych.measure.side import Options, Side, perform
 
 DEBUG = "TRIPTYCH_DEBUG"  # set, it shows what the processes print
 

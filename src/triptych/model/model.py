@@ -22,10 +22,10 @@ from triptych.checkpoints.convert import Conversion, save
 from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import compute_dtype, read_weights, usable_device
 from triptych.errors import ConfigError, InputError, nearest
-from triptych.families.named import NAMED
+from triptych.families.named_configs import NAMED
 from triptych.model.training import ModelTraining
 from triptych.probe import Edits, Plan, Reads, heads, link
-from triptych.probe.size import check_fires, check_size, limit_of, trace_size
+from triptych.probe.trace_size import check_fires, check_size, limit_of, trace_size
 from triptych.quantize import packing_for
 from triptych.spec import ModelSpec as Spec
 from triptych.tasks import Texts

@@ -12,7 +12,7 @@ from torch import Tensor
 from triptych.arguments import integer, readable
 from triptych.checkpoints.load_weights import DTYPES, compute_dtype, usable_device
 from triptych.errors import ConfigError, InputError, shown
-from triptych.model.inside import ModelInside
+from triptych.model.logits_and_traces import ModelInside
 from triptych.tasks import Texts
 
 if TYPE_CHECKING:  # what trains needs a tenth of a second to import, which other commands do not wait for
@@ -83,7 +83,7 @@ class ModelTraining(ModelInside):
         Raises InputError for packed weights, which are not trained, unless only an adapter is.
         """
         if mode:
-            from triptych.train.optim import check_trainable
+            from triptych.train.optimizer import check_trainable
 
             check_trainable(self.module)
         self.module.train(mode)

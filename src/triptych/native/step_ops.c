@@ -217,7 +217,7 @@ void step_give(struct worker *me, const struct instruction *it)
 /* What a cache keeps of a step's keys and values (enum stored_type).  A vector of int8 codes is followed by the scales of
    its groups, in bf16: the largest magnitude of a group, divided by 127.  A number that is read back, in attend_loops.h, is
    its code times the scale, which is exact.  A group with a number that is not finite gives NaN.
-   triptych/attention/cache_types.py does the same.  */
+   triptych/attention/layer_cache.py does the same.  */
 
 int64_t stored_bytes(int32_t type, int32_t width)
 {

@@ -9,7 +9,7 @@ from operator import mul
 from torch import Tensor
 
 from triptych import ops
-from triptych.nn.kinds import Context
+from triptych.nn.attention_states import Context
 from triptych.nn.linear import Linear
 from triptych.nn.part import NO_TAPS, Module, Taps
 from triptych.spec import parts

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from triptych import ops
 from triptych.errors import InputError
 from triptych.nn.linear import Linear
-from triptych.nn.model import Adapter, Transformer
+from triptych.nn.transformer import Adapter, Transformer
 from triptych.nn.weights import dense, rows
 
 

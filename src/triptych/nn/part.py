@@ -5,7 +5,7 @@ Every concrete module adds only its arithmetic.
 
 Every module is given a `Taps` and passes its values through it: `x = taps("resid_pre", x, rows)`.  The one here
 passes everything unchanged, as the null cache keeps nothing, so there is one forward and no `if` in it.  The taps that
-read and edit are those of `triptych.probe.session`; they are an argument, never module state.
+read and edit are those of `triptych.probe.apply_plan`; they are an argument, never module state.
 """
 
 from __future__ import annotations

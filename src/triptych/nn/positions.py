@@ -1,4 +1,5 @@
-"""Position parts as modules: the parameters live here, the arithmetic in `attention/positions.py`.
+"""Position parts as modules: the parameters live here, the arithmetic in `attention/rope.py` and
+`attention/position_biases.py`.
 
 A position encoding can act in three places: on the embedding (`embed`), on queries and keys (a rotation), and on the
 scores (a bias).  A part implements those it needs.
@@ -15,15 +16,8 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.attention import ContentBias, Rows, ScoreBias
-from triptych.attention.positions import (
-    alibi_bias,
-    disentangled_bias,
-    reached_row,
-    reached_table,
-    rotation,
-    sinusoidal,
-    t5_bias,
-)
+from triptych.attention.position_biases import alibi_bias, disentangled_bias, reached_row, reached_table, t5_bias
+from triptych.attention.rope import rotation, sinusoidal
 from triptych.errors import InputError
 from triptych.nn.attention import Attention
 from triptych.nn.part import Module, S, VectorMap

@@ -25,9 +25,9 @@ from triptych.attention import (
 )
 from triptych.attention.mask_lowering import window_of
 from triptych.nn.attention import Attention, KindState
+from triptych.nn.attention_states import Context, Kind, cross_state, shared_states, sharing_key
 from triptych.nn.feedforward import GLU, MLP, MoE
 from triptych.nn.inputs import Conv, Embed, Frames, Patches
-from triptych.nn.kinds import Context, Kind, cross_state, shared_states, sharing_key
 from triptych.nn.linear import Linear, Norms
 from triptych.nn.part import NO_TAPS, Module, Taps, VectorMap
 from triptych.spec import parts

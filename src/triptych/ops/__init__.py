@@ -1,5 +1,6 @@
 """The operations a forward is made of: the table that describes them (`table.py`), and their functions of tensors."""
 
+from triptych.ops.experts import experts
 from triptych.ops.functions import (
     ACTIVATIONS,
     Rotation,
@@ -7,7 +8,6 @@ from triptych.ops.functions import (
     dropout,
     dtype_of,
     embedding,
-    experts,
     l2_normalize,
     layer_norm,
     linear,

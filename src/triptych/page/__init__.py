@@ -6,7 +6,8 @@ interactive, a function in `mounts` of a `.js` file.  A new kind of section need
 
 from __future__ import annotations
 
-from .maps import AnyMap, AttentionMap, AttentionSection, ComparisonSection, TopMap
+from .attention_maps import AnyMap, AttentionMap, AttentionSection, ComparisonSection, TopMap
+from .inside_sections import MatrixSection, PatchWeights, Picture, PicturesSection, PlanePoints, PlaneSection
 from .render import render, write
 from .sections import (
     Chapter,
@@ -29,7 +30,6 @@ from .sections import (
     VerdictSection,
 )
 from .tokenizer_data import tokenizer_data
-from .views import MatrixSection, PatchWeights, Picture, PicturesSection, PlanePoints, PlaneSection
 
 __all__ = [
     "AnyMap",

@@ -29,9 +29,9 @@ from triptych.page import (
     render,
 )
 from triptych.page.drawing import shortened
+from triptych.page.inside_sections import Detail
 from triptych.page.inspect import NAMES, Inspection, Values
 from triptych.page.interventions import LENS, lens_matrix, patch_sections
-from triptych.page.views import Detail
 from triptych.probe import ROLES, HeadTable, PatchGrid, Read, Trace
 from triptych.probe.lenses import layer_sites
 from triptych.probe.prompts import ProbedModel, name_tokens

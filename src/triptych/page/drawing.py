@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from triptych.media.image import png
 
-from .maps import AnyMap, AttentionMap
+from .attention_maps import AnyMap, AttentionMap
 from .plot import SHADES
 
 CELL = 16  # units of a weight, where tokens are named

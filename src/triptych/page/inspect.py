@@ -17,7 +17,7 @@ from torch import Tensor
 from triptych.attention.statistics import AttentionStatistics, pattern_statistics
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model
-from triptych.page.maps import MAX_BYTES, MOST_KEYS, AnyMap, AttentionMap, Stack, TopMap, packed_bytes
+from triptych.page.attention_maps import MAX_BYTES, MOST_KEYS, AnyMap, AttentionMap, Stack, TopMap, packed_bytes
 from triptych.probe import Plan, Read, Statistics, Trace, sites
 from triptych.probe.prompts import name_tokens, prompt_of
 from triptych.probe.sites import match, matrix

@@ -19,16 +19,17 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.attention.mask_lowering import implies_causal
-from triptych.attention.positions import alibi_slopes, attention_factor, distance_row, inverse_frequencies, t5_bucket
+from triptych.attention.position_biases import alibi_slopes, distance_row, t5_bucket
+from triptych.attention.rope import attention_factor, inverse_frequencies
 from triptych.errors import InputError
 from triptych.model import Model
 from triptych.nn.weights import dense
 from triptych.page.inspect import layer_of
 from triptych.page.sections import defined
 from triptych.program import Entry, Instruction, Program, lower
-from triptych.program.changes import refusal
+from triptych.program.module_changes import refusal
 from triptych.quantize import quantize
-from triptych.quantize.layouts import GROUP
+from triptych.quantize.kernel_layouts import GROUP
 from triptych.spec import ModelSpec, to_json
 from triptych.spec.masks import Mask
 from triptych.spec.positions import LongRope, RopeSpec

@@ -10,7 +10,7 @@ const integers = (numbers) => ({ shape: [numbers.length], data: Int32Array.from(
 const counting = (from, count) => integers(Array.from({ length: count }, (_, i) => from + i));
 
 // One entry on one text.  `values` has every value by name afterwards, `patterns` the attention weights by part.
-// `held` is what still holds of an earlier run (live_reuse.js).
+// `held` is what still holds of an earlier run (live_run_reuse.js).
 class Run {
   constructor(model, name, given, how, cache = null, held = null) {
     const entry = model.entries[name];

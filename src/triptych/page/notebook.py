@@ -12,7 +12,7 @@ from html import escape
 import torch
 
 from triptych.errors import TriptychError
-from triptych.model.inside import ModelInside
+from triptych.model.logits_and_traces import ModelInside
 from triptych.page import (
     AnyMap,
     AttentionMap,
@@ -26,10 +26,10 @@ from triptych.page import (
     TopMap,
     render,
 )
+from triptych.page.attention_maps import packed_bytes
 from triptych.page.attention_page import ATTENTION, PLANE, best_heads, heads_matrix, planes, role_effects, values_table
 from triptych.page.inspect import WHOLE_BYTES, layer_of, rows_read, stack_of, values_of
 from triptych.page.interventions import lens_page, patch_page
-from triptych.page.maps import packed_bytes
 from triptych.probe import HeadTable, Lens, LogitAttribution, PatchGrid, Trace
 from triptych.probe.sites import sites
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from triptych.errors import InputError
 
-from .maps import AttentionMap, AttentionSection
+from .attention_maps import AttentionMap, AttentionSection
 from .sections import Curve
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ COLOURS = ("#2b5ea7", "#c4561a", "#117a5c", "#8b4c8c", "#8a6d0b")
 # Colour and dashes of each reference line.
 REFERENCES = (("#777777", (5, 3)), ("#222222", (1, 2)), ("#777777", (9, 2, 2, 2)), ("#222222", (11, 4)))
 LABEL_HEIGHT = 14  # points; closer labels would overlap
-SHADES = ("#f7f5ef", "#d3e2e4", "#9fc6d3", "#64a2c0", "#3a77a8", "#28508c", "#1d2d66", "#140f3c")  # as in heat.js
+# As in attention_colours.js.
+SHADES = ("#f7f5ef", "#d3e2e4", "#9fc6d3", "#64a2c0", "#3a77a8", "#28508c", "#1d2d66", "#140f3c")
 MOST_TICKS = 12  # measured values that a logarithmic axis marks one by one
 MOST_TOKENS = 40  # along a side; more would be illegible
 

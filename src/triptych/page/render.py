@@ -23,21 +23,21 @@ from triptych.errors import CheckpointError, TriptychError
 from .sections import Chapter, Section, Tab, section_data
 
 INTERPRETER = (
-    "live_wasm.js", "live_weights.js", "live_operations.js", "live_attention.js", "live_reuse.js",
-    "live_interpreter.js", "live_requests.js",
+    "live_wasm.js", "live_weights.js", "live_operations.js", "live_attention.js", "live_run_reuse.js",
+    "live_interpreter.js", "live_worker_requests.js",
 )  # fmt: skip
 TOKENIZER_SCRIPTS = ("tokenizer.js",)
 #: What `LiveSection.scripts` names, each behind the script that it adds to.
 OF_MODELS = {
-    "live_operations.js": ("live_rotation.js", "live_experts.js", "live_convolutions.js", "live_rare.js"),
-    "live_attention.js": ("live_masks.js", "live_mechanisms.js", "live_biases.js"),
+    "live_operations.js": ("live_rotation.js", "live_experts.js", "live_convolutions.js", "live_rare_operations.js"),
+    "live_attention.js": ("live_masks.js", "live_score_kinds.js", "live_biases.js"),
     "tokenizer.js": (
         "tokenizer_splits.js", "tokenizer_charsmap.js", "tokenizer_bpe.js", "tokenizer_unigram.js",
         "tokenizer_words.js", "tokenizer_decoders.js",
     ),
     "live_view.js": ("live_writing.js",),
 }  # fmt: skip
-MAPS = ("export.js", "heat.js", "map.js", "attention.js")
+MAPS = ("export.js", "attention_colours.js", "enlarged_head.js", "attention_view.js")
 TRACES = (*MAPS, "attention_trace.js")
 #: Style and scripts that a page has besides where it has a section of a kind, each after those that it builds on.
 OF_KIND = {
@@ -45,12 +45,12 @@ OF_KIND = {
     "comparison": ("inside.css", *TRACES, "comparison.js"),
     "curve": ("curve.js",),
     "live": (
-        "live.css", *MAPS, *TOKENIZER_SCRIPTS, "live_worker.js", "live_parts.js", "live_picture.js",
-        "live_flow.js", "live_about.js", "live_chapters.js", "live_view.js",
+        "live.css", *MAPS, *TOKENIZER_SCRIPTS, "live_worker_calls.js", "live_sampling.js", "live_cuts.js",
+        "live_flow_picture.js", "live_flow.js", "live_chapter_facts.js", "live_chapters.js", "live_view.js",
     ),
     "matrix": ("inside.css", "export.js", "matrix.js"),
     "pictures": ("pictures.css",),
-    "plane": ("inside.css", "export.js", "curve.js", "map.js", "plane.js"),
+    "plane": ("inside.css", "export.js", "curve.js", "enlarged_head.js", "vector_plane.js"),
     "playground": ("playground.js",),
     "steps": ("steps.js",),
     "tab": ("inside.css", "tabs.js"),

@@ -323,7 +323,7 @@ class LiveSection(Section):
                 for step in tokenizer["split"]
             ),
             "tokenizer_decoders.js": decodes - DECODERS - WORDS,
-            "live_mechanisms.js": {how["mechanism"] for how in attends} - {"dot_product"},
+            "live_score_kinds.js": {how["mechanism"] for how in attends} - {"dot_product"},
             "live_writing.js": self.content["layout"] != "encoder" and self.content["head"] == "LMHead",
         }
         named = {defined("operation")[step["op"]] for step in steps}

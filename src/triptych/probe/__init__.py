@@ -12,6 +12,7 @@ from triptych.probe.sites import Site, sites
 
 if TYPE_CHECKING:
     from triptych.probe.ablation import AblatedUnit, Ablations, ablate
+    from triptych.probe.apply_plan import Session
     from triptych.probe.lenses import Lens, lens, rollout, value_weighted
     from triptych.probe.links import LinkScore, LinkTable, link
     from triptych.probe.logit_attribution import LogitAttribution, attribute_logit
@@ -19,11 +20,10 @@ if TYPE_CHECKING:
     from triptych.probe.patching import PatchGrid, patch, steer
     from triptych.probe.path_patching import path_patch
     from triptych.probe.reads_and_edits import Edit, Edits, Plan, Read, Reads, Where, add, put, zero
-    from triptych.probe.records import Statistics
     from triptych.probe.roles import ROLES, HeadRole, HeadTable, RoleEffect, heads
-    from triptych.probe.session import Session
-    from triptych.probe.size import TraceSize
     from triptych.probe.trace import Trace
+    from triptych.probe.trace_size import TraceSize
+    from triptych.probe.trace_values import Statistics
 
 __all__ = [
     "ROLES", "AblatedUnit", "Ablations", "Edit", "Edits", "HeadRole", "HeadTable", "Lens", "LinkScore",
@@ -38,6 +38,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from triptych.probe import (
         ablation,
+        apply_plan,
         lenses,
         links,
         logit_attribution,
@@ -46,13 +47,12 @@ def __getattr__(name: str) -> object:
         path_patching,
         reads_and_edits,
         roles,
-        session,
-        size,
         trace,
+        trace_size,
     )
 
     homes = (ablation, lenses, links, logit_attribution, metric, patching, path_patching, reads_and_edits,
-             roles, session, size, trace)  # fmt: skip
+             roles, apply_plan, trace_size, trace)  # fmt: skip
     value = next(vars(home)[name] for home in homes if name in vars(home))
     globals()[name] = value  # the next use does not come here
     return value

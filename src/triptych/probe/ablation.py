@@ -38,7 +38,7 @@ from triptych.probe.prompts import (
     values_at,
 )
 from triptych.probe.sites import HeadName, Site, attention_head, match, sites
-from triptych.probe.twins import TwinRuns, margin_text
+from triptych.probe.twin_runs import TwinRuns, margin_text
 
 Part = Literal["heads", "attention", "mlp", "blocks", "neurons", "positions"]
 Replaced = Literal["zero", "mean", "resample"]

@@ -8,14 +8,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from triptych import hooks
+from triptych import injected_functions
 
 
 class Displayed:
     """What a notebook shows as a page: attention, tables and grids that can be pointed at, offline."""
 
     def _repr_html_(self) -> str:
-        return hooks.html_of(self)
+        return injected_functions.html_of(self)
 
 
 class JsonResult:

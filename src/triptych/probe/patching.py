@@ -46,7 +46,7 @@ from triptych.probe.prompts import (
 )
 from triptych.probe.reads_and_edits import Edit, Plan, Read, add
 from triptych.probe.sites import Selection, match, matrix, sites
-from triptych.probe.twins import TwinRuns, margin_of, margin_text
+from triptych.probe.twin_runs import TwinRuns, margin_of, margin_text
 
 Over = Literal["last", "mean"]
 SHOWN_WIDTH = 9  # letters of a column's name in a printed grid

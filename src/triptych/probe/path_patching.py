@@ -40,7 +40,7 @@ from triptych.probe.prompts import (
     values_at,
 )
 from triptych.probe.sites import HeadName, Site, attention_head, sites
-from triptych.probe.twins import Observed, TwinRuns
+from triptych.probe.twin_runs import Observed, TwinRuns
 from triptych.spec.model import ModelSpec
 
 Projection = Literal["q", "k", "v"]

@@ -14,11 +14,11 @@ from triptych.arguments import as_index, integer
 from triptych.attention import Rows
 from triptych.errors import InputError, ProbeError, shown
 from triptych.nn import Row, Taps
+from triptych.probe.apply_plan import Session
 from triptych.probe.reads_and_edits import Edit, Edits, Plan, Reads, Where
-from triptych.probe.session import Session
 from triptych.probe.sites import Site, matrix
-from triptych.probe.size import check_size, limit_of, trace_size
 from triptych.probe.trace import Trace
+from triptych.probe.trace_size import check_size, limit_of, trace_size
 from triptych.spec import BlockSpec, ClassHeadSpec, PoolingSpec, RopeSpec
 from triptych.spec.masks import And, Causal, Mask, Or
 from triptych.spec.model import ModelSpec

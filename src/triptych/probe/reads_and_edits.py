@@ -18,9 +18,9 @@ from torch import Tensor
 from triptych.arguments import checked, checked_methods, readable, takes
 from triptych.checkpoints.load_weights import compute_dtype
 from triptych.errors import InputError, ProbeError, shown
-from triptych.probe.content import digest
-from triptych.probe.records import Reduction, Statistics, check_reduction
+from triptych.probe.content_hash import digest
 from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES, Selection, Site, in_layers, integers, match, sites
+from triptych.probe.trace_values import Reduction, Statistics, check_reduction
 from triptych.spec.model import ModelSpec
 
 

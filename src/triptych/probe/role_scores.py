@@ -15,8 +15,8 @@ from triptych.probe.reads_and_edits import Edits, Plan, Reads, zero
 from triptych.probe.role_definitions import DRAWS, Labels, View, label
 from triptych.probe.role_texts import HeadSample
 from triptych.probe.sites import prefix_of, sites
-from triptych.probe.size import trace_size
 from triptych.probe.trace import Trace
+from triptych.probe.trace_size import trace_size
 from triptych.spec import AlibiSpec, ModelSpec
 from triptych.spec.masks import Mask, Points, full
 

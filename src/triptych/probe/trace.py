@@ -15,8 +15,8 @@ from triptych.checkpoints.save import replacing, write_safetensors
 from triptych.checkpoints.source import fault
 from triptych.errors import ProbeError, nearest, shown
 from triptych.probe.display import Displayed
-from triptych.probe.records import Branches, How, Later, Record, Records
 from triptych.probe.sites import CONTEXT_SITES, leaf_of
+from triptych.probe.trace_values import Branches, How, Later, Record, Records
 from triptych.text import Tokenizer
 
 SHOWN = 24  # sites that `repr` lists

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from triptych.checkpoints.source import fault
 from triptych.errors import first_line
-from triptych.probe.records import How
+from triptych.probe.trace_values import How
 
 KEY = "triptych.trace"
 Number = Annotated[int, Field(ge=0)]

@@ -28,7 +28,7 @@ from triptych.attention import (
     Rows,
     ScoreBias,
 )
-from triptych.attention.positions import disentangled_bias
+from triptych.attention.position_biases import disentangled_bias
 from triptych.attention.rows import FlatBatch
 from triptych.errors import ConfigError
 from triptych.program.program import Entry, Instruction, Program, weights_of

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from triptych.attention import Rows
-from triptych.attention.store import Store
+from triptych.attention.layer_cache import Store
 from triptych.errors import InputError
 from triptych.native import library, usable_threads, why_not
 from triptych.native.huge_pages import PAGE, HugePages
 from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, Integers, PlanRecord, Records
-from triptych.program.changes import NotServed
-from triptych.program.native_binding import Binding
 from triptych.program.native_plan import NativePlan, check_plan, stored_type
 from triptych.program.native_reads import StepReads
+from triptych.program.native_tables import Binding
+from triptych.program.not_served import NotServed
 
 # Nanoseconds of work that one thread does sooner than two that meet before and after it, as `cost_of` in step.c counts.
 ALONE = 3000

@@ -22,12 +22,13 @@ from triptych.errors import InputError
 from triptych.native import library
 from triptych.native.step import Integers, PlanRecord
 from triptych.nn import Transformer
-from triptych.program.changes import ModuleGuard, NotServed, check_rows
-from triptych.program.native_binding import LAYOUT_BF16, Binding, MatrixOf, bound
+from triptych.program.module_changes import ModuleGuard
 from triptych.program.native_calls import Calls, labels_of, part_of, piece_of, plan_struct, store_records
 from triptych.program.native_encoder import Matmul, multiplies_in_bf16
 from triptych.program.native_plan import plan_of
 from triptych.program.native_reads import StepReads
+from triptych.program.native_tables import LAYOUT_BF16, Binding, MatrixOf, bound
+from triptych.program.not_served import NotServed, check_rows
 
 TOKENS = 256  # of one call: more run as several, so that the arena stays small
 # Tokens of one step up to which dense models are faster here than as modules.  With AVX-512 the products of fp32

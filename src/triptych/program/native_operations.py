@@ -14,7 +14,6 @@ from typing import Literal
 import torch
 
 from triptych.native.step import GROUP, PAIR, WIDEST_BF16, AttentionKind, Function, Index, Op, Over, Pairing, StoredType
-from triptych.program.changes import NotServed
 from triptych.program.native_values import (
     Angles,
     NativeValue,
@@ -28,6 +27,7 @@ from triptych.program.native_values import (
     vector_of,
     window_in,
 )
+from triptych.program.not_served import NotServed
 from triptych.program.program import Entry, Instruction, Program
 from triptych.spec.masks import Full
 from triptych.spec.positions import LongRope

@@ -35,7 +35,6 @@ from triptych.native.step import (
     Records,
     StoredType,
 )
-from triptych.program.changes import NotServed, check_lowered
 from triptych.program.native_fusion import fused
 from triptych.program.native_operations import StepList, walk_entry
 from triptych.program.native_values import (
@@ -48,6 +47,7 @@ from triptych.program.native_values import (
     Vector,
     vector_of,
 )
+from triptych.program.not_served import NotServed, check_lowered
 from triptych.program.program import Entry, Program
 
 LINE = 16  # buffers begin at multiples of so many numbers: 64 bytes

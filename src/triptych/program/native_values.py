@@ -9,7 +9,7 @@ from typing import Any
 
 from triptych.attention.mask_lowering import conjuncts, window_of
 from triptych.native.step import Op, Over
-from triptych.program.changes import NotServed
+from triptych.program.not_served import NotServed
 from triptych.program.program import Entry
 from triptych.spec.masks import Causal, Full, Mask, Window
 from triptych.spec.positions import RopeSpec

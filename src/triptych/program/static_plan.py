@@ -16,11 +16,12 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.attention import DOT_PRODUCT, Cache, CrossCache, kernel_dense
+from triptych.attention.layer_cache import Store
 from triptych.attention.request import AttentionRequest, Runner
-from triptych.attention.store import Store
 from triptych.nn import Transformer
-from triptych.program.changes import NotServed, WeightVersions, check_lowered
 from triptych.program.interpreter import named, run_operation
+from triptych.program.module_changes import WeightVersions
+from triptych.program.not_served import NotServed, check_lowered
 from triptych.program.program import Instruction, Program
 from triptych.program.static_groups import Group, grouped, join
 from triptych.spec.masks import And, BlockSparse, Causal, Full, Mask, Or, Points, Window

@@ -4,7 +4,7 @@ A `PackedMatrix` comes from the blocks of a GGUF file (`repack`), from AWQ and G
 (`quantize`) or from a dense tensor (`PackedMatrix.of`); `multiply` is its product with a few vectors.
 """
 
-from triptych.quantize.layouts import LAYOUTS, Layout, PackedMatrix, multiply
+from triptych.quantize.kernel_layouts import LAYOUTS, Layout, PackedMatrix, multiply
 from triptych.quantize.packing import (
     BandFormat,
     OrderedBandFormat,

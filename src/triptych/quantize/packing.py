@@ -17,7 +17,7 @@ from triptych.errors import CheckpointError, InputError, nearest
 from triptych.native import library, why_not
 from triptych.native.huge_pages import HugePages
 from triptych.nn.weights import PackedWeight
-from triptych.quantize.layouts import BAND, Layout, Memory, PackedMatrix, multiply
+from triptych.quantize.kernel_layouts import BAND, Layout, Memory, PackedMatrix, multiply
 from triptych.quantize.repack import INVERTIBLE, SAME_NUMBERS, blocks_of, repack, repack_groups
 from triptych.quantize.rounding import FORMS, quantize
 

@@ -24,8 +24,8 @@ from triptych.page.live import live_section
 from triptych.page.plot import png
 from triptych.quickstart.panels import PANELS, HeldOutResult, Panel
 from triptych.train import Checkpoints, Event, Job, Trainer, prepare, read_recipe, resume
-from triptych.train.process import RunLock
 from triptych.train.recipe import DataSettings
+from triptych.train.run_lock import RunLock
 from triptych.train.sources import SHAKESPEARE
 
 CHECKPOINTS, MODEL, SAMPLES, PAGE, CURVE = "checkpoints", "model", "samples.json", "report.html", "loss.png"

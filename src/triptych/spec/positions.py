@@ -4,7 +4,7 @@
     rotate(x, positions)             RoPE: turns queries and keys
     bias(q, k, q_pos, k_pos)         ALiBi, T5 buckets, DeBERTa's distances: added to the scores
 
-The arithmetic of each is in `attention/positions.py`; this file is torch-free.
+The arithmetic of each is in `attention/rope.py` and `attention/position_biases.py`; this file is torch-free.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ from triptych.checkpoints.header import label_names
 from triptych.program.native_encoder import Matmul
 from triptych.tasks.answer import Answer, answer
 from triptych.tasks.encode import encode, note_on_products, note_on_prompts, note_on_vectors
+from triptych.tasks.generation_requests import end_ids, generation_requests, speculation
 from triptych.tasks.labels import classify, fill
 from triptych.tasks.model_inputs import ModelInputs, Texts
-from triptych.tasks.requests import end_ids, generation_requests, speculation
 from triptych.tasks.search import Embedder, Hit, OnEmbedded, SearchResult, identity_of, search, search_with
 from triptych.tasks.statistics import statistics
 from triptych.tasks.tag import Entity, Strategy, Tag, entities, joined, tag

@@ -13,9 +13,9 @@ from triptych.errors import InputError
 from triptych.generate import Executor
 from triptych.native import library
 from triptych.nn import Batch, Pooling, Transformer
-from triptych.program.changes import NotServed
 from triptych.program.native_encoder import Matmul, NativeEncoder, encoder_binding, multiplies_in_bf16
 from triptych.program.native_executor import prompts_in_bf16
+from triptych.program.not_served import NotServed
 from triptych.quantize import kernel_matrix
 from triptych.spec import model as spec
 from triptych.tasks.labels import BATCH_TOKENS, batches

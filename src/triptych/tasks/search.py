@@ -19,10 +19,10 @@ from triptych.arguments import integer
 from triptych.errors import CheckpointError, InputError, shown
 from triptych.nn.weights import PackedWeight
 from triptych.pip_packages import cache_directory
-from triptych.probe.content import digest
+from triptych.probe.content_hash import digest
 from triptych.tasks.encode import encode, pooling_of
 from triptych.tasks.model_inputs import ModelInputs, TaskModel
-from triptych.tasks.passages import FORMAT, Embedded, Span, cut, read_index, write_index
+from triptych.tasks.search_index import FORMAT, Embedded, Span, cut, read_index, write_index
 from triptych.text import Tokenizer
 from triptych.text.corpus import TextFile, read_folder
 

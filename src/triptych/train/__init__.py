@@ -11,8 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from triptych import hooks
-from triptych.train.arithmetic import DivergedError
+from triptych import injected_functions
 from triptych.train.checkpoints import Checkpoints
 from triptych.train.data import CausalText, Data, MaskedText, Pairs
 from triptych.train.evaluate import HeldOut, Score, evaluate
@@ -31,9 +30,10 @@ from triptych.train.objectives import (
     seq2seq,
     show_batch,
 )
-from triptych.train.optim import Optimizer, OptimizerSettings, Schedule
-from triptych.train.process import Interrupted
+from triptych.train.optimizer import Optimizer, OptimizerSettings, Schedule
+from triptych.train.precision import DivergedError
 from triptych.train.recipe import OBJECTIVES, Recipe, check_recipe, read_recipe
+from triptych.train.run_lock import Interrupted
 from triptych.train.settings import RunSettings
 
 __all__ = [
@@ -50,7 +50,7 @@ class _CallablePackage(ModuleType):
 
     def __call__(self, recipe: Any, **options: Any) -> Any:
         """Train the model of a recipe; see `triptych.Model.trained`."""
-        return hooks.train(recipe, **options)
+        return injected_functions.train(recipe, **options)
 
 
 sys.modules[__name__].__class__ = _CallablePackage

@@ -35,16 +35,16 @@ from triptych.train.chat_task import ChatTask
 from triptych.train.checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
 from triptych.train.contrastive import ContrastiveTask
 from triptych.train.data import Windows
+from triptych.train.disk_and_memory import DiskSpace, check_recipe_memory, check_step_memory
 from triptych.train.image_tasks import CaptionTask, ImageLabelTask
 from triptych.train.label_tasks import LabelTask, SpanTask, TagTask
 from triptych.train.loop import Event, Progress, Trainer
 from triptych.train.new_head import ENCODER_DECODERS, LAYOUTS, check_layout
-from triptych.train.optim import Optimizer
-from triptych.train.process import Interrupted, RunLock, on_signal
+from triptych.train.optimizer import Optimizer
 from triptych.train.recipe import IMAGE_MODELS, Objective, ObjectiveSettings, Recipe, check_recipe
+from triptych.train.run_lock import Interrupted, RunLock, on_signal
 from triptych.train.settings import Config
 from triptych.train.sources import FOLDED, SHAKESPEARE
-from triptych.train.space import DiskSpace, check_recipe_memory, check_step_memory
 from triptych.train.task import HeadTask, ObjectiveTask
 from triptych.train.text_tasks import CausalTask, CorruptionTask, MaskedTask, PairsTask, ReplacedTask
 

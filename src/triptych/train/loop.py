@@ -20,7 +20,11 @@ import torch
 from triptych import machine
 from triptych.nn import Transformer
 from triptych.train import objectives
-from triptych.train.arithmetic import (
+from triptych.train.data import Data, Use, micro_batches, random_numbers
+from triptych.train.evaluate import FEWEST, HeldOut, Score, evaluate
+from triptych.train.objectives import TrainingBatch, collate
+from triptych.train.optimizer import Optimizer, Schedule
+from triptych.train.precision import (
     LOWER,
     DivergedError,
     autocast,
@@ -31,10 +35,6 @@ from triptych.train.arithmetic import (
     has_dropout,
     nonfinite_parameter,
 )
-from triptych.train.data import Data, Use, micro_batches, random_numbers
-from triptych.train.evaluate import FEWEST, HeldOut, Score, evaluate
-from triptych.train.objectives import TrainingBatch, collate
-from triptych.train.optim import Optimizer, Schedule
 from triptych.train.settings import Finite, RunSettings
 
 Part = Literal["step", "evaluation", "sample", "checkpoint"]

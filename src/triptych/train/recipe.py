@@ -17,9 +17,9 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from triptych.errors import ConfigError, nearest
-from triptych.families.named import NAMED
+from triptych.families.named_configs import NAMED
 from triptych.train.base_model import AdapterRecipe, BaseSettings
-from triptych.train.optim import OptimizerSettings, Schedule
+from triptych.train.optimizer import OptimizerSettings, Schedule
 from triptych.train.settings import BelowOne, Config, Fraction, Positive, Rate, RecipeSection, RunSettings, meant
 
 Objective = Literal[

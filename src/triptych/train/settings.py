@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from triptych.errors import nearest
-from triptych.train.arithmetic import Precision
+from triptych.train.precision import Precision
 
 Config = dict[str, Any]  # of a model, as Hugging Face has it, or of a recipe
 Positive = Annotated[int, Field(gt=0)]

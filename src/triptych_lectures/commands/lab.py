@@ -198,7 +198,7 @@ def _run(
 def _outcomes(names: Sequence[str], setup: Setup, seeds: int | None, out: Path) -> Iterator[LabRun]:
     """The runs of the labs, one after the other: one seed each, or several of which the finished ones are kept."""
     from triptych_lectures.labs import report as reporting
-    from triptych_lectures.labs.kept import KeptResults, package_digest
+    from triptych_lectures.labs.kept_results import KeptResults, package_digest
     from triptych_lectures.labs.seeds import over_seeds
 
     run_one: Callable[[str, Setup], LabRun] = reporting.timed

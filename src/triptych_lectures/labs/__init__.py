@@ -61,14 +61,14 @@ LABS = {
 FILES = {
     lab: file
     for file, labs in {
-        "scores": ("scaling", "additive-vs-dot"),
+        "untrained_scores": ("scaling", "additive-vs-dot"),
         "lookup_and_order": ("soft-vs-hard", "permutation"),
         "heads_and_width": ("heads-vs-width", "trained-heads"),
         "reading_heads": ("trained-scale", "trained-scores", "cosine-scores"),
         "deep_stacks": ("norm-placement", "residual-scaling"),
         "serving": ("speculation", "linear-state"),
         "translation": ("recurrence", "panels"),
-        "pictures": ("captions", "image-labels"),
+        "drawn_pictures": ("captions", "image-labels"),
     }.items()
     for lab in labs
 }

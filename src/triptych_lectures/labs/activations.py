@@ -14,9 +14,7 @@ from typing import NamedTuple
 from triptych import nn
 from triptych.page import TableSection
 from triptych.spec import glu, mlp
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, parameters
-from triptych_lectures.labs.trained import (
+from triptych_lectures.labs.generated_tasks import (
     GeneratedTask,
     LookupTable,
     Places,
@@ -27,6 +25,8 @@ from triptych_lectures.labs.trained import (
     training_curve,
     with_positions,
 )
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small_models import block, parameters
 
 NONE, RELU, GELU, SWIGLU = "no MLP", "ReLU", "GELU", "SwiGLU"
 KINDS = (NONE, RELU, GELU, SWIGLU)

@@ -21,9 +21,7 @@ from triptych.page import Curve, TableSection
 from triptych.spec import LayerNormSpec, NormsSpec, SinusoidalSpec
 from triptych.train import collate
 from triptych.train.objectives import final
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, decoder, line_table, power
-from triptych_lectures.labs.trained import (
+from triptych_lectures.labs.generated_tasks import (
     GeneratedTask,
     Places,
     Shuffled,
@@ -34,6 +32,8 @@ from triptych_lectures.labs.trained import (
     train,
     training_curve,
 )
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small_models import block, decoder, line_table, power
 
 PlacementRuns = dict[tuple[str, str, int], TrainedRun]
 ScalingRuns = dict[tuple[str, int], TrainedRun]

@@ -15,7 +15,7 @@ from triptych import nn
 from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
 from triptych.train import collate, loss
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, curve, decoder, examples, growth, line_table, power
+from triptych_lectures.labs.small_models import block, curve, decoder, examples, growth, line_table, power
 
 VOCAB = 97
 

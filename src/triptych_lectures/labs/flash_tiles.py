@@ -17,7 +17,7 @@ from triptych.attention import attend
 from triptych.page import Curve, MatrixSection, TableSection
 from triptych.spec import causal
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import curve, power
+from triptych_lectures.labs.small_models import curve, power
 from triptych_lectures.scratch import numpy_flash
 from triptych_lectures.scratch.numpy_flash import Memory
 from triptych_lectures.scratch.numpy_transformer import Array

@@ -12,7 +12,7 @@ from triptych.model import Model
 from triptych.page import TableSection
 from triptych.train import Optimizer, OptimizerSettings, TrainingBatch, collate, loss
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import curve, examples
+from triptych_lectures.labs.small_models import curve, examples
 from triptych_lectures.scratch import numpy_transformer as by_hand
 from triptych_lectures.scratch.numpy_transformer import Array, Config, Weights
 

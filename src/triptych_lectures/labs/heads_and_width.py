@@ -23,9 +23,7 @@ from triptych.page import Curve, TableSection
 from triptych.spec import full
 from triptych.train import OptimizerSettings, Pairs
 from triptych_lectures.labs.counting import products, shortest_seconds
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, curve, decoder, fit, line_table, parameters
-from triptych_lectures.labs.trained import (
+from triptych_lectures.labs.generated_tasks import (
     GeneratedTask,
     Places,
     Shuffled,
@@ -36,6 +34,8 @@ from triptych_lectures.labs.trained import (
     training_curve,
     with_positions,
 )
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small_models import block, curve, decoder, fit, line_table, parameters
 
 VOCAB = 64
 COLUMNS = ("parameters", "matmul FLOPs", "score elements")

@@ -21,7 +21,7 @@ from triptych_lectures.labs.counting import ProductCounts, products, shortest_se
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.parameters import QWEN3_4B
 from triptych_lectures.labs.pretrained import decoder
-from triptych_lectures.labs.small import curve
+from triptych_lectures.labs.small_models import curve
 
 
 class KvCacheLab(Lab):

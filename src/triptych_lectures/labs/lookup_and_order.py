@@ -22,7 +22,7 @@ from triptych.page import TableSection
 from triptych.spec import AlibiSpec, LearnedSpec, Mask, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
 from triptych.spec.positions import Absolute, Position
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, curve, decoder
+from triptych_lectures.labs.small_models import block, curve, decoder
 
 
 class SoftVsHardLab(Lab):

@@ -14,6 +14,15 @@ import torch
 from triptych import nn
 from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
+from triptych_lectures.labs.generated_tasks import (
+    GeneratedTask,
+    Shuffled,
+    TrainedRun,
+    TrainingBudget,
+    held_out_rows,
+    right,
+    train,
+)
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.other_patterns import (
     Answers,
@@ -28,16 +37,7 @@ from triptych_lectures.labs.other_patterns import (
     shuffled,
 )
 from triptych_lectures.labs.pretrained import decoder
-from triptych_lectures.labs.small import curve, encoder, share_table
-from triptych_lectures.labs.trained import (
-    GeneratedTask,
-    Shuffled,
-    TrainedRun,
-    TrainingBudget,
-    held_out_rows,
-    right,
-    train,
-)
+from triptych_lectures.labs.small_models import curve, encoder, share_table
 
 Part = tuple[tuple[Check, ...], str, tuple[Section, ...]]  # of a result: criteria, meaning and sections
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"

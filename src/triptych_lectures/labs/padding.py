@@ -17,9 +17,7 @@ from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.spec import full, keys
 from triptych.train import Example, collate
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import encoder, with_mask
-from triptych_lectures.labs.trained import (
+from triptych_lectures.labs.generated_tasks import (
     GeneratedTask,
     Shuffled,
     TrainedRun,
@@ -28,6 +26,8 @@ from triptych_lectures.labs.trained import (
     logits,
     train,
 )
+from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from triptych_lectures.labs.small_models import encoder, with_mask
 
 HEADS = 4
 MASKED, UNMASKED = "without padding", "with padding, unmasked"

@@ -20,7 +20,7 @@ from triptych.nn import Transformer, new
 from triptych.page import MatrixSection, TableSection
 from triptych.spec import RopeSpec
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, curve, decoder
+from triptych_lectures.labs.small_models import block, curve, decoder
 
 VOCAB, WIDTH, HEADS = 53, 32, 4
 

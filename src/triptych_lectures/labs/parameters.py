@@ -15,7 +15,7 @@ from triptych.errors import InputError
 from triptych.page import TableSection
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.pretrained import decoder
-from triptych_lectures.labs.small import curve
+from triptych_lectures.labs.small_models import curve
 
 Shape = tuple[int, ...]
 

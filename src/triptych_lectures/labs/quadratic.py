@@ -25,7 +25,7 @@ from triptych.page import Facts, Section, TableSection
 from triptych.spec import block_sparse, causal, window
 from triptych_lectures.labs.counting import peak_bytes, products, shortest_seconds
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import block, curve, decoder, power
+from triptych_lectures.labs.small_models import block, curve, decoder, power
 
 SAME = 512  # tokens at which results that should be equal are compared
 LINEAR, SQUARE = (0.9, 1.1), (1.9, 2.1)

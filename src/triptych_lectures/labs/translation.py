@@ -17,7 +17,7 @@ from triptych.page import Curve, TableSection
 from triptych.train.metrics import distance
 from triptych_lectures.data.second_language import ADJECTIVES, NOUNS, VERBS, AlignedPair, SecondLanguage, Vocabulary
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import curve
+from triptych_lectures.labs.small_models import curve
 from triptych_lectures.labs.translators import (
     END_ID,
     START_ID,

@@ -27,9 +27,9 @@ from triptych.count import TrainingMemory, TrainingRow, activation_bytes, block_
 from triptych.errors import CheckpointError, InputError, TriptychError
 from triptych.nn.weights import PackedWeight
 from triptych.spec import LinearSpec, ModelSpec
-from triptych.train.arithmetic import chosen
 from triptych.train.loop import Trainer
 from triptych.train.objectives import TrainingBatch
+from triptych.train.precision import chosen
 from triptych.train.recipe import Recipe
 from triptych.train.records import SUFFIXES
 from triptych.train.settings import RunSettings

@@ -24,7 +24,7 @@ from triptych.page import Facts, TableSection
 from triptych.spec import AdditiveSpec, attention
 from triptych_lectures.labs.counting import peak_bytes, shortest_seconds
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small import curve, power
+from triptych_lectures.labs.small_models import curve, power
 
 
 class ScalingLab(Lab):

@@ -16,10 +16,10 @@ from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, Row
 from triptych.errors import ProbeError
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe.reads_and_edits import Edit, Plan, Read, Where
-from triptych.probe.recording import Attended, Notes, PassedValues, index_of, positions_of, read_scores, split
-from triptych.probe.records import How, Statistics
 from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES, matrix
 from triptych.probe.trace import Trace
+from triptych.probe.trace_recording import Attended, Notes, PassedValues, index_of, positions_of, read_scores, split
+from triptych.probe.trace_values import How, Statistics
 from triptych.program.native_reads import StepReads
 
 

@@ -11,10 +11,10 @@ import numpy as np
 from triptych.errors import InputError
 
 from .drawing import document, escaped, shortened
+from .inside_sections import PlanePoints, PlaneSection
 from .plot import COLOURS, drawn
 from .render import check_place, check_replaced, render, write
 from .sections import Facts, TableSection
-from .views import PlanePoints, PlaneSection
 
 if TYPE_CHECKING:
     from triptych.tasks import SearchResult

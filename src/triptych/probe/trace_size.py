@@ -13,8 +13,8 @@ from triptych.arguments import as_index
 from triptych.errors import ConfigError, ProbeError, shown
 from triptych.nn import Transformer
 from triptych.probe.reads_and_edits import Edit, Plan, Read, select
-from triptych.probe.records import Statistics
 from triptych.probe.sites import CONTEXT_SITES, Site
+from triptych.probe.trace_values import Statistics
 from triptych.program import lower
 
 WITHOUT_MEMORY = 1 << 30  # bytes a trace may take where the system does not say what is free

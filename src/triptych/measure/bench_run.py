@@ -20,10 +20,10 @@ from triptych.count import count
 from triptych.errors import InputError
 from triptych.generate import Executor
 from triptych.measure import limits, peers
-from triptych.measure.figures import BenchReport, Figure, Limit, MeasuredSide, PeerFigure, Rates
+from triptych.measure.bench_results import BenchReport, Figure, Limit, MeasuredSide, PeerFigure, Rates
 from triptych.measure.jobs import BenchJob, Kind, Settings, jobs
 from triptych.measure.process import Runner, SameProcess, SeparateProcess
-from triptych.measure.sides import Options
+from triptych.measure.side import Options
 from triptych.program.native_encoder import Matmul
 from triptych.spec import FramesSpec, ModelSpec
 

@@ -21,7 +21,7 @@ from triptych.migration_hints import LOAD, MODEL, ConstructorOfOthers, hint
 from triptych.nn import Row
 from triptych.probe import Edits, Plan, Reads, Session, Trace, ablate, attribute_logit, lens, patch, path_patch, steer
 from triptych.probe.display import Displayed
-from triptych.probe.size import TraceSize, check_fires, check_size, limit_of, shared_sites, trace_size
+from triptych.probe.trace_size import TraceSize, check_fires, check_size, limit_of, shared_sites, trace_size
 from triptych.quantize.adapter_merging import MergedForm, merge
 from triptych.spec import ClassHeadSpec, FramesSpec, PoolingSpec
 from triptych.spec import ModelSpec as Spec

@@ -30,7 +30,7 @@ from triptych.nn.weights import PackedWeight
 from triptych.probe.metric import MetricFunction
 from triptych.probe.prompts import Change, EditedRun, ProbedModel, differ, forward
 from triptych.probe.sites import prefix_of
-from triptych.program.changes import refusal
+from triptych.program.module_changes import refusal
 from triptych.spec.model import ModelSpec
 
 TOGETHER = 128  # tokens of a forward on a CPU, where more are hardly faster; elsewhere `batch_tokens`

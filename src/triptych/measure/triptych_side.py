@@ -17,7 +17,7 @@ from triptych.generate import Engine, Request
 from triptych.generate.beam import beam_search
 from triptych.measure import limits
 from triptych.measure.jobs import Ids
-from triptych.measure.sides import Options, Side, Sources
+from triptych.measure.side import Options, Side, Sources
 from triptych.media import audio
 from triptych.model import Model, load
 from triptych.nn import Batch, Row

@@ -31,9 +31,9 @@ from triptych.attention.mechanisms import DOT_PRODUCT
 from triptych.attention.row_scores import ScorePiece
 from triptych.native.huge_pages import HugePages
 from triptych.probe.reads_and_edits import Edit, Plan, Read, select
-from triptych.probe.records import Computation, Computations, How, Later, Statistics, reduced
 from triptych.probe.sites import MATRIX_SITES, matrix
 from triptych.probe.trace import Trace
+from triptych.probe.trace_values import Computation, Computations, How, Later, Statistics, reduced
 from triptych.program.native_reads import StepReads
 
 HELD = 1 << 22  # numbers that native steps leave before they are taken, where not all of them stay: 16 MiB
