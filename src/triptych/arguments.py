@@ -13,7 +13,7 @@ from functools import wraps
 from inspect import getattr_static, isfunction, signature
 from numbers import Real
 from os import PathLike
-from typing import ParamSpec, SupportsIndex, TypeVar
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
 from triptych.errors import ArgumentError, InputError, shown
 from triptych.migration_hints import WRONG_TYPE, of_argument
@@ -152,25 +152,36 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
 }
 
 
-def _kinds(annotation: str) -> list[tuple[str, Callable[[object], bool]]] | None:
-    """The checks of the alternatives of an annotation; None where one of them is unknown here."""
+def _kinds(annotation: str, known: Mapping[str, object]) -> list[tuple[str, Callable[[object], bool]]] | None:
+    """The checks of the alternatives of an annotation: those of `_KINDS`, and classes of this library among the names
+    that are `known` where the function stands; None where one of them is neither."""
     plain = re.sub(r"^(Callable|dict)\[.*\](?=$| \| None$)", r"\1", annotation)
     names = [name.rpartition(".")[2] for name in plain.split(" | ")]
     if {"str", "Path"} <= set(names):
         names = ["PathText" if name == "str" else name for name in names]
-    return [_KINDS[name] for name in names] if all(name in _KINDS for name in names) else None
+    kinds = _KINDS | {name: _instance(known.get(name)) for name in names if _is_own(known.get(name))}
+    return [kinds[name] for name in names] if all(name in kinds for name in names) else None
+
+
+def _is_own(kind: object) -> bool:
+    own = isinstance(kind, type) and kind.__module__.startswith("triptych")
+    return own and not getattr(kind, "_is_protocol", False)
+
+
+def _instance(kind: Any) -> tuple[str, Callable[[object], bool]]:
+    return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}", lambda value: isinstance(value, kind)
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """The function, which raises an InputError in one line for an argument of a type that its annotation does not name,
     and an ArgumentError, with what to write, for a keyword that it does not have.
 
-    Annotations of other types than those in `_KINDS` are left to the function.  A wrong number of arguments stays
+    Annotations that `_kinds` does not know are left to the function.  A wrong number of arguments stays
     Python's own TypeError.
     """
     parameters = signature(function).parameters
     known = [name for name in parameters if name not in ("self", "cls")]
-    checks = {name: _kinds(str(parameter.annotation)) for name, parameter in parameters.items()}
+    checks = {name: _kinds(str(parameter.annotation), function.__globals__) for name, parameter in parameters.items()}
     order = tuple(parameters)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     title = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
