@@ -15,12 +15,20 @@ import cli_models
 import tiny
 import triptych
 from hub_encoders import HUB
-from triptych import probe
+from triptych import probe, quickstart
 from triptych.checkpoints.convert import convert
+from triptych.count import count, predict
+from triptych.draw import draw
 from triptych.errors import InputError, TriptychError
+from triptych.explain import explain, worked
 from triptych.generate import Engine, forbid
+from triptych.media import audio
 from triptych.model import Model, create, load
+from triptych.page.live import live_page
+from triptych.quantize import quantize
 from triptych.text import word_tokenizer
+from triptych_lectures import exercises, labs
+from triptych_lectures.labs.lab import Setup
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 LINES = Path(__file__).with_name("misuses.txt").read_text(encoding="utf-8").splitlines()
@@ -66,6 +74,8 @@ def names(folder: Path) -> dict[str, Any]:
         "tok": load(cli_models.checkpoint("decoder")).tokenizer, "files": cli_models.checkpoint("decoder"),
         "out": folder, "notes": folder / "notes", "llama": {**cli_models.LLAMA, "vocab_size": 40},
         "q4": torch.ones(1, 2, 4, 8), "quantized": quantized, "busy": busy, "convert": convert, "forbid": forbid,
+        "count": count, "draw": draw, "predict": predict, "live_page": live_page, "explain": explain, "worked": worked,
+        "labs": labs,        "Setup": Setup, "exercises": exercises, "audio": audio, "quantize": quantize, "quickstart": quickstart.run,
     }  # fmt: skip
 
 

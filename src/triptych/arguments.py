@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import wraps
-from inspect import getattr_static, isfunction, signature
+from inspect import getattr_static, isfunction, signature, unwrap
 from numbers import Real
 from os import PathLike
 from typing import Any, ParamSpec, SupportsIndex, TypeVar
@@ -160,7 +161,13 @@ def _kinds(annotation: str, known: Mapping[str, object]) -> list[tuple[str, Call
     if {"str", "Path"} <= set(names):
         names = ["PathText" if name == "str" else name for name in names]
     kinds = _KINDS | {name: _instance(known.get(name)) for name in names if _is_own(known.get(name))}
+    kinds |= {name: _one_of(name) for name in names if name.startswith("Literal[")}
     return [kinds[name] for name in names] if all(name in kinds for name in names) else None
+
+
+def _one_of(literal: str) -> tuple[str, Callable[[object], bool]]:
+    choices = ast.literal_eval(f"({literal[8:-1]},)")
+    return " or ".join(map(repr, choices)), lambda value: isinstance(value, str) and value in choices
 
 
 def _is_own(kind: object) -> bool:
@@ -181,7 +188,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     """
     parameters = signature(function).parameters
     known = [name for name in parameters if name not in ("self", "cls")]
-    checks = {name: _kinds(str(parameter.annotation), function.__globals__) for name, parameter in parameters.items()}
+    names = unwrap(function).__globals__
+    checks = {name: _kinds(str(parameter.annotation), names) for name, parameter in parameters.items()}
     order = tuple(parameters)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     title = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]

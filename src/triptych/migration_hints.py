@@ -104,6 +104,7 @@ WRONG_TYPE = {
     "convert out": "the name to write to is that of a directory or a .gguf file",
     "search folder": 'the folder comes first: model.search("notes/", "what to look for")',
     "ModelTraining.train mode": "a run is triptych.train(recipe); mode of model.train() is a bool",
+    "Tokenizer.encode text": "the text must be a string; encode_batch(texts) takes a list of them",
     "Tokenizer.encode_batch texts": "give a list of texts, or write tokenizer.encode(text) for one text",
 }  # fmt: skip
 

@@ -3,6 +3,7 @@ no torch but for FLOPs."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -11,6 +12,7 @@ from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
+from triptych.arguments import checked, checked_methods, integer, number
 from triptych.count.activations import kv_width, span_of
 from triptych.count.training import TrainingMemory, TrainingRow, activation_bytes
 from triptych.errors import InputError, nearest
@@ -86,6 +88,7 @@ _BUFFERS = {(family, "head.proj", "bias") for family in ("bart", "mbart", "maria
 PARTS = ("embedding", "position", "attention", "mlp", "norms", "head")
 
 
+@checked_methods
 @dataclass(frozen=True)
 class Count:
     """What a model costs.  `parameters` by part (`PARTS`), a tied one counted once, where it is stored."""
@@ -119,6 +122,7 @@ class Count:
         self, positions: int, *, batch: int = 1, dtype: str = "fp16", source: int = 0
     ) -> dict[Literal["self", "cross"], int]:
         """`cache_bytes` of self-attention and of cross-attention."""
+        _check_sizes(positions=positions, batch=batch, source=source)
         own = cross = sums = 0
         decoder = self.spec.decoder
         if decoder is not None:
@@ -144,6 +148,7 @@ class Count:
         Weights and gradients are four bytes a parameter.  AdamW keeps two moments of each; Muon one of the matrices in
         blocks, which it trains, and AdamW's two of the rest.  `recompute` keeps the input of each block alone.
         """
+        _check_sizes(tokens=tokens, batch=batch, source=source)
         momenta = self.parameters["attention"] + self.parameters["mlp"] if optimizer == "muon" else 0
         rows = {TrainingRow(tokens, source): batch}
         activations, logits = activation_bytes(self.spec, rows, recompute=recompute)
@@ -156,6 +161,7 @@ class Count:
         `logits` is how many places the head runs on, all new ones when None.  An encoder-decoder with nothing cached
         also runs its encoder over `source` tokens and projects their keys and values once.  Needs torch.
         """
+        _check_sizes(tokens=tokens, cached=cached, logits=logits or 0, source=source)
         return row_flops(self._kinds, tokens, cached, tokens if logits is None else logits, source)
 
     @cached_property
@@ -207,6 +213,12 @@ class Count:
         }
 
 
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        integer(name, size, 0)
+
+
+@checked
 def count(spec: ModelSpec) -> Count:
     """Count `spec`.  A bias that the reference of the family keeps as a buffer, which is zeros, is no parameter."""
     total = Counter(dict.fromkeys(PARTS, 0))
@@ -277,6 +289,7 @@ class Prediction:
         return asdict(self)
 
 
+@checked
 def predict(
     count: Count, positions: int, *, read: float, flops: float, dtype: str = "bf16", cache_dtype: str = "fp16",
     source: int = 0,
@@ -287,8 +300,10 @@ def predict(
     read    bytes that the machine reads in a second.
     flops   matmul FLOPs that it computes in a second.
 
-    Raises InputError for a dtype that is not in `DTYPES`.
+    Raises InputError for a dtype that is not in `DTYPES`, and for a rate that is not above 0.
     """
+    for name, rate in (("read", read), ("flops", flops)):
+        number(name, rate, sys.float_info.min, sys.float_info.max, "above 0 and finite")
     step_bytes = count.step_bytes(dtype)
     # The tokens of a prompt go through different experts, so all of them are read.
     prompt_bytes = step_bytes + count.weight_bytes(dtype) * (count.total - count.active) // count.total

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from triptych import families, nn, spec
+from triptych.arguments import checked
 from triptych.attention import attend, attention_pattern
 from triptych.count import count
 from triptych.errors import InputError, nearest
@@ -27,6 +28,7 @@ from triptych.model import Model
 QWEN3_4B = dict(NAMED["qwen3-4b"])
 
 
+@checked
 def worked(name: str) -> Walk:
     """A worked example by its name, however dotted or capitalized.  Raises InputError, listing them, for another."""
     known = {_plain(one): one for one in EXAMPLES}

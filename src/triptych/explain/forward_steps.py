@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from triptych import arguments
 from triptych.errors import InputError
 from triptych.explain import reference_ops
 from triptych.explain.expressions import Applied, computed, evaluate, formula
@@ -41,6 +42,7 @@ SAMPLING = (
 Outcome = tuple[list[Step], str, int | None]  # the last steps, their result in words, and the token chosen, if one is
 
 
+@arguments.checked
 def explain(model: Model, text: str | Sequence[int], *, layer: int = 0, head: int = 0, row: int | None = None) -> Walk:
     """Every step of the forward of `text` (or ids), from token ids to the output of the model.
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from triptych.arguments import checked
 from triptych.errors import InputError, first_line
 from triptych.files import read_regular
 
@@ -34,6 +35,7 @@ _DECODED = 1 << 16  # samples of a channel decoded at a time: as 64-bit numbers 
 _BLOCK = 256  # frames per Fourier transform, so that what is computed of them stays in the caches
 
 
+@checked
 def read_wav(path: str | Path, rate: int = RATE) -> Samples:
     """The sound of a WAV file: `[T]`, nominally in [-1, 1], at `rate` samples per second, channels averaged.
 
@@ -78,10 +80,10 @@ def write_wav(path: str | Path, sound: Samples, rate: int = RATE) -> None:
     rate that no sound has.
     """
     _check_rate(rate)
-    if np.ndim(sound) != 1 or not np.isfinite(sound).all():
+    if np.asarray(sound).dtype.kind != "f" or np.ndim(sound) != 1 or not np.isfinite(sound).all():
         raise InputError(
-            f"a sound is written from finite numbers [T], and these are {list(np.shape(sound))} or not finite; average "
-            "its channels"
+            f"a sound is written from finite floats [T] in [-1, 1], and these are {np.asarray(sound).dtype} "
+            f"{list(np.shape(sound))} or not finite; average channels, and divide integers by their largest"
         )
     whole = np.round(np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
     content = io.BytesIO()
@@ -146,6 +148,8 @@ def resample(sound: Samples, old: int, new: int) -> Samples:
     """
     if old == new:
         return sound
+    _check_rate(old)
+    _check_rate(new)
     up, down = new // math.gcd(new, old), old // math.gcd(new, old)
     half = len(_kernel(up, down, 0)) // 2
     padded = np.pad(sound.astype(np.float64), (half, half + 1))

@@ -152,6 +152,12 @@ class ModelTraining(ModelInside):
         if not resume:
             train.check_start(checked, force=force)
         job = train.resume(checked.run.out or "", changes) if resume else train.prepare(checked)
+        ours, theirs = checked.model_dump(), job.recipe.model_dump()
+        if differing := [table for table in ours if table != "run" and ours[table] != theirs[table]]:
+            assert job.lock is not None
+            job.lock.release()
+            problem = f"{checked.run.out}: the run there began with another {', '.join(differing)}"
+            raise ConfigError(f"{problem}; give its own recipe, or another out")
         job.run(on_step, on_note=on_note, force=force)
         saved = job.model if job.model is not None and job.model.exists() else None
         return cls(job.trainer.module.eval(), job.words, job.hf, saved)

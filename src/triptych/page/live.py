@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from triptych.arguments import checked
 from triptych.draw.details import equation_of, words_of
 from triptych.draw.graph import boxes_of
 from triptych.errors import InputError
@@ -51,6 +52,7 @@ def live_section(model: Model, text: str | None = None, note: str | None = None)
     return LiveSection("Run the model", note or NOTES[spec.layout], content)
 
 
+@checked
 def live_page(model: Model, name: str, text: str | None = None) -> str:
     """One offline HTML page that runs the model, as text: `name` is its title, `text` what it begins with.
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from triptych import ops
+from triptych.arguments import checked
 from triptych.attention.mask_lowering import implies_causal
 from triptych.attention.position_biases import alibi_slopes, distance_row, t5_bucket
 from triptych.attention.rope import attention_factor, inverse_frequencies
@@ -94,6 +95,7 @@ def check_size(spec: ModelSpec) -> None:
         )
 
 
+@checked
 def export(model: Model) -> LiveExport:
     """The program and the int8 weights of a model.
 

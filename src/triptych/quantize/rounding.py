@@ -29,9 +29,9 @@ def quantize(weight: Tensor, form: str, memory: Memory = plain_memory) -> Packed
     """
     if form not in FORMS:
         raise InputError(f"unknown packed form {form!r}{nearest(str(form), FORMS)}; known are {', '.join(FORMS)}")
-    if not isinstance(weight, Tensor) or weight.device.type == "meta":
+    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.is_meta or weight.is_sparse:
         raise InputError(f"{form} packs matrices of numbers, not {shown(weight)}")
-    if weight.dim() != 2 or weight.shape[1] % GROUP:
+    if weight.dim() != 2 or weight.shape[1] % GROUP or not weight.numel():
         raise InputError(f"{form} packs matrices with columns in groups of {GROUP}, not {list(weight.shape)}")
     name, rounded = FORMS[form]
 

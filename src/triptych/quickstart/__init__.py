@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from triptych import page
+from triptych.arguments import checked
 from triptych.checkpoints import atomic_write
-from triptych.errors import CheckpointError, InputError
+from triptych.errors import CheckpointError, InputError, nearest
 from triptych.model import Model
 from triptych.page import Sample
 from triptych.page.live import live_section
@@ -81,6 +82,7 @@ class Result:
         return run | {"steps": self.steps, "seconds": round(self.seconds, 1)} | measured
 
 
+@checked
 def run(
     *,
     panel: str = "decoder",
@@ -99,6 +101,8 @@ def run(
     data that cannot be used, ConfigError while another process uses `out`, Interrupted (a KeyboardInterrupt) when
     stopped by a signal.
     """
+    if panel not in PANELS:
+        raise InputError(f"no panel {panel!r}{nearest(panel, PANELS)}; they are {', '.join(PANELS)}")
     watch, chosen = watch or Silent(), PANELS[panel]
     out = Path(out or "runs/quickstart" + (f"-{panel}" if panel != "decoder" else ""))
     try:

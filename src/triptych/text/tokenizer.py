@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from triptych.arguments import check_ids, checked_methods
-from triptych.errors import ArgumentError, InputError, MissingNameError, TextError, library, shown
+from triptych.errors import ArgumentError, InputError, MissingNameError, TextError, library
 from triptych.migration_hints import TOKENIZER, ConstructorOfOthers, hint
 from triptych.text import corpus_cuts, tokenizer_limits
 from triptych.text.chat import ChatTemplate, RenderedPrompt
@@ -141,8 +141,6 @@ class Tokenizer:
         """
         if isinstance(text, RenderedPrompt):
             return self._rows([text.text], special=False)[0]
-        if not isinstance(text, str):
-            raise InputError(f"text={shown(text)} must be a string; encode_batch(texts) takes a list of them")
         return self.encode_batch([text], special)[0]
 
     def encode_batch(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:

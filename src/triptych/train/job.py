@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from triptych import machine, nn
+from triptych.arguments import checked
 from triptych.checkpoints.adapters import AdapterSettings, add_adapter
 from triptych.checkpoints.header import read_header
 from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, counted, nearest
@@ -238,6 +239,7 @@ def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask) -> Base:
     return base
 
 
+@checked
 def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
     """The run under `out` from its newest valid checkpoint, by the recipe stored in it, with `changes` made to that.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from triptych.arguments import checked
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
 from triptych.errors import InputError, TextError
@@ -151,6 +152,7 @@ FIELDS: tuple[tuple[Objective, tuple[str, ...]], ...] = (
 )
 
 
+@checked
 def write_new_recipe(
     path: Path | str,
     recipe: Path | str | None = None,

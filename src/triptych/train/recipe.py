@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from triptych.errors import ConfigError, nearest
+from triptych.arguments import checked
+from triptych.errors import ConfigError, nearest, shown
 from triptych.families.named_configs import NAMED
 from triptych.train.base_model import AdapterRecipe, BaseSettings
 from triptych.train.optimizer import OptimizerSettings, Schedule
@@ -147,6 +148,7 @@ class Recipe(RecipeSection):
         return BaseSettings.model_validate(self.model) if "path" in self.model else None
 
 
+@checked
 def read_recipe(
     path: Path | str,
     changes: Sequence[str] = (),
@@ -183,6 +185,7 @@ def read_tables(path: Path | str) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read as TOML: {problem}") from None
 
 
+@checked
 def check_recipe(
     tables: Mapping[str, Any],
     changes: Sequence[str] = (),
@@ -191,14 +194,16 @@ def check_recipe(
     base: str | None = None,
 ) -> Recipe:
     """The recipe of already parsed `tables`, which come from `where`; see `read_recipe`."""
+    if not isinstance(tables, Mapping):
+        raise ConfigError(f"{where}: the tables of a recipe are a dict, not {shown(tables)}")
     filled = deepcopy(dict(tables))
     if base is not None:
         _train_further(filled, base)
     changed: dict[tuple[str, ...], str] = {}
     for change in changes:
         key, value = _parse_change(change)
-        _set(filled, key, value, f"--set {change}")
-        changed[tuple(key)] = f"--set {change}"
+        _set(filled, key, value, f"--set {shown(change)[1:-1]}")
+        changed[tuple(key)] = f"--set {shown(change)[1:-1]}"
     for dotted, value in (values or {}).items():
         _set(filled, dotted.split("."), value, dotted)
         changed.pop(tuple(dotted.split(".")), None)

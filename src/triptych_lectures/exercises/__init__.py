@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triptych.arguments import integer
+from triptych.arguments import checked, integer
 from triptych.errors import InputError, nearest
 
 # Importing these files enters their exercises.
@@ -20,27 +20,25 @@ NAMES = {name: MAKERS[name][0] for name in sorted(MAKERS, key=lambda name: (name
 """The exercises and their titles, in the order of the lectures."""
 
 
+@checked
 def variant(name: str, seed: int = 0) -> Exercise:
     """The variant of the lectures' exercise `name`, such as "L4.7", that belongs to `seed`.
 
     Raises InputError for an exercise that there is not, with the nearest names, and for a seed that is no whole number
     of at least 0.
     """
-    if not isinstance(name, str):
-        raise InputError(f'an exercise is named by a text such as "L4.7", not {name!r}; `triptych exercise` lists them')
     known = {one.lower(): one for one in NAMES}
     if name.lower() not in known:
         raise InputError(f"no exercise {name!r}{nearest(name, NAMES)}; `triptych exercise` lists them")
     return make(known[name.lower()], integer("seed", seed, 0))
 
 
+@checked
 def check(exercise: Exercise, answers: Sequence[str]) -> list[bool]:
     """Whether each of `answers`, in the order of the questions, is right; see `ExerciseQuestion.is_right`.
 
     Raises InputError for more answers than questions, for none, and for anything but a list of texts.
     """
-    if isinstance(answers, str) or not all(isinstance(given, str) for given in answers):
-        raise InputError(f'answers are a list of texts, one for each question: ["256", "16"], not {answers!r}')
     if not 1 <= len(answers) <= len(exercise.questions):
         raise InputError(
             f"{exercise.name} has {len(exercise.questions)} questions, so give 1 to {len(exercise.questions)} answers "

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from triptych.arguments import checked
+
 Answer = int | float | str | tuple[int | float, ...]
 """A number, several in order (a shape, the numbers of a matrix row by row), or one word of those the question lists."""
 Matrix = NDArray[np.float64]
@@ -36,6 +38,7 @@ class ExerciseQuestion:
             return f"({', '.join(map(number, self.answer))})"
         return number(self.answer)
 
+    @checked
     def is_right(self, given: str) -> bool:
         """Whether the text `given` says the answer: all its numbers in order, whole ones exactly and fractions within
         1%; or its word, whatever the case of its letters."""

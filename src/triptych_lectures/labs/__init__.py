@@ -9,7 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from triptych.errors import InputError, nearest
+from triptych.arguments import checked
+from triptych.errors import InputError, nearest, shown
 
 if TYPE_CHECKING:
     from triptych_lectures.labs.lab import Lab, LabResult, Setup
@@ -86,6 +87,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
 }
 
 
+@checked
 def known(name: str) -> str:
     """`name`, where it is in `LABS`.  Raises InputError, with the nearest names, where it is not."""
     if name not in LABS:
@@ -119,7 +121,10 @@ def run(name: str, setup: Setup | None = None) -> LabResult:
     kind = lab_class(name)
     from triptych_lectures.labs.lab import Setup
 
-    setup = setup or Setup()
+    setup = Setup() if setup is None else setup
+    if not isinstance(setup, Setup):
+        raise InputError(f"setup={shown(setup)} must be a Setup, such as Setup(seed=1)")
+    check_inputs(name, model=setup.model, data=setup.data)
     return kind.sized(setup).run(setup)
 
 

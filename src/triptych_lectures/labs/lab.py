@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
+from triptych.arguments import checked_methods
 from triptych.errors import InputError, nearest
 from triptych.page import Section
 from triptych.page.sections import section_data
@@ -70,6 +71,7 @@ def size(default: Any, about: str, *, full: Size | None = None, **limits: Any) -
     return field(default=default, metadata={"about": about, "full": full, "limits": Limits(**limits)})
 
 
+@checked_methods
 @dataclass(frozen=True)
 class Setup:
     """Settings of a run.  `model` replaces the checkpoint a lab would use, `data` the text it would train on; `sizes`
