@@ -1,4 +1,4 @@
-"""Simplifies symbolic masks, and answers what kernels ask about them.
+"""Simplifies symbolic masks, and derives from them what kernels need: windows, causality, blocks.
 
 `simplify` drops the parts of a mask that forbid nothing at the sizes of a request, so `causal() & window(4096)` over
 300 keys is plain causality.  `AttentionRequest.visible` (request.py) writes the rest as booleans.

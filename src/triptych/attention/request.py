@@ -1,5 +1,4 @@
-"""What one attention call asks for, apart from the values of q, k and v, and where its queries and keys stand: decided
-once, read by every kernel."""
+"""The request of one attention call: sizes, mask, scale and positions, without q, k and v; all kernels read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to a module's parameters, and back.
+"""Loads a checkpoint's tensors into a module, packed where wanted, and gives its parameters back as tensors.
 
 Which stored tensor fills which parameter, also of a tied head that has no tensor of its own, is decided by `plan` in
 mapping/tensor_plan.py.

@@ -1,4 +1,4 @@
-"""From queries, keys and values to the weighted sum of each head, one formula at a time.
+"""Attention in steps: scores, scale, bias, mask, softmax and weighted sum, one formula each.
 
 What a fused kernel never holds - the products before their scale, the bias apart from the mask - comes from
 `triptych.attention.attention_scores`, the definition; the scores that enter softmax, the pattern and the sum are the

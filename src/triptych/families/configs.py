@@ -1,4 +1,4 @@
-"""A config as a spec, and back: HF's keys and GGUF's metadata, each read by the family it names."""
+"""Reads HF configs and GGUF metadata as specs, by the family that they name, and writes GGUF metadata."""
 
 from __future__ import annotations
 

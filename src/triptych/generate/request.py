@@ -1,4 +1,4 @@
-"""A request: everything about one row of a generation."""
+"""A request for one row, the row while it runs (`LiveRow`), and what a step gives it (`Output`)."""
 
 from __future__ import annotations
 

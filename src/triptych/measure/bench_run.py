@@ -1,4 +1,4 @@
-"""A model measured, beside the limits of the machine and beside peers that run the same work in turn."""
+"""Measures a model beside the limits of the machine, and peers that run the same work in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may fill a stack's input slot: token ids, mel frames, patches of an image.
+"""Rows of ids, frames or pixels as one flat batch, and their vectors: the parts that fill a stack's input slot.
 
 Each part knows how its rows become one flat batch (`flat`) and what vectors `[N, D]` come of that; `N` counts
 positions of the stack, which are as many as the rows' items for token ids only.

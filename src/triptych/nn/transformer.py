@@ -1,4 +1,4 @@
-"""`Transformer`: an encoder, a decoder, or both, under one head; made at random or without storage."""
+"""`Transformer` (an encoder, a decoder or both, and a head), the `Batch` that it reads, and how one is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections -> one HTML file that loads nothing from a network.
+"""Renders sections as one HTML file that loads nothing from a network.
 
 Text reaches the page in two ways only: through the template, which escapes it, and as JSON in an inert block, which
 the scripts read with `textContent`.  The content security policy holds the hashes of our style and script, so that

@@ -1,4 +1,4 @@
-"""How results show themselves: as plain values for JSON, and in a notebook as the page that the command line writes."""
+"""Base classes of results: plain values for JSON, and the page that a notebook shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads and edits as data, resolved against a model before anything runs.
+"""Reads and edits as data, resolved against a model before anything runs; `apply_plan.py` applies them.
 
 Sites are listed in sites.py.  A head's output is the site `attn.z` of its block: `zero("blocks.0.attn.z", heads=3)`
 silences head 3 of block 0.

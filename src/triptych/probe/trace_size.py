@@ -1,5 +1,4 @@
-"""Before a run: how many bytes its trace will hold, from the lengths of the rows, and whether each read and edit
-matches a row."""
+"""Checks before a run: the bytes that its trace will hold, and that each read and edit matches a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a module to its program: the parts' own forwards, run once on symbolic values in evaluation mode."""
+"""Lowers a module to its program: runs the parts' own forwards once on symbolic values, in evaluation mode."""
 
 from __future__ import annotations
 

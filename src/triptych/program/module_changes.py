@@ -1,4 +1,4 @@
-"""Whether a module and its weights are still what its program was lowered from, checked between steps at low cost.
+"""Checks, between steps and at low cost, that a module and its weights are what its program was lowered from.
 
 A hook, a replaced forward, a replaced part, a flag, a spec and any other attribute show in the dictionaries of the
 modules and in their classes; replaced parameters in those of parameters, and in where their numbers lie.  All are

@@ -1,4 +1,4 @@
-"""Runs an encoder natively: the hidden states of whole rows, where the model is what its program says."""
+"""Runs an encoder natively: the hidden states of whole rows, while its module is what the program was lowered from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop: draw rows, forward, backward, update; everything else is a hook.
+"""The training loop: draws rows, updates weights and evaluates, in a budget; samples, saving and reports are hooks.
 
 After step s the weights are a function of the recipe, the seed and s alone (on the same machine, with the same number
 of threads): data order, dropout and hidden tokens come from (seed, step).  With a time budget the learning rate follows

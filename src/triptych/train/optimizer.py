@@ -1,4 +1,4 @@
-"""Optimizers by the role of each parameter, read from the spec tree, and learning-rate schedules."""
+"""Optimizers by the role of each parameter, read from the spec tree; gradient clipping and learning-rate schedules."""
 
 from __future__ import annotations
 
