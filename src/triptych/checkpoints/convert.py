@@ -55,7 +55,7 @@ _ALWAYS_FP32 = (
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was written: how many tensors in which dtype, and notes on what was lost or grew."""
+    """The files that were written: how many tensors in which dtype, and notes on what was lost or grew."""
 
     path: str
     format: Format
@@ -235,7 +235,7 @@ def files_beside(header: Header) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class _Origin:
-    """What a GGUF file is written from, beside the numbers."""
+    """The source of a GGUF file, beside the numbers."""
 
     spec: Spec
     hf: Mapping[str, Any]
@@ -244,7 +244,7 @@ class _Origin:
 
 
 def _name(plain: torch.dtype) -> str:
-    """What `dtype` calls a plain dtype."""
+    """The name of a plain dtype, as in `dtype`."""
     return next(name for name, one in PLAIN.items() if one == plain)
 
 

@@ -161,7 +161,7 @@ class Attending:
 
 
 def additive_mask(mask: Mask, q_pos: Tensor, k_pos: Tensor) -> Tensor:
-    """What a mask adds to the scores: 0, and -∞ for a key that the query may not see."""
+    """The numbers that a mask adds to the scores: 0, and -∞ for a key that the query may not see."""
     visible = torch.as_tensor(mask.visible(Points(q_pos[:, None]), Points(k_pos[None])))
     return torch.zeros(visible.shape).masked_fill(~visible, -math.inf)
 

@@ -277,7 +277,7 @@ class StepBuilder:
         return [choice, Step(part, "Experts", equation, meaning, [makes], mixed, uses)]
 
     def expert(self, entry: Entry, number: int, x: Tensor) -> Tensor:
-        """What one expert makes of some tokens, by its own program."""
+        """The output of one expert for some tokens, by its own program."""
         values = {entry.inputs[0]: x}
         for step in entry.instructions:
             names = {key: name.replace(".experts.0.", f".experts.{number}.") for key, name in step.weights.items()}

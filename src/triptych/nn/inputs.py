@@ -63,7 +63,7 @@ class Embed(Module[parts.EmbedSpec], of=parts.EmbedSpec):
             self.token_types.takes_packed = False  # a few rows that every token adds
 
     def length(self, row: Row) -> int:
-        """How many positions a row takes."""
+        """The number of positions that a row takes."""
         return len(row)
 
     def flat(self, rows: Sequence[Any]) -> FlatBatch:
@@ -100,7 +100,7 @@ class Conv(Module[inputs.ConvSpec], of=inputs.ConvSpec):
 
 
 class _PositionedInput(Module[InputSpec]):
-    """What gives vectors to which their positions are added."""
+    """An input whose vectors have their positions added."""
 
     position: Position[Part]
 

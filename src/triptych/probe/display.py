@@ -12,7 +12,7 @@ from triptych import injected_functions
 
 
 class Displayed:
-    """What a notebook shows as a page: attention, tables and grids that can be pointed at, offline."""
+    """A result that a notebook shows as a page: attention, tables and grids that can be pointed at, offline."""
 
     def _repr_html_(self) -> str:
         return injected_functions.html_of(self)

@@ -179,7 +179,7 @@ def _by_head(x: Value) -> Value:
 
 @dataclass(eq=False)
 class SymbolicKeys:
-    """Where keys lie: with the tokens themselves and a cache's (`self`), or with the source's (`cross`)."""
+    """The layout of keys: with the tokens themselves and a cache's (`self`), or with the source's (`cross`)."""
 
     where: ClassVar[str]
     recorder: Recorder

@@ -38,7 +38,7 @@ class FramesSpec(Part):
 
     @property
     def stride(self) -> int:
-        """How many frames make one position."""
+        """The number of frames that make one position."""
         return self.conv1.stride * self.conv2.stride
 
 

@@ -168,7 +168,7 @@ class Optimizer:
 
     @property
     def state_bytes(self) -> int:
-        """What the state takes once a step was made: two numbers for each that AdamW trains, one for Muon's."""
+        """The bytes of the state once a step was made: two numbers for each that AdamW trains, one for Muon's."""
         return sum((1 if isinstance(part, Muon) else 2) * p.nbytes for part in self.parts for p in _parameters(part))
 
     def state(self) -> dict[str, Tensor]:
