@@ -75,7 +75,7 @@ def names(folder: Path) -> dict[str, Any]:
         "out": folder, "notes": folder / "notes", "llama": {**cli_models.LLAMA, "vocab_size": 40},
         "q4": torch.ones(1, 2, 4, 8), "quantized": quantized, "busy": busy, "convert": convert, "forbid": forbid,
         "count": count, "draw": draw, "predict": predict, "live_page": live_page, "explain": explain, "worked": worked,
-        "labs": labs,        "Setup": Setup, "exercises": exercises, "audio": audio, "quantize": quantize,
+        "labs": labs, "Setup": Setup, "exercises": exercises, "audio": audio, "quantize": quantize,
         "quickstart": quickstart.run,
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Checks of arguments: what counts as an integer, a number, a list of ids, each refused in one line.
+"""Checks of arguments: integers, numbers, ids, and the annotations of functions; each refusal is one line.
 
 `checked` applies the checks that the annotations of a public function name, and answers keywords it does not have.
 """

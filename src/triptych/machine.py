@@ -72,7 +72,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Machine:
-    """What is known of the machine without torch.  Memory in bytes, None where the system does not say."""
+    """The facts about the machine that need no torch.  Memory in bytes, None where the system does not say."""
 
     system: str
     processor: str
@@ -149,7 +149,7 @@ def usage(root: Path = ROOT) -> Usage | None:
 
 
 def threads(root: Path = ROOT) -> int:
-    """How many threads arithmetic should use: `OMP_NUM_THREADS` where it is set, else one a usable physical core."""
+    """The number of threads for arithmetic: `OMP_NUM_THREADS` where it is set, else one a usable physical core."""
     threads_set = os.environ.get("OMP_NUM_THREADS", "")
     if threads_set.isdecimal() and int(threads_set):
         return int(threads_set)
@@ -185,7 +185,7 @@ def device(name: str) -> torch.device:
 
 
 def torch_facts() -> dict[str, Any]:
-    """What torch says of itself here: version, threads, the code it picks for this processor, and the GPUs."""
+    """The facts that torch gives of itself: version, threads, the code it picks for this processor, and the GPUs."""
     import torch
 
     gpus = [] if _no_gpu(torch) else [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -199,7 +199,7 @@ def torch_facts() -> dict[str, Any]:
 
 
 def _no_gpu(torch: Any) -> str:
-    """Why there is no GPU to use; empty when there is one."""
+    """The reason why there is no GPU to use; empty when there is one."""
     if not torch.backends.cuda.is_built():
         return "this torch is built for the processor only"
     return "" if torch.cuda.is_available() else "torch finds no CUDA device"

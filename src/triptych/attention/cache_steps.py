@@ -31,7 +31,7 @@ class KeyStep(Protocol):
 
     @property
     def layout(self) -> PlansRows:
-        """Where their keys lie once this step's are in."""
+        """The places of their keys once this step's are in."""
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
         """Take in a layer's new keys [N, G, K] and values [N, G, Kv] -> all that its queries may see, as `layout`."""
@@ -52,7 +52,7 @@ class CacheStep(Protocol):
 
 @runtime_checkable
 class KVCache(Protocol):
-    """What a decoder's forward needs of a cache; `NullCache` keeps nothing."""
+    """The methods of a cache that a decoder's forward needs; `NullCache` keeps nothing."""
 
     def begin(self, rows: Rows, provenance: str) -> CacheStep: ...
 

@@ -172,7 +172,7 @@ class Cache(_Stores):
             self.high_water[slot] = 0
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """What `sources` hold to `targets`, slot by slot; all are read before any is written (beams)."""
+        """Copy what `sources` hold to `targets`, slot by slot; all are read before any is written (beams)."""
         moved = [(s, t) for s, t in zip(sources, targets, strict=True) if s != t]
         if not moved:
             return
@@ -298,7 +298,7 @@ class CrossKeys(Protocol):
     """An encoder's output as a decoder's cross-attention layers read it."""
 
     def layout(self, rows: Rows) -> PlansRows:
-        """Where the keys of the sources of `rows` lie."""
+        """The places of the keys of the sources of `rows`."""
 
     def keys(self, layer: int, project: Project) -> KeysAndValues: ...
 

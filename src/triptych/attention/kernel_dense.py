@@ -1,5 +1,4 @@
-"""Dense attention: by torch's fused kernels, called so that they stay fused and see as little of a mask as possible,
-and through an explicit pattern.
+"""Dense attention by torch's fused kernels, called without a mask where possible, and by an explicit pattern.
 
 What a fused kernel must not be given (it silently falls back to a `[T, S]` product): on a CPU dropout, a mask that
 learns, a mask of three dimensions, values narrower or wider than keys; anywhere a last dimension that is not

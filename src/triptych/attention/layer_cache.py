@@ -1,4 +1,4 @@
-"""The keys and values of one layer, in slots, and the types in which a cache keeps numbers."""
+"""The keys and values of one layer, in slots that `caches.Cache` gives out, and the types of numbers that it keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simplifies symbolic masks, and answers what kernels ask about them.
+"""Simplifies symbolic masks, and derives from them what kernels need: windows, causality, blocks.
 
 `simplify` drops the parts of a mask that forbid nothing at the sizes of a request, so `causal() & window(4096)` over
 300 keys is plain causality.  `AttentionRequest.visible` (request.py) writes the rest as booleans.
@@ -189,7 +189,7 @@ def blocks_of(mask: Mask) -> BlockSparse | None:
 
 
 def per_row(rows: int, device: torch.device, values: Sequence[int]) -> Tensor:
-    """What a mask asks for as one number a row: `[B, 1, 1, 1]`."""
+    """Numbers that a mask asks for, one a row, as `[B, 1, 1, 1]`."""
     if len(values) not in (1, rows):
         raise InputError(f"mask: {len(values)} lengths for {rows} rows; give one, or one a row")
     return torch.tensor(values, device=device).view(-1, 1, 1, 1)

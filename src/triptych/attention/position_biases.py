@@ -113,7 +113,7 @@ def reached_table(
 def reached_row(
     q_pos: Int[Tensor, "... T"], k_pos: Int[Tensor, "... S"], longest: int, span: int, max_distance: int | None = None
 ) -> Int[Tensor, "... T S"]:
-    """Where in `reached_table` a query finds each key.  Padding and empty slots may be further than `longest`; nobody
+    """The places in `reached_table` of a query's keys.  Padding and empty slots may be further than `longest`; nobody
     sees them."""
     if has_torch_function_unary(q_pos):
         return ops.record(reached_row, q_pos, k_pos, longest, span, max_distance)

@@ -41,7 +41,7 @@ def attend_reference(
 
 
 def attention_scores(q: QueryArray, k: KeyArray, **options: Any) -> ScoreArray:
-    """What enters softmax, in fp32 or better; hidden entries are -inf."""
+    """The scores that enter softmax, in fp32 or better; hidden entries are -inf."""
     request, (q4, k4, _, bias, _), restore = prepare(q, k, k, **options)
     return restore(scores_of(request, q4, k4, bias))
 

@@ -1,5 +1,4 @@
-"""What one attention call asks for, apart from the values of q, k and v, and where its queries and keys stand: decided
-once, read by every kernel."""
+"""The request of one attention call: sizes, mask, scale and positions, without q, k and v; all kernels read it."""
 
 from __future__ import annotations
 
@@ -123,7 +122,7 @@ class AttentionRequest(Heads):
 
     @CachedValue
     def precision(self) -> torch.dtype:
-        """Where softmax happens: fp32, or fp64 for fp64 input."""
+        """The dtype of softmax: fp32, or fp64 for fp64 input."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def points(self) -> tuple[Points, Points]:
@@ -168,7 +167,7 @@ class AttentionRequest(Heads):
 
 
 class Tensors(NamedTuple):
-    """What a runner is called with."""
+    """The arguments of a runner."""
 
     q: Tensor
     k: Tensor
@@ -305,7 +304,7 @@ def placed_request(
     rows: Rows, keys: int, mask: Mask, heads: Heads, bias: ScoreBias | None, k_pos: Tensor | None = None,
     documents: Tensor | None = None,
 ) -> tuple[AttentionRequest, Tensor | None]:  # fmt: skip
-    """What `rows`, padded to the longest, ask of so many keys each, at positions k_pos `[b, S]`; and its bias.
+    """The request of `rows`, padded to the longest, for so many keys each, at positions k_pos `[b, S]`; and its bias.
     Positions stay implicit where they are the default ones or nothing reads them."""
     past, device, queries = rows.past, heads.device, rows.longest
     explicit = k_pos is not None  # the default: keys at 0..S-1 and queries at the last T of them

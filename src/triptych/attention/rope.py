@@ -89,7 +89,7 @@ def rotation_sin(spec: RopeSpec, positions: Tensor, length: Tensor | None, dtype
 
 
 def attention_factor(spec: RopeSpec) -> float:
-    """What cos and sin are multiplied by; 1 unless YaRN or LongRope."""
+    """The factor of cos and sin; 1 unless YaRN or LongRope."""
     match spec.scaling:
         case YaRN(attention_factor=None) as yarn:
             if yarn.mscale and yarn.mscale_all_dim:

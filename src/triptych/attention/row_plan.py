@@ -100,7 +100,7 @@ class AttendPlan(Protocol):
 
 @runtime_checkable
 class PlansRows(Protocol):
-    """Where keys lie, from which follows how rows attend to them: `FlatKeys`, `SlotKeys`, or a symbol of both."""
+    """The layout of keys, from which follows how rows attend to them: `FlatKeys`, `SlotKeys`, or a symbol of both."""
 
     def plan(
         self, rows: Rows, mask: Mask, heads: Heads, bias: ScoreBias | None = None, mechanism: Mechanism = DOT_PRODUCT
@@ -248,7 +248,7 @@ class RowPlan:
         return torch.cat(outs)
 
     def _request(self, row: int, keys: int, k_pos: Tensor | None) -> tuple[AttentionRequest, Tensor | None]:
-        """What one row asks for by itself, and its bias, the same in all layers of the plan; `keys` and `k_pos` follow
+        """The request of one row by itself, and its bias, the same in all layers of the plan; `keys` and `k_pos` follow
         from the layout of the keys."""
         if row not in self._requests:
             own, mask = self.rows.take([row]), mask_lowering.for_rows(self.mask, [row])

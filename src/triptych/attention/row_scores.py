@@ -24,7 +24,7 @@ PIECE = 1 << 20  # scores of one piece: with what is computed from them they fit
 
 @dataclass(frozen=True, eq=False)
 class ScorePiece:
-    """What enters the softmax of the heads `heads` and queries `queries` (of those that were chosen), hidden keys -inf.
+    """The softmax input of the heads `heads` and queries `queries` (of those that were chosen), hidden keys -inf.
 
     scores   [h, n, s] in fp32 or better, of the keys from column `first` on; no key of another column is visible.
     base     the position of a key minus its place among these s.
@@ -221,7 +221,7 @@ class RowScores:
         scores[..., part].masked_fill_(~visible, -torch.inf)
 
     def _bias(self, heads: slice, at: Tensor, q_pos: Tensor, columns: slice, k_pos: Tensor) -> Tensor | None:
-        """What is added to the scores, `[h or 1, n, s]`."""
+        """The bias that is added to the scores, `[h or 1, n, s]`."""
         if self.plan.bias is None:
             return None
         bias = self.plan.bias(q_pos, k_pos)

@@ -1,4 +1,4 @@
-"""Where each row of the flat batch begins and ends, and how rows become batches that a kernel takes, `[B, H, T, K]`.
+"""The bounds of each row of the flat batch, and the batches `[B, H, T, K]` of rows that a kernel takes.
 
 N tokens of all rows stand in one `[N, ...]` tensor without padding; `Rows` holds the lengths as host integers, so that
 no forward waits for a device to learn them.
@@ -49,7 +49,7 @@ class Rows:
     even: bool = field(init=False)  # all rows have one length and one past: one slice of positions holds them
 
     def __post_init__(self) -> None:
-        """What follows from the lengths, computed at once: every forward reads all of it."""
+        """Everything that follows from the lengths, computed at once: every forward reads all of it."""
         lengths, count = self.lengths, len(self.lengths)
         past, slots = self.past or (0,) * count, self.slots or tuple(range(count))
         if len(past) != count or len(slots) != count:
@@ -85,7 +85,7 @@ class Rows:
         return self._labels(device)[1]
 
     def ends_of_tokens(self, device: torch.device | str = "cpu") -> PerToken:
-        """How long the row of each token has become."""
+        """The present length of the row of each token."""
         return torch.tensor(self.ends, device=device)[self.row_of(device)]
 
     def split(self, x: Tensor) -> list[Tensor]:
@@ -100,16 +100,16 @@ class Rows:
         return Rows(lengths, past, slots)
 
     def place(self, row: int) -> slice:
-        """Where the tokens of a row stand in the flat batch."""
+        """The places of a row's tokens in the flat batch."""
         return slice(self.starts[row], self.starts[row] + self.lengths[row])
 
     def tokens(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Int[Tensor, " n"]:
-        """Where the tokens of some rows stand in the flat batch, row after row."""
+        """The places of some rows' tokens in the flat batch, row after row."""
         ranges = [torch.arange(self.starts[row], self.starts[row] + self.lengths[row]) for row in rows]
         return torch.cat(ranges).to(device)
 
     def padded_places(self, device: torch.device | str = "cpu") -> PerToken:
-        """Where each token stands in a batch `[B * longest]` that is padded on the right."""
+        """The place of each token in a batch `[B * longest]` that is padded on the right."""
         return torch.cat([torch.arange(n) + i * self.longest for i, n in enumerate(self.lengths)]).to(device)
 
     def _labels(self, device: torch.device | str) -> tuple[Tensor, Tensor]:

@@ -68,7 +68,7 @@ class AttentionStatistics:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KeyLabels:
-    """What a caller says of one row's tokens: which keys are delimiters, and labels of queries and keys, or neither."""
+    """The description of one row's tokens: which keys are delimiters, and labels of queries and keys, or neither."""
 
     delimiters: Bool[Tensor, " S"] | None = None
     q_document: Int[Tensor, " t"] | None = None

@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Layer:
-    """How far one site is from the peer's: max |Δ| over max |theirs|.  `first_position` is the lowest position of any
+    """One site's distance from the peer's: max |Δ| over max |theirs|.  `first_position` is the lowest position of any
     row that is further than the threshold, None where none is."""
 
     site: str
@@ -179,7 +179,7 @@ def max_abs_diff(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
 
 
 def measured(model: Model, logits: Tensor) -> Tensor:
-    """What is compared of a head's output: of words their log-probabilities, of labels and ends the scores."""
+    """The part of a head's output that is compared: of words their log-probabilities, of labels and ends the scores."""
     return (
         torch.log_softmax(logits.double(), -1) if isinstance(model.spec.head, LMHeadSpec | MaskedLMHeadSpec) else logits
     )

@@ -1,4 +1,4 @@
-"""Every fast path of a model against its plain forward; each adds what it finds to the case."""
+"""Comparisons of every fast path of a model with its plain forward; each records its difference."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _through_cache(model: Model, cache: CacheType, row: list[int]) -> Tensor:
 
 
 def why_not(model: Model) -> str | None:
-    """Why a model has no perplexity; None where it has one."""
+    """The reason why a model has no perplexity; None where it has one."""
     if model.spec.layout != "decoder" or not isinstance(model.spec.head, LMHeadSpec):
         return f"this {model.spec.family} {model.spec.layout} does not predict the next token"
     return "the model has no tokenizer" if model.tokenizer is None else None

@@ -357,6 +357,6 @@ def _separate(own: Mapping[str, Any], file: Path) -> list[str]:
 
 
 def _own_metadata(source: Source) -> Values:
-    """What this library wrote beside PEFT's own; empty in the files of others."""
+    """The metadata that this library wrote beside PEFT's own; empty in the files of others."""
     text = source.metadata.get("triptych")
     return {} if not isinstance(text, str) else json_object(text.encode(), source.path)

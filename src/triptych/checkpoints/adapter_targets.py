@@ -1,4 +1,4 @@
-"""Which linear maps of a model an adapter changes, by the library's names or by those of the checkpoint.
+"""The linear maps of a model that an adapter changes, by the library's names or by those of the checkpoint.
 
 PEFT names a map as transformers does (`q_proj`, `c_attn`), which is the name of its stored matrix.  Several of ours may
 be one matrix there (GPT-2's `c_attn`): one adapter of such a matrix has one `down` and an `up` for each of ours.
@@ -99,7 +99,7 @@ def _named(spec: ModelSpec, modules: dict[str, TensorLoad], name: str) -> list[t
 
 
 def _why_not(spec: ModelSpec, modules: dict[str, TensorLoad], name: str) -> str:
-    """Why a target cannot be trained, to be read after it."""
+    """The reason why a target cannot be trained, to be read after it."""
     for alias, source in spec.ties.items():
         theirs = [load.source for load in _loads(replace(spec, ties={})) if load.ours == (alias,)]
         if any(_ends(one.removesuffix(_WEIGHT), name) for one in (alias, *theirs)):

@@ -90,7 +90,7 @@ def with_base(model: str | Path, adapter: str | Path | None = None) -> tuple[str
 
 
 def check_base(base: str, digest: str | None, where: Path) -> Path:
-    """Where the base of the adapter in `where` lies.  What a file calls `hub:...` is only looked for in the cache.
+    """The path of the base of the adapter in `where`.  What a file calls `hub:...` is only looked for in the cache.
 
     Raises CheckpointError unless `base` is there, with the files whose digest the adapter has.
     """

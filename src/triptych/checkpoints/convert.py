@@ -42,7 +42,7 @@ PLAIN = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was written: how many tensors in which dtype, and notes on what was lost or grew."""
+    """The files that were written: how many tensors in which dtype, and notes on what was lost or grew."""
 
     path: str
     format: Format
@@ -225,5 +225,5 @@ def files_beside(header: Header) -> dict[str, bytes]:
 
 
 def _name(plain: torch.dtype) -> str:
-    """What `dtype` calls a plain dtype."""
+    """The name of a plain dtype, as in `dtype`."""
     return next(name for name, one in PLAIN.items() if one == plain)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, read from its header."""
+"""The contents of a checkpoint, read from its header."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PartLine:
 
 @dataclass(frozen=True)
 class Description:
-    """What `triptych inspect MODEL` prints about a checkpoint."""
+    """The facts about a checkpoint that `triptych inspect MODEL` prints."""
 
     path: str
     family: str
@@ -65,7 +65,7 @@ class Description:
 
 
 def describe(model: str | Path, *, ignore: Sequence[str] = (), offline: bool = False) -> Description:
-    """What a checkpoint holds, without reading a weight.
+    """The contents of a checkpoint, without reading a weight.
 
     Raises CheckpointError or ConfigError where loading would: a key or a tensor that is not understood.
     """

@@ -29,7 +29,7 @@ _CHUNK = 1 << 18  # elements packed at a time, or read by the package gguf: the 
 
 @dataclass(frozen=True, eq=False)
 class BlockParts:
-    """What n blocks hold: numbers `scale * code + minimum`, or `(scale * factor) * code`, in groups of one scale."""
+    """The parts of n blocks: numbers `scale * code + minimum`, or `(scale * factor) * code`, in groups of one scale."""
 
     codes: Tensor  #: `[n, groups, width]`, uint8 or int8
     scales: Tensor  #: `[n, groups]` float32, or `[n, 1]` where there are factors

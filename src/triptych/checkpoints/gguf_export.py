@@ -35,7 +35,7 @@ _ALWAYS_FP32 = (
 
 @dataclass(frozen=True)
 class Origin:
-    """What a GGUF file is written from, beside the numbers."""
+    """The source of a GGUF file, beside the numbers."""
 
     spec: Spec
     hf: Mapping[str, Any]

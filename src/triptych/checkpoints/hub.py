@@ -24,7 +24,7 @@ _TEXTS = (".json", ".txt", ".model", ".spm", ".jinja")
 
 
 def local_path(model: str | Path, offline: bool = False, weights: bool = True) -> Path:
-    """Where `model` is on this machine: a path, of a run directory its model, or what a `hub:` name fetched.
+    """The place of `model` on this machine: a path, of a run directory its model, or what a `hub:` name fetched.
 
     Raises InputError for what is neither a path nor a name; the empty string would be the current directory.
     """
@@ -80,7 +80,7 @@ def fetch(
 
 
 def choose(name: HubName, files: Iterable[str]) -> list[str]:
-    """Which of a repository's `files` to download: the named GGUF, or the safetensors weights and the texts.
+    """Those of a repository's `files` to download: the named GGUF, or the safetensors weights and the texts.
 
     Raises `FetchError` when a name could leave the download directory, and when there is nothing to run.
     """

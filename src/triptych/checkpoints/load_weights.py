@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to a module's parameters, and back.
+"""Loads a checkpoint's tensors into a module, packed where wanted, and gives its parameters back as tensors.
 
 Which stored tensor fills which parameter, also of a tied head that has no tensor of its own, is decided by `plan` in
 mapping/tensor_plan.py.
@@ -205,7 +205,7 @@ def _checked_plan(spec: ModelSpec, source: Source, ignore: Sequence[str]) -> Ten
 
 
 def _instead_of_fp16(spec: ModelSpec, device: torch.device) -> torch.dtype | None:
-    """What to keep the weights of a family in that overflows fp16; None for the others."""
+    """The dtype for the weights of a family that overflows fp16; None for the others."""
     if not families.find(spec.family).overflows_fp16:
         return None
     return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32

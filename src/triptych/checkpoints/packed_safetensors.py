@@ -32,7 +32,7 @@ _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 @dataclass(frozen=True)
 class FilePacking:
-    """How a checkpoint's matrices are packed, out of its `quantization_config`."""
+    """The packing of a checkpoint's matrices, out of its `quantization_config`."""
 
     method: Literal["fp8", "gptq", "awq"]
     bits: int = 8
@@ -58,7 +58,7 @@ _ADVICE = "convert the model to plain safetensors with the tool that packed it"
 
 
 def scheme(config: object, where: str = "config.json") -> FilePacking:
-    """What the `quantization_config` of an HF config means.
+    """The packing that the `quantization_config` of an HF config names.
 
     Raises ConfigError for a method, a value or a key that is not understood.
     """

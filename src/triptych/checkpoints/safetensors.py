@@ -1,4 +1,4 @@
-"""safetensors, one file or sharded, behind a strict header check.
+"""Reads safetensors, one file or sharded, after a strict check of the header.
 
 The format (github.com/huggingface/safetensors): eight bytes of little-endian header length, a JSON object
 `name -> {dtype, shape, data_offsets}` with an optional `__metadata__` of strings, then the data, which the

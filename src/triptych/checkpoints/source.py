@@ -205,7 +205,7 @@ class LoadedTensor:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """How a checkpoint was loaded; `print(report)` shows it.
+    """The report of how a checkpoint was loaded; `print(report)` shows it.
 
     tensors   for each parameter the tensor of the file that it comes from, and how that was stored.
     ties      parameter -> the parameter whose tensor it shares.

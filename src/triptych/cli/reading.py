@@ -1,4 +1,4 @@
-"""`triptych fill`, `encode`, `classify` and `tag`: what a model reads out of texts, one result for each."""
+"""`triptych fill`, `encode`, `classify` and `tag`: predictions and vectors for texts, one result for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model costs, from its spec alone: parameters, bytes, FLOPs, memory and the speed a machine allows."""
+"""The costs of a model, from its spec alone: parameters, bytes, FLOPs, memory and the speed a machine allows."""
 
 from triptych.count.activations import activation_numbers, visible
 from triptych.count.counts import DTYPES, PARTS, Count, Prediction, count, predict, read_in_a_step

@@ -1,4 +1,4 @@
-"""How many numbers a forward in training keeps for its backward, by part, from the spec.
+"""Counts the numbers that a forward in training keeps for its backward, by part, from the spec.
 
 Each operation keeps what its derivative needs: a linear map its input, a norm its input and the statistics of each
 vector (RMSNorm also the normalized vector), a gated MLP four vectors of its hidden width, attention its queries, keys,
@@ -140,7 +140,7 @@ def _head(spec: ModelSpec, trained: int) -> dict[str, int]:
 
 
 def visible(mask: Mask) -> int | None:
-    """How many keys a query can see at most under a window, None when nothing bounds it."""
+    """The most keys that a query can see under a window, None when nothing bounds it."""
     if isinstance(mask, Window):
         return mask.back + mask.ahead
     if isinstance(mask, And):
@@ -149,7 +149,7 @@ def visible(mask: Mask) -> int | None:
 
 
 def span_of(stack: StackSpec, kind: str, keys: int) -> int:
-    """How many of `keys` a query of this kind of layer sees at most."""
+    """The most of `keys` that a query of this kind of layer sees."""
     span = visible(stack.kinds[kind].mask)
     return keys if span is None else min(keys, span)
 

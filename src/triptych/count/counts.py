@@ -1,5 +1,5 @@
 """Parameters, bytes, FLOPs and the largest possible speed (roofline) of a model, from its spec alone: no weights, and
-no torch but for FLOPs."""
+no torch but for FLOPs (those of each operation: `ops/flops.py`)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ PARTS = ("embedding", "position", "attention", "mlp", "norms", "head")
 @checked_methods
 @dataclass(frozen=True)
 class Count:
-    """What a model costs.  `parameters` by part (`PARTS`), a tied one counted once, where it is stored."""
+    """The costs of a model.  `parameters` by part (`PARTS`), a tied one counted once, where it is stored."""
 
     spec: ModelSpec
     parameters: dict[str, int]
@@ -143,7 +143,7 @@ class Count:
         self, tokens: int, *, batch: int = 1, source: int = 0, optimizer: Literal["adamw", "muon"] = "adamw",
         recompute: bool = False,
     ) -> TrainingMemory:  # fmt: skip
-        """What a step in fp32 keeps of `batch` rows of `tokens`, all of them trained on, in one batch.
+        """The memory that a step in fp32 needs for `batch` rows of `tokens`, all of them trained on, in one batch.
 
         Weights and gradients are four bytes a parameter.  AdamW keeps two moments of each; Muon one of the matrices in
         blocks, which it trains, and AdamW's two of the rest.  `recompute` keeps the input of each block alone.

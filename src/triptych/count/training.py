@@ -1,4 +1,4 @@
-"""What a step of training keeps in memory, from the spec alone: for `count`, and for the check before a run."""
+"""The memory that a step of training takes, from the spec alone: for `count`, and for the check before a run."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def words_of(box: Box) -> Words:
 
 
 def equation_of(box: Box) -> str:
-    """What a box computes."""
+    """The equation of a box."""
     return PARTS[box.part][2] if box.part is not None else ops.OPERATIONS[box.kind].equation
 
 

@@ -210,7 +210,7 @@ class LayerPanel:
         canvas.elements += [*own.elements, "</g>"]
 
     def _start(self, arrow: Arrow, box: Box) -> tuple[float, float] | None:
-        """Where an arrow begins; None for one that comes from outside and not from the stream."""
+        """The point where an arrow begins; None for one that comes from outside and not from the stream."""
         if arrow.source in self.places:
             place = self.places[arrow.source]
             return place.middle, place.bottom

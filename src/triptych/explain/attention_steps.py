@@ -1,4 +1,4 @@
-"""From queries, keys and values to the weighted sum of each head, one formula at a time.
+"""Attention in steps: scores, scale, bias, mask, softmax and weighted sum, one formula each.
 
 What a fused kernel never holds - the products before their scale, the bias apart from the mask - comes from
 `triptych.attention.attention_scores`, the definition; the scores that enter softmax, the pattern and the sum are the
@@ -161,7 +161,7 @@ class Attending:
 
 
 def additive_mask(mask: Mask, q_pos: Tensor, k_pos: Tensor) -> Tensor:
-    """What a mask adds to the scores: 0, and -∞ for a key that the query may not see."""
+    """The numbers that a mask adds to the scores: 0, and -∞ for a key that the query may not see."""
     visible = torch.as_tensor(mask.visible(Points(q_pos[:, None]), Points(k_pos[None])))
     return torch.zeros(visible.shape).masked_fill(~visible, -math.inf)
 

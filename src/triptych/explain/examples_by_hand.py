@@ -1,5 +1,4 @@
-"""Worked examples of the lectures that print their numbers: attention and softmax of given matrices, and masks; and
-what all worked examples are made of: given matrices, steps of attention, and the figures to agree with."""
+"""Worked examples of given matrices and masks, and the steps that all worked examples are made of."""
 
 from __future__ import annotations
 

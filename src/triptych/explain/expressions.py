@@ -103,7 +103,7 @@ def computed(
 
 
 class _Dataflow:
-    """What makes and what reads each value of an entry; `names` and `together` as in `computed`."""
+    """The maker and the readers of each value of an entry; `names` and `together` as in `computed`."""
 
     def __init__(self, entry: Entry, names: Mapping[str, str], together: bool) -> None:
         self.names, self.together = names, together

@@ -158,7 +158,7 @@ def _read(model: Model, stack: StackRun, text: str | None) -> Step:
 
 
 def _outcome(model: Model, builder: StepBuilder, row: int) -> Outcome:
-    """What the model's own head makes of the final vectors."""
+    """The outcome of the model's own head for the final vectors."""
     at, head = builder.at, model.spec.head
     logits = at.trace.logits[0].cpu()
     mask = None if model.tokenizer is None else model.tokenizer.mask_id
@@ -201,7 +201,7 @@ def _logits(
     builder: StepBuilder, shown: Shown, why: str, *, title: str = "Logits", which: str = "",
     chosen: Callable[[Tensor], Tensor] = lambda h: h, value: Applied | None = None,
 ) -> Step:  # fmt: skip
-    """What the head computes, by the entry `unembed` of the program; of the `chosen` vector only, called `which`."""
+    """The step of the head, by the entry `unembed` of the program; of the `chosen` vector only, called `which`."""
     final, entries = builder.output, builder.at.program.entries
     if value is None:
         steps = entries["unembed"].instructions

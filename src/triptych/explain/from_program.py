@@ -1,4 +1,4 @@
-"""Steps from a program: which there are, in which order, what each reads and makes, and its equation."""
+"""Builds the steps of an explanation from a program: their order, inputs, results and equations."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class StepBuilder:
     # ------------------------------------------------------------ grouping
 
     def steps(self, values: Sequence[Computed], part: str = "") -> list[Step]:
-        """A step for each value; values group_of by the same operations, from what was printed before, share one."""
+        """A step for each value; values of one sublayer by the same operations from earlier steps share one."""
         groups: list[tuple[str, tuple[str, ...], list[Computed]]] = []  # sublayer, operations and values
         group_of: dict[str, int] = {}
         sub, steps = "attn", list[Step]()
@@ -277,7 +277,7 @@ class StepBuilder:
         return [choice, Step(part, "Experts", equation, meaning, [makes], mixed, uses)]
 
     def expert(self, entry: Entry, number: int, x: Tensor) -> Tensor:
-        """What one expert makes of some tokens, by its own program."""
+        """The output of one expert for some tokens, by its own program."""
         values = {entry.inputs[0]: x}
         for step in entry.instructions:
             names = {key: name.replace(".experts.0.", f".experts.{number}.") for key, name in step.weights.items()}

@@ -1,4 +1,4 @@
-"""Arithmetic that is independent on purpose: the operations of a program computed again, to check the first time.
+"""Independent arithmetic: the operations of a program computed again, to check the values of the forward.
 
 Nothing here calls what it checks: norms are not torch's, a rotation is a product of complex numbers, softmax is exp
 over its sum, and an operation without a function here is computed by its equation in the table, as it is printed.

@@ -73,7 +73,7 @@ def title(one: Computed) -> str:
 
 
 def meaning(name: str, group: Sequence[Computed], makes: Sequence[Shown], sub: str) -> str:
-    """What the step does; `sub` is the sublayer it belongs to."""
+    """A text of what the step does; `sub` is the sublayer it belongs to."""
     first, last = makes[0].value, makes[-1].value
     if name == "Heads":
         text = f"The same numbers, cut into {len(first)} heads of width {first.shape[-1]}; each attends separately."

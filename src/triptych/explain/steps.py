@@ -115,7 +115,7 @@ class Printed(UserDict[str, Tensor]):
 
 
 Again = Callable[[Printed], Tensor | Sequence[Tensor]]
-"""What a step makes, once more, by the formula as it is written, from what was printed."""
+"""The results of a step computed again, by the formula as it is written, from what was printed."""
 
 
 @dataclass(frozen=True, eq=False)

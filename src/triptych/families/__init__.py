@@ -1,10 +1,10 @@
-"""Model families: one file each.  Nothing here imports torch.
+"""Model families, one file each, with the files that several share and those that find and apply them.
 
 A family file defines names of `registry.Family`; `hf_types`, `config` and `weights` are required.  Beside the family
 files stand what several of them share (`decoder`, `encoders`, `seq2seq`, `disentangled`, `rope_config`,
-`gguf_config`, `t5_gguf`), the configs of known models (`named`), and the entries: `registry` finds the
+`gguf_config`, `t5_gguf`), the configs of known models (`named_configs`), and the entries: `registry` finds the
 family of a `model_type`, `configs` reads and writes configs, `tensor_names` applies a family's table of names to a
-spec, and `wrapped` takes the text model out of a model of images and text.
+spec, and `multimodal_text` takes the text model out of one of images and text.  Nothing here imports torch.
 """
 
 from triptych.families.configs import read_config, read_gguf, write_gguf

@@ -1,4 +1,4 @@
-"""A config as a spec, and back: HF's keys and GGUF's metadata, each read by the family it names."""
+"""Reads HF configs and GGUF metadata as specs, by the family that they name, and writes GGUF metadata."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_config(
 
 
 def _pooling(keys: ConfigKeys, head: PoolingSpec) -> PoolingSpec:
-    """How a bare encoder pools.  HF configs have no key for it and preserve unknown ones, so ours is stored there."""
+    """A bare encoder's pooling.  HF configs have no key for it and preserve unknown ones, so ours is stored there."""
     modes: dict[str, Literal["mean", "first", "dense"]] = {"mean": "mean", "first": "first", "dense": "dense"}
     table = keys.table("triptych_pooling")
     if table is None:

@@ -1,4 +1,4 @@
-"""What decoder-only families share: which layers have a window, what stands around blocks, the model of a stack."""
+"""Parts that decoder-only families share: layers with a window, what stands around blocks, the model of a stack."""
 
 from __future__ import annotations
 

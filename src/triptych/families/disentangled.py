@@ -1,4 +1,4 @@
-"""What the DeBERTa families share: BERT's blocks with disentangled attention, and their heads."""
+"""Parts that the DeBERTa families share: BERT's blocks with disentangled attention, and their heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What encoder families share: BERT's stack, the heads their classes are named after, the model of the two."""
+"""Parts that encoder families share: BERT's stack, the heads their classes are named after, the model of the two."""
 
 from __future__ import annotations
 

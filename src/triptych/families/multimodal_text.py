@@ -68,7 +68,7 @@ def text_config(hf: Mapping[str, Any], where: str, ignore: Collection[str] = ())
 
 
 def text_name(name: str) -> str:
-    """What the text model calls the tensor `name`."""
+    """The text model's name of the tensor `name`."""
     for old, new in _BEGINNINGS.items():
         if name.startswith(old):
             return new + name.removeprefix(old)
@@ -76,7 +76,7 @@ def text_name(name: str) -> str:
 
 
 def beside(stored: Collection[str]) -> dict[str, str]:
-    """Why each tensor beside a text model is left out; none where there is no text model inside another."""
+    """The reason why each tensor beside a text model is left out; none where there is no text model inside another."""
     if not any(name.startswith(tuple(_BEGINNINGS)) for name in stored):
         return {}
     short_names = {name: name.removeprefix("model.") for name in stored}

@@ -1,4 +1,4 @@
-"""What a family file must and may define, and which family reads a `model_type` or a GGUF architecture."""
+"""The names that a family file must and may define, and the family of a `model_type` or a GGUF architecture."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def find_gguf(arch: str, where: str = "GGUF") -> Family:
 
 
 def gguf_name(model: ModelSpec) -> str:
-    """What GGUF calls the architecture of `model`.  Raises CheckpointError where it has no name for it."""
+    """GGUF's name of the architecture of `model`.  Raises CheckpointError where it has no name for it."""
     family = find(model.family)
     if family.gguf_arch is not None:
         return family.gguf_arch(model)

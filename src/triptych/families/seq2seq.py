@@ -1,4 +1,4 @@
-"""What encoder-decoder families share: the spec of one side, heads, and tables of names for both sides."""
+"""Parts that encoder-decoder families share: the spec of one side, heads, and tables of names for both sides."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def plan(
     ignore: Collection[str] = (),
     where: str = "checkpoint",
 ) -> TensorPlan:
-    """How the tensors of a checkpoint of `kind` fill `spec`; see `triptych.mapping.tensor_plan.plan`.
+    """The plan of filling `spec` from a checkpoint of `kind`; see `triptych.mapping.tensor_plan.plan`.
 
     `ignore` are patterns (`*.inv_freq`) of tensors to leave out.  They may name config keys too, as in
     `load(..., ignore=[...])`; those match no tensor.

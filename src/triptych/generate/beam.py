@@ -172,7 +172,7 @@ class _Search:
 
     @property
     def wanted(self) -> int:
-        """How many continuations are looked at: as many as beams, were all others the ends of hypotheses."""
+        """The number of continuations to look at: as many as beams, were all others the ends of hypotheses."""
         return self.beams * (1 + len(self.request.ends))
 
     def extend(

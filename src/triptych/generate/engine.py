@@ -86,7 +86,7 @@ class Engine:
 
     @property
     def why_modules(self) -> str | None:
-        """Why the modules computed the last step; None where the executor did."""
+        """The reason why the modules computed the last step; None where the executor did."""
         return self.runner.why_modules
 
     def reset(self) -> None:

@@ -176,7 +176,7 @@ def _pieces(
 def _generations(
     rows: Sequence[LiveRow], tokenizer: Tokenizer | None, logprobs: Mapping[LiveRow, list[TokenLogprobs]]
 ) -> list[Generation]:
-    """What rows wrote that have ended.  Raises ProbeError for reads and edits that had no effect."""
+    """The generations of rows that have ended.  Raises ProbeError for reads and edits that had no effect."""
     probes = {id(row.request.probe): row.request.probe for row in rows}
     traces = {key: None if probe is None else probe.close() for key, probe in probes.items()}
     generations = []

@@ -15,7 +15,7 @@ from triptych.generate.sampling import NOT_FINITE, Sampling, apply_rules, sample
 
 @dataclass(eq=False)
 class Choice:
-    """What was chosen for one row: a token, with log-probabilities where its request wants them, or the error that
+    """The choice for one row: a token, with log-probabilities where its request wants them, or the error that
     its logits, its rules or its sampling raised."""
 
     token: int = -1

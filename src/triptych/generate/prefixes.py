@@ -29,7 +29,7 @@ LEAST = 8  # ids; fewer are computed again, which takes less time than copying t
 
 
 class Prefixes:
-    """What the slots of an engine's cache hold, of rows that run and of rows that have left.
+    """The contents of the slots of an engine's cache, of rows that run and of rows that have left.
 
     idle_slots  the ids that each slot of a row that has left still holds for others, least recently used first.  These
                 slots are given up as soon as rows need them, so that keeping them takes no memory of its own.
@@ -147,7 +147,7 @@ class Prefixes:
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many first ids two rows share."""
+    """The number of first ids that two rows share."""
     least, most = 0, min(len(a), len(b))
     if a[:most] == b[:most]:
         return most

@@ -1,4 +1,4 @@
-"""A request: everything about one row of a generation."""
+"""A request for one row, the row while it runs (`LiveRow`), and what a step gives it (`Output`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
-    """What to generate, for one row.
+    """A request to generate one row.
 
     prompt          ids the decoder continues; beside an encoder, its start token first.
     source          what the encoder reads, for an encoder-decoder.
@@ -142,7 +142,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """What one step gave a row: the token that was chosen, None while its prompt is still being read.
+    """The result of one step for a row: the token that was chosen, None while its prompt is still being read.
 
     `logits` `[T, V]` are those of all positions computed in the step, where the request wants them.
     """

@@ -19,7 +19,7 @@ CACHE_MEMORY_FRACTION = 0.75  # of the free memory
 
 @dataclass(frozen=True)
 class QueueProgress:
-    """How far a queue is: requests that are `done` and `running`, of `total`; `tokens` written; `reused` ids of
+    """The progress of a queue: requests that are `done` and `running`, of `total`; `tokens` written; `reused` ids of
     prompts that were not computed again."""
 
     done: int

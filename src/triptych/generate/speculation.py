@@ -32,7 +32,7 @@ REFRESH = 128  # steps with guesses after which some without are measured again
 
 @runtime_checkable
 class Drafts(Protocol):
-    """What guesses the next tokens of rows."""
+    """An object that guesses the next tokens of rows."""
 
     def guess(self, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[list[int]]:
         """Up to `counts[i]` next ids of each row."""

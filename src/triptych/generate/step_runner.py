@@ -30,7 +30,7 @@ Executor = Literal["auto", "modules", "static", "compiled"]
 
 @dataclass(frozen=True, eq=False)
 class ForwardResult:
-    """What a forward gave.
+    """The result of a forward.
 
     due      the rows that are now read to their end.
     logits   [W, V]: after the last id of each of these and after each id of its draft, row after row.
@@ -110,7 +110,7 @@ class StepRunner:
     def shares(
         self, rows: Sequence[LiveRow], budget: int, fill: Callable[[LiveRow, Sequence[LiveRow]], bool] | None
     ) -> dict[LiveRow, int]:
-        """How many ids each row runs in the next step, of about `budget`; rows that wait are left out.
+        """The number of ids that each row runs in the next step, of about `budget`; rows that wait are left out.
 
         Rows that decode come first, then the oldest prompts, of each at most `chunk` ids.  `fill` (`Prefixes.fill`) is
         asked before an empty row begins.
@@ -272,7 +272,7 @@ class StepRunner:
         return ForwardResult([*rows], logits, [*range(len(ids))], {}, best)
 
     def _refusal(self, session: Session, rows: Sequence[LiveRow]) -> str | None:
-        """Why the executor cannot serve what is read and edited of these rows."""
+        """The reason why the executor cannot serve what is read and edited of these rows."""
         if not isinstance(self.executor, NativeStep):
             return "the rows are probed"
         if session.plan.reads_source and rows[0].source is not None:
@@ -301,7 +301,7 @@ class StepRunner:
                     row.request.probe.trace.forget(key)
 
     def _sources(self, rows: Sequence[LiveRow]) -> FlatBatch:
-        """What the encoder reads in the first forward of these rows."""
+        """The encoder's input in the first forward of these rows."""
         inputs, where = self.module.flat([row.source for row in rows if row.source is not None])
         return inputs, Rows(where.lengths, slots=tuple([row.slot for row in rows]))
 

@@ -1,4 +1,4 @@
-"""From the terms of files to those of a spec: typed config keys, GGUF metadata, reversible tables of tensor names.
+"""Translates the terms of files into those of a spec: config keys, GGUF metadata, reversible tables of tensor names.
 
 `triptych.families` uses them, one file a family.  Nothing here imports torch.
 """

@@ -118,7 +118,7 @@ class ConfigKeys:
         return None if self.get(name, default) is None else self.int(name, default, **limits)
 
     def count(self, name: Str, default: Any = REQUIRED) -> Int:
-        """How many layers, heads or buckets: an integer in [1, 4096], so that no config asks for 2^31 blocks."""
+        """A number of layers, heads or buckets: an integer in [1, 4096], so that no config asks for 2^31 blocks."""
         return self.int(name, default, high=COUNT)
 
     def float(self, name: Str, default: Any = REQUIRED, low: Float = 0.0, high: Float = math.inf) -> Float:
@@ -200,7 +200,7 @@ class ConfigKeys:
         return any(stored == name or stored.endswith("." + name) for stored in self.stored)
 
     def labels(self, default: Int = 2) -> Int:
-        """How many classes a classification head has: the length of `id2label`, else `num_labels`, else `default`."""
+        """The number of a head's classes: the length of `id2label`, else `num_labels`, else `default`."""
         names = self.get("id2label", None)
         if names is not None and not isinstance(names, Mapping):
             raise self.error(f"id2label must be a table, not {shown(names)}")

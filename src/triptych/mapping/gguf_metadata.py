@@ -161,7 +161,7 @@ def _scaling(model: ModelSpec, rope: RopeSpec) -> tuple[Values, Tensors]:
 
 
 def _divisors(rope: RopeSpec, scaling: Llama3) -> Iterator[float]:
-    """What Llama 3's scaling divides each frequency by: 1 for those that turn often, `factor` for the slow ones."""
+    """The divisor of each frequency in Llama 3's scaling: 1 for those that turn often, `factor` for the slow ones."""
     for i in range(0, rope.width, 2):
         turns = scaling.original_length * rope.theta ** (-i / rope.width) / (2 * math.pi)
         unscaled = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)

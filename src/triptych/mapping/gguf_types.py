@@ -13,7 +13,7 @@ from math import prod
 
 @dataclass(frozen=True)
 class GGUFType:
-    """How one tensor type stores numbers: `elements` of a row in a block of `nbytes` bytes.
+    """The storage of one tensor type: `elements` of a row in a block of `nbytes` bytes.
 
     A plain type has one element a block and names its torch dtype; a packed type has none.  `file_type` is the value of
     `general.file_type` for files most of whose matrices have this type (llama.cpp's `llama_ftype`; of the mixtures with

@@ -177,7 +177,7 @@ class TensorLoad:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """How a checkpoint becomes a model: what is loaded or compared, and what is ignored for which reason."""
+    """The plan of loading a checkpoint: what is loaded or compared, and what is ignored for which reason."""
 
     loads: tuple[TensorLoad, ...]
     ignored: dict[str, str]
@@ -293,7 +293,7 @@ def _fill(pattern: str, i: int, leaf: str, e: int) -> str:
 
 
 def _heads(spec: ModelSpec) -> dict[str, int]:
-    """How many heads the rows of each q and k parameter divide into."""
+    """The number of heads in the rows of each q and k parameter."""
     heads = {}
     for name, part in spec.walk():
         if isinstance(part, AttentionSpec):

@@ -1,4 +1,4 @@
-"""One reversible table per family: our parameter names, the HF names, the GGUF names, and what happens between.
+"""One reversible table per family: our parameter names, HF's, GGUF's, and the operations between their tensors.
 
     ours                                hf                                          gguf
     decoder.blocks.{i}.attn.<q,k>.*     model.layers.{i}.self_attn.<q,k>_proj.*     blk.{i}.attn_<q,k>.*|rope_permute

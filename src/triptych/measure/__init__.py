@@ -1,4 +1,4 @@
-"""How fast a model runs here, beside what the machine allows and beside other libraries: `bench`."""
+"""Measures how fast a model runs, beside what the machine allows and beside other libraries (`bench`)."""
 
 from triptych.measure.bench_results import BenchReport, Figure, Rates
 from triptych.measure.bench_run import bench

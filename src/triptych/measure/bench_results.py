@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Limit:
-    """What the machine allows of one figure, in the unit of the figure.  `by` is what it follows from."""
+    """The machine's limit of one figure, in the unit of the figure.  `by` is what it follows from."""
 
     value: float
     by: str
@@ -49,7 +49,7 @@ class Figure:
         return self.limit.value / self.value if self.unit == "s" else self.value / self.limit.value
 
     def ratio(self, peer: str) -> float | None:
-        """How many times as fast as the peer: the median over the pairs of runs; None where it has no figure."""
+        """The speed as a multiple of the peer's: the median over the pairs of runs; None where it has no figure."""
         theirs = self.peers[peer].runs if peer in self.peers else ()
         pairs = list(zip(self.runs, theirs, strict=False))
         if not pairs:
@@ -65,7 +65,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Rates:
-    """What the machine was measured to do: bytes read in a second, and matmul operations in a second by dtype."""
+    """The measured rates of the machine: bytes read in a second, and matmul operations in a second by dtype."""
 
     read: float
     fp32: float

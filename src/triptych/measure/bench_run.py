@@ -1,4 +1,4 @@
-"""A model measured, beside the limits of the machine and beside peers that run the same work in turn."""
+"""Measures a model beside the limits of the machine, and peers that run the same work in turn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAUSE = 0.05  # seconds before a side's turn, in which the idle threads of the o
 
 @dataclass
 class _Runs:
-    """What one side gave: values of each job and figure, and what it could not do."""
+    """The results of one side: values of each job and figure, and what it could not do."""
 
     runner: Runner
     values: dict[str, list[list[float]]] = field(default_factory=dict)
@@ -145,7 +145,7 @@ def _report(
     facts: dict[str, dict[str, Any]], rates: Rates, busy: float | None,
     agreement: dict[str, tuple[float, float]],
 ) -> BenchReport:  # fmt: skip
-    """What all sides did, beside the limits of the machine."""
+    """The report of all sides, beside the limits of the machine."""
     look, notes = machine.look(), list(facts[peers.OURS]["notes"])
     if why := facts[peers.OURS].get("why_modules"):
         notes.append(f"steps ran as modules: {why}")

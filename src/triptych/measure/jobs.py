@@ -1,4 +1,4 @@
-"""What is measured of a model of each layout, and the inputs, which depend on seeds alone."""
+"""The jobs measured of a model of each layout, and their inputs, which depend on seeds alone."""
 
 from __future__ import annotations
 

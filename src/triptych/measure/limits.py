@@ -1,4 +1,4 @@
-"""What the machine allows: its measured rates, and from these the limit of each job (a roofline, Williams et al. 2009).
+"""The machine's limits: its measured rates, and from these the limit of each job (a roofline, Williams et al. 2009).
 
 A job reads bytes and computes: it takes at least as long as the slower of both would take by itself.
 """
@@ -66,7 +66,7 @@ def limits(
 
 
 def amount(job: BenchJob, unit: str, lengths: Sequence[int] = ()) -> int:
-    """How many things of a unit a job makes or reads: sentences, or tokens."""
+    """The number of things of a unit that a job makes or reads: sentences, or tokens."""
     if job.kind == "encode":
         return len(job.texts) if unit == "sentences/s" else sum(lengths)
     return sum(map(len, job.rows)) if job.kind == "prefill" else max(1, len(job.rows)) * job.new

@@ -1,4 +1,4 @@
-"""Which libraries can be measured beside this one: the entry points `triptych.peers`, each the class of a `Side`."""
+"""The libraries that can be measured beside this one: the entry points `triptych.peers`, each the class of a `Side`."""
 
 from __future__ import annotations
 

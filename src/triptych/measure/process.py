@@ -1,4 +1,4 @@
-"""A side in a process of its own, so that its threads, its memory and its runtime do not meet those of another.
+"""A side in this process, or in its own so that its threads, memory and runtime do not affect those of another.
 
 The process reads one JSON object a line and answers each with one.  What it and its libraries print goes to standard
 error.

@@ -27,7 +27,7 @@ Sources = Sequence[Ids] | Sequence[Samples]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a side is to run.
+    """The settings by which a side runs.
 
     model      the path of the model.
     dtype      fp32, bf16 or int8; None takes what the file has.
@@ -54,7 +54,7 @@ class Options:
 
 
 class Side:
-    """What is asked of a side.  A method that it does not have raises InputError, with the reason.
+    """The interface of a side.  A method that it does not have raises InputError, with the reason.
 
     The constructor imports what the side needs and loads nothing.  Of a peer, `needs` are the modules that it imports,
     `install` says how to get them, and `dtypes` are the forms of the weights that it can be asked for, none where the
@@ -105,7 +105,7 @@ class Side:
         raise InputError(f"{self.name} is not measured on encoding")
 
     def lengths(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens of each text `encode` reads."""
+        """The number of tokens of each text that `encode` reads."""
         raise InputError(f"{self.name} is not measured on encoding")
 
     def read(self, sources: Sources) -> None:
@@ -120,7 +120,7 @@ class Side:
         """Return when everything that was asked is done, where a device works by itself."""
 
     def facts(self) -> dict[str, Any]:
-        """What is known once the model is loaded; of ours what a decoding step reads."""
+        """The facts known once the model is loaded; of ours what a decoding step reads."""
         return {}
 
 

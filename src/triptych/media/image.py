@@ -36,7 +36,7 @@ _WARNINGS = threading.Lock()
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """How an image becomes the input of a model: resized, cropped around its centre to `height` x `width`, and
+    """The preparation of an image for a model: resized, cropped around its centre to `height` x `width`, and
     normalized by channel, `((scale * pixel) - mean) / std` for pixels from 0 to 255.
 
     `resample` is Pillow's number of the filter (2 bilinear, 3 bicubic).  None leaves images unresized, and they must be

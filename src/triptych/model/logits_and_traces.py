@@ -55,12 +55,12 @@ class ModelInside(Displayed):
 
     @property
     def spec(self) -> Spec:
-        """What the model is, as data without weights: a tree of its parts."""
+        """The model as data without weights: a tree of its parts."""
         return self.module.spec
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.module.device
 
     def __repr__(self) -> str:
@@ -269,7 +269,7 @@ class ModelInside(Displayed):
     def _both(
         self, rows: Texts, target: Texts | None, mask: Tensor | None = None, target_mask: Tensor | None = None
     ) -> tuple[Sequence[Row], list[list[int]] | None]:
-        """What the model reads, and the decoder's rows beside a source."""
+        """The rows that the model reads, and the decoder's beside a source."""
         return self.source(rows, mask), None if target is None else self.ids(target, target_mask, target=True)
 
     def _lengths(self, first: Sequence[Row], second: list[list[int]] | None) -> tuple[list[int], list[int]]:

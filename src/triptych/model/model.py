@@ -1,4 +1,4 @@
-"""`load` and `create`, which make a `Model`, and its methods for generation, chat and saving."""
+"""`load`, `create`, and `Model` but for its logits and traces (`logits_and_traces.py`) and training (`training.py`)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `library()` returns the loaded library, or None where it was not built or TRIPTYCH_KERNELS is "none"; `why_not()` then
 says why, and `describe()` what runs.  The functions and structures are those of `matmul.h`, `step.h` and
-`statistics.h`, which are their documentation; sizes are checked by who calls them.
+`statistics.h`, which are their documentation; callers check the sizes.
 """
 
 from triptych.native.loader import Library, describe, levels, library, usable_threads, why_not

@@ -1,4 +1,4 @@
-/* What the files of attention share, and the functions of attention in the table of kernels.h.
+/* Structures and constants of the attention files, and the functions of attention in the table of kernels.h.
 
    A score is a sum over the numbers of a key in 16 lanes: number d is added to lane d % 16 with fma, then the upper
    half of the lanes is added to the lower half until one is left.  The softmax is over one range of positions at a

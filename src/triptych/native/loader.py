@@ -69,7 +69,7 @@ def library() -> Library | None:
 
 
 def why_not() -> str | None:
-    """Why `library()` is None, in one line; None where it is loaded."""
+    """The reason why `library()` is None, in one line; None where it is loaded."""
     return _load()[1]
 
 
@@ -103,7 +103,7 @@ def describe() -> str:
 
 
 def usable_threads(count: int) -> int:
-    """How many of `count` threads of OpenMP this process may use.
+    """The number of OpenMP threads, of `count`, that this process may use.
 
     In a process that was forked after this module was imported it is one: the threads of OpenMP's team do not survive a
     fork, and a child that used more would wait for them for ever.

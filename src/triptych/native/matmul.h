@@ -1,4 +1,4 @@
-/* Products of a few vectors with a large matrix, the work of a decoding step.
+/* The layouts of matrices, their products with vectors, and the choice of the instructions that compute them.
 
    A matrix W [rows, columns] is stored in one of the layouts below; y[m][n] = sum over k of x[m][k] * W[n][k].  All
    layouts go by bands of 16 rows, so a product can be cut anywhere between two bands and given to several threads.

@@ -83,5 +83,5 @@ class Attention(Module[parts.AttentionSpec], of=parts.AttentionSpec):
 
     @property
     def scoring(self) -> Mechanism:
-        """How a query scores a key."""
+        """The mechanism by which a query scores a key."""
         return DOT_PRODUCT if self.mechanism is None else self.mechanism.score()

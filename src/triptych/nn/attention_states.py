@@ -94,7 +94,7 @@ def _moving(state: KindState) -> tuple[SelfState, FullStep, KeysIn] | None:
 
 @dataclass(eq=False)
 class Context:
-    """What a forward knows beside its vectors: the rows, and for each block the state of its attentions.
+    """The state of a forward beside its vectors: the rows, and for each block the state of its attentions.
 
     stack           what decided it, in `dtype`.
     blocks, kinds   its blocks, one for each state, and its kinds: while these are as they were, so are the states.
@@ -141,7 +141,7 @@ class Context:
 
 
 class Kind(Module[parts.KindSpec], of=parts.KindSpec):
-    """What the layers of one kind share."""
+    """The state that the layers of one kind share."""
 
     position: Position[Part] | None
 

@@ -1,4 +1,4 @@
-"""What may fill a stack's input slot: token ids, mel frames, patches of an image.
+"""Rows of ids, frames or pixels as one flat batch, and their vectors: the parts that fill a stack's input slot.
 
 Each part knows how its rows become one flat batch (`flat`) and what vectors `[N, D]` come of that; `N` counts
 positions of the stack, which are as many as the rows' items for token ids only.
@@ -63,7 +63,7 @@ class Embed(Module[parts.EmbedSpec], of=parts.EmbedSpec):
             self.token_types.takes_packed = False  # a few rows that every token adds
 
     def length(self, row: Row) -> int:
-        """How many positions a row takes."""
+        """The number of positions that a row takes."""
         return len(row)
 
     def flat(self, rows: Sequence[Any]) -> FlatBatch:
@@ -100,7 +100,7 @@ class Conv(Module[inputs.ConvSpec], of=inputs.ConvSpec):
 
 
 class _PositionedInput(Module[InputSpec]):
-    """What gives vectors to which their positions are added."""
+    """An input whose vectors have their positions added."""
 
     position: Position[Part]
 

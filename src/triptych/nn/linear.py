@@ -21,7 +21,7 @@ class Linear(Module[parts.LinearSpec], of=parts.LinearSpec):
         return ops.linear(x, self.weight, self.bias)
 
     def matrix(self) -> Tensor:
-        """What it multiplies with, [outputs, inputs], as plain numbers."""
+        """The matrix that it multiplies with, [outputs, inputs], as plain numbers."""
         return dense(self.weight)
 
     def matrix_rows(self, start: int, stop: int) -> Tensor:

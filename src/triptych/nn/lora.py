@@ -19,7 +19,7 @@ from triptych.nn.weights import dense, rows
 
 @dataclass(frozen=True, eq=False)
 class LoraFactors:
-    """What LoRA adds to one matrix: `alpha / rank * up @ down`.
+    """The product that LoRA adds to one matrix: `alpha / rank * up @ down`.
 
     down    [rank, inputs]; the same tensor for several linear maps where they share it.
     up      [outputs, rank]

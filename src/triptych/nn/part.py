@@ -1,7 +1,7 @@
-"""How a part becomes a module: parameters from its `tensors()`, sub-modules from its `children()`, same names.
+"""The base of all modules, and `Taps`, through which the values of a forward are read and edited.
 
-Because both trees are made from the spec by this one rule, a module's `named_parameters()` are its spec's `shapes()`.
-Every concrete module adds only its arithmetic.
+The `tensors()` of a part become parameters and its `children()` sub-modules, under the same names: by this one rule a
+module's `named_parameters()` are its spec's `shapes()`.  Every concrete module adds only its arithmetic.
 
 Every module is given a `Taps` and passes its values through it: `x = taps("resid_pre", x, rows)`.  The one here
 passes everything unchanged, as the null cache keeps nothing, so there is one forward and no `if` in it.  The taps that

@@ -28,7 +28,7 @@ TABLE = 1 << 14  # positions up to which a table of rotation angles is kept
 
 @dataclass(frozen=True, eq=False)
 class Positioned:
-    """What a position part gives the layers of one kind in one forward.
+    """The values that a position part gives the layers of one kind in one forward.
 
     rotation   what turns queries and keys, as data.
     bias       what is added to the scores, of positions alone; or what `content` is made from.
@@ -52,7 +52,7 @@ class Position(Module[S]):
         raise NotImplementedError(f"{type(self).__name__} acts inside attention, not on the embedding")
 
     def prepare(self, rows: Rows, x: Tensor, random: torch.Generator | None = None) -> Positioned:
-        """What attention layers need of these rows; `x` [N, D] says on which device and how exactly."""
+        """The values that attention layers need of these rows; `x` [N, D] says on which device and how exactly."""
         return UNPOSITIONED
 
 

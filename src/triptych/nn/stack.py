@@ -190,7 +190,7 @@ class Stack(Module[parts.StackSpec], of=parts.StackSpec):
     def context(
         self, x: Tensor, rows: Rows, step: CacheStep, cross: CrossKeys | None, random: torch.Generator | None = None
     ) -> Context:
-        """What the blocks of one forward share, decided for each kind of layer."""
+        """The state that the blocks of one forward share, decided for each kind of layer."""
 
         def own_state(layer: int) -> KindState:
             attn = self.blocks[layer].attn

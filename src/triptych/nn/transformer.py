@@ -1,4 +1,4 @@
-"""`Transformer`: an encoder, a decoder, or both, under one head; made at random or without storage."""
+"""`Transformer` (an encoder, a decoder or both, and a head), the `Batch` that it reads, and how one is made."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_ROWS = Rows(())
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batch:
-    """What one forward reads.
+    """The input of one forward.
 
     inputs        [N] token ids, or what else the input slot reads: the decoder's where there is one.  None where only
                   the source is to be encoded.
@@ -113,7 +113,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
         return stack.embed
 
     def length(self, row: Row) -> int:
-        """How many positions a row of the source takes."""
+        """The number of positions that a row of the source takes."""
         return self.input.length(row)
 
     def flat(self, rows: Sequence[Row]) -> FlatBatch:
@@ -172,7 +172,7 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
         return taps("logits", self.head(hidden, rows, random), rows)
 
     def logits(self, batch: Batch) -> Tensor:
-        """What the head gives for every position of the batch."""
+        """The output of the head for every position of the batch."""
         return self.unembed(self(batch), batch.rows, batch.taps, batch.random)
 
     def labelled_batch(

@@ -46,7 +46,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 @runtime_checkable
 class RowLengths(Protocol):
-    """What the operations read of the rows of a flat batch (`triptych.attention.Rows`)."""
+    """The lengths and starts of the rows of a flat batch (`triptych.attention.Rows`)."""
 
     @property
     def lengths(self) -> tuple[int, ...]: ...

@@ -1,4 +1,4 @@
-"""Which function of tensors computes each operation, and how a call of it is recorded in a program."""
+"""Registers the function of tensors of each operation, and records calls of it in a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one offline page: sections of plain data in, a single self-contained HTML file out.
+"""Offline pages: sections of plain data, rendered as one HTML file that loads nothing else.
 
 A section is a frozen dataclass (its content), a macro in `page.html` (its markup without scripts) and, if it is
 interactive, a function in `mounts` of a `.js` file.  A new kind of section needs those three.

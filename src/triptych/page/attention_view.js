@@ -1,5 +1,5 @@
-// Attention weights to look at: every head as a thumbnail, one head enlarged with its tokens, one row as a list.  The
-// page that runs a model gives the heads of each text; those of a trace are a `TraceView` (attention_trace.js).
+// The view of attention weights: thumbnails of all heads, one enlarged head, and one row as a list.  The page that runs
+// a model gives the heads of each text; those of a trace are a `TraceView` (attention_trace.js).
 
 // The keys that one query reads, largest weight first; `choose` is called with the key that is pressed.
 function reading(head, t, s, choose) {

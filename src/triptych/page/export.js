@@ -1,4 +1,4 @@
-// What is drawn, as files: SVG, PNG made from it, and the numbers as JSON.
+// Saves a picture as SVG or PNG, and its numbers as JSON.
 
 // The value of a colour of the style sheet, for pictures that leave the page.
 const colourOf = (name) => {

@@ -98,7 +98,7 @@ def _first_text(spec: ModelSpec, mask: str | None) -> str:
 
 
 def _target(model: Model, source: str) -> str:
-    """What an encoder-decoder writes for `source`, so that the page opens with an alignment; else nothing."""
+    """The text that an encoder-decoder writes for `source`, so that the page opens with an alignment; else nothing."""
     if model.spec.layout != "encoder-decoder" or not source:
         return ""
     return model.generate([source], max_new_tokens=FIRST_TOKENS)[0].text

@@ -1,4 +1,4 @@
-// What the chapters ask about the model and the followed token.
+// Facts about the model and the followed token, for the texts of the chapters.
 
 // Numbers in a text, which carry their exact values.
 const number = (name, value, shown = decimal(value)) =>

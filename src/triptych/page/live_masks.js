@@ -1,4 +1,4 @@
-// Masks that few models have.
+// Prefix, same-document and block-sparse masks, and combinations of masks; a page carries them where its model has one.
 
 const all = (tests, both) => (q, k) => (both ? tests.every((test) => test(q, k)) : tests.some((test) => test(q, k)));
 mask("Prefix", ({ lengths }) => (q, k) => k < lengths[0]);

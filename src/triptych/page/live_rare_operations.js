@@ -1,4 +1,4 @@
-// Operations that a page carries only where its model has one of them.
+// The operations `l2_normalize`, `sinusoids` and `pool`; a page carries them where its model has one.
 
 operation("l2_normalize", ({ x }) => eachVector(x, (vector, out) => {
   let squares = 0;

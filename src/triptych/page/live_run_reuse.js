@@ -1,5 +1,5 @@
-// What an earlier run of the same entry still holds, so that an edit at the end of a text computes the new tokens
-// alone, and a cut in a layer nothing below that layer.
+// Reuse of earlier runs of an entry: after an edit at the end of a text only the new tokens are computed, and after a
+// cut in a layer nothing below that layer.
 
 // The first step that gives something else than in `run`; the number of steps where none does.
 function firstChange(entry, given, how, run) {

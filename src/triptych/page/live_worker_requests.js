@@ -1,4 +1,4 @@
-// What the page asks of its model, in a worker, so that typing never waits; live_worker_calls.js is the page's side.
+// Runs the page's requests to its model, in a worker so that typing is not delayed; live_worker_calls.js sends them.
 
 const NEIGHBOURS = 4000; // rows of a table among which the closest is looked for
 

@@ -157,7 +157,7 @@ def _grids(table: HeadTable) -> list[Section]:
 
 
 def model_page(model: ModelInside) -> str:
-    """What a model is: its facts, and the sites that can be read and changed."""
+    """The page of a model: its facts, and the sites that can be read and changed."""
     spec = model.spec
     parameters = sum(p.numel() for p in model.module.parameters())
     facts = [

@@ -1,4 +1,4 @@
-"""Sections -> one HTML file that loads nothing from a network.
+"""Renders sections as one HTML file that loads nothing from a network.
 
 Text reaches the page in two ways only: through the template, which escapes it, and as JSON in an inert block, which
 the scripts read with `textContent`.  The content security policy holds the hashes of our style and script, so that
@@ -149,7 +149,7 @@ def _all(sections: Sequence[Section]) -> list[Section]:
 
 
 def _policy(style: str, script: str, interpreter: str | None) -> str:
-    """What the page may load and run: its own style and scripts.
+    """The policy of what the page may load and run: its own style and scripts.
 
     The interpreter of a page that runs a model may compile WebAssembly, which cannot reach anything the script does not
     hand to it, and may run in a worker made of its own text, which has the same policy; neither allows eval of a text.

@@ -29,7 +29,7 @@ class Section:
         cls.kind = cls.__name__.removesuffix("Section").lower()
 
     def data(self) -> Json:
-        """What goes into the page as JSON, for its scripts and for readers who save the numbers."""
+        """The data that go into the page as JSON, for its scripts and for readers who save the numbers."""
         return {name: value for name, value in fields_of(self).items() if name != "title"}
 
 
@@ -185,7 +185,7 @@ class Grid:
             _check_row(f"grid {self.name!r}: row {label!r}", cells, self.columns)
 
     def tint(self, row: int, column: int) -> int:
-        """How dark a cell is, from 0 to 9."""
+        """The darkness of a cell, from 0 to 9."""
         return 0 if self.shade is None else round(9 * min(max(self.shade[row][column], 0.0), 1.0))
 
 

@@ -1,4 +1,4 @@
-// Steps open by themselves; these open or close all of them at once, and print shows what they hold.
+// A button that opens or closes all steps at once; printing opens them.
 
 mounts.steps = (section, node) => {
   const steps = [...node.querySelectorAll("details")];

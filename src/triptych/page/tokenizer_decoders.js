@@ -1,4 +1,4 @@
-// Steps of decoding that few tokenizers have, SentencePiece's above all.
+// The decoders Metaspace, ByteFallback, Strip, Replace and BPEDecoder, which few tokenizers but SentencePiece's have.
 
 Object.assign(Tokenizer.decoders, {
   Metaspace: ({ replacement, prepend_scheme }) => (tokens) =>

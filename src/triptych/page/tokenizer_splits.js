@@ -1,4 +1,4 @@
-// Splits into words that few tokenizers have, SentencePiece's above all.
+// Splits Contiguous, MergedWithPrevious, MergedWithNext and Metaspace, which few tokenizers but SentencePiece's have.
 
 // Neighbouring pieces in one word where `joins(match, before)` says so, of a piece and the one before it.
 const joined = (joins) => (pieces) => {

@@ -52,7 +52,7 @@ MAX_RUNS = 20_000
 
 @dataclass(frozen=True)
 class AblatedUnit:
-    """What one ablation replaces: a place at one site, or of a whole block at several."""
+    """The values that one ablation replaces: a place at one site, or of a whole block at several."""
 
     name: str
     sites: tuple[str, ...]
@@ -253,7 +253,7 @@ class _Replacements:
         ]
 
     def _resampled(self, runs: TwinRuns, units: Sequence[AblatedUnit], other: Prompt) -> list[dict[str, Tensor]]:
-        """What the other text has at the place of each run."""
+        """The other text's values at the place of each run."""
         prompt, spec = runs.run.prompt, runs.model.spec
         if runs.run.at is not None:
             other = resized(runs.model, other, prompt.lengths)

@@ -1,4 +1,4 @@
-"""How results show themselves: as plain values for JSON, and in a notebook as the page that the command line writes."""
+"""Base classes of results: plain values for JSON, and the page that a notebook shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triptych import injected_functions
 
 
 class Displayed:
-    """What a notebook shows as a page: attention, tables and grids that can be pointed at, offline."""
+    """A result that a notebook shows as a page: attention, tables and grids that can be pointed at, offline."""
 
     def _repr_html_(self) -> str:
         return injected_functions.html_of(self)

@@ -1,4 +1,4 @@
-"""Which heads link two words of a text: every head ranked by its weight from the one to the other, beside a null."""
+"""The heads that link two words of a text: every head ranked by its weight from the one to the other, beside a null."""
 
 from __future__ import annotations
 

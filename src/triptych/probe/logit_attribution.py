@@ -37,7 +37,7 @@ PARTS = ("embed", ".attn.z", ".cross.z", ".mlp.out", ".branch.out", "final")  # 
 
 @dataclass(frozen=True, eq=False)
 class LogitAttribution(JsonResult, Displayed):
-    """What each part adds to a logit (or to the difference of two) at one position.
+    """The amount that each part adds to a logit (or to the difference of two) at one position.
 
     parts     C names: heads, MLPs, the embedding and biases, in the order of the forward.
     values    [C], which sum to `logit` up to `error`.

@@ -1,4 +1,4 @@
-"""What a run is measured by: one number from the logits [V] at one position."""
+"""The metric of a run: one number from the logits [V] at one position."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Which clean position corresponds to each corrupt position: `pairs[True]` of the texts, `pairs[False]` of the
+    """The clean position for each corrupt position: `pairs[True]` of the texts, `pairs[False]` of the
     targets."""
 
     model: ProbedModel

@@ -33,7 +33,7 @@ PromptInput = Any  # a text, a rendered prompt, token ids; frames or pixels wher
 
 @runtime_checkable
 class ProbedModel(Protocol):
-    """What the analyses need of a `triptych.Model`."""
+    """The part of a `triptych.Model` that the analyses need."""
 
     module: nn.Transformer
     tokenizer: Tokenizer | None
@@ -59,16 +59,16 @@ class Prompt:
     lengths: tuple[int, int]  # positions of the source and of the target (0 without one)
 
     def positions(self, source: bool) -> int:
-        """How many positions the source has, or the target."""
+        """The number of positions of the source, or the target."""
         return self.lengths[0 if source else 1]
 
     def length(self, site: Site, spec: ModelSpec) -> int:
-        """How many positions the row has at a site."""
+        """The number of positions of the row at a site."""
         return self.positions(of_source(site, spec))
 
     @property
     def decoded(self) -> int:
-        """How many positions the logits have."""
+        """The number of positions of the logits."""
         return self.lengths[1] or self.lengths[0]
 
     def ids(self, source: bool) -> list[int] | None:
@@ -329,7 +329,7 @@ def forward(
 
 
 def differ(new: Tensor, old: Tensor, margin: float) -> Tensor:
-    """Where two tensors of one shape differ, by more than the `margin` times the largest number in both."""
+    """True where two tensors of one shape differ, by more than the `margin` times the largest number in both."""
     other = new != old
     if margin and bool(other.any()):
         largest = torch.stack([new, old]).abs().nan_to_num(posinf=0.0).max()
@@ -371,7 +371,7 @@ class Place:
         return tuple(one.view([-1 if i == axis else 1 for i in range(len(each))]) for axis, one in enumerate(each))
 
     def part(self, site: str, value: Tensor) -> Tensor:
-        """What the value has at this place."""
+        """The part of the value at this place."""
         return value[self.index(site, value)]
 
     def put(self, site: str, new: Tensor | float) -> Change:

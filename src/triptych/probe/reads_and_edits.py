@@ -1,4 +1,4 @@
-"""Reads and edits as data, resolved against a model before anything runs.
+"""Reads and edits as data, resolved against a model before anything runs; `apply_plan.py` applies them.
 
 Sites are listed in sites.py.  A head's output is the site `attn.z` of its block: `zero("blocks.0.attn.z", heads=3)`
 silences head 3 of block 0.
@@ -265,7 +265,7 @@ class Plan:
 
     @cached_property
     def why_modules(self) -> str | None:
-        """Why native steps cannot serve this plan; None where they can."""
+        """The reason why native steps cannot serve this plan; None where they can."""
         if self.edits:
             return f"an edit is made at {next(iter(self.edits))}"
         inside = [name for name in self.reads if self.sites[name].leaf in (*MATRIX_SITES, *CONTEXT_SITES)]
@@ -294,7 +294,7 @@ def _numbers_of(at: Selection) -> list[int]:
 
 
 def _listed(given: object, kind: Any, wanted: str) -> Sequence[Any]:
-    """What is given, one or a list.  Raises ProbeError for anything that is not of this kind."""
+    """The items that are given, one or a list.  Raises ProbeError for anything that is not of this kind."""
     every = [given] if isinstance(given, kind) else given
     if not isinstance(every, Sequence) or not all(isinstance(one, kind) for one in every):
         raise ProbeError(f"{wanted}, not {shown(given)}")

@@ -1,4 +1,4 @@
-"""What a model's output loses without certain heads, beside as many random heads of the same layers."""
+"""The loss of a model's output without certain heads, beside as many random heads of the same layers."""
 
 from __future__ import annotations
 

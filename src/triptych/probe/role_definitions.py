@@ -1,4 +1,4 @@
-"""What defines each role of a head: the keys that its queries read, and random keys for its null distribution.
+"""The definition of each role of a head: the keys that its queries read, and random keys for its null distribution.
 
 A role's score is linear in a head's pattern: the mean, over the queries that the role has, of the weight on its keys.
 So a role is a sparse row over the places (sample, query, key), and its null distribution are more such rows, in which

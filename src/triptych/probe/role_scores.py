@@ -186,7 +186,7 @@ def _read(
 
 
 def trace_samples(model: ProbedModel, samples: Sequence[HeadSample], read: Reads, edit: Edits = ()) -> Trace:
-    """What the samples have at some sites, in one forward."""
+    """The values of the samples at some sites, in one forward."""
     targets = None if samples[0].target is None else [sample.target for sample in samples]
     return model.trace([sample.ids for sample in samples], targets, read=read, edit=edit, allow_null=True)
 

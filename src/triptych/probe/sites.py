@@ -107,7 +107,7 @@ def sites(model: ModelSpec) -> dict[str, Site]:
 
 
 def prefix_of(spec: ModelSpec, stack: str) -> str:
-    """What the names of a stack's sites begin with."""
+    """The beginning of the names of a stack's sites."""
     return f"{stack}." if spec.layout == "encoder-decoder" else ""
 
 
@@ -187,7 +187,7 @@ def _hint(pattern: str, model: ModelSpec, known: dict[str, Site]) -> str:
 
 
 def _missing(pattern: str, model: ModelSpec) -> str:
-    """Why the model has not a site that others have; "" where none has it."""
+    """The reason why the model has not a site that others have; "" where none has it."""
     name = re.fullmatch(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+|\*)\.)?([\w.*]+)", pattern)
     if name is None:
         return ""

@@ -1,4 +1,4 @@
-"""What a run read: for each site one tensor a row of the batch, over absolute positions."""
+"""The values that a run read: for each site one tensor a row of the batch, over absolute positions."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class Trace(Displayed):
         return [rows[item].at() for item in sorted(rows)]
 
     def items(self, site: str) -> list[int]:
-        """Which rows of the batch the tensors of `site` belong to.  Raises ProbeError for a site that was not read."""
+        """The rows of the batch of the tensors of `site`.  Raises ProbeError for a site that was not read."""
         return sorted(self._rows(site))
 
     def keys(self) -> KeysView[str]:

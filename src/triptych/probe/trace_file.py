@@ -32,7 +32,7 @@ class Row(_Strict):
 
 
 class Contents(_Strict):
-    """What a file says of its tensors; one that several sites passed on is written once."""
+    """A file's description of its tensors; one that several sites passed on is written once."""
 
     version: Literal[1]
     texts: list[str]

@@ -62,7 +62,7 @@ class Notes:
 
 
 class PassedValues:
-    """What was noted of one run.  `steps` is where native steps leave the values of their sites."""
+    """The notes of one run.  `steps` is where native steps leave the values of their sites."""
 
     def __init__(self, plan: Plan) -> None:
         pages = HugePages(reused=True)  # a step that writes to new pages of the usual size takes 8% longer
@@ -74,7 +74,7 @@ class PassedValues:
         self.shared: WeakIdKeyDictionary = WeakIdKeyDictionary()  # tensor of a forward -> the parts of it that are kept
 
     def notes_of(self, name: str, trace: Trace) -> Notes:
-        """Where the values of a site are noted."""
+        """The notes of the values of a site."""
         trace.reserve(name)
         return self.noted.setdefault(name, Notes())
 
@@ -164,7 +164,7 @@ class PassedValues:
 
 
 def _part(name: str, read: Read, value: Tensor, places: tuple[Tensor | slice, ...], source: Tensor | None) -> Tensor:
-    """What is kept of a value: a view of its source where all of that is, and a copy otherwise."""
+    """The part of a value that is kept: a view of its source where all of that is, and a copy otherwise."""
     part = value[places].detach()
     if isinstance(read.reduce, str):
         part = reduced(part, read.reduce, name)

@@ -1,5 +1,4 @@
-"""Before a run: how many bytes its trace will hold, from the lengths of the rows, and whether each read and edit
-matches a row."""
+"""Checks before a run: the bytes that its trace will hold, and that each read and edit matches a row."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def trace_size(
     plan: Plan, lengths: Sequence[int], sources: Sequence[int] = (), itemsize: int = 4, *, new: int | None = None,
     beams: int = 1, shared: Mapping[str, str] | None = None,
 ) -> TraceSize:  # fmt: skip
-    """What the reads will keep of decoder (or only) rows of these final lengths and source rows of those.
+    """The bytes that the reads keep of decoder (or only) rows of these final lengths and source rows of those.
 
     `itemsize` is that of the model's numbers.  In a generation of `new` tokens a row, logits exist for that many
     positions only, and a search keeps what each of its `beams` reads there until it ends.  `shared` maps sites to one
@@ -147,7 +146,7 @@ def shared_sites(module: Transformer) -> dict[str, str]:
 
 
 def _row_bytes(site: Site, read: Read, length: int, keys: int, itemsize: int, new: int | None) -> int:
-    """What a read keeps of one row of so many positions and keys."""
+    """The bytes that a read keeps of one row of so many positions and keys."""
     positions = length if read.at is None else len(select(read.at, range(length)))
     heads = len(select(read.heads, range(site.heads or 1)))
     if site.name == "logits" and new is not None:

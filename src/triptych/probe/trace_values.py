@@ -1,4 +1,4 @@
-"""How a trace stores values: pieces for each row and site, values recomputed on access, and reductions.
+"""The storage of values in a trace: pieces for each row and site, values recomputed on access, and reductions.
 
 Beam search makes several rows of one, each with a key of its own (`Branches`); values of rejected guesses are dropped.
 
@@ -271,7 +271,7 @@ class Computations:
 
 
 def _version(one: Tensor | Computation) -> int:
-    """How often a tensor was written to; of a computation, how often its value was since it was computed."""
+    """The number of writes to a tensor; of a computation, of those to its value since it was computed."""
     if isinstance(one, Tensor):
         return one._version
     return 0 if one.value is None else one.value._version - one.version

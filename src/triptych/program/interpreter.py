@@ -229,7 +229,7 @@ def interpret(
 
 
 def interpret_logits(program: Program, weights: Weights, hidden: Tensor, rows: Rows) -> Tensor:
-    """What the head gives for the final vectors [N, D], as `Transformer.unembed`."""
+    """The output of the head for the final vectors [N, D], as `Transformer.unembed`."""
     return _Run(program, weights, rows, {"hidden": hidden}).run(program.entries["unembed"])[0]
 
 

@@ -1,4 +1,4 @@
-"""From a module to its program: the parts' own forwards, run once on symbolic values in evaluation mode."""
+"""Lowers a module to its program: runs the parts' own forwards once on symbolic values, in evaluation mode."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _by_head(x: Value) -> Value:
 
 @dataclass(eq=False)
 class SymbolicKeys:
-    """Where keys lie: with the tokens themselves and a cache's (`self`), or with the source's (`cross`)."""
+    """The layout of keys: with the tokens themselves and a cache's (`self`), or with the source's (`cross`)."""
 
     where: ClassVar[str]
     recorder: Recorder

@@ -1,4 +1,4 @@
-"""Whether a module and its weights are still what its program was lowered from, checked between steps at low cost.
+"""Checks, between steps and at low cost, that a module and its weights are what its program was lowered from.
 
 A hook, a replaced forward, a replaced part, a flag, a spec and any other attribute show in the dictionaries of the
 modules and in their classes; replaced parameters in those of parameters, and in where their numbers lie.  All are
@@ -122,7 +122,7 @@ class ModuleGuard:
 
 
 def refusal(module: nn.Module) -> str | None:
-    """Why a module cannot be run as its program; None where it can."""
+    """The reason why a module cannot be run as its program; None where it can."""
     if any(_EVERYWHERE):
         return "a hook is registered on all modules"
     for path, part in module.named_modules():
@@ -137,7 +137,7 @@ def refusal(module: nn.Module) -> str | None:
 
 
 def unseen_changes(module: nn.Module) -> str | None:
-    """Which attribute a fingerprint cannot watch: one that may change in place.  None where there is none."""
+    """An attribute that a fingerprint cannot watch: one that may change in place.  None where there is none."""
     for path, part in module.named_modules():
         derived = _DERIVED if isinstance(part, Module) else frozenset[str]()
         for key, value in vars(part).items():
@@ -155,7 +155,7 @@ def _constant(value: object) -> bool:
 
 
 class WeightVersions:
-    """Where the numbers of tensors lie; and for those that were copied, whether they were changed since.
+    """The addresses of the numbers of tensors; and for those that were copied, whether they were changed since.
 
     Torch's fused optimizers and changes through `.data` leave the version of a tensor as it is.  They are seen in the
     bytes of copied tensors on the CPU, `piece` at the beginning, in the middle and at the end; smaller ones are read

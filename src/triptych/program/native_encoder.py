@@ -1,4 +1,4 @@
-"""Runs an encoder natively: the hidden states of whole rows, where the model is what its program says."""
+"""Runs an encoder natively: the hidden states of whole rows, while its module is what the program was lowered from."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class NativeEncoder:
         return self.hidden(inputs, rows, cross) is not None
 
     def _token_rows(self, binding: Binding, inputs: Sequence[int] | Tensor, rows: Rows) -> Tensor | None:
-        """What the convolutions make of frames, where the plan reads that."""
+        """The output of the convolutions for frames, where the plan reads that."""
         embed = self.module.input
         if not binding.of_call:
             if isinstance(inputs, Tensor) and inputs.dim() != 1:

@@ -1,9 +1,9 @@
-"""Runs decoding steps of a model natively: any mix of rows in one call, where the model is what its program says.
+"""Runs decoding steps natively, any mix of rows in one call, while the module is what its program was lowered from.
 
 Packed weights are multiplied by integers, or in bf16 with the tokens of prompts (`prompts_in_bf16`).  Which of the two
 a token gets depends on its role alone, so its bits do not depend on what else runs in the step.
 
-`NativeStep.logits` gives None where the modules must run, with the reason in `why_modules`.
+`NativeStep.logits` decides so in each step: None where the modules must run, with the reason in `why_modules`.
 """
 
 from __future__ import annotations

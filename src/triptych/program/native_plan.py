@@ -58,7 +58,7 @@ _STORED = {torch.float32: StoredType.F32, torch.bfloat16: StoredType.BF16, torch
 
 @dataclass(frozen=True)
 class SitePlace:
-    """Where the values of a site stand, after so many numbers per token; `shape` and `dtype` are those of a token."""
+    """The place of the values of a site, after so many numbers per token; `shape` and `dtype` are those of a token."""
 
     offset: int
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class SitePlace:
 
 @dataclass(frozen=True, eq=False)
 class NativePlan:
-    """What a program becomes.
+    """The native form of a program.
 
     instructions   records of `INSTRUCTION`.
     tables         what instructions name by `weight` and `bias`, in order.
@@ -186,7 +186,7 @@ def _check_entries(program: Program, *entries: str) -> None:
 
 
 def stored_type(dtype: torch.dtype) -> StoredType:
-    """What a store of tensors of this dtype keeps.  Raises NotServed for one that the native step does not read."""
+    """The type of a store of tensors of this dtype.  Raises NotServed for one that the native step does not read."""
     if dtype not in _STORED:
         raise NotServed(f"the cache holds {dtype}; the native step reads fp32, fp16, bf16 and int8")
     return _STORED[dtype]

@@ -17,7 +17,7 @@ PIECE = 1 << 22  # numbers of one piece of memory, at least: 16 MiB
 
 @dataclass(frozen=True, eq=False)
 class SiteValue:
-    """What the row of one key had at a site, `[t, ...]`, at t positions."""
+    """The value of one key's row at a site, `[t, ...]`, at t positions."""
 
     site: str
     key: int

@@ -101,7 +101,7 @@ class PlanSteps:
 
 
 def window_in(mask: Mask, cross: bool) -> int:
-    """How many positions a query sees, itself included; 0 for all."""
+    """The number of positions that a query sees, itself included; 0 for all."""
     seen = (Full,) if cross else (Causal, Window)
     if not all(isinstance(part, seen) for part in conjuncts(mask)):
         raise NotServed(f"the native step has no mask {mask}")

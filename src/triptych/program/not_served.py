@@ -1,4 +1,4 @@
-"""What an executor does not serve, and the checks of programs and calls that all executors share."""
+"""`NotServed`, for what an executor does not serve, and the checks of programs and calls that all of them share."""
 
 from __future__ import annotations
 

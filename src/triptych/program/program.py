@@ -1,4 +1,4 @@
-"""What a program is: entries, each a flat list of instructions whose values carry the names of the probe sites."""
+"""A program: entries, each a flat list of instructions whose values carry the names of the probe sites."""
 
 from __future__ import annotations
 

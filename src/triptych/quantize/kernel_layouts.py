@@ -1,4 +1,4 @@
-"""The layouts of a matrix at run time, which `native/matmul.h` describes, as Python objects.
+"""The layouts of matrices at run time (`native/matmul.h`); blocks of files are in `checkpoints/gguf_blocks.py`.
 
 Codes (whole numbers) and their scales go in with `Layout.pack` and come back with `Layout.unpack`; what they stand for,
 `scale * code + minimum` in float32, is what the kernels multiply with.

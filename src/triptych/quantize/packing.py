@@ -171,7 +171,7 @@ class Packer:
 
     @property
     def packed(self) -> str:
-        """How many matrices were packed, and their bytes; empty where none was."""
+        """The number of packed matrices, and their bytes; empty where none was."""
         if not self.count:
             return ""
         growth = self.after / self.before - 1
@@ -201,7 +201,7 @@ def packing_arguments(form: str | None) -> tuple[str | None, bool | None]:
 
 @dataclass(frozen=True)
 class Packing:
-    """What becomes of the matrices of a checkpoint: `read_weights` takes the first two."""
+    """The treatment of a checkpoint's matrices: `read_weights` takes the first two."""
 
     dequantize: bool = True  #: whether the packed matrices of the file are read as plain numbers
     packer: Packer | None = None
@@ -215,7 +215,7 @@ def packing_for(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> Packing:
-    """How the checkpoint `source` is loaded, from the arguments of `triptych.load`.
+    """The way to load the checkpoint `source`, from the arguments of `triptych.load`.
 
     Without `quantize` and `dequantize` the packed matrices of a file stay packed on a CPU with native kernels where
     `dtype` is not given, float32 or bfloat16; elsewhere they are dequantized, and a note says why.
@@ -237,7 +237,7 @@ def packing_for(
 
 
 def _why_not(device: torch.device | str) -> str | None:
-    """Why packed weights cannot be used on this device, to be read after "they"; None where they can."""
+    """The reason why packed weights cannot be used on this device, to be read after "they"; None where they can."""
     if torch.device(device).type != "cpu":
         return f"run on the CPU, not on {device}"
     return f"need native kernels: {why_not()}" if library() is None else None

@@ -1,4 +1,4 @@
-"""From the packed matrices of files to the layouts that the kernels read, and back to the blocks of GGUF.
+"""Repacks the packed matrices of files into the layouts that the kernels read, and back into the blocks of GGUF.
 
 Codes are kept as they are.  Scales are too, except those of `Q4_K` and `Q5_K`, products of an fp16 number and a whole
 number of six bits, which are rounded to fp16, by 1 part in 2048 at most.  Small ones lose nothing: every fp16 number is

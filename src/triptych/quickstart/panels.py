@@ -61,7 +61,7 @@ class Panel:
         return tuple(" ".join(words) for words in sorted(gaps, key=len, reverse=True)[: len(self.prompts)])
 
     def text_for(self, data: DataSettings) -> str:
-        """What the model in the page begins with."""
+        """The text that the model in the page begins with."""
         return self.text if data.path == SHAKESPEARE else self.prompts_for(data)[0]
 
 

@@ -1,4 +1,4 @@
-"""What a model is, as plain data.  Nothing here imports torch."""
+"""The spec of a model, as plain data.  Nothing here imports torch."""
 
 from triptych.spec.inputs import ConvSpec, FramesSpec, PatchesSpec
 from triptych.spec.json import from_json, to_json

@@ -1,4 +1,4 @@
-"""The input slot filled by other things than token ids, as data: frames of sound, patches of an image.
+"""Input parts other than token ids, as data: frames of sound and patches of an image.
 
 Whatever it reads, an input part gives one vector a position, and the rows of the flat batch count positions: two
 frames make one, and an image has one more than it has patches.
@@ -38,7 +38,7 @@ class FramesSpec(Part):
 
     @property
     def stride(self) -> int:
-        """How many frames make one position."""
+        """The number of frames that make one position."""
         return self.conv1.stride * self.conv2.stride
 
 

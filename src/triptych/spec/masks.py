@@ -1,4 +1,4 @@
-"""Which keys a query may see: a closed, symbolic algebra of masks.
+"""The keys that a query may see: a closed, symbolic algebra of masks.
 
 A mask is a predicate on a query and a key, each known by its absolute *position*, its *index* in the row, and
 the *document* it belongs to.  Nothing here is a tensor: `visible` is the definition, written with operators
@@ -40,7 +40,7 @@ class Points:
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Which keys a query may see; made by `causal()`, `window(128)` and the other functions, not by its constructor.
+    """The keys that a query may see; made by `causal()`, `window(128)` and the other functions, not by its constructor.
 
     `a & b` shows a key that both show, `a | b` one that either shows.  `a and b`, and a mask combined with anything but
     a mask, raise InputError.  Masks are equal by value; those made by `dense` are equal only to themselves.

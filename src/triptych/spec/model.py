@@ -16,7 +16,7 @@ from triptych.spec.parts import Activation, EmbedSpec, LinearSpec, StackSpec
 
 
 class TransformSpec(Part):
-    """What a head does before its last matrix: `norm(act(dense(x)))`."""
+    """The transform of a head before its last matrix: `norm(act(dense(x)))`."""
 
     dense: LinearSpec
     act: Activation

@@ -14,7 +14,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def part_name(part: object) -> str:
-    """What a part is called in files and messages: its class without `Spec`."""
+    """The name of a part in files and messages: its class without `Spec`."""
     return type(part).__name__.removesuffix("Spec")
 
 

@@ -45,7 +45,7 @@ class ScaleSpec(Part):
 
 
 class NormsSpec(Part):
-    """Where norms sit around one sublayer: `x = post(x + out(sublayer(pre(x))))`.
+    """The norms around one sublayer: `x = post(x + out(sublayer(pre(x))))`.
 
     Pre-norm fills `pre` (GPT-2, Llama), post-norm `post` (the original, BERT), sandwich `pre` and `out` (Gemma 2).
     """
@@ -273,7 +273,7 @@ class ParallelBlockSpec(Part):
 
 
 class KindSpec(Part):
-    """What the layers of one kind share: who sees whom, and the position part inside attention."""
+    """The settings that the layers of one kind share: who sees whom, and the position part inside attention."""
 
     mask: Mask
     position: Position | None = None

@@ -1,5 +1,5 @@
 """Tasks on a model: classify, tag, fill in masks, answer questions, encode, search, transcribe, summarize and
-translate, and statistics of attention.  The functions that take a model are methods of `Model`."""
+translate, and statistics of attention.  Those for users are methods of `Model`."""
 
 from triptych.checkpoints.header import label_names
 from triptych.program.native_encoder import Matmul

@@ -25,7 +25,7 @@ Mode = Literal["mean", "first", "dense"]
 
 
 def pooling_of(module: Transformer, mode: str | None = None, normalize: bool | None = None) -> spec.PoolingSpec:
-    """How the model's vectors are pooled: as the checkpoint says, else by their mean; `mode` and `normalize` replace
+    """The pooling of the model's vectors: as the checkpoint says, else by their mean; `mode` and `normalize` replace
     that.  `cls`, as sentence-transformers calls it, is `first`.
 
     Raises InputError for an unknown mode, and for `dense` without the checkpoint's pooler.

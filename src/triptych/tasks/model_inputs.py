@@ -106,7 +106,7 @@ class ModelInputs:
 
     @property
     def sentence_settings(self) -> SentenceSettings:
-        """What the checkpoint says about texts whose vectors are compared."""
+        """The checkpoint's settings for texts whose vectors are compared."""
         return SentenceSettings.of(self.hf.get(KEY, {}), f"{self.path or 'config'}: {KEY}")
 
     def sentences(self, texts: Texts) -> Sequence[Row]:
@@ -205,7 +205,7 @@ class ModelInputs:
         return self.tokenizer
 
     def generation_config(self) -> dict[str, Any]:
-        """What the files say about generating: the generation config, and the config where older ones keep it."""
+        """The settings of generation in the files: the generation config, and the config where older ones keep it."""
         return {**self.hf, **self.side_file("generation_config.json")}
 
     def side_file(self, name: str) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class ModelInputs:
         return list(ids.tolist())
 
     def _padding(self, ids: Tensor) -> int:
-        """How many ids may be padding.
+        """The number of ids that may be padding.
 
         Where the pad id also ends a text, a row may end (or begin) with one: padding to the longest row leaves at least
         one row without any, so the rows are whole if all of them end alike, with no more than one.
@@ -351,7 +351,7 @@ def _strings(texts: Texts) -> Sequence[str]:
 
 @runtime_checkable
 class TaskModel(Protocol):
-    """What the tasks need of a `triptych.Model`, whose methods they are."""
+    """The part of a `triptych.Model` that the tasks, which are its methods, need."""
 
     module: Transformer
     tokenizer: Tokenizer | None

@@ -95,7 +95,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Embedder:
-    """What turns texts into vectors: `encode` gives [B, D] for B texts, each of at most `most` tokens without special
+    """Turns texts into vectors: `encode` gives [B, D] for B texts, each of at most `most` tokens without special
     ones (None: any number); `identity` changes whenever it would give other vectors."""
 
     encode: Callable[[Sequence[str]], Tensor]

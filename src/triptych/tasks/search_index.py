@@ -124,7 +124,7 @@ class Embedded:
 
 
 def read_index(file: Path, width: int) -> dict[str, Embedded]:
-    """What the index `file` holds by the SHA-256 of each text; nothing where there is no file.
+    """The contents of the index `file`, by the SHA-256 of each text; nothing where there is no file.
 
     Raises CheckpointError for anything but an index whose vectors have `width` numbers.
     """

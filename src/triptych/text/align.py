@@ -70,7 +70,7 @@ def words(text: str) -> list[str]:
 
 
 def same_words(old: str, new: str) -> list[tuple[int, int]]:
-    """Which words of two spellings of a passage are the same, as pairs of indices into `words` of each, in order."""
+    """The words that two spellings of a passage share, as pairs of indices into `words` of each, in order."""
     first, second = ([_key(word) for word in _WORD.findall(text)] for text in (old, new))
     return [(i, j) for j, i in enumerate(align(second, first)) if i is not None]
 

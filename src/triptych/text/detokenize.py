@@ -77,7 +77,7 @@ class TextStream:
         return self._decode(self._context + self._pending)[len(context) :]
 
     def _new_part(self, text: str) -> str:
-        """What of `text`, the beginning of the pending text, has not been returned before."""
+        """The part of `text`, the beginning of the pending text, that has not been returned before."""
         part, self._returned = text[self._returned :], max(self._returned, len(text))
         return part
 

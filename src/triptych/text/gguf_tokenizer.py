@@ -46,7 +46,7 @@ OWN_KEYS = (SCHEME, *STRIPPED, COMPOSED)
 
 @dataclass(frozen=True)
 class Split:
-    """How one family of byte-level BPE splits text into words before merging.
+    """The split of texts into words, before merging, by one family of byte-level BPE.
 
     `patterns` are regular expressions applied in turn; each makes its matches words of their own.  `whole_words`: a
     word that is itself a token is not merged from its characters (`ignore_merges`).  `add_bos`: whether texts begin

@@ -70,7 +70,7 @@ def to_gguf(tokenizer: Tokenizer | None, vocab: int) -> dict[str, Any]:
 
 
 def _form(state: Mapping[str, Any]) -> str:
-    """What kind of tokenizer it is, of its `tokenizer.json`, in a few words."""
+    """The kind of a tokenizer, of its `tokenizer.json`, in a few words."""
     model, splitting = state["model"], state["pre_tokenizer"]
     if model["type"] == "BPE" and not model["merges"] and not model.get("byte_fallback"):
         return "a token for each character and none for other bytes"

@@ -21,7 +21,7 @@ _Entries = list[tuple[str, float]]
 
 @dataclass(frozen=True)
 class Given:
-    """What a tokenizer is built from: vocabulary files, the `tokenizer_config.json` beside them, special tokens."""
+    """The sources of a tokenizer: vocabulary files, the `tokenizer_config.json` beside them, special tokens."""
 
     files: tuple[Path, ...]
     config: Mapping[str, object]

@@ -105,7 +105,7 @@ class Turn:
 
 
 def system_message(name: str) -> str:
-    """What a model is told before a conversation as this person."""
+    """The system message of a conversation as this person."""
     return f"You are {name.capitalize()}, a person in a play by Shakespeare. Answer as {name.capitalize()} does."
 
 

@@ -57,7 +57,7 @@ class SpokenExample(Example):
 
 @dataclass(frozen=True, eq=False)
 class Speech:
-    """How a model's rows are made: its window in frames, its number of mel bands, the ids before and after a text."""
+    """Settings of a model's rows: its window in frames, its number of mel bands, the ids before and after a text."""
 
     slot: FramesSpec
     prompt: tuple[int, ...]

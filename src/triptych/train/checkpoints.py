@@ -260,7 +260,7 @@ def _validated(kind: type[S], file: Path, problem: str) -> S:
 
 
 def read_progress(path: Path) -> tuple[Progress, Config]:
-    """How far the run was at the checkpoint `path`, and its recipe.
+    """The progress of the run at the checkpoint `path`, and its recipe.
 
     Raises CheckpointError for a state that no run of this version writes.
     """

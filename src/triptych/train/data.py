@@ -1,4 +1,4 @@
-"""Which rows a step trains on: a pure function of (seed, epoch, step), so that stopping and batching change nothing.
+"""The rows that a step trains on: a pure function of (seed, epoch, step), so that stopping and batching change nothing.
 
 A *draw* gives the rows of one optimizer step.  Micro-batches are slices of it, so that 8 micro-batches of 1 row train
 on what 1 batch of 8 rows trains on.  Random numbers come from Philox, a counter-based generator, keyed by the seed,
@@ -24,7 +24,7 @@ Piece = tuple[Ids, ...]  # parallel arrays, such as tokens and their targets
 
 
 class Use(IntEnum):
-    """What random numbers are used for: each use has a sequence of its own."""
+    """The uses of random numbers: each use has a sequence of its own."""
 
     OFFSETS = 1
     ORDER = 2

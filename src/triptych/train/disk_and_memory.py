@@ -120,7 +120,7 @@ def check_step_memory(trainer: Trainer) -> None:
 
 
 def next_step_memory(trainer: Trainer) -> TrainingMemory:
-    """What the next step of a run needs, by the rows that it will have."""
+    """The memory that the next step of a run needs, by the rows that it will have."""
     batches = trainer.next_batches()
     activations, logits = max((_kept(trainer, batch) for batch in batches), key=sum)
     stored = (p.blocks if isinstance(p, PackedWeight) else p for p in trainer.module.parameters())

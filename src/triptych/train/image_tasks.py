@@ -96,7 +96,7 @@ def in_memory(pixels: NDArray[np.uint8], preparation: Preparation) -> RecordImag
 
 
 def preparation(module: Transformer, files: Mapping[str, bytes]) -> Preparation:
-    """How images become the input of `module`, by the `preprocessor_config.json` in `files` where there is one.
+    """The preparation of images for `module`, by the `preprocessor_config.json` in `files` where there is one.
 
     Raises ConfigError for a model of other than three channels, and for a file that prepares another size;
     CheckpointError for one that is not JSON.

@@ -33,7 +33,7 @@ class HeadLoss:
         raise NotImplementedError
 
     def weight(self, goals: Tensor) -> float:
-        """What the sum is divided by: the number of labels, or the sum of their weights."""
+        """The divisor of the sum: the number of labels, or the sum of their weights."""
         return float(len(goals))
 
     def plain(self) -> HeadLoss:
@@ -45,7 +45,7 @@ class HeadLoss:
         return (outputs.numpy() > 0).astype(np.int64).reshape(-1)
 
     def names(self, goal: Sequence[int]) -> list[str]:
-        """What is to be predicted at the trained tokens of a row, in order, to be read by people."""
+        """The targets at the trained tokens of a row, in order, to be read by people."""
         raise NotImplementedError
 
 
@@ -112,7 +112,7 @@ class LabelledBatch(TrainingBatch):
         return self.head.weight(self.goals)
 
     def outputs(self, module: Transformer, random: torch.Generator | None = None) -> Tensor:
-        """What the head gives: [B, C] for whole rows, [N, C] for tokens."""
+        """The outputs of the head: [B, C] for whole rows, [N, C] for tokens."""
         batch = module.labelled_batch(self.ids, self.rows, token_types=self.types, random=random)
         return module.unembed(module(batch), self.rows, random=random)
 

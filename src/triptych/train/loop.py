@@ -1,4 +1,4 @@
-"""The training loop: draw rows, forward, backward, update; everything else is a hook.
+"""The training loop: draws rows, updates weights and evaluates, in a budget; samples, saving and reports are hooks.
 
 After step s the weights are a function of the recipe, the seed and s alone (on the same machine, with the same number
 of threads): data order, dropout and hidden tokens come from (seed, step).  With a time budget the learning rate follows
@@ -44,7 +44,7 @@ SHARE = 0.1  # of the seconds: for what a run does of one part before its end, a
 
 
 class Budget:
-    """What the parts of a run took, in seconds, out of `seconds` in all (infinity: no limit)."""
+    """The time that the parts of a run took, in seconds, out of `seconds` in all (infinity: no limit)."""
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = math.inf if seconds is None else seconds
@@ -99,7 +99,7 @@ class StepRecord:
 
 @dataclass
 class Progress:
-    """How far a run is, which a checkpoint stores beside weights and optimizer: finished steps, seconds and tokens
+    """The progress of a run, which a checkpoint stores beside weights and optimizer: finished steps, seconds and tokens
     used, and a record of each step.  The data of the next step follow from `step`.
 
     A run that ends because another step would not fit into its budget of seconds has used all of them.
@@ -331,7 +331,7 @@ class Trainer:
 
 
 def _multiples(done: float, every: float) -> int:
-    """How many times `every` goes into `done`, which are rounded: 0.3 / 0.1 is a little below 3."""
+    """The number of times `every` goes into `done`, which are rounded: 0.3 / 0.1 is a little below 3."""
     return math.floor(done / every + 1e-9)
 
 

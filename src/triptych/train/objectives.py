@@ -49,12 +49,12 @@ class Example:
         return TrainingBatch.of(examples, device)
 
     def sources(self, examples: Sequence[Example], device: Device) -> tuple[Tensor, Rows] | None:
-        """What the encoder reads beside the rows `examples`, all of this row's class, and where that of each lies."""
+        """The encoder's input beside the rows `examples`, all of this row's class, and where that of each lies."""
         ids = [one.source for one in examples if one.source is not None]
         return (joined(ids, device), Rows(tuple(map(len, ids)))) if ids else None
 
     def target_names(self, tokenizer: Tokenizer) -> list[str]:
-        """What is to be predicted at each token, to be read by people."""
+        """The target at each token, to be read by people."""
         return tokenizer.tokens(self.targets.tolist())
 
 
@@ -98,7 +98,7 @@ class TrainingBatch:
 
     @property
     def weight(self) -> float:
-        """What a step divides the sum of the losses by: the trained tokens."""
+        """The divisor of the sum of a step's losses: the trained tokens."""
         return float(self.trained)
 
     def nats(self, module: Transformer, max_logits: int, random: torch.Generator | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Optimizers by the role of each parameter, read from the spec tree, and learning-rate schedules."""
+"""Optimizers by the role of each parameter, read from the spec tree; gradient clipping and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Optimizer:
 
     @property
     def state_bytes(self) -> int:
-        """What the state takes once a step was made: two numbers for each that AdamW trains, one for Muon's."""
+        """The bytes of the state once a step was made: two numbers for each that AdamW trains, one for Muon's."""
         return sum((1 if isinstance(part, Muon) else 2) * p.nbytes for part in self.parts for p in _parameters(part))
 
     def state(self) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def chosen(precision: Precision, device: torch.device, width: int) -> Precision:
-    """What `auto` means for a model of this width.
+    """The precision that `auto` means for a model of this width.
 
     Products of narrow matrices are no faster in bf16 on a processor, and rows of ever new lengths make them slower:
     oneDNN generates code for each new shape.

@@ -1,4 +1,4 @@
-"""A run among other processes: a lock, so that two never train into one directory, and the signals that end it.
+"""The lock of a run directory, so that two runs never train into one, and the signals that end a run.
 
 The operating system holds the lock and releases it when the process ends, however it ends: a killed run leaves the
 file `.lock` behind, but no lock.  `filelock` does not serve here: it does not say which process holds a lock, and where

@@ -80,7 +80,7 @@ class ObjectiveTask:
         return module, hf
 
     def saved_files(self, files: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """What is saved beside the weights, from the `files` of the model that is trained further."""
+        """The files that are saved beside the weights, from the `files` of the model that is trained further."""
         return files
 
     def check_labels(self, module: Transformer, hf: Mapping[str, Any]) -> None:
@@ -260,7 +260,7 @@ def written(
     module: Transformer, prompt: Sequence[int], sources: Sequence[Row], most: int, ends: Sequence[int],
     tokenizer: Tokenizer | None = None,
 ) -> list[Generation]:  # fmt: skip
-    """What an encoder-decoder writes after `prompt` for each source, the likeliest token each time, at most `most`."""
+    """An encoder-decoder's text after `prompt` for each source, the likeliest token each time, at most `most`."""
     requests = [
         Request(prompt=prompt, source=one, max_new_tokens=most, ends=ends, number=i) for i, one in enumerate(sources)
     ]

@@ -160,7 +160,7 @@ class WithTranslations(HeldOut):
 
 
 def translated(module: Transformer, tokenizer: Tokenizer, texts: Sequence[str], length: int) -> list[str]:
-    """What an encoder-decoder writes for each text, the likeliest token each time, at most `length` tokens."""
+    """The text that an encoder-decoder writes for each text, the likeliest token each time, at most `length` tokens."""
     start = module.spec.ids.start
     assert start is not None
     sources, ends = [tokenizer.encode(text) for text in texts], _ids(tokenizer.eos_id)
@@ -193,7 +193,7 @@ def noise_spans(length: int, rate: float, mean: float, random: np.random.Generat
 
 
 def _noise(length: int, rate: float, mean: float) -> tuple[int, int]:
-    """How many of `length` tokens are removed, and in how many spans."""
+    """The number of tokens, of `length`, that are removed, and in how many spans."""
     removed = min(max(round(length * rate), 1), length - 1)
     return removed, min(max(round(removed / mean), 1), removed, length - removed)
 

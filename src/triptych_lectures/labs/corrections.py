@@ -1,4 +1,4 @@
-"""Where a statement of the lectures is wrong, or holds only sometimes: each beside what this library computes.
+"""Statements of the lectures that are wrong, or hold only sometimes, each beside what this library computes.
 
 The corrections that need an experiment of their own are in other labs: √d in `scaling`, order in `permutation`.
 """

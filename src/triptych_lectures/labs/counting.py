@@ -1,4 +1,4 @@
-"""What a call costs: FLOPs of its matrix products, bytes that these read, bytes that its tensors take, and its time.
+"""Counts the cost of a call: FLOPs of its matrix products, bytes read and allocated, and its time.
 
 The counts come from the operations that run, by the shapes they are called with, so they are the same on all machines.
 """

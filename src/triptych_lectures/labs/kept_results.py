@@ -1,7 +1,7 @@
 """Results of single seeds, kept as JSON files, so that an interrupted run over several seeds continues.
 
 The name of a file contains a digest of what determines its result: the lab, its sizes and inputs, and the source files.
-A file that is damaged is never used: its seed runs again, and replaces it.
+A damaged file is not used: its seed runs again and replaces it.  Only results are kept; a lab trains its models anew.
 """
 
 from __future__ import annotations
