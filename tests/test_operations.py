@@ -19,12 +19,16 @@ from triptych.program.kind_programs import lower_kinds
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_table_in_the_docs_is_the_table_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_docs_get_the_table_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     made = program("tools/operations.py")
-    page = made.PAGE.read_text("utf-8")
-    assert made.written(page) == page
+    page = (ROOT / "docs" / "concepts" / "programs.md").read_text("utf-8")
+    written = made.on_page_markdown(page)
+    assert made.in_markdown() in written
+    assert made.MARK not in written
+    assert "make docs" not in written
+    assert made.on_page_markdown("another page") == "another page"
     monkeypatch.setitem(ops.OPERATIONS, "tanh", replace(ops.OPERATIONS["tanh"], equation="x · tanh(x)"))
-    assert made.written(page) != page  # the control
+    assert made.in_markdown() not in written  # the control
 
 
 def test_every_executor_has_an_operation_or_says_why_not() -> None:

@@ -1,8 +1,8 @@
-"""Writes the table of operations and executors in docs/concepts/programs.md: `python tools/operations.py`."""
+"""The table of operations and executors: `make docs` writes it into docs/concepts/programs.md (a hook of mkdocs), and
+`python tools/operations.py` prints it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from triptych import ops
 from triptych.explain.reference_ops import NOT_REFERENCE, REFERENCE, parsed
@@ -11,8 +11,7 @@ from triptych.program.interpreter import SPECIAL
 from triptych.program.native_operations import NATIVE, NOT_NATIVE
 from triptych.program.static_plan import NOT_STATIC
 
-PAGE = Path(__file__).parents[1] / "docs" / "concepts" / "programs.md"
-BEGIN, END = "<!-- operations, written by tools/operations.py -->\n", "<!-- end of operations -->\n"
+MARK = "<!-- operations -->"
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ def in_markdown() -> str:
     for name, operation in ops.OPERATIONS.items():
         cells = []
         for executor in EXECUTORS:
+            if not executor.has(name) and name not in executor.lacks:
+                raise SystemExit(f"{executor.name} has no {name}: add an entry, or a reason why not")
             reason = None if executor.has(name) else f"{executor.name}: {executor.lacks[name]}."
             cells.append("✓" if reason is None else str(reasons.setdefault(reason, len(reasons) + 1)))
         equation = operation.equation.replace("|", "\\|")
@@ -50,11 +51,11 @@ def in_markdown() -> str:
     return "\n".join([*lines, "", *(f"{number}. {reason}" for reason, number in reasons.items())])
 
 
-def written(page: str) -> str:
-    """The text of the page with the table as it is now."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{in_markdown()}\n\n{END}{rest.partition(END)[2]}"
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """The text of a page, with the table and a line about it in the place of the mark and the line behind it."""
+    before, mark, rest = markdown.partition(MARK)
+    return markdown if not mark else before + in_markdown() + rest.partition(")\n")[2]
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text("utf-8")), encoding="utf-8")
+    print(in_markdown())

@@ -1,5 +1,5 @@
 """Parameters, bytes, FLOPs and the largest possible speed (roofline) of a model, from its spec alone: no weights, and
-no torch but for FLOPs (those of each operation: `ops/flops.py`)."""
+no torch but for FLOPs (those of each operation: `ops/table.py`)."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -138,14 +139,16 @@ def _tanh(x: Tensor) -> Tensor:
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "tanh": _tanh, "exp": torch.exp, "σ": lambda x: 1 / (1 + torch.exp(-x)), "max": lambda x, least: x.clamp(min=least),
+    "abs": lambda x: torch.maximum(x, -x),
 }  # fmt: skip
 
 
 def parsed(equation: str) -> ast.Expression | None:
-    """An equation of the table as a tree of `+ - · / ²`, names, numbers and functions of `_FUNCTIONS`; None for one
+    """An equation of the table as a tree of `+ - · / ² | |`, names, numbers and functions of `_FUNCTIONS`; None for one
     that says more."""
+    absolute = re.sub(r"\|([^|]+)\|", r"abs(\1)", equation)
     try:
-        tree = ast.parse(equation.replace("·", "*").replace("²", "**2"), mode="eval")
+        tree = ast.parse(absolute.replace("·", "*").replace("²", "**2"), mode="eval")
     except SyntaxError:
         return None
     return tree if all(map(_known, ast.walk(tree))) else None
@@ -154,4 +157,7 @@ def parsed(equation: str) -> ast.Expression | None:
 def _known(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
-    return isinstance(node, ast.Expression | ast.BinOp | ast.Name | ast.Constant | ast.operator | ast.expr_context)
+    return isinstance(
+        node,
+        ast.Expression | ast.BinOp | ast.Name | ast.Constant | ast.operator | ast.UnaryOp | ast.USub | ast.expr_context,
+    )

@@ -51,7 +51,9 @@ Pairing = IntEnum("Pairing", "HALF INTERLEAVED", start=0)
 """Which numbers of a vector are rotated together."""
 AttentionKind = IntEnum("AttentionKind", "SELF CROSS ROW", start=0)
 """What an `ATTEND` reads."""
-Function = IntEnum("Function", "NONE SILU GELU GELU_TANH RELU TANH SCALE SHIFT SOFTCAP", start=0)
+Function = IntEnum(
+    "Function", "NONE SILU GELU GELU_TANH RELU TANH SCALE SHIFT SOFTCAP SIGMOID ABS RECIPROCAL EXP", start=0
+)
 """A function of one number."""
 StoredType = IntEnum("StoredType", "F32 BF16 F16 INT8", start=0)
 """What a store keeps of a vector."""

@@ -57,25 +57,20 @@ INLINE v16 exp16(v16 x)
     v16 n = shifted - magic;
     v16 r = y - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
-    v16 p = (v16){0} + 1.0f / 5040;
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
+    v16 p = ((((v16){0} + 1.0f / 5040) * r + 1.0f / 720) * r + 1.0f / 120) * r + 1.0f / 24;
+    p = (((p * r + 1.0f / 6) * r + 0.5f) * r + 1.0f) * r + 1.0f;
     v16 power = (v16)(((v16i)shifted << 23) + (127 << 23));
     return pick(small, (v16){0}, p * power);
 }
 
+INLINE v16 abs16(v16 x) { return (v16)((v16i)x & 0x7fffffff); }
 INLINE v16 tanh16(v16 x) { return 1.0f - 2.0f / (exp16(2.0f * x) + 1.0f); }
 
 /* Abramowitz and Stegun 7.1.26, within 1.5e-7. */
 INLINE v16 erf16(v16 x)
 {
     v16i sign = (v16i)x & (int32_t)0x80000000;
-    v16 a = (v16)((v16i)x & 0x7fffffff);
+    v16 a = abs16(x);
     v16 t = 1.0f / (1.0f + 0.3275911f * a);
     v16 p = (v16){0} + 1.061405429f;
     p = p * t - 1.453152027f;
@@ -89,7 +84,8 @@ INLINE v16 erf16(v16 x)
 /* The functions of one number that a step applies. */
 enum function {
     FUNCTION_NONE = 0, FUNCTION_SILU = 1, FUNCTION_GELU = 2, FUNCTION_GELU_TANH = 3, FUNCTION_RELU = 4,
-    FUNCTION_TANH = 5, FUNCTION_SCALE = 6, FUNCTION_SHIFT = 7, FUNCTION_SOFTCAP = 8, FUNCTIONS = 9
+    FUNCTION_TANH = 5, FUNCTION_SCALE = 6, FUNCTION_SHIFT = 7, FUNCTION_SOFTCAP = 8, FUNCTION_SIGMOID = 9,
+    FUNCTION_ABS = 10, FUNCTION_RECIPROCAL = 11, FUNCTION_EXP = 12
 };
 
 INLINE v16 function16(v16 x, int32_t kind, float factor)
@@ -97,13 +93,16 @@ INLINE v16 function16(v16 x, int32_t kind, float factor)
     switch (kind) {
     case FUNCTION_SILU: return x / (1.0f + exp16(-x));
     case FUNCTION_GELU: return 0.5f * x * (1.0f + erf16(x * 0.70710678118654752f));
-    case FUNCTION_GELU_TANH:
-        return 0.5f * x * (1.0f + tanh16(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+    case FUNCTION_GELU_TANH: return 0.5f * x * (1.0f + tanh16(0.79788456080286536f * (x + 0.044715f * x * x * x)));
     case FUNCTION_RELU: return pick(x < 0.0f, (v16){0}, x);
     case FUNCTION_TANH: return tanh16(x);
     case FUNCTION_SCALE: return x * factor;
     case FUNCTION_SHIFT: return x + factor;
     case FUNCTION_SOFTCAP: return factor * tanh16(x / factor);
+    case FUNCTION_SIGMOID: return 1.0f / (1.0f + exp16(-x));
+    case FUNCTION_ABS: return abs16(x);
+    case FUNCTION_RECIPROCAL: return 1.0f / x;
+    case FUNCTION_EXP: return exp16(x);
     default: return x;
     }
 }

@@ -1,28 +1,36 @@
 """The table of operations: what each computes, the shape of its result, what it costs, and what a drawing calls it.
 
 A `Dim` is a number or a symbol: `N` tokens of the flat batch, `B` rows, `S` keys, `M` tokens of the source, `P` patches
-or frames, `R` rows of a position table that the distances of the rows reach.  FLOPs are
-counted in `flops.py`.  The functions of tensors stand in `functions.py`, `experts.py` and `triptych.attention`, each
-under the name of its operation (`implements`).
+or frames, `R` rows of a position table that the distances of the rows reach.  A multiply and an add are two FLOPs; only
+matrix products are counted, as everywhere in the field.  The functions of tensors stand in `functions.py`, in
+`experts.py` and in `triptych.attention`, each under the name of its operation (`implements`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
-from triptych.ops.flops import Attributes, FlopRule, Shapes, attend_flops, content_flops, linear_flops, no_flops
+from triptych.spec.masks import Causal
 
 Dim = int | str
 Shape = tuple[Dim, ...]
+Attributes = Mapping[str, Any]
+Shapes = Mapping[str, Sequence[Any]]
 ShapeRule = Callable[[Shapes, Attributes], Shape]
+FlopRule = Callable[[Shapes, Sequence[int], Attributes], int]
 
 
 def shape_of_x(shapes: Shapes, attributes: Attributes) -> Shape:
     """The shape of the argument `x`."""
     return tuple(shapes["x"])
+
+
+def no_flops(shapes: Shapes, out: Sequence[int], attributes: Attributes) -> int:
+    """Of an operation without a matrix product."""
+    return 0
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,31 @@ def _attended(shapes: Shapes, attributes: Attributes) -> Shape:
     return tokens, heads, shapes["v"][2]
 
 
+def _linear_flops(shapes: Shapes, out: Sequence[int], attributes: Attributes) -> int:
+    return 2 * prod(out) * int(shapes["weight"][1])
+
+
+def _attend_flops(shapes: Shapes, out: Sequence[int], attributes: Attributes) -> int:
+    """q against k, then the weights against v; every query against every key that a window leaves.  Of linear
+    attention, what each key adds to its sums (in causal one, each new key) and what each query reads of them."""
+    queries, heads, width = shapes["q"]
+    if attributes["mechanism"] == "linear":
+        added = queries if attributes["keys"] == "self" and isinstance(attributes["mask"], Causal) else shapes["k"][0]
+        return int(2 * (added * shapes["k"][1] + queries * heads) * width * (shapes["v"][2] + 1))
+    keys = min(shapes["k"][0], attributes.get("span") or shapes["k"][0])
+    return int(2 * queries * keys * heads * (width + shapes["v"][2]))
+
+
+def _content_flops(shapes: Shapes, out: Sequence[int], attributes: Attributes) -> int:
+    """Queries against the distances' keys, and keys against the distances' queries."""
+    total = 0
+    for table, tokens in (("pos_k", "q"), ("pos_q", "k")):
+        if table in shapes:
+            reached, _, width = shapes[table]
+            total += 2 * shapes[tokens][0] * reached * shapes["q"][1] * width
+    return total
+
+
 _X = ("x",)
 _POSITION_BIAS = "Position bias"
 
@@ -118,7 +151,7 @@ _TABLE = (
     ),
     Operation(
         "linear", ("x", "weight", "bias"), "x weightᵀ + bias", "Linear", "Multiplies each vector by a matrix.",
-        lambda shapes, attributes: (*shapes["x"][:-1], shapes["weight"][0]), linear_flops,
+        lambda shapes, attributes: (*shapes["x"][:-1], shapes["weight"][0]), _linear_flops,
     ),
     Operation(
         "layer_norm", ("x", "weight", "bias", "eps"), "(x - mean x) / √(var x + eps) · weight + bias", "LayerNorm",
@@ -194,7 +227,7 @@ _TABLE = (
     Operation(
         "disentangled_bias", ("q", "k", "row", "pos_q", "pos_k"), "q · pos_k[row] + pos_q[row] · k", _POSITION_BIAS,
         "Scores between contents and relative positions.",
-        lambda shapes, attributes: (1, shapes["q"][1], *shapes["row"]), content_flops, tokenwise=False,
+        lambda shapes, attributes: (1, shapes["q"][1], *shapes["row"]), _content_flops, tokenwise=False,
     ),
     # -- attention
     Operation(
@@ -205,7 +238,7 @@ _TABLE = (
     Operation(
         "attend", ("q", "k", "v", "bias", "sinks", "weight"), "softmax(mask(softcap(scale · q kᵀ) + bias)) v",
         "Attention", "The mean of the values of the keys that a query may see, weighted by the softmax of its scores.",
-        _attended, attend_flops,
+        _attended, _attend_flops,
     ),
 )  # fmt: skip
 
