@@ -39,14 +39,14 @@ def check(exercise: Exercise, answers: Sequence[str]) -> list[bool]:
 
     Raises InputError for more answers than questions, for none, and for anything but a list of texts.
     """
-    if isinstance(answers, str) or not all(isinstance(given, str) for given in answers):
+    if isinstance(answers, str) or not all(isinstance(answer, str) for answer in answers):
         raise InputError(f'answers are a list of texts, one for each question: ["256", "16"], not {answers!r}')
     if not 1 <= len(answers) <= len(exercise.questions):
         raise InputError(
             f"{exercise.name} has {len(exercise.questions)} questions, so give 1 to {len(exercise.questions)} answers "
             f"in their order, not {len(answers)}"
         )
-    return [question.is_right(given) for question, given in zip(exercise.questions, answers, strict=False)]
+    return [question.is_right(answer) for question, answer in zip(exercise.questions, answers, strict=False)]
 
 
 __all__ = ["NAMES", "Answer", "Exercise", "ExerciseQuestion", "check", "variant"]
