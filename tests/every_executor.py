@@ -55,11 +55,11 @@ def check_everywhere(
 
 
 def check_entry(name: str) -> None:
-    """The table says of an operation on numbers what its function gives: the dtype and shape, FLOPs, and whether a token
+    """The table says of an operation on numbers what its function gives: dtype, shape, FLOPs, and whether a token
     depends on itself alone."""
     operation, function = ops.OPERATIONS[name], ops.RUN[name]
     inputs = [torch.linspace(-30, 30, 24).roll(5 * i).view(3, 8).bfloat16() for i in range(len(operation.arguments))]
-    shapes = {argument: (3, 8) for argument in operation.arguments}
+    shapes = dict.fromkeys(operation.arguments, (3, 8))
     with FlopCounterMode(display=False) as counter:
         out = function(*inputs)
     assert (out.dtype, tuple(out.shape)) == (torch.bfloat16, operation.shape(shapes, {}))

@@ -11,7 +11,7 @@ from torch import Tensor
 from triptych.attention import EncoderOutput
 from triptych.attention.caches import Project
 from triptych.train import Example
-from triptych_lectures.labs.generated_tasks import Shuffled
+from triptych_lectures.labs.generated_tasks import ShuffledTask
 from triptych_lectures.labs.lab import LabResult
 
 
@@ -53,6 +53,6 @@ def shuffle_rows(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     rows = kind.rows
 
     def shuffled(self: Any, noise: np.random.Generator, count: int) -> list[Example]:
-        return Shuffled(Known(rows(self, noise, count))).rows(noise, count)
+        return ShuffledTask(Known(rows(self, noise, count))).rows(noise, count)
 
     monkeypatch.setattr(kind, "rows", shuffled)

@@ -13,7 +13,7 @@ from torch import Tensor
 from browser import Tab
 from triptych import nn
 from triptych.model import Model
-from triptych.nn import Row
+from triptych.nn import InputRow
 from triptych.page.live_export import LiveExport
 from triptych.page.render import INTERPRETER, OF_MODELS
 from triptych.program import Entry, Program, interpret, interpret_logits
@@ -48,7 +48,7 @@ def section(model: Model, exported: LiveExport) -> dict[str, Any]:
 def in_python(
     model: Model,
     exported: LiveExport,
-    row: Row,
+    row: InputRow,
     target: list[int] | None = None,
     edits: Edits | None = None,
     program: Program | None = None,
@@ -86,7 +86,7 @@ def in_browser(
     tab: Tab,
     model: Model,
     exported: LiveExport,
-    row: Row,
+    row: InputRow,
     target: list[int] | None = None,
     *,
     how: dict[str, Any] | None = None,

@@ -17,7 +17,7 @@ import triptych
 from triptych import nn, spec
 from triptych.attention import Rows
 from triptych.model import Model
-from triptych.nn import Row
+from triptych.nn import InputRow
 
 WITHIN = 1e-4
 ROWS = [[7, 3, 11, 40, 5, 9, 2, 6, 13, 17, 23, 29, 31, 37, 4, 8], [5, 19, 3], [6, 6, 28, 14, 33, 21, 10]]
@@ -39,14 +39,14 @@ def measured(x: Tensor, model: Model) -> Tensor:
     return x.float().log_softmax(-1) if isinstance(model.spec.head, SCORING) else x.float()
 
 
-def given(row: Row) -> dict[str, Tensor]:
+def given(row: InputRow) -> dict[str, Tensor]:
     """One row as transformers takes it; frames lie along its last axis."""
     if isinstance(row, Tensor):
         return {"input_features": row.T[None]} if row.dim() == 2 else {"pixel_values": row[None]}
     return {"input_ids": torch.tensor([row])}
 
 
-def theirs(name: str, row: Row, target: list[int] | None = None) -> Tensor:
+def theirs(name: str, row: InputRow, target: list[int] | None = None) -> Tensor:
     """[T, V] of transformers for one row, uncached and alone; the hidden states of a model without a head."""
     reference: Any = references.saved(name)[0]
     with torch.no_grad():
@@ -57,7 +57,7 @@ def theirs(name: str, row: Row, target: list[int] | None = None) -> Tensor:
     return found[:, None] if type(reference).__name__ == "ElectraForPreTraining" else found  # one score a token
 
 
-def mine(model: Model, rows: Sequence[Row], targets: list[list[int]] | None) -> list[Tensor]:
+def mine(model: Model, rows: Sequence[InputRow], targets: list[list[int]] | None) -> list[Tensor]:
     if not headless(model):
         return model.logits(rows, targets)
     module, source = model.module, None
@@ -69,7 +69,7 @@ def mine(model: Model, rows: Sequence[Row], targets: list[list[int]] | None) -> 
     return where.split(hidden)
 
 
-def rows_of(model: Model) -> Sequence[Row]:
+def rows_of(model: Model) -> Sequence[InputRow]:
     """What a model reads; a label is read at the end of a row, where an encoder-decoder finds its EOS.
 
     The reference has frames of one length only, the longest.

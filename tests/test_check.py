@@ -14,7 +14,7 @@ import references
 import tiny
 from cli_models import BLOCKS, Captured, answered, checkpoint, said
 from triptych import nn
-from triptych.check import Finding, Layer, Report, check, comparison, max_abs_diff, paths, peer
+from triptych.check import Finding, Report, SiteDifference, check, comparison, max_abs_diff, paths, peer
 from triptych.check.quality import TEXT, quality
 from triptych.checkpoints.convert import convert
 from triptych.errors import ConfigError, InputError
@@ -79,7 +79,7 @@ def test_layers_go_from_the_embedding_up() -> None:
 
 
 def test_the_report_as_plain_data() -> None:
-    report = Report("m", 0.1, (Finding("a", 0.2, 0.1),), (Layer("embed", 0.0), Layer("final", 0.3)))
+    report = Report("m", 0.1, (Finding("a", 0.2, 0.1),), (SiteDifference("embed", 0.0), SiteDifference("final", 0.3)))
     told = report.to_dict()
     assert told["findings"] == [{"name": "a", "difference": 0.2, "limit": 0.1, "note": "", "passed": False}]
     assert (told["passed"], told["first_difference"]) == (False, "final")

@@ -41,7 +41,7 @@ def test_every_exercise_of_the_lectures_has_variants() -> None:
 def test_a_seed_gives_one_variant_and_another_seed_another(name: str) -> None:
     variants = [exercises.variant(name, seed) for seed in SEEDS]
     assert variants == [exercises.variant(name.lower(), seed) for seed in SEEDS]
-    assert len({(one.given, one.questions) for one in variants}) > 2
+    assert len({(one.statement, one.questions) for one in variants}) > 2
     for one in variants:
         assert one.name == name
         assert len(one.questions) > 1
@@ -56,7 +56,7 @@ def test_the_soft_dictionary_has_one_best_key_and_a_sharper_answer_nearer_to_its
     """L4.1, whose numbers are drawn again where two keys tie, or where its own solution would be false."""
     for seed in range(300):
         drawn = exercises.variant("L4.1", seed)
-        *keys, first, second, third = numbers(drawn.given)
+        *keys, first, second, third = numbers(drawn.statement)
         values, query = np.array(keys[-3:]), np.array([first, second, third])
         scores = np.array(keys[:-3]).reshape(3, 3) @ query
         beta = numbers(drawn.questions[2].text)[0]
@@ -79,7 +79,7 @@ def test_answers_are_those_of_the_text_s_numbers(seed: int) -> None:
     """A second way to the answers, from the text alone."""
 
     def given(name: str) -> list[float]:
-        return numbers(exercises.variant(name, seed).given)
+        return numbers(exercises.variant(name, seed).statement)
 
     q, k, v = np.split(np.array(given("L2.1")), 3)
     asked = int(numbers(exercises.variant("L2.1", seed).questions[0].text)[0]) - 1

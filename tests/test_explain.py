@@ -18,9 +18,9 @@ from triptych import ops
 from triptych.attention import Rows
 from triptych.count import count
 from triptych.errors import InputError
-from triptych.explain import EXAMPLES, TOLERANCE, Shown, Step, Walk, explain, explain_cache, worked
+from triptych.explain import EXAMPLES, TOLERANCE, ShownTensor, Walk, WalkStep, explain, explain_cache, worked
 from triptych.explain.reference_ops import NOT_REFERENCE, REFERENCE, parsed
-from triptych.explain.steps import Printed, number, relative_difference
+from triptych.explain.steps import PrintedTensors, number, relative_difference
 from triptych.model import Model, create, load
 from triptych.nn.positions import Rope
 from triptych.program import Program, lower
@@ -339,14 +339,14 @@ def test_an_example_is_found_however_it_is_written() -> None:
 
 
 def test_what_is_left_out_is_counted() -> None:
-    shown = Shown("x", "x", "N D", torch.arange(70.0).reshape(10, 7), [f"t{i}" for i in range(10)], focus=8)
+    shown = ShownTensor("x", "x", "N D", torch.arange(70.0).reshape(10, 7), [f"t{i}" for i in range(10)], focus=8)
     part = shown.excerpt()
     assert part.rows == ("t0", "t1", "t2", "t8")
     assert (part.focus, part.gap) == (3, 3)
     assert part.values[3] == (56, 57, 58, 59)
     assert part.left_out == "… 3 more columns, 6 more rows"
     assert shown.excerpt(columns=2).left_out == "… 5 more columns, 6 more rows"
-    square = Shown("p", "p", "H T S", torch.rand(2, 12, 12), list("abcdefghijkl"), list("abcdefghijkl"), 1, 11)
+    square = ShownTensor("p", "p", "H T S", torch.rand(2, 12, 12), list("abcdefghijkl"), list("abcdefghijkl"), 1, 11)
     assert square.excerpt().columns == tuple("abcdefgl")
     assert square.excerpt().values[7][7] == float(square.value[1, 11, 11])
     assert square.excerpt().left_out == "… 4 more columns, 4 more rows"
@@ -458,8 +458,9 @@ def test_the_page_holds_every_step(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_a_step_is_what_it_says() -> None:
-    step = Step("p", "t", "y = x + 1", "", [Shown("y", "y", "D", torch.tensor([2.0]))], lambda g: g["x"] + 1)
-    given = Printed()
-    given.add([Shown("x", "x", "D", torch.tensor([1.5])), Shown("ids", "ids", "N", torch.ones(2, dtype=torch.long))])
+    step = WalkStep("p", "t", "y = x + 1", "", [ShownTensor("y", "y", "D", torch.tensor([2.0]))], lambda g: g["x"] + 1)
+    given = PrintedTensors()
+    ids = ShownTensor("ids", "ids", "N", torch.ones(2, dtype=torch.long))
+    given.add([ShownTensor("x", "x", "D", torch.tensor([1.5])), ids])
     assert (given["x"].dtype, given["ids"].dtype) == (torch.float64, torch.long)
     assert step.error(given) == 0.25  # of 2

@@ -20,7 +20,7 @@ from triptych import families, spec
 from triptych.errors import CheckpointError, ConfigError
 from triptych.mapping.config_keys import METADATA, ConfigKeys
 from triptych.mapping.tensor_plan import PlusOne, TensorPlan
-from triptych.mapping.weight_table import TableRow, table
+from triptych.mapping.weight_table import WeightTableRow, table
 from triptych.spec.positions import Interpolate, Llama3, LongRope, YaRN
 
 
@@ -546,9 +546,9 @@ def test_tables_are_read_as_written() -> None:
     [GLU]
     b.weight     x.b
     """)
-    assert rows[0] == TableRow(("a.q.*", "a.k.*"), "x.{i}.qk.*", None, ("transpose",), (), None, "a reason")
-    assert rows[1] == TableRow((), "x.junk", "y.junk")
-    assert rows[2] == TableRow(("b.weight",), "x.b", None, part="GLU")
+    assert rows[0] == WeightTableRow(("a.q.*", "a.k.*"), "x.{i}.qk.*", None, ("transpose",), (), None, "a reason")
+    assert rows[1] == WeightTableRow((), "x.junk", "y.junk")
+    assert rows[2] == WeightTableRow(("b.weight",), "x.b", None, part="GLU")
 
 
 def test_own_configs_are_checked() -> None:

@@ -16,7 +16,7 @@ import pytest
 from cli_models import Captured, refused, said
 from test_page import Reader
 from triptych.cli import main
-from triptych.errors import InputError, MissingProgramError
+from triptych.errors import InputError, MissingExecutableError
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Sample, Samples, TableSection
 from triptych_lectures import labs
 from triptych_lectures.commands import lab as lab_command
@@ -49,7 +49,7 @@ def broken(setup: Setup) -> LabResult:
 
 
 def without_program(setup: Setup) -> LabResult:
-    raise MissingProgramError("the program speak-up is not installed; on Debian: apt-get install speak-up")
+    raise MissingExecutableError("the program speak-up is not installed; on Debian: apt-get install speak-up")
 
 
 @pytest.fixture

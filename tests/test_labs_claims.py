@@ -31,7 +31,7 @@ TASKS = {
     "trained-scale": generated_tasks.Places,
     "trained-heads": generated_tasks.Places,
     "activations": generated_tasks.LookupTable,
-    "padding": padding.Most,
+    "padding": padding.MajorityTask,
 } | test_labs_learning.TASKS
 
 
@@ -87,7 +87,7 @@ def test_norm_placement_fails_when_a_warm_up_does_not_decide(
     bad: tuple[str, ...], claim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def canned(sizes: Any, name: str, how: str, depth: int, task: Any, seed: int) -> generated_tasks.TrainedRun:
-        shuffled = isinstance(task, generated_tasks.Shuffled)
+        shuffled = isinstance(task, generated_tasks.ShuffledTask)
         return BAD if shuffled or f"{name}, {how}".startswith(bad or ("none",)) else GOOD
 
     monkeypatch.setattr(deep_stacks.NormPlacementLab, "_train", canned)
@@ -172,7 +172,7 @@ def test_a_table_answers_from_the_token_and_the_one_before() -> None:
 
 def test_shuffled_answers_are_the_same_ones_elsewhere() -> None:
     plain = generated_tasks.Places(5, 9, (2,)).rows(np.random.default_rng(1), 20)
-    rows = generated_tasks.Shuffled(Known(plain)).rows(np.random.default_rng(2), 20)
+    rows = generated_tasks.ShuffledTask(Known(plain)).rows(np.random.default_rng(2), 20)
     answers, moved = (np.concatenate([row.targets[row.trained] for row in some]) for some in (plain, rows))
     assert all((a.ids == b.ids).all() and (a.trained == b.trained).all() for a, b in zip(plain, rows, strict=True))
     assert sorted(answers) == sorted(moved)
@@ -180,7 +180,7 @@ def test_shuffled_answers_are_the_same_ones_elsewhere() -> None:
 
 
 def test_the_most_frequent_symbol_is_the_answer_and_padding_changes_no_row() -> None:
-    task = padding.Most(4, 5, 12)
+    task = padding.MajorityTask(4, 5, 12)
     for row in generated_tasks.held_out_rows(task, 30, 0):
         counts = np.bincount(row.ids[1:], minlength=4)
         assert row.ids[0] == 5
@@ -214,7 +214,7 @@ def test_a_run_that_diverges_has_no_end() -> None:
 
 def test_training_rows_are_new_and_never_those_of_the_test() -> None:
     task = generated_tasks.Places(16, 16, (0,))
-    data = generated_tasks.Generated(task)
+    data = generated_tasks.GeneratedRows(task)
     first, again, second = (data.draw(0, step, 4) for step in (0, 0, 1))
     assert all((a.ids == b.ids).all() for a, b in zip(first, again, strict=True))
     tests = generated_tasks.held_out_rows(task, 4, 0)

@@ -17,7 +17,7 @@ from triptych.model import Model
 from triptych.nn import attention
 from triptych.text import byte_tokenizer
 from triptych_lectures.labs import bank, head_roles, not_explanation, other_patterns, run
-from triptych_lectures.labs.generated_tasks import Shuffled
+from triptych_lectures.labs.generated_tasks import ShuffledTask
 from triptych_lectures.labs.lab import Setup, Size
 
 LABS = (bank, head_roles, not_explanation)
@@ -164,7 +164,7 @@ def test_not_explanation_fails_on_shuffled_labels(monkeypatch: pytest.MonkeyPatc
     """A classifier that learned nothing does not need the token, and any pattern gives its output."""
     trained = not_explanation._trained
     monkeypatch.setattr(
-        not_explanation, "_trained", lambda sizes, task, seed: trained(sizes, Shuffled(sizes.task), seed)
+        not_explanation, "_trained", lambda sizes, task, seed: trained(sizes, ShuffledTask(sizes.task), seed)
     )
     claims = failed(run("not-explanation", Setup(sizes=TASK)))
     assert {"classifier: right on new rows", "output change when the deciding token is hidden"} <= claims

@@ -128,7 +128,7 @@ def test_the_parts_sum_to_the_logit(name: str) -> None:
 @pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
 def test_a_norm_without_its_gain_does_not_sum(norm: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the sum notices a norm that is taken for the identity."""
-    parts, through = logit_attribution._Parts, logit_attribution._Parts.through
+    parts, through = logit_attribution._StreamParts, logit_attribution._StreamParts.through
     monkeypatch.setattr(parts, "through", lambda own, one, name: isinstance(one, norm) or through(own, one, name))
     model = Model(tiny.encoder() if norm is LayerNorm else tiny.decoder())
     assert model.attribute_logit(TEXT, 7, at=2).error > 0.01

@@ -26,7 +26,7 @@ from triptych.page import (
     Prose,
     Sample,
     Samples,
-    Steps,
+    StepsSection,
     TableSection,
     Unfolding,
     VerdictSection,
@@ -62,7 +62,7 @@ def every_section(text: str, texts: list[str]) -> list:
         Samples(text, [Sample(None, one, one) for one in texts]),
         Curve(text, text, text, {one: [(1, 2)] for one in texts}, dict.fromkeys(texts, 3)),
         TableSection(text, texts, [texts]),
-        Steps(
+        StepsSection(
             text, [Unfolding(1, text, text, text, [Grid(text, text, text, texts, [(text, texts)], text, True)], text)]
         ),
         AttentionSection(text, text, [AttentionMap("cross", 3, texts, [*texts, text, text], pattern(2, 7, 9))]),

@@ -78,7 +78,8 @@ def test_logarithmic_axes_space_powers_evenly(browser: Browser, tmp_path: Path):
 
 def test_steps_open_all_at_once(browser: Browser, tmp_path: Path):
     items = [page.Unfolding(i, f"step {i}", "y = x", "", [], "", open=i == 1) for i in (1, 2, 3)]
-    reader = Reader(opened(browser, tmp_path, page.Steps("part", items), page.Steps("opened", items[:1])).html())
+    sections = page.StepsSection("part", items), page.StepsSection("opened", items[:1])
+    reader = Reader(opened(browser, tmp_path, *sections).html())
     assert ["open" in attrs for tag, attrs in reader.tags if tag == "details"] == [True, False, False, True]
     assert [text for tag, text in reader.texts if tag == "button" and text.strip()][-2:] == ["Open all", "Close all"]
 

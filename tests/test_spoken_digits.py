@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spoken_tones import spoken, tones
-from triptych.errors import InputError, MissingProgramError
+from triptych.errors import InputError, MissingExecutableError
 from triptych.media.audio import RATE, read_wav, write_wav
 from triptych_lectures.data import digit_recordings
 from triptych_lectures.data import digit_recordings as spoken_digits
@@ -114,7 +114,7 @@ def test_recordings_are_written_with_their_records(tmp_path: Path) -> None:
 def test_without_the_synthesizer_its_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     says = "espeak-ng is not installed; on Debian and Ubuntu: apt-get install espeak-ng"
-    with pytest.raises(MissingProgramError, match=says):
+    with pytest.raises(MissingExecutableError, match=says):
         digit_recordings.espeak("one", SPEAKER)
 
 

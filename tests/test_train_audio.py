@@ -80,7 +80,7 @@ def test_frames_are_those_that_transcribing_reads(files: tuple[Path, Path]) -> N
     rows = job(*files).trainer.data
     first = json.loads(files[0].read_text("utf-8").splitlines()[0])
     expected = log_mel(padded(read_wav(files[0].parent / first["audio"]), 90), MELS)
-    examples = list(rows.held())
+    examples = list(rows.held_out_rows())
     assert np.array_equal(examples[0].frames.numpy(), expected)  # type: ignore[attr-defined]
     batch = collate(examples[:3])
     assert batch.source is not None
@@ -120,7 +120,7 @@ def test_losses_and_gradients_are_the_reference_s(whisper: Path, tmp_path: Path,
     recipe["objective"]["language"] = "de"
     del recipe["tokenizer"]
     prepared = prepare(check_recipe(recipe))
-    module, examples = prepared.trainer.module, list(prepared.trainer.data.held())
+    module, examples = prepared.trainer.module, list(prepared.trainer.data.held_out_rows())
     ours = sum(loss(module, collate(examples[i::accumulate]))[0] for i in range(accumulate)) / 15
     ours.backward()
     wide = max(len(one.ids) for one in examples)
@@ -156,7 +156,7 @@ def test_words_wrong_are_counted_by_the_fewest_changes() -> None:
 
 def test_the_evaluation_writes_the_held_out_transcripts(files: tuple[Path, Path]) -> None:
     prepared = job(*files)
-    held = prepared.trainer.held
+    held = prepared.trainer.held_out
     assert isinstance(held, HeldSpeech)
     texts = [json.loads(line)["text"] for line in files[1].read_text("utf-8").splitlines()]
     score = evaluate(prepared.trainer.module, held)
@@ -233,7 +233,7 @@ def test_other_rates_and_channels_are_read(files: tuple[Path, Path], tmp_path: P
     (tmp_path / "short.wav").write_bytes(wav(stereo[:40], 44_100))
     names = ("stereo.wav", "short.wav", str(tmp_path / "stereo.wav"))
     records = write(tmp_path, [{"audio": name, "text": "one"} for name in names])
-    assert len(list(job(records, records).trainer.data.held())) == 3
+    assert len(list(job(records, records).trainer.data.held_out_rows())) == 3
 
 
 BAD: dict[str, tuple[dict[str, object], str]] = {
@@ -270,7 +270,7 @@ def test_a_bad_record_is_one_line(name: str, tmp_path: Path) -> None:
     if name in ("long", "words"):
         recipe = tables(records, held)
         recipe["data"]["drop_longer"] = True
-        assert len(list(prepare(check_recipe(recipe)).trainer.data.held())) == 1
+        assert len(list(prepare(check_recipe(recipe)).trainer.data.held_out_rows())) == 1
         recipe["data"]["path"] = str(write(tmp_path, [bad], "bad.jsonl"))
         with pytest.raises(InputError, match=r"every training record is longer than the model's window or run.length"):
             prepare(check_recipe(recipe))

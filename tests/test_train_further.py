@@ -191,10 +191,10 @@ def test_the_size_of_checkpoints_is_said_and_right(text: Path, tmp_path: Path) -
     space = DiskSpace.of(job.trainer, out, 2, 0)
     job.run(on_note=said.append)
     (line,) = [line for line in said if line.startswith("checkpoints in")]
-    assert size(space.one) in line
+    assert size(space.checkpoint_bytes) in line
     tensors = ("model.safetensors", "train_state/optimizer.safetensors")
     written = sum((out / "step-00000003" / name).stat().st_size for name in tensors)
-    assert space.one == pytest.approx(written, rel=0.2)  # headers of a tiny model
+    assert space.checkpoint_bytes == pytest.approx(written, rel=0.2)  # headers of a tiny model
     assert space.count == 3  # of the three steps
 
 

@@ -157,7 +157,7 @@ def test_hidden_words_are_those_of_the_lab(drawn: Path) -> None:
     shown = np.concatenate([one.ids[1:] for one in ours])
     assert 0.7 < (shown == job.tokenizer.unk_id).mean() < 1.0
     assert {int(one.ids[0]) for one in ours} == {job.tokenizer.pad_id}
-    for a, b in zip(job.trainer.held.batches, plain.trainer.held.batches, strict=True):
+    for a, b in zip(job.trainer.held_out.batches, plain.trainer.held_out.batches, strict=True):
         assert torch.equal(a.ids, b.ids)
     verify_resume(check_recipe(captions(drawn, objective={"name": "captions", "hidden": 0.5})), 2)
 

@@ -92,7 +92,7 @@ class Rows8:
     def draw(self, seed: int, step: int, rows: int) -> list[Any]:
         return [train.causal(row) for row in RAGGED]
 
-    def held(self) -> Any:
+    def held_out_rows(self) -> Any:
         return iter(self.draw(0, 0, 8))
 
     def targets(self) -> np.ndarray:
@@ -346,8 +346,8 @@ def test_progress_is_by_whichever_budget_is_nearer_its_end() -> None:
     run = train.RunSettings(rows=1, length=4, steps=100, seconds=50.0)
     assert run.progress(20, 5.0) == 0.2
     assert run.progress(20, 25.0) == 0.5
-    assert run.left(20, 5.0) == pytest.approx(20.0)
-    assert run.left(20, 45.0) == pytest.approx(5.0)
+    assert run.seconds_left(20, 5.0) == pytest.approx(20.0)
+    assert run.seconds_left(20, 45.0) == pytest.approx(5.0)
 
 
 def test_a_time_budget_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

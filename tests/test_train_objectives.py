@@ -137,7 +137,7 @@ def test_packed_documents_do_not_see_each_other(llama: nn.Transformer) -> None:
 
     def logits(first: int) -> torch.Tensor:
         data = CausalText.of([[1, first, 3, 4, 2], [1, 5, 6, 7, 8, 2]], length=9)
-        batch = collate(list(data.held()))
+        batch = collate(list(data.held_out_rows()))
         assert batch.rows.lengths == (4, 5)
         return llama.logits(nn.Batch(inputs=batch.ids, rows=batch.rows))
 
@@ -158,7 +158,7 @@ def test_a_stream_is_cut_where_documents_end() -> None:
 def test_held_out_rows_cover_every_token_once() -> None:
     documents = [[1, *range(5, 5 + n), 2] for n in (3, 8, 1)]
     data = CausalText.of(documents, length=4)
-    assert np.concatenate([e.targets for e in data.held()]).tolist() == [t for d in documents for t in d[1:]]
+    assert np.concatenate([e.targets for e in data.held_out_rows()]).tolist() == [t for d in documents for t in d[1:]]
 
 
 # ---------------------------------------------------------------- order

@@ -42,8 +42,8 @@ def written(path: Path, text: str) -> Path:
 @pytest.mark.parametrize("text", ["--5", "9" * 5000, "1.5", "-"])
 def test_an_integer_of_a_record_that_is_none_is_named(text: str) -> None:
     with pytest.raises(TextError, match=r"here: start is .* not an integer"):
-        DataRecord({"start": text}, "here").whole("start")
-    assert DataRecord({"start": " -12 "}, "here").whole("start") == -12
+        DataRecord({"start": text}, "here").integer("start")
+    assert DataRecord({"start": " -12 "}, "here").integer("start") == -12
 
 
 def test_pairs_are_read_line_by_line_as_records_are(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_pairs_that_are_dropped_do_not_count(tmp_path: Path, rows: int) -> None:
             job(ENCODER, "contrastive", path, {"rows": rows}, **more)
         return
     made = job(ENCODER, "contrastive", path, {"rows": rows}, **more)
-    assert [batch.trained for batch in made.trainer.held.batches] == [3, 2]
+    assert [batch.trained for batch in made.trainer.held_out.batches] == [3, 2]
 
 
 def test_a_single_last_pair_is_judged_with_the_others(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_single_last_pair_is_judged_with_the_others(tmp_path: Path) -> None:
     texts = [{"text": f"a{i}", "text_b": f"b{i}"} for i in range(4)]
     path = written(tmp_path / "a.jsonl", "\n".join(map(json.dumps, texts)))
     made = job(ENCODER, "contrastive", path, {"rows": 3}, held_out_path=str(path))
-    assert [batch.trained for batch in made.trainer.held.batches] == [4]
+    assert [batch.trained for batch in made.trainer.held_out.batches] == [4]
 
 
 def test_weights_are_looked_through_where_they_are_saved_and_at_the_end(

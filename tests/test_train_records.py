@@ -47,16 +47,16 @@ def csv_of(separator: str, end: str = "\n") -> str:
 def test_every_format_gives_the_same_records(tmp_path: Path, name: str, content: str | bytes) -> None:
     records = read_records(written(tmp_path / name, content), ("text", "label"), ("text_b",))
     assert [dict(record.values) for record in records] == ROWS
-    assert records[0].where.endswith(("line 1", "line 2"))
+    assert records[0].location.endswith(("line 1", "line 2"))
 
 
 def test_the_line_of_a_record_is_where_it_begins(tmp_path: Path) -> None:
-    assert [r.where[-6:] for r in read_records(written(tmp_path / "a.csv", csv_of(",")), ("text",))] == [
+    assert [r.location[-6:] for r in read_records(written(tmp_path / "a.csv", csv_of(",")), ("text",))] == [
         "line 2",
         "line 4",
     ]
     text = json.dumps({"text": "a\u2028b"}, ensure_ascii=False) + "\n\n" + json.dumps({"text": "c"})
-    assert read_records(written(tmp_path / "a.jsonl", text), ("text",))[1].where.endswith("line 3")
+    assert read_records(written(tmp_path / "a.jsonl", text), ("text",))[1].location.endswith("line 3")
 
 
 def test_columns_have_any_name(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_unknown_fields_and_files(tmp_path: Path) -> None:
         ("label", 0.5, "label is 0.5, not a label"),
         ("label", [], "not a label"),
         ("listed", 3, "listed is 3, not a list"),
-        ("whole", 0.5, "whole is 0.5, not an integer"),
-        ("whole", True, "whole is True, not an integer"),
+        ("integer", 0.5, "integer is 0.5, not an integer"),
+        ("integer", True, "integer is True, not an integer"),
     ],
 )
 def test_values_of_another_type(call: str, value: object, message: str) -> None:
@@ -127,7 +127,7 @@ def test_labels_are_texts_integers_and_truth_values() -> None:
     assert [record.label(k) for k in "abc"] == ["x", "3", "true"]
     assert record.listed("d", ";") == ["x", "2"]
     assert record.listed("e", ";") == ["x", "y"]
-    assert (record.whole("f"), record.whole("g")) == (-3, None)
+    assert (record.integer("f"), record.integer("g")) == (-3, None)
 
 
 def test_parquet_as_pyarrow_writes_it(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_parquet_as_pyarrow_writes_it(tmp_path: Path) -> None:
     assert [one.text("text", empty=True) for one in records] == columns["body"]
     assert [one.label("label") for one in records] == ["5", "1", "3"]
     assert [one.listed("words", None) for one in records] == columns["words"]
-    assert [one.whole("start") for one in records] == columns["start"]
-    assert [one.where for one in records] == [f"{path}, row {row}" for row in (1, 2, 3)]
+    assert [one.integer("start") for one in records] == columns["start"]
+    assert [one.location for one in records] == [f"{path}, row {row}" for row in (1, 2, 3)]
     with pytest.raises(TextError, match=r"a\.parquet, row 1: there is no field 'text'; it has body, stars"):
         read_records(path, ("text",))
     path.write_bytes(path.read_bytes()[:-9])
@@ -179,7 +179,7 @@ def test_parquet_through_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", parquet)
     records = read_records(path, ("text", "label"))
     assert [dict(record.values) for record in records] == ROWS
-    assert records[1].where.endswith("row 2")
+    assert records[1].location.endswith("row 2")
 
 
 def test_the_split_is_drawn_and_always_the_same() -> None:

@@ -104,7 +104,7 @@ def test_a_model_that_is_right_scores_100_and_so_does_copying_where_it_is_right(
     tmp_path: Path, compared: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = job(tmp_path, swap=False)
-    held = run.trainer.held
+    held = run.trainer.held_out
     assert held is not None
     score = evaluate(run.trainer.module, held)
     assert score.baselines["copying the source"] == 100.0
@@ -115,7 +115,7 @@ def test_a_model_that_is_right_scores_100_and_so_does_copying_where_it_is_right(
 
 def test_a_quick_evaluation_translates_nothing(tmp_path: Path, compared: list[Any]) -> None:
     run = job(tmp_path, changes=("run.rows=1", "data.held_out=0.5"))
-    held = run.trainer.held
+    held = run.trainer.held_out
     assert len(held.batches) > 1
     assert not evaluate(run.trainer.module, held.sample(1)).metrics
     assert evaluate(run.trainer.module, held).metrics

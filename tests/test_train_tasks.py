@@ -18,7 +18,7 @@ from triptych.text import DECODER, ChatTemplate, Tokenizer, byte_tokenizer, shak
 from triptych.train import check_recipe, evaluate, prepare, read_recipe, resume, show_batch
 from triptych.train.chat_task import assistant_spans, chat_example
 from triptych.train.contrastive import TextPair
-from triptych.train.data import DocumentStream, Use, random_numbers
+from triptych.train.data import DocumentStream, RandomUse, random_numbers
 from triptych.train.label_tasks import Question, first_tokens, windows
 from triptych.train.labelled import LabelledExample, SpanLoss
 from triptych.train.objectives import TokenMasking
@@ -266,7 +266,7 @@ def test_t5_and_electra_train_from_text(tmp_path: Path) -> None:
     made = recipe({"name": "replaced"}, {"path": str(tmp_path / "a.txt")}, model=electra)
     job = prepare(made)
     job.run(until=2)
-    score = evaluate(job.trainer.module, job.trainer.held)
+    score = evaluate(job.trainer.module, job.trainer.held_out)
     assert 0.8 < score.baselines["majority"] < 0.95
     assert job.hf["architectures"] == ["ElectraForPreTraining"]
 
@@ -278,7 +278,7 @@ def test_a_sample_that_is_the_same_token_is_original() -> None:
     tokens = np.array([7, 8] * 10, dtype=np.int32)
     before, after = np.array([1], np.int32), np.array([2], np.int32)
     text = ReplacedText(DocumentStream.of([(tokens,)]), 20, masking, before, after, by_frequency(shares))
-    row = text.row((tokens,), random_numbers(0, Use.CORRUPTION, 0))
+    row = text.row((tokens,), random_numbers(0, RandomUse.CORRUPTION, 0))
     wanted = (np.concatenate([[1], tokens, [2]]) != row.ids).astype(int)
     assert row.goal.tolist() == wanted.tolist()
     assert 0 < row.goal.sum() < 10

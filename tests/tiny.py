@@ -5,7 +5,7 @@ from functools import partial
 
 from triptych import nn, spec
 from triptych.generate import Engine, Executor, Request
-from triptych.nn import Row
+from triptych.nn import InputRow
 from triptych.probe import Session
 
 D, H, G, K, F, V = 24, 6, 3, 10, 37, 41
@@ -66,7 +66,7 @@ def decoder(
 def engine(
     module: nn.Transformer,
     rows: Sequence[Sequence[int]],
-    sources: Sequence[Row] | None = None,
+    sources: Sequence[InputRow] | None = None,
     chunk: int | None = None,
     probe: Session | None = None,
     executor: Executor = "auto",

@@ -58,7 +58,7 @@ class SameRows:
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
         return self.examples
 
-    def held(self) -> Iterator[Example]:
+    def held_out_rows(self) -> Iterator[Example]:
         return iter(self.examples)
 
     def targets(self) -> Any:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 from lecture_path import path_page
 from lecture_sources import digest as digest_of_sources
 
-from triptych_lectures.labs import home
+from triptych_lectures.labs import module_of
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -68,7 +68,7 @@ def entries(data: Plain) -> Iterator[tuple[str, str, Plain]]:
 
 def digest(kind: str, name: str) -> str:
     """SHA-256 of all source files that a lab imports, or the worked examples."""
-    return digest_of_sources(home(name) if kind == "labs" else "triptych.explain.examples")
+    return digest_of_sources(module_of(name) if kind == "labs" else "triptych.explain.examples")
 
 
 def wanted(data: Plain) -> dict[str, list[str]]:

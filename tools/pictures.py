@@ -121,10 +121,10 @@ def explain() -> None:
     """The attention of one block, its softmax unfolded."""
     from triptych import explain as walk
     from triptych.explain.page import sections
-    from triptych.page import Steps, render
+    from triptych.page import StepsSection, render
 
     steps = walk.explain(smollm2(), SENTENCE, layer=7, head=4)
-    [part] = [one for one in sections(steps) if isinstance(one, Steps) and "attention" in one.title]
+    [part] = [one for one in sections(steps) if isinstance(one, StepsSection) and "attention" in one.title]
     items = [replace(item, open=item.title == "Softmax") for item in part.items]
     screenshot("explain", render(steps.title, [replace(part, items=items)], subtitle=SENTENCE), 1010)
 

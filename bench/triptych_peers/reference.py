@@ -13,7 +13,7 @@ from triptych.check.comparison import headless, measured, mixture
 from triptych.checkpoints.adapter_targets import slots_of, stored_modules
 from triptych.errors import InputError
 from triptych.model import Model
-from triptych.nn import LoraFactors, Row
+from triptych.nn import InputRow, LoraFactors
 from triptych.spec import (
     ClassHeadSpec,
     EmbedSpec,
@@ -49,7 +49,7 @@ class TransformersReference:
     def name(self) -> str:
         return type(self.peer).__name__
 
-    def run(self, row: Row, target: list[int] | None) -> tuple[dict[str, Tensor], Tensor]:
+    def run(self, row: InputRow, target: list[int] | None) -> tuple[dict[str, Tensor], Tensor]:
         spec, theirs = self.model.spec, _their(self.peer, row, target)
         states: dict[str, Tensor] = {}
         for name, stack in spec.stacks.items():
@@ -99,7 +99,7 @@ def _peer(model: Model) -> Any:
     return peer
 
 
-def _their(peer: Any, row: Row, target: list[int] | None) -> Any:
+def _their(peer: Any, row: InputRow, target: list[int] | None) -> Any:
     """Its outputs on one row, hidden states included; frames lie along its last axis."""
     if isinstance(row, Tensor):
         inputs = {"input_features": row.T[None]} if row.dim() == 2 else {"pixel_values": row[None]}

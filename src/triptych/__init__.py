@@ -73,27 +73,27 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home: ModuleType
+    module: ModuleType
     match name:
         case "train":  # a package, which is a function as well
-            import triptych.train as home
+            import triptych.train as module
 
-            return home
+            return module
         case "load" | "create" | "Model":
-            import triptych.model as home
+            import triptych.model as module
         case "Generation":
-            import triptych.generate as home
+            import triptych.generate as module
         case "attend" | "attend_reference":
-            import triptych.attention as home
+            import triptych.attention as module
         case "Read" | "Edit" | "Trace":
-            import triptych.probe as home
+            import triptych.probe as module
         case _ if name in __all__:
-            import triptych.spec.masks as home
+            import triptych.spec.masks as module
         case _:
             from triptych.migration_hints import of_package
 
             raise MissingNameError(f"module 'triptych' has no attribute {name!r}{of_package(name, __all__)}")
-    value = globals()[name] = getattr(home, name)  # the next use does not come here
+    value = globals()[name] = getattr(module, name)  # the next use does not come here
     return value
 
 

@@ -28,7 +28,7 @@ class MissingNameError(InputError, AttributeError):
     """A module or an object does not have an attribute of this name; also an AttributeError."""
 
 
-class MissingProgramError(InputError):
+class MissingExecutableError(InputError):
     """A program that is no part of this package is not installed."""
 
 

@@ -19,7 +19,7 @@ from triptych import nn
 from triptych.arguments import number
 from triptych.attention import CacheType, check_cache_type
 from triptych.check import paths, peer
-from triptych.check.comparison import Case, Finding, Layer, Quality, Report, case_of, max_abs_diff
+from triptych.check.comparison import Case, Finding, Quality, Report, SiteDifference, case_of, max_abs_diff
 from triptych.check.quality import TEXT, quality, why_not
 from triptych.checkpoints.header import read_header
 from triptych.checkpoints.load_weights import stores_packed
@@ -74,7 +74,7 @@ def check(
     for step in paths.ALL:
         progress((step.__doc__ or "").partition(".")[0].lower())
         step(case)
-    if against != "none" and peer.wanted(case, required=against is not None):
+    if against != "none" and peer.can_compare(case, required=against is not None):
         progress("the same rows through transformers")
         peer.against_transformers(case)
     measured = _qualities(case, quantize, cache, text, offline, progress)
@@ -114,4 +114,4 @@ def _qualities(
     return quality(forms, TEXT if text is None else text, tuple(dict.fromkeys(caches)))
 
 
-__all__ = ["PEERS", "Finding", "Layer", "Quality", "Report", "check", "max_abs_diff"]
+__all__ = ["PEERS", "Finding", "Quality", "Report", "SiteDifference", "check", "max_abs_diff"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triptych.errors import InputError
 from triptych.model import Model
-from triptych.nn import NO_TAPS, Row, Taps
+from triptych.nn import NO_TAPS, InputRow, Taps
 from triptych.spec import (
     ClassHeadSpec,
     EmbedSpec,
@@ -46,7 +46,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Layer:
+class SiteDifference:
     """One site's distance from the peer's: max |Δ| over max |theirs|.  `first_position` is the lowest position of any
     row that is further than the threshold, None where none is."""
 
@@ -74,7 +74,7 @@ class Report:
     model: str
     threshold: float
     findings: tuple[Finding, ...]
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[SiteDifference, ...] = ()
     skipped: tuple[str, ...] = ()
     quality: tuple[Quality, ...] = ()
 
@@ -88,7 +88,7 @@ class Report:
         return None if (layer := self.first_layer) is None else layer.site
 
     @property
-    def first_layer(self) -> Layer | None:
+    def first_layer(self) -> SiteDifference | None:
         """That site with its difference, and the position it begins at."""
         return next((layer for layer in self.layers if not layer.difference <= self.threshold), None)
 
@@ -104,12 +104,12 @@ class Case:
     what was ignored on loading it."""
 
     model: Model
-    rows: Sequence[Row]
+    rows: Sequence[InputRow]
     targets: list[list[int]] | None
     threshold: float
     ignore: tuple[str, ...] = ()
     findings: list[Finding] = field(default_factory=list)
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[SiteDifference] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
     @property
@@ -160,7 +160,7 @@ def _noise(model: Model) -> list[Tensor]:
     return [torch.randn(shape, generator=random) for _ in TEXTS]
 
 
-def run(model: Model, rows: Sequence[Row], targets: list[list[int]] | None, taps: Taps = NO_TAPS) -> list[Tensor]:
+def run(model: Model, rows: Sequence[InputRow], targets: list[list[int]] | None, taps: Taps = NO_TAPS) -> list[Tensor]:
     """One uncached forward: each row's log-probabilities [T, V], other outputs of a head, or hidden states [T, D]."""
     with torch.inference_mode():
         batch = model.module.batch(rows, targets, taps)

@@ -10,9 +10,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from triptych.check.comparison import Case, Layer, max_abs_diff
+from triptych.check.comparison import Case, SiteDifference, max_abs_diff
 from triptych.errors import InputError
-from triptych.nn import Row
+from triptych.nn import InputRow
 from triptych.probe import Plan, Session
 
 
@@ -26,13 +26,13 @@ class Reference(Protocol):
         """What computes."""
         ...
 
-    def run(self, row: Row, target: list[int] | None) -> tuple[Mapping[str, Tensor], Tensor]:
+    def run(self, row: InputRow, target: list[int] | None) -> tuple[Mapping[str, Tensor], Tensor]:
         """The states of one row by our names of their sites, `[T, D]`, in the order of the model, and its output in the
         form of ours, `[1, T, ...]`."""
         ...
 
 
-def wanted(case: Case, *, required: bool) -> bool:
+def can_compare(case: Case, *, required: bool) -> bool:
     """Whether to compare with transformers.  Raises InputError where it is required and cannot be done."""
     path, hf = case.model.path, case.model.hf or {}
     needs = ["transformers"] + ["gguf"] * (path is not None and path.suffix == ".gguf")
@@ -56,7 +56,7 @@ def against_transformers(case: Case) -> None:
     spec = case.model.spec
     prefixes = [f"{name}." if spec.layout == "encoder-decoder" else "" for name in spec.stacks]
     read = [f"{p}{site}" for p in prefixes for site in ("embed", "blocks.*.resid_post", "final")]
-    layers: dict[str, Layer] = {}
+    layers: dict[str, SiteDifference] = {}
     difference = 0.0
     for i, row in enumerate(case.rows):
         session = Session(Plan.of(spec, read))
@@ -71,15 +71,15 @@ def against_transformers(case: Case) -> None:
     case.record("transformers", difference, case.threshold, f"{reference.name}, fp32")
 
 
-def _layer(site: str, ours: Tensor, theirs: Tensor, threshold: float) -> Layer:
+def _layer(site: str, ours: Tensor, theirs: Tensor, threshold: float) -> SiteDifference:
     """One row at one site, [T, D] each."""
     by_position = (ours.double() - theirs.double()).abs().amax(-1) / float(theirs.abs().max())
     apart = (~(by_position <= threshold)).nonzero().flatten().tolist()
-    return Layer(site, float(by_position.max()), apart[0] if apart else None)
+    return SiteDifference(site, float(by_position.max()), apart[0] if apart else None)
 
 
-def _further(a: Layer, b: Layer) -> Layer:
+def _further(a: SiteDifference, b: SiteDifference) -> SiteDifference:
     """Of two rows at one site the greater difference and the lower position."""
     begins = [layer.first_position for layer in (a, b) if layer.first_position is not None]
     greatest = float(torch.tensor([a.difference, b.difference], dtype=torch.float64).max())  # NaN where either is
-    return Layer(a.site, greatest, min(begins, default=None))
+    return SiteDifference(a.site, greatest, min(begins, default=None))

@@ -59,7 +59,7 @@ def quality(
     width = min(WINDOW, first.spec.context or WINDOW)
     rows = [ids[start : start + width] for start in range(0, len(ids), width)]
     rows = [row for row in rows if len(row) > 1]
-    forms: dict[str, Callable[[list[int]], Tensor]] = {form: partial(_whole, model) for form, model in models.items()}
+    forms: dict[str, Callable[[list[int]], Tensor]] = {form: partial(_without_cache, models[form]) for form in models}
     forms |= {f"cache {cache}": partial(_through_cache, first, cache) for cache in caches}
     loss, divergence = dict.fromkeys(forms, 0.0), dict.fromkeys(forms, 0.0)
     for row in rows:
@@ -77,7 +77,7 @@ def quality(
     )
 
 
-def _whole(model: Model, row: list[int]) -> Tensor:
+def _without_cache(model: Model, row: list[int]) -> Tensor:
     """[T - 1, V]: the log-probabilities of all tokens of a row but the first, in one uncached forward."""
     return run(model, [row], None)[0][:-1]
 

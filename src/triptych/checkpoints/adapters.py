@@ -78,19 +78,19 @@ def with_base(model: str | Path, adapter: str | Path | None = None) -> tuple[str
     Raises CheckpointError where the base is not there or is no longer what the adapter was trained on.
     """
     is_path = isinstance(model, str | Path) and str(model) and not str(model).startswith(PREFIX)
-    where = model_in_run(Path(model)) if is_path else None
-    if where is None or not is_adapter(where):
+    run_model = model_in_run(Path(model)) if is_path else None
+    if run_model is None or not is_adapter(run_model):
         return model, None if adapter is None else _directory(adapter)
     if adapter is not None:
-        raise InputError(f"{where} is an adapter itself; name its base, and one adapter for it")
-    base, digest = adapter_base(where)
+        raise InputError(f"{run_model} is an adapter itself; name its base, and one adapter for it")
+    base, digest = adapter_base(run_model)
     if base is None:
-        raise CheckpointError(f"{where}: names no base; give it, and the adapter with --adapter (adapter=)")
-    return check_base(base, digest, where), where
+        raise CheckpointError(f"{run_model}: names no base; give it, and the adapter with --adapter (adapter=)")
+    return check_base(base, digest, run_model), run_model
 
 
-def check_base(base: str, digest: str | None, where: Path) -> Path:
-    """The path of the base of the adapter in `where`.  What a file calls `hub:...` is only looked for in the cache.
+def check_base(base: str, digest: str | None, adapter: Path) -> Path:
+    """The path of the base of the adapter in `adapter`.  What a file calls `hub:...` is only looked for in the cache.
 
     Raises CheckpointError unless `base` is there, with the files whose digest the adapter has.
     """
@@ -98,14 +98,14 @@ def check_base(base: str, digest: str | None, where: Path) -> Path:
     try:
         path = local_path(base, offline=True)
     except FetchError:
-        raise CheckpointError(f"{where}: its base {base} has not been downloaded; give it, {advice}") from None
+        raise CheckpointError(f"{adapter}: its base {base} has not been downloaded; give it, {advice}") from None
     if not os.path.exists(path):
         on_hub = base.count("/") == 1 and base[0] not in "./"
         known = f"give it, for example as hub:{base}," if on_hub else "give it"
-        raise CheckpointError(f"{where}: its base {shown(base)} is not there; {known} {advice}")
+        raise CheckpointError(f"{adapter}: its base {shown(base)} is not there; {known} {advice}")
     if digest is not None and _digest(path) != digest:
         problem = f"its base {base} has changed since the adapter was trained"
-        raise CheckpointError(f"{where}: {problem}; to use it nevertheless, give the base, {advice}")
+        raise CheckpointError(f"{adapter}: {problem}; to use it nevertheless, give the base, {advice}")
     return path
 
 

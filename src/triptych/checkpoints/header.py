@@ -42,16 +42,16 @@ class SentenceSettings:
     do_lower_case: bool = False
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], where: str) -> SentenceSettings:
+    def of(cls, config: Mapping[str, Any], source: str) -> SentenceSettings:
         """The settings of a JSON object; its other keys configure how sentence-transformers loads the model.
 
         Raises CheckpointError for values that are not a length above 2 and a truth value.
         """
         length, lower = config.get("max_seq_length"), config.get("do_lower_case") or False
         if length is not None and (type(length) is not int or length < 3):
-            raise CheckpointError(f"{where}: max_seq_length must be an integer above 2 or null, not {shown(length)}")
+            raise CheckpointError(f"{source}: max_seq_length must be an integer above 2 or null, not {shown(length)}")
         if not isinstance(lower, bool):
-            raise CheckpointError(f"{where}: do_lower_case must be true or false, not {shown(lower)}")
+            raise CheckpointError(f"{source}: do_lower_case must be true or false, not {shown(lower)}")
         return cls(length, lower)
 
     @classmethod
@@ -68,9 +68,9 @@ class SentenceSettings:
         return cls(int(min(lengths)) if lengths else None, settings.do_lower_case)
 
     @classmethod
-    def of_gguf(cls, metadata: Mapping[str, Any], where: str) -> SentenceSettings:
+    def of_gguf(cls, metadata: Mapping[str, Any], source: str) -> SentenceSettings:
         """The settings that `to_gguf` wrote; the defaults for files of other programs."""
-        return cls.of({name: metadata.get(_GGUF + name) for name in ("max_seq_length", "do_lower_case")}, where)
+        return cls.of({name: metadata.get(_GGUF + name) for name in ("max_seq_length", "do_lower_case")}, source)
 
     def to_gguf(self) -> Values:
         """GGUF metadata, under keys of ours: the format has none."""
@@ -139,56 +139,56 @@ def read_header(
 
     Raises CheckpointError, ConfigError or FetchError naming what is missing or not understood.
     """
-    where = local_path(path, offline, weights)
+    local = local_path(path, offline, weights)
     try:
-        where.stat()
+        local.stat()
     except FileNotFoundError:
         pass  # `open_source` says what was expected there
     except (OSError, ValueError) as error:  # a name too long or with a zero byte, a loop of links, no permission
-        raise CheckpointError(f"{shown(str(where))} cannot be opened ({first_line(error)})") from None
-    if where.is_dir() or (where.suffix == ".json" and where.is_file()):
-        return _with_config(where, ignore)
-    source = open_source(where)
+        raise CheckpointError(f"{shown(str(local))} cannot be opened ({first_line(error)})") from None
+    if local.is_dir() or (local.suffix == ".json" and local.is_file()):
+        return _with_config(local, ignore)
+    source = open_source(local)
     if source.kind != "gguf":
-        raise CheckpointError(f"{where}: is weights alone; give the directory that holds them and their config.json")
+        raise CheckpointError(f"{local}: is weights alone; give the directory that holds them and their config.json")
     shapes = {name: info.shape for name, info in source.infos.items()}
     hf, spec = families.read_gguf(
-        source.metadata, shapes, read=lambda name: source.read(name).tolist(), ignore=ignore, where=str(where)
+        source.metadata, shapes, read=lambda name: source.read(name).tolist(), ignore=ignore, where=str(local)
     )
-    settings = SentenceSettings.of_gguf(source.metadata, str(where))
+    settings = SentenceSettings.of_gguf(source.metadata, str(local))
     if settings != SentenceSettings():
         hf = {**hf, KEY: asdict(settings)}
-    return Header(where, spec, hf, source)
+    return Header(local, spec, hf, source)
 
 
-def _with_config(where: Path, ignore: Collection[str]) -> Header:
+def _with_config(model_path: Path, ignore: Collection[str]) -> Header:
     """Of a directory, or of a `config.json` alone."""
     for name in (*BESIDE, *sorted(_SIDE_FILES)):  # one that is there and cannot be read must not count as absent
-        file = (where if where.is_dir() else where.parent) / name
+        file = (model_path if model_path.is_dir() else model_path.parent) / name
         check_text_size(file, file_size(file))
-    config = where / "config.json" if where.is_dir() else where
-    if where.is_dir() and file_size(config) is None:
-        raise without_config(where)
+    config = model_path / "config.json" if model_path.is_dir() else model_path
+    if model_path.is_dir() and file_size(config) is None:
+        raise without_config(model_path)
     hf = read_json(config)
     packing = scheme(hf.pop("quantization_config"), str(config)) if hf.get("quantization_config") else None
     hf = dict(families.text_config(hf, str(config), ignore))
-    source = unpacked(open_source(where), packing) if any(where.glob("*.safetensors*")) else None
+    source = unpacked(open_source(model_path), packing) if any(model_path.glob("*.safetensors*")) else None
     stored = None if source is None else source.names
-    generation = json_if_there(where / BESIDE[0])
+    generation = json_if_there(model_path / BESIDE[0])
     special_ids = {name: generation[name] for name in _IDS if generation.get(name) is not None}  # they override
     read = partial(families.read_config, stored=stored, ignore=ignore, where=str(config))
     spec = read(hf | special_ids)
-    if (where / "modules.json").is_file() and stored is not None and _headless(spec, stored):
+    if (model_path / "modules.json").is_file() and stored is not None and _headless(spec, stored):
         hf.pop("architectures", None)
         spec = read(hf | special_ids)
-    pooled = _pooled(spec, where, ignore)
+    pooled = _pooled(spec, model_path, ignore)
     if pooled != spec and isinstance(pooled.head, PoolingSpec):
         # Saved with the config: a saved model has no 1_Pooling.
         hf = {**hf, "triptych_pooling": {"mode": pooled.head.mode, "normalize": pooled.head.normalize}}
-    settings = SentenceSettings.of_directory(where, spec.context) if where.is_dir() else None
+    settings = SentenceSettings.of_directory(model_path, spec.context) if model_path.is_dir() else None
     if settings is not None and isinstance(spec.head, PoolingSpec):
         hf = {**hf, KEY: asdict(settings)}
-    return Header(where, pooled, hf, source)
+    return Header(model_path, pooled, hf, source)
 
 
 def _headless(spec: ModelSpec, stored: Collection[str]) -> bool:
@@ -198,16 +198,16 @@ def _headless(spec: ModelSpec, stored: Collection[str]) -> bool:
     return bool(names) and names.isdisjoint(stored)
 
 
-def _pooled(spec: ModelSpec, where: Path, ignore: Collection[str]) -> ModelSpec:
+def _pooled(spec: ModelSpec, model_path: Path, ignore: Collection[str]) -> ModelSpec:
     """The pooling a sentence-transformers directory declares beside a bare encoder."""
-    pooling = where / "1_Pooling" / "config.json"
+    pooling = model_path / "1_Pooling" / "config.json"
     if not isinstance(spec.head, PoolingSpec) or not pooling.is_file():
         return spec
     known: dict[str, Literal["first", "mean"]] = {"cls": "first", "mean": "mean"}
     modes = _modes(read_json(pooling))
     if len(modes) != 1 or modes[0] not in known:
         raise CheckpointError(f"{pooling}: unsupported pooling_mode {shown(modes)}; use mean or cls")
-    normalize = _normalizes(where / "modules.json", ignore)
+    normalize = _normalizes(model_path / "modules.json", ignore)
     return replace(spec, head=replace(spec.head, mode=known[modes[0]], normalize=normalize))
 
 

@@ -54,18 +54,18 @@ def compute_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 def usable_device(device: str | torch.device) -> torch.device:
     """The device called `device`.  Raises InputError where torch knows no such device or cannot use it here."""
     try:
-        where = torch.device(device)
+        torch_device = torch.device(device)
     except (RuntimeError, TypeError):
         raise InputError(f"device {shown(str(device))} is not known to torch; use 'cpu', or 'cuda' for a GPU") from None
-    if where.type == "meta":
+    if torch_device.type == "meta":
         raise InputError("device 'meta' holds no numbers; use 'cpu', or 'cuda' for a GPU")
     try:
-        torch.empty(0, device=where)
+        torch.empty(0, device=torch_device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(
             f"device {shown(str(device))} cannot be used here ({first_line(error)}); use device='cpu'"
         ) from None
-    return where
+    return torch_device
 
 
 @runtime_checkable

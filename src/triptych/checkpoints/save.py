@@ -47,7 +47,7 @@ def write_directory(
     path = _target(path)
     recover(path)
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
-    with _beside(path) as temporary:
+    with _temporary_directory_near(path) as temporary:
         _write_weights(temporary, pairs, {"format": "pt", **(metadata or {})}, max_shard_bytes, names[0])
         _write_file(temporary, names[1], json.dumps(config, indent=2, allow_nan=False) + "\n")
         for name, content in (files or {}).items():
@@ -69,7 +69,7 @@ def atomic_write(path: str | Path, content: bytes) -> None:
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """A new file that becomes `path` when the block ends without an error; until then the old one is untouched."""
     path = _target(path)
-    with _beside(path) as temporary:
+    with _temporary_directory_near(path) as temporary:
         with _synced(temporary / "content") as file:
             yield file
         os.replace(temporary / "content", path)
@@ -192,7 +192,7 @@ def _synced(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[Path]:
+def _temporary_directory_near(path: Path) -> Iterator[Path]:
     """A directory next to `path`, gone when the block ends; what the disk refuses becomes a `CheckpointError`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from triptych.probe import Ablations
 
 
-Part = Literal["heads", "attention", "mlp", "blocks", "neurons", "positions"]
-Kind = Literal["zero", "mean", "resample"]
+AblatedPart = Literal["heads", "attention", "mlp", "blocks", "neurons", "positions"]
+Replacement = Literal["zero", "mean", "resample"]
 
 
 def ablate(
     checkpoint: options.Checkpoint,
     texts: options.Texts = None,
     *,
-    part: Part = "heads",
+    part: AblatedPart = "heads",
     heads: str | None = None,
-    kind: Kind = "zero",
+    kind: Replacement = "zero",
     within: str = "*",
     unit: list[int] | None = None,
     position: list[int] | None = None,

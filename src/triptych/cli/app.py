@@ -32,7 +32,7 @@ from triptych.cli import (
     transcribe,
     writing,
 )  # fmt: skip
-from triptych.errors import MissingProgramError
+from triptych.errors import MissingExecutableError
 
 app = typer.Typer(
     add_completion=False,
@@ -87,7 +87,7 @@ def _entry_command(entry: EntryPoint) -> Callable[..., object]:
 
     def missing() -> None:
         """A command whose package cannot be imported."""
-        raise MissingProgramError(reason)
+        raise MissingExecutableError(reason)
 
     return missing
 

@@ -32,7 +32,7 @@ def bench(
     peer_dtype: Literal["fp32", "bf16", "int8"] | None = None,
     executor: Literal["auto", "modules", "static", "compiled"] = "auto",
     matmul: options.Matmul = "auto",
-    cache: options.Cache = "auto",
+    cache: options.CacheOption = "auto",
     prompt_tokens: list[int] | None = None,
     context: list[int] | None = None,
     new_tokens: int | None = None,

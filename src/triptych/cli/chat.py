@@ -40,7 +40,7 @@ def chat(
     stop: list[str] | None = None,
     draft: str | None = None,
     draft_tokens: options.Positive = 4,
-    cache: options.Cache = "auto",
+    cache: options.CacheOption = "auto",
     as_json: options.Json = False,
 ) -> None:
     """Hold a conversation; /help lists its commands. Without a terminal, each line of stdin is a turn.

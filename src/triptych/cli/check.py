@@ -76,18 +76,17 @@ def _show(report: Report, *, as_json: bool) -> None:
         return
     out = screen.console()
     table = screen.table("check", "difference", "limit", "", "", right=["difference", "limit"])
-    for one in report.findings:
-        verdict = {True: "ok", False: "FAILED", None: ""}[one.passed]
-        limit = "" if one.limit is None else f"{one.limit:g}"
-        table.add_row(
-            one.name, f"{one.difference:.2e}", limit, verdict, one.note, style="bold red" * (verdict == "FAILED")
-        )
+    for finding in report.findings:
+        verdict = {True: "ok", False: "FAILED", None: ""}[finding.passed]
+        limit = "" if finding.limit is None else f"{finding.limit:g}"
+        difference, style = f"{finding.difference:.2e}", "bold red" * (verdict == "FAILED")
+        table.add_row(finding.name, difference, limit, verdict, finding.note, style=style)
     screen.show(table, report.model)
     if report.quality:
         columns = ["form", "perplexity", "KL to fp32", "tokens"]
         lines = [
-            (one.form, f"{one.perplexity:.3f}", "" if one.kl is None else f"{one.kl:.5f}", f"{one.tokens:,}")
-            for one in report.quality
+            (row.form, f"{row.perplexity:.3f}", "" if row.kl is None else f"{row.kl:.5f}", f"{row.tokens:,}")
+            for row in report.quality
         ]
         screen.show_rows(columns, lines, "quality", right=columns[1:])
     for line in report.skipped:
@@ -95,6 +94,6 @@ def _show(report: Report, *, as_json: bool) -> None:
     if (layer := report.first_layer) is not None:
         begins = "" if layer.first_position is None else f", from position {layer.first_position} on"
         out.print(f"first difference from transformers: {layer.site}{begins}", style="bold")
-    elif report.layers and any(one.name == "transformers" and one.passed is False for one in report.findings):
+    elif report.layers and ("transformers", False) in [(finding.name, finding.passed) for finding in report.findings]:
         out.print("every site agrees with transformers: the difference is in the head", style="bold")
     out.print("passed" if report.passed else f"FAILED: over {report.threshold:g}", style="bold")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-    from triptych.explain import Shown, Step, Walk
+    from triptych.explain import ShownTensor, Walk, WalkStep
 
 INDENT, CELL, LABEL = 4, 10, 14  # columns on the screen
 BRIEF = 4  # numbers shown of a parameter
@@ -109,7 +109,7 @@ def _print_steps(walk: Walk) -> None:
     out.print(walk.verdict, style="dim" if walk.agrees else "bold red")
 
 
-def _print_step(out: Console, number: int, step: Step, error: float) -> None:
+def _print_step(out: Console, number: int, step: WalkStep, error: float) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
@@ -118,38 +118,38 @@ def _print_step(out: Console, number: int, step: Step, error: float) -> None:
     out.print()
     out.print(Text.assemble((f"{number:>2}  ", "dim"), (step.title, "bold"), "   ", (step.formula, "cyan")))
     body: list[RenderableType] = [Text(screen.plain(step.meaning), style="dim")] if step.meaning else []
-    for one in step.uses:
-        body += _matrix(out, one) if one.labels else [_brief(one)]
-    for one in step.makes:
-        body += _matrix(out, one)
+    for tensor in step.uses:
+        body += _matrix(out, tensor) if tensor.labels else [_brief(tensor)]
+    for tensor in step.makes:
+        body += _matrix(out, tensor)
     if not error <= TOLERANCE:
         body.append(Text(f"the recomputation differs by {error:.1e}", style="bold red"))
     for item in body:
         out.print(Padding(item, (0, 0, 0, INDENT), expand=False))
 
 
-def _brief(one: Shown) -> Text:
+def _brief(tensor: ShownTensor) -> Text:
     """A parameter in one line."""
     from rich.text import Text
 
     from triptych.explain.steps import number
 
-    flat = one.value.flatten()
+    flat = tensor.value.flatten()
     first = "  ".join(number(float(x)) for x in flat[:BRIEF])
     more = f"  … {len(flat) - BRIEF:,} more" if len(flat) > BRIEF else ""
-    return Text.assemble(one.symbol, " ", (one.shape, "dim"), f"  {first}", (f"{more}   {one.name}", "dim"))
+    return Text.assemble(tensor.symbol, " ", (tensor.shape, "dim"), f"  {first}", (f"{more}   {tensor.name}", "dim"))
 
 
-def _matrix(out: Console, one: Shown) -> list[RenderableType]:
+def _matrix(out: Console, tensor: ShownTensor) -> list[RenderableType]:
     """A title, and a table of the part of a tensor that fits the screen."""
     from rich.table import Table
     from rich.text import Text
 
     from triptych.explain.steps import SQUARE, name_of, number
 
-    label = min(LABEL, max((len(label) for label in one.labels), default=0))
-    part = one.excerpt(columns=max(2, min(SQUARE, (out.width - INDENT - label - 2) // CELL)))
-    table = Table(box=None, show_header=bool(one.columns), pad_edge=False, padding=(0, 2, 0, 0))
+    label = min(LABEL, max((len(label) for label in tensor.labels), default=0))
+    part = tensor.excerpt(columns=max(2, min(SQUARE, (out.width - INDENT - label - 2) // CELL)))
+    table = Table(box=None, show_header=bool(tensor.columns), pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(width=label, no_wrap=True, overflow="ellipsis", style="dim")
     for name in part.columns:
         table.add_column(Text(_short(name, CELL - 2)), justify="right", min_width=CELL - 2, header_style="dim")
@@ -158,7 +158,7 @@ def _matrix(out: Console, one: Shown) -> list[RenderableType]:
             table.add_row("⋮")
         cells = [number(x) for x in row]
         table.add_row(_short(name, label), *cells, style="bold" if i == part.focus else "")
-    head = Text.assemble(name_of(one), " ", (one.shape, "dim"), ("   " + part.left_out, "dim"))
+    head = Text.assemble(name_of(tensor), " ", (tensor.shape, "dim"), ("   " + part.left_out, "dim"))
     return [head, table]
 
 

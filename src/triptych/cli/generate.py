@@ -38,7 +38,7 @@ def generate(
     draft: str | None = None,
     draft_tokens: options.Positive = 4,
     matmul: options.Matmul = "auto",
-    cache: options.Cache = "auto",
+    cache: options.CacheOption = "auto",
     steer: str | None = None,
     toward: str | None = None,
     away: str | None = None,

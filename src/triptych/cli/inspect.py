@@ -96,9 +96,9 @@ def _inspected(
     model = load_measured(checkpoint)
     with screen.stages() as stage:
         inspections = []
-        for number, one in enumerate(texts):
+        for number, text in enumerate(texts):
             stage(f"text {number + 1}" if len(texts) > 1 else "reading")
-            inspections.append(inspect_text(model, one, target=target, site=site, layer=layer, head=head))
+            inspections.append(inspect_text(model, text, target=target, site=site, layer=layer, head=head))
         if save is not None:
             _save(model, inspections, checkpoint.model, save, stage)
     if save is not None:
@@ -189,7 +189,7 @@ def _summary(description: Description) -> list[tuple[str, str]]:
     if description.tokenizer is None:
         return [*rows, ("tokenizer", "none")]
     specials = ", ".join(
-        f"{name} {one['text']} = {one['id']}" for name, one in description.tokenizer["specials"].items()
+        f"{name} {special['text']} = {special['id']}" for name, special in description.tokenizer["specials"].items()
     )
     chat = "has a chat template" if description.tokenizer["chat_template"] else "no chat template"
     stops = " ".join(map(str, description.tokenizer["stop_ids"])) or "none"
@@ -201,11 +201,11 @@ def _tree(root: PartLine) -> Tree:
     from rich.text import Text
     from rich.tree import Tree
 
-    def label(one: PartLine) -> Text:
-        return Text.assemble((one.name, "bold"), "  ", (one.text, "dim"))
+    def label(part: PartLine) -> Text:
+        return Text.assemble((part.name, "bold"), "  ", (part.text, "dim"))
 
-    def grow(node: Tree, one: PartLine) -> Tree:
-        for below in one.below:
+    def grow(node: Tree, part: PartLine) -> Tree:
+        for below in part.below:
             grow(node.add(label(below)), below)
         return node
 
@@ -216,9 +216,9 @@ def _tensors(description: Description) -> Table:
     """One row for all tensors whose names differ only by the number of their block or expert."""
     Key = tuple[tuple[str, ...], tuple[int, ...], str, str, str]
     groups: dict[Key, list[tuple[tuple[str, ...], int]]] = {}
-    for one in description.tensors:
-        names, numbers = numberless((one.name, *experts_in_one(one.becomes)))
-        groups.setdefault((names, one.shape, one.dtype, one.op, one.file), []).append((numbers, one.nbytes))
+    for entry in description.tensors:
+        names, numbers = numberless((entry.name, *experts_in_one(entry.becomes)))
+        groups.setdefault((names, entry.shape, entry.dtype, entry.op, entry.file), []).append((numbers, entry.nbytes))
     table = screen.table(
         "stored tensor", "becomes", "shape", "dtype", "size", "operation", "file", right=["shape", "size"]
     )
@@ -270,19 +270,20 @@ def ranges(numbers: Collection[int]) -> str:
 def _as_json(inspection: Inspection) -> dict[str, object]:
     """All that was read: of long texts the largest weights of each query."""
 
-    def described(one: AnyMap, weights: dict[str, object]) -> dict[str, object]:
-        measures = {name: list(values) for name, values in (one.measures or {}).items()}
+    def described(layer_map: AnyMap, weights: dict[str, object]) -> dict[str, object]:
+        measures = {name: list(values) for name, values in (layer_map.measures or {}).items()}
         return {
-            "stack": one.stack, "layer": one.layer, "heads": one.head_names, "names": list(one.roles or ()),
-            "measures": measures, "queries": list(one.queries), "keys": list(one.keys), **weights,
+            "stack": layer_map.stack, "layer": layer_map.layer, "heads": layer_map.head_names,
+            "names": list(layer_map.roles or ()), "measures": measures, "queries": list(layer_map.queries),
+            "keys": list(layer_map.keys), **weights,
         }  # fmt: skip
 
-    maps = [described(one, {"pattern": one.weights.tolist()}) for one in inspection.maps]
+    maps = [described(layer_map, {"pattern": layer_map.weights.tolist()}) for layer_map in inspection.maps]
     largest = [
-        described(one, {"top_keys": one.top_keys.tolist(), "top_weights": one.top_weights.tolist()})
-        for one in inspection.largest
+        described(layer_map, {"top_keys": layer_map.top_keys.tolist(), "top_weights": layer_map.top_weights.tolist()})
+        for layer_map in inspection.largest
     ]
-    values = [asdict(one) for one in inspection.values]
+    values = [asdict(value) for value in inspection.values]
     document: dict[str, object] = {"text": inspection.text, "target": inspection.target, "maps": maps, "values": values}
     return document | ({"largest": largest} if largest else {})
 
@@ -293,8 +294,8 @@ def _show_inspection(inspection: Inspection) -> None:
         screen.note(f"target: {plain(inspection.target)}")
     for summary in inspection.largest:
         _numbers(summary)
-    for one in inspection.maps:
-        _map(one)
+    for layer_map in inspection.maps:
+        _map(layer_map)
     if inspection.values:
         _values(inspection)
 
@@ -312,7 +313,7 @@ def _save(model: Model, inspections: Sequence[Inspection], name: str, path: Path
     elif kind == ".svg":
         write(path, svg(maps, "Attention"))
     elif kind == ".png":
-        if sum(len(one.head_names) for one in maps) > MOST_DRAWN or inspections[0].largest:
+        if sum(len(layer_map.head_names) for layer_map in maps) > MOST_DRAWN or inspections[0].largest:
             raise InputError(
                 f"a .png has at most {MOST_DRAWN} heads with all their weights; select them with --layer and --head, or"
                 " save an .svg or .html file"
@@ -322,31 +323,33 @@ def _save(model: Model, inspections: Sequence[Inspection], name: str, path: Path
         write(path, inside_page(model, inspections, name, stage=stage))
 
 
-def _map(one: AttentionMap) -> None:
+def _map(layer_map: AttentionMap) -> None:
     """For each query the keys with the largest weights, averaged over the heads."""
-    heads = f"head {one.head_names[0]}" if len(one.head_names) == 1 else f"mean of {len(one.head_names)} heads"
+    names = layer_map.head_names
+    heads = f"head {names[0]}" if len(names) == 1 else f"mean of {len(names)} heads"
     lines = []
-    for query, row in zip(one.queries, one.weights.mean(axis=0), strict=True):
+    for query, row in zip(layer_map.queries, layer_map.weights.mean(axis=0), strict=True):
         best = sorted(range(len(row)), key=lambda s: -row[s])[:TOP_KEYS]
-        lines.append((query, "   ".join(f"{one.keys[s]} {row[s]:.0%}" for s in best if row[s] >= 0.005)))
-    screen.show_rows(("query", "keys with the largest weights"), lines, f"{one.stack} layer {one.layer}, {heads}")
+        lines.append((query, "   ".join(f"{layer_map.keys[s]} {row[s]:.0%}" for s in best if row[s] >= 0.005)))
+    title = f"{layer_map.stack} layer {layer_map.layer}, {heads}"
+    screen.show_rows(("query", "keys with the largest weights"), lines, title)
 
 
-def _numbers(one: TopMap) -> None:
+def _numbers(layer_map: TopMap) -> None:
     """Of a long text: each head with the means over its queries."""
-    measures = one.measures or {}
+    measures, roles = layer_map.measures or {}, layer_map.roles
     lines = [
-        (str(head), (one.roles[i] if one.roles else "") or "–", *(f"{values[i]:,.3g}" for values in measures.values()))
-        for i, head in enumerate(one.head_names)
+        (str(head), (roles[i] if roles else "") or "–", *(f"{values[i]:,.3g}" for values in measures.values()))
+        for i, head in enumerate(layer_map.head_names)
     ]
-    title = f"{one.stack} layer {one.layer}, means over {len(one.queries):,} queries"
+    title = f"{layer_map.stack} layer {layer_map.layer}, means over {len(layer_map.queries):,} queries"
     screen.show_rows(("head", "name", *measures), lines, title, right=list(measures))
 
 
 def _values(inspection: Inspection) -> None:
     numbers = ["mean", "std", "min", "max", "norm"]
     lines = []
-    for one in inspection.values:
-        cells = ("" if x != x else f"{x:,.3f}" for x in (one.mean, one.std, one.least, one.most, one.norm))
-        lines.append((one.site, shape(one.shape), *cells))
+    for value in inspection.values:
+        cells = ("" if x != x else f"{x:,.3f}" for x in (value.mean, value.std, value.least, value.most, value.norm))
+        lines.append((value.site, shape(value.shape), *cells))
     screen.show_rows(("site", "shape", *numbers), lines, right=["shape", *numbers])

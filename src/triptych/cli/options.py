@@ -73,7 +73,7 @@ NamedPath = Annotated[Path, typer.Option(parser=path)]
 Weights = Literal["fp32", "fp16", "bf16"]
 Packing = Literal["int8", "int4", "file", "none"]
 Matmul = Literal["auto", "bf16", "stored"]
-Cache = Literal["auto", "fp32", "fp16", "bf16", "int8"]
+CacheOption = Literal["auto", "fp32", "fp16", "bf16", "int8"]
 
 MODEL = "A model directory, a run directory, a .gguf file, or hub:org/name."
 ModelPath = Annotated[str, argument(MODEL, "MODEL")]

@@ -218,7 +218,7 @@ def _evaluate(recipe: Recipe, *, as_json: bool) -> None:
 
     with screen.waiting("evaluating on the held-out data"):
         trainer = prepare(recipe).trainer
-        if trainer.held is None:
+        if trainer.held_out is None:
             raise ConfigError("the recipe holds no data out, so there is nothing to evaluate on")
         score = trainer.last_score()
     if as_json:

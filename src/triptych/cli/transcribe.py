@@ -29,7 +29,7 @@ def transcribe(
     format_: TranscriptFormat = "times",
     seed: int = 0,
     previous: bool = False,
-    cache: options.Cache = "auto",
+    cache: options.CacheOption = "auto",
     as_json: options.Json = False,
 ) -> None:
     """Transcribe WAV files segment by segment, with times.

@@ -70,14 +70,14 @@ def translate(
         generations = model.translate(inputs, from_, to, **settings)
     if as_json:
         rows = [
-            {"text": text, "translation": one.text.strip(), "prompt": of.text, "reason": one.reason}
-            for text, one, of in zip(inputs, generations, writing_tasks, strict=True)
+            {"text": text, "translation": generation.text.strip(), "prompt": of.text, "reason": generation.reason}
+            for text, generation, of in zip(inputs, generations, writing_tasks, strict=True)
         ]
         screen.result({"from": from_, "to": to, "results": rows})
         return
     screen.note_on_prompt(writing_tasks[0].text)
-    for one in generations:
-        screen.write(one.text.strip() + "\n")
+    for generation in generations:
+        screen.write(generation.text.strip() + "\n")
 
 
 def answer(
@@ -117,12 +117,13 @@ def answer(
     empty = answers[0].no_answer
     if as_json:
         rows = [
-            {"text": one.text, "score": one.score, "probability": one.probability, "start": one.begin, "end": one.end}
-            for one in answers
+            {"text": span.text, "score": span.score, "probability": span.probability}
+            | {"start": span.begin, "end": span.end}
+            for span in answers
         ]
         screen.result({"question": question, "results": rows, "no_answer": empty})
         return
-    lines = [(one.text or "(no answer)", f"{one.score:.4f}", f"{one.begin:,}-{one.end:,}") for one in answers]
+    lines = [(span.text or "(no answer)", f"{span.score:.4f}", f"{span.begin:,}-{span.end:,}") for span in answers]
     numbers = ["score", "characters"]
     screen.show_rows(("answer", *numbers), lines, question, right=numbers)
     if empty is not None and not no_answer:
@@ -187,14 +188,14 @@ def caption(
     )
     if as_json:
         rows = [
-            {"image": str(image), "text": one.text, "ids": one.ids, "reason": one.reason}
-            for image, one in zip(images, generations, strict=True)
+            {"image": str(image), "text": generation.text, "ids": generation.ids, "reason": generation.reason}
+            for image, generation in zip(images, generations, strict=True)
         ]
         screen.result({"results": rows})
         return
-    for image, one in zip(images, generations, strict=True):
+    for image, generation in zip(images, generations, strict=True):
         name = f"{screen.plain(str(image))}: " if len(images) > 1 else ""
-        text = " ".join(map(str, one.ids)) if model.tokenizer is None else one.text.strip()
+        text = " ".join(map(str, generation.ids)) if model.tokenizer is None else generation.text.strip()
         screen.write(f"{name}{text}\n")
 
 

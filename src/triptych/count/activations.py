@@ -33,7 +33,7 @@ from triptych.spec import (
 from triptych.spec.masks import And, Mask, Window
 from triptych.spec.parts import BlockSpec, FeedForward, GLUSpec, ParallelBlockSpec
 
-Block = BlockSpec | ParallelBlockSpec
+AnyBlock = BlockSpec | ParallelBlockSpec
 PER_EXPERT_TOKEN = 2  # of the model's width: the output of an expert, and the same weighted
 
 
@@ -62,7 +62,7 @@ def activation_numbers(
     return dict(total)
 
 
-def _block(stack: StackSpec, block: Block, tokens: int, source: int) -> Counter[str]:
+def _block(stack: StackSpec, block: AnyBlock, tokens: int, source: int) -> Counter[str]:
     position = stack.kinds[block.attn.kind].position
     seen = span_of(stack, block.attn.kind, tokens)
     around = [norm for name, part in block.children() if "norm" in name for _, norm in part.walk()]

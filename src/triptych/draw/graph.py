@@ -64,16 +64,16 @@ def boxes_of(program: Program, stack: str) -> list[Box]:
     head; each placed among those of its layer."""
     names = ["cross_kv"] * (stack == "decode" and "cross_kv" in program.entries) + [stack]
     last = stack == ("decode" if "decode" in program.entries else "encode")
-    made: dict[tuple[str, str], Box | None] = {}
+    box_of: dict[tuple[str, str], Box | None] = {}
     boxes: list[Box] = []
     for name in names + ["unembed"] * (last and "unembed" in program.entries):
         entry = program.entries[name]
         if name == "unembed":
-            made[name, entry.inputs[0]] = made.get((stack, program.entries[stack].outputs[0]))
+            box_of[name, entry.inputs[0]] = box_of.get((stack, program.entries[stack].outputs[0]))
         if name == "decode":
-            made |= {(name, value): made.get(("cross_kv", value)) for value in entry.inputs}
+            box_of |= {(name, value): box_of.get(("cross_kv", value)) for value in entry.inputs}
         for index, (step, layer) in enumerate(zip(entry.instructions, _layers(program, name), strict=True)):
-            arrows = [Arrow(key, value, made.get((name, value))) for key, value in step.inputs.items()]
+            arrows = [Arrow(key, value, box_of.get((name, value))) for key, value in step.inputs.items()]
             own = _boxes(name, index, step, layer, arrows)
             boxes += own
             box = own[-1] if own else None
@@ -81,7 +81,7 @@ def boxes_of(program: Program, stack: str) -> list[Box]:
                 box = arrows[0].source
                 if step.op == "site" and box is not None and box.site is None:
                     box.site = step.out[0]
-            made[name, step.out[0]] = box
+            box_of[name, step.out[0]] = box
         if name == "unembed" and boxes[-1].site is None:
             boxes[-1].site = entry.outputs[0]
     for layer in {box.layer for box in boxes}:

@@ -140,16 +140,17 @@ def _panels(spec: ModelSpec, kinds: KindProgram, blocks: Sequence[BlockKind]) ->
         side = f"{stack}, " if spec.layout == "encoder-decoder" else ""
         own: list[tuple[int | str, str, str, str, int]] = [
             (START, f"{side}before the layers", "panel", f"{stack}.embed", 0),
-            *((one.number, f"{one.name}, {layers_text(one.layers)}", f"panel colour-{one.colour}",
-               f"{stack}.blocks.{one.layers[0]}", one.layers[0]) for one in blocks if one.stack == stack),
+            *((block.number, f"{block.name}, {layers_text(block.layers)}", f"panel colour-{block.colour}",
+               f"{stack}.blocks.{block.layers[0]}", block.layers[0]) for block in blocks if block.stack == stack),
             (END, f"{side}after the layers", "panel", f"{stack}.end", 0),
         ]  # fmt: skip
         for layer, label, kind, name, first in own:
             # Names of the first layer of a kind stand in the place of those in the program of kinds.
-            here, whole, details = f"blocks.{layer}.", f"blocks.{first}.", dict[Box, Details]()
+            prefix, first_prefix, details = f"blocks.{layer}.", f"blocks.{first}.", dict[Box, Details]()
             for box in (box for box in boxes if box.layer == layer):
-                one = describer.details(box)
-                details[box] = replace(one, name=one.name.replace(here, whole), note=one.note.replace(here, whole))
+                drawn = describer.details(box)
+                box_name, note = (text.replace(prefix, first_prefix) for text in (drawn.name, drawn.note))
+                details[box] = replace(drawn, name=box_name, note=note)
             if details:
                 yield LayerPanel(details, label, kind, name)
 

@@ -113,15 +113,15 @@ class Canvas:
             f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
         )
 
-    def box(self, place: Rectangle, one: Details) -> None:
+    def box(self, place: Rectangle, details: Details) -> None:
         """A rectangle with lines of text and, of an attention, a picture of its heads."""
-        part = f' data-part="{escape(one.name)}"' if one.name else ""
-        self.elements.append(f"<g{part}><title>{escape(one.note)}</title>")
-        self.rectangle(place, one.kind, 5)
-        for i, line in enumerate(one.lines):
+        part = f' data-part="{escape(details.name)}"' if details.name else ""
+        self.elements.append(f"<g{part}><title>{escape(details.note)}</title>")
+        self.rectangle(place, details.kind, 5)
+        for i, line in enumerate(details.lines):
             self.text(place.middle, place.top + PAD / 2 + (i + 0.75) * LINE, line, "quiet" if i else "name")
-        if one.heads is not None:
-            self._heads(one.heads, place)
+        if details.heads is not None:
+            self._heads(details.heads, place)
         self.elements.append("</g>")
 
     def frame(self, place: Rectangle, label: str, kind: str, name: str) -> None:
@@ -148,11 +148,11 @@ class Canvas:
                 self.rectangle(where, f"{kind} {tone}")
 
 
-def size_of(one: Details) -> tuple[float, float]:
+def size_of(details: Details) -> tuple[float, float]:
     """The width and the height that a box needs."""
-    squares = one.heads[0] * LEAST_HEAD if one.heads else 0.0
-    height = len(one.lines) * LINE + PAD + HEADS * bool(one.heads)
-    return max(*map(text_width, one.lines), squares, 2 * PAD) + 2 * PAD, height
+    squares = details.heads[0] * LEAST_HEAD if details.heads else 0.0
+    height = len(details.lines) * LINE + PAD + HEADS * bool(details.heads)
+    return max(*map(text_width, details.lines), squares, 2 * PAD) + 2 * PAD, height
 
 
 @dataclass(eq=False)

@@ -8,6 +8,6 @@ from __future__ import annotations
 from triptych.explain.decoding import explain_cache
 from triptych.explain.examples import EXAMPLES, worked
 from triptych.explain.forward_steps import explain
-from triptych.explain.steps import TOLERANCE, Excerpt, Shown, Step, Walk
+from triptych.explain.steps import TOLERANCE, Excerpt, ShownTensor, Walk, WalkStep
 
-__all__ = ["EXAMPLES", "TOLERANCE", "Excerpt", "Shown", "Step", "Walk", "explain", "explain_cache", "worked"]
+__all__ = ["EXAMPLES", "TOLERANCE", "Excerpt", "ShownTensor", "Walk", "WalkStep", "explain", "explain_cache", "worked"]

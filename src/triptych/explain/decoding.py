@@ -13,7 +13,7 @@ from triptych.errors import InputError
 from triptych.explain.forward_steps import checked, facts
 from triptych.explain.from_program import OUT, StepBuilder
 from triptych.explain.stack_run import StackRun
-from triptych.explain.steps import Printed, Shown, Step, Walk
+from triptych.explain.steps import PrintedTensors, ShownTensor, Walk, WalkStep
 from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.probe import Plan, Session
@@ -42,104 +42,106 @@ def explain_cache(model: Model, text: str | Sequence[int], *, layer: int = 0, he
     if len(row) < 2:
         raise InputError("one decoding step needs a token before it; give a text of two tokens or more")
     program, new = lower(model.module), len(row) - 1
-    whole, one = (
+    full_run, step_run = (
         StackRun(
             model=model, program=program, name="decoder", ids=row[first:], layer=layer, head=head, focus=new - first,
             first=first,
         )
         for first in (0, new)
     )  # fmt: skip
-    for run in (whole, one):  # the attention of the block alone
+    for run in (full_run, step_run):  # the attention of the block alone
         places = {step.out[0]: i for i, step in enumerate(run.inside)}
         run.inside = run.inside[places[f"{run.block}attn.in"] : places[f"{run.block}attn.out"] + 1]
         run.embed = run.crossed = run.final = ()
-    engine, logits = _run(model, row, None if target is None else ids, whole, one)
+    engine, logits = _run(model, row, None if target is None else ids, full_run, step_run)
     source = 0 if target is None else len(ids)
     steps = [
-        _tokens(whole),
-        _cached(whole, one),
-        _entered(whole, one),
-        *_attention(whole, one),
-        _bytes(model, engine, one.layer, source),
-        _logits(whole, logits),
+        _tokens(full_run),
+        _cached(full_run, step_run),
+        _entered(full_run, step_run),
+        *_attention(full_run, step_run),
+        _bytes(model, engine, step_run.layer, source),
+        _logits(full_run, logits),
     ]
     token = int(logits.argmax())
     name = name_tokens(model, [token])[0]
     flops = count(model.spec)
     done = flops.decode_flops(new, source=source) / flops.prefill_flops(len(row), source=source)
     summary = f"next token: “{name}” (id {token}), with 1 token computed, {new} reused: {done:.0%} of the work"
-    return Walk("One decoding step with the cache", facts(model, text, [one]), steps, summary, token)
+    return Walk("One decoding step with the cache", facts(model, text, [step_run]), steps, summary, token)
 
 
 @torch.inference_mode()
 def _run(
-    model: Model, row: list[int], source: list[int] | None, whole: StackRun, one: StackRun
+    model: Model, row: list[int], source: list[int] | None, full_run: StackRun, step_run: StackRun
 ) -> tuple[Engine, Tensor]:
     """Run a whole forward and one token after a cached prompt: their traces, and the logits [V] of the step."""
-    context = [f"{one.block}attn.{leaf}" for leaf in ("k_ctx", "v_ctx")]
+    context = [f"{step_run.block}attn.{leaf}" for leaf in ("k_ctx", "v_ctx")]
     rows, target = ([row], None) if source is None else ([source], [row])
-    whole.trace = model.trace(rows, target, read=whole.reads)
-    engine, session = Engine(model.module), Session(Plan.of(model.spec, [*one.reads, *context]))
+    full_run.trace = model.trace(rows, target, read=full_run.reads)
+    engine, session = Engine(model.module), Session(Plan.of(model.spec, [*step_run.reads, *context]))
     (live,) = engine.add(Request(prompt=row[:-1], source=source, max_new_tokens=1))
     engine.logits()
     live.ids.append(row[-1])
     logits = engine.logits(session)[0]
-    one.trace = session.close()
+    step_run.trace = session.close()
     return engine, logits.cpu()
 
 
-def _tokens(whole: StackRun) -> Step:
-    ids, n = torch.tensor(list(whole.ids)), len(whole.ids) - 1
-    shown = Shown("ids", "ids", "N", ids, columns=whole.labels)
+def _tokens(full_run: StackRun) -> WalkStep:
+    ids, n = torch.tensor(list(full_run.ids)), len(full_run.ids) - 1
+    shown = ShownTensor("ids", "ids", "N", ids, columns=full_run.labels)
     meaning = f"{n} token{'s' * (n != 1)} went through the model before; the last one is new."
-    return Step(BEFORE, "Tokens", "ids = [… read, new]", meaning, [shown], lambda g: ids)
+    return WalkStep(BEFORE, "Tokens", "ids = [… read, new]", meaning, [shown], lambda g: ids)
 
 
-def _kept(one: StackRun) -> tuple[int, ...]:
+def _cached_positions(step_run: StackRun) -> tuple[int, ...]:
     """Positions of the keys that this step reads; a window has dropped the first ones."""
-    return one.trace.positions(f"{one.block}attn.k_ctx")[0]
+    return step_run.trace.positions(f"{step_run.block}attn.k_ctx")[0]
 
 
-def _cached(whole: StackRun, one: StackRun) -> Step:
+def _cached(full_run: StackRun, step_run: StackRun) -> WalkStep:
     """The cache's keys and values beside those a whole forward computes."""
-    earlier = _kept(one)[:-1]
-    labels = [whole.labels[i] for i in earlier]
+    earlier = _cached_positions(step_run)[:-1]
+    labels = [full_run.labels[i] for i in earlier]
     uses, makes = [], []
     for leaf, site, letters in (("k", "k_rot", "G S K"), ("v", "v", "G S V")):
         computed, value = (
-            of.read(f"{one.block}attn.{name}").transpose(0, 1) for of, name in ((whole, site), (one, f"{leaf}_ctx"))
+            of.read(f"{step_run.block}attn.{name}").transpose(0, 1)
+            for of, name in ((full_run, site), (step_run, f"{leaf}_ctx"))
         )
-        group = one.head * len(computed) // one.heads
-        name = f"{one.block}attn.{site} of a whole forward"
-        uses.append(replace(whole.by_token(name, f"{leaf} whole", computed, letters), head=group))
-        name = f"{one.block}attn.{leaf} cached"
-        makes.append(Shown(name, f"{leaf} cached", letters, value[:, :-1], labels, head=group))
+        group = step_run.head * len(computed) // step_run.heads
+        name = f"{step_run.block}attn.{site} of a whole forward"
+        uses.append(replace(full_run.by_token(name, f"{leaf} whole", computed, letters), head=group))
+        name = f"{step_run.block}attn.{leaf} cached"
+        makes.append(ShownTensor(name, f"{leaf} cached", letters, value[:, :-1], labels, head=group))
     at = torch.tensor(list(earlier))
     why = (
-        f"{len(earlier)} keys and values for each group, in each of {len(one.stack.blocks)} layers, computed once and"
-        " kept: the same numbers as in a forward of the whole text."
+        f"{len(earlier)} keys and values for each group, in each of {len(step_run.stack.blocks)} layers, computed once"
+        " and kept: the same numbers as in a forward of the whole text."
     )
     equation = "k cached = k whole[earlier],  v cached = v whole[earlier]"
-    return Step(BEFORE, "The cache", equation, why, makes, lambda g: [g[use.name][:, at] for use in uses], uses)
+    return WalkStep(BEFORE, "The cache", equation, why, makes, lambda g: [g[use.name][:, at] for use in uses], uses)
 
 
-def _entered(whole: StackRun, one: StackRun) -> Step:
-    site = f"{one.block}attn.in"
-    full = whole.by_token(f"{site} of a whole forward", "h whole", whole.read(site))
+def _entered(full_run: StackRun, step_run: StackRun) -> WalkStep:
+    site = f"{step_run.block}attn.in"
+    full = full_run.by_token(f"{site} of a whole forward", "h whole", full_run.read(site))
     why = "Only the new token runs through the model: one row enters each layer where a whole forward has them all."
-    makes = [one.by_token(site, "h", one.read(site))]
-    return Step(one.part("this step"), "One row", "h = h whole[last]", why, makes, lambda g: g[full.name][-1:], [full])
+    makes = [step_run.by_token(site, "h", step_run.read(site))]
+    part = step_run.part("this step")
+    return WalkStep(part, "One row", "h = h whole[last]", why, makes, lambda g: g[full.name][-1:], [full])
 
 
-def _attention(whole: StackRun, one: StackRun) -> list[Step]:
+def _attention(full_run: StackRun, step_run: StackRun) -> list[WalkStep]:
     """The block's attention by its program, with the keys and values of earlier tokens from the cache."""
-    builder = StepBuilder(one, {at: whole.labels[at] for at in _kept(one)})
-    builder.enter(f"{one.block}attn.in", f"{one.block}attn.in", "h")
-    values = builder.computed(one.entry, one.inside[1:])
-    return builder.steps(values, one.part("this step"))
+    builder = StepBuilder(step_run, {at: full_run.labels[at] for at in _cached_positions(step_run)})
+    builder.enter(f"{step_run.block}attn.in", f"{step_run.block}attn.in", "h")
+    values = builder.computed(step_run.entry, step_run.inside[1:])
+    return builder.steps(values, step_run.part("this step"))
 
 
-def _bytes(model: Model, engine: Engine, layer: int, source: int) -> Step:
+def _bytes(model: Model, engine: Engine, layer: int, source: int) -> WalkStep:
     """Bytes of keys and values, by `count` and in the cache's own tensors."""
     spec, length = model.spec, engine.cache.lengths[0]
     decoder = spec.stacks["decoder"]
@@ -148,12 +150,12 @@ def _bytes(model: Model, engine: Engine, layer: int, source: int) -> Step:
     size = model.module.dtype.itemsize
     cross = 0 if engine.cross is None else engine.cross.nbytes
     total = count(spec).cache_bytes(length, dtype="fp32", source=source) * size // 4
-    shown = Shown(
+    shown = ShownTensor(
         "bytes", "bytes", "· ·", torch.tensor([[total, sum(used) + cross], [used[layer], used[layer]]]),
         ["all layers", "this layer"], ["by count", "tensors"],
     )  # fmt: skip
 
-    def once_more(g: Printed) -> Tensor:
+    def once_more(g: PrintedTensors) -> Tensor:
         layers, read = [], 0
         for block in decoder.blocks:
             window = visible(decoder.kinds[block.attn.kind].mask)
@@ -172,7 +174,7 @@ def _bytes(model: Model, engine: Engine, layer: int, source: int) -> Step:
         if attn.kv_heads < attn.heads
         else "a group for every head, so nothing is shared."
     )
-    return Step(COST, "Bytes", f"a layer: {formula}", why, [shown], once_more)
+    return WalkStep(COST, "Bytes", f"a layer: {formula}", why, [shown], once_more)
 
 
 def _numbers(attn: AttentionSpec) -> int:
@@ -180,8 +182,8 @@ def _numbers(attn: AttentionSpec) -> int:
     return attn.kv_heads * (attn.head_width + attn.value_width)
 
 
-def _logits(run: StackRun, logits: Tensor) -> Step:
-    whole = Shown("logits of a whole forward", "l whole", "V", run.trace.logits[0][-1].cpu())
-    shown = Shown("logits", "l cached", "V", logits)
+def _logits(run: StackRun, logits: Tensor) -> WalkStep:
+    whole = ShownTensor("logits of a whole forward", "l whole", "V", run.trace.logits[0][-1].cpu())
+    shown = ShownTensor("logits", "l cached", "V", logits)
     why = "The cache changes what is computed, not what comes out: the logits are those of a forward over all tokens."
-    return Step(OUT, "Logits", "l cached = l whole", why, [shown], lambda g: g[whole.name], [whole])
+    return WalkStep(OUT, "Logits", "l cached = l whole", why, [shown], lambda g: g[whole.name], [whole])

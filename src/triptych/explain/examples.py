@@ -21,7 +21,7 @@ from triptych.errors import InputError, nearest
 from triptych.explain import examples_by_hand, reference_ops
 from triptych.explain.examples_by_hand import REFERENCE, Example, attention_steps, inputs_step, matrices, printed_step
 from triptych.explain.forward_steps import explain
-from triptych.explain.steps import Printed, Shown, Step, Walk
+from triptych.explain.steps import PrintedTensors, ShownTensor, Walk, WalkStep
 from triptych.families.named_configs import NAMED
 from triptych.model import Model
 
@@ -44,7 +44,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]", "", name.lower())
 
 
-def _block(width: int, heads: int, tokens: int, hidden: spec.MLPSpec | spec.GLUSpec, mask: spec.Mask) -> list[Step]:
+def _block(width: int, heads: int, tokens: int, hidden: spec.MLPSpec | spec.GLUSpec, mask: spec.Mask) -> list[WalkStep]:
     """The steps of a pre-norm block of random weights, under RMSNorm."""
     norms = spec.NormsSpec(pre=spec.RMSNormSpec(width=width))
     block = spec.BlockSpec(attn=spec.attention(width, heads), mlp=hidden, attn_norm=norms, mlp_norm=norms)
@@ -76,7 +76,7 @@ def _swiglu_block() -> Example:
     return inside, f"({tokens}, {width}) in, ({tokens}, {hidden}) inside the MLP, ({tokens}, {width}) out"
 
 
-def _normal(**rows: int) -> list[Shown]:
+def _normal(**rows: int) -> list[ShownTensor]:
     """Matrices by their symbols, of so many rows and `width` columns, with independent entries of variance 1."""
     draw, width = np.random.default_rng(0), rows.pop("width")
     return matrices(**{symbol: draw.standard_normal((count, width)) for symbol, count in rows.items()})
@@ -107,19 +107,21 @@ def _entropy() -> Example:
         ("no scale", 1.0, "p = softmax(q kᵀ)", 0.6108, "About an even choice among 1.8 keys."),
         ("1/√d", size**-0.5, "p = softmax(q kᵀ / √64)", 3.6809, "Even weights would have ln 64 = 4.1589."),
     ):
-        pattern = Shown(f"pattern, {name}", "p", "T S", attention_pattern(q.value, k.value, scale=scale))
-        total = Shown(f"row sums, {name}", "Σ p", "T", pattern.value.sum(-1))
-        entropy = Shown(f"entropy, {name}", "H", "·", _row_entropy(pattern.value))
+        pattern = ShownTensor(f"pattern, {name}", "p", "T S", attention_pattern(q.value, k.value, scale=scale))
+        total = ShownTensor(f"row sums, {name}", "Σ p", "T", pattern.value.sum(-1))
+        entropy = ShownTensor(f"entropy, {name}", "H", "·", _row_entropy(pattern.value))
 
-        def weights(g: Printed, scale: float = scale, size: int = size) -> list[Tensor]:
+        def weights(g: PrintedTensors, scale: float = scale, size: int = size) -> list[Tensor]:
             return [reference_ops.softmax(g["Q"] @ g["K"].T * scale), torch.ones(size)]
 
-        def mean(g: Printed, of: str = pattern.name) -> Tensor:
+        def mean(g: PrintedTensors, of: str = pattern.name) -> Tensor:
             return _row_entropy(g[of])
 
         steps += [
-            Step("Weights", f"Softmax, {name}", formula, "Every row sums to 1.", [pattern, total], weights),
-            Step("Entropy", f"Mean entropy, {name}", "H = mean over rows of -Σ p ln p", "In nats.", [entropy], mean),
+            WalkStep("Weights", f"Softmax, {name}", formula, "Every row sums to 1.", [pattern, total], weights),
+            WalkStep(
+                "Entropy", f"Mean entropy, {name}", "H = mean over rows of -Σ p ln p", "In nats.", [entropy], mean
+            ),
         ]
         figures.append(printed_step("H", torch.tensor([figure]), about, part=REFERENCE, of=entropy.name, decimals=4))
     return [*steps, *figures], "shape (64, 64), rows sum to 1, entropy 0.6108 nats without 1/√d and 3.6809 with it"
@@ -134,20 +136,21 @@ def _row_entropy(pattern: Tensor) -> Tensor:
 def _beside_pytorch() -> Example:
     """L0 exercise 3 and L4 exercise 16: each path of `attend` beside PyTorch's kernel, which is forced to be flash."""
     noise = torch.Generator().manual_seed(0)
-    q, k, v = (Shown(x, x, f"H {a} {b}", torch.randn(4, 16, 8, generator=noise)) for x, a, b in ("QTK", "KSK", "VSV"))
+    axes = {"Q": "H T K", "K": "H S K", "V": "H S V"}
+    q, k, v = (ShownTensor(x, x, letters, torch.randn(4, 16, 8, generator=noise)) for x, letters in axes.items())
     steps = [inputs_step("Four heads of width 8 on 16 tokens.", q, k, v)]
     for name, mask in (("no mask", spec.full()), ("causal", spec.causal())):
         for path in ("flash", "materialized", "reference"):
             z = attend(q.value[None], k.value[None], v.value[None], mask=mask, path=path)[0]
-            shown = Shown(f"z, {path}, {name}", "z", "H T V", z)
+            shown = ShownTensor(f"z, {path}, {name}", "z", "H T V", z)
 
-            def theirs(g: Printed, causal: bool = name == "causal") -> Tensor:
+            def theirs(g: PrintedTensors, causal: bool = name == "causal") -> Tensor:
                 with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
                     z = scaled_dot_product_attention(g["Q"][None], g["K"][None], g["V"][None], is_causal=causal)
                     return z[0]
 
             why = "Recomputed by torch's scaled_dot_product_attention with only its flash kernel allowed."
-            steps.append(Step(f"attend, {name}", path, "z = softmax(q kᵀ / √8 + m) v", why, [shown], theirs))
+            steps.append(WalkStep(f"attend, {name}", path, "z = softmax(q kᵀ / √8 + m) v", why, [shown], theirs))
     return steps, "every path agrees with PyTorch's flash kernel to 1e-5"
 
 
@@ -155,16 +158,16 @@ def _cache() -> Example:
     groups = (8, 32)
     specs = [families.read_config(QWEN3_4B | {"num_key_value_heads": each}) for each in groups]
     counted = [count(one).cache_bytes(4096, dtype="fp16") for one in specs]
-    shown = Shown("bytes", "bytes", "· ·", torch.tensor([counted]), columns=["8 groups", "32 heads"])
+    shown = ShownTensor("bytes", "bytes", "· ·", torch.tensor([counted]), columns=["8 groups", "32 heads"])
 
-    def once_more(g: Printed) -> Tensor:
+    def once_more(g: PrintedTensors) -> Tensor:
         return torch.tensor([[2 * 36 * each * 128 * 4096 * 2 for each in groups]])
 
     formula = "2 (K and V) × 36 layers × groups × 128 × 4,096 positions × 2 bytes"
     why = "Grouping keeps a quarter of what a key and value for every head would take."
     lecture = torch.tensor([[603_979_776, 2_415_919_104]])
     expected = printed_step("bytes", lecture, "576 MiB, and four times that.")
-    step = Step("Bytes", "Cache of Qwen3-4B", formula, why, [shown], once_more)
+    step = WalkStep("Bytes", "Cache of Qwen3-4B", formula, why, [shown], once_more)
     return [step, expected], f"{counted[0]:,} bytes, 576 MiB"
 
 
@@ -172,21 +175,21 @@ def _quadratic() -> Example:
     tokens = (2048, 32_768)
     parts = [count(families.read_config(QWEN3_4B)).flops(t) for t in tokens]
     flops = torch.tensor([[one.pop("scores") for one in parts]])
-    shown = Shown("flops", "FLOPs", "· T", flops, columns=["2,048", "32,768"])
+    shown = ShownTensor("flops", "FLOPs", "· T", flops, columns=["2,048", "32,768"])
 
-    def once_more(g: Printed) -> Tensor:
+    def once_more(g: PrintedTensors) -> Tensor:
         return torch.tensor([[36 * 32 * (2 * t * t * 128 + 2 * t * t * 128) for t in tokens]])
 
-    ratio = Shown("ratio", "ratio", "·", torch.tensor([flops[0, 1] / flops[0, 0]]))
+    ratio = ShownTensor("ratio", "ratio", "·", torch.tensor([flops[0, 1] / flops[0, 0]]))
     short, long = (sum(one.values()) for one in parts)
-    linear = Shown("ratio of the rest", "ratio", "·", torch.tensor([long / short]))
+    linear = ShownTensor("ratio of the rest", "ratio", "·", torch.tensor([long / short]))
     steps = [
-        Step("FLOPs", "Scores and sums", "layers × heads × (2 T² K + 2 T² V)", "Every query against every key.",
-             [shown], once_more),
-        Step("FLOPs", "Ratio", "32,768² / 2,048²", "Sixteen times the tokens, 256 times the work.", [ratio],
-             lambda g: g["flops"][0, 1:] / g["flops"][0, :1]),
-        Step("FLOPs", "Ratio of everything else", "32,768 / 2,048", "The rest is linear in T.", [linear],
-             lambda g: torch.tensor([32_768 / 2048])),
+        WalkStep("FLOPs", "Scores and sums", "layers × heads × (2 T² K + 2 T² V)", "Every query against every key.",
+                 [shown], once_more),
+        WalkStep("FLOPs", "Ratio", "32,768² / 2,048²", "Sixteen times the tokens, 256 times the work.", [ratio],
+                 lambda g: g["flops"][0, 1:] / g["flops"][0, :1]),
+        WalkStep("FLOPs", "Ratio of everything else", "32,768 / 2,048", "The rest is linear in T.", [linear],
+                 lambda g: torch.tensor([32_768 / 2048])),
     ]  # fmt: skip
     return steps, "256 for the scores, 16 for everything else"
 

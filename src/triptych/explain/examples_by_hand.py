@@ -15,11 +15,11 @@ from torch import Tensor
 from triptych import spec
 from triptych.attention import attention_pattern
 from triptych.explain import reference_ops
-from triptych.explain.attention_steps import Attending, additive_mask
-from triptych.explain.steps import Printed, Shown, Step, number
+from triptych.explain.attention_steps import AttentionSteps, additive_mask
+from triptych.explain.steps import PrintedTensors, ShownTensor, WalkStep, number
 
 INPUTS, LECTURE, REFERENCE = "Given", "The lecture's figures", "Reference figures"
-Example = tuple[list[Step], str]
+Example = tuple[list[WalkStep], str]
 """The steps of an example, and its outcome in one line."""
 
 
@@ -34,41 +34,43 @@ def matrix(rows: str) -> Tensor:
     return torch.tensor([[float(Fraction(number)) for number in row.split()] for row in rows.split(";")])
 
 
-def matrices(**values: str | npt.NDArray[np.float64]) -> list[Shown]:
+def matrices(**values: str | npt.NDArray[np.float64]) -> list[ShownTensor]:
     """Given matrices, as texts or numbers, by their symbols."""
     tensors = {name: matrix(one) if isinstance(one, str) else torch.as_tensor(one) for name, one in values.items()}
-    return [Shown(name, name, AXES[name], one.to(torch.get_default_dtype())) for name, one in tensors.items()]
+    return [ShownTensor(name, name, AXES[name], one.to(torch.get_default_dtype())) for name, one in tensors.items()]
 
 
-def inputs_step(meaning: str, *shown: Shown) -> Step:
+def inputs_step(meaning: str, *shown: ShownTensor) -> WalkStep:
     symbols = ", ".join(one.symbol for one in shown)
-    return Step(INPUTS, "What is given", symbols, meaning, shown, lambda g: [one.value for one in shown])
+    return WalkStep(INPUTS, "What is given", symbols, meaning, shown, lambda g: [one.value for one in shown])
 
 
 def printed_step(
     symbol: str, values: Tensor, meaning: str, rows: Sequence[int] = (), part: str = LECTURE, of: str = "",
     decimals: int | None = None,
-) -> Step:  # fmt: skip
+) -> WalkStep:  # fmt: skip
     """Figures that the computed tensor must agree with, in the rows `rows`, rounded to `decimals` where there are any:
     the lecture's own, or for a `part` of REFERENCE those that the lecture does not print.  `of` is the name of the
     tensor, where it is not the usual one."""
     by, of = "in the lecture" if part == LECTURE else "for reference", of or {"p": "pattern"}.get(symbol, symbol)
     title = "As printed" if part == LECTURE else "Computed independently"
-    shown = Shown(f"{of} {by}", symbol, AXES[symbol], values, [str(i) for i in rows])
+    shown = ShownTensor(f"{of} {by}", symbol, AXES[symbol], values, [str(i) for i in rows])
     index = torch.tensor(list(rows) or list(range(len(values))))
 
-    def again(g: Printed) -> Tensor:
+    def again(g: PrintedTensors) -> Tensor:
         return g[of][index] if decimals is None else g[of][index].round(decimals=decimals)
 
-    return Step(part, title, f"{symbol} = {symbol} {by}", meaning, [shown], again)
+    return WalkStep(part, title, f"{symbol} = {symbol} {by}", meaning, [shown], again)
 
 
-def attention_steps(given: Sequence[Shown], part: str = "Attention", prefix: str = "", **options: object) -> list[Step]:
+def attention_steps(
+    qkv: Sequence[ShownTensor], part: str = "Attention", prefix: str = "", **options: object
+) -> list[WalkStep]:
     """The steps from Q, K and V to the weighted sum."""
-    q, k, v = given
+    q, k, v = qkv
     names = [str(i) for i in range(len(k.value))]
     q, k = replace(q, labels=names[: len(q.value)]), replace(k, labels=names)
-    return Attending(part=part, prefix=prefix, q=q, k=k, v=v, **options).steps()  # type: ignore[arg-type]  # options of several types
+    return AttentionSteps(part=part, prefix=prefix, q=q, k=k, v=v, **options).steps()  # type: ignore[arg-type]  # options of several types
 
 
 def four_tokens() -> Example:
@@ -77,8 +79,8 @@ def four_tokens() -> Example:
         W_K="0 1 1 0; 1 0 0 1", W_V="1 1 0 0; 0 0 1 1",
     )  # fmt: skip
     names = [(one, one.symbol[-1]) for one in w]
-    q, k, v = (Shown(name, name, f"N {one.letters[0]}", x.value @ one.value.T) for one, name in names)
-    project = Step(
+    q, k, v = (ShownTensor(name, name, f"N {one.letters[0]}", x.value @ one.value.T) for one, name in names)
+    project = WalkStep(
         "Projections", "Projections", "Q = X W_Qᵀ,  K = X W_Kᵀ,  V = X W_Vᵀ", "Rows of each W are outputs.", [q, k, v],
         lambda g: [reference_ops.linear(g["X"], g[one.name], None) for one in w],
     )  # fmt: skip
@@ -132,8 +134,8 @@ def drawn_by_numpy() -> Example:
 
 def _softmax(scores: str, figures: str, why: str) -> Example:
     (s,) = matrices(s=scores)
-    p = Shown("pattern", "p", "T S", s.value.softmax(-1))
-    step = Step("Softmax", "Softmax", "p = exp(s) / Σ exp(s)", why, [p], lambda g: reference_ops.softmax(g["s"]))
+    p = ShownTensor("pattern", "p", "T S", s.value.softmax(-1))
+    step = WalkStep("Softmax", "Softmax", "p = exp(s) / Σ exp(s)", why, [p], lambda g: reference_ops.softmax(g["s"]))
     expected = printed_step("p", matrix(figures), "To the digits shown.", part=REFERENCE)
     return [inputs_step("One row of scores.", s), step, expected], ", ".join(map(number, p.value[0].tolist()))
 
@@ -150,13 +152,14 @@ def clear_winner() -> Example:
 
 def equal_scores() -> Example:
     (s,) = matrices(s="8.5 42 3.2 42")
-    sharp, soft = (Shown(name, name, "T S", (s.value / by).softmax(-1)) for name, by in (("p", 1), ("p scaled", 8)))
+    scales = ("p", 1), ("p scaled", 8)
+    sharp, soft = (ShownTensor(name, name, "T S", (s.value / by).softmax(-1)) for name, by in scales)
     steps = [
         inputs_step("One row of scores with a tie.", s),
-        Step("Softmax", "Softmax", "p = softmax(s)", "Equal scores get equal weights, however large they are.",
-             [sharp], lambda g: reference_ops.softmax(g["s"])),
-        Step("Softmax", "Softmax over √64", "p = softmax(s / √64)", "Divided, the others keep a little.",
-             [soft], lambda g: reference_ops.softmax(g["s"] / 8)),
+        WalkStep("Softmax", "Softmax", "p = softmax(s)", "Equal scores get equal weights, however large they are.",
+                 [sharp], lambda g: reference_ops.softmax(g["s"])),
+        WalkStep("Softmax", "Softmax over √64", "p = softmax(s / √64)", "Divided, the others keep a little.",
+                 [soft], lambda g: reference_ops.softmax(g["s"] / 8)),
         printed_step("p", matrix("0 0.5 0 0.5"), "The lecture prints [0, .55, 0, .45], which is wrong.", part=REFERENCE,
                      of="p"),
     ]  # fmt: skip
@@ -167,21 +170,22 @@ def masks() -> Example:
     n, places = 4, torch.arange(4)
     both = spec.causal() & spec.keys(3)
     causal, padding, hidden = (
-        Shown(name, "m", "T S", additive_mask(mask, places, places))
+        ShownTensor(name, "m", "T S", additive_mask(mask, places, places))
         for name, mask in (("causal", spec.causal()), ("padding", spec.keys(3)), ("both", both))
     )
     future = torch.full((n, n), -math.inf, dtype=torch.float64).triu(1)
     column = torch.zeros(n, n, dtype=torch.float64)
     column[:, 3] = -math.inf
-    pattern = Shown("pattern", "p", "T S", attention_pattern(torch.zeros(n, 1), torch.zeros(n, 1), mask=both))
+    why = "With nothing to prefer, each row shares what it sees."
+    pattern = ShownTensor("pattern", "p", "T S", attention_pattern(torch.zeros(n, 1), torch.zeros(n, 1), mask=both))
     steps = [
-        Step("Masks", "Causal", "m = −∞ where key > query", "Each token sees itself and what came before.",
-             [causal], lambda g: future),
-        Step("Masks", "Padding", "m = −∞ where the key is padding", "The last token is padding: its whole column goes.",
-             [padding], lambda g: column),
-        Step("Masks", "Both", "m = causal + padding", "What either hides is hidden.",
-             [hidden], lambda g: g["causal"] + g["padding"]),
-        Step("Softmax", "Equal scores", "p = softmax(0 + m)", "With nothing to prefer, each row shares what it sees.",
-             [pattern], lambda g: reference_ops.softmax(g["both"])),
+        WalkStep("Masks", "Causal", "m = −∞ where key > query", "Each token sees itself and what came before.",
+                 [causal], lambda g: future),
+        WalkStep("Masks", "Padding", "m = −∞ where the key is padding",
+                 "The last token is padding: its whole column goes.", [padding], lambda g: column),
+        WalkStep("Masks", "Both", "m = causal + padding", "What either hides is hidden.",
+                 [hidden], lambda g: g["causal"] + g["padding"]),
+        WalkStep("Softmax", "Equal scores", "p = softmax(0 + m)", why, [pattern],
+                 lambda g: reference_ops.softmax(g["both"])),
     ]  # fmt: skip
     return steps, "causal hides the upper triangle, padding a column"

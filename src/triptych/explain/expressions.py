@@ -13,7 +13,7 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.explain.reference_ops import run
-from triptych.explain.steps import Printed
+from triptych.explain.steps import PrintedTensors
 from triptych.program import Entry, Instruction
 
 NORMS = ("layer_norm", "rms_norm")
@@ -37,47 +37,47 @@ OF_PLACES = ("positions", "row_ends", "q_pos", "k_pos")
 
 
 @dataclass(frozen=True, eq=False)
-class Applied:
+class AppliedOp:
     """An operation and what it is applied to: the name of a printed value, or an operation of the same step."""
 
     step: Instruction
-    inputs: dict[str, Applied | str]
+    inputs: dict[str, AppliedOp | str]
     constant: bool = False  # depends on positions and parameters alone
 
     @property
     def op(self) -> str:
         return self.step.op
 
-    def chain(self) -> Iterator[Applied]:
+    def chain(self) -> Iterator[AppliedOp]:
         """This operation, then those inside it."""
         yield self
         for argument in self.inputs.values():
-            if isinstance(argument, Applied):
+            if isinstance(argument, AppliedOp):
                 yield from argument.chain()
 
     def reads(self) -> Iterator[str]:
         """The printed values that it is made from."""
         for argument in self.inputs.values():
-            if isinstance(argument, Applied):
+            if isinstance(argument, AppliedOp):
                 yield from argument.reads()
             else:
                 yield argument
 
 
 @dataclass(frozen=True, eq=False)
-class Computed:
+class ComputedValue:
     """A value that is printed under `name`, and `label` in the program."""
 
     name: str
     label: str
     entry: str
-    value: Applied
+    value: AppliedOp
 
 
 def computed(
     entries: Mapping[str, Entry], entry: str, steps: Sequence[Instruction], names: dict[str, str],
     together: bool = False,
-) -> list[Computed]:  # fmt: skip
+) -> list[ComputedValue]:  # fmt: skip
     """The values that `steps` of an entry make, in order.
 
     names      value of the program -> name under which it was printed; grows by those made here.
@@ -86,7 +86,7 @@ def computed(
     A value is printed where it passes a site, where two operations read it, or where its reader is not shown in one
     step with it.  A site that only passes on what another has printed is the same value.
     """
-    values: list[Computed] = []
+    values: list[ComputedValue] = []
     dataflow = _Dataflow(entries[entry], names, together)
     for step in steps:
         label = step.out[0]
@@ -97,7 +97,7 @@ def computed(
             names[label] = f"{step.attributes['module']} as a module"
         elif not dataflow.inside(label):
             name = dataflow.name(label) or f"{entry} {label}"
-            values.append(Computed(name, label, entry, dataflow.applied(label)))
+            values.append(ComputedValue(name, label, entry, dataflow.applied(label)))
             names[label] = values[-1].name
     return values
 
@@ -113,13 +113,13 @@ class _Dataflow:
             for label in step.inputs.values():
                 self.readers[label].append(step)
 
-    def applied(self, label: str) -> Applied:
+    def applied(self, label: str) -> AppliedOp:
         """The operation that makes a value, with those inside it."""
         step = self.maker[label]
         inputs = {key: self._argument(one) for key, one in step.inputs.items()}
-        return Applied(step, inputs, self._constant(label))
+        return AppliedOp(step, inputs, self._constant(label))
 
-    def _argument(self, label: str) -> Applied | str:
+    def _argument(self, label: str) -> AppliedOp | str:
         if label in self.names:
             return self.names[label]
         return self.applied(label) if label in self.maker else label
@@ -155,7 +155,7 @@ class _Dataflow:
         return own or next(split, None)
 
 
-def evaluate(value: Applied | str, printed: Printed, results: Mapping[str, Tensor] | None = None) -> Tensor:
+def evaluate(value: AppliedOp | str, printed: PrintedTensors, results: Mapping[str, Tensor] | None = None) -> Tensor:
     """A value once more, from what was printed: by `again`, not by the operation that made it.  `results` stand for
     printed values, and for the results of operations."""
     known = {} if results is None else results
@@ -171,7 +171,7 @@ def evaluate(value: Applied | str, printed: Printed, results: Mapping[str, Tenso
     return run(value.op, inputs | weights, value.step.attributes)
 
 
-def constant_name(value: Applied) -> str:
+def constant_name(value: AppliedOp) -> str:
     """Under which a table's rows, cosines and other values of positions are printed."""
     if value.op == "embedding":
         return f"{value.step.weights['weight']}[{next(value.reads())}]"
@@ -192,12 +192,12 @@ def parameter_symbol(name: str, op: str) -> str:
     return f"{'W' if leaf == 'weight' else 'b'}_{LETTERS.get(module, module[0])}"
 
 
-def formula(value: Applied, symbols: Mapping[str, str]) -> tuple[str, list[str]]:
+def formula(value: AppliedOp, symbols: Mapping[str, str]) -> tuple[str, list[str]]:
     """The expression, and the definitions of the functions it uses.  `symbols` are those of printed values, and may
     hold another text for an operation, by its result."""
     definitions: dict[str, None] = {}
 
-    def text(one: Applied | str) -> str:
+    def text(one: AppliedOp | str) -> str:
         name = one if isinstance(one, str) else one.step.out[0]
         if name in symbols or isinstance(one, str):
             return symbols.get(name, name)
@@ -217,7 +217,7 @@ def formula(value: Applied, symbols: Mapping[str, str]) -> tuple[str, list[str]]
     return text(value), list(definitions)
 
 
-def equation(value: Applied, inputs: Mapping[str, str]) -> str:
+def equation(value: AppliedOp, inputs: Mapping[str, str]) -> str:
     """The equation of an operation, with what its arguments are here.  Terms of absent or zero arguments are left out,
     and factors of one."""
     operation, step = ops.OPERATIONS[value.op], value.step

@@ -13,10 +13,10 @@ from torch import Tensor
 from triptych import arguments
 from triptych.errors import InputError
 from triptych.explain import reference_ops
-from triptych.explain.expressions import Applied, computed, evaluate, formula
+from triptych.explain.expressions import AppliedOp, computed, evaluate, formula
 from triptych.explain.from_program import OUT, StepBuilder
 from triptych.explain.stack_run import StackRun
-from triptych.explain.steps import Printed, Shown, Step, Walk
+from triptych.explain.steps import PrintedTensors, ShownTensor, Walk, WalkStep
 from triptych.model import Model
 from triptych.probe.prompts import name_tokens
 from triptych.program import Instruction, lower
@@ -39,7 +39,7 @@ SAMPLING = (
     " top-p), and draws one; then the forward runs again with one token more."
 )
 
-Outcome = tuple[list[Step], str, int | None]  # the last steps, their result in words, and the token chosen, if one is
+Outcome = tuple[list[WalkStep], str, int | None]  # the last steps, their result in words, and the token, if one is
 
 
 @arguments.checked
@@ -137,11 +137,11 @@ def _followed(model: Model, ids: Sequence[int], row: int | None) -> int:
     return max((i for i, token in enumerate(ids) if token not in special), default=len(ids) - 1)
 
 
-def _read(model: Model, stack: StackRun, text: str | None) -> Step:
+def _read(model: Model, stack: StackRun, text: str | None) -> WalkStep:
     """Ids and tokens.  A text is tokenized once more; a decoder's own tokens are shown as they are."""
     ids = torch.tensor(list(stack.ids))
     n = f"{len(stack.ids)} token" + "s" * (len(stack.ids) != 1)
-    shown = Shown(f"{stack.prefix}ids", "ids", "N", ids, columns=stack.labels)
+    shown = ShownTensor(f"{stack.prefix}ids", "ids", "N", ids, columns=stack.labels)
     title, formula, meaning = "Tokens", "ids = tokenize(text)", f"The text is cut into {n} of a fixed vocabulary."
     if stack.source is not None:
         title, formula = "Tokens so far", "ids = [start, generated]"
@@ -151,7 +151,7 @@ def _read(model: Model, stack: StackRun, text: str | None) -> Step:
         again = list(stack.ids) if text is None else model.ids([text])[0]
         return torch.tensor(again)
 
-    return Step(stack.part("text in"), title, formula, meaning, [shown], once_more)
+    return WalkStep(stack.part("text in"), title, formula, meaning, [shown], once_more)
 
 
 # ---------------------------------------------------------------- where it ends
@@ -168,7 +168,7 @@ def _outcome(model: Model, builder: StepBuilder, row: int) -> Outcome:
         return _token(model, builder, logits, row if at.ids[row] == mask else list(at.ids).index(mask))
     shown = at.by_token("logits", "l", logits, "N C")
     if isinstance(head, ClassHeadSpec):
-        shown = Shown("logits", "l", "C", logits.reshape(-1))
+        shown = ShownTensor("logits", "l", "C", logits.reshape(-1))
         why = "One number for each label, from one vector for the whole text; the largest wins."
         summary = f"label {int(logits.argmax())} of {logits.numel()}"
     elif isinstance(head, TokenHeadSpec):
@@ -190,51 +190,52 @@ def _pooled(model: Model, builder: StepBuilder) -> Outcome:
     """One vector: by the model's own pooling, or the mean."""
     value, vectors = model.encode([list(builder.at.ids)])[0].cpu(), {"x": builder.output}
     why = "One vector for the whole text: texts with similar meanings have similar vectors."
-    mean = Applied(Instruction("pool", ("mean",), vectors, {}, {"mode": "mean"}), dict(vectors))
+    mean = AppliedOp(Instruction("pool", ("mean",), vectors, {}, {"mode": "mean"}), dict(vectors))
     own = isinstance(model.spec.head, PoolingSpec)
-    shown = Shown("pooled", "v", "D", value)
+    shown = ShownTensor("pooled", "v", "D", value)
     step = _logits(builder, shown, why, value=None if own else mean, title="Pooled vector")
     return [step], f"a vector of {len(value):,} numbers, length {float(value.norm()):.4f}", None
 
 
 def _logits(
-    builder: StepBuilder, shown: Shown, why: str, *, title: str = "Logits", which: str = "",
-    chosen: Callable[[Tensor], Tensor] = lambda h: h, value: Applied | None = None,
-) -> Step:  # fmt: skip
-    """The step of the head, by the entry `unembed` of the program; of the `chosen` vector only, called `which`."""
+    builder: StepBuilder, shown: ShownTensor, why: str, *, title: str = "Logits", row_name: str = "",
+    chosen: Callable[[Tensor], Tensor] = lambda h: h, value: AppliedOp | None = None,
+) -> WalkStep:  # fmt: skip
+    """The step of the head, by the entry `unembed` of the program; of the `chosen` vector only, called `row_name`."""
     final, entries = builder.output, builder.at.program.entries
     if value is None:
         steps = entries["unembed"].instructions
         value = computed(entries, "unembed", steps, {"hidden": final}, together=True)[-1].value
-    text, definitions = formula(value, builder.symbols | {final: f"{builder.symbols[final]}{which}"})
+    text, definitions = formula(value, builder.symbols | {final: f"{builder.symbols[final]}{row_name}"})
 
-    def once_more(g: Printed) -> Tensor:
+    def once_more(g: PrintedTensors) -> Tensor:
         return evaluate(value, g, {final: chosen(g[final])})
 
     equation = ",  ".join([f"{shown.symbol} = {text}", *definitions])
-    return Step(OUT, title, equation, why, [shown], once_more, builder.uses(value, shown))
+    return WalkStep(OUT, title, equation, why, [shown], once_more, builder.uses(value, shown))
 
 
 def _token(model: Model, builder: StepBuilder, logits: Tensor, place: int | None) -> Outcome:
     """The next token, or the word at the mask at `place`."""
-    row, which, where, title, why, summary = -1, "last", "the last token", "Next token", SAMPLING, "next token:"
+    row, row_name, token_text, title = -1, "last", "the last token", "Next token"
+    explanation, summary = SAMPLING, "next token:"
     if place is not None:
-        row, which, where, title, summary = place, str(place), "the mask", "The word", f"the mask at {place} is"
-        why = "The likeliest word replaces the mask."
+        row, row_name, token_text, title, summary = place, str(place), "the mask", "The word", f"the mask at {place} is"
+        explanation = "The likeliest word replaces the mask."
     values = logits[row]
     token = int(values.argmax())
     name, chance = name_tokens(model, [token])[0], float(values.softmax(-1)[token])
-    last = Shown("token", "token", "new", torch.tensor([token]), columns=[name])
-    shown = Shown("logits", "l", "V", values)
+    last = ShownTensor("token", "token", "new", torch.tensor([token]), columns=[name])
+    shown = ShownTensor("logits", "l", "V", values)
     steps = [
-        _logits(builder, shown, TOKEN.format(where), which=f"[{which}]", chosen=lambda h: h[row]),
+        _logits(builder, shown, TOKEN.format(token_text), row_name=f"[{row_name}]", chosen=lambda h: h[row]),
         _candidates(model, values),
-        Step(OUT, title, "token = argmax l", why, [last], lambda g: g["logits"].argmax()[None]),
+        WalkStep(OUT, title, "token = argmax l", explanation, [last], lambda g: g["logits"].argmax()[None]),
     ]
     return steps, f"{summary} “{name}” (id {token}, p {chance:.4f})", token
 
 
-def _candidates(model: Model, logits: Tensor) -> Step:
+def _candidates(model: Model, logits: Tensor) -> WalkStep:
     """The likeliest, with what a temperature makes of their probabilities."""
     top = min(TOP, len(logits))
 
@@ -244,12 +245,12 @@ def _candidates(model: Model, logits: Tensor) -> Step:
 
     value = table(logits, logits.softmax(-1), (logits / WARM).softmax(-1))
     labels = name_tokens(model, logits.topk(top).indices.tolist())
-    shown = Shown("candidates", "p", "top ·", value, labels, ["l", "p", f"p, τ={WARM}"], focus=0)
+    shown = ShownTensor("candidates", "p", "top ·", value, labels, ["l", "p", f"p, τ={WARM}"], focus=0)
     rest = len(logits) - top
     why = "Softmax over the vocabulary. " + (
         f"The other {rest:,} tokens share {1 - float(value[:, 1].sum()):.1%}." if rest else ""
     )
-    return Step(
+    return WalkStep(
         OUT, "Candidates", "p = softmax(l),  p at τ = softmax(l / τ)", why.strip(), [shown],
         lambda g: table(g["logits"], reference_ops.softmax(g["logits"]), reference_ops.softmax(g["logits"] / WARM)),
     )  # fmt: skip

@@ -11,10 +11,10 @@ from torch import Tensor
 from triptych import nn
 from triptych.attention import NULL_CACHE, EncoderOutput, Rows, rope_angles
 from triptych.explain import reference_ops, step_texts
-from triptych.explain.attention_steps import Attending, position_bias
+from triptych.explain.attention_steps import AttentionSteps, position_bias
 from triptych.explain.expressions import (
-    Applied,
-    Computed,
+    AppliedOp,
+    ComputedValue,
     computed,
     constant_name,
     evaluate,
@@ -22,7 +22,7 @@ from triptych.explain.expressions import (
     parameter_symbol,
 )
 from triptych.explain.stack_run import StackRun
-from triptych.explain.steps import Printed, Shown, Step, exact
+from triptych.explain.steps import PrintedTensors, ShownTensor, WalkStep, exact
 from triptych.program import Entry, Instruction
 from triptych.spec.masks import Full
 
@@ -44,9 +44,9 @@ class StepBuilder:
     cached: Mapping[int, str] | None = None
     names: dict[str, str] = field(default_factory=dict)
     symbols: dict[str, str] = field(default_factory=dict)
-    shown: dict[str, Shown] = field(default_factory=dict)
+    shown: dict[str, ShownTensor] = field(default_factory=dict)
 
-    def beginning(self) -> list[Step]:
+    def beginning(self) -> list[WalkStep]:
         """The embedding, and the blocks before the chosen one."""
         at, part = self.at, self.at.part("text in")
         steps = self.steps(self.computed(at.entry, at.embed, together=True), part)
@@ -57,7 +57,7 @@ class StepBuilder:
         self.enter(f"{at.block}resid_pre", entered, "x")
         return steps
 
-    def inside(self) -> list[Step]:
+    def inside(self) -> list[WalkStep]:
         """The chosen block; what cross-attention makes of the source stands before its scores."""
         at, steps = self.at, self.at.inside
         if at.source is None:
@@ -68,7 +68,7 @@ class StepBuilder:
         values = self.computed(at.entry, steps[:first]) + self.computed("cross_kv", at.crossed)
         return self.steps(values + self.computed(at.entry, steps[first:]))
 
-    def ending(self) -> list[Step]:
+    def ending(self) -> list[WalkStep]:
         """The blocks after the chosen one, and the final norm."""
         at, steps = self.at, []
         part, last = at.part("output") if at.prefix else OUT, len(at.stack.blocks) - 1
@@ -89,22 +89,22 @@ class StepBuilder:
         self.names[label] = name
         self.symbols.setdefault(name, symbol)
 
-    def computed(self, entry: str, steps: Sequence[Instruction], together: bool = False) -> list[Computed]:
+    def computed(self, entry: str, steps: Sequence[Instruction], together: bool = False) -> list[ComputedValue]:
         return computed(self.at.program.entries, entry, steps, self.names, together)
 
     # ------------------------------------------------------------ grouping
 
-    def steps(self, values: Sequence[Computed], part: str = "") -> list[Step]:
+    def steps(self, values: Sequence[ComputedValue], part: str = "") -> list[WalkStep]:
         """A step for each value; values of one sublayer by the same operations from earlier steps share one."""
-        groups: list[tuple[str, tuple[str, ...], list[Computed]]] = []  # sublayer, operations and values
+        groups: list[tuple[str, tuple[str, ...], list[ComputedValue]]] = []  # sublayer, operations and values
         group_of: dict[str, int] = {}
-        sub, steps = "attn", list[Step]()
+        sub, steps = "attn", list[WalkStep]()
         for value in values:
             rest = value.name.removeprefix(self.at.block)
             sub = rest.partition(".")[0] if rest != value.name and "." in rest else sub
-            form = tuple(one.op for one in value.value.chain() if not one.constant)
-            known = max((group_of.get(name, -1) for name in value.value.reads()), default=-1)
-            places = [i for i, group in enumerate(groups) if group[:2] == (sub, form) and i > known]
+            form = tuple(applied.op for applied in value.value.chain() if not applied.constant)
+            last_group = max((group_of.get(name, -1) for name in value.value.reads()), default=-1)
+            places = [i for i, group in enumerate(groups) if group[:2] == (sub, form) and i > last_group]
             if not places or form[0] in ("attend", "add"):
                 places = [len(groups)]
                 groups.append((sub, form, []))
@@ -120,85 +120,86 @@ class StepBuilder:
                 steps.append(self.step(group, name, sub))
         return steps
 
-    def step(self, group: Sequence[Computed], part: str, sub: str) -> Step:
+    def step(self, group: Sequence[ComputedValue], part: str, sub: str) -> WalkStep:
         """Values that one step makes: the same operations, in the same sublayer."""
-        makes = [self.value(one) for one in group]
+        makes = [self.value(member) for member in group]
         title = step_texts.title(group[0])
-        texts, definitions, uses = [], dict[str, None](), dict[str, Shown]()
-        for one, shown in zip(group, makes, strict=True):
-            text, defined = formula(one.value, self.symbols)
-            again_read = any(self.symbols.get(name) == shown.symbol for name in one.value.reads())
+        texts, definitions, uses = [], dict[str, None](), dict[str, ShownTensor]()
+        for member, shown in zip(group, makes, strict=True):
+            text, defined = formula(member.value, self.symbols)
+            again_read = any(self.symbols.get(name) == shown.symbol for name in member.value.reads())
             texts.append(f"{shown.symbol} {'←' if again_read else '='} {text}")
             definitions |= dict.fromkeys(defined)
-            uses |= {use.name: use for use in self.uses(one.value, shown)}
-        if [one.op for one in group[0].value.chain()] == ["split_heads"]:
+            uses |= {use.name: use for use in self.uses(member.value, shown)}
+        if [applied.op for applied in group[0].value.chain()] == ["split_heads"]:
             texts = texts[:1]  # the same for queries, keys and values
         self.print_all(makes)
         equation, meaning = ",  ".join([*texts, *definitions]), step_texts.meaning(title, group, makes, sub)
-        return Step(
-            part, title, equation, meaning, makes, lambda g: [evaluate(one.value, g) for one in group],
+        return WalkStep(
+            part, title, equation, meaning, makes, lambda g: [evaluate(member.value, g) for member in group],
             list(uses.values()),
         )  # fmt: skip
 
-    def print_all(self, makes: Sequence[Shown]) -> None:
-        self.symbols |= {one.name: one.symbol for one in makes}
-        self.shown |= {one.name: one for one in makes}
+    def print_all(self, makes: Sequence[ShownTensor]) -> None:
+        self.symbols |= {printed.name: printed.symbol for printed in makes}
+        self.shown |= {printed.name: printed for printed in makes}
 
     # ------------------------------------------------------------ tensors
 
-    def value(self, one: Computed) -> Shown:
+    def value(self, computed: ComputedValue) -> ShownTensor:
         """A value as it is printed: with heads, heads first."""
-        at, site = self.at, one.name.removesuffix(" by head")
-        if one.value.op == "merge_heads":
-            value = torch.cat(list(self.shown[next(one.value.reads())].value), dim=-1)
+        at, site = self.at, computed.name.removesuffix(" by head")
+        if computed.value.op == "merge_heads":
+            value = torch.cat(list(self.shown[next(computed.value.reads())].value), dim=-1)
         elif site in at.reads:
             value = at.read(site)
-            value = value.flatten(1) if len(at.program.entries[one.entry].values[one.label].shape) == 2 else value
+            flat = len(at.program.entries[computed.entry].values[computed.label].shape) == 2
+            value = value.flatten(1) if flat else value
         else:
-            value = at.value(one.entry, one.label)
+            value = at.value(computed.entry, computed.label)
         value = value.transpose(0, 1) if value.dim() == 3 else value
-        letters = step_texts.AXES.get(step_texts.leaf(one)) or ("H T K" if value.dim() == 3 else "N D")
-        shown = at.by_token(one.name, step_texts.symbol(one), value, letters)
-        if one.entry == "cross_kv" and at.source is not None:
+        letters = step_texts.AXES.get(step_texts.leaf(computed)) or ("H T K" if value.dim() == 3 else "N D")
+        shown = at.by_token(computed.name, step_texts.symbol(computed), value, letters)
+        if computed.entry == "cross_kv" and at.source is not None:
             shown = replace(shown, labels=at.source.labels, focus=None)
         return replace(shown, head=self.at.head * len(value) // self.at.heads) if value.dim() == 3 else shown
 
-    def uses(self, value: Applied, result: Shown) -> list[Shown]:
+    def uses(self, value: AppliedOp, result: ShownTensor) -> list[ShownTensor]:
         """The parameters and constants that an expression reads."""
         out, width = result.letters.split()[-1], self.at.width
-        shown: list[Shown] = []
-        for one in value.chain():
-            if one.op in CONSTANTS or one.constant:
-                shown += [self.constant(one)] if one.op in CONSTANTS else []
+        shown: list[ShownTensor] = []
+        for applied in value.chain():
+            if applied.op in CONSTANTS or applied.constant:
+                shown += [self.constant(applied)] if applied.op in CONSTANTS else []
                 continue
-            source, axis = one.inputs.get("x"), "D"
+            source, axis = applied.inputs.get("x"), "D"
             if isinstance(source, str) and source in self.shown:
                 axis = self.shown[source].letters.split()[-1]
-            elif one.op == "linear":
-                axis = "D" if self.at.weights[one.step.weights["weight"]].shape[1] == width else "E"
-            letters = {"linear": f"{out} {axis}", "conv1d": "D D kernel"}.get(one.op, out)
-            for key, name in one.step.weights.items():
+            elif applied.op == "linear":
+                axis = "D" if self.at.weights[applied.step.weights["weight"]].shape[1] == width else "E"
+            letters = {"linear": f"{out} {axis}", "conv1d": "D D kernel"}.get(applied.op, out)
+            for key, name in applied.step.weights.items():
                 own = letters if key == "weight" else letters.split()[0]
-                shown.append(self.at.parameter(name, parameter_symbol(name, one.op), own))
-            out = axis if one.op == "linear" else out
+                shown.append(self.at.parameter(name, parameter_symbol(name, applied.op), own))
+            out = axis if applied.op == "linear" else out
         return shown
 
-    def constant(self, one: Applied) -> Shown:
-        at, name, step = self.at, constant_name(one), one.step
-        if one.op in ("embedding", "sinusoids"):
-            symbol = "P" if one.op == "sinusoids" else formula(one, self.symbols)[0]
+    def constant(self, applied: AppliedOp) -> ShownTensor:
+        at, name, step = self.at, constant_name(applied), applied.step
+        if applied.op in ("embedding", "sinusoids"):
+            symbol = "P" if applied.op == "sinusoids" else formula(applied, self.symbols)[0]
             return at.by_token(name, symbol, at.value(at.entry, step.out[0]))
         ends = torch.full_like(at.places, at.first + len(at.ids))
         cos, sin = rope_angles(step.attributes["spec"], at.places, ends)
-        symbol, angles = ("cos", cos) if one.op == "rotation_cos" else ("sin", sin)
+        symbol, angles = ("cos", cos) if applied.op == "rotation_cos" else ("sin", sin)
         return at.by_token(name, symbol, angles, "N K/2")
 
     # ------------------------------------------------------------ steps of more than one formula
 
-    def attend(self, one: Computed, part: str) -> list[Step]:
+    def attend(self, computed: ComputedValue, part: str) -> list[WalkStep]:
         """Attention, by the attributes of its instruction: scores, scale, bias, mask, softmax and weighted sum."""
-        at, how, step = self.at, one.value.step.attributes, one.value.step
-        q, k, v = (self.shown[name] for name in (one.value.inputs[key] for key in "qkv") if isinstance(name, str))
+        at, how, step = self.at, computed.value.step.attributes, computed.value.step
+        q, k, v = (self.shown[name] for name in (computed.value.inputs[key] for key in "qkv") if isinstance(name, str))
         crossed = how["keys"] == "cross"
         steps, k_pos = [], at.places
         if self.cached is not None and not crossed:
@@ -207,25 +208,27 @@ class StepBuilder:
             k_pos = torch.tensor(list(self.cached))
         ports = {name.rpartition(".")[2]: name for name in how["ports"]}
         forward = {}
-        if one.name in at.reads:
+        if computed.name in at.reads:
             scores, pattern = at.read(ports["scores"]), at.read(ports["pattern"])
             if self.cached is not None:  # a column for each position there, also of those a window has dropped
                 scores, pattern = scores[..., k_pos], pattern[..., k_pos]
-            forward = {"scores": scores, "pattern": pattern, "z": at.read(one.name).transpose(0, 1)}
-        bias = one.value.inputs.get("bias")
-        attending = Attending(
+            forward = {"scores": scores, "pattern": pattern, "z": at.read(computed.name).transpose(0, 1)}
+        bias = computed.value.inputs.get("bias")
+        attending = AttentionSteps(
             part=part, prefix=ports["scores"].removesuffix("scores"), q=q, k=k, v=v, mask=how["mask"],
             scale=how["scale"], softcap=how["softcap"],
             sinks=None if "sinks" not in step.weights else at.weights[step.weights["sinks"]].cpu(),
-            bias=position_bias(at, bias, q, k, k_pos) if isinstance(bias, Applied) else None,
+            bias=position_bias(at, bias, q, k, k_pos) if isinstance(bias, AppliedOp) else None,
             q_pos=None if crossed and isinstance(how["mask"], Full) else at.places, k_pos=None if crossed else k_pos,
-            head=at.head, forward=forward, out=one.name,
+            head=at.head, forward=forward, out=computed.name,
         )  # fmt: skip
         steps += attending.steps()
         self.print_all(steps[-1].makes)
         return steps
 
-    def extension(self, cached: Mapping[int, str], ports: Sequence[str], k: Shown, v: Shown, part: str) -> Step:
+    def extension(
+        self, cached: Mapping[int, str], ports: Sequence[str], k: ShownTensor, v: ShownTensor, part: str
+    ) -> WalkStep:
         """The cache's keys and values, and the new ones after them."""
         makes, joined = [], []
         for leaf, new in (("k", k), ("v", v)):
@@ -235,13 +238,13 @@ class StepBuilder:
             joined.append((f"{self.at.block}attn.{leaf} cached", new.name))
         equation = "k = [k of the cache; k new],  v = [v of the cache; v new]"
         meaning = "The new key and value follow those in the cache; nothing of the earlier tokens is computed again."
-        return Step(
+        return WalkStep(
             part, "Cache", equation, meaning, makes, lambda g: [torch.cat([g[old], g[new]], 1) for old, new in joined]
         )
 
-    def experts(self, one: Computed, part: str) -> list[Step]:
+    def experts(self, computed: ComputedValue, part: str) -> list[WalkStep]:
         """A mixture of experts: which experts each token goes to, and the weighted sum of their outputs."""
-        experts = next(part for part in one.value.chain() if part.op == "experts")
+        experts = next(part for part in computed.value.chain() if part.op == "experts")
         how, entered, router = experts.step.attributes, experts.inputs["x"], experts.inputs["scores"]
         assert isinstance(entered, str)
         assert isinstance(router, str)
@@ -253,28 +256,28 @@ class StepBuilder:
             replace(self.at.by_token(f"{under}{name}", letter, value, "N top"), columns=names)
             for name, letter, value in (("chosen", "e", best), ("weights", "w", weights))
         )
-        choice = Step(
+        choice = WalkStep(
             part, "Choice",
             f"e, w = the {top} largest of softmax({self.symbols[router]})" + ",  w ← w / Σ w" * how["normalize"],
             f"Each token goes through {top} of {how['count']} experts.", [chosen, shares],
             lambda g: reference_ops.choice(g[router], top, how["normalize"]),
         )  # fmt: skip
-        makes = self.value(one)
+        makes = self.value(computed)
         weighted = f"Σ w · expert_e({self.symbols[entered]})"
-        text, definitions = formula(one.value, self.symbols | {experts.step.out[0]: weighted})
+        text, definitions = formula(computed.value, self.symbols | {experts.step.out[0]: weighted})
 
-        def mixed(g: Printed) -> Tensor:
+        def mixed(g: PrintedTensors) -> Tensor:
             x, out = g[entered], torch.zeros_like(g[entered])
             for number in g[chosen.name].unique().tolist():
                 token, place = (g[chosen.name] == number).nonzero(as_tuple=True)
                 out[token] += g[shares.name][token, place, None] * self.expert(how["expert"], number, x[token])
-            return evaluate(one.value, g, {experts.step.out[0]: out})
+            return evaluate(computed.value, g, {experts.step.out[0]: out})
 
         equation = ",  ".join([f"{makes.symbol} = {text}", *definitions])
         meaning = "The outputs of the chosen experts, weighted and added; an expert is an MLP like any other."
-        uses = self.uses(one.value, makes)
+        uses = self.uses(computed.value, makes)
         self.print_all([makes])
-        return [choice, Step(part, "Experts", equation, meaning, [makes], mixed, uses)]
+        return [choice, WalkStep(part, "Experts", equation, meaning, [makes], mixed, uses)]
 
     def expert(self, entry: Entry, number: int, x: Tensor) -> Tensor:
         """The output of one expert for some tokens, by its own program."""
@@ -286,15 +289,15 @@ class StepBuilder:
             values[step.out[0]] = reference_ops.run(step.op, inputs | weights, step.attributes)
         return values[entry.outputs[0]]
 
-    def blocks(self, part: str, first: int, end: int, before: str, after: str) -> Step:
+    def blocks(self, part: str, first: int, end: int, before: str, after: str) -> WalkStep:
         """Blocks that are not shown step by step, run once more as modules."""
         at = self.at
-        which, adding = f"blocks {first} to {end - 1}", f"{end - first} blocks that add"
+        block_range, adding = f"blocks {first} to {end - 1}", f"{end - first} blocks that add"
         if end == first + 1:
-            which, adding = f"block {first}", "One block that adds"
+            block_range, adding = f"block {first}", "One block that adds"
 
         @torch.inference_mode()
-        def once_more(g: Printed) -> Tensor:
+        def once_more(g: PrintedTensors) -> Tensor:
             rows, x, memory = Rows((len(at.ids),)), g.data[before].to(at.module.device), None
             if at.source is not None:
                 memory = EncoderOutput(g.data[at.memory].to(at.module.device), Rows((len(at.source.ids),)))
@@ -306,4 +309,4 @@ class StepBuilder:
         meaning = f"{adding} to the residual stream in the same way; --layer shows another one."
         shown = at.by_token(after, "x", at.read(after))
         self.shown[after] = shown
-        return Step(part, which.capitalize(), f"x ← {which} of x", meaning, [shown], once_more)
+        return WalkStep(part, block_range.capitalize(), f"x ← {block_range} of x", meaning, [shown], once_more)

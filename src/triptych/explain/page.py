@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from triptych.attention import attention_pattern
 from triptych.explain.examples import worked
-from triptych.explain.steps import Shown, Walk, name_of, number
-from triptych.page import Facts, Grid, PlaygroundSection, Prose, Section, Steps, Unfolding, render
+from triptych.explain.steps import ShownTensor, Walk, name_of, number
+from triptych.page import Facts, Grid, PlaygroundSection, Prose, Section, StepsSection, Unfolding, render
 
 #: The lectures' worked examples (`triptych explain --example`) that give or compute Q, K and V of a printable size.
 EXAMPLES = ("L2.example-1", "L2.1", "L0.2.6", "L4.12.3", "L4.15")
@@ -29,10 +29,10 @@ def sections(walk: Walk) -> list[Section]:
             Unfolding(place, step.title, step.formula, step.meaning, grids, check, open=place == 1)
         )
     facts = [*walk.facts, ("Result", walk.outcome), ("Check", walk.verdict)]
-    return [Facts("What was run", facts), *(Steps(part, items) for part, items in parts.items())]
+    return [Facts("What was run", facts), *(StepsSection(part, items) for part, items in parts.items())]
 
 
-def _grid(shown: Shown) -> Grid:
+def _grid(shown: ShownTensor) -> Grid:
     """A tensor as a page prints it."""
     part = shown.excerpt()
     shade = part.values if shown.name.endswith("pattern") else None
@@ -56,8 +56,8 @@ def playground() -> str:
 def _example(name: str) -> dict[str, object]:
     """The rows of Q, K and V of a worked example, and whether its weights are those with the scale 1/√d."""
     walk = worked(name)
-    made = [one for step in walk.steps for one in step.makes]
-    values = {one.symbol: one.value for one in reversed(made)}  # the first of each symbol
+    printed = [tensor for step in walk.steps for tensor in step.makes]
+    values = {tensor.symbol: tensor.value for tensor in reversed(printed)}  # the first of each symbol
     q, k = values["Q"], values["K"]
     pattern = values["p"].reshape(len(q), len(k)).to(q.dtype)
     scaled = bool(pattern.allclose(attention_pattern(q, k), atol=1e-6))

@@ -12,7 +12,7 @@ from torch import Tensor
 from triptych import nn
 from triptych.attention import Rows
 from triptych.errors import InputError
-from triptych.explain.steps import Shown
+from triptych.explain.steps import ShownTensor
 from triptych.model import Model
 from triptych.probe import Trace
 from triptych.probe.prompts import name_tokens
@@ -64,7 +64,8 @@ class StackRun:
             raise InputError("the scores of this model are not dot products; explain shows only those")
         other = program.entries.get("cross_kv") if name == "decoder" else None
         self.crossed = () if other is None else _of_block(other.instructions, self.block)
-        self.embed, self.final, self.last = steps[: at[f"{self.prefix}embed"] + 1], steps[end:], f"{last}resid_post"
+        self.embed, self.final = steps[: at[f"{self.prefix}embed"] + 1], steps[end:]
+        self.final_site = f"{last}resid_post"
         values = program.entries[self.entry].values
         self.width = int(values[f"{self.prefix}embed"].shape[-1])
         self.heads = int(values[attends[0].inputs["q"]].shape[1])  # of the chosen block
@@ -72,7 +73,7 @@ class StackRun:
     @property
     def reads(self) -> list[str]:
         """The sites that a walk prints."""
-        sites = [f"{self.block}resid_pre", self.last]
+        sites = [f"{self.block}resid_pre", self.final_site]
         sites += [step.out[0] for step in (*self.embed, *self.inside, *self.crossed, *self.final) if step.op == "site"]
         for step in self.inside:
             sites += [port for port in step.attributes.get("ports", ()) if port.rpartition(".")[2] in PORTS]
@@ -111,19 +112,19 @@ class StackRun:
         with torch.inference_mode():
             return interpret_value(self.program, entry, label, self.weights, rows, values).cpu()
 
-    def by_token(self, name: str, symbol: str, value: Tensor, letters: str = "N D") -> Shown:
+    def by_token(self, name: str, symbol: str, value: Tensor, letters: str = "N D") -> ShownTensor:
         """A tensor with a row for each token, or with heads first and then a row for each token."""
-        return Shown(name, symbol, letters, value, self.labels, focus=self.focus)
+        return ShownTensor(name, symbol, letters, value, self.labels, focus=self.focus)
 
-    def parameter(self, name: str, symbol: str, letters: str) -> Shown:
-        return Shown(name, symbol, letters, self.weights[name].cpu())
+    def parameter(self, name: str, symbol: str, letters: str) -> ShownTensor:
+        return ShownTensor(name, symbol, letters, self.weights[name].cpu())
 
 
 def _of_block(steps: Sequence[Instruction], block: str) -> list[Instruction]:
     """The instructions that lead to the sites of a block."""
     maker = {step.out[0]: step for step in steps}
-    wanted: set[str] = {label for label in maker if label.startswith(block)}
+    needed_values: set[str] = {label for label in maker if label.startswith(block)}
     for step in reversed(steps):
-        if step.out[0] in wanted:
-            wanted |= set(step.inputs.values())
-    return [step for step in steps if step.out[0] in wanted]
+        if step.out[0] in needed_values:
+            needed_values |= set(step.inputs.values())
+    return [step for step in steps if step.out[0] in needed_values]

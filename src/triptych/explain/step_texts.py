@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from triptych.explain.expressions import BENDS, NORMS, Computed
-from triptych.explain.steps import Shown
+from triptych.explain.expressions import BENDS, NORMS, ComputedValue
+from triptych.explain.steps import ShownTensor
 
 SYMBOLS = {
     "in": "h", "q_rot": "q", "k_rot": "k", "gate": "g", "up": "u", "act": "a", "router": "r", "out": "o", "final": "h",
@@ -42,37 +42,37 @@ MEANINGS = {
 }
 
 
-def leaf(one: Computed) -> str:
-    return one.name.rpartition(".")[2]
+def leaf(computed: ComputedValue) -> str:
+    return computed.name.rpartition(".")[2]
 
 
-def symbol(one: Computed) -> str:
+def symbol(computed: ComputedValue) -> str:
     """The letter of a value in formulas."""
-    if one.name.endswith("branch.out"):
+    if computed.name.endswith("branch.out"):
         return "c"
-    if any(part.op == "add" for part in one.value.chain()):
+    if any(part.op == "add" for part in computed.value.chain()):
         return "x"
-    return SYMBOLS.get(leaf(one).split(" ")[0], "y")
+    return SYMBOLS.get(leaf(computed).split(" ")[0], "y")
 
 
-def title(one: Computed) -> str:
+def title(computed: ComputedValue) -> str:
     """By the operations of a step, the innermost first."""
-    names = [part.op for part in one.value.chain() if not part.constant]
-    if leaf(one) == "embed":
+    names = [part.op for part in computed.value.chain() if not part.constant]
+    if leaf(computed) == "embed":
         return "Embedding"
     if names[-1] == "linear":
-        if leaf(one) == "out":
-            return "Narrow" if one.name.endswith("mlp.out") else "Output projection"
-        return MAPS.get(leaf(one), "Linear map")
+        if leaf(computed) == "out":
+            return "Narrow" if computed.name.endswith("mlp.out") else "Output projection"
+        return MAPS.get(leaf(computed), "Linear map")
     titles = [TITLES.get(name, name.replace("_", " ").capitalize()) for name in reversed(names)]
     if "conv1d" in names:
         return "Convolution"
     title = " and ".join(dict.fromkeys(titles)).capitalize()
     title = title.replace("Norm and rotation", "Norm of each head and rotation")
-    return "Final norm" if leaf(one) == "final" else title
+    return "Final norm" if leaf(computed) == "final" else title
 
 
-def meaning(name: str, group: Sequence[Computed], makes: Sequence[Shown], sub: str) -> str:
+def meaning(name: str, group: Sequence[ComputedValue], makes: Sequence[ShownTensor], sub: str) -> str:
     """A text of what the step does; `sub` is the sublayer it belongs to."""
     first, last = makes[0].value, makes[-1].value
     if name == "Heads":
@@ -96,7 +96,7 @@ def meaning(name: str, group: Sequence[Computed], makes: Sequence[Shown], sub: s
     if name == "Projections" and sub == "cross":
         return "Queries come from the decoder; keys and values from the encoder's output, once for the whole text."
     if name == "Embedding":
-        placed = any("positions" in part.inputs.values() for one in group for part in one.value.chain())
+        placed = any("positions" in part.inputs.values() for computed in group for part in computed.value.chain())
         end = ", and a vector for its position is added." if placed else "; positions enter later."
         return MEANINGS[name] + end
     parts = [name] if name in MEANINGS else [part[0].upper() + part[1:] for part in name.split(" and ")]

@@ -38,7 +38,7 @@ class Excerpt:
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class ShownTensor:
     """A tensor as a step prints it.
 
     name      the site, parameter or quantity it is, once in a walk: `blocks.0.attn.q`.
@@ -104,22 +104,22 @@ def exact(value: Tensor) -> Tensor:
     return value if not value.is_floating_point() or value.numel() > LARGE else value.double()
 
 
-class Printed(UserDict[str, Tensor]):
+class PrintedTensors(UserDict[str, Tensor]):
     """The tensors printed so far, by name, read in float64.  One that was not printed is not there: a KeyError."""
 
-    def add(self, shown: Sequence[Shown]) -> None:
+    def add(self, shown: Sequence[ShownTensor]) -> None:
         self.data |= {one.name: one.value for one in shown}
 
     def __getitem__(self, name: str) -> Tensor:
         return exact(self.data[name])
 
 
-Again = Callable[[Printed], Tensor | Sequence[Tensor]]
+Again = Callable[[PrintedTensors], Tensor | Sequence[Tensor]]
 """The results of a step computed again, by the formula as it is written, from what was printed."""
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class WalkStep:
     """One step of a forward.  `uses` are the parameters and constants it prints, `makes` what the forward computed, and
     `again` computes that once more."""
 
@@ -127,11 +127,11 @@ class Step:
     title: str
     formula: str
     meaning: str
-    makes: Sequence[Shown]
+    makes: Sequence[ShownTensor]
     again: Again
-    uses: Sequence[Shown] = ()
+    uses: Sequence[ShownTensor] = ()
 
-    def error(self, printed: Printed) -> float:
+    def error(self, printed: PrintedTensors) -> float:
         """How far the recomputed is from the printed: the largest difference, relative to the largest number where
         that is above 1.  `printed` grows by what this step prints."""
         printed.add(self.uses)
@@ -147,14 +147,14 @@ class Walk:
 
     title: str
     facts: Sequence[tuple[str, str]]
-    steps: Sequence[Step]
+    steps: Sequence[WalkStep]
     outcome: str
     token: int | None = None
 
     @cached_property
     def errors(self) -> tuple[float, ...]:
         """Of each step, recomputed from the tensors printed before it."""
-        printed = Printed()
+        printed = PrintedTensors()
         return tuple(step.error(printed) for step in self.steps)
 
     @property
@@ -180,7 +180,7 @@ class Walk:
         return walk | {"agrees": self.agrees, "steps": steps}
 
 
-def name_of(shown: Shown) -> str:
+def name_of(shown: ShownTensor) -> str:
     """The symbol, with the head that is printed where there is a choice."""
     if shown.value.dim() < 3 or len(shown.value) == 1:
         return shown.symbol

@@ -29,19 +29,19 @@ def post_norm(
     other names of the keys, of DistilBERT, which has no token types and no key for the norms' epsilon.
     """
 
-    def named(key: str) -> str:
+    def key_name(key: str) -> str:
         return key if names is None else names[key]
 
     if names is None:
         keys.choice("position_embedding_type", {"absolute": None}, default="absolute")
     vocab, positions = keys.int("vocab_size"), keys.int("max_position_embeddings", low=offset + 1) - offset
     types = keys.int("type_vocab_size", default=types, low=0) if names is None else 0
-    width, layers = keys.int(named("hidden_size")), keys.count(named("num_hidden_layers"))
-    heads, hidden = keys.count(named("num_attention_heads")), keys.int(named("intermediate_size"))
-    act = keys.act(named("hidden_act"), default="gelu")
+    width, layers = keys.int(key_name("hidden_size")), keys.count(key_name("num_hidden_layers"))
+    heads, hidden = keys.count(key_name("num_attention_heads")), keys.int(key_name("intermediate_size"))
+    act = keys.act(key_name("hidden_act"), default="gelu")
     eps = keys.float("layer_norm_eps", default=eps) if names is None else eps
-    dropout = keys.dropout(named("hidden_dropout_prob"), default=0.1)
-    inside = keys.dropout(named("attention_probs_dropout_prob"), default=0.1)
+    dropout = keys.dropout(key_name("hidden_dropout_prob"), default=0.1)
+    inside = keys.dropout(key_name("attention_probs_dropout_prob"), default=0.1)
     norm, inner = spec.LayerNormSpec(width=width, eps=eps), embed_width or width
     block = spec.BlockSpec(
         attn=replace(attn or spec.attention(width, heads, bias=True), dropout=inside),

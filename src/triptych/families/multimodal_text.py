@@ -75,7 +75,7 @@ def text_name(name: str) -> str:
     return name
 
 
-def beside(stored: Collection[str]) -> dict[str, str]:
+def reasons_left_out(stored: Collection[str]) -> dict[str, str]:
     """The reason why each tensor beside a text model is left out; none where there is no text model inside another."""
     if not any(name.startswith(tuple(_BEGINNINGS)) for name in stored):
         return {}

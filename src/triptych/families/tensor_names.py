@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-from triptych.families.multimodal_text import beside, text_name
+from triptych.families.multimodal_text import reasons_left_out, text_name
 from triptych.families.registry import find
 from triptych.mapping import tensor_plan as plans
 from triptych.mapping.gguf_metadata import TENSORS
@@ -45,7 +45,7 @@ def plan(
         stored,
         prefix=family.prefix if kind == "hf" else "",
         rename=rename,
-        ignored=beside(stored) | ignored,
+        ignored=reasons_left_out(stored) | ignored,
         where=where,
     )
 

@@ -11,7 +11,7 @@ from triptych.arguments import integer, takes
 from triptych.errors import InputError, shown
 from triptych.generate.sampling import Rule, Sampling
 from triptych.generate.stops import StopDetector, stop_strings
-from triptych.nn import Row
+from triptych.nn import InputRow
 from triptych.probe import Session
 
 GREEDY = Sampling()
@@ -39,7 +39,7 @@ class Request:
     """
 
     prompt: Sequence[int]
-    source: Row | None = None
+    source: InputRow | None = None
     sampling: Sampling = GREEDY
     max_new_tokens: int = 64
     ends: Collection[int] = ()

@@ -28,7 +28,7 @@ Kind = Literal["hf", "gguf"]
 
 
 @dataclass(frozen=True)
-class TableRow:
+class WeightTableRow:
     """One line of a table: patterns with `{i}` and `*`, and the names of the ops of each format."""
 
     ours: tuple[str, ...]  # empty: known and not needed
@@ -43,7 +43,7 @@ class TableRow:
         return (self.hf, self.hf_ops) if kind == "hf" else (self.gguf, self.gguf_ops)
 
 
-WeightTable = tuple[TableRow, ...]
+WeightTable = tuple[WeightTableRow, ...]
 
 
 def table(text: str) -> WeightTable:
@@ -58,7 +58,7 @@ def table(text: str) -> WeightTable:
             ours, hf, gguf = [*columns, "-"][:3]
             (hf_name, *hf_ops), (gguf_name, *gguf_ops) = hf.split("|"), gguf.split("|")
             names = (None if hf_name == "-" else hf_name, None if gguf_name == "-" else gguf_name)
-            rows.append(TableRow(_several(ours), *names, tuple(hf_ops), tuple(gguf_ops), part, note.strip()))
+            rows.append(WeightTableRow(_several(ours), *names, tuple(hf_ops), tuple(gguf_ops), part, note.strip()))
     return tuple(rows)
 
 

@@ -21,7 +21,7 @@ from triptych.errors import InputError
 from triptych.generate import Executor
 from triptych.measure import limits, peers
 from triptych.measure.bench_results import BenchReport, Figure, Limit, MeasuredSide, PeerFigure, Rates
-from triptych.measure.jobs import BenchJob, Kind, Settings, jobs
+from triptych.measure.jobs import BenchJob, JobKind, Settings, jobs
 from triptych.measure.process import Runner, SameProcess, SeparateProcess
 from triptych.measure.side import Options
 from triptych.program.native_encoder import Matmul
@@ -48,7 +48,7 @@ def bench(
     *,
     against: Sequence[str] = (),
     settings: Settings = Settings(),  # noqa: B008
-    kinds: Collection[Kind] | None = None,
+    kinds: Collection[JobKind] | None = None,
     threads: int | None = None,
     dtype: str | None = None,
     peer_dtype: str | None = None,
@@ -185,9 +185,9 @@ def _first_runs(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) 
     A peer that does not start, or cannot load the model, gets no figures: the note of each says why.  Raises InputError
     where our side fails.
     """
-    known: dict[str, Any] = {"notes": []}
+    side_facts: dict[str, Any] = {"notes": []}
     try:
-        known |= runs.runner.ask("versions")
+        side_facts |= runs.runner.ask("versions")
         for job in work:
             begin = time.perf_counter()
             keep = str(folder / f"{name}.npy") if job.kind == "encode" else None
@@ -198,7 +198,7 @@ def _first_runs(runs: _Runs, work: Sequence[BenchJob], name: str, folder: Path) 
                     raise
                 runs.refused[job.name] = str(error)
             runs.seconds[job.name] = time.perf_counter() - begin
-        return known | runs.runner.ask("memory") | runs.runner.ask("facts")
+        return side_facts | runs.runner.ask("memory") | runs.runner.ask("facts")
     except InputError as error:
         if name == peers.OURS:
             raise InputError(f"{name}: {error}") from None

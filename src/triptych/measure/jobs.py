@@ -12,7 +12,7 @@ from triptych.errors import InputError
 from triptych.media.audio import RATE, Samples
 from triptych.spec import EmbedSpec, FramesSpec, ModelSpec
 
-Kind = Literal["first", "prefill", "decode", "together", "encode", "encoder", "write"]
+JobKind = Literal["first", "prefill", "decode", "together", "encode", "encoder", "write"]
 Ids = list[int]
 
 PROMPTS, CONTEXTS = (128, 512), (8, 512)  # tokens, where no lengths are given
@@ -41,7 +41,7 @@ class BenchJob:
     seconds   length of the sound that an encoder-decoder of sound reads; 0 where it reads `rows`.
     """
 
-    kind: Kind
+    kind: JobKind
     figures: tuple[tuple[str, str], ...]
     rows: Sequence[Ids] = ()
     texts: Sequence[str] = ()
@@ -176,7 +176,7 @@ def _writing_jobs(spec: ModelSpec, settings: Settings, where: str) -> list[Bench
     ]  # fmt: skip
 
 
-def _tokens(kind: Kind, name: str, rows: Sequence[Ids], new: int = 0) -> BenchJob:
+def _tokens(kind: JobKind, name: str, rows: Sequence[Ids], new: int = 0) -> BenchJob:
     return BenchJob(kind=kind, figures=((name, "tokens/s"),), rows=rows, new=new)
 
 

@@ -20,7 +20,7 @@ from triptych.measure.jobs import Ids
 from triptych.measure.side import Options, Side, Sources
 from triptych.media import audio
 from triptych.model import Model, load
-from triptych.nn import Batch, Row
+from triptych.nn import Batch, InputRow
 from triptych.nn.weights import PackedWeight
 from triptych.program.native_encoder import NativeEncoder
 from triptych.program.native_executor import prompts_in_bf16
@@ -156,7 +156,7 @@ class Ours(Side):
         native = self.options.executor == "auto" and module.decoder is not None
         return tasks.note_on_prompts(module, matmul) if native else None
 
-    def _rows(self, sources: Sources) -> Sequence[Row]:
+    def _rows(self, sources: Sources) -> Sequence[InputRow]:
         """Ids as they are; sound as log-mel frames [T, M], which is part of the work."""
         slot = self._model().spec.reads.embed
         if not isinstance(slot, FramesSpec):

@@ -18,7 +18,7 @@ from triptych.draw import Drawing, draw
 from triptych.errors import ArgumentError, InputError, MissingNameError, shown
 from triptych.generate import Executor
 from triptych.migration_hints import LOAD, MODEL, ConstructorOfOthers, hint
-from triptych.nn import Row
+from triptych.nn import InputRow
 from triptych.probe import Edits, Plan, Reads, Session, Trace, ablate, attribute_logit, lens, patch, path_patch, steer
 from triptych.probe.display import Displayed
 from triptych.probe.trace_size import TraceSize, check_fires, check_size, limit_of, shared_sites, trace_size
@@ -105,7 +105,7 @@ class ModelInside(Displayed):
         """
         return self.inputs.ids(texts, mask, target=target)
 
-    def source(self, rows: Texts, mask: Tensor | None = None) -> Sequence[Row]:
+    def source(self, rows: Texts, mask: Tensor | None = None) -> Sequence[InputRow]:
         """The rows that the model reads, converted: token ids of texts; mel frames of sound or pixels of images, from
         files or as tensors.  Raises InputError for rows of another kind."""
         return self.inputs.rows(rows, mask)
@@ -260,7 +260,7 @@ class ModelInside(Displayed):
             wants = "a source and a target" if both else "rows only"
             raise InputError(f"this {self.spec.layout} model takes {wants}")
 
-    def _forward(self, rows: Sequence[Row], target: list[list[int]] | None, taps: nn.Taps) -> list[Tensor]:
+    def _forward(self, rows: Sequence[InputRow], target: list[list[int]] | None, taps: nn.Taps) -> list[Tensor]:
         self._check_target(target)
         batch = self.module.batch(rows, target, taps)
         out = self.module.logits(batch)
@@ -268,17 +268,17 @@ class ModelInside(Displayed):
 
     def _both(
         self, rows: Texts, target: Texts | None, mask: Tensor | None = None, target_mask: Tensor | None = None
-    ) -> tuple[Sequence[Row], list[list[int]] | None]:
+    ) -> tuple[Sequence[InputRow], list[list[int]] | None]:
         """The rows that the model reads, and the decoder's beside a source."""
         return self.source(rows, mask), None if target is None else self.ids(target, target_mask, target=True)
 
-    def _lengths(self, first: Sequence[Row], second: list[list[int]] | None) -> tuple[list[int], list[int]]:
+    def _lengths(self, first: Sequence[InputRow], second: list[list[int]] | None) -> tuple[list[int], list[int]]:
         """The lengths of the decoder's (or only) rows, and of the source's beside them."""
         read_from = [self.module.length(row) for row in first]
         return (read_from, []) if second is None else ([len(row) for row in second], read_from)
 
     def _size(
-        self, plan: Plan, first: Sequence[Row], second: list[list[int]] | None, limit: int, new: int | None = None
+        self, plan: Plan, first: Sequence[InputRow], second: list[list[int]] | None, limit: int, new: int | None = None
     ) -> TraceSize:  # fmt: skip
         """What the reads keep at most; where that is more than `limit`, what they keep with shared values once."""
         lengths, sources = self._lengths(first, second)

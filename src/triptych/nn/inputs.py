@@ -24,7 +24,7 @@ from triptych.spec import inputs, parts
 from triptych.spec.part import Part
 
 InputSpec = TypeVar("InputSpec", bound=inputs.FramesSpec | inputs.PatchesSpec)
-Row = Sequence[int] | Tensor
+InputRow = Sequence[int] | Tensor
 """What one row is read from: token ids, frames `[T, M]`, or the pixels `[C, H, W]` of an image."""
 
 
@@ -62,7 +62,7 @@ class Embed(Module[parts.EmbedSpec], of=parts.EmbedSpec):
         if spec.token_types:
             self.token_types.takes_packed = False  # a few rows that every token adds
 
-    def length(self, row: Row) -> int:
+    def length(self, row: InputRow) -> int:
         """The number of positions that a row takes."""
         return len(row)
 
@@ -115,7 +115,7 @@ class Frames(_PositionedInput[inputs.FramesSpec], of=inputs.FramesSpec):
     conv1: Conv
     conv2: Conv
 
-    def length(self, row: Row) -> int:
+    def length(self, row: InputRow) -> int:
         return len(row) // self.spec.stride
 
     def flat(self, rows: Sequence[Any]) -> FlatBatch:
@@ -153,7 +153,7 @@ class Patches(_PositionedInput[inputs.PatchesSpec], of=inputs.PatchesSpec):
     weight: Tensor
     bias: Tensor
 
-    def length(self, row: Row) -> int:
+    def length(self, row: InputRow) -> int:
         return self.spec.position.length
 
     def flat(self, rows: Sequence[Any]) -> FlatBatch:

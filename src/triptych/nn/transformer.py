@@ -17,7 +17,7 @@ from triptych.attention import NULL_CACHE, CrossCache, CrossKeys, EncoderOutput,
 from triptych.attention.rows import FlatBatch
 from triptych.errors import InputError
 from triptych.nn.heads import Head
-from triptych.nn.inputs import Embed, Frames, Patches, Row, flat
+from triptych.nn.inputs import Embed, Frames, InputRow, Patches, flat
 from triptych.nn.part import NO_TAPS, Module, Taps, assign, build, tie
 from triptych.nn.positions import refuse_length
 from triptych.nn.stack import Stack
@@ -112,18 +112,20 @@ class Transformer(Module[ModelSpec], of=ModelSpec):
         assert stack is not None
         return stack.embed
 
-    def length(self, row: Row) -> int:
+    def length(self, row: InputRow) -> int:
         """The number of positions that a row of the source takes."""
         return self.input.length(row)
 
-    def flat(self, rows: Sequence[Row]) -> FlatBatch:
+    def flat(self, rows: Sequence[InputRow]) -> FlatBatch:
         """Rows of what the model reads (its source, beside a decoder) as one flat batch.
 
         Raises InputError for a row that is empty or of another form.
         """
         return self.input.flat(rows)
 
-    def batch(self, rows: Sequence[Row], target: Sequence[Sequence[int]] | None = None, taps: Taps = NO_TAPS) -> Batch:
+    def batch(
+        self, rows: Sequence[InputRow], target: Sequence[Sequence[int]] | None = None, taps: Taps = NO_TAPS
+    ) -> Batch:
         """The batch of one forward: rows of the source, and beside it the ids that the decoder reads."""
         inputs, where = self.flat(rows)
         if target is None:

@@ -27,7 +27,7 @@ MAX_BYTES = 64 * 2**20  # of the attention weights in a page, counted unpacked: 
 LEAST = 0.02  # weights of a long text that a page keeps, beside the largest of each query
 MOST_KEYS = 65535  # positions that two bytes hold, beside the sign for none
 
-Stack = Literal["encoder", "decoder", "cross"]
+StackName = Literal["encoder", "decoder", "cross"]
 Measures = Mapping[str, Sequence[float]]
 
 
@@ -73,7 +73,7 @@ class AttentionMap:
     InputError for a pattern of another shape, or with weights outside [0, 1], and for another number of roles.
     """
 
-    stack: Stack
+    stack: StackName
     layer: int
     queries: Sequence[str]
     keys: Sequence[str]
@@ -84,8 +84,8 @@ class AttentionMap:
 
     def __post_init__(self) -> None:
         where = f"attention map {self.stack} layer {self.layer}"
-        if self.stack not in get_args(Stack):
-            raise InputError(f"{where}: no such stack; use one of {', '.join(get_args(Stack))}")
+        if self.stack not in get_args(StackName):
+            raise InputError(f"{where}: no such stack; use one of {', '.join(get_args(StackName))}")
         weights = self.weights
         tokens = (len(self.queries), len(self.keys))
         if weights.ndim != 3 or not weights.size or weights.shape != (len(self.head_names), *tokens):
@@ -122,7 +122,7 @@ class TopMap:
     keys that are not there.
     """
 
-    stack: Stack
+    stack: StackName
     layer: int
     queries: Sequence[str]
     keys: Sequence[str]
@@ -166,13 +166,13 @@ class TopMap:
 AnyMap = AttentionMap | TopMap
 
 
-def _check_heads(where: str, one: AnyMap, weights: npt.NDArray[np.float32], passed: str) -> None:
+def _check_heads(where: str, layer_map: AnyMap, weights: npt.NDArray[np.float32], passed: str) -> None:
     heads = len(weights)
     if not (weights.min() >= 0 and weights.max() <= 1):  # NaN fails both
         raise InputError(f"{where}: weights must lie in [0, 1]; pass {passed}")
-    if one.roles is not None and len(one.roles) != heads:
-        raise InputError(f"{where}: {len(one.roles)} roles for {heads} heads; give one a head")
-    for name, values in (one.measures or {}).items():
+    if layer_map.roles is not None and len(layer_map.roles) != heads:
+        raise InputError(f"{where}: {len(layer_map.roles)} roles for {heads} heads; give one a head")
+    for name, values in (layer_map.measures or {}).items():
         if len(values) != heads or not all(map(math.isfinite, values)):
             raise InputError(f"{where}: {name} must be one finite number for each of {heads} heads")
 

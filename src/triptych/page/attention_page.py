@@ -100,12 +100,12 @@ def inside_page(
     return render(title, tabs, subtitle=shortened(" ".join(first.text.split()), 140))
 
 
-def _with_roles(one: AnyMap, table: HeadTable | None) -> AnyMap:
+def _with_roles(layer_map: AnyMap, table: HeadTable | None) -> AnyMap:
     if table is None:
-        return one
+        return layer_map
     mains = table.main()
-    rows = [mains.get((one.stack, one.layer, head)) for head in one.head_names]
-    return replace(one, roles=["" if row is None else _role(row.role, row.offset) for row in rows])
+    rows = [mains.get((layer_map.stack, layer_map.layer, head)) for head in layer_map.head_names]
+    return replace(layer_map, roles=["" if row is None else _role(row.role, row.offset) for row in rows])
 
 
 def _role(name: str, offset: int | None) -> str:
@@ -115,13 +115,14 @@ def _role(name: str, offset: int | None) -> str:
 def _roles(maps: Sequence[AnyMap], table: HeadTable | None) -> Tab:
     """All heads of each stack with their names and numbers, and the tested roles where they were measured."""
     sections: list[Section] = []
-    stacks = dict.fromkeys(one.stack for one in maps)
+    stacks = dict.fromkeys(layer_map.stack for layer_map in maps)
     for stack in stacks:
         cells = {}
-        for one in sorted((one for one in maps if one.stack == stack), key=lambda one: len(one.head_names)):
-            for i, (head, role) in enumerate(zip(one.head_names, one.roles or repeat(""), strict=False)):
-                numbers = [(name, values[i]) for name, values in (one.measures or {}).items()]
-                cells[one.layer, head] = (role or "–", 0.5 if role else 0.0, numbers)
+        of_stack = [layer_map for layer_map in maps if layer_map.stack == stack]
+        for layer_map in sorted(of_stack, key=lambda layer_map: len(layer_map.head_names)):
+            for i, (head, role) in enumerate(zip(layer_map.head_names, layer_map.roles or repeat(""), strict=False)):
+                numbers = [(name, values[i]) for name, values in (layer_map.measures or {}).items()]
+                cells[layer_map.layer, head] = (role or "–", 0.5 if role else 0.0, numbers)
         title = "Heads" if len(stacks) == 1 else f"Heads of the {stack}"
         note = "" if sections or table else "; ".join(f"{role}: {reads}" for role, reads in NAMES.items()) + "."
         sections.append(heads_matrix(title, note, cells, "Means over the queries of this text."))
@@ -142,12 +143,12 @@ def heads_matrix(
 
 
 def _lens(model: Model, inspections: Sequence[Inspection]) -> list[Section]:
-    one = inspections[0]
-    length = len(one.target_ids or one.ids)
+    inspection = inspections[0]
+    length = len(inspection.target_ids or inspection.ids)
     positions = range(max(0, length - LENS_TOKENS), length)
-    seen = model.lens(one.ids, top=LENS_TOP, positions=list(positions), target=one.target_ids)
+    lens = model.lens(inspection.ids, top=LENS_TOP, positions=list(positions), target=inspection.target_ids)
     cut = f" These are the last {LENS_TOKENS} of {length:,} tokens." if length > LENS_TOKENS else ""
-    return [lens_matrix(seen, "The likeliest token after each block", LENS + cut)]
+    return [lens_matrix(lens, "The likeliest token after each block", LENS + cut)]
 
 
 def _comparison(_: Model, inspections: Sequence[Inspection]) -> list[Section]:

@@ -25,13 +25,13 @@ FONT = 'font-family="ui-monospace, Menlo, Consolas, monospace"'
 def svg(maps: Sequence[AnyMap], title: str) -> str:
     """One SVG document: the head with its tokens where there is one, else all heads in root scale."""
     if len(maps) == 1 and len(maps[0].head_names) == 1 and max(len(maps[0].queries), len(maps[0].keys)) <= NAMED:
-        return _one(maps[0], title)
+        return _enlarged(maps[0], title)
     return _many(maps, title)
 
 
-def _one(one: AnyMap, title: str) -> str:
-    weights = _weights(one, 0)
-    queries, keys = ([shortened(token) for token in tokens] for tokens in (one.queries, one.keys))
+def _enlarged(layer_map: AnyMap, title: str) -> str:
+    weights = _weights(layer_map, 0)
+    queries, keys = ([shortened(token) for token in tokens] for tokens in (layer_map.queries, layer_map.keys))
     left, top = (8 * max(map(len, tokens)) + 40 for tokens in (queries, keys))
     top += 30
     across, down = CELL * len(keys), CELL * len(queries)
@@ -43,33 +43,33 @@ def _one(one: AnyMap, title: str) -> str:
         at = f"translate({left + (s + 0.72) * CELL:.1f} {top - 6}) rotate(-90)"
         parts.append(f'<text transform="{at}">{escaped(token)}</text>')
     parts.append(f'<text x="{left}" y="{top + down + 24}">0 to {float(weights.max()):.3f}</text>')
-    where = f"{one.stack} layer {one.layer}, head {one.head_names[0]}"
+    where = f"{layer_map.stack} layer {layer_map.layer}, head {layer_map.head_names[0]}"
     return document(max(left + across + 24, 420), top + down + 40, f"{title}: {where}", parts)
 
 
 def _many(maps: Sequence[AnyMap], title: str) -> str:
     parts = []
     step = SMALL + 8
-    for row, one in enumerate(maps):
+    for row, layer_map in enumerate(maps):
         y = 66 + row * step
-        parts.append(f'<text x="24" y="{y + SMALL / 2}">{one.stack} {one.layer}</text>')
-        for column, name in enumerate(one.head_names):
-            weights = np.sqrt(_pooled(_weights(one, column), 2 * SMALL))
+        parts.append(f'<text x="24" y="{y + SMALL / 2}">{layer_map.stack} {layer_map.layer}</text>')
+        for column, name in enumerate(layer_map.head_names):
+            weights = np.sqrt(_pooled(_weights(layer_map, column), 2 * SMALL))
             x = 130 + column * step
-            parts.append(f"<g><title>{one.stack} layer {one.layer}, head {name}</title>")
-            parts.append(_image(weights, x, y, SMALL, SMALL * len(one.queries) / len(one.keys)) + "</g>")
-    widest = max(len(one.head_names) for one in maps)
+            parts.append(f"<g><title>{layer_map.stack} layer {layer_map.layer}, head {name}</title>")
+            parts.append(_image(weights, x, y, SMALL, SMALL * len(layer_map.queries) / len(layer_map.keys)) + "</g>")
+    widest = max(len(layer_map.head_names) for layer_map in maps)
     return document(max(130 + widest * step + 16, 420), 66 + len(maps) * step + 16, title, parts)
 
 
-def _weights(one: AnyMap, index: int) -> npt.NDArray[np.float32]:
+def _weights(layer_map: AnyMap, index: int) -> npt.NDArray[np.float32]:
     """The weights [T, S] of a head; of a long text those that are kept, at most 2 * `SMALL` along a side."""
-    if isinstance(one, AttentionMap):
-        whole: npt.NDArray[np.float32] = one.weights[index]
+    if isinstance(layer_map, AttentionMap):
+        whole: npt.NDArray[np.float32] = layer_map.weights[index]
         return whole
-    each = -(-max(len(one.queries), len(one.keys)) // (2 * SMALL))
-    out = np.zeros((-(-len(one.queries) // each), -(-len(one.keys) // each)), dtype=np.float32)
-    keys, weights = one.top_keys[index], one.top_weights[index]
+    each = -(-max(len(layer_map.queries), len(layer_map.keys)) // (2 * SMALL))
+    out = np.zeros((-(-len(layer_map.queries) // each), -(-len(layer_map.keys) // each)), dtype=np.float32)
+    keys, weights = layer_map.top_keys[index], layer_map.top_weights[index]
     rows = np.broadcast_to(np.arange(len(keys))[:, None], keys.shape)
     kept = keys >= 0
     np.maximum.at(out, (rows[kept] // each, keys[kept] // each), weights[kept])

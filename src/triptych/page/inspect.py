@@ -17,7 +17,7 @@ from torch import Tensor
 from triptych.attention.statistics import AttentionStatistics, pattern_statistics
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model
-from triptych.page.attention_maps import MAX_BYTES, MOST_KEYS, AnyMap, AttentionMap, Stack, TopMap, packed_bytes
+from triptych.page.attention_maps import MAX_BYTES, MOST_KEYS, AnyMap, AttentionMap, StackName, TopMap, packed_bytes
 from triptych.probe import Plan, Read, Statistics, Trace, sites
 from triptych.probe.prompts import name_tokens, prompt_of
 from triptych.probe.sites import match, matrix
@@ -90,16 +90,16 @@ def check_selection(
     InputError where `maps` are wanted and none of the sites is a pattern.  Nothing is run."""
     known = sites(spec)
     pattern = site or "*.pattern"
-    found = [one.name for one in match(pattern, spec, known)]
+    site_names = [named_site.name for named_site in match(pattern, spec, known)]
     if layer is not None:
-        found = [name for name in found if f"blocks.{layer}." in name]
-    if not found:
+        site_names = [name for name in site_names if f"blocks.{layer}." in name]
+    if not site_names:
         depth = max(len(stack.blocks) for stack in spec.stacks.values())
         raise ProbeError(f"no site {pattern!r} in layer {layer}; layers are 0 to {depth - 1}")
-    Plan.of(spec, [Read(name, heads=None if head is None else [head]) for name in found])
-    if maps and not any(name.endswith(".pattern") for name in found):
+    Plan.of(spec, [Read(name, heads=None if head is None else [head]) for name in site_names])
+    if maps and not any(name.endswith(".pattern") for name in site_names):
         raise InputError("a page or picture shows attention; choose a site that ends in .pattern")
-    return found
+    return site_names
 
 
 def inspect_text(
@@ -157,13 +157,13 @@ def inspect_text(
             values.append(values_of(name, value))
             continue
         value = value.float().cpu()
-        found = pattern_statistics(value, torch.arange(value.shape[1]), top=min(TOP, value.shape[2]))
-        maps.append(AttentionMap(pattern=value.numpy(), heads=heads, **_described(model, name, trace, found)))
+        statistics = pattern_statistics(value, torch.arange(value.shape[1]), top=min(TOP, value.shape[2]))
+        maps.append(AttentionMap(pattern=value.numpy(), heads=heads, **_described(model, name, trace, statistics)))
     for name in reduced:
-        found = trace.statistics(name)[0]
-        weights = found.top_weights.float().clamp(0, 1).cpu().numpy()
-        described = _described(model, name, trace, found)
-        largest.append(TopMap(top_keys=found.top_keys.cpu().numpy(), top_weights=weights, **described))
+        statistics = trace.statistics(name)[0]
+        weights = statistics.top_weights.float().clamp(0, 1).cpu().numpy()
+        described = _described(model, name, trace, statistics)
+        largest.append(TopMap(top_keys=statistics.top_keys.cpu().numpy(), top_weights=weights, **described))
     decoded = None if targets is None else targets[0]
     return Inspection(text, written, tuple(maps), tuple(values), tuple(largest), rows[0], decoded)
 
@@ -189,7 +189,7 @@ def rows_read(site: str, rows: list[list[int]], targets: list[list[int]] | None)
     return queries, rows if ".cross." in site else queries
 
 
-def stack_of(site: str, causal: bool) -> Stack:
+def stack_of(site: str, causal: bool) -> StackName:
     """The stack that a site is in; where the model has one alone, it is a decoder if it is `causal`."""
     if ".cross." in site:
         return "cross"
@@ -200,15 +200,15 @@ def layer_of(site: str) -> int:
     return int(site.partition("blocks.")[2].partition(".")[0])
 
 
-def _described(model: Model, site: str, trace: Trace, found: AttentionStatistics) -> dict[str, Any]:
+def _described(model: Model, site: str, trace: Trace, statistics: AttentionStatistics) -> dict[str, Any]:
     """What a map says beside its weights."""
     queries, keys = (rows[0] for rows in rows_read(site, trace.tokens, trace.targets))
     stack, cross = stack_of(site, model.spec.layout == "decoder"), ".cross." in site
     return {
         "stack": stack, "layer": layer_of(site),
         "queries": name_tokens(model, queries), "keys": name_tokens(model, keys),
-        "roles": names(found, queries, keys, cross=cross, causal=stack == "decoder"),
-        "measures": measures(found, cross=cross),
+        "roles": names(statistics, queries, keys, cross=cross, causal=stack == "decoder"),
+        "measures": measures(statistics, cross=cross),
     }  # fmt: skip
 
 

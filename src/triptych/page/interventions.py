@@ -63,25 +63,25 @@ def patch_sections(grid: PatchGrid, facts: Sequence[tuple[str, str]]) -> list[Se
     ]
 
 
-def lens_page(seen: Lens | None, parts: LogitAttribution | None, facts: Sequence[tuple[str, str]]) -> str:
+def lens_page(lens: Lens | None, parts: LogitAttribution | None, facts: Sequence[tuple[str, str]]) -> str:
     """A lens, a logit attribution or both as one offline HTML page."""
-    lens = [] if seen is None else [lens_matrix(seen, "Logit lens", LENS)]
+    lens_sections = [] if lens is None else [lens_matrix(lens, "Logit lens", LENS)]
     attribution = [] if parts is None else attribution_sections(parts)
-    title = "Logit lens" if lens else "Logit attribution"
-    return render(title, [*lens, *attribution, Facts("What was run", facts)])
+    title = "Logit lens" if lens_sections else "Logit attribution"
+    return render(title, [*lens_sections, *attribution, Facts("What was run", facts)])
 
 
-def lens_matrix(seen: Lens, title: str, note: str) -> MatrixSection:
+def lens_matrix(lens: Lens, title: str, note: str) -> MatrixSection:
     """The likeliest token of each layer and position, each cell with its candidates."""
-    chances = seen.probabilities.tolist()
+    chances = lens.probabilities.tolist()
     details = [
         [list(zip(*cell, strict=True)) for cell in zip(*both, strict=True)]
-        for both in zip(seen.names, chances, strict=True)
+        for both in zip(lens.names, chances, strict=True)
     ]
     cells = [[f"{best[0][0]} {best[0][1]:.0%}" for best in row] for row in details]
-    columns = [f"{at} {token}" for at, token in zip(seen.positions, seen.tokens, strict=True)]
+    columns = [f"{at} {token}" for at, token in zip(lens.positions, lens.tokens, strict=True)]
     shade = [[p[0] for p in row] for row in chances]
-    return MatrixSection(title, note, _short_names(seen.layers), columns, cells, shade, details, "Probabilities.")
+    return MatrixSection(title, note, _short_names(lens.layers), columns, cells, shade, details, "Probabilities.")
 
 
 def _short_names(names: Sequence[str]) -> list[str]:

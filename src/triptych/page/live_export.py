@@ -110,15 +110,15 @@ def export(model: Model) -> LiveExport:
     for name, reason in program.unlowered.items():
         raise InputError(f"{name} cannot run in a page: {reason}")
     limit = min(model.spec.context or MAX_TOKENS, MAX_TOKENS)
-    prepared = _Prepared(limit, program.weights, [])
-    entries = {name: prepared.entry(entry, name) for name, entry in program.entries.items()}
+    exporter = _Exporter(limit, program.weights, [])
+    entries = {name: exporter.entry(entry, name) for name, entry in program.entries.items()}
     parameters = {name: dense(value.detach()) for name, value in module.named_parameters(remove_duplicate=False)}
     tensors, data, weights = _packed(program, parameters)
-    return LiveExport({"entries": entries}, prepared.tables, tensors, data, weights, program, limit)
+    return LiveExport({"entries": entries}, exporter.tables, tensors, data, weights, program, limit)
 
 
 @dataclass(frozen=True, eq=False)
-class _Prepared:
+class _Exporter:
     """Entries as JSON whose attributes need no arithmetic of Python's; `tables` are those they name."""
 
     limit: int

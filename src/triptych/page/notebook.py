@@ -112,15 +112,16 @@ def _map(trace: Trace, site: str, *, whole: bool) -> AnyMap | None:
 
 
 def _reduced(trace: Trace, site: str) -> TopMap | None:
-    (found, *_), positions = trace.statistics(site), trace.positions(f"{site}:top_keys")[0]
-    if not found.top_keys.numel():
+    (statistics, *_), positions = trace.statistics(site), trace.positions(f"{site}:top_keys")[0]
+    if not statistics.top_keys.numel():
         return None
-    queries, keys = _axes(trace, site, positions, found.received.shape[-1])
-    causal = bool((found.top_keys <= torch.tensor(positions)[None, :, None]).all())
-    measures = {"effective keys": found.effective_keys.mean(1).tolist(), "distance": found.distance.mean(1).tolist()}
-    top = found.top_weights.float().clamp(0, 1).numpy()
-    stack, layer, kept = stack_of(site, causal), layer_of(site), found.top_keys.int().numpy()
-    return TopMap(stack, layer, queries, keys, kept, top, measures=measures)
+    queries, keys = _axes(trace, site, positions, statistics.received.shape[-1])
+    causal = bool((statistics.top_keys <= torch.tensor(positions)[None, :, None]).all())
+    effective, distance = (x.mean(1).tolist() for x in (statistics.effective_keys, statistics.distance))
+    measures = {"effective keys": effective, "distance": distance}
+    top = statistics.top_weights.float().clamp(0, 1).numpy()
+    stack, layer, top_keys = stack_of(site, causal), layer_of(site), statistics.top_keys.int().numpy()
+    return TopMap(stack, layer, queries, keys, top_keys, top, measures=measures)
 
 
 def _points(trace: Trace, plain: Sequence[str]) -> list[PlanePoints]:

@@ -124,26 +124,26 @@ def _scale(axes: Axes, series: Mapping[str, Line], log: str) -> None:
 
 def _draw_maps(figure: Figure, section: AttentionSection) -> None:
     """A row of heads for each layer, with the tokens where they are few enough to be legible."""
-    maps = [one for one in section.maps if isinstance(one, AttentionMap)]
-    columns = max(len(one.head_names) for one in maps)
+    maps = [layer_map for layer_map in section.maps if isinstance(layer_map, AttentionMap)]
+    columns = max(len(layer_map.head_names) for layer_map in maps)
     side = 5.0 if columns == 1 else 2.4
     figure.set_size_inches(max(4.0, side * columns), side * len(maps) + 0.6)
     grid = figure.subplots(len(maps), columns, squeeze=False)
-    for row, one in zip(grid, maps, strict=True):
-        for axes, name, weights in zip(row, one.head_names, one.weights, strict=False):
-            _draw_head(axes, one, name, weights)
-        for axes in row[len(one.head_names) :]:
+    for row, layer_map in zip(grid, maps, strict=True):
+        for axes, name, weights in zip(row, layer_map.head_names, layer_map.weights, strict=False):
+            _draw_head(axes, layer_map, name, weights)
+        for axes in row[len(layer_map.head_names) :]:
             axes.set_axis_off()
     figure.suptitle(_plain(section.title))
 
 
-def _draw_head(axes: Axes, one: AttentionMap, name: int, weights: npt.NDArray[np.float32]) -> None:
+def _draw_head(axes: Axes, layer_map: AttentionMap, name: int, weights: npt.NDArray[np.float32]) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     axes.imshow(weights, cmap=LinearSegmentedColormap.from_list("weights", SHADES), vmin=0, aspect="auto")
-    axes.set_title(f"{one.stack} layer {one.layer}, head {name}", fontsize=8)
-    across = 0 if all(len(token) == 1 for token in one.keys) else 90  # single letters are not turned
-    for tokens, mark, turned in ((one.keys, axes.set_xticks, across), (one.queries, axes.set_yticks, 0)):
+    axes.set_title(f"{layer_map.stack} layer {layer_map.layer}, head {name}", fontsize=8)
+    across = 0 if all(len(token) == 1 for token in layer_map.keys) else 90  # single letters are not turned
+    for tokens, mark, turned in ((layer_map.keys, axes.set_xticks, across), (layer_map.queries, axes.set_yticks, 0)):
         few = len(tokens) <= MOST_TOKENS
         mark(range(len(tokens)) if few else [], [_plain(t) for t in tokens] if few else [], rotation=turned, fontsize=6)
 

@@ -203,7 +203,7 @@ class Unfolding:
 
 
 @dataclass(frozen=True)
-class Steps(Section):
+class StepsSection(Section):
     """Steps in order; each shows its formula, and its numbers when it is opened."""
 
     items: Sequence[Unfolding]
@@ -252,12 +252,12 @@ class QuestionItem:
 class QuestionsSection(Section):
     """What an exercise is about and its questions.  Their answers are folded unless `open`, and then not printed."""
 
-    given: str
+    statement: str
     questions: Sequence[QuestionItem]
     open: bool = False
 
     def data(self) -> Json:
-        return {"given": self.given, "questions": list(map(fields_of, self.questions))}
+        return {"given": self.statement, "questions": list(map(fields_of, self.questions))}
 
 
 @dataclass(frozen=True, eq=False)

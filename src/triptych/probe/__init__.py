@@ -51,8 +51,8 @@ def __getattr__(name: str) -> object:
         trace_size,
     )
 
-    homes = (ablation, lenses, links, logit_attribution, metric, patching, path_patching, reads_and_edits,
+    modules = (ablation, lenses, links, logit_attribution, metric, patching, path_patching, reads_and_edits,
              roles, apply_plan, trace_size, trace)  # fmt: skip
-    value = next(vars(home)[name] for home in homes if name in vars(home))
+    value = next(vars(module)[name] for module in modules if name in vars(module))
     globals()[name] = value  # the next use does not come here
     return value

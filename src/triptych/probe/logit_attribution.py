@@ -116,7 +116,7 @@ def attribute_logit(
 
 
 @dataclass(eq=False)
-class _Parts:
+class _StreamParts:
     """The parts of one vector of the residual stream: C names, and their vectors [C, D] in fp64, which sum to it."""
 
     names: list[str]
@@ -151,10 +151,10 @@ class _Parts:
                 self.add_one(f"{name} bias", norm.bias)
 
 
-def _stream(prefix: str, stack: Stack, here: dict[str, Tensor]) -> _Parts:
+def _stream(prefix: str, stack: Stack, here: dict[str, Tensor]) -> _StreamParts:
     """The parts of the vector that enters the head, in the order of `Block.forward`."""
     embedded = here["embed"]
-    parts = _Parts([], embedded.new_zeros((0, len(embedded)), dtype=torch.float64))
+    parts = _StreamParts([], embedded.new_zeros((0, len(embedded)), dtype=torch.float64))
     parts.add_one(f"{prefix}embed", embedded)
     for i, block in enumerate(stack.blocks):
         own, at = f"blocks.{i}", f"{prefix}blocks.{i}"
@@ -177,10 +177,10 @@ def _stream(prefix: str, stack: Stack, here: dict[str, Tensor]) -> _Parts:
     return parts
 
 
-def _add_attention(parts: _Parts, attn: Attention, out_norm: object, z: Tensor, name: str) -> None:
+def _add_attention(parts: _StreamParts, attn: Attention, out_norm: object, z: Tensor, name: str) -> None:
     """Each head's part `W_o[:, h] z[h]` of [H, Kv], and the bias, through the norm of the sublayer's output."""
     by_head = per_head(attn, z[None])[:, 0]
-    own = _Parts([], by_head.new_zeros((0, by_head.shape[-1])))
+    own = _StreamParts([], by_head.new_zeros((0, by_head.shape[-1])))
     own.add([f"{name} head {h}" for h in range(len(by_head))], by_head)
     if attn.out.bias is not None:
         own.add_one(f"{name}.out bias", attn.out.bias)
@@ -188,7 +188,7 @@ def _add_attention(parts: _Parts, attn: Attention, out_norm: object, z: Tensor, 
     parts.add(own.names, own.vectors)
 
 
-def _through_head(head: nn_heads.LMHead | nn_heads.MaskedLMHead, parts: _Parts, ids: Sequence[int]) -> None:
+def _through_head(head: nn_heads.LMHead | nn_heads.MaskedLMHead, parts: _StreamParts, ids: Sequence[int]) -> None:
     """From the parts of the vector that enters the head to their contributions to a logit, or to a difference."""
     transform = head.transform
     if transform is not None:

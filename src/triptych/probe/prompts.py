@@ -13,7 +13,7 @@ from triptych import nn
 from triptych.arguments import as_index, integer
 from triptych.attention import Rows
 from triptych.errors import InputError, ProbeError, shown
-from triptych.nn import Row, Taps
+from triptych.nn import InputRow, Taps
 from triptych.probe.apply_plan import Session
 from triptych.probe.reads_and_edits import Edit, Edits, Plan, Reads, Where
 from triptych.probe.sites import Site, matrix
@@ -41,7 +41,7 @@ class ProbedModel(Protocol):
     @property
     def spec(self) -> ModelSpec: ...
     def ids(self, texts: Any, mask: Tensor | None = None, *, target: bool = False) -> list[list[int]]: ...
-    def source(self, rows: Any, mask: Tensor | None = None) -> Sequence[Row]: ...
+    def source(self, rows: Any, mask: Tensor | None = None) -> Sequence[InputRow]: ...
     def check_words(self, what: str) -> None: ...
     def generate(self, prompts: Any, *, max_new_tokens: int = 64) -> Sequence[Any]: ...
     def trace(
@@ -54,7 +54,7 @@ class ProbedModel(Protocol):
 class Prompt:
     """One row: what the model reads, and beside an encoder the ids that its decoder reads."""
 
-    source: Row
+    source: InputRow
     target: list[int] | None
     lengths: tuple[int, int]  # positions of the source and of the target (0 without one)
 

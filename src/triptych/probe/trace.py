@@ -132,7 +132,7 @@ class Trace(Displayed):
 
         Raises CheckpointError where it cannot be written.
         """
-        from triptych.probe.trace_file import KEY, Contents, Row, ranges
+        from triptych.probe.trace_file import KEY, Contents, StoredRow, ranges
 
         tensors: dict[str, Tensor] = {}
         names: dict[tuple[object, ...], str] = {}
@@ -144,12 +144,12 @@ class Trace(Displayed):
                 tensors[names[key]] = value.detach()
             return names[key]
 
-        sites: dict[str, list[Row]] = {}
+        sites: dict[str, list[StoredRow]] = {}
         for site in self.records:
             for item, record in sorted(self._rows(site).items()):
                 how = "tokens" if record.how == "mean" else record.how  # a mean is divided by now
                 tensor = named(record.joined(leaf_of(site)))
-                row = Row(item=item, tensor=tensor, positions=ranges(record.at()), how=how)
+                row = StoredRow(item=item, tensor=tensor, positions=ranges(record.at()), how=how)
                 sites.setdefault(site, []).append(row)
         contents = Contents(
             version=1, texts=self.texts, tokens=self.tokens, targets=self.targets, fired=self.fired,

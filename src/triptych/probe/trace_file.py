@@ -22,7 +22,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Row(_Strict):
+class StoredRow(_Strict):
     """One row at one site of a file: the name of its tensor, and its positions, `[first, end]` of neighbouring ones."""
 
     item: Number
@@ -40,7 +40,7 @@ class Contents(_Strict):
     targets: list[list[int]]
     fired: dict[str, int]
     logits: list[str]
-    sites: dict[str, list[Row]]
+    sites: dict[str, list[StoredRow]]
 
 
 def contents_of(text: str | None, path: Path) -> Contents:

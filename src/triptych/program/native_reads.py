@@ -26,7 +26,7 @@ class SiteValue:
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class _ReadCall:
     """One call of a plan, whose numbers begin at `start` in `memory`.
 
     rows        (key, first, end): which tokens are those of one row.
@@ -40,7 +40,7 @@ class _Call:
     rows: tuple[tuple[int, int, int], ...]
     positions: Sequence[int]
 
-    def continues(self, other: _Call) -> bool:
+    def continues(self, other: _ReadCall) -> bool:
         """Whether both are of one token each of the same rows, this one right behind the other."""
         return (
             self.memory is other.memory
@@ -57,7 +57,7 @@ class StepReads:
 
     def __init__(self, sites: Sequence[str], empty: Callable[[int], Tensor] = torch.empty) -> None:
         self.sites, self.empty = tuple(sites), empty
-        self.calls: list[_Call] = []
+        self.calls: list[_ReadCall] = []
         self.keys: dict[int, int] = {}
         self.memory, self.used = torch.empty(0), 0
         self.held = 0  # numbers that were left and not taken
@@ -77,7 +77,7 @@ class StepReads:
             end = first + len(list(tokens))
             rows.append((self.keys[slot], first, end))
             first = end
-        self.calls.append(_Call(self.memory, self.used, numbers, plan.sites, tuple(rows), positions))
+        self.calls.append(_ReadCall(self.memory, self.used, numbers, plan.sites, tuple(rows), positions))
         self.used += numbers
         self.held += numbers
         self.as_left = all(place.dtype == torch.float32 for place in islice(plan.sites.values(), 1))
@@ -87,7 +87,7 @@ class StepReads:
         """What was left since the last time, in order, of these keys or of all: parts of the memory, or in the dtype of
         the modules."""
         calls, self.calls, self.held = self.calls, [], 0
-        runs: list[list[_Call]] = []
+        runs: list[list[_ReadCall]] = []
         for call in calls:
             if runs and call.continues(runs[-1][-1]):
                 runs[-1].append(call)
@@ -104,7 +104,7 @@ class StepReads:
                     yield SiteValue(site, key, positions, _part(run, place, first, len(positions)))
 
 
-def _part(run: Sequence[_Call], place: SitePlace, first: int, count: int) -> Tensor:
+def _part(run: Sequence[_ReadCall], place: SitePlace, first: int, count: int) -> Tensor:
     """[count, ...]: the values of one row, of several tokens of one call or of one token in each call."""
     call, width = run[0], prod(place.shape)
     strides = [prod(place.shape[i + 1 :]) for i in range(len(place.shape))]

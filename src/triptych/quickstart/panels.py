@@ -52,7 +52,7 @@ class Panel:
             return self.prompts
         if self.name == "encoder-decoder":
             return tuple(source for source, _ in pairs(data)[1][: len(self.prompts)])
-        lines = [line.split()[:WORDS] for text in texts(data).held for line in text.splitlines() if line.strip()]
+        lines = [line.split()[:WORDS] for text in texts(data).held_out for line in text.splitlines() if line.strip()]
         if not lines:
             return self.prompts
         if self.name == "decoder":

@@ -24,7 +24,7 @@ from triptych.errors import InputError, TextError, shown
 from triptych.generate import Executor, Generation
 from triptych.media import audio
 from triptych.media.image import Preparation, read_image
-from triptych.nn import Row, Transformer
+from triptych.nn import InputRow, Transformer
 from triptych.probe import Trace
 from triptych.spec import EmbedSpec, FramesSpec, ModelSpec, PatchesSpec
 from triptych.text import Encoded, RenderedPrompt, Tokenizer
@@ -49,7 +49,7 @@ class ModelInputs:
     path: Path | None
     hf: Mapping[str, Any] = field(default_factory=dict)  # the config with Hugging Face's keys
 
-    def rows(self, inputs: Texts, mask: Tensor | None = None) -> Sequence[Row]:
+    def rows(self, inputs: Texts, mask: Tensor | None = None) -> Sequence[InputRow]:
         """The rows the model reads: the ids of texts; or frames and pixels, of files or as they are."""
         if self.reads_text:
             return self.ids(inputs, mask)
@@ -88,7 +88,7 @@ class ModelInputs:
             for i, row in enumerate(texts)
         ]
 
-    def prompts(self, prompts: Texts, prefix: str | Sequence[int]) -> tuple[list[list[int]], Sequence[Row] | None]:
+    def prompts(self, prompts: Texts, prefix: str | Sequence[int]) -> tuple[list[list[int]], Sequence[InputRow] | None]:
         """The ids that the decoder continues, and the sources beside it: None for a decoder alone.
 
         `prefix` is what a decoder beside an encoder continues, after its start token.
@@ -109,7 +109,7 @@ class ModelInputs:
         """The checkpoint's settings for texts whose vectors are compared."""
         return SentenceSettings.of(self.hf.get(KEY, {}), f"{self.path or 'config'}: {KEY}")
 
-    def sentences(self, texts: Texts) -> Sequence[Row]:
+    def sentences(self, texts: Texts) -> Sequence[InputRow]:
         """The rows of `texts` as sentence-transformers prepares them."""
         settings = self.sentence_settings
         if settings == SentenceSettings() or isinstance(texts, str | Tensor):

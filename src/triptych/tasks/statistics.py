@@ -9,7 +9,7 @@ from torch import Tensor
 
 from triptych.arguments import is_integers
 from triptych.errors import InputError, shown
-from triptych.nn import Row
+from triptych.nn import InputRow
 from triptych.probe import Edits, Read, Statistics, Trace, sites
 from triptych.probe.sites import Selection, Site, in_layers, match
 from triptych.tasks.model_inputs import ModelInputs, TaskModel, Texts
@@ -61,7 +61,7 @@ def _reads_source(site: Site) -> bool:
     return site.name.startswith("encoder.") or ".cross." in site.name
 
 
-def _marked(inputs: ModelInputs, rows: Sequence[Row], delimiters: Marks) -> list[list[int]]:
+def _marked(inputs: ModelInputs, rows: Sequence[InputRow], delimiters: Marks) -> list[list[int]]:
     wanted = [delimiters] if isinstance(delimiters, str) else delimiters
     if not isinstance(wanted, Sequence) or not all(isinstance(one, str | int) for one in wanted) or not wanted:
         raise InputError(f"delimiters={shown(delimiters)}: give a list of token ids or of texts of tokens")
@@ -75,7 +75,7 @@ def _marked(inputs: ModelInputs, rows: Sequence[Row], delimiters: Marks) -> list
     return [[int(token in ids) for token in row] for row in of_tokens]
 
 
-def _check_documents(documents: Sequence[Sequence[int]], rows: Sequence[Row]) -> None:
+def _check_documents(documents: Sequence[Sequence[int]], rows: Sequence[InputRow]) -> None:
     if not isinstance(documents, Sequence) or not all(map(is_integers, documents)):
         raise InputError(f"documents={shown(documents)}: give a list with one list of integers for each row")
     if len(documents) != len(rows):

@@ -20,10 +20,10 @@ _Entries = list[tuple[str, float]]
 
 
 @dataclass(frozen=True)
-class Given:
+class TokenizerFiles:
     """The sources of a tokenizer: vocabulary files, the `tokenizer_config.json` beside them, special tokens."""
 
-    files: tuple[Path, ...]
+    paths: tuple[Path, ...]
     config: Mapping[str, object]
     specials: Specials
 
@@ -45,8 +45,8 @@ def _entries(pieces: Pieces, first: int = 0) -> _Entries:
     return [(piece.text, piece.score) for piece in pieces.pieces[first:]]
 
 
-def _read(given: Given, algorithm: int = sentencepiece.UNIGRAM) -> Pieces:
-    file = given.files[0]
+def _read(files: TokenizerFiles, algorithm: int = sentencepiece.UNIGRAM) -> Pieces:
+    file = files.paths[0]
     pieces = sentencepiece.read(file)
     if pieces.algorithm != algorithm:
         names = {sentencepiece.UNIGRAM: "unigram", sentencepiece.BPE: "BPE"}
@@ -69,24 +69,24 @@ def _marked(backend: Backend, first: Sequence[pre_tokenizers.PreTokenizer] | Non
     return backend
 
 
-def t5(given: Given) -> Backend:
+def t5(files: TokenizerFiles) -> Backend:
     """The sentinels `<extra_id_99>` ... `<extra_id_0>` follow the pieces."""
-    pieces, count = _read(given), given.config.get("extra_ids", 100)
+    pieces, count = _read(files), files.config.get("extra_ids", 100)
     if type(count) is not int or not 0 <= count <= 1 << 16:
-        raise TextError(f"{given.files[0].parent}: extra_ids is {count!r}, not a number of sentinels (0 to {1 << 16})")
+        raise TextError(f"{files.paths[0].parent}: extra_ids is {count!r}, not a number of sentinels (0 to {1 << 16})")
     extra = [f"<extra_id_{i}>" for i in reversed(range(count))]
     backend = _unigram(_entries(pieces) + [(text, 0.0) for text in extra], pieces, pieces.unk_id)
     backend.add_special_tokens([AddedToken(text, normalized=False) for text in extra])
     return _by_words(backend, pieces)
 
 
-def xlm_roberta(given: Given) -> Backend:
-    pieces = _read(given)
-    return _by_words(_fairseq(given, pieces, given.specials.bos), pieces)
+def xlm_roberta(files: TokenizerFiles) -> Backend:
+    pieces = _read(files)
+    return _by_words(_fairseq(files, pieces, files.specials.bos), pieces)
 
 
-def camembert(given: Given) -> Backend:
-    pieces, special = _read(given), given.specials
+def camembert(files: TokenizerFiles) -> Backend:
+    pieces, special = _read(files), files.specials
     head = [("<s>NOTUSED", 0.0), (str(special.pad), 0.0), ("</s>NOTUSED", 0.0), (str(special.unk), 0.0)]
     entries = [*head, ("<unk>NOTUSED", -100.0), *_entries(pieces, 1), (str(special.mask), 0.0)]
     return _by_words(_unigram(entries, pieces, 3), pieces)
@@ -102,26 +102,26 @@ _CODES_52 = (
 )
 
 
-def mbart(given: Given) -> Backend:
+def mbart(files: TokenizerFiles) -> Backend:
     """As XLM-R, with the codes of 25 languages before the mask token; transformers ignores the charsmap here."""
-    pieces = _read(given)
-    return _by_words(_fairseq(given, pieces, given.specials.bos, _CODES_25), replace(pieces, charsmap=b""))
+    pieces = _read(files)
+    return _by_words(_fairseq(files, pieces, files.specials.bos, _CODES_25), replace(pieces, charsmap=b""))
 
 
-def mbart50(given: Given) -> Backend:
+def mbart50(files: TokenizerFiles) -> Backend:
     """As MBart, with 52 languages; runs of spaces become one, other white space stays."""
-    pieces = _read(given)
-    backend = _fairseq(given, pieces, given.specials.cls, _CODES_52)
-    if not isinstance(given.config.get("mask_token"), Mapping):  # an entry has its own lstrip
-        backend.add_special_tokens([AddedToken(str(given.specials.mask), lstrip=True, normalized=False)])
+    pieces = _read(files)
+    backend = _fairseq(files, pieces, files.specials.cls, _CODES_52)
+    if not isinstance(files.config.get("mask_token"), Mapping):  # an entry has its own lstrip
+        backend.add_special_tokens([AddedToken(str(files.specials.mask), lstrip=True, normalized=False)])
     table = [normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
     backend.normalizer = normalizers.Sequence([*table, normalizers.Replace(Regex(" {2,}"), " ")])
     return _marked(backend)
 
 
-def _fairseq(given: Given, pieces: Pieces, first: str | None, codes: str = "") -> Backend:
+def _fairseq(files: TokenizerFiles, pieces: Pieces, first: str | None, codes: str = "") -> Backend:
     """fairseq's four special tokens replace the first three pieces; codes of languages precede the mask token."""
-    special, languages = given.specials, codes.split()
+    special, languages = files.specials, codes.split()
     head = [(str(text), 0.0) for text in (first, special.pad, special.eos, special.unk)]
     tail = [(text, 0.0) for text in (*languages, str(special.mask))]
     backend = _unigram([*head, *_entries(pieces, 3), *tail], pieces, 3)
@@ -129,31 +129,31 @@ def _fairseq(given: Given, pieces: Pieces, first: str | None, codes: str = "") -
     return backend
 
 
-def deberta(given: Given) -> Backend:
+def deberta(files: TokenizerFiles) -> Backend:
     """Runs of white space become one space; transformers ignores the charsmap here."""
-    pieces = _read(given)
+    pieces = _read(files)
     backend = _unigram(_entries(pieces), pieces, pieces.unk_id)
-    lower = [normalizers.Lowercase()] if given.config.get("do_lower_case", False) else []
+    lower = [normalizers.Lowercase()] if files.config.get("do_lower_case", False) else []
     spaces = [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC(), normalizers.Strip(left=False)]
     backend.normalizer = normalizers.Sequence([*lower, *spaces])
-    punctuation = [pre_tokenizers.Punctuation(behavior="isolated")] if given.config.get("split_by_punct", False) else []
+    punctuation = [pre_tokenizers.Punctuation(behavior="isolated")] if files.config.get("split_by_punct", False) else []
     return _marked(backend, punctuation)
 
 
-def marian(given: Given) -> Backend:
+def marian(files: TokenizerFiles) -> Backend:
     """The source model splits texts, and `vocab.json` has the ids of the pieces of both languages.
 
     A piece that only the target model has scores below all others, so that no source text is split into it.  A piece
     without an id is not used; transformers would split it off and give it the id of the unknown token.
     """
-    if given.config.get("separate_vocabs"):
-        raise TextError(f"{given.files[1].parent}: separate_vocabs is set; only a shared vocabulary is supported")
-    pieces, ids, unk = _read(given), read_vocab_json(given.files[1]), given.specials.unk
+    if files.config.get("separate_vocabs"):
+        raise TextError(f"{files.paths[1].parent}: separate_vocabs is set; only a shared vocabulary is supported")
+    pieces, ids, unk = _read(files), read_vocab_json(files.paths[1]), files.specials.unk
     scores = {piece.text: piece.score for piece in pieces.pieces if piece.kind == sentencepiece.NORMAL}
     below = min(scores.values(), default=0.0) - 1000.0
     order = sorted(ids, key=lambda piece: ids[piece])
     if unk not in ids:
-        raise TextError(f"{given.files[1]} has no {unk!r}")
+        raise TextError(f"{files.paths[1]} has no {unk!r}")
     backend = Backend(models.Unigram([(piece, scores.get(piece, below)) for piece in order], unk_id=ids[unk]))
     codes = [word for word in order if word.startswith(">>") and word.endswith("<<")]
     backend.add_tokens([AddedToken(code, normalized=False) for code in codes])
@@ -163,7 +163,7 @@ def marian(given: Given) -> Backend:
     spaces = [normalizers.Replace(Regex(_OUTER_SPACES), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     backend.normalizer = normalizers.Sequence([*table, *spaces])
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    named = dict.fromkeys(given.specials.named().values())
+    named = dict.fromkeys(files.specials.named().values())
     backend.decoder = decoders.Sequence(
         [
             *(decoders.Replace(text, f"{text} ") for text in named),  # the piece that follows has none
@@ -190,18 +190,18 @@ def _bpe(pieces: Pieces, unk: str | None) -> Backend:
     return backend
 
 
-def llama(given: Given) -> Backend:
+def llama(files: TokenizerFiles) -> Backend:
     """A space is put before the text unless `add_prefix_space` is off, with `legacy` also behind a special token."""
-    backend = _bpe(_read(given, sentencepiece.BPE), None)
-    prefix = given.config.get("add_prefix_space") in (None, True)
-    scheme = "never" if not prefix else "always" if given.config.get("legacy", False) else "first"
+    backend = _bpe(_read(files, sentencepiece.BPE), None)
+    prefix = files.config.get("add_prefix_space") in (None, True)
+    scheme = "never" if not prefix else "always" if files.config.get("legacy", False) else "first"
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     backend.decoder = bytes_to_text(prefix=prefix)
     return backend
 
 
-def gemma(given: Given) -> Backend:
-    backend = _bpe(_read(given, sentencepiece.BPE), given.specials.unk)
+def gemma(files: TokenizerFiles) -> Backend:
+    backend = _bpe(_read(files, sentencepiece.BPE), files.specials.unk)
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     backend.decoder = bytes_to_text(prefix=False)

@@ -39,7 +39,7 @@ SPEECH = 12  # words of a speech, at least; shorter ones tell little
 ANSWER = 4  # words of an answer, at least; shorter ones tell little of a person
 ASKED = 60  # words of the speech before it, at most: its last ones
 
-Kind = Literal["genres", "speakers"]
+LabelKind = Literal["genres", "speakers"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Labelled:
     where: str
 
 
-def labelled(kind: Kind, cache: Path | None = None) -> tuple[list[Labelled], list[Labelled]]:
+def labelled(kind: LabelKind, cache: Path | None = None) -> tuple[list[Labelled], list[Labelled]]:
     """Texts to train on and held out.  Of `genres` whole plays are held out; of `speakers`, who each speak in one play
     only, the last fifth of a person's speeches.
     """

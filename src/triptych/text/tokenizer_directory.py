@@ -29,7 +29,7 @@ from triptych.text import sentencepiece_tokenizers as sentencepiece
 from triptych.text.chat import ChatTemplate
 from triptych.text.gguf_tokenizer import SPLITS, Split, byte_level, byte_level_words, word_piece
 from triptych.text.sentencepiece_file import check_charsmap
-from triptych.text.sentencepiece_tokenizers import Given
+from triptych.text.sentencepiece_tokenizers import TokenizerFiles
 from triptych.text.side_files import MAX_ID, add_tokens, read_json_object, read_lines, read_text, read_vocab_json
 from triptych.text.specials import Specials
 from triptych.text.tokenizer import Tokenizer
@@ -144,7 +144,7 @@ class _Class:
     """
 
     specials: Specials
-    build: Callable[[Given], Backend]
+    build: Callable[[TokenizerFiles], Backend]
     templates: str | None = None
 
 
@@ -167,24 +167,24 @@ def _from_vocabulary_files(path: Path, config: Mapping[str, object]) -> tuple[Ba
 
     Raises TextError for a class that is not known here, and for files that are malformed or do not fit each other.
     """
-    files = _vocabulary_files(path)
-    named = files[0].name in ("vocab.txt", "vocab.json", "source.spm")
-    known = _CLASSES[files[0].suffix.removeprefix(".") if named else "model"]
+    paths = _vocabulary_files(path)
+    named = paths[0].name in ("vocab.txt", "vocab.json", "source.spm")
+    known = _CLASSES[paths[0].suffix.removeprefix(".") if named else "model"]
     name = _name(path, config, known)
     if name not in known:
         raise TextError(
-            f"{path} holds {files[0].name} and no tokenizer.json, and the tokenizer class {name[:40]!r} is not "
+            f"{path} holds {paths[0].name} and no tokenizer.json, and the tokenizer class {name[:40]!r} is not "
             f"supported{nearest(name, known)}; supported are {', '.join(known)}: add a tokenizer.json, which "
             "transformers saves"
         )
     own = known[name]
     specials = Specials(**(own.specials.named() | Specials.from_config(config).named()))
-    given = Given(files, config, specials)
-    with library(lambda problem: TextError(f"{files[0]}: no tokenizer can be made from it: {problem}")):
-        backend = own.build(given)
+    files = TokenizerFiles(paths, config, specials)
+    with library(lambda problem: TextError(f"{paths[0]}: no tokenizer can be made from it: {problem}")):
+        backend = own.build(files)
         add_tokens(backend, specials, config, path)
         if own.templates is not None:
-            _set_templates(backend, given, own.templates)
+            _set_templates(backend, files, own.templates)
     return backend, specials
 
 
@@ -198,9 +198,9 @@ def _name(path: Path, config: Mapping[str, object], known: Mapping[str, _Class])
     return next((name for name in names if name and name in known), names[0])
 
 
-def _set_templates(backend: Backend, given: Given, templates: str) -> None:
+def _set_templates(backend: Backend, files: TokenizerFiles, templates: str) -> None:
     """Make `backend` put special tokens around texts by the two templates of `_Class.templates`."""
-    named = given.specials.named() | {"lang": str(given.config.get("src_lang") or "en_XX")}
+    named = files.specials.named() | {"lang": str(files.config.get("src_lang") or "en_XX")}
     ids: dict[str, int] = {}
 
     def spelled(template: str) -> list[str]:
@@ -208,7 +208,7 @@ def _set_templates(backend: Backend, given: Given, templates: str) -> None:
         for word in template.split():
             whole, mark, kind = word.partition(":")
             name = whole.removesuffix("?")
-            if name != whole and not given.config.get(f"add_{name}_token"):
+            if name != whole and not files.config.get(f"add_{name}_token"):
                 continue
             text = named.get(name, name)
             if not text.startswith("$"):
@@ -226,51 +226,51 @@ def _set_templates(backend: Backend, given: Given, templates: str) -> None:
 # ---------------------------------------------------------------- WordPiece and byte-level BPE
 
 
-def _word_piece(given: Given) -> Backend:
-    words = {line: index for index, line in enumerate(read_lines(given.files[0]))}
+def _word_piece(files: TokenizerFiles) -> Backend:
+    words = {line: index for index, line in enumerate(read_lines(files.paths[0]))}
     normalizer = normalizers.BertNormalizer(
-        handle_chinese_chars=bool(given.config.get("tokenize_chinese_chars", True)),
-        strip_accents=None if (strip := given.config.get("strip_accents")) is None else bool(strip),
-        lowercase=bool(given.config.get("do_lower_case", True)),
+        handle_chinese_chars=bool(files.config.get("tokenize_chinese_chars", True)),
+        strip_accents=None if (strip := files.config.get("strip_accents")) is None else bool(strip),
+        lowercase=bool(files.config.get("do_lower_case", True)),
     )
-    return word_piece(words, given.specials, normalizer, str(given.files[0]))
+    return word_piece(words, files.specials, normalizer, str(files.paths[0]))
 
 
-def _byte_level(given: Given, *, composed: bool = False, split: Split | None = None) -> Backend:
+def _byte_level(files: TokenizerFiles, *, composed: bool = False, split: Split | None = None) -> Backend:
     """The BPE of `vocab.json` and `merges.txt`, whose first line may be a version; with NFC first if `composed`."""
-    words, merges = read_vocab_json(given.files[0]), []
-    for line in filter(None, read_lines(given.files[1])):
+    words, merges = read_vocab_json(files.paths[0]), []
+    for line in filter(None, read_lines(files.paths[1])):
         if line.startswith("#version"):
             continue
         left, _, right = line.partition(" ")
         if not {left, right, left + right} <= words.keys():
-            problem = f"{line!r} is not a pair of tokens of {given.files[0].name} that joins into a third"
-            raise TextError(f"{given.files[1]}: {problem}")
+            problem = f"{line!r} is not a pair of tokens of {files.paths[0].name} that joins into a third"
+            raise TextError(f"{files.paths[1]}: {problem}")
         merges.append((left, right))
-    whole = pre_tokenizers.ByteLevel(add_prefix_space=bool(given.config.get("add_prefix_space", False)))
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=bool(files.config.get("add_prefix_space", False)))
     return byte_level(words, merges, whole if split is None else byte_level_words(split), composed=composed)
 
 
 _composed = partial(_byte_level, composed=True)
 
 
-def _roberta(given: Given) -> Backend:
-    backend = _byte_level(given)
-    sep, cls = str(given.specials.sep), str(given.specials.cls)
+def _roberta(files: TokenizerFiles) -> Backend:
+    backend = _byte_level(files)
+    sep, cls = str(files.specials.sep), str(files.specials.cls)
     words = backend.get_vocab()
     if not {sep, cls} <= words.keys():
-        raise TextError(f"{given.files[0]} has no {sep!r} or no {cls!r}")
-    prefix = bool(given.config.get("add_prefix_space", False))
+        raise TextError(f"{files.paths[0]} has no {sep!r} or no {cls!r}")
+    prefix = bool(files.config.get("add_prefix_space", False))
     backend.post_processor = processors.RobertaProcessing((sep, words[sep]), (cls, words[cls]), add_prefix_space=prefix)
     return backend
 
 
-def _whisper(given: Given) -> Backend:
+def _whisper(files: TokenizerFiles) -> Backend:
     for name in ("language", "task", "predict_timestamps"):
-        if given.config.get(name):
+        if files.config.get(name):
             problem = f"{name} is set, which needs a tokenizer.json; transformers saves one"
-            raise TextError(f"{given.files[0].parent}: {problem}")
-    return _byte_level(given)
+            raise TextError(f"{files.paths[0].parent}: {problem}")
+    return _byte_level(files)
 
 
 _BERT = Specials(unk="[UNK]", sep="[SEP]", pad="[PAD]", cls="[CLS]", mask="[MASK]")

@@ -148,8 +148,8 @@ class TranscriptTask(ObjectiveTask):
             raise ConfigError(
                 "data.cut_longer would cut a transcript and not its sound; use data.drop_longer, or cut the recordings"
             )
-        self.train, self.held = read_split(recipe.data, ("audio", "text"))
-        for record in self.held:
+        self.train, self.held_out = read_split(recipe.data, ("audio", "text"))
+        for record in self.held_out:
             if not metrics.spoken_words(record.text("text")):
                 raise record.error("text has no word, and held-out transcripts are scored by words; remove the record")
         self.texts = [record.text("text") for record in self.train]
@@ -175,12 +175,12 @@ class TranscriptTask(ObjectiveTask):
         except InputError as error:
             raise ConfigError(f"objective transcripts, objective.language: {error}") from None
         self.left = MEMORY
-        sides = zip((self.train, self.held), self.folders, strict=True)
-        train, held = (SpokenRows(tuple(self._rows(*side, speech))) for side in sides)
-        for rows, what in ((train, "training"), (held, "held-out")):
+        sides = zip((self.train, self.held_out), self.folders, strict=True)
+        train, held_out = (SpokenRows(tuple(self._rows(*side, speech))) for side in sides)
+        for rows, what in ((train, "training"), (held_out, "held-out")):
             if not rows.examples:
                 raise InputError(f"every {what} record is longer than the model's window or run.length; raise these")
-        plain = HeldOut.of(held, train, tokens, device=self.device)
+        plain = HeldOut.of(held_out, train, tokens, device=self.device)
         most = self.length - len(speech.prompt) + 1
         return train, HeldSpeech(plain.batches, plain.commonest, speech=speech, tokenizer=self.tokenizer, most=most)
 
@@ -196,10 +196,10 @@ class TranscriptTask(ObjectiveTask):
             except TooLongError as error:
                 if self.recipe.data.drop_longer:
                     continue
-                problem = f"{record.where}: {file.name}: {error}"
+                problem = f"{record.location}: {file.name}: {error}"
                 raise InputError(f"{problem}; raise that, or set data.drop_longer = true") from None
             except InputError as error:
-                raise InputError(f"{record.where}: {error}") from None
+                raise InputError(f"{record.location}: {error}") from None
             self.left -= frames.nbytes
             yield speech.example(text, ids, frames if self.left >= 0 else file)
 

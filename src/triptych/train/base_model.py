@@ -35,7 +35,7 @@ class BaseSettings(RecipeSection):
 
 
 @dataclass(frozen=True, eq=False)
-class Base:
+class StartingModel:
     """Module in fp32, tokenizer (None of a model that reads no text) and HF config of an existing model; `files` are
     those that its copies carry beside weights and config: the tokenizer's, how texts end, how images are prepared."""
 
@@ -45,7 +45,7 @@ class Base:
     files: Mapping[str, bytes]
 
 
-def read_base(settings: BaseSettings, *, packed: bool = False) -> Base:
+def read_base(settings: BaseSettings, *, packed: bool = False) -> StartingModel:
     """The model at `settings.path`; with `packed`, packed matrices may stay so, since they are not trained themselves.
 
     Raises ConfigError for packed weights without `settings.dequantize` and `packed`, TextError for a model without a
@@ -63,7 +63,7 @@ def read_base(settings: BaseSettings, *, packed: bool = False) -> Base:
         raise TextError(f"{settings.path} has no tokenizer, so texts cannot be read; add its tokenizer.json")
     packing = packing_for(source, dequantize=None if packed and not settings.dequantize else True)
     module, _ = read_weights(header.spec, source, dequantize=packing.dequantize, packer=packing.packer)
-    return Base(module.float(), tokenizer, header.hf, files_beside(header))
+    return StartingModel(module.float(), tokenizer, header.hf, files_beside(header))
 
 
 class AdapterRecipe(RecipeSection):
@@ -83,7 +83,7 @@ class AdapterRecipe(RecipeSection):
     """Dropout of the input of the product, in training."""
 
 
-def with_saved_adapter(base: BaseSettings, settings: AdapterRecipe, checkpoint: Path) -> Base:
+def with_saved_adapter(base: BaseSettings, settings: AdapterRecipe, checkpoint: Path) -> StartingModel:
     """The model `base` with the adapter of a training checkpoint.
 
     Raises CheckpointError where the base is gone or has changed since.

@@ -25,7 +25,7 @@ class ChatTask(ObjectiveTask):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         sides = read_split(recipe.data, ("messages",))
-        self.train, self.held = ([(record, _messages(record)) for record in side] for side in sides)
+        self.train, self.held_out = ([(record, _messages(record)) for record in side] for side in sides)
         self.texts = [str(message["content"]) for _, messages in self.train for message in messages]
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
@@ -37,21 +37,21 @@ class ChatTask(ObjectiveTask):
             try:
                 texts = assistant_spans(template, messages)
             except (TextError, InputError) as error:
-                raise InputError(f"{record.where}: {error}") from None
+                raise InputError(f"{record.location}: {error}") from None
             for text, spans in texts:
                 row = chat_example(text, spans, tokenizer)
                 length = self.row_length(record, len(row.ids))
                 if length is not None and row.trained[:length].any():
                     yield Example(row.ids[:length], row.targets[:length], row.trained[:length])
 
-        data, held = (epoch_rows(row for one in side for row in rows(*one)) for side in (self.train, self.held))
+        data, held_out = (epoch_rows(row for one in side for row in rows(*one)) for side in (self.train, self.held_out))
         trained = np.concatenate([row.targets[row.trained] for row in data.examples])
         if not np.isin(trained, sorted(tokenizer.stop_ids)).any():
             raise InputError(
                 "the chat template ends no assistant's turn with a token at which generation stops, so that a trained "
                 "model would never stop; use a template that writes one"
             )
-        return data, HeldOut.of(held, data, tokens, device=self.device)
+        return data, HeldOut.of(held_out, data, tokens, device=self.device)
 
 
 def assistant_spans(template: ChatTemplate, messages: Sequence[Message]) -> list[tuple[str, list[Span]]]:

@@ -57,7 +57,7 @@ _MODEL_ASIDE = (f".{MODEL}.building", f".{MODEL}.old")  # where it is built, and
 
 
 @dataclass(frozen=True)
-class Saved:
+class ValidCheckpoint:
     """One valid checkpoint, and for each newer directory the reason why it is not one."""
 
     path: Path
@@ -111,13 +111,13 @@ class Checkpoints:
             ) from None
         return path
 
-    def newest(self) -> Saved:
+    def newest(self) -> ValidCheckpoint:
         """The newest valid checkpoint.  Raises CheckpointError, with every reason, when there is none."""
         skipped: list[str] = []
         for step, path in self._all():
             problem = why_invalid(path)
             if problem is None:
-                return Saved(path, step, tuple(skipped))
+                return ValidCheckpoint(path, step, tuple(skipped))
             skipped.append(problem)
         reasons = "; ".join(skipped) or "it holds no step-* directory"
         raise CheckpointError(f"no checkpoint to resume from in {self.directory}: {reasons}")

@@ -101,9 +101,9 @@ class ContrastiveTask(HeadTask):
         super().__init__(recipe)
         if recipe.run.rows // recipe.run.accumulate < 2:
             raise ConfigError("objective contrastive needs at least 2 rows in each micro-batch; raise run.rows")
-        self.train, self.held = read_split(recipe.data, ("text", "text_b"), ("negative",))
+        self.train, self.held_out = read_split(recipe.data, ("text", "text_b"), ("negative",))
         self.fields = ("text", "text_b", *(("negative",) if "negative" in self.train[0].values else ()))
-        for record in (*self.train, *self.held):
+        for record in (*self.train, *self.held_out):
             if missing := [name for name in self.fields if name not in record.values]:
                 raise record.error(f"there is no field {missing[0]}, which other records have")
         self.texts = [record.text(name) for record in self.train for name in self.fields]
@@ -114,14 +114,15 @@ class ContrastiveTask(HeadTask):
             rows = [side for side in sides if side is not None]
             return TextPair.of(rows, self.objective.scale, number) if len(rows) == len(sides) else None
 
-        data, held = (epoch_rows(map(pair, count(), side)) for side in (self.train, self.held))
+        data, held_out = (epoch_rows(map(pair, count(), side)) for side in (self.train, self.held_out))
         if len(data.examples) < self.recipe.run.rows:
             raise InputError(
                 f"{len(data.examples)} pairs are fewer than run.rows = {self.recipe.run.rows}, so that a batch would "
                 "hold a pair twice; lower run.rows"
             )
-        overlap = metrics.word_overlap([r.text("text") for r in self.held], [r.text("text_b") for r in self.held])
-        batches = groups(held.examples, max(2, self.recipe.run.rows))
+        sides = ([record.text(field) for record in self.held_out] for field in ("text", "text_b"))
+        overlap = metrics.word_overlap(*sides)
+        batches = groups(held_out.examples, max(2, self.recipe.run.rows))
         if len(batches) > 1 and len(batches[-1]) == 1:  # with no other text to be told from, its loss would be 0
             batches[-2:] = [[*batches[-2], *batches[-1]]]
         collated = tuple(collate(batch, self.device) for batch in batches)

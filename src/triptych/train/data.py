@@ -23,7 +23,7 @@ T = TypeVar("T")
 Piece = tuple[Ids, ...]  # parallel arrays, such as tokens and their targets
 
 
-class Use(IntEnum):
+class RandomUse(IntEnum):
     """The uses of random numbers: each use has a sequence of its own."""
 
     OFFSETS = 1
@@ -36,7 +36,7 @@ class Use(IntEnum):
     CORRUPTION = 8
 
 
-def random_numbers(seed: int, use: Use, counter: int) -> np.random.Generator:
+def random_numbers(seed: int, use: RandomUse, counter: int) -> np.random.Generator:
     """The generator for one use at one point (`counter`) of a run."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, use], dtype=np.uint64), counter=[0, 0, 0, counter]))
 
@@ -49,7 +49,7 @@ class Data(Protocol):
         """The rows of step `step`, counted from 0.  The same arguments give the same rows, in any order of calls."""
         ...
 
-    def held(self) -> Iterator[Example]:
+    def held_out_rows(self) -> Iterator[Example]:
         """Every token once, in order, as evaluation takes them; the same rows in every call."""
         ...
 
@@ -88,7 +88,7 @@ class DocumentStream:
     def draw(self, seed: int, step: int, rows: int, length: int) -> list[Piece]:
         """The pieces of `rows` windows of `length` tokens (the whole stream, if it is shorter) at random offsets."""
         offsets = max(1, len(self) - length + 1)
-        starts = random_numbers(seed, Use.OFFSETS, step).integers(offsets, size=rows)
+        starts = random_numbers(seed, RandomUse.OFFSETS, step).integers(offsets, size=rows)
         return [piece for start in starts for piece in self.cut(int(start), length)]
 
     def windows(self, length: int) -> Iterator[Piece]:
@@ -104,15 +104,15 @@ class Windows:
 
     stream: DocumentStream
     length: int
-    use: ClassVar[Use] = Use.HIDING
+    use: ClassVar[RandomUse] = RandomUse.HIDING
     shortest: ClassVar[int] = 1
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
         pieces = self.stream.draw(seed, step, rows, self.length)
         return list(self._rows(pieces, random_numbers(seed, self.use, step)))
 
-    def held(self) -> Iterator[Example]:
-        return self._rows(self.stream.windows(self.length), random_numbers(0, Use.HELD_OUT, 0))
+    def held_out_rows(self) -> Iterator[Example]:
+        return self._rows(self.stream.windows(self.length), random_numbers(0, RandomUse.HELD_OUT, 0))
 
     def _rows(self, pieces: Iterable[Piece], random: np.random.Generator) -> Iterator[Example]:
         return (self.row(piece, random) for piece in pieces if len(piece[0]) >= self.shortest)
@@ -144,7 +144,7 @@ class CausalText(Windows):
 class MaskedText(Windows):
     """Windows of documents between the tokens `before` and `after`, some hidden.
 
-    In training other tokens are hidden each time a window is drawn; in `held` always the same, all by the mask token.
+    In training other tokens are hidden each time a window is drawn; in `held_out_rows` always the same, by the mask.
     """
 
     masking: TokenMasking
@@ -164,8 +164,8 @@ class MaskedText(Windows):
         frame = [np.asarray(side, dtype=np.int32) for side in (before, after)]
         return MaskedText(stream, length - len(before) - len(after), masking, *frame)
 
-    def held(self) -> Iterator[Example]:
-        return super(MaskedText, replace(self, masking=self.masking.all_masked())).held()
+    def held_out_rows(self) -> Iterator[Example]:
+        return super(MaskedText, replace(self, masking=self.masking.all_masked())).held_out_rows()
 
     def row(self, piece: Piece, random: np.random.Generator) -> Example:
         return self.masking(np.concatenate([self.before, *piece, self.after]), random)
@@ -184,7 +184,7 @@ class EpochRows:
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
         return in_epochs(self.examples, seed, step, rows)
 
-    def held(self) -> Iterator[Example]:
+    def held_out_rows(self) -> Iterator[Example]:
         return iter(self.examples)
 
     def targets(self) -> Ids:
@@ -194,7 +194,7 @@ class EpochRows:
 @dataclass(frozen=True, eq=False)
 class HiddenWords(EpochRows):
     """Rows whose decoder reads the token `hidden` in place of a share `rate` of the tokens before each target, its
-    start token never, others each time a row is drawn (Bowman et al. 2016).  The targets stay, and so does `held`.
+    start token never, others each time a row is drawn (Bowman et al. 2016).  Targets and `held_out_rows` stay.
 
     A decoder that is sure of the words so far learns what follows them before it learns to use its encoder.
     """
@@ -203,7 +203,7 @@ class HiddenWords(EpochRows):
     rate: float
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        random = random_numbers(seed, Use.HIDING, step)
+        random = random_numbers(seed, RandomUse.HIDING, step)
 
         def with_hidden(example: Example) -> Example:
             hide = random.random(len(example.ids)) < self.rate
@@ -256,7 +256,7 @@ def in_epochs(items: Sequence[T], seed: int, step: int, rows: int) -> list[T]:
 @lru_cache(maxsize=2)  # every step of an epoch needs it, and two epochs meet in one step
 def _order(seed: int, epoch: int, count: int) -> Integers:
     """The numbers of `count` items in the order of an epoch."""
-    order = random_numbers(seed, Use.ORDER, epoch).permutation(count)
+    order = random_numbers(seed, RandomUse.ORDER, epoch).permutation(count)
     order.flags.writeable = False
     return order
 

@@ -42,7 +42,7 @@ class DiskSpace:
     bytes together, and the bytes that are free for them."""
 
     directory: Path
-    one: int
+    checkpoint_bytes: int
     count: int
     most: int
     free: int
@@ -54,15 +54,15 @@ class DiskSpace:
         `old` bytes in the directory are of checkpoints that are deleted for new ones.
         """
         run, optimizer = trainer.settings, trainer.optimizer
-        one = optimizer.weight_bytes + optimizer.state_bytes
+        checkpoint_bytes = optimizer.weight_bytes + optimizer.state_bytes
         written = math.ceil(1.0 / run.save_every) if run.save_every else 0
         if run.steps is not None:
             written = min(written, run.steps)
         first = trainer.at.step == 0 and written <= keep  # the checkpoint before the first step has no optimizer state
         full = min(written, keep + 1)
-        most = full * one + first * optimizer.weight_bytes
+        most = full * checkpoint_bytes + first * optimizer.weight_bytes
         existing = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
-        return DiskSpace(directory, one, full + first, most, shutil.disk_usage(existing).free + old)
+        return DiskSpace(directory, checkpoint_bytes, full + first, most, shutil.disk_usage(existing).free + old)
 
     def check(self) -> None:
         """Raises CheckpointError where the disk cannot hold the checkpoints."""
@@ -73,7 +73,7 @@ class DiskSpace:
 
     def __str__(self) -> str:
         return (
-            f"checkpoints in {self.directory}: {self.count} of {size(self.one)} at most at one time, "
+            f"checkpoints in {self.directory}: {self.count} of {size(self.checkpoint_bytes)} at most at one time, "
             f"{size(self.most)} in all; {size(self.free)} free"
         )
 
@@ -122,7 +122,7 @@ def check_step_memory(trainer: Trainer) -> None:
 def next_step_memory(trainer: Trainer) -> TrainingMemory:
     """The memory that the next step of a run needs, by the rows that it will have."""
     batches = trainer.next_batches()
-    activations, logits = max((_kept(trainer, batch) for batch in batches), key=sum)
+    activations, logits = max((_backward_bytes(trainer, batch) for batch in batches), key=sum)
     stored = (p.blocks if isinstance(p, PackedWeight) else p for p in trainer.module.parameters())
     weights = sum(tensor.nbytes for tensor in stored)
     gradients = sum(p.nbytes for p in trainer.optimizer.parameters.values())
@@ -130,7 +130,7 @@ def next_step_memory(trainer: Trainer) -> TrainingMemory:
     return TrainingMemory(weights, gradients, state, activations, logits, len(batches) > 1)
 
 
-def _kept(trainer: Trainer, batch: TrainingBatch) -> tuple[int, int]:
+def _backward_bytes(trainer: Trainer, batch: TrainingBatch) -> tuple[int, int]:
     """The bytes that the backward of a batch needs, and those of its logits."""
     module, rows = trainer.module, batch.rows
     sources = (0,) * len(rows) if batch.source is None else batch.source[1].lengths

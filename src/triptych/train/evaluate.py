@@ -70,13 +70,13 @@ class HeldOut:
     bytes: int | None = None
 
     @staticmethod
-    def of(held: Data, train: Data, tokens: int, *, text: str | None = None, device: Device = "cpu") -> HeldOut:
-        """All rows of `held` in batches of about `tokens` tokens; `text` is what they spell together.
+    def of(held_out: Data, train: Data, tokens: int, *, text: str | None = None, device: Device = "cpu") -> HeldOut:
+        """All rows of `held_out` in batches of about `tokens` tokens; `text` is what they spell together.
 
         Raises InputError where no token of them is predicted.
         """
         commonest = int(np.bincount(train.targets()).argmax())
-        batches = batched(held.held(), tokens, device)
+        batches = batched(held_out.held_out_rows(), tokens, device)
         size = () if text is None else (len(text), len(text.encode()))
         return HeldOut(batches, commonest, *size)
 
@@ -111,22 +111,22 @@ class HeldOut:
 @torch.no_grad()
 def evaluate(
     module: Transformer,
-    held: HeldOut,
+    held_out: HeldOut,
     context: AbstractContextManager[object] | None = None,
     *,
     seconds: float | None = None,
 ) -> Score:
-    """The score of `module`, in evaluation mode, over all batches of `held`.
+    """The score of `module`, in evaluation mode, over all batches of `held_out`.
 
     With `seconds`, no batch beyond the first begins that would end later than that, going by those before it; those
     left out are evenly spaced, and the score then has no size of the text.
     """
     training = module.training
     module.eval()
-    batches = held.batches if seconds is None else _until(time.monotonic() + seconds, _spread(held.batches))
+    batches = held_out.batches if seconds is None else _until(time.monotonic() + seconds, _spread(held_out.batches))
     try:
         with context or nullcontext():
-            return held.measured(module, batches)
+            return held_out.measured(module, batches)
     finally:
         module.train(training)
 

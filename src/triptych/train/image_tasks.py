@@ -82,11 +82,11 @@ def _images(task: LabelTask | CaptionTask, module: Transformer) -> list[list[Rec
             try:
                 pixels = read_image(path, how)
             except InputError as error:
-                raise InputError(f"{record.where}: {error}") from None
+                raise InputError(f"{record.location}: {error}") from None
             total += pixels.nbytes
             yield RecordImage(path, how, _thumbnail(pixels), pixels if total <= MEMORY else None)
 
-    return [list(read(*side)) for side in zip((task.train, task.held), task.folders, strict=True)]
+    return [list(read(*side)) for side in zip((task.train, task.held_out), task.folders, strict=True)]
 
 
 def in_memory(pixels: NDArray[np.uint8], preparation: Preparation) -> RecordImage:
@@ -184,15 +184,15 @@ class ImageLabelTask(LabelTask):
         return module, config
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
-        train, held = _images(self, module)
+        train, held_out = _images(self, module)
         goals, right, loss = self.goals()
-        thumbnails = [np.stack([image.thumbnail for image in side]) for side in (train, held)]
+        thumbnails = [np.stack([image.thumbnail for image in side]) for side in (train, held_out)]
         guesses = {
-            "majority": metrics.majority(right, len(self.held)),
+            "majority": metrics.majority(right, len(self.held_out)),
             "linear on pixels": metrics.linear(thumbnails[0], right, thumbnails[1], len(self.labels)),
         }
         judged = self.judged(
-            labelled_images(module, held, goals[1], loss), partial(judged_classes, guesses, "macro F1"), tokens
+            labelled_images(module, held_out, goals[1], loss), partial(judged_classes, guesses, "macro F1"), tokens
         )
         return epoch_rows(labelled_images(module, train, goals[0], loss)), judged
 
@@ -225,7 +225,7 @@ class CaptionTask(ObjectiveTask):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
-        self.train, self.held = read_split(recipe.data, ("image", "text"))
+        self.train, self.held_out = read_split(recipe.data, ("image", "text"))
         self.texts = [record.text("text") for record in self.train]
 
     def new(self, hf: Config) -> tuple[Transformer, Config]:
@@ -259,12 +259,12 @@ class CaptionTask(ObjectiveTask):
             tokens = (text.ids, text.targets, text.trained)
             return CaptionExample(*tokens, image=image, read=module.flat, smoothing=smoothing)
 
-        sides = zip((self.train, self.held), _images(self, module), strict=True)
-        train, held = (epoch_rows(map(row, *side)) for side in sides)
+        sides = zip((self.train, self.held_out), _images(self, module), strict=True)
+        train, held_out = (epoch_rows(map(row, *side)) for side in sides)
         check(train, ends[0], ends=True)
         commonest = Counter(self.texts).most_common(1)[0][0]
-        guess = sum(record.text("text") == commonest for record in self.held) / len(self.held)
-        batches = tuple(collate(group, self.device) for group in groups(held.examples, self.recipe.run.rows))
+        guess = sum(record.text("text") == commonest for record in self.held_out) / len(self.held_out)
+        batches = tuple(collate(group, self.device) for group in groups(held_out.examples, self.recipe.run.rows))
         train = with_hidden_words(train, self.objective.hidden, words.unk_id)
         return train, HeldOutCaptions(batches, int(np.bincount(train.targets()).argmax()), guess=guess)
 

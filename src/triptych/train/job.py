@@ -31,7 +31,7 @@ from triptych.text import (
     word_tokenizer,
 )
 from triptych.train.audio_records import TranscriptTask
-from triptych.train.base_model import Base, BaseSettings, read_base, with_saved_adapter
+from triptych.train.base_model import BaseSettings, StartingModel, read_base, with_saved_adapter
 from triptych.train.chat_task import ChatTask
 from triptych.train.checkpoints import Checkpoints, read_files, read_model, read_optimizer, read_progress
 from triptych.train.contrastive import ContrastiveTask
@@ -108,9 +108,9 @@ class Job:
         of the held-out data with an existing one."""
         words = self.tokenizer
         first = words.eos_id if words.bos_id is None else words.bos_id
-        if self.recipe.base is None or self.trainer.held is None:
+        if self.recipe.base is None or self.trainer.held_out is None:
             return [] if first is None else [first]
-        batch = self.trainer.held.batches[0]
+        batch = self.trainer.held_out.batches[0]
         count = min(PROMPT_TOKENS, max(1, batch.rows.lengths[0] // 2))
         return list(batch.ids[:count].tolist())
 
@@ -216,11 +216,11 @@ def prepare(recipe: Recipe) -> Job:
             tokenizer = task.completed(_tokenizer(recipe, recipe.tokenizer, task.texts))
             hf = _completed(recipe, tokenizer)
         module, hf = task.new(hf)
-        base = Base(module, tokenizer, hf, task.files)
+        base = StartingModel(module, tokenizer, hf, task.files)
     return _job(recipe, task, replace(base, files=task.saved_files(base.files)))
 
 
-def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask) -> Base:
+def _base(recipe: Recipe, settings: BaseSettings, task: ObjectiveTask) -> StartingModel:
     """The existing model that is trained further, with the head that the objective trains and the recipe's adapter.
 
     Raises ConfigError for an adapter beside a head that the model does not have: its file holds no head.
@@ -257,7 +257,7 @@ def resume(out: Path | str, changes: Sequence[str] = ()) -> Job:
         if recipe.adapter is not None and recipe.base is not None:
             base = with_saved_adapter(recipe.base, recipe.adapter, saved.path)
         else:
-            base = Base(*read_model(saved.path), read_files(saved.path))
+            base = StartingModel(*read_model(saved.path), read_files(saved.path))
             if recipe.base is None:
                 base.module.requires_grad_(True)  # a new model trains what a loaded one keeps as it is
         task.check_labels(base.module, base.hf)
@@ -316,13 +316,13 @@ def read_task(recipe: Recipe) -> ObjectiveTask:
     return (ImageLabelTask if name == "labels" and images else _TASKS[name])(recipe)
 
 
-def _job(recipe: Recipe, task: ObjectiveTask, base: Base, at: Progress | None = None) -> Job:
+def _job(recipe: Recipe, task: ObjectiveTask, base: StartingModel, at: Progress | None = None) -> Job:
     """The job that trains the model `base`."""
     _check_fit(recipe, base.module, base.tokenizer, task.head)
     module, run = base.module.to(machine.device(recipe.run.device)), recipe.run
     task.words, task.files = base.tokenizer, base.files
-    data, held = task.data(module, max(run.length, run.rows * run.length // run.accumulate))
-    trainer = Trainer(module, data, Optimizer(module, recipe.optimizer), recipe.schedule, run, held, at)
+    data, held_out = task.data(module, max(run.length, run.rows * run.length // run.accumulate))
+    trainer = Trainer(module, data, Optimizer(module, recipe.optimizer), recipe.schedule, run, held_out, at)
     if isinstance(data, Windows) and len(data.stream) < data.length:
         size = counted(len(data.stream), "token")
         task.notes.append(f"the training text has {size}, fewer than a row may have, so that each row is all of it")

@@ -36,15 +36,15 @@ class LabelTask(HeadTask):
         super().__init__(recipe)
         self.several = recipe.objective.several
         field = "labels" if self.several else "label"
-        self.train, self.held = sides = read_split(recipe.data, (self.reads, field), self.also)
+        self.train, self.held_out = sides = read_split(recipe.data, (self.reads, field), self.also)
         self.names = [
             [one.listed(field, ";") if self.several else [one.label(field)] for one in side] for side in sides
         ]
-        self.labels = _told_apart(recipe, self.names, self.held, "every training record has the label")
+        self.labels = _told_apart(recipe, self.names, self.held_out, "every training record has the label")
         self.texts = [text for record in self.train for text in self._texts(record)]
 
     def _texts(self, record: DataRecord) -> list[str]:
-        return [text for text in _both(record) if text is not None]
+        return [text for text in _text_pair(record) if text is not None]
 
     def goals(self) -> tuple[list[Integers], Integers, HeadLoss]:
         """The goal of each record to train on and held out, `[records, 1]` or `[records, C]`; of the former the labels
@@ -64,21 +64,21 @@ class LabelTask(HeadTask):
         at_end = module.decoder is not None  # of an encoder-decoder, whose head reads the last token
 
         def example(number: int, record: DataRecord, goal: Integers) -> LabelledExample | None:
-            row = self.fitted(record, *_both(record))
+            row = self.fitted(record, *_text_pair(record))
             if row is None:
                 return None
             if at_end and row.ids[-1] not in module.spec.ids.eos:
                 raise record.error("the row does not end with an end-of-text token, where this model has its label")
             return labelled(row, goal, loss, number, trained_at(len(row.ids), len(row.ids) - 1 if at_end else 0))
 
-        sides = zip((self.train, self.held), goals, strict=True)
-        data, held = (epoch_rows(map(example, count(), *side)) for side in sides)
-        train, texts = (list(map(_joined, side)) for side in (self.train, self.held))
+        sides = zip((self.train, self.held_out), goals, strict=True)
+        data, held_out = (epoch_rows(map(example, count(), *side)) for side in sides)
+        train, texts = (list(map(_joined, side)) for side in (self.train, self.held_out))
         guesses = {
             "majority": metrics.majority(right, len(texts)),
             "bag of words": metrics.bag_of_words(train, right, texts, len(self.labels)),
         }
-        return data, self.judged(held.examples, partial(judged_classes, guesses, "macro F1"), tokens)
+        return data, self.judged(held_out.examples, partial(judged_classes, guesses, "macro F1"), tokens)
 
 
 ClassMetric = Literal["macro F1", "entity F1", "F1 of replaced"]
@@ -121,10 +121,10 @@ class TagTask(HeadTask):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
-        self.train, self.held = read_split(recipe.data, ("words", "tags"))
-        self.rows = [list(map(_tagged, side)) for side in (self.train, self.held)]
+        self.train, self.held_out = read_split(recipe.data, ("words", "tags"))
+        self.rows = [list(map(_tagged, side)) for side in (self.train, self.held_out)]
         tags = [[tags for _, tags in side] for side in self.rows]
-        self.labels = _told_apart(recipe, tags, self.held, "every word has the tag")
+        self.labels = _told_apart(recipe, tags, self.held_out, "every word has the tag")
         self.texts = [" ".join(words) for words, _ in self.rows[0]]
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
@@ -142,15 +142,15 @@ class TagTask(HeadTask):
             tags[first] = goal[: len(first)]
             return labelled(row, tags, loss, number, tags != IGNORED)
 
-        sides = zip((self.train, self.held), words, goals, strict=True)
-        data, held = (epoch_rows(map(example, count(), *side)) for side in sides)
+        sides = zip((self.train, self.held_out), words, goals, strict=True)
+        data, held_out = (epoch_rows(map(example, count(), *side)) for side in sides)
         common = int(metrics.majority(np.concatenate(goals[0]), 1)[0])
         guesses = {
             "majority": [np.full(len(row), common) for row in words[1]],
             "each word's commonest": metrics.commonest_tags(words[0], goals[0], words[1]),
         }
         metric: ClassMetric = "entity F1" if any(label.startswith("B-") for label in self.labels) else "macro F1"
-        return data, self.judged(held.examples, partial(judged_classes, guesses, metric), tokens)
+        return data, self.judged(held_out.examples, partial(judged_classes, guesses, metric), tokens)
 
 
 def first_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]], of: Sequence[int | None]) -> list[int]:
@@ -179,20 +179,20 @@ def first_tokens(words: Sequence[str], offsets: Sequence[tuple[int, int]], of: S
 
 
 def _told_apart(
-    recipe: Recipe, named: Sequence[Sequence[Sequence[str]]], held: Sequence[DataRecord], every: str
+    recipe: Recipe, named: Sequence[Sequence[Sequence[str]]], held_out: Sequence[DataRecord], clause: str
 ) -> list[str]:
     """The labels of the training records in order, from those of each record trained on and held out.
 
-    Raises InputError where there is one only, which `every` one has, and for a label that occurs in no training record.
+    Raises InputError where there is one only, as `clause` says, and for a label that occurs in no training record.
     """
     labels = ordered_labels(chain.from_iterable(named[0]))
     if len(labels) < 2:
-        raise InputError(f"{recipe.data.path}: {every} {labels}; there is nothing to tell apart")
-    known, what = set(labels), every.rpartition(" ")[2]
-    for names, record in zip(named[1], held, strict=True):
-        if unseen := [name for name in names if name not in known]:
-            problem = f"the {what} {shown(unseen[0])} occurs in no training record"
-            raise InputError(f"{record.where}: {problem}; remove the record or add others")
+        raise InputError(f"{recipe.data.path}: {clause} {labels}; there is nothing to tell apart")
+    trained_labels, noun = set(labels), clause.rpartition(" ")[2]
+    for names, record in zip(named[1], held_out, strict=True):
+        if unseen := [name for name in names if name not in trained_labels]:
+            problem = f"the {noun} {shown(unseen[0])} occurs in no training record"
+            raise InputError(f"{record.location}: {problem}; remove the record or add others")
     return labels
 
 
@@ -220,13 +220,13 @@ def class_loss(settings: ObjectiveSettings, labels: Sequence[str], right: Intege
     return ClassLoss(tuple(labels), settings.smoothing, weights)
 
 
-def _both(record: DataRecord) -> tuple[str, str | None]:
+def _text_pair(record: DataRecord) -> tuple[str, str | None]:
     return record.text("text"), record.text("text_b") if "text_b" in record.values else None
 
 
 def _joined(record: DataRecord) -> str:
     """The words of a record for the baseline; those of the second text count as others than those of the first."""
-    text, second = _both(record)
+    text, second = _text_pair(record)
     return text if second is None else " ".join((text, *(f"b_{word}" for word in metrics.words(second))))
 
 
@@ -264,47 +264,48 @@ class SpanTask(HeadTask):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         sides = read_split(recipe.data, ("question", "context", "answer", "start"))
-        self.train, self.held = (list(map(_question, side)) for side in sides)
-        self.texts = [text for one in self.train for text in (one.question, one.context)]
+        self.train, self.held_out = (list(map(_question, side)) for side in sides)
+        self.texts = [text for question in self.train for text in (question.question, question.context)]
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
         loss = SpanLoss(self.objective.smoothing)
-        train, held = (
-            [row for i, one in enumerate(side) for row in windows(one, self.tokenizer, self.length, loss, i)]
-            for side in (self.train, self.held)
+        train, held_out = (
+            [row for i, question in enumerate(side) for row in windows(question, self.tokenizer, self.length, loss, i)]
+            for side in (self.train, self.held_out)
         )
-        judge = partial(_judged_spans, self.held, [_overlapping(one) for one in self.held])
-        return epoch_rows(train), self.judged(held, judge, tokens)
+        judge = partial(_judged_spans, self.held_out, [_overlapping(question) for question in self.held_out])
+        return epoch_rows(train), self.judged(held_out, judge, tokens)
 
 
-def windows(one: Question, tokenizer: Tokenizer, length: int, loss: SpanLoss, number: int) -> list[LabelledExample]:
+def windows(question: Question, tokenizer: Tokenizer, length: int, loss: SpanLoss, index: int) -> list[LabelledExample]:
     """The question beside its context in rows of at most `length` tokens, which overlap by half of the context's share.
 
     A row that does not hold the whole answer has none: its target is its first token, twice.  Raises InputError for a
     question that leaves no room, and for an answer that is longer than a row holds.
     """
-    needed = len(tokenizer.encode(one.question)) + 2
+    text, context, location = question.question, question.context, question.record.location
+    needed = len(tokenizer.encode(text)) + 2
     if needed + 2 > length:
-        raise InputError(f"{one.record.where}: the question needs {needed} of run.length = {length} tokens; raise it")
-    cut = tokenizer.encode_with_offsets(one.question, one.context, max_length=length, overlap=(length - needed) // 2)
+        raise InputError(f"{location}: the question needs {needed} of run.length = {length} tokens; raise it")
+    cut = tokenizer.encode_with_offsets(text, context, max_length=length, overlap=(length - needed) // 2)
     rows, answered = [], False
     for window in cut:
-        span = _span(window, one)
+        span = _span(window, question)
         answered, ends = answered or span is not None, span or (0, 0)
-        row = labelled(window, ends, loss, number, trained_at(len(window.ids), *ends))
+        row = labelled(window, ends, loss, index, trained_at(len(window.ids), *ends))
         inside = np.array([of == 1 for of in window.sequence_ids])
         rows.append(replace(row, offsets=np.where(inside[:, None], np.array(window.offsets, dtype=np.int32), -1)))
-    if one.start is not None and not answered:
-        raise InputError(f"{one.record.where}: no row of run.length = {length} holds the whole answer; raise it")
+    if question.start is not None and not answered:
+        raise InputError(f"{location}: no row of run.length = {length} holds the whole answer; raise it")
     return rows
 
 
-def _span(window: Encoded, one: Question) -> tuple[int, int] | None:
+def _span(window: Encoded, question: Question) -> tuple[int, int] | None:
     """The first and the last token of the answer, None where the window does not hold all of it."""
-    if one.start is None:
+    if question.start is None:
         return None
-    stop = one.start + len(one.answer.rstrip())
-    start = stop - len(one.answer.strip())
+    stop = question.start + len(question.answer.rstrip())
+    start = stop - len(question.answer.strip())
     tokens = [(i, *window.offsets[i]) for i, of in enumerate(window.sequence_ids) if of == 1]
     first = [i for i, begin, end in tokens if begin <= start < end]
     last = [i for i, begin, end in tokens if begin < stop <= end]
@@ -315,16 +316,16 @@ def _judged_spans(
     questions: Sequence[Question], guesses: Sequence[str], nats: float, count: int, rows: Outputs
 ) -> Score:
     """F1 and exact match of the best span over all windows of a question, beside the F1 of `guesses`."""
-    may_be_empty = any(one.start is None for one in questions)
-    asked = {number: list(of) for number, of in groupby(rows, key=lambda row: row[0].number)}
-    answers = [best_span(of, questions[i].context, may_be_empty=may_be_empty) for i, of in asked.items()]
-    right, guessed = [questions[i].answer for i in asked], [guesses[i] for i in asked]
+    may_be_empty = any(question.start is None for question in questions)
+    rows_of_question = {number: list(of) for number, of in groupby(rows, key=lambda row: row[0].number)}
+    answers = [best_span(of, questions[i].context, may_be_empty=may_be_empty) for i, of in rows_of_question.items()]
+    right, guessed = [questions[i].answer for i in rows_of_question], [guesses[i] for i in rows_of_question]
     exact = float(np.mean(list(map(metrics.exact_match, answers, right))))
-    empty = float(np.mean([questions[i].start is None for i in asked]))
+    empty = float(np.mean([questions[i].start is None for i in rows_of_question]))
     figures = {"F1": float(np.mean(list(map(metrics.answer_f1, answers, right)))), "exact match": exact}
     overlap = float(np.mean(list(map(metrics.answer_f1, guessed, right))))
     simple = {"majority (no answer)": empty, "word overlap": overlap}
-    correct, most = round(exact * len(asked)), round(empty * len(asked))
+    correct, most = round(exact * len(rows_of_question)), round(empty * len(rows_of_question))
     return Score(nats, count, correct, most, metrics=figures, baselines=simple)
 
 
@@ -352,7 +353,7 @@ def best_span(rows: Outputs, context: str, *, may_be_empty: bool) -> str:
 
 
 def _question(record: DataRecord) -> Question:
-    start, context = record.whole("start"), record.text("context")
+    start, context = record.integer("start"), record.text("context")
     answer = "" if record.values["answer"] is None else record.text("answer", empty=True)
     if (start is None) != (not answer.strip()):
         raise record.error("answer and start must both be given, or both be empty where there is no answer")

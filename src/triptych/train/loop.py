@@ -20,7 +20,7 @@ import torch
 from triptych import machine
 from triptych.nn import Transformer
 from triptych.train import objectives
-from triptych.train.data import Data, Use, micro_batches, random_numbers
+from triptych.train.data import Data, RandomUse, micro_batches, random_numbers
 from triptych.train.evaluate import FEWEST, HeldOut, Score, evaluate
 from triptych.train.objectives import TrainingBatch, collate
 from triptych.train.optimizer import Optimizer, Schedule
@@ -125,11 +125,11 @@ class Trainer:
         optimizer: Optimizer,
         schedule: Schedule,
         run: RunSettings,
-        held: HeldOut | None = None,
+        held_out: HeldOut | None = None,
         at: Progress | None = None,
     ) -> None:
         self.module, self.data, self.optimizer, self.schedule = module, data, optimizer, schedule
-        self.settings, self.held = run, held
+        self.settings, self.held_out = run, held_out
         self.at = at or Progress()
         self.device = module.device
         self._last_score: tuple[int, Score] | None = None  # of the evaluation at the end, and after which step
@@ -164,7 +164,8 @@ class Trainer:
         run = self.settings
         if run.seconds is None:
             return 0.0
-        whole = 0.0 if self.held is None else self.budget.expected("evaluation") * len(self.held.batches) / FEWEST
+        batches = () if self.held_out is None else self.held_out.batches
+        whole = self.budget.expected("evaluation") * len(batches) / FEWEST if batches else 0.0
         parts = (
             (run.evaluate_every, min(SHARE * run.seconds, whole)),
             (run.sample_every, self.budget.expected("sample")),
@@ -212,7 +213,7 @@ class Trainer:
             score = self._evaluate(before)
             if score is not None and not math.isfinite(score.nats):
                 raise self._not_saved("the loss on the held-out data")
-            left = self.settings.left(self.at.step, self.at.elapsed)
+            left = self.settings.seconds_left(self.at.step, self.at.elapsed)
             held_out = None if score is None else score.nats_per_token
             self.at.history.append(StepRecord(self.at.step, loss, factor, held_out))
             self.on_step(Event(self.at.step, loss, pace, left, self.done, factor, norm, score))
@@ -231,7 +232,7 @@ class Trainer:
         run, step = self.settings, self.at.step
         batches = self.next_batches()
         total = sum(batch.weight for batch in batches)
-        seed = int(random_numbers(run.seed, Use.DROPOUT, step).integers(2**63))
+        seed = int(random_numbers(run.seed, RandomUse.DROPOUT, step).integers(2**63))
         nats = self._gradients(batches, total, seed)
         norm = self.optimizer.clip()
         if not math.isfinite(norm):
@@ -302,25 +303,25 @@ class Trainer:
 
     def _evaluate(self, before: float) -> Score | None:
         every = self.settings.evaluate_every
-        if self.held is None or not self._due(before, every, "evaluation"):
+        if self.held_out is None or not self._due(before, every, "evaluation"):
             return None
         if self.done >= 1.0:
             return self.last_score()
         with self.budget.timed("evaluation"):
-            return self._score(self.held.sample(FEWEST), every)
+            return self._score(self.held_out.sample(FEWEST), every)
 
     def last_score(self) -> Score:
         """The score on the held-out data at the end of the run, computed once.  Raises ValueError without such data."""
-        if self.held is None:
+        if self.held_out is None:
             raise ValueError("the trainer has no held-out data")
         if self._last_score is None or self._last_score[0] != self.at.step:
-            self._last_score = self.at.step, self._score(self.held)
+            self._last_score = self.at.step, self._score(self.held_out)
         return self._last_score[1]
 
-    def _score(self, held: HeldOut, share: float = 1.0) -> Score:
+    def _score(self, held_out: HeldOut, share: float = 1.0) -> Score:
         """The score of one of 1 / `share` evaluations, which have a tenth of the seconds together."""
         seconds = None if self.settings.seconds is None else SHARE * share * self.settings.seconds
-        return evaluate(self.module, held, autocast(self.precision, self.device), seconds=seconds)
+        return evaluate(self.module, held_out, autocast(self.precision, self.device), seconds=seconds)
 
     def _in_evaluation_mode(self, part: Part, hook: Callable[[Trainer], None]) -> None:
         with self.budget.timed(part):

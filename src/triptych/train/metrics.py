@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from triptych.errors import InputError
 from triptych.train.objectives import Integers
 
-Entity = tuple[str, int, int]
+EntitySpan = tuple[str, int, int]
 POINTS = ("BLEU", "chrF")  # metrics from 0 to 100, as sacrebleu gives them; all others are shares
 
 
@@ -46,12 +46,12 @@ def _f1(both: int, either: int) -> float:
     return 2 * both / either if either else 0.0
 
 
-def entities(tags: Sequence[str]) -> set[Entity]:
+def entities(tags: Sequence[str]) -> set[EntitySpan]:
     """Type, first word and the word after the last of each entity in BIO tags (IOB2, as seqeval's strict mode).
 
     An entity is one `B-X` and the `I-X` after it; an `I-X` that continues none is no entity.
     """
-    spans: set[Entity] = set()
+    spans: set[EntitySpan] = set()
     start: int | None = None
     for i, tag in enumerate([*tags, "O"]):
         if start is not None and tag != f"I-{tags[start][2:]}":
@@ -200,14 +200,14 @@ def _logistic(known: Tensor, right: Integers, new: Tensor, classes: int) -> Inte
 
 
 def commonest_tags(
-    rows: Sequence[Sequence[str]], tags: Sequence[Integers], held: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str]], tags: Sequence[Integers], held_out: Sequence[Sequence[str]]
 ) -> list[Integers]:
-    """For each word of `held` the tag it had most often in training; the commonest tag for a word never seen."""
+    """For each word of `held_out` the tag it had most often in training; the commonest tag for a word never seen."""
     counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
     for word, tag in zip(chain(*rows), np.concatenate(tags).tolist(), strict=True):
         counts[word][tag] += 1
     rest = sum(counts.values(), Counter[int]())
-    return [np.array([counts.get(word, rest).most_common(1)[0][0] for word in row], dtype=np.int64) for row in held]
+    return [np.array([counts.get(word, rest).most_common(1)[0][0] for word in row], dtype=np.int64) for row in held_out]
 
 
 def word_overlap(sources: Sequence[str], targets: Sequence[str]) -> NDArray[np.float32]:

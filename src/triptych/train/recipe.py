@@ -21,7 +21,7 @@ from triptych.errors import ConfigError, nearest, shown
 from triptych.families.named_configs import NAMED
 from triptych.train.base_model import AdapterRecipe, BaseSettings
 from triptych.train.optimizer import OptimizerSettings, Schedule
-from triptych.train.settings import BelowOne, Config, Fraction, Positive, Rate, RecipeSection, RunSettings, meant
+from triptych.train.settings import BelowOne, Config, Fraction, Positive, Rate, RecipeSection, RunSettings, suggestion
 
 Objective = Literal[
     "causal", "masked", "seq2seq", "labels", "tags", "spans", "contrastive", "chat", "corruption", "replaced",
@@ -303,7 +303,7 @@ def _problem(problem: ErrorDetails, path: Sequence[str]) -> str:
         case "extra_forbidden":
             every = [(table, key) for table, section in sections().items() for key in section.model_fields]
             keys = list((sections()[path[0]] if len(path) > 1 else Recipe).model_fields)
-            return f"{name} is not a key of a recipe{meant(path, keys, [*every, ('tokenizer',)])}"
+            return f"{name} is not a key of a recipe{suggestion(path, keys, [*every, ('tokenizer',)])}"
         case "missing":
             return f"{name} is missing"
         case "value_error":

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from triptych.errors import ConfigError, InputError, TextError, counted, first_line, nearest, shown
 from triptych.text import corpus
-from triptych.train.data import Use, random_numbers
+from triptych.train.data import RandomUse, random_numbers
 
 SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")  # endings of images in a folder
@@ -31,10 +31,10 @@ _INTEGER = re.compile(r"-?\d{1,18}")
 
 @dataclass(frozen=True)
 class DataRecord:
-    """Values by the objective's names of the fields; `where` is the file and the line, for messages."""
+    """Values by the objective's names of the fields; `location` is the file and the line, for messages."""
 
     values: Mapping[str, object]
-    where: str
+    location: str
 
     def text(self, field: str, *, empty: bool = False) -> str:
         """The text in `field`.  Raises TextError for anything else, and for an empty text unless `empty`."""
@@ -59,9 +59,9 @@ class DataRecord:
             return [part.strip() for part in value.split(separator) if part.strip()]
         if not isinstance(value, list):
             raise self.error(f"{field} is {shown(value)}, not a list")
-        return [DataRecord({field: one}, self.where).label(field) for one in value]
+        return [DataRecord({field: one}, self.location).label(field) for one in value]
 
-    def whole(self, field: str) -> int | None:
+    def integer(self, field: str) -> int | None:
         """An integer, also one written as text; None for null and for an empty text."""
         value = self.values[field]
         if value is None or value == "":
@@ -73,7 +73,7 @@ class DataRecord:
         return value
 
     def error(self, problem: str) -> TextError:
-        return TextError(f"{self.where}: {problem}")
+        return TextError(f"{self.location}: {problem}")
 
 
 def read_records(
@@ -122,8 +122,8 @@ def split(items: Sequence[T], share: float, where: str) -> tuple[list[T], list[T
     if len(items) < 2:
         raise TextError(f"{where} holds {len(items)} record; give at least two, one to train on and one to hold out")
     count = min(len(items) - 1, max(1, round(share * len(items))))
-    held = set(random_numbers(0, Use.SPLIT, 0).permutation(len(items))[:count].tolist())
-    return [one for i, one in enumerate(items) if i not in held], [items[i] for i in sorted(held)]
+    held_out = set(random_numbers(0, RandomUse.SPLIT, 0).permutation(len(items))[:count].tolist())
+    return [one for i, one in enumerate(items) if i not in held_out], [items[i] for i in sorted(held_out)]
 
 
 def _json_lines(path: Path) -> Located:

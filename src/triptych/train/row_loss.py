@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, counted
-from triptych.nn import Row, Transformer
+from triptych.nn import InputRow, Transformer
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec
 from triptych.train.objectives import Example, Ids, TokenMasking, TrainingBatch, causal, collate, loss, seq2seq
 
@@ -57,7 +57,7 @@ def encoder_batch(
     return collate([masking(row, random) for row in rows if len(row)], module.device)
 
 
-def encoder_decoder_batch(module: Transformer, sources: Sequence[Row], targets: IdRows) -> TrainingBatch:
+def encoder_decoder_batch(module: Transformer, sources: Sequence[InputRow], targets: IdRows) -> TrainingBatch:
     """Each target predicted from its source, by teacher forcing."""
     _check_head(module, LMHeadSpec)
     start = module.spec.ids.start

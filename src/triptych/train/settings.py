@@ -82,7 +82,7 @@ class RunSettings(RecipeSection):
         by_time = 0.0 if self.seconds is None else elapsed / max(self.seconds - reserved, 1e-9)
         return min(1.0, max(by_step, by_time))
 
-    def left(self, step: int, elapsed: float) -> float:
+    def seconds_left(self, step: int, elapsed: float) -> float:
         """Seconds until the end at the average speed so far."""
         by_time = math.inf if self.seconds is None else self.seconds - elapsed
         by_step = math.inf if self.steps is None or not step else (self.steps - step) * elapsed / step
@@ -110,13 +110,13 @@ _OTHERS = {
 }  # fmt: skip
 
 
-def meant(path: Sequence[str], beside: Sequence[str], every: Sequence[tuple[str, ...]]) -> str:
+def suggestion(path: Sequence[str], siblings: Sequence[str], all_keys: Sequence[tuple[str, ...]]) -> str:
     """`" (did you mean 'run.seconds'?)"` for the unknown key at `path`, or the empty string.
 
-    `beside` are the keys of its table, `every` all keys of a recipe with their tables.
+    `siblings` are the keys of its table, `all_keys` all keys of a recipe with their tables.
     """
     name = path[-1]
-    same = [".".join(key) for key in every if key[-1] == name]
+    same = [".".join(key) for key in all_keys if key[-1] == name]
     if name in _OTHERS or same:
         return f" (did you mean {_OTHERS.get(name) or ' or '.join(same)!r}?)"
-    return nearest(name, beside) or nearest(".".join(path), [".".join(key) for key in every])
+    return nearest(name, siblings) or nearest(".".join(path), [".".join(key) for key in all_keys])

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from triptych.errors import ConfigError, TextError, counted
 from triptych.text import corpus, shakespeare
-from triptych.train.data import Use, random_numbers
+from triptych.train.data import RandomUse, random_numbers
 from triptych.train.recipe import DataSettings, Recipe
 from triptych.train.records import SUFFIXES, read_records
 
@@ -24,7 +24,7 @@ class Texts(NamedTuple):
     """Documents to train on and held-out ones, and what a user should know of how they were read and divided."""
 
     train: list[str]
-    held: list[str]
+    held_out: list[str]
     notes: list[str]
 
 
@@ -36,7 +36,7 @@ def texts(data: DataSettings) -> Texts:
     """
     notes: list[str] = []
     if data.path == SHAKESPEARE:
-        train, held = ([text] for text in shakespeare.split())
+        train, held_out = ([text] for text in shakespeare.split())
     else:
         if Path(data.path).suffix.lower() in SUFFIXES:
             documents = [one.text("text") for one in read_records(data.path, ("text",), columns=data.columns)]
@@ -45,15 +45,16 @@ def texts(data: DataSettings) -> Texts:
             documents = [file.text for file in contents.files]
             notes = [f"{data.path}: skipped {contents.skipped_in_words}"] if contents.skipped else []
         if len(documents) > 1 and round(data.held_out * len(documents)):
-            train, held = _last(documents, data)
-            notes.append(f"held out for evaluation: the last {len(held):,} of {counted(len(documents), 'document')}")
+            train, held_out = _hold_out_end(documents, data)
+            notes += [f"held out for evaluation: the last {len(held_out):,} of {counted(len(documents), 'document')}"]
         else:
-            train, held = _end_of_longest(documents, data)
+            train, held_out = _end_of_longest(documents, data)
             if len(documents) > 1:
-                notes.append(f"held out for evaluation: {len(held[0]):,} characters at the end of the longest document")
+                end = f"{len(held_out[0]):,} characters at the end of the longest document"
+                notes.append(f"held out for evaluation: {end}")
     if data.held_out_limit is not None:
-        held = _cut(held, data.held_out_limit)
-    return Texts(train, held, notes)
+        held_out = _cut(held_out, data.held_out_limit)
+    return Texts(train, held_out, notes)
 
 
 def pairs(data: DataSettings) -> tuple[list[Pair], list[Pair]]:
@@ -65,19 +66,19 @@ def pairs(data: DataSettings) -> tuple[list[Pair], list[Pair]]:
     if data.path in (SHAKESPEARE, FOLDED):
         as_written = shakespeare.fold if data.path == FOLDED else str
         sides = shakespeare.parallel_split()
-        train, held = ([(as_written(p.folio), as_written(p.modern)) for p in side] for side in sides)
+        train, held_out = ([(as_written(p.folio), as_written(p.modern)) for p in side] for side in sides)
     else:
         train, apart = _read_pairs(data.path, data), data.held_out_path
-        train, held = _last(train, data) if apart is None else (train, _read_pairs(apart, data))
+        train, held_out = _hold_out_end(train, data) if apart is None else (train, _read_pairs(apart, data))
     if data.words is not None:
         train = pieces(train, 1, data.words, across_lines=data.across_lines)
-        held = pieces(held, data.words, data.words, across_lines=data.across_lines)
-    return train, limited(held, data)
+        held_out = pieces(held_out, data.words, data.words, across_lines=data.across_lines)
+    return train, limited(held_out, data)
 
 
-def limited(held: list[T], data: DataSettings) -> list[T]:
+def limited(held_out: list[T], data: DataSettings) -> list[T]:
     """At most `data.held_out_limit` of the held-out records, evenly spaced, for they may be in the order of a text."""
-    return held if data.held_out_limit is None else spaced(held, min(data.held_out_limit, len(held)))
+    return held_out if data.held_out_limit is None else spaced(held_out, min(data.held_out_limit, len(held_out)))
 
 
 def spaced(items: Sequence[T], count: int) -> list[T]:
@@ -93,7 +94,7 @@ def pieces(pairs: Sequence[Pair], least: int, most: int, *, across_lines: bool =
     The sides are two spellings of one text, so that the n-th word of one corresponds to the n-th of the other.  A small
     model learns to align short rows first.
     """
-    random, cut = random_numbers(0, Use.PIECES, 0), []
+    random, cut = random_numbers(0, RandomUse.PIECES, 0), []
     for words in _joined(pairs) if across_lines else map(_matched, pairs):
         start = 0
         while start < len(words):
@@ -122,12 +123,12 @@ def _read_pairs(path: str, data: DataSettings) -> list[Pair]:
     return [(one.text("source", empty=True), one.text("target", empty=True)) for one in records]
 
 
-def _last(items: Sequence[T], data: DataSettings) -> tuple[list[T], list[T]]:
+def _hold_out_end(items: Sequence[T], data: DataSettings) -> tuple[list[T], list[T]]:
     """The last `held_out` share of the items, at least one, and the others."""
     if len(items) < 2:
         raise TextError(f"{data.path} holds {len(items)} item; give at least two, one to train on and one to hold out")
-    held = min(len(items) - 1, max(1, round(data.held_out * len(items))))
-    return list(items[:-held]), list(items[-held:])
+    count = min(len(items) - 1, max(1, round(data.held_out * len(items))))
+    return list(items[:-count]), list(items[-count:])
 
 
 def _end_of_longest(documents: Sequence[str], data: DataSettings) -> tuple[list[str], list[str]]:

@@ -15,7 +15,7 @@ from triptych.checkpoints.header import label_names
 from triptych.errors import ConfigError, InputError, TextError, shown
 from triptych.families import read_config
 from triptych.generate import Engine, Generation, Request, Scheduler, generate
-from triptych.nn import Row, Transformer
+from triptych.nn import InputRow, Transformer
 from triptych.spec import LMHeadSpec
 from triptych.text import Encoded, Tokenizer, shakespeare_labels
 from triptych.train import sources
@@ -28,7 +28,7 @@ from triptych.train.recipe import DataSettings, Recipe
 from triptych.train.records import DataRecord, read_records, split
 from triptych.train.settings import Config
 
-SHAKESPEARE: dict[str, shakespeare_labels.Kind] = {
+SHAKESPEARE: dict[str, shakespeare_labels.LabelKind] = {
     "shakespeare:genres": "genres",
     "shakespeare:speakers": "speakers",
 }
@@ -98,7 +98,7 @@ class ObjectiveTask:
         if self.recipe.data.drop_longer:
             return None
         raise InputError(
-            f"{record.where} has {tokens} tokens, more than run.length = {self.length}; raise run.length, or set "
+            f"{record.location} has {tokens} tokens, more than run.length = {self.length}; raise run.length, or set "
             "data.cut_longer or data.drop_longer to true"
         )
 
@@ -157,9 +157,9 @@ class HeadTask(ObjectiveTask):
     def _config(self, hf: Mapping[str, Any]) -> Config:
         return head_config(hf, self.kind, self.labels, several=self.several)
 
-    def judged(self, held: Iterable[Example], judge: Judge, tokens: int) -> JudgedRows:
+    def judged(self, held_out: Iterable[Example], judge: Judge, tokens: int) -> JudgedRows:
         """The held-out rows in batches of about `tokens` tokens."""
-        return JudgedRows(batched(held, tokens, self.device), judge=judge)
+        return JudgedRows(batched(held_out, tokens, self.device), judge=judge)
 
 
 def read_split(
@@ -167,14 +167,14 @@ def read_split(
 ) -> tuple[list[DataRecord], list[DataRecord]]:
     """The records to train on and those held out: of `held_out_path`, or drawn at random."""
     if known_by_name(data.path):
-        train, held = _of_plays(data, set(needed))
+        train, held_out = _of_plays(data, set(needed))
     else:
         train, apart = read_records(data.path, needed, optional, data.columns), data.held_out_path
         if apart is None:
-            train, held = split(train, data.held_out, data.path)
+            train, held_out = split(train, data.held_out, data.path)
         else:
-            held = read_records(apart, needed, optional, data.columns)
-    return train, sources.limited(held, data)
+            held_out = read_records(apart, needed, optional, data.columns)
+    return train, sources.limited(held_out, data)
 
 
 def known_by_name(path: str) -> bool:
@@ -257,7 +257,7 @@ def trained_at(length: int, *positions: int) -> np.ndarray[Any, np.dtype[np.bool
 
 
 def written(
-    module: Transformer, prompt: Sequence[int], sources: Sequence[Row], most: int, ends: Sequence[int],
+    module: Transformer, prompt: Sequence[int], sources: Sequence[InputRow], most: int, ends: Sequence[int],
     tokenizer: Tokenizer | None = None,
 ) -> list[Generation]:  # fmt: skip
     """An encoder-decoder's text after `prompt` for each source, the likeliest token each time, at most `most`."""

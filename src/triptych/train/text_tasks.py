@@ -31,7 +31,7 @@ from triptych.train.data import (
     MaskedText,
     Pairs,
     Piece,
-    Use,
+    RandomUse,
     Windows,
     check,
     with_hidden_words,
@@ -66,11 +66,11 @@ class CausalTask(PlainTextTask):
         before, after = _ids(words.eos_id if words.bos_id is None else words.bos_id), _ids(words.eos_id)
         if self.recipe.base is not None and words.leading_bos is None:  # as the texts that this model was trained on
             before = []
-        train, held = (
+        train, held_out = (
             CausalText.of([[*before, *ids.tolist(), *after] for ids in side], self.length) for side in self.encoded()
         )
         check(train, words.eos_id, ends=len(self.texts) > 1)
-        return train, HeldOut.of(held, train, tokens, text="".join(self.held_texts), device=self.device)
+        return train, HeldOut.of(held_out, train, tokens, text="".join(self.held_texts), device=self.device)
 
 
 class MaskedTask(PlainTextTask):
@@ -87,9 +87,9 @@ class MaskedTask(PlainTextTask):
             special |= set([i for i in np.argsort(-counts, kind="stable").tolist() if i not in special][most:])
         masking = TokenMasking(words.mask_id, words.vocab_size, special, self.objective.rate)
         before, after = _ids(words.cls_id), _ids(words.sep_id)
-        train, held = (MaskedText.of(side, self.length, masking, before, after) for side in sides)
+        train, held_out = (MaskedText.of(side, self.length, masking, before, after) for side in sides)
         check(train, words.eos_id, ends=False)
-        return train, HeldOut.of(held, train, tokens, device=self.device)
+        return train, HeldOut.of(held_out, train, tokens, device=self.device)
 
 
 class PairsTask(ObjectiveTask):
@@ -99,14 +99,14 @@ class PairsTask(ObjectiveTask):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         sources.refuse_records(recipe)
-        self.train, self.held = sources.pairs(recipe.data)
+        self.train, self.held_out = sources.pairs(recipe.data)
         self.texts = [side for pair in self.train for side in pair]
 
     def data(self, module: Transformer, tokens: int) -> Prepared:
-        train, held = (self._rows(side, module) for side in (self.train, self.held))
+        train, held_out = (self._rows(side, module) for side in (self.train, self.held_out))
         check(train, self.tokenizer.eos_id, ends=True)
         data = with_hidden_words(train, self.objective.hidden, self.tokenizer.unk_id)
-        plain = HeldOut.of(held, train, tokens, device=self.device)
+        plain = HeldOut.of(held_out, train, tokens, device=self.device)
         return data, plain if self.objective.translate is None else self._translated(plain)
 
     def _rows(self, pairs: Sequence[Pair], module: Transformer) -> Pairs:
@@ -117,15 +117,15 @@ class PairsTask(ObjectiveTask):
             rows = [row for row in rows if max(map(len, row)) <= self.length]
         return Pairs.of(rows, start, self.length)
 
-    def _translated(self, held: HeldOut) -> WithTranslations:
-        """`held` with as many of its pairs as the recipe asks for, evenly spaced.
+    def _translated(self, held_out: HeldOut) -> WithTranslations:
+        """`held_out` with as many of its pairs as the recipe asks for, evenly spaced.
 
         Raises ConfigError where fewer fit into `run.length`, and InputError where sacrebleu is missing, before anything
         is trained.
         """
         metrics.translation(["a"], ["a"])
         count, encode = self.objective.translate or 0, self.tokenizer.encode
-        fitting = [pair for pair in self.held if max(len(encode(side)) for side in pair) <= self.length]
+        fitting = [pair for pair in self.held_out if max(len(encode(side)) for side in pair) <= self.length]
         if count > len(fitting):
             raise ConfigError(
                 f"objective.translate = {count} is more than the {len(fitting)} pairs held out; lower it or raise "
@@ -133,7 +133,7 @@ class PairsTask(ObjectiveTask):
             )
         chosen = sources.spaced(fitting, count)
         return WithTranslations(
-            held.batches, held.commonest, pairs=chosen, tokenizer=self.tokenizer, length=self.length
+            held_out.batches, held_out.commonest, pairs=chosen, tokenizer=self.tokenizer, length=self.length
         )
 
 
@@ -227,7 +227,7 @@ def window_length(length: int, rate: float, mean: float) -> int:
 
 @dataclass(frozen=True, eq=False)
 class CorruptedText(Windows):
-    """Windows of documents, in which other spans are removed each time one is drawn; in `held` always the same."""
+    """Windows of documents, in which other spans are removed at each drawing; in `held_out_rows` always the same."""
 
     rate: float
     span: float
@@ -235,7 +235,7 @@ class CorruptedText(Windows):
     start: int
     end: int
 
-    use = Use.CORRUPTION
+    use = RandomUse.CORRUPTION
     shortest = 2
 
     def row(self, piece: Piece, random: np.random.Generator) -> Example:
@@ -263,11 +263,11 @@ class CorruptionTask(PlainTextTask):
             raise ConfigError(
                 f"objective corruption needs an EOS token and {most} sentinels, <extra_id_0> and on, in the tokenizer"
             )
-        train, held = (
+        train, held_out = (
             CorruptedText(_stream(side), length, settings.rate, settings.span, ids, start, tokenizer.eos_id)
             for side in self.encoded()
         )
-        return train, HeldOut.of(held, train, tokens, device=self.device)
+        return train, HeldOut.of(held_out, train, tokens, device=self.device)
 
 
 #: Samples tokens for the positions (the second argument) of a row of ids (the first), which hold the mask token there.
@@ -305,8 +305,8 @@ class ReplacedText(MaskedText):
 
     replacer: Replacer
 
-    use = Use.CORRUPTION
-    held = Windows.held
+    use = RandomUse.CORRUPTION
+    held_out_rows = Windows.held_out_rows
 
     def row(self, piece: Piece, random: np.random.Generator) -> LabelledExample:
         """A token is labelled replaced only where the sample differs from it, as in ELECTRA."""
@@ -332,9 +332,9 @@ class ReplacedTask(HeadTask, PlainTextTask):
         before, after = np.array([tokenizer.cls_id], np.int32), np.array([tokenizer.sep_id], np.int32)
         streams = [_stream(side) for side in self.encoded()]
         replacer = self._replacer(streams[0].arrays[0], special)
-        train, held = (ReplacedText(one, self.length - 2, masking, before, after, replacer) for one in streams)
+        train, held_out = (ReplacedText(one, self.length - 2, masking, before, after, replacer) for one in streams)
         guesses = {"majority": np.zeros((1, self.length), dtype=np.int64)}  # that none was replaced
-        return train, self.judged(held.held(), partial(judged_classes, guesses, "F1 of replaced"), tokens)
+        return train, self.judged(held_out.held_out_rows(), partial(judged_classes, guesses, "F1 of replaced"), tokens)
 
     def _replacer(self, tokens: Ids, special: frozenset[int]) -> Replacer:
         path = self.objective.generator

@@ -75,7 +75,7 @@ def _list(as_json: bool) -> None:
 def _show(one: Exercise, solutions: bool) -> None:
     out = screen.console()
     out.print(f"{one.name}: {one.title}", style="bold", soft_wrap=True)
-    out.print(one.given, soft_wrap=True)
+    out.print(one.statement, soft_wrap=True)
     for i, question in enumerate(one.questions, 1):
         out.print(f"{i}. {question.text}", soft_wrap=True)
         if solutions:
@@ -89,7 +89,7 @@ def _data(one: Exercise, solutions: bool) -> dict[str, object]:
         {"text": question.text} | ({"answer": question.answer, "solution": question.solution} if solutions else {})
         for question in one.questions
     ]
-    return {"name": one.name, "title": one.title, "seed": one.seed, "given": one.given, "questions": questions}
+    return {"name": one.name, "title": one.title, "seed": one.seed, "given": one.statement, "questions": questions}
 
 
 def _check(one: Exercise, answers: list[str], as_json: bool) -> None:

@@ -66,11 +66,11 @@ def lab(
     screen.check_suffix(report, option="--report")
     if data is not None and data != SHAKESPEARE and not Path(data).exists():
         raise BadParameter(f"--data {data}: no such file; give a UTF-8 text file, or {SHAKESPEARE}")
-    from triptych_lectures.labs import LABS, check_inputs, known
+    from triptych_lectures.labs import LABS, check_inputs, checked_name
     from triptych_lectures.labs.lab import Setup
 
     setup = Setup(seed, model, data, sizes=_sizes(set_ or []), full=full)
-    names = list(LABS) if name == ALL else [known(name)]
+    names = list(LABS) if name == ALL else [checked_name(name)]
     if sizes:
         _show_sizes(names, setup, as_json=as_json)
         return

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from triptych.errors import InputError, MissingProgramError
+from triptych.errors import InputError, MissingExecutableError
 from triptych.media import audio
 from triptych.pip_packages import cache_directory
 
@@ -86,7 +86,7 @@ def espeak(word: str, speaker: Speaker) -> audio.Samples:
     InputError where it fails."""
     program = shutil.which(SYNTHESIZER)
     if program is None:
-        raise MissingProgramError(
+        raise MissingExecutableError(
             f"the speech synthesizer {SYNTHESIZER} is not installed; on Debian and Ubuntu: apt-get install espeak-ng"
         )
     with tempfile.TemporaryDirectory() as folder:

@@ -44,7 +44,7 @@ def check(exercise: Exercise, answers: Sequence[str]) -> list[bool]:
             f"{exercise.name} has {len(exercise.questions)} questions, so give 1 to {len(exercise.questions)} answers "
             f"in their order, not {len(answers)}"
         )
-    return [question.is_right(given) for question, given in zip(exercise.questions, answers, strict=False)]
+    return [question.is_right(answer) for question, answer in zip(exercise.questions, answers, strict=False)]
 
 
 __all__ = ["NAMES", "Answer", "Exercise", "ExerciseQuestion", "check", "variant"]

@@ -39,23 +39,23 @@ class ExerciseQuestion:
         return number(self.answer)
 
     @checked
-    def is_right(self, given: str) -> bool:
-        """Whether the text `given` says the answer: all its numbers in order, whole ones exactly and fractions within
+    def is_right(self, answer: str) -> bool:
+        """Whether the text `answer` says the answer: all its numbers in order, whole ones exactly and fractions within
         1%; or its word, whatever the case of its letters."""
         if isinstance(self.answer, str):
-            return given.strip().strip(".").lower() == self.answer.lower()
+            return answer.strip().strip(".").lower() == self.answer.lower()
         expected = self.answer if isinstance(self.answer, tuple) else (self.answer,)
-        return any(_agree(numbers, expected) for numbers in _readings(given))
+        return any(_agree(numbers, expected) for numbers in _readings(answer))
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """One variant: `name` and `title` are those of the lectures' exercise, `given` is what all questions are about."""
+    """One variant: `name` and `title` are those of the lectures' exercise, `statement` what all questions are about."""
 
     name: str
     title: str
     seed: int
-    given: str
+    statement: str
     questions: tuple[ExerciseQuestion, ...]
 
 
@@ -79,8 +79,8 @@ def make(name: str, seed: int) -> Exercise:
     """The variant of exercise `name` that belongs to `seed`: the same for the same two, on every machine."""
     title, maker = MAKERS[name]
     lecture, _, place = name[1:].partition(".")
-    given, questions = maker(np.random.default_rng([seed, int(lecture), int(place)]))
-    lines = given if isinstance(given, str) else "\n".join(given)
+    statement, questions = maker(np.random.default_rng([seed, int(lecture), int(place)]))
+    lines = statement if isinstance(statement, str) else "\n".join(statement)
     asked = tuple(ExerciseQuestion(text, _answer(answer), solution) for text, answer, solution in questions)
     return Exercise(name, title, seed, lines, asked)
 
@@ -143,14 +143,14 @@ def _readings(text: str) -> Iterator[list[float]]:
         yield [float(one) for one in _NUMBER.findall(plain)]
 
 
-def _agree(given: Sequence[float], expected: Sequence[float]) -> bool:
+def _agree(numbers: Sequence[float], expected: Sequence[float]) -> bool:
     """Whole numbers exactly, but large ones to six digits; fractions within 1%, or within 0.05% of the largest."""
-    if len(given) != len(expected):
+    if len(numbers) != len(expected):
         return False
     small = 5e-4 * max(map(abs, expected)) if len(expected) > 1 else 0.0
     return all(
         math.isclose(one, right, rel_tol=1e-6 if abs(right) >= 1e6 else 0.0)
         if float(right).is_integer()
         else math.isclose(one, right, rel_tol=TOLERANCE, abs_tol=small)
-        for one, right in zip(given, expected, strict=True)
+        for one, right in zip(numbers, expected, strict=True)
     )

@@ -26,11 +26,11 @@ def attention_by_hand(random: np.random.Generator) -> Draft:
     weights = attention_pattern(tensor(q), tensor(k))[asked]
     out = attend(tensor(q), tensor(k), tensor(v))[asked]
     scores = k @ q[asked] / np.sqrt(2)
-    given = (
+    statement = (
         "Three tokens of width 4 and one head of width 2. The rows of each W are its outputs, so q = x Wᵀ.",
         matrix("X", x), matrix("W_Q", w_q), matrix("W_K", w_k), matrix("W_V", w_v),
     )  # fmt: skip
-    return given, [
+    return statement, [
         (f"What is the query of token {asked + 1}?", q[asked], f"Its row of X times W_Qᵀ: {listed(q[asked])}."),
         (
             f"What are the attention weights of token {asked + 1}, with 1/√d and without a mask?",
@@ -48,11 +48,11 @@ def a_block(random: np.random.Generator) -> Draft:
     width = heads * pick(random, 16, 32)
     hidden = pick(random, 3, 4) * width
     attention, mlp, norms = 4 * width**2, 3 * width * hidden, 2 * width
-    given = (
+    statement = (
         f"A block of multi-head attention with {heads} heads, SwiGLU of hidden width {hidden}, RMSNorm before each and "
         f"residuals; no biases. It reads [{batch}, {tokens}, {width}]."
     )
-    return given, [
+    return statement, [
         ("What is the shape of its output?", (batch, tokens, width), "A residual stream keeps its shape."),
         (
             "What is the shape of the queries, as batch, heads, tokens, head width?",
@@ -81,10 +81,10 @@ def agreement(random: np.random.Generator) -> Draft:
         theirs = torch.nn.functional.scaled_dot_product_attention(x, y, z)[0]
         unscaled = attend(tensor(q), tensor(k), tensor(v), scale=1.0)
         apart = float((theirs - unscaled).abs().max())
-    given = (
+    statement = (
         f"Two tokens, one head of width {width}.", matrix("q", q), matrix("k", k), f"  v = {listed(v[:, 0])}",
     )  # fmt: skip
-    return given, [
+    return statement, [
         (
             "What does scaled_dot_product_attention of PyTorch give for the two tokens?",
             theirs,
@@ -104,11 +104,11 @@ def agreement(random: np.random.Generator) -> Draft:
 def losses(random: np.random.Generator) -> Draft:
     vocab, tokens = pick(random, 61, 65, 80, 96), pick(random, 32, 64, 128)
     loss = round(float(random.uniform(1.2, 2.2)), 2)
-    given = (
+    statement = (
         f"A character decoder has {vocab} characters and is trained on rows of {tokens} tokens. After 1,000 steps its "
         f"loss on held-out text is {loss} nats a character."
     )
-    return given, [
+    return statement, [
         (
             "What loss, in nats, has a decoder that knows nothing?",
             log(vocab),
@@ -141,13 +141,13 @@ def which_head(random: np.random.Generator) -> Draft:
     weights[:, [0, 1, 2, 3, 5]] *= ((1 - weights[:, 4]) / weights[:, [0, 1, 2, 3, 5]].sum(1))[:, None]
     weights = weights.round(2)
     ratio = weights[:, 4] / usual.round(2)
-    given = (
+    statement = (
         f"{' '.join(SENTENCE)}: the weights of the last word on each word, by three heads.",
         matrix("pattern, row of bank", weights, [f"head {h + 1}" for h in range(heads)]),
         f"What each head gives to the word just before, on average over other texts: {listed(usual.round(2))}",
     )  # fmt: skip
     best = int(ratio.argmax())
-    return given, [
+    return statement, [
         (
             "Which head reads the word river most?",
             int(weights[:, 4].argmax()) + 1,
@@ -173,11 +173,11 @@ def parameters(random: np.random.Generator) -> Draft:
     }  # fmt: skip
     total = count(families.read_config(config)).total
     attention, mlp, norms = 4 * width**2, 3 * width * hidden, 2 * width
-    given = (
+    statement = (
         f"D = {width:,}, {heads} heads of width 64, {layers} layers, SwiGLU with F = {hidden:,}, V = {vocab:,}, "
         "RMSNorm before each sublayer and at the end, no biases, the head tied to the embedding."
     )
-    return given, [
+    return statement, [
         ("How many parameters has the attention of one layer?", attention, f"4·D² = 4·{width:,}²."),
         ("How many has its MLP?", mlp, f"3·D·F = 3·{width:,}·{hidden:,}."),
         (
@@ -197,11 +197,11 @@ def permuted(random: np.random.Generator) -> Draft:
     while (order == np.arange(4)).any():
         order = random.permutation(4)
     asked = int(random.integers(4))
-    given = (
+    statement = (
         "One layer of attention without positions and without a mask reads the tokens A B C D and gives",
         matrix("Z", outputs, list(names)), f"Now it reads {' '.join(names[i] for i in order)}.",
     )  # fmt: skip
-    return given, [
+    return statement, [
         (
             f"What is its output at place {asked + 1}?",
             outputs[order[asked]],
@@ -232,10 +232,10 @@ def config_shapes(random: np.random.Generator) -> Draft:
     }  # fmt: skip
     shapes = families.read_config(config).shapes()
     first = "decoder.blocks.0."
-    given = "config.json says\n" + "\n".join(
+    statement = "config.json says\n" + "\n".join(
         f"  {json.dumps(key)}: {json.dumps(config[key])}" for key in list(config)[1:6]
     )
-    return given, [
+    return statement, [
         (
             "What is the shape of layer 0's query projection, outputs before inputs?",
             shapes[f"{first}attn.q.weight"],
@@ -263,11 +263,11 @@ def one_number_a_token(random: np.random.Generator) -> Draft:
     weights = attention_pattern(tensor(q), tensor(k), scale=1.0)[asked]
     scores = q[asked, 0] * k[:, 0]
     out = attend(tensor(q), tensor(k), tensor(v), scale=1.0)[asked, 0]
-    given = (
+    statement = (
         "Three tokens have a query, a key and a value of one number each; scores are not scaled.",
         f"  q = {listed(q[:, 0])}   k = {listed(k[:, 0])}   v = {listed(v[:, 0])}",
     )  # fmt: skip
-    return given, [
+    return statement, [
         (
             f"What are the scores of token {asked + 1} against the three tokens?",
             scores,
@@ -290,8 +290,7 @@ def one_number_a_token(random: np.random.Generator) -> Draft:
 def shapes_of_heads(random: np.random.Generator) -> Draft:
     heads, width, tokens = pick(random, 4, 8, 12, 16), pick(random, 32, 64, 80), pick(random, 48, 100, 128, 200)
     model = heads * width
-    given = f"A layer has width D = {model:,} and {heads} heads that share it evenly. It reads {tokens} tokens."
-    return given, [
+    return f"A layer has width D = {model:,} and {heads} heads that share it evenly. It reads {tokens} tokens.", [
         ("How wide is each head?", width, f"D / H = {model:,} / {heads} = {width}."),
         (
             "What is the shape of all heads' scores, as heads, queries, keys?",
@@ -314,9 +313,9 @@ def where_the_mask_enters(random: np.random.Generator) -> Draft:
     identity = np.eye(tokens)
     with_mask = attention_pattern(tensor(scores), tensor(identity), scale=1.0, mask=causal())[at]
     without = attention_pattern(tensor(scores), tensor(identity), scale=1.0)[at]
-    given = matrix("scores q·kᵀ/√d of 4 tokens", scores) + "\nThe mask adds 0 or −∞ to them before softmax."
+    statement = matrix("scores q·kᵀ/√d of 4 tokens", scores) + "\nThe mask adds 0 or −∞ to them before softmax."
     later = float(without[at + 1 :].sum())
-    return given, [
+    return statement, [
         (
             f"What are the four weights of token {at + 1} under the causal mask?",
             with_mask,

@@ -13,7 +13,7 @@ def sheet(exercises: Sequence[Exercise], *, solutions: bool = False) -> str:
     sections = [
         QuestionsSection(
             f"{one.name}: {one.title}",
-            one.given,
+            one.statement,
             [QuestionItem(question.text, question.answer_text, question.solution) for question in one.questions],
             open=solutions,
         )

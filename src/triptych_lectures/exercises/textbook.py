@@ -24,11 +24,11 @@ def soft_dictionary(random: np.random.Generator) -> Draft:
         alone = int((scores == scores.max()).sum()) == 1
         if alone and abs(sharp - values[best]) < abs(soft - values[best]):
             break
-    given = (
+    statement = (
         "A dictionary of three keys and values, asked with one query; scores are q·k times β.",
         matrix("keys", keys), f"  values = {listed(values)}   query = {listed(query)}",
     )  # fmt: skip
-    return given, [
+    return statement, [
         (
             "What would a dictionary return, that takes the value of the best key alone?",
             values[best],
@@ -52,12 +52,12 @@ def soft_dictionary(random: np.random.Generator) -> Draft:
 @exercise("L4.2", "The variance of q·k")
 def variance(random: np.random.Generator) -> Draft:
     d, q, k = pick(random, 32, 64, 128, 256), pick(random, 0.5, 1.0, 2.0), pick(random, 0.5, 1.5, 3.0)
-    given = (
+    statement = (
         f"q and k have d = {d} independent entries with mean 0; those of q have standard deviation {number(q)}, those "
         f"of k {number(k)}."
     )
     spread = d * q**2 * k**2
-    return given, [
+    return statement, [
         (
             "What is the variance of q·k?",
             spread,
@@ -80,8 +80,7 @@ def without_root(random: np.random.Generator) -> Draft:
     scaled = attention_pattern(tensor(scores[None]), tensor(np.eye(3)), scale=d**-0.5)[0]
     top = int(scores.argmax())
     steep, gentle = (float(p[top] * (1 - p[top])) for p in (unscaled, scaled))
-    given = f"A query of width d = {d} has the scores q·k = {listed(scores)} with three keys."
-    return given, [
+    return f"A query of width d = {d} has the scores q·k = {listed(scores)} with three keys.", [
         ("What are its weights without a scale?", unscaled, f"softmax({listed(scores)})."),
         ("What are they with 1/√d?", scaled, f"softmax({listed(scores / sqrt(d))})."),
         (
@@ -102,12 +101,12 @@ def best_match_and_content(random: np.random.Generator) -> Draft:
     values = 10.0 * random.permutation(np.arange(1, 4))
     values = np.roll(values, 1) if values.argmax() == best else values
     weights = attention_pattern(tensor(q), tensor(keys))
-    given = (
+    statement = (
         "A query and three tokens, each with a key and a value of one number.",
         f"  q = {listed(q)}", matrix("k", keys, ["1", "2", "3"]), f"  v = {listed(values)}",
     )  # fmt: skip
     scores = keys @ q / sqrt(2)
-    return given, [
+    return statement, [
         ("Which token matches the query best?", best + 1, f"q·k/√2 is {listed(scores)}."),
         ("Which token has the largest value?", int(values.argmax()) + 1, f"The values are {listed(values)}."),
         (
@@ -125,9 +124,9 @@ def mask_of_a_row(random: np.random.Generator) -> Draft:
     words = tokens - padding
     asked = int(random.integers(1, words + 1))
     verb = "is" if padding == 1 else "are"
-    given = f"A row of {tokens} places under a causal mask, the last {padding} of which {verb} padding."
+    statement = f"A row of {tokens} places under a causal mask, the last {padding} of which {verb} padding."
     allowed = sum(min(i, words) for i in range(1, tokens + 1))
-    return given, [
+    return statement, [
         (
             f"Which places may query {asked} see?",
             tuple(range(1, asked + 1)),
@@ -150,8 +149,7 @@ def mask_of_a_row(random: np.random.Generator) -> Draft:
 @exercise("L4.6", "Shapes of scores")
 def score_shapes(random: np.random.Generator) -> Draft:
     tokens, source, heads = pick(random, 7, 10, 12), pick(random, 15, 18, 21), pick(random, 4, 6, 8)
-    given = f"A decoder reads {tokens} tokens, its encoder {source}; attention has {heads} heads."
-    return given, [
+    return f"A decoder reads {tokens} tokens, its encoder {source}; attention has {heads} heads.", [
         (
             "What is the shape of the scores of self-attention in the decoder, as heads, queries, keys?",
             (heads, tokens, tokens),
@@ -169,9 +167,11 @@ def score_shapes(random: np.random.Generator) -> Draft:
 @exercise("L4.7", "H heads and one")
 def heads_and_one(random: np.random.Generator) -> Draft:
     heads, width, tokens = pick(random, 4, 8, 16), 64 * pick(random, 4, 8, 12), pick(random, 10, 20, 50)
-    given = f"Attention of width D = {width} over {tokens} tokens, with {heads} heads of width D/H or one of width D."
+    statement = (
+        f"Attention of width D = {width} over {tokens} tokens, with {heads} heads of width D/H or one of width D."
+    )
     flops = 2 * tokens * tokens * width
-    return given, [
+    return statement, [
         (
             "How many weights do the four projections have, with either?",
             4 * width * width,
@@ -196,8 +196,7 @@ def induction(random: np.random.Generator) -> Draft:
     letters = [chr(ord("A") + int(i)) for i in random.choice(26, 5, replace=False)]
     again = int(random.integers(4))
     sequence = [*letters, letters[again]]
-    given = f"A model reads {' '.join(sequence)}."
-    return given, [
+    return f"A model reads {' '.join(sequence)}.", [
         ("At which place was the last token seen before?", again + 1, f"{letters[again]} stands at place {again + 1}."),
         (
             "To which place does an induction head attend from the last token?",
@@ -218,8 +217,7 @@ def flops_over_length(random: np.random.Generator) -> Draft:
     short = pick(random, 512, 1024, 2048)
     times, window = pick(random, 4, 8, 16, 32), pick(random, 128, 256)
     long = short * times
-    given = f"Attention over {short:,} tokens, and over {long:,}."
-    return given, [
+    return f"Attention over {short:,} tokens, and over {long:,}.", [
         (
             "By what factor do the FLOPs of scores and weighted sums grow?",
             times**2,
@@ -237,8 +235,7 @@ def flops_over_length(random: np.random.Generator) -> Draft:
 @exercise("L4.10", "Encoder and decoder")
 def one_line_apart(random: np.random.Generator) -> Draft:
     tokens = pick(random, 8, 12, 20, 30)
-    given = f"The same attention layer reads {tokens} tokens once as an encoder and once as a decoder."
-    return given, [
+    return f"The same attention layer reads {tokens} tokens once as an encoder and once as a decoder.", [
         ("How many pairs of tokens does the encoder's mask allow?", tokens**2, f"All {tokens}²."),
         (
             "How many does the decoder's?",

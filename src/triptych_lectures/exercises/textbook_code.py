@@ -23,8 +23,7 @@ def entropy_of_rows(random: np.random.Generator) -> Draft:
     scores[int(random.integers(4))] += 8
     sharp = attention_pattern(tensor(scores[None]), tensor(np.eye(4)), scale=1.0)[0]
     soft = attention_pattern(tensor(scores[None]), tensor(np.eye(4)), scale=d**-0.5)[0]
-    given = f"One query of width {d} and four keys; q·k = {listed(scores)}."
-    return given, [
+    return f"One query of width {d} and four keys; q·k = {listed(scores)}.", [
         ("What are the weights with 1/√d?", soft, f"softmax of {listed(scores / sqrt(d))}; they add up to 1."),
         (
             "What is their entropy in nats?",
@@ -50,8 +49,7 @@ def equal_tokens(random: np.random.Generator) -> Draft:
     x = vectors[torch.tensor(sequence)]
     both = _distinct(attend(x, x, x))
     masked = _distinct(attend(x, x, x, mask=causal()))
-    given = f"Self-attention without positions reads: {' '.join(WORDS[i] for i in sequence)}"
-    return given, [
+    return f"Self-attention without positions reads: {' '.join(WORDS[i] for i in sequence)}", [
         (
             "How many different output vectors are there without a mask?",
             both,
@@ -85,8 +83,7 @@ def causal_map(random: np.random.Generator) -> Draft:
     tokens = pick(random, 6, 8, 10)
     asked = int(random.integers(2, tokens + 1))
     pattern = attention_pattern(tensor(np.zeros((tokens, 2))), tensor(np.zeros((tokens, 2))), mask=causal())
-    given = f"{tokens} tokens whose scores are all equal, under a causal mask."
-    return given, [
+    return f"{tokens} tokens whose scores are all equal, under a causal mask.", [
         ("What is the weight of the first token on itself?", pattern[0, 0], "It sees nothing else."),
         (
             f"What is each weight of token {asked} that is not 0?",
@@ -105,8 +102,7 @@ def causal_map(random: np.random.Generator) -> Draft:
 def shapes_through(random: np.random.Generator) -> Draft:
     heads, each, tokens = pick(random, 4, 8, 12), pick(random, 32, 64), pick(random, 10, 16, 24)
     width = heads * each
-    given = f"D = {width}, {heads} heads, T = {tokens}; the batch is left out."
-    return given, [
+    return f"D = {width}, {heads} heads, T = {tokens}; the batch is left out.", [
         ("What is the shape of q before it is split?", (tokens, width), "x W_Qᵀ: [T, D]."),
         (
             "What is it after, with the heads first?",
@@ -130,11 +126,11 @@ def alignment(random: np.random.Generator) -> Draft:
     scores[np.arange(3), true] += 3
     pattern = attention_pattern(tensor(scores), tensor(np.eye(4)), scale=1.0)
     asked = int(random.integers(3))
-    given = (
+    statement = (
         f"Three target tokens ({', '.join(target)}) read four source tokens ({', '.join(source)}).",
         matrix("scores", scores, list(target)),
     )  # fmt: skip
-    return given, [
+    return statement, [
         ("What is the shape of the map?", (3, 4), "Target by source."),
         (
             f"What are the weights of {target[asked]}?",
@@ -160,8 +156,8 @@ def largest_difference(random: np.random.Generator) -> Draft:
         f"  {name} = [{', '.join(f'{x:.6f}' for x in values)}]"
         for name, values in (("ours  ", ours), ("theirs", theirs))
     )
-    given = ("Two implementations give", *both)
-    return given, [
+    statement = ("Two implementations give", *both)
+    return statement, [
         ("What is the largest absolute difference?", largest, "Of the four, one differs."),
         (
             "Do they agree to 1e-5, yes or no?",
@@ -188,9 +184,9 @@ def role_of_a_head(random: np.random.Generator) -> Draft:
     if role != "uniform":
         scores[np.arange(tokens), places[role]] += 4
     pattern = attention_pattern(tensor(scores), tensor(np.eye(tokens)), scale=1.0, mask=causal()).numpy().round(2)
-    given = matrix("pattern of a causal head", pattern)
+    statement = matrix("pattern of a causal head", pattern)
     mass = float(np.mean([pattern[i, i - 1] for i in range(1, tokens)]))
-    return given, [
+    return statement, [
         (
             f"Which does it read: {', '.join(ROLES[:-1])} or {ROLES[-1]}?",
             role,
@@ -211,37 +207,37 @@ def cache_bytes(random: np.random.Generator) -> Draft:
     layers, heads, width = pick(random, 12, 24, 36), pick(random, 16, 32), pick(random, 64, 128)
     groups, tokens = heads // pick(random, 2, 4), 1024 * pick(random, 2, 4, 8)
     size = 2 * layers * groups * width * tokens * 2
-    given = (
-        f"{layers} layers, {heads} query heads and {groups} key/value heads of width {width}, fp16, {tokens:,} tokens."
+    return (
+        f"{layers} layers, {heads} query heads and {groups} key/value heads of width {width}, fp16, {tokens:,} tokens.",
+        [
+            (
+                "How many bytes has the cache?",
+                size,
+                f"Keys and values: 2·{layers}·{groups}·{width}·{tokens:,} numbers of 2 bytes.",
+            ),
+            (
+                "How many times as many would it have without grouping?",
+                heads // groups,
+                f"One key/value head for each of {heads}.",
+            ),
+            (
+                "How many tokens does each layer project to write the next one, with the cache?",
+                1,
+                f"The newest alone; without the cache it would be all {tokens:,} and one, again for each token.",
+            ),
+        ],
     )
-    return given, [
-        (
-            "How many bytes has the cache?",
-            size,
-            f"Keys and values: 2·{layers}·{groups}·{width}·{tokens:,} numbers of 2 bytes.",
-        ),
-        (
-            "How many times as many would it have without grouping?",
-            heads // groups,
-            f"One key/value head for each of {heads}.",
-        ),
-        (
-            "How many tokens does each layer project to write the next one, with the cache?",
-            1,
-            f"The newest alone; without the cache it would be all {tokens:,} and one, again for each token.",
-        ),
-    ]
 
 
 @exercise("L4.19", "Time over the length")
 def time_over_length(random: np.random.Generator) -> Draft:
     linear, square = pick(random, 1, 2, 3), pick(random, 0.5, 1.0, 2.0)
     times = [linear * n + square * n**2 for n in (1, 2, 8)]
-    given = (
+    statement = (
         f"A forward takes {number(times[0])} ms for 256 tokens and {number(times[1])} ms for 512. Its time is a·n + "
         "b·n², with n = T/256."
     )
-    return given, [
+    return statement, [
         ("What is b, in ms?", square, f"t(2) − 2·t(1) = 2b: ({number(times[1])} − 2·{number(times[0])})/2."),
         ("How long will 2,048 tokens take, in ms?", times[2], f"n = 8: 8·{number(linear)} + 64·{number(square)}."),
         (
@@ -263,11 +259,11 @@ def backward(random: np.random.Generator) -> Draft:
     assert s.grad is not None
     assert values.grad is not None
     weights = row(p.detach())
-    given = (
+    statement = (
         f"One query: scores s = {listed(scores)}, p = softmax(s), values v = {listed(v)} of one number each, output "
         f"z = Σ p v. The loss has the gradient {number(gradient)} at z."
     )
-    return given, [
+    return statement, [
         (
             "What are the gradients at the three values?",
             values.grad,

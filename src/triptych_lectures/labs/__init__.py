@@ -88,7 +88,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
 
 
 @checked
-def known(name: str) -> str:
+def checked_name(name: str) -> str:
     """`name`, where it is in `LABS`.  Raises InputError, with the nearest names, where it is not."""
     if name not in LABS:
         raise InputError(f"no lab {name!r}{nearest(name, LABS)}; `triptych lab` lists them")
@@ -103,14 +103,14 @@ def check_inputs(name: str, **inputs: str | None) -> None:
             raise InputError(f"the lab {name} does not use --{kind}; these do: {users}")
 
 
-def home(name: str) -> str:
+def module_of(name: str) -> str:
     """The module of a lab."""
     return f"{__name__}.{FILES.get(name, name.replace('-', '_'))}"
 
 
 def lab_class(name: str) -> type[Lab]:
     """The class of a lab.  Raises InputError, with the nearest names, for one that is not in `LABS`."""
-    import_module(home(known(name)))
+    import_module(module_of(checked_name(name)))
     from triptych_lectures.labs.lab import LAB_CLASSES
 
     return LAB_CLASSES[name]

@@ -18,7 +18,7 @@ from triptych_lectures.labs.generated_tasks import (
     GeneratedTask,
     LookupTable,
     Places,
-    Shuffled,
+    ShuffledTask,
     TrainedRun,
     TrainingBudget,
     train,
@@ -64,7 +64,7 @@ class ActivationsLab(Lab):
             copied, size = self._train(name, copy, setup.seed), parameters(self.model(name, 0))
             trained[name] = TrainedActivation(tuple(runs), copied, size)
         setup.progress("shuffled answers")
-        shuffled = self._train(SWIGLU, Shuffled(LookupTable(self.symbols, self.length, setup.seed)), setup.seed)
+        shuffled = self._train(SWIGLU, ShuffledTask(LookupTable(self.symbols, self.length, setup.seed)), setup.seed)
         first = {name: kind.tables[0] for name, kind in trained.items()}
         return LabResult(
             "Which activation learns most at equal parameters?",

@@ -24,7 +24,7 @@ from triptych.train.objectives import final
 from triptych_lectures.labs.generated_tasks import (
     GeneratedTask,
     Places,
-    Shuffled,
+    ShuffledTask,
     TrainedRun,
     TrainingBudget,
     held_out_rows,
@@ -104,7 +104,7 @@ class NormPlacementLab(StackLab):
             setup.progress(f"{name}, {rise}, {depth} layers: {self.steps} steps")
             runs[name, rise, depth] = self._train(name, rise, depth, self.task, setup.seed)
         setup.progress("shuffled answers")
-        shuffled = self._train(PRE, WITHOUT, self.depths[0], Shuffled(self.task), setup.seed)
+        shuffled = self._train(PRE, WITHOUT, self.depths[0], ShuffledTask(self.task), setup.seed)
         return LabResult(
             "Which placement of the norm needs a warm-up?",
             self._meaning(runs),
@@ -198,7 +198,7 @@ class ResidualScalingLab(StackLab):
             setup.progress(f"{depth} layers, {way}: {self.steps} steps")
             runs[way, depth] = self._train(way, depth, task, setup.seed)
         setup.progress("shuffled answers")
-        shuffled = self._train(ZERO, self.depths[0], Shuffled(task), setup.seed)
+        shuffled = self._train(ZERO, self.depths[0], ShuffledTask(task), setup.seed)
         title = "Variance of the stream after the last block over before the first"
         return LabResult(
             "How should the weights that write to the residual stream begin?",

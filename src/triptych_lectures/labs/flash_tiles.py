@@ -59,8 +59,8 @@ class FlashTilesLab(Lab):
         random, longest, largest = np.random.default_rng(setup.seed), self.lengths[-1], self.memories[-1]
         setup.progress("comparing results and gradients with the library's")
         values, gradients = differences(random)
-        plain: dict[int, Moved] = {}
-        tiles: dict[int, Moved] = {}
+        plain: dict[int, TrafficCounts] = {}
+        tiles: dict[int, TrafficCounts] = {}
         for length in self.lengths:
             setup.progress(f"{length:,} tokens, a fast memory of {largest:,} numbers")
             arrays = _arrays(random, length, length, self.width)
@@ -105,7 +105,7 @@ class FlashTilesLab(Lab):
         )
 
     def _sections(
-        self, ways: dict[str, dict[int, Moved]], by_memory: dict[int, Moved]
+        self, ways: dict[str, dict[int, TrafficCounts]], by_memory: dict[int, TrafficCounts]
     ) -> tuple[TableSection, Curve, Curve]:
         rows = [
             [f"{length:,}", way, *(f"{number:,}" for number in moved[length][:3])]
@@ -128,7 +128,7 @@ class FlashTilesLab(Lab):
         )
 
 
-class Moved(NamedTuple):
+class TrafficCounts(NamedTuple):
     """Numbers that one way moved, forward and backward, what it allocated in slow memory beside its arrays, and the
     most numbers that its forward held in fast memory."""
 
@@ -138,9 +138,9 @@ class Moved(NamedTuple):
     fast: int
 
     @staticmethod
-    def by(there: Memory, back: Memory) -> Moved:
+    def by(there: Memory, back: Memory) -> TrafficCounts:
         """What the memories of a forward and a backward counted."""
-        return Moved(there.reads + there.writes, back.reads + back.writes, there.extra + back.extra, there.fast)
+        return TrafficCounts(there.reads + there.writes, back.reads + back.writes, there.extra + back.extra, there.fast)
 
 
 def tiles_for(memory: int, width: int) -> tuple[int, int]:
@@ -150,7 +150,7 @@ def tiles_for(memory: int, width: int) -> tuple[int, int]:
     return long, min(long, width)
 
 
-def in_tiles(arrays: Sequence[Array], memory: int) -> Moved:
+def in_tiles(arrays: Sequence[Array], memory: int) -> TrafficCounts:
     """What `numpy_flash` moves.  The side over which the outer loop runs is the long one: queries forward, keys
     backward."""
     q, k, v, dout = arrays
@@ -158,10 +158,10 @@ def in_tiles(arrays: Sequence[Array], memory: int) -> Moved:
     there, back = Memory(), Memory()
     out, lse = numpy_flash.forward(q, k, v, (long, short), False, there)
     numpy_flash.backward(q, k, v, out, lse, dout, (short, long), False, back)
-    return Moved.by(there, back)
+    return TrafficCounts.by(there, back)
 
 
-def in_full(arrays: Sequence[Array]) -> Moved:
+def in_full(arrays: Sequence[Array]) -> TrafficCounts:
     """What plain attention moves, whose every step reads its operands and writes its result whole (algorithms 0 and 3
     of Dao et al. 2022).  An array stands for the gradient of its shape as well."""
     q, k, v, out = arrays
@@ -173,7 +173,7 @@ def in_full(arrays: Sequence[Array]) -> Moved:
         for result, *operands in steps:
             memory.read(EVERYTHING, *operands)
             memory.write(EVERYTHING, result, result)
-    return Moved.by(there, back)
+    return TrafficCounts.by(there, back)
 
 
 def differences(random: np.random.Generator) -> tuple[float, float]:
@@ -198,7 +198,7 @@ def _arrays(random: np.random.Generator, queries: int, keys: int, width: int) ->
     return [random.normal(size=(length, width)) for length in (queries, keys, keys, queries)]
 
 
-def _grown(moved: dict[int, Moved]) -> float:
+def _grown(moved: dict[int, TrafficCounts]) -> float:
     """The power of the length with which the slow memory beside the arrays grows."""
     return power(list(moved), [one.extra for one in moved.values()])
 

@@ -18,7 +18,7 @@ from triptych.errors import InputError
 from triptych.page import Curve
 from triptych.spec import AttentionSpec, BlockSpec, LearnedSpec, NormsSpec, RMSNormSpec
 from triptych.train import DivergedError, Example, OptimizerSettings, Schedule, collate
-from triptych.train.data import Use, random_numbers
+from triptych.train.data import RandomUse, random_numbers
 from triptych.train.objectives import Ids, final
 from triptych_lectures.labs.small_models import Points, decoder, examples, fit, parameters
 
@@ -104,7 +104,7 @@ class LookupTable:
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class ShuffledTask:
     """The rows of a task with their answers in a random order, each no longer that of its token: the control."""
 
     task: GeneratedTask
@@ -125,15 +125,15 @@ class Shuffled:
         return mixed
 
 
-class Generated(NamedTuple):
+class GeneratedRows(NamedTuple):
     """New rows of `task` for each step: no row is trained on twice, so that the training loss is that of new rows."""
 
     task: GeneratedTask
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        return self.task.rows(random_numbers(seed, Use.OFFSETS, step), rows)
+        return self.task.rows(random_numbers(seed, RandomUse.OFFSETS, step), rows)
 
-    def held(self) -> Iterator[Example]:
+    def held_out_rows(self) -> Iterator[Example]:
         return iter(())
 
     def targets(self) -> Ids:
@@ -186,7 +186,7 @@ def train(module: nn.Transformer, task: GeneratedTask, budget: TrainingBudget, s
     how = {"rows": budget.rows, "length": length, "steps": budget.steps, "seed": seed}
     guess = math.log(task.classes)
     try:
-        return TrainedRun(fit(module, Generated(task), **how, optimizer=optimizer, schedule=schedule), guess)
+        return TrainedRun(fit(module, GeneratedRows(task), **how, optimizer=optimizer, schedule=schedule), guess)
     except DivergedError:
         return TrainedRun([], guess, diverged=True)
 
@@ -238,7 +238,7 @@ def multiply_queries_and_keys(module: nn.Transformer, factor: float) -> None:
 
 def held_out_rows(task: GeneratedTask, count: int, seed: int) -> list[Example]:
     """Rows that no training run with this seed draws."""
-    return task.rows(random_numbers(seed, Use.HELD_OUT, 0), count)
+    return task.rows(random_numbers(seed, RandomUse.HELD_OUT, 0), count)
 
 
 @torch.no_grad()

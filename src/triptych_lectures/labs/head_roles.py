@@ -78,7 +78,7 @@ class HeadRolesLab(Lab):
         return LabResult(question, _meaning(len(tokens), roles, unread), tuple(checks), sections)
 
 
-class Best(NamedTuple):
+class BestHead(NamedTuple):
     """The head with the highest score of a role, and its score, 0 to 1."""
 
     layer: int
@@ -93,12 +93,12 @@ class Best(NamedTuple):
 class Role(NamedTuple):
     """The best head of a role, that of a model with random weights, and what even weights score."""
 
-    best: Best
-    random: Best
+    best: BestHead
+    random: BestHead
     even: float
 
 
-def _meaning(tokens: int, roles: dict[str, Role], far: Best) -> str:
+def _meaning(tokens: int, roles: dict[str, Role], far: BestHead) -> str:
     before, marks, first = (roles[role].best for role in ("the token before", "punctuation", "the first token"))
     return (
         f"On a text of {tokens} tokens {before.name} gives the token before {before.score:.2f} of its"
@@ -110,7 +110,7 @@ def _meaning(tokens: int, roles: dict[str, Role], far: Best) -> str:
     )
 
 
-def _tables(roles: dict[str, Role], unread: Best) -> tuple[TableSection, TableSection]:
+def _tables(roles: dict[str, Role], unread: BestHead) -> tuple[TableSection, TableSection]:
     rows = [
         [role, *map(str, best[:2]), *(f"{x:.2f}" for x in (best.score, even, random.score))]
         for role, (best, random, even) in roles.items()
@@ -150,6 +150,6 @@ def _scores(patterns: Tensor, ideal: Tensor, start: int) -> Tensor:
     return mean_weight(patterns[:, :, start:], ideal[start:] > 0)
 
 
-def _best(scores: Tensor) -> Best:
+def _best(scores: Tensor) -> BestHead:
     layer, head = divmod(int(scores.argmax()), scores.shape[1])
-    return Best(layer, head, float(scores[layer, head]))
+    return BestHead(layer, head, float(scores[layer, head]))

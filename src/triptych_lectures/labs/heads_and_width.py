@@ -26,7 +26,7 @@ from triptych_lectures.labs.counting import products, shortest_seconds
 from triptych_lectures.labs.generated_tasks import (
     GeneratedTask,
     Places,
-    Shuffled,
+    ShuffledTask,
     TrainedHead,
     TrainingBudget,
     right,
@@ -198,7 +198,7 @@ class TrainedHeadsLab(Lab):
             setup.progress(f"{name}, {counted(heads, 'head')}: {self.steps} steps")
             layers[name, heads] = self._trained(heads, tasks[name], setup.seed)
         setup.progress("shuffled answers")
-        shuffled = self._trained(self.heads[-1], Shuffled(tasks[ONE]), setup.seed)
+        shuffled = self._trained(self.heads[-1], ShuffledTask(tasks[ONE]), setup.seed)
         return LabResult(
             "How many heads does a layer need?",
             self._meaning(layers),

@@ -70,7 +70,7 @@ class InContextLab(Lab):
         """[examples]: the smallest possible error: that of a guess where the input was not shown, and 0 elsewhere."""
         return (1 - 1 / self.symbols) ** np.arange(1.0, self.examples + 1)
 
-    def _checks(self, on_new: dict[str, Answered], own: Answered, unrelated: Answered) -> tuple[Check, ...]:
+    def _checks(self, on_new: dict[str, TaskAnswers], own: TaskAnswers, unrelated: TaskAnswers) -> tuple[Check, ...]:
         """Half of what examples can give is a use of them; a tenth is none."""
         first, second = halves(self.best_errors())
         possible = first - second
@@ -101,7 +101,7 @@ class InContextLab(Lab):
             ),
         )
 
-    def _meaning(self, on_new: dict[str, Answered], own: Answered) -> str:
+    def _meaning(self, on_new: dict[str, TaskAnswers], own: TaskAnswers) -> str:
         every, single = on_new[_name(None)], on_new[_name(1)]
         errors = every.errors
         return (
@@ -120,7 +120,7 @@ class InContextLab(Lab):
         return module, train(module, task, TrainingBudget(self.steps, self.rows, self.rate, shape="linear"), seed)
 
     def _sections(
-        self, on_new: dict[str, Answered], unrelated: Answered, runs: dict[str, TrainedRun]
+        self, on_new: dict[str, TaskAnswers], unrelated: TaskAnswers, runs: dict[str, TrainedRun]
     ) -> tuple[Curve, TableSection]:
         lines = {f"trained on {name}": answers.errors for name, answers in on_new.items()}
         lines |= {"answers in the row random": unrelated.errors, "least possible": self.best_errors()}
@@ -183,7 +183,7 @@ class Lookups:
         return tables
 
 
-class Answered(NamedTuple):
+class TaskAnswers(NamedTuple):
     """What a model answered: `right` [rows, examples], and `shown` of the same shape, whether the row had the input
     before."""
 
@@ -213,11 +213,11 @@ def _name(pool: int | None) -> str:
     return counted(pool, "function")
 
 
-def answered(module: nn.Transformer, task: Lookups, count: int, seed: int) -> Answered:
+def answered(module: nn.Transformer, task: Lookups, count: int, seed: int) -> TaskAnswers:
     """The answers of `module` to `count` rows that it was not trained on."""
     rows = held_out_rows(task, count, seed)
     answers = logits(module, rows).argmax(-1)
     inputs = np.stack([row.ids[row.trained] for row in rows])
     earlier = np.tril(np.ones((task.examples, task.examples), dtype=bool), -1)
     shown = ((inputs[:, :, None] == inputs[:, None, :]) & earlier).any(-1)
-    return Answered((answers == collate(rows).targets).numpy().reshape(inputs.shape), shown)
+    return TaskAnswers((answers == collate(rows).targets).numpy().reshape(inputs.shape), shown)

@@ -39,8 +39,8 @@ class MaskLeakLab(Lab):
     def run(self, setup: Setup) -> LabResult:
         setup.progress("reading the text")
         job = prepare(self._recipe(setup))
-        held, data = job.trainer.held, job.trainer.data
-        assert held is not None
+        held_out, data = job.trainer.held_out, job.trainer.data
+        assert held_out is not None
         losses: dict[str, Points] = {}
         modules: dict[tuple[str, str], nn.Transformer] = {}  # by the mask of the training and that of the use
         for name, mask in MASKS.items():
@@ -48,10 +48,10 @@ class MaskLeakLab(Lab):
             module = nn.new(masked(job.trainer.module.spec, mask), setup.seed)
             losses[name] = fit(module, data, rows=self.rows, length=self.length, steps=self.steps, seed=setup.seed)
             modules |= {(name, used): with_mask(module, other) for used, other in MASKS.items()}
-        nats = {masks: evaluate(module, held).nats_per_token for masks, module in modules.items()}
+        nats = {masks: evaluate(module, held_out).nats_per_token for masks, module in modules.items()}
         own, lost = (nats["with the mask", used] for used in MASKS)  # trained with the mask, used with and without it
         blind, leaky = (nats["without", used] for used in MASKS)  # trained without it
-        guess = _frequencies(job, held)
+        guess = _frequencies(job, held_out)
         checks = (
             Check("trained and used with the mask, over guessing by frequency", own / guess, most=0.8),
             Check("trained and used without it, over that with it", leaky / own, most=0.1),
@@ -72,7 +72,7 @@ class MaskLeakLab(Lab):
             " weights lose too when it is taken away: they were never trained with places ahead visible."
         )
         rows = [[name, *(f"{nats[name, used]:.2f}" for used in MASKS)] for name in MASKS]
-        opening = held.batches[0].ids[:OPENING].tolist()
+        opening = held_out.batches[0].ids[:OPENING].tolist()
         samples = []
         for (name, used), module in modules.items():
             model = Model(module, job.tokenizer)
@@ -105,8 +105,8 @@ class MaskLeakLab(Lab):
         )
 
 
-def _frequencies(job: Job, held: HeldOut) -> float:
+def _frequencies(job: Job, held_out: HeldOut) -> float:
     """Held-out nats a character when each is predicted by its frequency in the training text."""
     counts = np.bincount(job.trainer.data.targets(), minlength=job.tokenizer.vocab_size) + 1.0
     nats = -np.log(counts / counts.sum())
-    return float(np.mean(np.concatenate([nats[batch.targets.numpy()] for batch in held.batches])))
+    return float(np.mean(np.concatenate([nats[batch.targets.numpy()] for batch in held_out.batches])))

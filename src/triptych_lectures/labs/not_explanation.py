@@ -16,7 +16,7 @@ from triptych.errors import InputError
 from triptych.page import AttentionMap, AttentionSection, Curve, Section, TableSection
 from triptych_lectures.labs.generated_tasks import (
     GeneratedTask,
-    Shuffled,
+    ShuffledTask,
     TrainedRun,
     TrainingBudget,
     held_out_rows,
@@ -39,7 +39,7 @@ from triptych_lectures.labs.other_patterns import (
 from triptych_lectures.labs.pretrained import decoder
 from triptych_lectures.labs.small_models import curve, encoder, share_table
 
-Part = tuple[tuple[Check, ...], str, tuple[Section, ...]]  # of a result: criteria, meaning and sections
+ModelResult = tuple[tuple[Check, ...], str, tuple[Section, ...]]  # of a result: criteria, meaning and sections
 TEXT = "When Mary and John went to the store, John gave a drink to"  # Wang et al. 2022: it ends in "Mary"
 
 
@@ -86,7 +86,7 @@ class NotExplanationLab(Lab):
 
     def run(self, setup: Setup) -> LabResult:
         """0.4 and 0.3 of 1 are far, 0.05 is unchanged, and 0.5, or half of the rows, is most."""
-        next_word: Part = (), "", ()
+        next_word: ModelResult = (), "", ()
         if setup.full or setup.model is not None:
             next_word = self._of_decoder(setup)
         setup.progress(f"a classifier: {self.trained} steps, and as many with shuffled labels")
@@ -94,10 +94,10 @@ class NotExplanationLab(Lab):
         question = "Does a pattern of attention explain the output?"
         return LabResult(question, meaning + next_word[1], checks + next_word[0], sections + next_word[2])
 
-    def _of_classifier(self, seed: int) -> Part:
+    def _of_classifier(self, seed: int) -> ModelResult:
         """Train the classifier, search for other patterns, shuffle them, and rank the tokens by four measures."""
         module, _ = _trained(self, self.task, seed)
-        _, control = _trained(self, Shuffled(self.task), seed)
+        _, control = _trained(self, ShuffledTask(self.task), seed)
         rows, random = held_out_rows(self.task, self.tested, seed), torch.Generator().manual_seed(seed)
         share, rows = right(module, rows), rows[: self.searched]
         answers = ClassifierAnswers(module, rows)
@@ -170,7 +170,7 @@ class NotExplanationLab(Lab):
         )
         return checks, meaning, sections
 
-    def _of_decoder(self, setup: Setup) -> Part:
+    def _of_decoder(self, setup: Setup) -> ModelResult:
         """Search for other patterns of the last token, shuffle them, and hide one token after the other."""
         model = decoder(setup)
         if model.spec.layout != "decoder":

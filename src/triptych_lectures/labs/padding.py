@@ -19,7 +19,7 @@ from triptych.spec import full, keys
 from triptych.train import Example, collate
 from triptych_lectures.labs.generated_tasks import (
     GeneratedTask,
-    Shuffled,
+    ShuffledTask,
     TrainedRun,
     TrainingBudget,
     held_out_rows,
@@ -62,7 +62,7 @@ class PaddingLab(Lab):
 
     def run(self, setup: Setup) -> LabResult:
         """An answer that changes by a nat has its odds changed by a factor of e; rounding is a millionth of one."""
-        task = Most(self.symbols, self.shortest, self.longest)
+        task = MajorityTask(self.symbols, self.shortest, self.longest)
         rows = held_out_rows(task, self.tested, setup.seed)
         runs: dict[str, TrainedRun] = {}
         answers: dict[str, dict[str, PaddedAnswers]] = {}
@@ -71,7 +71,7 @@ class PaddingLab(Lab):
             module, runs[name] = self._train(own, setup.seed)
             answers[name] = self._answered(module, rows)
         setup.progress("shuffled answers")
-        _, shuffled = self._train(Shuffled(task), setup.seed)
+        _, shuffled = self._train(ShuffledTask(task), setup.seed)
         (never, trained), least, most = answers.values(), f"padded to {self.padded[0]}", f"padded to {self.padded[-1]}"
         hidden = [one.moved for of in answers.values() for padding, one in of.items() if padding.endswith("masked")]
         checks = (
@@ -137,7 +137,7 @@ class PaddingLab(Lab):
 
 
 @dataclass(frozen=True)
-class Most:
+class MajorityTask:
     """A marker, then random symbols of which one is the most frequent by at least 2; the answer, at the marker, is
     that one.  With `padded`, padding tokens follow up to so many symbols."""
 

@@ -106,7 +106,7 @@ class PagedCacheLab(Lab):
         ends = [[VOCAB - 1 - i, *(draw.randrange(VOCAB) for _ in range(self.own - 1))] for i in range(self.rows)]
         return [[*(start if alike else [end[0], *start[1:]]), *end] for end in ends]
 
-    def write(self, module: Transformer, prompts: list[list[int]], *, reuse: bool, copying: bool = True) -> Written:
+    def write(self, module: Transformer, prompts: list[list[int]], *, reuse: bool, copying: bool = True) -> PagedRun:
         """Run all requests, with a table of pages beside the engine's cache."""
         engine, pages, done = Engine(module, reuse=reuse), Pages(self.page, copying), dict[LiveRow, int]()
         limits = [max(self.new * (i + 1) // self.rows, 2) for i in range(self.rows)]
@@ -126,7 +126,7 @@ class PagedCacheLab(Lab):
             history.append((held, held - shared, slots, pages.used * self.page))
         wrong = sum(int((pages.read(row, done[row]) != _keys(engine, row, 0)).any((1, 2, 3)).sum()) for row in rows)
         computed = sum(len(row.request.prompt) - row.reused for row in rows)
-        return Written(rows, computed, history, pages, wrong)
+        return PagedRun(rows, computed, history, pages, wrong)
 
 
 @dataclass(eq=False)
@@ -178,7 +178,7 @@ class Pages:
         return len({id(page) for table in self.tables.values() for page in table})
 
 
-class Written(NamedTuple):
+class PagedRun(NamedTuple):
     """A run: its rows, prompt tokens computed, and after each step (tokens held, tokens that differ, places of slots,
     places of pages); `wrong` is how many keys differ when read through the pages."""
 
@@ -218,7 +218,7 @@ def _follow(engine: Engine, row: LiveRow, rows: list[LiveRow], pages: Pages, don
         done[row] = row.cached
 
 
-def _table(ways: dict[str, Written]) -> TableSection:
+def _table(ways: dict[str, PagedRun]) -> TableSection:
     rows = [
         [name, *(f"{n:,}" for n in (written.computed, *written.fullest, written.pages.copies))]
         for name, written in ways.items()

@@ -21,7 +21,7 @@ from triptych.spec import AdditiveSpec, AttentionSpec, RMSNormSpec, attention
 from triptych_lectures.labs.generated_tasks import (
     GeneratedTask,
     Places,
-    Shuffled,
+    ShuffledTask,
     TrainedHead,
     TrainingBudget,
     attention_alone,
@@ -73,7 +73,7 @@ class ReadingLab(Lab):
     def control(self, setup: Setup, module: nn.Transformer) -> Check:
         """A head that is trained on shuffled answers is right by chance."""
         setup.progress("shuffled answers")
-        share = self.learned(module, Shuffled(self.task), setup.seed).right
+        share = self.learned(module, ShuffledTask(self.task), setup.seed).right
         return Check("control: answers right, trained on shuffled ones", share, most=1 / self.symbols + 0.1)
 
     def table(self, heads: Heads) -> TableSection:

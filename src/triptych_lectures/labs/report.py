@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych import page
-from triptych.errors import MissingProgramError, TriptychError
+from triptych.errors import MissingExecutableError, TriptychError
 from triptych_lectures.labs import LABS, run
 from triptych_lectures.labs.lab import LabResult, Setup
 
@@ -65,7 +65,7 @@ def attempt(name: str, setup: Setup, run_one: Callable[[str, Setup], LabRun]) ->
     try:
         return run_one(name, setup.within(name))
     except Exception as error:  # any kind: one lab's bug must not lose the results of the others
-        skipped = isinstance(error, MissingProgramError)
+        skipped = isinstance(error, MissingExecutableError)
         return LabRun(name, time.perf_counter() - start, error=_line(error), skipped=skipped)
 
 

@@ -22,7 +22,7 @@ from triptych.page import AttentionMap, AttentionSection, Curve
 from triptych.text import SPEECH, WhisperTokens, with_whisper_tokens, word_tokenizer
 from triptych.train import Example, OptimizerSettings
 from triptych.train.audio_records import Speech
-from triptych.train.data import Use, random_numbers
+from triptych.train.data import RandomUse, random_numbers
 from triptych.train.metrics import word_error_rate
 from triptych.train.objectives import Ids
 from triptych_lectures.data.digit_recordings import DIGITS, HEARD, UNHEARD, Clips, DigitRecorder, Recording, SpokenWords
@@ -132,7 +132,7 @@ class DrawnRecordings:
     shuffled: bool = False
 
     def draw(self, seed: int, step: int, rows: int) -> list[Example]:
-        random, digits = random_numbers(seed, Use.OFFSETS, step), self.digits
+        random, digits = random_numbers(seed, RandomUse.OFFSETS, step), self.digits
         drawn = digits.recordings(digits.clips, rows, random, self.words(step))
         texts = [one.text for one in drawn]
         if self.shuffled:
@@ -148,7 +148,7 @@ class DrawnRecordings:
         share = min(1.0, step / (sizes.steps / 2))
         return max(1, round(share * sizes.least)), max(1, round(share * sizes.most))
 
-    def held(self) -> Iterator[Example]:
+    def held_out_rows(self) -> Iterator[Example]:
         return iter(())
 
     def targets(self) -> Ids:

@@ -66,12 +66,12 @@ class TranslationTask:
     """Sentences to train on and held out ones, no two with the same source, as words and as ids: `rows` are source and
     target of each sentence to train on with their end tokens, `targets` what is to be written for each of `sources`."""
 
-    def __init__(self, train: list[AlignedPair], held: list[AlignedPair]) -> None:
-        self.train, self.held, self.vocabulary = train, held, Vocabulary([*train, *held])
+    def __init__(self, train: list[AlignedPair], held_out: list[AlignedPair]) -> None:
+        self.train, self.held_out, self.vocabulary = train, held_out, Vocabulary([*train, *held_out])
         ids = self.vocabulary.ids
         self.rows = [(ids(pair.source), ids(pair.target)) for pair in train]
-        self.sources = [ids(pair.source) for pair in held]
-        self.targets = [ids(pair.target)[:-1] for pair in held]
+        self.sources = [ids(pair.source) for pair in held_out]
+        self.targets = [ids(pair.target)[:-1] for pair in held_out]
 
     def judged(self, written: Sequence[Ids]) -> Judgement:
         """What was written for the held-out sources, compared with the targets."""
@@ -169,7 +169,7 @@ def word_by_word(task: TranslationTask) -> list[Ids]:
             counts[word][tuple(pair.target[target] for target, source in links if source == i)] += 1
     best = {word: of_word.most_common(1)[0][0] for word, of_word in counts.items()}
     number = task.vocabulary.number
-    return [[number[target] for word in pair.source for target in best.get(word, ())] for pair in task.held]
+    return [[number[target] for word in pair.source for target in best.get(word, ())] for pair in task.held_out]
 
 
 FIXED, ATTENTION, TRANSFORMER = "GRU, fixed vector", "GRU, attention", "transformer"

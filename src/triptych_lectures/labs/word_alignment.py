@@ -54,8 +54,8 @@ class WordAlignmentLab(TranslationSizes):
         setup.progress(f"training a translation model for {self.steps} steps")
         trained = beside_encoder(task.rows, len(task.vocabulary), self.training(setup.seed, self.cross_heads))
         assert isinstance(trained.model, BesideEncoder)
-        half = len(task.held) // 2
-        chosen_on, held = task.held[:half], task.held[half:]
+        half = len(task.held_out) // 2
+        chosen_on, held = task.held_out[:half], task.held_out[half:]
         patterns = _patterns(Model(trained.model.module), task)
         rates = {place: error_rate(_peaks(pattern[:half]), chosen_on) for place, pattern in patterns.items()}
         place = min(rates, key=lambda candidate: rates[candidate])
@@ -121,8 +121,8 @@ def _peaks(patterns: Sequence[Tensor]) -> list[frozenset[Link]]:
 
 def _maps(task: TranslationTask, place: HeadPlace, patterns: list[Tensor]) -> list[AttentionSection]:
     """A held-out sentence of about eight words under the weights of this head, and its sure links."""
-    i = min(range(len(task.held) // 2, len(task.held)), key=lambda i: abs(len(task.held[i].source) - 8))
-    pair, weights = task.held[i], patterns[i]
+    i = min(range(len(task.held_out) // 2, len(task.held_out)), key=lambda i: abs(len(task.held_out[i].source) - 8))
+    pair, weights = task.held_out[i], patterns[i]
     source, target = [*pair.source, "<end>"], list(pair.target)
     true = torch.zeros(weights.shape)
     for t, s in pair.sure:
