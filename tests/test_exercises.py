@@ -158,7 +158,7 @@ def test_unknown_names_seeds_and_answers_are_refused(unchecked: None) -> None:
     with pytest.raises(InputError, match="3 questions"):
         exercises.check(one, [])
     for wrong in ("256", [256]):
-        with pytest.raises(InputError, match="list of texts"):
+        with pytest.raises(InputError, match="list of strings"):
             exercises.check(one, wrong)
     with pytest.raises(InputError, match="not 4"):
         exercises.check(one, ["1"] * 4)
