@@ -156,7 +156,7 @@ def test_a_computation_that_ignores_changes_would_be_wrong(model: Model, monkeyp
 
 
 def without_versions(self: trace_values.Computations, value: Tensor, rows: Any) -> Tensor | trace_values.Computation:
-    made = self.made.get(value)
+    made = self.computations.get(value)
     self.kept_tensors[value] = True
     return value if made is None else made[0]
 
