@@ -136,7 +136,7 @@ class Ours:
         self.engine = Engine(model.module, executor=executor)
         cache = self.engine.cache
         cache.free(cache.add(rows))
-        cache.room(length)
+        cache.ensure_capacity(length)
 
     def start(self, prompts: Sequence[list[int]], new: int) -> None:
         self.engine.free(self.engine.rows)

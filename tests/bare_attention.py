@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from triptych.spec import BlockSpec, EmbedSpec, KindSpec, LearnedSpec, Mask, NormsSpec, StackSpec, attention
-from triptych.spec.positions import Position
+from triptych.spec.positions import PositionSpec
 
 
 def bare_stack(
     vocab: int, places: int, width: int, head_width: int, heads: Sequence[int], mask: Mask, *,
-    cross: Sequence[int] = (), scale: float | None = None, position: Position | None = None, share: int = 1,
+    cross: Sequence[int] = (), scale: float | None = None, position: PositionSpec | None = None, share: int = 1,
 ) -> StackSpec:  # fmt: skip
     """One block for each number of `heads`, with `cross` as many heads of cross-attention in each; learned places.
     `position` acts in attention; `share` heads read one key."""

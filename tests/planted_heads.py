@@ -23,7 +23,7 @@ from triptych.spec import (
     causal,
     full,
 )
-from triptych.spec.positions import Position
+from triptych.spec.positions import PositionSpec
 
 V, P = 40, 72  # tokens, places
 TOKEN, PLACE, ONE, BEFORE = 0, V, V + P, V + P + 1
@@ -89,7 +89,7 @@ def nothing(q: Tensor, k: Tensor) -> None:
 
 def _stack(
     plants: Sequence[Sequence[Plant]], mask: Mask, cross: Sequence[Sequence[Plant]] = (),
-    position: Position | None = None, share: int = 1,
+    position: PositionSpec | None = None, share: int = 1,
 ) -> StackSpec:  # fmt: skip
     """`position` acts in attention, beside the places in the stream; `share` heads read one key."""
     return bare_stack(

@@ -156,8 +156,8 @@ def test_a_computation_that_ignores_changes_would_be_wrong(model: Model, monkeyp
 
 
 def without_versions(self: trace_values.Computations, value: Tensor, rows: Any) -> Tensor | trace_values.Computation:
-    made = self.made.get(value)
-    self.kept[value] = True
+    made = self.computations.get(value)
+    self.kept_tensors[value] = True
     return value if made is None else made[0]
 
 

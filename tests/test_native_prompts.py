@@ -249,12 +249,14 @@ def test_only_tokens_of_prompts_are_taken_over(monkeypatch: pytest.MonkeyPatch) 
     expected = turns()[1]
     assert turns(reuse=True) == [len(START), expected]
     assert turns(reuse=True, matmul="stored") == [len(START) + 4, turns(matmul="stored")[1]]
-    held = Prefixes._held
-    monkeypatch.setattr(Prefixes, "_held", lambda self, row, upto=None: row.ids[: row.cached if upto is None else upto])
+    reusable_ids = Prefixes._reusable_ids
+    monkeypatch.setattr(
+        Prefixes, "_reusable_ids", lambda self, row, upto=None: row.ids[: row.cached if upto is None else upto]
+    )
     reused, broken = turns(reuse=True)
     assert reused == len(START) + 4
     assert broken != expected
-    monkeypatch.setattr(Prefixes, "_held", held)
+    monkeypatch.setattr(Prefixes, "_reusable_ids", reusable_ids)
 
 
 def test_logits_that_nobody_asked_for_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:

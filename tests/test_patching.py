@@ -17,7 +17,7 @@ from triptych.errors import InputError, ProbeError
 from triptych.model import Model, load
 from triptych.page.interventions import patch_page
 from triptych.probe import Ablations, PatchGrid, put, zero
-from triptych.probe.ablation import Part, Replaced
+from triptych.probe.ablation import AblatedPart, Replaced
 from triptych.probe.prompts import Place
 from triptych.spec import ClassHeadSpec, MoESpec, PatchesSpec, PoolingSpec
 
@@ -240,7 +240,7 @@ def seeing_all(model: Model) -> dict[str, Any]:
     return options if model.spec.layout == "encoder" else {"target": options["target"]}
 
 
-PARTS: tuple[Part, ...] = ("heads", "attention", "mlp", "blocks", "neurons", "positions")
+PARTS: tuple[AblatedPart, ...] = ("heads", "attention", "mlp", "blocks", "neurons", "positions")
 REPLACED: tuple[Replaced, ...] = ("zero", "mean", "resample")
 
 

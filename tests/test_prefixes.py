@@ -14,7 +14,7 @@ from native_models import llama, needs_native
 from test_engine import alone
 from test_native_step import packed
 from triptych.generate import Engine, LiveRow, Request, Scheduler
-from triptych.generate.prefixes import LEAST, Prefixes, begin_alike, common
+from triptych.generate.prefixes import LEAST, Prefixes, common, share_a_beginning
 from triptych.model import Model
 from triptych.nn import Transformer
 from triptych.probe import Plan, Session
@@ -47,9 +47,9 @@ def test_common_beginnings() -> None:
 
 def test_prompts_that_begin_alike() -> None:
     start = START[:LEAST]
-    assert begin_alike([[*start, 1], [2, *start], [*start, 3]])
-    assert not begin_alike([[*start, 1], [2, *start], [*start[:-1], 3], start[:-1]])
-    assert not begin_alike([START])
+    assert share_a_beginning([[*start, 1], [2, *start], [*start, 3]])
+    assert not share_a_beginning([[*start, 1], [2, *start], [*start[:-1], 3], start[:-1]])
+    assert not share_a_beginning([START])
     model = Model(llama())
     for prompts, reused in (([START, START[::-1]], [0, 0]), ([START, START], [0, 19])):
         assert [one.reused for one in model.generate(prompts, max_new_tokens=2)] == reused

@@ -12,7 +12,7 @@ import torch
 
 import tiny
 from triptych.attention import FlatKeys, Heads, Rows
-from triptych.attention.rows import Parts
+from triptych.attention.rows import RowGroups
 from triptych.errors import ProbeError
 from triptych.model import Model
 from triptych.probe import Edit, Plan, Read, Session, Where, add, put, sites, zero
@@ -336,7 +336,7 @@ def test_rows_of_many_lengths_are_ordered_once_for_queries_and_keys(mask: Any, m
     rows, others = Rows((70, 9, 131, 65)), Rows((3, 131, 9, 70))
     heads = Heads(heads=2, groups=2, width=4, value_width=4, dtype=torch.float32, device=torch.device("cpu"),
                   scale=None, softcap=None, sinks=False, dropout=0.0, learns=False)  # fmt: skip
-    orders, padded = Calls(monkeypatch, Parts, "of"), Calls(monkeypatch, Rows, "padded_places")
+    orders, padded = Calls(monkeypatch, RowGroups, "of"), Calls(monkeypatch, Rows, "padded_places")
     plan = FlatKeys(rows).plan(rows, mask, heads)
     assert plan.queries is plan.flat_keys
     assert plan.queries is not None

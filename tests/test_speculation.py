@@ -308,7 +308,7 @@ def guessing(made: Speculation, seconds: float, tokens: int, plain: float, steps
     """Whether each of some steps guessed, where one with guesses takes `seconds` for so many tokens."""
     out = []
     for _ in range(steps):
-        made.guessing = made.wanted
+        made.guessing = made.should_guess
         out.append(made.guessing)
         made.measured(seconds if made.guessing else plain, tokens if made.guessing else 1)
     return out
@@ -332,7 +332,7 @@ def test_the_written_ids_do_not_depend_on_what_was_measured(monkeypatch: pytest.
     wanted = requests(module, sampling=Sampling(temperature=0.6))
     expected = [alone(module, request) for request in wanted]
     for _ in range(3):
-        monkeypatch.setattr(Speculation, "wanted", property(lambda self: draw.random() < 0.5))
+        monkeypatch.setattr(Speculation, "should_guess", property(lambda self: draw.random() < 0.5))
         oracle = Oracle([[*r.prompt, *ids] for r, ids in zip(wanted, expected, strict=True)], 0.3)
         engine = Engine(module, speculation=Speculation(oracle, 4))
         rows = engine.add(*wanted)

@@ -160,7 +160,7 @@ def nn_cache(module: nn.Transformer) -> tuple[Cache, CrossCache | None]:
     if module.encoder is None:
         return module.decoder.cache(2), None
     cross = module.decoder.cross_cache()
-    cross.make_room(Rows((2, 2), slots=(0, 1)))
+    cross.assign_places(Rows((2, 2), slots=(0, 1)))
     return module.decoder.cache(2), cross
 
 

@@ -648,7 +648,7 @@ def test_the_steps_of_albert_are_within_the_limits() -> None:
     Tokenizer(backend)
     growth = tokenizer_limits.Growth()
     for step in reversed([*tokenizer_limits.steps(backend.normalizer), *tokenizer_limits.steps(backend.pre_tokenizer)]):
-        growth.before(step)
+        growth.prepend_step(step)
     assert growth.largest == 18 * 2 * 18 * 2 * 2
 
 
@@ -668,5 +668,5 @@ def test_the_steps_of_albert_are_within_the_limits() -> None:
 def test_no_text_grows_beyond_the_bound(steps: list[object], text: str) -> None:
     growth, chain = tokenizer_limits.Growth(), normalizers.Sequence(steps)
     for step in reversed(list(tokenizer_limits.steps(chain))):
-        growth.before(step)
+        growth.prepend_step(step)
     assert len(chain.normalize_str(text)) <= growth.largest * len(text) + growth.added

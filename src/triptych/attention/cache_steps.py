@@ -19,7 +19,7 @@ from torch import Tensor
 from triptych.attention.layer_cache import Snapshot, Store
 from triptych.attention.mechanisms import LINEAR, Mechanism, divided, features, running
 from triptych.attention.request import ContentBias, Heads, ScoreBias, placed_request
-from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
+from triptych.attention.row_plan import FlatKeys, KeyLayout, KeyLocation, SlotKeys
 from triptych.attention.rows import KeysAndValues, Rows, batched, neighbours
 from triptych.errors import InputError
 from triptych.spec.masks import Mask
@@ -30,7 +30,7 @@ class KeyStep(Protocol):
     """One step of the layers that store their keys in the same way."""
 
     @property
-    def layout(self) -> PlansRows:
+    def layout(self) -> KeyLocation:
         """The places of their keys once this step's are in."""
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> KeysAndValues:
@@ -169,9 +169,9 @@ class RingStep:
 
     def _joined(self, ring: Tensor, new: Tensor) -> Tensor:
         """The rows' rings and their new tokens, `[B, G, window + longest, K]`."""
-        room = new.new_zeros(len(self.rows), self.rows.longest, *new.shape[1:])
-        room = room.index_put((self.row, self.step_place), new)
-        return torch.cat((ring.to(new.dtype), room.transpose(1, 2)), 2)
+        padded = new.new_zeros(len(self.rows), self.rows.longest, *new.shape[1:])
+        padded = padded.index_put((self.row, self.step_place), new)
+        return torch.cat((ring.to(new.dtype), padded.transpose(1, 2)), 2)
 
     def _beside(self, device: torch.device) -> SlotKeys:
         rows = self.rows

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from triptych.attention.cache_steps import FullStep, KeyStep, RingStep, SumStep, put_back, token_places
 from triptych.attention.layer_cache import CachedLayer, CacheType, Snapshot, Store, resize_together, stored_form
-from triptych.attention.row_plan import FlatKeys, KeyLayout, PlansRows, SlotKeys
+from triptych.attention.row_plan import FlatKeys, KeyLayout, KeyLocation, SlotKeys
 from triptych.attention.rows import KeysAndValues, Rows
 from triptych.errors import InputError, ProbeError
 
@@ -72,7 +72,7 @@ class Cache(_Stores):
         self.provenance: list[str] = []  # identifies the edits that each slot was written under
         self.high_water: list[int] = []  # the most tokens each slot ever held since it was empty
         self.free_slots: list[int] = []
-        self.last: _Step | None = None  # to go on from, as long as nothing else changed the slots
+        self.last: _CacheForward | None = None  # to go on from, as long as nothing else changed the slots
         self.add(slots)
 
     def add(self, count: int = 1) -> list[int]:
@@ -101,7 +101,7 @@ class Cache(_Stores):
             self.free_slots.append(slot)
         self.free_slots.sort()
 
-    def begin(self, rows: Rows, provenance: str) -> _Step:
+    def begin(self, rows: Rows, provenance: str) -> _CacheForward:
         """Open a step: `rows` go on where their slots end, under the edits these were written under.
 
         Raises InputError when they do not, ProbeError under other edits than before.
@@ -120,7 +120,7 @@ class Cache(_Stores):
             step.rows, step.counted = rows, False
         else:
             self._check_rows(rows, provenance)
-            step = self.last = _Step(self, rows, provenance)
+            step = self.last = _CacheForward(self, rows, provenance)
         for slot, end in zip(rows.slots, rows.ends, strict=True):  # before it: the places of a failed step count too
             self.high_water[slot] = max(self.high_water[slot], end)
         return step
@@ -251,7 +251,7 @@ class Cache(_Stores):
         self.lengths[slot] = length
 
 
-class _Step:
+class _CacheForward:
     """A step of a `Cache`; each way of storing keys is prepared when its first layer asks.  The cache keeps its last
     step, so the step does not keep the cache: its memory is freed with the last use, not by the garbage collector."""
 
@@ -297,7 +297,7 @@ Project = Callable[[Tensor, Rows], KeysAndValues]
 class CrossKeys(Protocol):
     """An encoder's output as a decoder's cross-attention layers read it."""
 
-    def layout(self, rows: Rows) -> PlansRows:
+    def layout(self, rows: Rows) -> KeyLocation:
         """The places of the keys of the sources of `rows`."""
 
     def keys(self, layer: int, project: Project) -> KeysAndValues: ...
@@ -342,9 +342,9 @@ class CrossCache(_Stores):
         """Take an encoder's output [M, D] in; each row goes to its slot, whatever that held before.
 
         Raises InputError while some layer has not read the output that was taken in before."""
-        self.pending, self.projected = EncoderOutput(memory, self.make_room(rows)), set()
+        self.pending, self.projected = EncoderOutput(memory, self.assign_places(rows)), set()
 
-    def make_room(self, rows: Rows) -> Rows:
+    def assign_places(self, rows: Rows) -> Rows:
         """Give the sources `rows` places of their own in the stores: the same rows, with these as their slots.
 
         Raises InputError as `fill`.

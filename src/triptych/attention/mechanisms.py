@@ -35,11 +35,11 @@ class DotProduct:
     name = "dot_product"
     width_of_scores = 1
 
-    def raw_scores(self, q: Tensor, k: Tensor, scale: float, room: Tensor) -> Tensor:
+    def raw_scores(self, q: Tensor, k: Tensor, scale: float, buffer: Tensor) -> Tensor:
         """The heads of a group stand side by side as queries, so that no key is repeated."""
         together = (q * scale).reshape(len(k), -1, q.shape[-1])
         size = together.shape[0] * together.shape[1] * k.shape[1]
-        out = torch.bmm(together, k.mT, out=room[:size].view(*together.shape[:2], -1))
+        out = torch.bmm(together, k.mT, out=buffer[:size].view(*together.shape[:2], -1))
         return out.view(*q.shape[:2], -1)
 
     def plan(self, request: AttentionRequest, hook: Hook | None = None) -> Runner:
@@ -57,7 +57,7 @@ class AdditiveOver:
     def width_of_scores(self) -> int:
         return len(self.weight)
 
-    def raw_scores(self, q: Tensor, k: Tensor, scale: float, room: Tensor) -> Tensor:
+    def raw_scores(self, q: Tensor, k: Tensor, scale: float, buffer: Tensor) -> Tensor:
         k = k.repeat_interleave(len(q) // len(k), dim=0)
         return torch.tanh(q[:, :, None] + k[:, None]) @ (self.weight.to(q.dtype) * scale)
 
@@ -80,7 +80,7 @@ class LinearKernelized:
     name = "linear"
     width_of_scores = 1
 
-    def raw_scores(self, q: Tensor, k: Tensor, scale: float, room: Tensor) -> Tensor:
+    def raw_scores(self, q: Tensor, k: Tensor, scale: float, buffer: Tensor) -> Tensor:
         raise InputError(_NO_SCORES)
 
     def plan(self, request: AttentionRequest, hook: Hook | None = None) -> Runner:
@@ -105,7 +105,7 @@ Mechanism = DotProduct | AdditiveOver | LinearKernelized
 
 name              as it stands in a program.
 raw_scores        `[h, n, s]` of queries [h, n, K] and keys [g, s, K], scaled, before softcap, bias and mask; head i
-                  reads group i · g // h.  They may lie in `room`, which has at least so many numbers.
+                  reads group i · g // h.  They may lie in `buffer`, which has at least so many numbers.
 width_of_scores   numbers that one raw score takes while it is computed.
 """
 

@@ -29,7 +29,16 @@ from triptych.attention.request import (
     consecutive_positions,
     placed_request,
 )
-from triptych.attention.rows import Batching, KeyBatching, KeysIn, KeysOf, Parts, Rows, batched, neighbours
+from triptych.attention.rows import (
+    Batching,
+    CacheKeys,
+    FlatBatchKeys,
+    KeyBatching,
+    RowGroups,
+    Rows,
+    batched,
+    neighbours,
+)
 from triptych.errors import InputError
 from triptych.spec.masks import Keys, Mask
 
@@ -99,7 +108,7 @@ class AttendPlan(Protocol):
 
 
 @runtime_checkable
-class PlansRows(Protocol):
+class KeyLocation(Protocol):
     """The layout of keys, from which follows how rows attend to them: `FlatKeys`, `SlotKeys`, or a symbol of both."""
 
     def plan(
@@ -138,8 +147,8 @@ class RowPlan:
     bias: ScoreBias | None
     mechanism: Mechanism
     pieces: tuple[Piece, ...] = field(init=False)
-    queries: Parts | None = field(init=False)
-    flat_keys: Parts | None = field(init=False)
+    queries: RowGroups | None = field(init=False)
+    flat_keys: RowGroups | None = field(init=False)
 
     def __post_init__(self) -> None:
         rows, keys, mask, device = self.rows, self.keys, self.mask, self.heads.device
@@ -152,10 +161,10 @@ class RowPlan:
                 mask, groups = self._slot_groups(keys)
             if len(groups) > 1:
                 pieces = tuple(self._piece(mask, group) for group in groups)
-                queries = Parts.of(rows, groups, device)
+                queries = RowGroups.of(rows, groups, device)
                 if isinstance(keys, FlatKeys):
                     same = keys.rows.lengths == rows.lengths  # as in self-attention
-                    theirs = queries if same else Parts.of(keys.rows, groups, device)
+                    theirs = queries if same else RowGroups.of(keys.rows, groups, device)
             else:
                 pieces = (self._piece(mask, None),)
         self.__dict__.update(pieces=pieces, queries=queries, flat_keys=theirs)
@@ -197,11 +206,11 @@ class RowPlan:
             if members is not None:
                 slots, lengths = tuple(slots[i] for i in members), tuple(lengths[i] for i in members)
             count, where = max(lengths, default=0) if k_pos is None else k_pos.shape[1], neighbours(slots)
-            keys = KeysIn(torch.tensor(slots, device=device) if where is None else where, count)
+            keys = CacheKeys(torch.tensor(slots, device=device) if where is None else where, count)
         else:
             theirs = self.keys.rows if members is None else self.keys.rows.take(members)
             count = theirs.longest
-            keys = KeysOf(queries if theirs.lengths == rows.lengths else batched(theirs, device))
+            keys = FlatBatchKeys(queries if theirs.lengths == rows.lengths else batched(theirs, device))
             if not theirs.equal and not mask_lowering.implies_causal(mask):
                 mask = mask & Keys(theirs.lengths)
             if any(theirs.past):

@@ -94,10 +94,10 @@ class RowScores:
         blocks = [slice(0, heads)] if heads * queries <= at_once else self._blocks
         width = max((block.stop - block.start for block in blocks), default=1)
         count = max(1, min(queries, at_once // max(1, width)))
-        room = torch.empty(width * count * keys, dtype=self.precision, device=self.q.device)
+        buffer = torch.empty(width * count * keys, dtype=self.precision, device=self.q.device)
         for block in blocks:
             for start in range(0, queries, count):
-                yield self._piece(block, slice(start, min(start + count, queries)), room)
+                yield self._piece(block, slice(start, min(start + count, queries)), buffer)
 
     def products(self) -> dict[str, Tensor] | None:
         """The factors of the scores, where these are dot products of which each query sees a range of keys; None where
@@ -124,13 +124,13 @@ class RowScores:
         q, group = (self._own * self._scale).contiguous(), torch.tensor(self._groups)
         return {"q": q, "k": self._keys, "group": group, "from_": from_, "to": to, "q_pos": place}
 
-    def _piece(self, heads: slice, queries: slice, room: Tensor) -> ScorePiece:
+    def _piece(self, heads: slice, queries: slice, buffer: Tensor) -> ScorePiece:
         plan, chosen = self.plan, self._queries[queries]
         past = plan.rows.past[self.row]
         lowest, columns = past + min(chosen), self._columns(past + min(chosen), past + max(chosen))
         at, q_pos = self._places[queries], self._q_pos[queries]
         k, k_pos = self._keys_of(heads)[:, columns], self._k_pos[columns]
-        scores = plan.mechanism.raw_scores(self._own[heads, queries], k, self._scale, room)
+        scores = plan.mechanism.raw_scores(self._own[heads, queries], k, self._scale, buffer)
         if plan.heads.softcap is not None:
             scores = scores.div_(plan.heads.softcap).tanh_().mul_(plan.heads.softcap)
         bias = self._bias(heads, at, q_pos, columns, k_pos)

@@ -126,7 +126,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Single:
+class SingleTokenRows:
     """One token a row."""
 
     def batch(self, x: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class Single:
 
 
 @dataclass(frozen=True, eq=False)
-class Even:
+class EqualRows:
     """Rows of one length: views."""
 
     rows: int
@@ -151,7 +151,7 @@ class Even:
 
 
 @dataclass(frozen=True, eq=False)
-class Padded:
+class PaddedRows:
     """Rows padded on the right with zeros to the longest; `places` [N] is where each token stands in them."""
 
     rows: int
@@ -159,19 +159,19 @@ class Padded:
     places: Tensor
 
     def batch(self, x: Tensor) -> Tensor:
-        room = x.new_zeros(self.rows * self.longest, *x.shape[1:]).index_copy(0, self.places, x)
-        return room.view(self.rows, self.longest, *x.shape[1:]).transpose(1, 2)
+        padded = x.new_zeros(self.rows * self.longest, *x.shape[1:]).index_copy(0, self.places, x)
+        return padded.view(self.rows, self.longest, *x.shape[1:]).transpose(1, 2)
 
     def flat(self, x: Tensor) -> Tensor:
         return x.transpose(1, 2).flatten(0, 1).index_select(0, self.places)
 
 
-Batching = Single | Even | Padded
+Batching = SingleTokenRows | EqualRows | PaddedRows
 """How some rows of the flat batch become `[B, H, T, K]` and back."""
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class RowGroups:
     """The rows of a flat batch in several groups: `order` [N] is where each token stands, one group after another,
     `back` [N] its inverse, and `sizes` are the tokens of each group.
 
@@ -183,10 +183,10 @@ class Parts:
     sizes: tuple[int, ...]
 
     @staticmethod
-    def of(rows: Rows, groups: Sequence[Sequence[int]], device: torch.device) -> Parts:
+    def of(rows: Rows, groups: Sequence[Sequence[int]], device: torch.device) -> RowGroups:
         tokens = [rows.tokens(group) for group in groups]
         order = torch.cat(tokens)
-        return Parts(order.to(device), order.argsort().to(device), tuple(map(len, tokens)))
+        return RowGroups(order.to(device), order.argsort().to(device), tuple(map(len, tokens)))
 
     def split(self, x: Tensor) -> list[Tensor]:
         return list(torch.split(x.index_select(0, self.order), list(self.sizes)))
@@ -196,7 +196,7 @@ class Parts:
 
 
 @dataclass(frozen=True, eq=False)
-class KeysOf:
+class FlatBatchKeys:
     """Keys that lie in a flat batch."""
 
     inner: Batching
@@ -206,7 +206,7 @@ class KeysOf:
 
 
 @dataclass(eq=False)
-class KeysIn:
+class CacheKeys:
     """Keys that lie in cache slots, the first `end` places of each; neighbouring slots are a view."""
 
     slots: slice | Tensor
@@ -216,14 +216,14 @@ class KeysIn:
         return k[self.slots, :, : self.end], v[self.slots, :, : self.end]
 
 
-KeyBatching = KeysOf | KeysIn
+KeyBatching = FlatBatchKeys | CacheKeys
 """How the keys and values of some rows become `[B, G, S, K]` and `[B, G, S, Kv]`."""
 
 
 def batched(rows: Rows, device: torch.device) -> Batching:
     if not rows.equal:
-        return Padded(len(rows), rows.longest, rows.padded_places(device))
-    return Single() if rows.longest == 1 else Even(len(rows), rows.longest)
+        return PaddedRows(len(rows), rows.longest, rows.padded_places(device))
+    return SingleTokenRows() if rows.longest == 1 else EqualRows(len(rows), rows.longest)
 
 
 def neighbours(slots: tuple[int, ...]) -> slice | None:

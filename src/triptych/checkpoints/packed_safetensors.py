@@ -124,7 +124,7 @@ class _QuantizationKeys(ConfigKeys):
 
 
 @dataclass(frozen=True)
-class _PackedMatrix:
+class _StoredPackedMatrix:
     """One packed matrix: its stored tensors, the matrix it represents, and a function that computes rows of that."""
 
     parts: tuple[str, ...]
@@ -208,14 +208,14 @@ def unpacked(source: Source, packing: FilePacking | None) -> Source:
     return PackedSource(source, packing or FilePacking("fp8"))
 
 
-def _matrices(source: Source, packing: FilePacking) -> list[_PackedMatrix]:
+def _matrices(source: Source, packing: FilePacking) -> list[_StoredPackedMatrix]:
     if packing.method == "fp8":
         return [_fp8_matrix(source, name, packing) for name, info in source.infos.items() if info.dtype == "F8_E4M3"]
     stems = [name.removesuffix("qweight") for name in source.infos if name.endswith(".qweight")]
     return [_grouped_matrix(source, stem, packing) for stem in stems]
 
 
-def _grouped_matrix(source: Source, stem: str, packing: FilePacking) -> _PackedMatrix:
+def _grouped_matrix(source: Source, stem: str, packing: FilePacking) -> _StoredPackedMatrix:
     """The matrix of one module of GPTQ or AWQ."""
     infos, shape, groups = stored_groups(
         source, stem, packing.bits, packing.group, awq=packing.method == "awq", minus_one=packing.minus_one
@@ -228,13 +228,13 @@ def _grouped_matrix(source: Source, stem: str, packing: FilePacking) -> _PackedM
         read = groups(source)
         return lambda a, b: read(a, b).values()
 
-    return _PackedMatrix(tuple(info.name for info in infos), whole, rows, groups=groups)
+    return _StoredPackedMatrix(tuple(info.name for info in infos), whole, rows, groups=groups)
 
 
 # ---------------------------------------------------------------- fp8
 
 
-def _fp8_matrix(source: Source, name: str, packing: FilePacking) -> _PackedMatrix:
+def _fp8_matrix(source: Source, name: str, packing: FilePacking) -> _StoredPackedMatrix:
     info, stem = source.infos[name], name.removesuffix("weight")
     if len(info.shape) != 2 or 0 in info.shape:
         raise fault(info.file, f"tensor {shown(name)}: an fp8 tensor of shape {list(info.shape)} is no matrix")
@@ -255,7 +255,7 @@ def _fp8_matrix(source: Source, name: str, packing: FilePacking) -> _PackedMatri
         by_row = _by_row(scale, info.shape, packing)
         return lambda a, b: codes[a:b].float() * by_row(a, b)
 
-    return _PackedMatrix((name, *scales), logical, rows, tuple(one for one in unused if one in source.infos))
+    return _StoredPackedMatrix((name, *scales), logical, rows, tuple(one for one in unused if one in source.infos))
 
 
 def _check_scale(scale: TensorInfo, info: TensorInfo, packing: FilePacking) -> None:

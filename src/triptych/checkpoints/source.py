@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from triptych.errors import CheckpointError, first_line, nearest, shown
 from triptych.mapping import Values
-from triptych.mapping.weight_table import Kind
+from triptych.mapping.weight_table import FileFormat
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ class TensorInfo:
 class Source:
     """Named tensors in one file or several, already checked: sizes, offsets and names can be trusted."""
 
-    kind: ClassVar[Kind] = "hf"  # whose names the tensors have
+    kind: ClassVar[FileFormat] = "hf"  # whose names the tensors have
     path: Path
     infos: dict[str, TensorInfo]
     metadata: Values

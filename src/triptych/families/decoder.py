@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from triptych import spec
 from triptych.mapping import ConfigKeys
 from triptych.spec.norms import Norm
-from triptych.spec.positions import Absolute, Position
+from triptych.spec.positions import Absolute, PositionSpec
 
 Windows = Sequence[int | None]  # how many keys each layer sees, None for all
 
@@ -30,7 +30,7 @@ def stack(
     keys: ConfigKeys,
     blocks: Sequence[spec.BlockSpec | spec.ParallelBlockSpec],
     norm: Norm,
-    position: Position | Absolute | None = None,
+    position: PositionSpec | Absolute | None = None,
     *,
     kinds: dict[str, spec.KindSpec] | None = None,
     scale: float | None = None,

@@ -16,7 +16,7 @@ from triptych.families.rope_config import rope
 from triptych.mapping import ConfigKeys, Values, table
 from triptych.spec.norms import Norm
 from triptych.spec.parts import FeedForward
-from triptych.spec.positions import Position
+from triptych.spec.positions import PositionSpec
 
 hf_types = {"llama"}
 ids = {"bos_token_id": 1, "eos_token_id": 2}
@@ -57,7 +57,7 @@ def stack(
     out: Norm | spec.ScaleSpec | None = None,
     mlp: FeedForward | Sequence[FeedForward] | None = None,
     windows: Windows | int | None = None,
-    positions: tuple[Position, Position] | None = None,
+    positions: tuple[PositionSpec, PositionSpec] | None = None,
     share: float | None = None,
     head_norm: bool = False,
     parallel: bool = False,

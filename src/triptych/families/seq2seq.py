@@ -8,7 +8,7 @@ from typing import Literal
 from triptych import spec
 from triptych.mapping import ConfigKeys
 from triptych.mapping import weight_table as tables
-from triptych.spec.positions import Position
+from triptych.spec.positions import PositionSpec
 
 Side = Literal["encoder", "decoder"]
 
@@ -29,7 +29,7 @@ def stack(
     mlp: spec.MLPSpec | spec.GLUSpec,
     norms: spec.NormsSpec,
     layers: int,
-    position: Position | None = None,
+    position: PositionSpec | None = None,
     final_norm: spec.LayerNormSpec | spec.RMSNormSpec | None = None,
 ) -> spec.StackSpec:
     """Equal blocks.  A decoder's look back only, and read the encoder through a cross-attention shaped like `attn`."""

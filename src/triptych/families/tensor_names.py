@@ -10,7 +10,7 @@ from triptych.families.registry import find
 from triptych.mapping import tensor_plan as plans
 from triptych.mapping.gguf_metadata import TENSORS
 from triptych.mapping.tensor_plan import TensorLoad, TensorPlan
-from triptych.mapping.weight_table import Kind, table
+from triptych.mapping.weight_table import FileFormat, table
 from triptych.spec import ModelSpec
 
 _DIVISORS = table("".join(f"- - {name}.weight # in the config\n" for name in TENSORS))
@@ -18,7 +18,7 @@ _DIVISORS = table("".join(f"- - {name}.weight # in the config\n" for name in TEN
 
 def plan(
     spec: ModelSpec,
-    kind: Kind,
+    kind: FileFormat,
     stored: Collection[str],
     *,
     ignore: Collection[str] = (),
@@ -50,7 +50,7 @@ def plan(
     )
 
 
-def save_plan(spec: ModelSpec, kind: Kind = "hf") -> tuple[TensorLoad, ...]:
+def save_plan(spec: ModelSpec, kind: FileFormat = "hf") -> tuple[TensorLoad, ...]:
     """The name and the operations under which each parameter of `spec` is written; see `mapping.tensor_plan`."""
     family = find(spec.family)
     prefix = family.prefix if kind == "hf" else ""

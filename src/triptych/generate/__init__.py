@@ -4,7 +4,7 @@ from triptych.generate.beam import Beam, beam_search, check_beam_settings
 from triptych.generate.draft_model import DraftModel
 from triptych.generate.engine import Engine
 from triptych.generate.generation import Generation, generate, pieces, search
-from triptych.generate.prefixes import begin_alike
+from triptych.generate.prefixes import share_a_beginning
 from triptych.generate.request import LiveRow, Output, Request, TokenLogprobs
 from triptych.generate.sampling import Rule, Sampling, forbid, sample
 from triptych.generate.scheduling import BUDGET, MAX_ROWS, OnProgress, QueueProgress, Scheduler
@@ -33,12 +33,12 @@ __all__ = [
     "Speculation",
     "TokenLogprobs",
     "beam_search",
-    "begin_alike",
     "check_beam_settings",
     "forbid",
     "generate",
     "pieces",
     "sample",
     "search",
+    "share_a_beginning",
     "stop_strings",
 ]  # fmt: skip

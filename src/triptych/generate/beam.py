@@ -100,13 +100,13 @@ def beam_search(
             scores = torch.stack([apply_rules(*one) if one[0] else one[1] for one in rules])
         searching = list(dict.fromkeys(owner for owner, _ in live))
         sums = torch.tensor([beam.logprob for i in searching for beam in searches[i].live], device=scores.device)
-        likeliest, ids = _largest(scores, max(searches[i].wanted for i in searching))
+        likeliest, ids = _largest(scores, max(searches[i].continuation_count for i in searching))
         totals = likeliest + sums[:, None]
         grown: list[tuple[int, LiveRow, int]] = []  # the search, the row to go on from, and the next token
         for i in searching:
             mine = [at for at, (owner, _) in enumerate(live) if owner == i]
             paths = [live[at][1].path for at in mine]
-            pairs = _best_pairs(totals[mine], ids[mine], searches[i].wanted)
+            pairs = _best_pairs(totals[mine], ids[mine], searches[i].continuation_count)
             grown += [(i, live[mine[at]][1], token) for at, token in searches[i].extend(pairs, step + 1, paths)]
         rows = engine.reorder([row for _, row, _ in grown])
         for row, (_, _, token) in zip(rows, grown, strict=True):
@@ -131,32 +131,32 @@ def _probes(requests: Sequence[Request]) -> list[tuple[Session, list[int]]]:
     return list(probes.values())
 
 
-def _largest(x: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
-    """The `wanted` largest numbers of each row of x [B, V], or all V, and their columns: [B, C] both.
+def _largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest numbers of each row of x [B, V], or all V, and their columns: [B, C] both.
 
     They are searched for in the blocks with the largest maxima, as many as are wanted, and in the columns after the
     last whole block: no other block has a larger number than all of these have.
     """
-    wanted, blocks = min(wanted, x.shape[1]), x.shape[1] // BLOCK
-    if blocks <= wanted:
-        values, columns = x.topk(wanted)
+    count, blocks = min(count, x.shape[1]), x.shape[1] // BLOCK
+    if blocks <= count:
+        values, columns = x.topk(count)
         return values, columns
     whole = blocks * BLOCK
-    best = x[:, :whole].unflatten(1, (blocks, BLOCK)).amax(-1).topk(wanted).indices  # [B, wanted]
+    best = x[:, :whole].unflatten(1, (blocks, BLOCK)).amax(-1).topk(count).indices  # [B, count]
     inside = best[..., None] * BLOCK + torch.arange(BLOCK, device=x.device)
     rest = torch.arange(whole, x.shape[1], device=x.device).expand(len(x), -1)
     columns = torch.cat((inside.flatten(1), rest), 1)
-    values, places = x.gather(1, columns).topk(wanted)
+    values, places = x.gather(1, columns).topk(count)
     return values, columns.gather(1, places)
 
 
-def _best_pairs(totals: Tensor, ids: Tensor, wanted: int) -> list[tuple[float, int, int]]:
-    """The `wanted` largest of `totals` [rows, C], best first, each with its row and its token of `ids` [rows, C]; of
+def _best_pairs(totals: Tensor, ids: Tensor, count: int) -> list[tuple[float, int, int]]:
+    """The `count` largest of `totals` [rows, C], best first, each with its row and its token of `ids` [rows, C]; of
     equal ones the first.  No others become Python objects, of which there would be rows times C."""
-    least = totals.flatten().topk(min(wanted, totals.numel())).values[-1]
+    least = totals.flatten().topk(min(count, totals.numel())).values[-1]
     at, column = (totals >= least).nonzero(as_tuple=True)
     pairs = list(zip(totals[at, column].tolist(), at.tolist(), ids[at, column].tolist(), strict=True))
-    return sorted(pairs, key=lambda pair: -pair[0])[:wanted]
+    return sorted(pairs, key=lambda pair: -pair[0])[:count]
 
 
 @dataclass(eq=False)
@@ -171,7 +171,7 @@ class _Search:
     live: list[Beam] = field(default_factory=lambda: [Beam([], 0.0)])
 
     @property
-    def wanted(self) -> int:
+    def continuation_count(self) -> int:
         """The number of continuations to look at: as many as beams, were all others the ends of hypotheses."""
         return self.beams * (1 + len(self.request.ends))
 
@@ -181,8 +181,8 @@ class _Search:
         """One more token: which of the live hypotheses to go on from, and the token of each; none where the search has
         ended.
 
-        pairs    the `wanted` largest sums of log-probabilities of a live hypothesis with one more token, each with the
-                 hypothesis and the token (`_best_pairs`).
+        pairs    the `continuation_count` largest sums of log-probabilities of a live hypothesis with one more token,
+                 each with the hypothesis and the token (`_best_pairs`).
         paths    of the rows of these hypotheses (`LiveRow.path`).
         """
         grown: list[tuple[int, int]] = []

@@ -43,23 +43,23 @@ class DraftModel:
 
     def guess(self, rows: Sequence[LiveRow], counts: Sequence[int]) -> list[list[int]]:
         limit = self.engine.module.spec.context
-        wanted: dict[LiveRow, int] = {}
+        target_lengths: dict[LiveRow, int] = {}
         for row, count in zip(rows, counts, strict=True):
             most = count if limit is None else min(count, limit - len(row.ids))
             if most > 0:
-                wanted[self._twin(row)] = len(row.ids) + most
-        going = list(wanted)
-        while going:
-            chosen = choose(going, self.engine.logits(rows=going))
-            for twin, choice in zip(going, chosen, strict=True):
+                target_lengths[self._twin(row)] = len(row.ids) + most
+        unfinished = list(target_lengths)
+        while unfinished:
+            chosen = choose(unfinished, self.engine.logits(rows=unfinished))
+            for twin, choice in zip(unfinished, chosen, strict=True):
                 if choice.error is not None or choice.token in twin.request.ends:
-                    wanted[twin] = len(twin.ids)
+                    target_lengths[twin] = len(twin.ids)
                 if choice.error is None:
                     twin.ids.append(choice.token)
-            going = [twin for twin in going if len(twin.ids) < wanted[twin]]
+            unfinished = [twin for twin in unfinished if len(twin.ids) < target_lengths[twin]]
         twins = [self.twins.get(row) for row in rows]
         return [
-            twin.ids[len(row.ids) :] if twin is not None and twin in wanted else []
+            twin.ids[len(row.ids) :] if twin is not None and twin in target_lengths else []
             for row, twin in zip(rows, twins, strict=True)
         ]
 

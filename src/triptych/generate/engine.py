@@ -98,7 +98,7 @@ class Engine:
         self._reading = False  # whether a row has more to run than one token and its draft
         if self.speculation is not None:
             self.speculation.reset()
-        self._keep([])
+        self._set_rows([])
 
     @torch.inference_mode()
     def warm_up(self, rows: int, length: int) -> None:
@@ -149,7 +149,7 @@ class Engine:
         else:
             for row in rows:
                 row.slot = self.prefixes.slot(row, self.rows)
-        self._keep([*self.rows, *rows])
+        self._set_rows([*self.rows, *rows])
 
     @torch.inference_mode()
     def free(self, rows: Sequence[LiveRow]) -> None:
@@ -166,8 +166,8 @@ class Engine:
             self.cross.free(slots)
         if self.speculation is not None:
             self.speculation.forget(leaving)
-        gone = set(rows)
-        self._keep([row for row in self.rows if row not in gone])
+        removed = set(rows)
+        self._set_rows([row for row in self.rows if row not in removed])
 
     @torch.inference_mode()
     def reorder(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
@@ -201,7 +201,7 @@ class Engine:
         self.cache.free(spare)
         for row in next_rows:
             row.branch()
-        self._keep(next_rows)
+        self._set_rows(next_rows)
         return next_rows
 
     def trim(self, row: LiveRow, length: int) -> None:
@@ -223,7 +223,7 @@ class Engine:
         new = self._row(replace(request, source=row.request.source), row.slot)
         self.cache.trim(row.slot, 0)
         new.source, row.holds_slot = row.source, False
-        self._keep([one for one in self.rows if one.slot != row.slot] + [new])
+        self._set_rows([other for other in self.rows if other.slot != row.slot] + [new])
         return new
 
     # -- steps ----------------------------------------------------------------------------------------------------
@@ -247,7 +247,8 @@ class Engine:
         if self.speculation is not None:
             self.speculation.propose(self.rows, self.runner)
         if self._reading:
-            share = self.runner.shares(self.rows, self.budget, None if self.prefixes is None else self.prefixes.fill)
+            fill = None if self.prefixes is None else self.prefixes.fill
+            share = self.runner.token_counts(self.rows, self.budget, fill)
         outputs: list[Output] = []
         ended: list[LiveRow] = []
         plain = self._greedy and not self._all_logits and self.speculation is None
@@ -268,13 +269,13 @@ class Engine:
             self.speculation.measured(perf_counter() - start, len(outputs))
         if ended:
             self.free([row for row in ended if not row.request.keep_slot])
-            self._keep([row for row in self.rows if row.reason is None])
+            self._set_rows([row for row in self.rows if row.reason is None])
             if not isolate:
                 for row in ended:
                     if row.error is not None:
                         raise row.error
         if share is not None:
-            self._keep(self.rows)  # sources were read, prompts were
+            self._set_rows(self.rows)  # sources were read, prompts were
         return outputs
 
     def _choose_tokens(self, computed: ForwardResult, outputs: list[Output], ended: list[LiveRow]) -> None:
@@ -289,7 +290,7 @@ class Engine:
             if best is None:
                 scores = logits if len(live) == len(logits) else logits[[at for _, at in live]]
                 choices = choose([row for row, _ in live], scores)
-            going: list[tuple[LiveRow, int]] = []
+            accepted: list[tuple[LiveRow, int]] = []
             for i, (row, at) in enumerate(live):
                 choice = None if best is not None else choices[i]
                 token = best[at] if best is not None else choices[i].token
@@ -302,12 +303,12 @@ class Engine:
                 if row.ends():
                     ended.append(row)
                 elif right:
-                    going.append((row, at + 1))
+                    accepted.append((row, at + 1))
                 if right and self.speculation is not None:
                     row.accepted += 1
                     self.speculation.accepted += 1
                 outputs.append(Output(row, token, None if choice is None else choice.logprobs, every.get(row)))
-            live = going
+            live = accepted
         for row in computed.due:
             if row.draft:
                 assert self.speculation is not None
@@ -337,7 +338,7 @@ class Engine:
                         return computed.logits
                     last.update(zip(computed.due, computed.logits, strict=True))
                     if encoded:
-                        self._keep(self.rows)
+                        self._set_rows(self.rows)
         return torch.stack([last[row] for row in rows])
 
     # -- settings -------------------------------------------------------------------------------------------------
@@ -361,7 +362,7 @@ class Engine:
         stops = StopDetector(request.stop, self.decode) if request.stop and self.decode is not None else None
         return LiveRow(request, list(request.prompt), stops, slot)
 
-    def _keep(self, rows: Sequence[LiveRow]) -> None:
+    def _set_rows(self, rows: Sequence[LiveRow]) -> None:
         """Go on with these rows, and work out what a step uses of their requests."""
         self.rows = rows
         groups: dict[tuple[int, bool], tuple[Session | None, list[LiveRow]]] = {}

@@ -57,20 +57,20 @@ def _ruled(row: LiveRow, logits: Tensor, choice: Choice) -> Tensor:
 
 
 def _sample(
-    how: Sampling, members: Sequence[int], rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choice]
+    sampling: Sampling, members: Sequence[int], rows: Sequence[LiveRow], scores: Tensor, choices: Sequence[Choice]
 ) -> None:
     """Draw the tokens of rows that are sampled alike; together, and one by one where a row among them fails."""
     chosen = scores if len(members) == len(rows) else scores[list(members)]
     numbers, ids = [rows[i].request.number for i in members], [rows[i].ids for i in members]
     try:
-        for i, token in zip(members, sample(chosen, how, numbers, ids), strict=True):
+        for i, token in zip(members, sample(chosen, sampling, numbers, ids), strict=True):
             choices[i].token = token
     except InputError as error:
         if len(members) == 1:
             choices[members[0]].error = error
             return
         for i in members:
-            _sample(how, [i], rows, scores, choices)
+            _sample(sampling, [i], rows, scores, choices)
 
 
 def _logprobs(logits: Tensor, token: int, count: int) -> TokenLogprobs:

@@ -46,13 +46,13 @@ class Prefixes:
 
     def keep(self, row: LiveRow) -> bool:
         """Keep the slot of a row that leaves; False where nobody could use it."""
-        held = self._held(row)
-        usable = self._serves(row) and row.cached == self.cache.lengths[row.slot] and len(held) >= LEAST
+        reusable = self._reusable_ids(row)
+        usable = self._serves(row) and row.cached == self.cache.lengths[row.slot] and len(reusable) >= LEAST
         if usable:
-            self.idle_slots[row.slot] = held
+            self.idle_slots[row.slot] = reusable
         return usable
 
-    def _held(self, row: LiveRow, upto: int | None = None) -> list[int]:
+    def _reusable_ids(self, row: LiveRow, upto: int | None = None) -> list[int]:
         """The ids of a row that others may take over once the first `upto` are computed, by default those that are."""
         count = row.cached if upto is None else upto
         return row.ids[: min(count, len(row.request.prompt)) if self.runner.prompts_use_bf16 else count]
@@ -85,11 +85,14 @@ class Prefixes:
         row before it in `running` is about to compute more of it."""
         if not self._takes(row):
             return True
-        others = [one for one in running if one is not row and self._serves(one)]
-        live = {one.slot: self._held(one) for one in others if one.cached >= LEAST}
+        others = [peer for peer in running if peer is not row and self._serves(peer)]
+        live = {peer.slot: self._reusable_ids(peer) for peer in others if peer.cached >= LEAST}
         slot, length = self._best(row, [*live.items(), *self.idle_slots.items()])
-        ahead = [one for one in running[: running.index(row)] if one in others and one.cached < len(one.ids) - 1]
-        if any(common(self._held(one, len(one.ids)), row.ids) >= max(length, one.cached) + LEAST for one in ahead):
+        ahead = [peer for peer in running[: running.index(row)] if peer in others and peer.cached < len(peer.ids) - 1]
+        if any(
+            common(self._reusable_ids(peer, len(peer.ids)), row.ids) >= max(length, peer.cached) + LEAST
+            for peer in ahead
+        ):
             return False
         if length >= LEAST:
             self.check(running)
@@ -124,20 +127,20 @@ class Prefixes:
     def _serves(self, row: LiveRow) -> bool:
         return row.request.probe is None and row.request.source is None and row not in self.outdated
 
-    def _best(self, row: LiveRow, held: Iterable[tuple[int, Sequence[int]]]) -> tuple[int, int]:
+    def _best(self, row: LiveRow, slots: Iterable[tuple[int, Sequence[int]]]) -> tuple[int, int]:
         """The slot, of some with the ids that they hold, that has most of the row's prompt; and how much of it can be
         used: not the last id, whose logits are wanted."""
         best = -1, 0
-        for slot, ids in held:
+        for slot, ids in slots:
             length = min(common(ids, row.ids), len(row.ids) - 1)
             if length > best[1] and self._usable(slot, length, self.cache.lengths[slot], len(row.ids)):
                 best = slot, length
         return best
 
-    def _usable(self, slot: int, length: int, held: int, wanted: int) -> bool:
+    def _usable(self, slot: int, length: int, cached_length: int, row_length: int) -> bool:
         """Whether rings still hold the prefix, and LongRoPE's factors are the same for both rows."""
         switch = self.runner.switch
-        if (length <= switch) if held > switch else (wanted > switch):
+        if (length <= switch) if cached_length > switch else (row_length > switch):
             return False
         try:
             self.cache.check_trim(slot, length)
@@ -160,7 +163,7 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return least
 
 
-def begin_alike(prompts: Iterable[Sequence[int]]) -> bool:
+def share_a_beginning(prompts: Iterable[Sequence[int]]) -> bool:
     """Whether some of these prompts begin alike, so that a row can take over what another computed."""
     ordered = sorted(map(list, prompts))
     return any(common(a, b) >= LEAST for a, b in pairwise(ordered))

@@ -58,25 +58,26 @@ def check_finite(logits: Tensor) -> None:
         raise InputError(NOT_FINITE)
 
 
-def sample(logits: Tensor, how: Sampling, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> list[int]:
+def sample(logits: Tensor, sampling: Sampling, requests: Sequence[int], rows: Sequence[Sequence[int]]) -> list[int]:
     """The next token of each row: `logits` [B, V], `rows` the ids so far, `requests` the number of each row's request.
 
     Raises InputError for logits that are not finite.
     """
     check_finite(logits)
-    if how.temperature == 0 and how.repetition_penalty == 1:
+    if sampling.temperature == 0 and sampling.repetition_penalty == 1:
         tokens: list[int] = logits.argmax(dim=-1).tolist()
         return tokens
     scores = logits.float()
-    if how.repetition_penalty != 1:
-        scores = penalize(scores, rows, how.repetition_penalty)
-    if how.temperature == 0:
+    if sampling.repetition_penalty != 1:
+        scores = penalize(scores, rows, sampling.repetition_penalty)
+    if sampling.temperature == 0:
         return scores.argmax(dim=-1).tolist()
-    temperature = max(how.temperature, torch.finfo(scores.dtype).tiny)  # below it 0 / temperature is NaN
+    temperature = max(sampling.temperature, torch.finfo(scores.dtype).tiny)  # below it 0 / temperature is NaN
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature  # at most 0, so that nothing overflows
-    probs = torch.softmax(filter_top(scores, how), dim=-1)
+    probs = torch.softmax(filter_top(scores, sampling), dim=-1)
     noise = [
-        exponential(how.seed, request, len(row), probs.shape[-1]) for request, row in zip(requests, rows, strict=True)
+        exponential(sampling.seed, request, len(row), probs.shape[-1])
+        for request, row in zip(requests, rows, strict=True)
     ]
     return (probs / torch.stack(noise).to(probs.device)).argmax(dim=-1).tolist()
 
@@ -93,18 +94,18 @@ def penalize(scores: Tensor, rows: Sequence[Sequence[int]], penalty: float) -> T
     return scores
 
 
-def filter_top(scores: Tensor, how: Sampling) -> Tensor:
+def filter_top(scores: Tensor, sampling: Sampling) -> Tensor:
     """[B, V] with every token outside top-k, top-p and min-p at -inf; the likeliest always stays."""
-    if 0 < how.top_k < scores.shape[-1]:
-        lowest = scores.topk(how.top_k, dim=-1).values[:, -1:]
+    if 0 < sampling.top_k < scores.shape[-1]:
+        lowest = scores.topk(sampling.top_k, dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < lowest, -torch.inf)
-    if how.top_p < 1:
+    if sampling.top_p < 1:
         ordered, index = scores.sort(dim=-1, descending=True)
         probs = torch.softmax(ordered, dim=-1)
         before = probs.cumsum(dim=-1) - probs  # mass of the tokens likelier than this one
-        scores = scores.masked_fill((before >= how.top_p).scatter(-1, index, before >= how.top_p), -torch.inf)
-    if how.min_p > 0:
-        floor = scores.amax(dim=-1, keepdim=True) + torch.log(torch.tensor(how.min_p, device=scores.device))
+        scores = scores.masked_fill((before >= sampling.top_p).scatter(-1, index, before >= sampling.top_p), -torch.inf)
+    if sampling.min_p > 0:
+        floor = scores.amax(dim=-1, keepdim=True) + torch.log(torch.tensor(sampling.min_p, device=scores.device))
         scores = scores.masked_fill(scores < floor, -torch.inf)
     return scores
 

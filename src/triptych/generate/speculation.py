@@ -115,7 +115,7 @@ class Speculation:
         self.drafted = self.accepted = 0
         self.with_guesses: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self.without: deque[tuple[float, int]] = deque(maxlen=WINDOW)
-        self.rest, self.pause, self.steps = 0, PAUSE, 0
+        self.steps_without_guesses, self.pause, self.steps = 0, PAUSE, 0
         self.snapshots: dict[LiveRow, Snapshot] = {}
         self.guessing = False  # in the step that runs
 
@@ -137,8 +137,8 @@ class Speculation:
         counts: dict[LiveRow, int] = {}
         for row in rows:
             row.draft = ()
-            if len(row.ids) - row.cached == 1 and row.source is None and self.wanted:
-                most = self._most(row, runner)
+            if len(row.ids) - row.cached == 1 and row.source is None and self.should_guess:
+                most = self._longest_draft(row, runner)
                 if most > 0:
                     counts[row] = most
         if not counts:
@@ -153,7 +153,7 @@ class Speculation:
                 if runner.cache.forgets:
                     self.snapshots[row] = runner.cache.snapshot(row.slot, 1 + len(guess))
 
-    def _most(self, row: LiveRow, runner: StepRunner) -> int:
+    def _longest_draft(self, row: LiveRow, runner: StepRunner) -> int:
         """The longest draft of a row: the token after it is chosen too, and stays within the row's limit; a ring has
         places for all; and it does not cross the length at which LongRoPE changes its factors."""
         if row.request.all_logits:
@@ -185,30 +185,30 @@ class Speculation:
     # -- whether it pays ------------------------------------------------------------------------------------------
 
     @property
-    def wanted(self) -> bool:
+    def should_guess(self) -> bool:
         """Whether the next step should guess."""
-        return not self.adaptive or self.rest == 0
+        return not self.adaptive or self.steps_without_guesses == 0
 
     def measured(self, seconds: float, tokens: int) -> None:
         """A step that read no prompt took so long and gave so many tokens."""
         if not tokens or not self.adaptive:
             return
         (self.with_guesses if self.guessing else self.without).append((seconds, tokens))
-        if self.rest:
-            self.rest -= 1
+        if self.steps_without_guesses:
+            self.steps_without_guesses -= 1
             return
         self.steps += 1
         if len(self.without) < WINDOW // 3 or self.steps >= REFRESH:
-            self.rest, self.steps = WINDOW // 3, 0
+            self.steps_without_guesses, self.steps = WINDOW // 3, 0
         elif len(self.with_guesses) == WINDOW:
-            if _each(self.with_guesses) > _each(self.without):
-                self.rest, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
+            if _seconds_per_token(self.with_guesses) > _seconds_per_token(self.without):
+                self.steps_without_guesses, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
                 self.with_guesses.clear()
             else:
                 self.pause = PAUSE
 
 
-def _each(steps: Sequence[tuple[float, int]]) -> float:
+def _seconds_per_token(steps: Sequence[tuple[float, int]]) -> float:
     """Seconds of a token, over some steps; the slowest step is left out: it may have read a draft model's prompt."""
     usual = sorted(steps)[:-1]
     return sum(seconds for seconds, _ in usual) / sum(tokens for _, tokens in usual)

@@ -107,7 +107,7 @@ class StepRunner:
         assert self.module.decoder is not None
         return self.module.dtype, self.module.device, self.module.spec.context, self.module.decoder.cached_layers()
 
-    def shares(
+    def token_counts(
         self, rows: Sequence[LiveRow], budget: int, fill: Callable[[LiveRow, Sequence[LiveRow]], bool] | None
     ) -> dict[LiveRow, int]:
         """The number of ids that each row runs in the next step, of about `budget`; rows that wait are left out.
@@ -156,7 +156,7 @@ class StepRunner:
             next_tokens = self._next_tokens(self.executor, session, rows)
             if next_tokens is not None:
                 return next_tokens
-        ids, wanted, places, due = list[int](), list[int](), list[int](), list[LiveRow]()
+        ids, logit_places, places, due = list[int](), list[int](), list[int](), list[LiveRow]()
         lengths, past, slots, prompts = [], [], [], []
         for row in rows:
             done, end, most = row.cached, len(row.ids), self.chunk if share is None else share[row]
@@ -166,8 +166,8 @@ class StepRunner:
             piece = row.ids[done : done + most]
             if done + len(piece) == end:
                 due.append(row)
-                places.append(len(wanted))
-                wanted.extend(range(len(ids) + len(piece) - 1, len(ids) + len(piece) + len(row.draft)))
+                places.append(len(logit_places))
+                logit_places.extend(range(len(ids) + len(piece) - 1, len(ids) + len(piece) + len(row.draft)))
                 piece.extend(row.draft)
             ids += piece
             past.append(done)
@@ -175,7 +175,7 @@ class StepRunner:
             slots.append(row.slot)
             prompts.append(min(max(len(row.request.prompt) - done, 0), len(piece)))
         pieces = Rows(tuple(lengths), tuple(past), tuple(slots))
-        chosen: Sequence[int] = range(len(ids)) if all_logits else wanted
+        chosen: Sequence[int] = range(len(ids)) if all_logits else logit_places
         self.running = rows
         if session is not None:
             session.begin([row.path[-1] for row in rows], {row.path[-1] for row in rows if row.draft})
@@ -187,22 +187,22 @@ class StepRunner:
             if self.executor is not None and len(ids) == len(rows) and not self._logged:
                 self._logged = True
                 logging.getLogger("triptych").info("steps of generation run as modules: %s", self.why_modules)
-            taps, where = NO_TAPS if session is None else session.taps, pieces
+            taps, computed_rows = NO_TAPS if session is None else session.taps, pieces
             inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
             source = None if encoded or rows[0].source is None else self._sources(rows)
-            batch = Batch(inputs=inputs, rows=where, source=source, cache=self.cache, cross=self.cross, taps=taps)
+            batch = Batch(inputs=inputs, rows=pieces, source=source, cache=self.cache, cross=self.cross, taps=taps)
             hidden = self.module(batch)
             if len(chosen) < len(ids):  # some are of prompts, whose logits nobody wants
-                hidden, where = _last(session, due, hidden[wanted])
-            executed = self.module.unembed(hidden, where, taps) if len(hidden) else hidden, where
-        logits, where = executed
+                hidden, computed_rows = _last_vectors(session, due, hidden[logit_places])
+            executed = self.module.unembed(hidden, computed_rows, taps) if len(hidden) else hidden, computed_rows
+        logits, computed_rows = executed
         for row, end in zip(rows, pieces.ends, strict=True):
             row.cached, row.source = end, None
         self.running = ()
         every: dict[LiveRow, Tensor] = {}
         if all_logits:
-            every = {row: x for row, x in zip(rows, where.split(logits), strict=True) if row.request.all_logits}
-            logits = logits[wanted]
+            every = {row: x for row, x in zip(rows, computed_rows.split(logits), strict=True) if row.request.all_logits}
+            logits = logits[logit_places]
         best: Largest | None = None
         if find_best and due and logits.is_cpu:  # numpy's search takes a tenth of torch's time
             tokens = (logits.numpy() if logits.dtype == torch.float32 else logits).argmax(-1).tolist()
@@ -223,17 +223,17 @@ class StepRunner:
         self.why_modules = refusal = None if session is None else self._refusal(session, rows)
         if refusal is not None or not (rows[0].source is None or self._read_sources(rows)):
             return None, False
-        ids, where, chosen, _ = tokens
-        reads = None if session is None else session.native_reads(where.slots)
+        ids, computed_rows, chosen, _ = tokens
+        reads = None if session is None else session.native_reads(computed_rows.slots)
         logits = executor.logits(*tokens, reads)
         self.why_modules = executor.why_modules
         if logits is None:
             return None, True
         if session is not None and len(logits):
             if len(chosen) < len(ids):
-                logits, where = _last(session, due, logits)
-            logits = session.taps_under("")("logits", logits, where)
-        return (logits, where), True
+                logits, computed_rows = _last_vectors(session, due, logits)
+            logits = session.taps_under("")("logits", logits, computed_rows)
+        return (logits, computed_rows), True
 
     def _next_tokens(
         self, executor: NativeStep, session: Session | None, rows: Sequence[LiveRow]
@@ -302,11 +302,11 @@ class StepRunner:
 
     def _sources(self, rows: Sequence[LiveRow]) -> FlatBatch:
         """The encoder's input in the first forward of these rows."""
-        inputs, where = self.module.flat([row.source for row in rows if row.source is not None])
-        return inputs, Rows(where.lengths, slots=tuple([row.slot for row in rows]))
+        inputs, source_rows = self.module.flat([row.source for row in rows if row.source is not None])
+        return inputs, Rows(source_rows.lengths, slots=tuple([row.slot for row in rows]))
 
 
-def _last(session: Session | None, due: Sequence[LiveRow], hidden: Tensor) -> FlatBatch:
+def _last_vectors(session: Session | None, due: Sequence[LiveRow], hidden: Tensor) -> FlatBatch:
     """`hidden` of the last id and the draft of each due row, with the rows that these are."""
     if session is not None:
         session.keys = [row.path[-1] for row in due]

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 from triptych.errors import CheckpointError, nearest, shown
-from triptych.mapping.weight_table import Kind, WeightTable
+from triptych.mapping.weight_table import FileFormat, WeightTable
 from triptych.spec import AttentionSpec, ModelSpec, MoESpec, PoolingSpec
 from triptych.spec.part import part_name
 
@@ -19,7 +19,7 @@ _LEAVES = ("weight", "bias")
 Shape = tuple[int, ...]
 
 
-class Op:
+class TensorOp:
     """The stored tensor has the shape of the parameter, unless an operation says otherwise."""
 
     rows: ClassVar = False  # whether it only moves whole rows, so that it also works on packed rows
@@ -38,7 +38,7 @@ class Op:
 
 
 @dataclass(frozen=True)
-class Transpose(Op):
+class Transpose(TensorOp):
     """The stored matrix is `[inputs, outputs]` (GPT-2's Conv1D)."""
 
     def to_ours(self, x: Any) -> Any:
@@ -57,7 +57,7 @@ def _exchanged(x: Any, sizes: Shape, axis: int) -> Any:
 
 
 @dataclass(frozen=True)
-class RopePermute(Op):
+class RopePermute(TensorOp):
     """GGUF's llama stores the rows of q and k with the two halves of each head interleaved: (0, K/2, 1, K/2+1, ...)."""
 
     heads: int
@@ -71,7 +71,7 @@ class RopePermute(Op):
 
 
 @dataclass(frozen=True)
-class OneRow(Op):
+class OneRow(TensorOp):
     """The stored vector is a matrix of one row (BART's bias of the logits)."""
 
     def to_ours(self, x: Any) -> Any:
@@ -85,7 +85,7 @@ class OneRow(Op):
 
 
 @dataclass(frozen=True)
-class ByHead(Op):
+class ByHead(TensorOp):
     """GPT-NeoX stores q, k and v of the first head, then of the second: (H, 3, K) rows for our (3, H, K)."""
 
     heads: int
@@ -99,7 +99,7 @@ class ByHead(Op):
 
 
 @dataclass(frozen=True)
-class Stacked(Op):
+class Stacked(TensorOp):
     """GGUF stores the matrices of all experts as one, `[experts, outputs, inputs]`."""
 
     experts: int
@@ -116,7 +116,7 @@ class Stacked(Op):
 
 
 @dataclass(frozen=True)
-class PlusOne(Op):
+class PlusOne(TensorOp):
     """GGUF stores the whole factor of Gemma's norms, of which the model stores the difference from 1."""
 
     def to_ours(self, x: Any) -> Any:
@@ -136,7 +136,7 @@ class TensorLoad:
 
     ours: tuple[str, ...]
     source: str
-    ops: tuple[Op, ...]
+    ops: tuple[TensorOp, ...]
     shapes: tuple[Shape, ...]
     duplicate: bool = False
     spare: bool = False
@@ -186,7 +186,7 @@ class TensorPlan:
 def plan(
     spec: ModelSpec,
     rows: WeightTable,
-    kind: Kind,
+    kind: FileFormat,
     stored: Collection[str],
     *,
     prefix: str = "",
@@ -235,7 +235,7 @@ def plan(
 
 
 def save_plan(
-    spec: ModelSpec, rows: WeightTable, kind: Kind, *, prefix: str = "", unprefixed: tuple[type, ...] = ()
+    spec: ModelSpec, rows: WeightTable, kind: FileFormat, *, prefix: str = "", unprefixed: tuple[type, ...] = ()
 ) -> tuple[TensorLoad, ...]:
     """Under which names, and how, each parameter of `spec` is written: the inverse of `plan`.  A tied parameter is
     written once, under the name of its source.
@@ -255,7 +255,7 @@ def save_plan(
     return tuple(loads)
 
 
-def _expand(spec: ModelSpec, rows: WeightTable, kind: Kind) -> Iterator[tuple[TensorLoad, str]]:
+def _expand(spec: ModelSpec, rows: WeightTable, kind: FileFormat) -> Iterator[tuple[TensorLoad, str]]:
     """Every load the table can mean for `spec`, with its note; `ours` is empty where the tensor is not needed."""
     shapes = spec.shapes()
     shapes |= {alias: shapes[source] for alias, source in spec.ties.items()}
@@ -279,7 +279,7 @@ def _expand(spec: ModelSpec, rows: WeightTable, kind: Kind) -> Iterator[tuple[Te
             ours = tuple(_fill(pattern, i, leaf, x) for pattern in row.ours for x in every)
             if all(one in shapes for one in ours):
                 own = heads.get(ours[0], 1) if ours else 1
-                known: dict[str, Op] = {
+                known: dict[str, TensorOp] = {
                     "transpose": Transpose(), "rope_permute": RopePermute(own), "one_row": OneRow(),
                     "by_head": ByHead(own), "stacked": Stacked(len(ours)), "plus_one": PlusOne(),
                 }  # fmt: skip
@@ -302,7 +302,7 @@ def _heads(spec: ModelSpec) -> dict[str, int]:
     return heads
 
 
-def _check_covered(spec: ModelSpec, covered: Collection[str], kind: Kind, where: str) -> None:
+def _check_covered(spec: ModelSpec, covered: Collection[str], kind: FileFormat, where: str) -> None:
     left = [name for name in spec.shapes() if name not in covered]
     if left:
         advice = "; convert it to hf" if kind == "gguf" else ""

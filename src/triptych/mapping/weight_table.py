@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
-Kind = Literal["hf", "gguf"]
+FileFormat = Literal["hf", "gguf"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class WeightTableRow:
     part: str | None = None  # only for models with such a part, tie or naming
     note: str = ""
 
-    def column(self, kind: Kind) -> tuple[str | None, tuple[str, ...]]:
+    def column(self, kind: FileFormat) -> tuple[str | None, tuple[str, ...]]:
         return (self.hf, self.hf_ops) if kind == "hf" else (self.gguf, self.gguf_ops)
 
 

@@ -162,7 +162,7 @@ class Model(ModelTraining):
             )  # fmt: skip
         engine = self._engine(
             stop, chunk=chunk, budget=running.BUDGET, matmul=matmul, cache_type=cache,
-            reuse=running.begin_alike([request.prompt for request in requests]),
+            reuse=running.share_a_beginning([request.prompt for request in requests]),
             speculation=tasks.speculation(self, draft, draft_tokens, cache),
         )  # fmt: skip
         scheduler = running.Scheduler(engine, max_rows=max_rows)

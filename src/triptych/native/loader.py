@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from triptych.errors import ConfigError, nearest
-from triptych.native.step import Call, Input, Level, Matrix, PlanRecord, ScoreTile, constants
+from triptych.native.step import Call, Input, Level, Matrix, PlanStruct, ScoreTile, constants
 
 LEVELS = tuple(level.name.lower() for level in Level)
 VARIABLE = "TRIPTYCH_KERNELS"  # of the environment: the highest level, or "none"
@@ -149,7 +149,7 @@ def load(path: Path) -> tuple[Library | None, str | None]:
 def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
     """Give the functions of the headers their types.  AttributeError where one is missing, as in another version."""
     output = (c_void_p, c_ssize_t, c_void_p)  # y, y_stride, bias
-    matrix, vectors, plan, call = POINTER(Matrix), POINTER(Input), POINTER(PlanRecord), POINTER(Call)
+    matrix, vectors, plan, call = POINTER(Matrix), POINTER(Input), POINTER(PlanStruct), POINTER(Call)
     types: dict[str, tuple[object, tuple[object, ...]]] = {
         "matrix_bytes": (c_size_t, (c_int32, c_int32, c_int32)),
         "place_input": (c_size_t, (vectors, c_void_p)),

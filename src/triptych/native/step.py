@@ -49,7 +49,7 @@ Index = IntEnum("Index", "IDS POSITIONS TOKENS NONE", start=0)
 """What names the row of a table that `EMBED` reads."""
 Pairing = IntEnum("Pairing", "HALF INTERLEAVED", start=0)
 """Which numbers of a vector are rotated together."""
-AttentionKind = IntEnum("AttentionKind", "SELF CROSS ROW", start=0)
+KeySource = IntEnum("KeySource", "SELF CROSS ROW", start=0)
 """What an `ATTEND` reads."""
 Function = IntEnum(
     "Function", "NONE SILU GELU GELU_TANH RELU TANH SCALE SHIFT SOFTCAP SIGMOID ABS RECIPROCAL EXP", start=0
@@ -153,7 +153,7 @@ class ScoreTile(Structure):
     )  # fmt: skip
 
 
-class PlanRecord(Structure):
+class PlanStruct(Structure):
     """`struct plan`."""
 
     _fields_ = _fields((c_int32, "count alone"), (c_void_p, "instructions weights stores"))
@@ -171,11 +171,11 @@ class Call(Structure):
 def constants() -> dict[str, int]:
     """What `constant` of step.h names, with the values that Python has."""
     enums = {"LEVEL": Level, "LAYOUT": MatrixLayout, "OP": Op, "INDEX": Index, "PAIRING": Pairing, "ROWS": Over,
-             "BARRIER": Barrier, "ATTEND": AttentionKind, "STORED": StoredType, "FUNCTION": Function}  # fmt: skip
+             "BARRIER": Barrier, "ATTEND": KeySource, "STORED": StoredType, "FUNCTION": Function}  # fmt: skip
     numbers = ("BAND", "GROUP", "SUPERGROUP", "PAIR", "RANGE", "TILE_KEYS", "QUERIES", "QUERIES_BF16", "SCORES",
                "WIDEST_BF16", "FEW_TOKENS", "COUNTERS", "STATISTICS_TOP", "STATISTICS_PANEL", "OUTPUT")  # fmt: skip
     sizes = {"instruction": INSTRUCTION.itemsize, "store": STORE.itemsize}
-    structures = {"plan": PlanRecord, "batch": Call, "matrix": Matrix, "input": Input, "score_tile": ScoreTile}
+    structures = {"plan": PlanStruct, "batch": Call, "matrix": Matrix, "input": Input, "score_tile": ScoreTile}
     sizes |= {name: ctypes.sizeof(structure) for name, structure in structures.items()}
     return {
         **{name: globals()[name] for name in numbers},

@@ -27,7 +27,7 @@ from triptych.attention import (
     kernel_dense,
 )
 from triptych.attention.cache_steps import FullStep
-from triptych.attention.rows import KeysAndValues, KeysIn
+from triptych.attention.rows import CacheKeys, KeysAndValues
 from triptych.nn.attention import Attention, KindState
 from triptych.nn.part import Module, Taps
 from triptych.nn.positions import UNPOSITIONED, Position
@@ -74,7 +74,7 @@ def _projected(attn: Attention, taps: Taps, memory: Tensor, rows: Rows) -> KeysA
     return taps("k_rot", k, rows), v
 
 
-def _moving(state: KindState) -> tuple[SelfState, FullStep, KeysIn] | None:
+def _moving(state: KindState) -> tuple[SelfState, FullStep, CacheKeys] | None:
     """What the next token of each row changes, where that is nothing but the ends of the rows: every token is kept in
     neighbouring places, no mask will hide one of them, nothing is added to the scores, and the kernel takes any number
     of keys.  None elsewhere."""
@@ -84,7 +84,7 @@ def _moving(state: KindState) -> tuple[SelfState, FullStep, KeysIn] | None:
     if not isinstance(plan, RowPlan) or len(plan.pieces) != 1:
         return None
     request, keys = plan.pieces[0].request, plan.pieces[0].keys
-    if not isinstance(keys, KeysIn) or not isinstance(plan.mask, Causal | Full):
+    if not isinstance(keys, CacheKeys) or not isinstance(plan.mask, Causal | Full):
         return None
     plain = request.queries == 1 and not request.biased and request.visible is None and state.content is None
     if not plain or plan.mechanism is not DOT_PRODUCT or kernel_dense.flash_cannot(request):
@@ -110,7 +110,7 @@ class Context:
     kinds: Sequence[nn.Module] = ()
 
     def __post_init__(self) -> None:
-        self.moving: list[tuple[SelfState, FullStep, KeysIn]] = []
+        self.moving: list[tuple[SelfState, FullStep, CacheKeys]] = []
         if self.stack is None or self.stack.training or torch.is_grad_enabled() or self.cross:
             return
         moving = [_moving(state) for state in dict.fromkeys(self.own)]

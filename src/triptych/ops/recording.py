@@ -12,27 +12,27 @@ from triptych.ops.table import OPERATIONS, Operation
 
 Arguments = dict[str, Any]
 NamedCall = tuple[str, Arguments]
-Binder = Callable[..., NamedCall]
-Function = TypeVar("Function", bound=Callable[..., Any])
+ArgumentBinder = Callable[..., NamedCall]
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 RUN: dict[str, Callable[..., Any]] = {}
 """The function of tensors of each operation, by its name."""
 
-_BINDERS: dict[object, Binder] = {}
+_BINDERS: dict[object, ArgumentBinder] = {}
 
 
 class NotLowerable(Exception):
     """A forward did something that is no operation; the message says what."""
 
 
-def implements(name: str) -> Callable[[Function], Function]:
+def implements(name: str) -> Callable[[FunctionT], FunctionT]:
     """A decorator: the function computes the operation `name` of the table, and a call of it is recorded as that."""
     operation = OPERATIONS[name]
 
     def bind(*arguments: Any, **named: Any) -> NamedCall:
         return name, dict(zip(operation.arguments, arguments, strict=False)) | named
 
-    def register(function: Function) -> Function:
+    def register(function: FunctionT) -> FunctionT:
         RUN[name] = function
         _BINDERS.setdefault(function, bind)
         return function
@@ -40,11 +40,11 @@ def implements(name: str) -> Callable[[Function], Function]:
     return register
 
 
-def recorded_as(*functions: object) -> Callable[[Binder], Binder]:
+def recorded_as(*functions: object) -> Callable[[ArgumentBinder], ArgumentBinder]:
     """A decorator for a binder: from the arguments of a call of one of `functions`, the name of the operation that it
     is and that operation's arguments."""
 
-    def register(binder: Binder) -> Binder:
+    def register(binder: ArgumentBinder) -> ArgumentBinder:
         _BINDERS.update(dict.fromkeys(functions, binder))
         return binder
 

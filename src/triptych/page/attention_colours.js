@@ -117,7 +117,7 @@ class Head extends AnyHead {
 const argmax = (row) => row.reduce((best, value, index) => (value > row[best] ? index : best), 0);
 
 const SIDES = [36, 26]; // pixels of a thumbnail; of many layers, and on a narrow page, the second
-const MANY = 16; // layers
+const MANY_LAYERS = 16; // layers
 
 class Gallery {
   constructor(open, roles = []) {
@@ -142,7 +142,7 @@ class Gallery {
 
   show(heads) {
     const columns = [...new Set(heads.map((head) => head.head))].sort((a, b) => a - b);
-    this.begin(columns.length, new Set(heads.map((head) => head.layer)).size > MANY);
+    this.begin(columns.length, new Set(heads.map((head) => head.layer)).size > MANY_LAYERS);
     this.end(el("span", { class: "corner" }, "layer ╲ head"), columns.map((name) => el("span", {}, name)),
       heads.map((head, index) => [
         head.layer !== heads[index - 1]?.layer && el("span", { class: "layer" }, head.layer),

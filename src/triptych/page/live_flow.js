@@ -1,6 +1,6 @@
 // The flow diagram: its picture, and the open box's equation, shapes and numbers for the token that the reader follows.
 
-const FEW = 8; // numbers or keys that are written out
+const SHOWN = 8; // numbers or keys that are written out
 
 // Numbers as a strip of colours: blue below zero, orange above.
 function paintStrip(canvas, numbers) {
@@ -208,9 +208,9 @@ class Flow extends FlowPicture {
   strip(name, numbers, written, cut = false) {
     const canvas = el("canvas", { class: "numbers", "aria-hidden": "true" });
     paintStrip(canvas, cut ? numbers.map(() => 0) : numbers);
-    const few = [...numbers.subarray(0, FEW)].map(decimal);
+    const few = [...numbers.subarray(0, SHOWN)].map(decimal);
     const largest = numbers.reduce((most, x) => (Math.abs(x) > Math.abs(most) ? x : most), 0);
-    const rest = numbers.length > FEW ? ` of ${numbers.length}` : "";
+    const rest = numbers.length > SHOWN ? ` of ${numbers.length}` : "";
     return div("strip-of", el("span", {}, name), canvas, written && [this.table(null, [few]),
       quiet(prose`The first ${few.length}${rest} numbers; root mean square ${decimal(rootMeanSquare(numbers))}, largest
         ${decimal(largest)}.`)]);
@@ -218,7 +218,7 @@ class Flow extends FlowPicture {
 
   likeliest(logits) {
     const chances = probabilities([...logits]);
-    const first = nucleus(chances, 1).slice(0, FEW);
+    const first = nucleus(chances, 1).slice(0, SHOWN);
     return this.table(["token", "logit", "probability"],
       first.map((id) => [bdi(this.view.nameOf(id)), decimal(logits[id]), percent(chances[id])]));
   }
@@ -262,11 +262,11 @@ class Flow extends FlowPicture {
     const order = [...row.weights.keys()].filter((j) => row.seen[j])
       .sort((a, b) => row.weights[b] - row.weights[a] || (row.dots ? row.dots[b] - row.dots[a] : 0));
     const scored = (j) => (row.dots ? [decimal(row.dots[j]), decimal(row.scores[j])] : ["–", "–"]);
-    const rows = order.slice(0, FEW).map((j) =>
+    const rows = order.slice(0, SHOWN).map((j) =>
       [el("span", {}, bdi(pieces[j]), el("sub", {}, j)), ...scored(j), three(row.weights[j])]);
-    const rest = order.slice(FEW).reduce((sum, j) => sum + row.weights[j], 0);
+    const rest = order.slice(SHOWN).reduce((sum, j) => sum + row.weights[j], 0);
     const hidden = row.seen.filter((one) => !one).length;
-    const notes = [order.length > FEW ? `${order.length - FEW} more keys have ${three(rest)} together.` : "",
+    const notes = [order.length > SHOWN ? `${order.length - SHOWN} more keys have ${three(rest)} together.` : "",
       hidden ? `The mask hides ${hidden} later ${hidden === 1 ? "key" : "keys"}.` : ""];
     return [quiet("Query ", bdi(this.view.tokenizer.pieces(this.ids)[row.t]), el("sub", {}, row.t),
       `, head ${this.head}:`),

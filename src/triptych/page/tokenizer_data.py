@@ -49,8 +49,8 @@ class _Export:
     def data(self) -> dict[str, Any]:
         before, after = self._around()
         kinds = {step["type"] for step in steps(self.backend.decoder)}
-        normalize = self._known(_NORMALIZERS, self.backend.normalizer)
-        split = self._known(_PRE_TOKENIZERS, self.backend.pre_tokenizer)
+        normalize = self._script_steps(_NORMALIZERS, self.backend.normalizer)
+        split = self._script_steps(_PRE_TOKENIZERS, self.backend.pre_tokenizer)
         _check_first(normalize, split)
         added = self._added()
         return {
@@ -61,7 +61,7 @@ class _Export:
             "before": before,
             "after": after,
             "bos": self.tokenizer.leading_bos,
-            "decode": self._known(_DECODERS, self.backend.decoder) or [{"step": "spaces"}],
+            "decode": self._script_steps(_DECODERS, self.backend.decoder) or [{"step": "spaces"}],
             "clean": [[text, text.strip()] for text in WITH_SPACE_BEFORE] if self.tokenizer.cleans_spaces else [],
             "names": {"bytes": "ByteLevel" in kinds, "marks": bool(kinds & {"Metaspace", "Replace"})},
             "sets": self.sets,
@@ -72,13 +72,13 @@ class _Export:
         self.sets[name] = sets.of_name(name)
         return name
 
-    def each(self, name: str) -> list[str]:
+    def char_of(self, name: str) -> list[str]:
         """The pattern of one character of a set."""
         return ["", self.set(name), ""]
 
     def replaced(self, name: str, by: str = "") -> dict[str, Any]:
         """The step that replaces the characters of a set."""
-        return {"step": "replace", "pattern": self.each(name), "content": by}
+        return {"step": "replace", "pattern": self.char_of(name), "content": by}
 
     def pattern(self, pattern: Mapping[str, str] | str) -> list[str]:
         """Texts and, at odd places, names of sets: a regular expression in JavaScript's `u` mode."""
@@ -91,7 +91,7 @@ class _Export:
             self.sets[source] = sets.of_regex(source)
         return parts
 
-    def _known(self, table: _Table, part: Component | None) -> list[dict[str, Any]]:
+    def _script_steps(self, table: _Table, part: Component | None) -> list[dict[str, Any]]:
         """The steps of a part of the tokenizer as those of the scripts."""
         known: list[dict[str, Any]] = []
         for step in steps(part):
@@ -262,14 +262,14 @@ _PRE_TOKENIZERS: _Table = {
     "Whitespace": lambda export, step: [
         _split_at(["", export.set("word"), "+|", export.set("other"), "+"], "Removed", invert=True)
     ],
-    "WhitespaceSplit": lambda export, step: [_split_at(export.each("white space"), "Removed")],
-    "Punctuation": lambda export, step: [_split_at(export.each("Punctuation"), step["behavior"])],
+    "WhitespaceSplit": lambda export, step: [_split_at(export.char_of("white space"), "Removed")],
+    "Punctuation": lambda export, step: [_split_at(export.char_of("Punctuation"), step["behavior"])],
     "Digits": lambda export, step: [
-        _split_at(export.each("Digits"), "Isolated" if step["individual_digits"] else "Contiguous")
+        _split_at(export.char_of("Digits"), "Isolated" if step["individual_digits"] else "Contiguous")
     ],
     "Metaspace": _metaspace,
     "BertPreTokenizer": lambda export, step: [
-        _split_at(export.each("white space"), "Removed"), _split_at(export.each("BertPreTokenizer"), "Isolated")
+        _split_at(export.char_of("white space"), "Removed"), _split_at(export.char_of("BertPreTokenizer"), "Isolated")
     ],
     "CharDelimiterSplit": lambda export, step: [_split_at(export.pattern({"String": step["delimiter"]}), "Removed")],
 }  # fmt: skip

@@ -40,7 +40,7 @@ from triptych.probe.prompts import (
 from triptych.probe.sites import HeadName, Site, attention_head, match, sites
 from triptych.probe.twin_runs import TwinRuns, margin_text
 
-Part = Literal["heads", "attention", "mlp", "blocks", "neurons", "positions"]
+AblatedPart = Literal["heads", "attention", "mlp", "blocks", "neurons", "positions"]
 Replaced = Literal["zero", "mean", "resample"]
 _PATTERNS: dict[str, tuple[str, ...]] = {
     "heads": ("*.attn.z", "*.cross.z"), "attention": ("*.attn.out", "*.cross.out"), "mlp": ("*.mlp.out",),
@@ -115,7 +115,7 @@ class Ablations(JsonResult):
 def ablate(
     model: ProbedModel,
     texts: Sequence[PromptInput],
-    part: Part = "heads",
+    part: AblatedPart = "heads",
     *,
     how: Replaced = "zero",
     within: str = "*",
@@ -156,8 +156,8 @@ def ablate(
     check_list(texts, "texts")
     if reference is not None:
         check_list(reference, "reference")
-    if part not in get_args(Part) or how not in get_args(Replaced):
-        raise InputError(f"ablate {shown(part)} by {shown(how)}: parts are {', '.join(get_args(Part))}; "
+    if part not in get_args(AblatedPart) or how not in get_args(Replaced):
+        raise InputError(f"ablate {shown(part)} by {shown(how)}: parts are {', '.join(get_args(AblatedPart))}; "
                          f"replacements {', '.join(get_args(Replaced))}")  # fmt: skip
     measure = metric_of(model, answer, metric)
     prompts = [prompt_of(model, text, target) for text in texts]

@@ -200,8 +200,8 @@ class ProbeTaps(Taps):
                 self.session.passed_values.note(notes, value, rows)
             return value
         name = self.prefix + site
-        if name in self.plan.plain or name not in self.plan.touched:
-            noted = name in self.plan.plain
+        if name in self.plan.kept_as_passed or name not in self.plan.touched:
+            noted = name in self.plan.kept_as_passed
             self.notes[site] = self.session.passed_values.notes_of(name, self.session.trace) if noted else None
             return self(site, value, rows)
         pieces = []

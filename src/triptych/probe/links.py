@@ -17,9 +17,9 @@ from triptych.probe.role_ablation import Ablation, unit
 from triptych.probe.role_scores import (
     FAMILY,
     FLOOR,
-    Head,
+    AttentionStack,
+    HeadIndex,
     HeadLayer,
-    Stack,
     attentions,
     by_chance,
     mean_weight,
@@ -47,7 +47,7 @@ class LinkScore:
                heads of its layer cannot.  None where it was not measured.
     """
 
-    stack: Stack
+    stack: AttentionStack
     layer: int
     head: int
     weight: float
@@ -137,11 +137,13 @@ def link(
     if target is not None and not both:
         raise InputError(f"a target is for encoder-decoders; this is a {model.spec.layout}")
     sample, places = _located(model, text, query, key, target)
-    stack: Stack = "cross" if target is not None else "encoder" if model.spec.layout != "decoder" else "decoder"
+    stack: AttentionStack = (
+        "cross" if target is not None else "encoder" if model.spec.layout != "decoder" else "decoder"
+    )
     layers = [one for one in attentions(model.spec) if one.stack == stack]
     if not layers:
         raise InputError("no layer that links these words has attention weights")
-    every: list[Head] = [(one, head) for one in layers for head in range(one.heads)]
+    every: list[HeadIndex] = [(one, head) for one in layers for head in range(one.heads)]
     noise = np.random.default_rng([seed, 3])
     progress(f"reading the text with {2 * DRAWS} other words")
     with torch.no_grad():
@@ -243,7 +245,7 @@ def _weights(
     return torch.cat(every)
 
 
-def _scored(heads: list[Head], weight: Tensor, null: list[Tensor]) -> tuple[list[LinkScore], list[int]]:
+def _scored(heads: list[HeadIndex], weight: Tensor, null: list[Tensor]) -> tuple[list[LinkScore], list[int]]:
     """Each head's link, and the numbers of the heads whose link is cut, the farthest from the null first."""
     found = []
     for draws in null:

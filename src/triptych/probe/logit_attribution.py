@@ -101,17 +101,17 @@ def attribute_logit(
     assert isinstance(head, nn_heads.LMHead | nn_heads.MaskedLMHead)
     known = [site for site in sites(spec) if site.startswith(prefix) and site.endswith(PARTS)]
     (values,) = values_at(model, [prompt], known, max_bytes)
-    here = {site.removeprefix(prefix): value[position] for site, value in values.items()}
+    site_values = {site.removeprefix(prefix): value[position] for site, value in values.items()}
     with torch.no_grad():
-        capless = _capless(head, here["final"])
+        capless = _capless(head, site_values["final"])
         ids = ids or [int(capless.argmax())]
-        parts = _stream(prefix, stack, here)
+        parts = _stream(prefix, stack, site_values)
         _through_head(head, parts, ids)
     logit = capless[ids[0]] - (capless[ids[1]] if len(ids) > 1 else 0)
     softcapped = getattr(spec.head, "softcap", None) is not None
-    every = torch.tensor(parts.numbers, dtype=torch.float64)
+    contributions = torch.tensor(parts.numbers, dtype=torch.float64)
     return LogitAttribution(
-        position, tuple(name_tokens(model, ids)), tuple(parts.names), every, float(logit), softcapped
+        position, tuple(name_tokens(model, ids)), tuple(parts.names), contributions, float(logit), softcapped
     )
 
 
@@ -151,27 +151,27 @@ class _StreamParts:
                 self.add_one(f"{name} bias", norm.bias)
 
 
-def _stream(prefix: str, stack: Stack, here: dict[str, Tensor]) -> _StreamParts:
+def _stream(prefix: str, stack: Stack, site_values: dict[str, Tensor]) -> _StreamParts:
     """The parts of the vector that enters the head, in the order of `Block.forward`."""
-    embedded = here["embed"]
+    embedded = site_values["embed"]
     parts = _StreamParts([], embedded.new_zeros((0, len(embedded)), dtype=torch.float64))
     parts.add_one(f"{prefix}embed", embedded)
     for i, block in enumerate(stack.blocks):
         own, at = f"blocks.{i}", f"{prefix}blocks.{i}"
-        _add_attention(parts, block.attn, block.attn_norm.out, here[f"{own}.attn.z"], f"{at}.attn")
+        _add_attention(parts, block.attn, block.attn_norm.out, site_values[f"{own}.attn.z"], f"{at}.attn")
         if isinstance(block, ParallelBlock):
-            parts.add_one(f"{at}.mlp", here[f"{own}.mlp.out"])
+            parts.add_one(f"{at}.mlp", site_values[f"{own}.mlp.out"])
             continue
         assert isinstance(block, Block)
         parts.through(block.attn_norm.post, f"{at}.attn_norm.post")
         if block.cross is not None:
-            _add_attention(parts, block.cross, block.cross_norm.out, here[f"{own}.cross.z"], f"{at}.cross")
+            _add_attention(parts, block.cross, block.cross_norm.out, site_values[f"{own}.cross.z"], f"{at}.cross")
             parts.through(block.cross_norm.post, f"{at}.cross_norm.post")
         if block.mlp is not None:
-            parts.add_one(f"{at}.mlp", here[f"{own}.mlp.out"])
+            parts.add_one(f"{at}.mlp", site_values[f"{own}.mlp.out"])
             parts.through(block.mlp_norm.post, f"{at}.mlp_norm.post")
         if block.branch is not None:
-            parts.add_one(f"{at}.branch", here[f"{own}.branch.out"])
+            parts.add_one(f"{at}.branch", site_values[f"{own}.branch.out"])
             parts.through(block.branch.norm, f"{at}.branch.norm")
     parts.through(stack.final_norm, f"{prefix}final_norm")
     return parts

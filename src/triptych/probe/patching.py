@@ -48,7 +48,7 @@ from triptych.probe.reads_and_edits import Edit, Plan, Read, add
 from triptych.probe.sites import Selection, match, matrix, sites
 from triptych.probe.twin_runs import TwinRuns, margin_of, margin_text
 
-Over = Literal["last", "mean"]
+SteerPositions = Literal["last", "mean"]
 SHOWN_WIDTH = 9  # letters of a column's name in a printed grid
 ROUNDING = 64  # units in the last place: of smaller differences of two metrics a good part is rounding
 ROUGH = "the two metrics differ by little more than rounding, and so do the shares"
@@ -256,7 +256,7 @@ def steer(
     site: str,
     vector: Tensor | None = None,
     scale: float = 1.0,
-    over: Over = "last",
+    over: SteerPositions = "last",
     at: Selection = None,
     target: PromptInput = None,
 ) -> Edit:
@@ -280,7 +280,7 @@ def steer(
         raise ProbeError(f"{place.name} does not hold one vector of the residual stream a token; choose resid_post")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale) or scale == 0:
         raise InputError(f"scale={shown(scale)} must be a finite number other than 0")
-    if over not in get_args(Over):
+    if over not in get_args(SteerPositions):
         raise InputError(f"over={shown(over)} must be 'last' or 'mean'")
     if vector is not None:
         readable(vector, "vector")

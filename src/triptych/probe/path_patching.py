@@ -96,33 +96,33 @@ def path_patch(
             "prompts whose positions correspond"
         )
     plain = EditedRun(broken, measured_at(model, broken, at))
-    first = forward(model, [EditedRun(intact, measured_at(model, intact, at))]), forward(model, [plain])
-    measure, before, after = check_metric(measure, first[0].logits, first[1].logits)
+    clean_and_corrupt = forward(model, [EditedRun(intact, measured_at(model, intact, at))]), forward(model, [plain])
+    measure, before, after = check_metric(measure, clean_and_corrupt[0].logits, clean_and_corrupt[1].logits)
     known = sites(model.spec)
     frozen = [name for name in known if name.endswith((".z", ".mlp.out") if mlps == "frozen" else ".z")]
     sent = sorted({f"{attention}.z" for attention, _ in sending})
-    (new,) = values_at(model, [intact], sent, max_bytes, batch_tokens)
-    (held,) = values_at(model, [broken], frozen, max_bytes, batch_tokens)
-    second = EditedRun(broken, plain.at, {name: Place().put(name, value) for name, value in held.items()})
+    (clean_values,) = values_at(model, [intact], sent, max_bytes, batch_tokens)
+    (corrupt_values,) = values_at(model, [broken], frozen, max_bytes, batch_tokens)
+    frozen_run = EditedRun(broken, plain.at, {name: Place().put(name, value) for name, value in corrupt_values.items()})
     changes: list[dict[str, Change]] = []
     parts = []  # of each sender, its output in the clean prompt and in the corrupt one
     for name, place in ((f"{attention}.z", Place(None, (head,))) for attention, head in sending):
-        parts.append((place.part(name, new[name]), place.part(name, held[name])))
-        changes.append({name: Place().put(name, place.put(name, parts[-1][0])(held[name]))})
+        parts.append((place.part(name, clean_values[name]), place.part(name, corrupt_values[name])))
+        changes.append({name: Place().put(name, place.put(name, parts[-1][0])(corrupt_values[name]))})
     places = [_read_at(known, receiver, into) for receiver in receiving]
     read = sorted({name for name, _ in places})
-    runs = TwinRuns(model, second, [[*of_run, *read] for of_run in changes], batch_tokens)
+    runs = TwinRuns(model, frozen_run, [[*of_run, *read] for of_run in changes], batch_tokens)
     fired = torch.zeros(len(sending), len(places) or 1, dtype=torch.bool)
     effects = torch.zeros(fired.shape)
     if places:
         carried = _carried(runs, changes, places, read)
-        third = TwinRuns(model, plain, list(carried.values()), batch_tokens)
-        third.twin()
+        receiver_runs = TwinRuns(model, plain, list(carried.values()), batch_tokens)
+        receiver_runs.twin()
         where = torch.tensor(list(carried)).view(-1, 2).T
-        for piece in third.compare(list(carried.values()), foreign=False):
+        for piece in receiver_runs.compare(list(carried.values()), foreign=False):
             chosen = tuple(where[:, piece.numbers])
             effects[chosen], fired[chosen] = piece.effect(measure), True
-        margin = max(runs.margin, third.margin)
+        margin = max(runs.margin, receiver_runs.margin)
     else:
         runs.twin()
         margin = runs.margin
@@ -149,7 +149,7 @@ def _carried(
             there = place.part(name, beside[name].taken)
             other = differ(there, place.part(name, alone[name]), runs.margin)
             if bool(other.any()):
-                carried[s, r] = {name: _where(name, place, other, there)}
+                carried[s, r] = {name: _put_where(name, place, other, there)}
     return carried
 
 
@@ -160,7 +160,7 @@ def _read_at(known: dict[str, Site], receiver: tuple[str, int], into: str) -> tu
     return name, Place(None, (head * (known[name].heads or 1) // (known[f"{attention}.q"].heads or 1),))
 
 
-def _where(name: str, place: Place, other: Tensor, new: Tensor) -> Change:
+def _put_where(name: str, place: Place, other: Tensor, new: Tensor) -> Change:
     """The change that puts those numbers of `new` at a place that are `other` ones."""
 
     def change(value: Tensor) -> Tensor:

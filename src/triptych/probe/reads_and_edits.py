@@ -185,17 +185,17 @@ class Plan:
         known = sites(model)
         reads: dict[str, list[Read]] = {}
         edits: dict[str, list[Edit]] = {}
-        for wanted in _listed(read, Read | str, "read= must be a list of site names or Reads"):
-            asked = Read(wanted) if isinstance(wanted, str) else wanted
-            whole = asked.whole and not grad  # most reads of many sites, with nothing to check
-            dtype = _dtype(asked)
-            for site in in_layers(match(asked.site, model, known), asked.layers, asked.site):
-                one = asked
-                if not whole or asked.site != site.name:
-                    one = Read(site.name) if whole else _read(site, asked, dtype, grad=grad)
-                if one not in reads.setdefault(site.name, []):  # a site that two globs name is read once
-                    reads[site.name].append(one)
-        for change in _listed(edit, Edit, "edit= must be a list of Edits"):
+        for entry in _as_list(read, Read | str, "read= must be a list of site names or Reads"):
+            requested = Read(entry) if isinstance(entry, str) else entry
+            whole = requested.whole and not grad  # most reads of many sites, with nothing to check
+            dtype = _dtype(requested)
+            for site in in_layers(match(requested.site, model, known), requested.layers, requested.site):
+                resolved = requested
+                if not whole or requested.site != site.name:
+                    resolved = Read(site.name) if whole else _read(site, requested, dtype, grad=grad)
+                if resolved not in reads.setdefault(site.name, []):  # a site that two globs name is read once
+                    reads[site.name].append(resolved)
+        for change in _as_list(edit, Edit, "edit= must be a list of Edits"):
             for site in match(change.site, model, known):
                 _check_width(site, change)
                 items, at, heads = _selection(site, change)
@@ -240,7 +240,7 @@ class Plan:
         return prefixes
 
     @cached_property
-    def plain(self) -> set[str]:
+    def kept_as_passed(self) -> set[str]:
         """The sites whose values are kept as they pass, all of them."""
         return {
             name for name, reads in self.reads.items()
@@ -293,12 +293,12 @@ def _numbers_of(at: Selection) -> list[int]:
     return [] if at is None else [at] if isinstance(at, int) else list(at)
 
 
-def _listed(given: object, kind: Any, wanted: str) -> Sequence[Any]:
+def _as_list(value: object, kind: Any, requirement: str) -> Sequence[Any]:
     """The items that are given, one or a list.  Raises ProbeError for anything that is not of this kind."""
-    every = [given] if isinstance(given, kind) else given
-    if not isinstance(every, Sequence) or not all(isinstance(one, kind) for one in every):
-        raise ProbeError(f"{wanted}, not {shown(given)}")
-    return every
+    items = [value] if isinstance(value, kind) else value
+    if not isinstance(items, Sequence) or not all(isinstance(item, kind) for item in items):
+        raise ProbeError(f"{requirement}, not {shown(value)}")
+    return items
 
 
 def _dtype(read: Read) -> torch.dtype | None:
@@ -309,11 +309,11 @@ def _dtype(read: Read) -> torch.dtype | None:
         raise ProbeError(f"the read at {read.site}: {error}") from None
 
 
-def _read(site: Site, asked: Read, dtype: torch.dtype | None, *, grad: bool) -> Read:
+def _read(site: Site, read: Read, dtype: torch.dtype | None, *, grad: bool) -> Read:
     """The read at one site.  Raises ProbeError for a reduction that the site cannot serve, and for a gradient of what
     is not kept as it is."""
-    items, at, heads = _selection(site, asked, from_end=True)
-    grad, reduce = asked.grad or grad, asked.reduce
+    items, at, heads = _selection(site, read, from_end=True)
+    grad, reduce = read.grad or grad, read.reduce
     check_reduction(site, reduce)
     if grad and (dtype is not None or reduce is not None):
         what = "dtype=" if dtype is not None else "reduce="
@@ -343,17 +343,17 @@ def _indices(at: Selection, what: str, hint: str | None) -> Selection:
     """`at` with plain integers.  Raises ProbeError for anything else, and with this hint for numbers below 0."""
     if at is None:
         return None
-    given = f"{what}={shown(at)}"
+    argument_text = f"{what}={shown(at)}"
     if isinstance(at, Sequence) and not at:
-        raise ProbeError(f"{given} chooses nothing; leave it out to choose all")
+        raise ProbeError(f"{argument_text} chooses nothing; leave it out to choose all")
     parts: object = at
     if isinstance(at, slice):
         parts = [at.start or 0, at.stop or 0, 1 if at.step is None else at.step]
-    numbers = integers(parts, given)
+    numbers = integers(parts, argument_text)
     if isinstance(at, slice) and numbers[2] < 1:
-        raise ProbeError(f"{given}: the step of a slice must be 1 or more")
+        raise ProbeError(f"{argument_text}: the step of a slice must be 1 or more")
     if hint is not None and min(numbers, default=0) < 0:
-        raise ProbeError(f"{given}: {hint}")
+        raise ProbeError(f"{argument_text}: {hint}")
     if isinstance(at, slice):
         return slice(numbers[0], None if at.stop is None else numbers[1], numbers[2])
     return tuple(numbers) if isinstance(at, Sequence) else numbers[0]

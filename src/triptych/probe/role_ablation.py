@@ -12,7 +12,7 @@ from torch import Tensor
 
 from triptych.probe.prompts import ProbedModel
 from triptych.probe.reads_and_edits import Edit, Where, zero
-from triptych.probe.role_scores import Head, HeadLayer, trace_samples
+from triptych.probe.role_scores import HeadIndex, HeadLayer, trace_samples
 from triptych.probe.role_texts import HeadSample
 from triptych.spec import LMHeadSpec, MaskedLMHeadSpec, ModelSpec
 
@@ -70,16 +70,16 @@ class Ablation:
         return Ablation(model, [samples[r] for r in chosen], [sorted(by_row[r]) for r in chosen], copied)
 
     def effects(
-        self, groups: Sequence[tuple[Head, ...]], others: Sequence[Head], noise: np.random.Generator
+        self, groups: Sequence[tuple[HeadIndex, ...]], others: Sequence[HeadIndex], noise: np.random.Generator
     ) -> list[Effect]:
         """Each group beside draws of as many `others`, of the same layers where there are enough."""
         sets = [_distinct_sets(group, [one for one in others if one not in group], noise) for group in groups]
-        wanted = [one for group, drawn in zip(groups, sets, strict=True) for one in (group, *drawn)]
-        variants = list(dict.fromkeys([(), *wanted]))  # the first is the whole model
+        head_sets = [one for group, drawn in zip(groups, sets, strict=True) for one in (group, *drawn)]
+        variants = list(dict.fromkeys([(), *head_sets]))  # the first is the whole model
         lost = dict(zip(variants, self._lost(variants), strict=True))
         return [Effect(lost[group], tuple(lost[one] for one in own)) for group, own in zip(groups, sets, strict=True)]
 
-    def _lost(self, variants: list[tuple[Head, ...]]) -> list[float]:
+    def _lost(self, variants: list[tuple[HeadIndex, ...]]) -> list[float]:
         """For each variant what is lost without its heads; the first is the whole model."""
         whole: list[Tensor] = []
         every: list[float] = []
@@ -92,7 +92,7 @@ class Ablation:
                 every.append(float(torch.cat(losses).mean()))
         return every
 
-    def _outputs(self, variants: Sequence[tuple[Head, ...]]) -> list[list[Tensor]]:
+    def _outputs(self, variants: Sequence[tuple[HeadIndex, ...]]) -> list[list[Tensor]]:
         """For each variant the output of each sample at its queries: log-probabilities or vectors."""
         n = len(self.samples)
         edits = [
@@ -129,21 +129,23 @@ class Ablation:
 
 
 def _distinct_sets(
-    group: tuple[Head, ...], others: Sequence[Head], noise: np.random.Generator
-) -> list[tuple[Head, ...]]:
+    group: tuple[HeadIndex, ...], others: Sequence[HeadIndex], noise: np.random.Generator
+) -> list[tuple[HeadIndex, ...]]:
     """Different sets of as many of the `others` as `group` has: `RANDOM` for several heads, half of that for one, and
     fewer where so many are not found."""
-    wanted = RANDOM if len(group) > 1 else RANDOM // 2
-    drawn = [_matched(group, others, noise) for _ in range(wanted)]
+    count = RANDOM if len(group) > 1 else RANDOM // 2
+    drawn = [_matched(group, others, noise) for _ in range(count)]
     more = np.random.default_rng(0)  # further draws leave those of the next group as they are
-    while len(set(drawn)) < wanted and len(drawn) < 8 * wanted:
+    while len(set(drawn)) < count and len(drawn) < 8 * count:
         drawn.append(_matched(group, others, more))
     return [one for one in dict.fromkeys(drawn) if len(one) == len(group)]
 
 
-def _matched(group: Sequence[Head], others: Sequence[Head], noise: np.random.Generator) -> tuple[Head, ...]:
+def _matched(
+    group: Sequence[HeadIndex], others: Sequence[HeadIndex], noise: np.random.Generator
+) -> tuple[HeadIndex, ...]:
     """As many random heads as `group` has in each layer; from the nearest layers where a layer has too few."""
-    drawn: list[Head] = []
+    drawn: list[HeadIndex] = []
     for attention, _ in group:
         free = [one for one in others if one not in drawn and one[0].stack == attention.stack]
         if not free:

@@ -161,9 +161,9 @@ def _queries(view: View, samples: Sequence[int], least: int) -> Ints:
 
 def _any_key(view: View, at: Ints, noise: np.random.Generator) -> Callable[[Ints], Ints]:
     """Places of random visible keys of queries."""
-    seen = [np.flatnonzero(view.visible[r][t]) for r, t in at]
-    counts = np.array([len(keys) for keys in seen])
-    every, begins = np.concatenate(seen), np.cumsum(counts) - counts
+    visible_keys = [np.flatnonzero(view.visible[r][t]) for r, t in at]
+    counts = np.array([len(keys) for keys in visible_keys])
+    every, begins = np.concatenate(visible_keys), np.cumsum(counts) - counts
 
     def draw(which: Ints) -> Ints:
         chosen = every[begins[which] + (noise.random(len(which)) * counts[which]).astype(np.int64)]
@@ -217,8 +217,8 @@ def _types(role: str, view: View, wanted: set[int], noise: np.random.Generator) 
     if len(at) < 4:
         return None
     chosen = _thin(np.array(at, dtype=np.int64), QUERIES, noise)
-    seen = [(r, t, s) for r, t in chosen.tolist() for s in np.flatnonzero(view.visible[r][t]).tolist() if s]
-    tokens, where = np.array([(view.keys[r][s], view.places(r, t, s)) for r, t, s in seen]).T
+    visible_keys = [(r, t, s) for r, t in chosen.tolist() for s in np.flatnonzero(view.visible[r][t]).tolist() if s]
+    tokens, where = np.array([(view.keys[r][s], view.places(r, t, s)) for r, t, s in visible_keys]).T
     places = [where[tokens == token] for token in every]  # of each type, over all chosen queries
     real = {i for i, token in enumerate(every) if token in wanted}
     shared = (len(real) + 1) // 2 if len(real) > 1 else 0  # of the role's types, the most that a draw may contain

@@ -33,7 +33,7 @@ SELF_ROLES = (
     "long-range", "diffuse",
 )  # fmt: skip
 CROSS_ROLES = ("alignment", "delimiter", "boundary", "rare", "first", "diffuse")
-Stack = Literal["encoder", "decoder", "cross"]
+AttentionStack = Literal["encoder", "decoder", "cross"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +41,14 @@ class HeadLayer:
     """The attention of one layer: its name before `.pattern`, its place, the number of heads and what it sees."""
 
     name: str
-    stack: Stack
+    stack: AttentionStack
     layer: int
     heads: int
     mask: Mask
     fixed_bias: bool
 
 
-Head = tuple[HeadLayer, int]
+HeadIndex = tuple[HeadLayer, int]
 
 
 @dataclass
@@ -63,7 +63,7 @@ class RoleScores:
 
     role: str
     queries: dict[str, dict[int, list[int]]] = field(default_factory=dict)
-    heads: list[Head] = field(default_factory=list)
+    heads: list[HeadIndex] = field(default_factory=list)
     numbers: list[Tensor] = field(default_factory=list)
     highest: Tensor | None = None
     floor: float = 0.0
@@ -119,7 +119,7 @@ def attentions(spec: ModelSpec) -> list[HeadLayer]:
     """Every layer whose heads have patterns, in the order of the forward."""
     every = []
     for stack_name, stack in spec.stacks.items():
-        name: Stack = "encoder" if stack_name == "encoder" else "decoder"
+        name: AttentionStack = "encoder" if stack_name == "encoder" else "decoder"
         for i, block in enumerate(stack.blocks):
             kind = stack.kinds[block.attn.kind]
             own = f"{prefix_of(spec, stack_name)}blocks.{i}"
@@ -132,11 +132,11 @@ def attentions(spec: ModelSpec) -> list[HeadLayer]:
 
 
 def score_all(
-    model: ProbedModel, samples: list[HeadSample], roles: Sequence[str], types: dict[Stack, dict[str, set[int]]],
-    seed: int,
+    model: ProbedModel, samples: list[HeadSample], roles: Sequence[str],
+    types: dict[AttentionStack, dict[str, set[int]]], seed: int,
 ) -> dict[str, RoleScores]:  # fmt: skip
     """Every role of every head on the samples; a role that the samples cannot show is left out."""
-    views: dict[tuple[Stack, str], tuple[View, list[Labels]]] = {}
+    views: dict[tuple[AttentionStack, str], tuple[View, list[Labels]]] = {}
     scores: dict[str, RoleScores] = {}
     for attention, patterns, without_content in _read(model, samples):
         key = (attention.stack, repr(attention.mask))
@@ -148,10 +148,10 @@ def score_all(
         even = view.even[:, None].expand(-1, attention.heads)
         if without_content is not None:
             even = torch.cat([p.flatten(1) for p in without_content], 1).T
-        for one in labels:
-            role = scores.setdefault(one.role, RoleScores(one.role))
-            role.queries[attention.stack], role.floor = one.queries, max(role.floor, one.floor)
-            role.add(attention, one.scores(flat), one.scores(even.contiguous())[0], one.offsets)
+        for role_labels in labels:
+            role = scores.setdefault(role_labels.role, RoleScores(role_labels.role))
+            role.queries[attention.stack], role.floor = role_labels.queries, max(role.floor, role_labels.floor)
+            role.add(attention, role_labels.scores(flat), role_labels.scores(even.contiguous())[0], role_labels.offsets)
         if "diffuse" in roles:
             _add_diffuse(scores, attention, view, patterns)
         if attention.stack == "cross" and "alignment" in roles:
@@ -168,21 +168,21 @@ def _read(
     sources = [len(sample.ids) for sample in samples if sample.target is not None]
     groups: list[list[HeadLayer]] = []
     used = 0
-    for one in attentions(model.spec):
-        nbytes = trace_size(Plan.of(model.spec, f"{one.name}.pattern"), lengths, sources).total
+    for layer in attentions(model.spec):
+        nbytes = trace_size(Plan.of(model.spec, f"{layer.name}.pattern"), lengths, sources).total
         if not groups or used + nbytes > BYTES:
             groups.append([])
             used = 0
-        groups[-1].append(one)
+        groups[-1].append(layer)
         used += nbytes
     for group in groups:
-        read = [f"{one.name}.pattern" for one in group]
+        read = [f"{layer.name}.pattern" for layer in group]
         trace = trace_samples(model, samples, read)
-        silent = [zero(f"{one.name}.q_rot") for one in group if one.fixed_bias]
+        silent = [zero(f"{layer.name}.q_rot") for layer in group if layer.fixed_bias]
         bare = trace_samples(model, samples, read, silent) if silent else None
-        for one, name in zip(group, read, strict=True):
-            without = [p.float().cpu() for p in bare[name]] if bare is not None and one.fixed_bias else None
-            yield one, [p.float().cpu() for p in trace[name]], without
+        for layer, name in zip(group, read, strict=True):
+            without = [p.float().cpu() for p in bare[name]] if bare is not None and layer.fixed_bias else None
+            yield layer, [p.float().cpu() for p in trace[name]], without
 
 
 def trace_samples(model: ProbedModel, samples: Sequence[HeadSample], read: Reads, edit: Edits = ()) -> Trace:

@@ -35,7 +35,7 @@ CUT = 128  # tokens of a built-in text that are read
 PUNCTUATION = set(",;:.!?()[]\"'-–—…«»“”")
 ENDINGS = set(".!?…")
 
-Kind = Literal["text", "repeated", "control", "bare", "linked"]
+SampleKind = Literal["text", "repeated", "control", "bare", "linked"]
 Word = str | int
 Link = tuple[str | Sequence[int], Word, Word]  # a text (or its ids), the word that reads, and the word that is read
 
@@ -89,7 +89,7 @@ class HeadSample:
 
     ids: list[int]
     target: list[int] | None
-    kind: Kind
+    kind: SampleKind
     half: int = 0
     start: tuple[int, int] = (0, 0)
     links: dict[str, list[tuple[list[int], list[int]]]] = field(default_factory=dict)
@@ -119,7 +119,7 @@ def random_samples(spec: ModelSpec, tokenizer: Tokenizer | None, seed: int) -> l
         half = int(noise.integers(min(SHORTEST, max(4, longest // 2)), longest + 1))
         drawn = noise.choice(ids, 2 * half, replace=False).tolist()
         once = drawn[:half]
-        rows: list[tuple[Kind, list[int]]] = [("repeated", once + once), ("control", drawn)]
+        rows: list[tuple[SampleKind, list[int]]] = [("repeated", once + once), ("control", drawn)]
         for kind, ids_of_row in rows + ([("bare", drawn)] if before else []):
             start = 0 if kind == "bare" else len(before)
             target = [spec.ids.start or 0, *ids_of_row] if both else None

@@ -21,7 +21,16 @@ from triptych.probe.display import Displayed, plain
 from triptych.probe.prompts import ProbedModel
 from triptych.probe.role_ablation import Ablation, Effect, unit
 from triptych.probe.role_definitions import FAR, FARTHEST, NEAR
-from triptych.probe.role_scores import CROSS_ROLES, FAMILY, SELF_ROLES, Head, RoleScores, Stack, attentions, score_all
+from triptych.probe.role_scores import (
+    CROSS_ROLES,
+    FAMILY,
+    SELF_ROLES,
+    AttentionStack,
+    HeadIndex,
+    RoleScores,
+    attentions,
+    score_all,
+)
 from triptych.probe.role_texts import CUT, LINKS, TEXTS, HeadSample, Link, linked_samples, punctuation, random_samples
 
 TOGETHER = 8  # heads of a role, at most, that are ablated together
@@ -60,7 +69,7 @@ class HeadRole:
                several; None where it was not measured.
     """
 
-    stack: Stack
+    stack: AttentionStack
     layer: int
     head: int
     role: str
@@ -92,7 +101,7 @@ class RoleEffect:
     small model may have one other set or none, with which nothing can be compared."""
 
     role: str
-    heads: tuple[tuple[Stack, int, int], ...]
+    heads: tuple[tuple[AttentionStack, int, int], ...]
     effect: float
     random: tuple[float, ...]
 
@@ -139,14 +148,14 @@ class HeadTable(Displayed):
             raise InputError(f"there is no role {role!r}{nearest(role, measured)}")
         return sorted((row for row in self.rows if row.role == role and row.above), key=lambda row: -row.score)
 
-    def of(self, stack: Stack, layer: int, head: int) -> list[HeadRole]:
+    def of(self, stack: AttentionStack, layer: int, head: int) -> list[HeadRole]:
         """One head in all roles."""
         return [row for row in self.rows if (row.stack, row.layer, row.head) == (stack, layer, head)]
 
-    def main(self) -> dict[tuple[Stack, int, int], HeadRole | None]:
+    def main(self) -> dict[tuple[AttentionStack, int, int], HeadRole | None]:
         """For each head the role that names it: of those above their threshold the one with the highest score, local,
         long-range and diffuse only where there is no other; None where there is none."""
-        mains: dict[tuple[Stack, int, int], HeadRole | None] = {}
+        mains: dict[tuple[AttentionStack, int, int], HeadRole | None] = {}
         for row in self.rows:
             at = (row.stack, row.layer, row.head)
             best = mains.setdefault(at, None)
@@ -270,14 +279,14 @@ def _checked_roles(roles: Sequence[str] | None, links: dict[str, Sequence[Link]]
 
 def _checked_links(links: dict[str, Sequence[Link]] | None) -> dict[str, Sequence[Link]]:
     """Raises InputError for anything but lists of (text, word that reads, word that is read) by role."""
-    for role, every in (links or {}).items():
+    for role, role_links in (links or {}).items():
         if role in SELF_ROLES or role in CROSS_ROLES:
             raise InputError(f"links={{{role!r}: ...}}: this is another role; choose a name of your own")
-        if not isinstance(every, list | tuple) or not every:
+        if not isinstance(role_links, list | tuple) or not role_links:
             raise InputError(f"links[{role!r}] must be a list of (text, word that reads, word that is read)")
-        for one in every:
-            if not isinstance(one, list | tuple) or len(one) != 3:
-                raise InputError(f"links[{role!r}]: {shown(one)} is no (text, word that reads, word that is read)")
+        for link in role_links:
+            if not isinstance(link, list | tuple) or len(link) != 3:
+                raise InputError(f"links[{role!r}]: {shown(link)} is no (text, word that reads, word that is read)")
     return links or {}
 
 
@@ -307,11 +316,11 @@ def _samples(model: ProbedModel, texts: Any, targets: Any, seed: int) -> list[He
 
 def _types(
     model: ProbedModel, samples: list[HeadSample], delimiters: Sequence[int] | None, boundaries: Sequence[int] | None
-) -> dict[Stack, dict[str, set[int]]]:
+) -> dict[AttentionStack, dict[str, set[int]]]:
     """For each stack the token ids of the roles that read certain tokens."""
     given = {name: set(ids) for name, ids in (("delimiter", delimiters), ("boundary", boundaries)) if ids is not None}
-    types: dict[Stack, dict[str, set[int]]] = {}
-    stacks: tuple[Stack, ...] = ("encoder", "decoder", "cross")
+    types: dict[AttentionStack, dict[str, set[int]]] = {}
+    stacks: tuple[AttentionStack, ...] = ("encoder", "decoder", "cross")
     of_target = model.spec.layout == "encoder-decoder"
     for stack in stacks:
         ids = [
@@ -337,22 +346,22 @@ def _rarest(ids: list[int], marks: set[int]) -> set[int]:
 def _ablated(
     model: ProbedModel, samples: list[HeadSample], scores: dict[str, RoleScores], roles: int, ablate: int, seed: int,
     progress: Callable[[str], None],
-) -> tuple[dict[tuple[str, Head], Effect], list[RoleEffect]]:  # fmt: skip
+) -> tuple[dict[tuple[str, HeadIndex], Effect], list[RoleEffect]]:  # fmt: skip
     """The effects of the best heads of each role, by role and head, and of all of them together.  Heads are above the
     threshold for as many roles as were requested, as the table shows it."""
-    effects: dict[tuple[str, Head], Effect] = {}
+    effects: dict[tuple[str, HeadIndex], Effect] = {}
     together: list[RoleEffect] = []
-    for number, (role, one) in enumerate(scores.items() if ablate else ()):
-        score = torch.cat(one.numbers, 1)[0]
-        above = (score >= one.above(roles)[0]).tolist()
-        best = [one.heads[i] for i in score.argsort(descending=True, stable=True).tolist() if above[i]]
+    for number, (role, role_scores) in enumerate(scores.items() if ablate else ()):
+        score = torch.cat(role_scores.numbers, 1)[0]
+        above = (score >= role_scores.above(roles)[0]).tolist()
+        best = [role_scores.heads[i] for i in score.argsort(descending=True, stable=True).tolist() if above[i]]
         if not best:
             continue
         progress(f"ablating the heads of the role {role}")
-        decodes = all(at.stack == "decoder" for at, _ in one.heads)  # these predict the token that comes next
-        ablation = Ablation.of(model, samples, one.queries, role == "induction" and decodes)
+        decodes = all(at.stack == "decoder" for at, _ in role_scores.heads)  # these predict the token that comes next
+        ablation = Ablation.of(model, samples, role_scores.queries, role == "induction" and decodes)
         groups = [tuple(best[:TOGETHER]), *((head,) for head in best[:ablate])]
-        others = [head for head, is_above in zip(one.heads, above, strict=True) if not is_above]
+        others = [head for head, is_above in zip(role_scores.heads, above, strict=True) if not is_above]
         whole, *single = ablation.effects(groups, others, np.random.default_rng([seed, 2, number]))
         effects |= {(role, head): effect for head, effect in zip(best, single, strict=False)}
         cut = tuple((at.stack, at.layer, head) for at, head in groups[0])
@@ -360,7 +369,7 @@ def _ablated(
     return effects, together
 
 
-def _rows(scores: RoleScores, roles: int, effects: dict[tuple[str, Head], Effect]) -> list[HeadRole]:
+def _rows(scores: RoleScores, roles: int, effects: dict[tuple[str, HeadIndex], Effect]) -> list[HeadRole]:
     score, even, mean, _, offset = torch.cat(scores.numbers, 1).tolist()
     limit, *drawn = scores.above(roles)
     z, p = ([None] * len(score) if one is None else one.tolist() for one in drawn)

@@ -137,37 +137,37 @@ def match(pattern: str, model: ModelSpec, known: dict[str, Site]) -> list[Site]:
     return matches
 
 
-def in_layers(found: list[Site], layers: Selection, pattern: str) -> list[Site]:
+def in_layers(matches: list[Site], layers: Selection, pattern: str) -> list[Site]:
     """Those of the sites that lie in some layers, which count from the end where they are negative.
 
     Raises ProbeError for layers that none of the sites is in.
     """
     if layers is None:
-        return found
-    numbers = [site.layer for site in found if site.layer is not None]
-    given = f"layers={shown(layers)}"
+        return matches
+    numbers = [site.layer for site in matches if site.layer is not None]
+    argument_text = f"layers={shown(layers)}"
     if not numbers:
-        raise ProbeError(f"{given}: {pattern!r} names no site of a block; leave layers= out")
+        raise ProbeError(f"{argument_text}: {pattern!r} names no site of a block; leave layers= out")
     count = max(numbers) + 1
     try:
-        chosen = integers(range(count)[layers] if isinstance(layers, slice) else layers, given)
+        chosen = integers(range(count)[layers] if isinstance(layers, slice) else layers, argument_text)
     except (TypeError, ValueError):  # of the slice
-        chosen = integers(None, given)
+        chosen = integers(None, argument_text)
     wrong = [i for i in chosen if not -count <= i < count]
     if wrong or not chosen:
-        raise ProbeError(f"{given}: {pattern!r} names sites of layers 0 to {count - 1}")
+        raise ProbeError(f"{argument_text}: {pattern!r} names sites of layers 0 to {count - 1}")
     wanted = {i % count for i in chosen}
-    inside = [site for site in found if site.layer in wanted]
+    inside = [site for site in matches if site.layer in wanted]
     if not inside:
-        raise ProbeError(f"{given}: none of the sites that {pattern!r} names lies in them")
+        raise ProbeError(f"{argument_text}: none of the sites that {pattern!r} names lies in them")
     return inside
 
 
-def integers(values: object, given: str) -> list[int]:
+def integers(values: object, argument_text: str) -> list[int]:
     """An integer or a list of them, as a list.  Raises ProbeError for anything else."""
     numbers = [as_index(one) for one in (values if isinstance(values, Sequence) else [values])]
     if None in numbers:
-        raise ProbeError(f"{given} must be an integer, a slice or a list of integers")
+        raise ProbeError(f"{argument_text} must be an integer, a slice or a list of integers")
     return [number for number in numbers if number is not None]
 
 

@@ -16,7 +16,7 @@ from triptych.checkpoints.source import fault
 from triptych.errors import ProbeError, nearest, shown
 from triptych.probe.display import Displayed
 from triptych.probe.sites import CONTEXT_SITES, leaf_of
-from triptych.probe.trace_values import Branches, How, Later, Record, Records
+from triptych.probe.trace_values import Branches, DeferredPiece, How, Record, Records
 from triptych.text import Tokenizer
 
 SHOWN = 24  # sites that `repr` lists
@@ -86,7 +86,9 @@ class Trace(Displayed):
             record.pieces.clear()
         record.add(positions, value, apart=item in self.branches.guessed)
 
-    def keep_later(self, site: str, item: int, positions: tuple[int, ...], value: Later, how: How = "tokens") -> None:
+    def keep_later(
+        self, site: str, item: int, positions: tuple[int, ...], value: DeferredPiece, how: How = "tokens"
+    ) -> None:
         """Add a piece, as `keep` does, that is computed when it is first used."""
         record = self._records.setdefault(site, {}).setdefault(item, Record(how))
         record.positions.append(positions)

@@ -1,7 +1,7 @@
 """Records the values that pass the sites a plan reads, and fills the trace with them when it is asked for.
 
-A site with one read that takes everything as it is (`Plan.plain`) is only noted, since no forward writes to a tensor
-that passed a site; other reads choose and reduce at once, as what they leave out need not stay in memory.
+A site with one read that takes everything as it is (`Plan.kept_as_passed`) is only noted, since no forward writes to
+a tensor that passed a site; other reads choose and reduce at once, as what they leave out need not stay in memory.
 
 Scores and patterns, which a fused kernel does not keep, are computed beside it from the same queries and keys: only
 chosen heads and queries, some queries at a time, straight into what the trace keeps.  Whole ones of a full forward are
@@ -33,7 +33,7 @@ from triptych.native.huge_pages import HugePages
 from triptych.probe.reads_and_edits import Edit, Plan, Read, select
 from triptych.probe.sites import MATRIX_SITES, matrix
 from triptych.probe.trace import Trace
-from triptych.probe.trace_values import Computation, Computations, How, Later, Statistics, reduced
+from triptych.probe.trace_values import Computation, Computations, DeferredPiece, How, Statistics, reduced
 from triptych.program.native_reads import StepReads
 
 HELD = 1 << 22  # numbers that native steps leave before they are taken, where not all of them stay: 16 MiB
@@ -67,7 +67,7 @@ class PassedValues:
     def __init__(self, plan: Plan) -> None:
         pages = HugePages(reused=True)  # a step that writes to new pages of the usual size takes 8% longer
         self.plan, self.steps = plan, StepReads(plan.of_steps, lambda n: pages.take(4 * n).view(torch.float32))
-        self.all_plain = set(plan.of_steps) <= plan.plain
+        self.all_plain = set(plan.of_steps) <= plan.kept_as_passed
         self.noted: dict[str, Notes] = {}
         self.noted_last = False  # whether modules ran since native steps did
         self.computations = Computations()
@@ -86,8 +86,8 @@ class PassedValues:
         """Where the next native step leaves what is read of rows, kept under `keys`; None where it is nothing."""
         if not self.steps.sites:
             return None
-        all_stays = self.all_plain and self.steps.as_left  # the trace keeps all that native steps leave, where it is
-        if self.noted_last or (self.steps.held > HELD and not all_stays):
+        all_stays = self.all_plain and self.steps.in_stored_dtype  # the trace keeps all that is left, where it is
+        if self.noted_last or (self.steps.unread_numbers > HELD and not all_stays):
             self.fill(trace)
         if not self.steps.calls:
             for name in self.steps.sites:
@@ -124,7 +124,7 @@ class PassedValues:
                     if only is None or key in only:
                         trace.keep(name, key, tuple(positions_of(rows, row, len(part))), part)
         for left in self.steps.take(only):
-            if left.site in self.plan.plain:
+            if left.site in self.plan.kept_as_passed:
                 value = left.value if self.all_plain else left.value.clone()
                 trace.keep(left.site, left.key, left.positions, value)
                 continue
@@ -241,10 +241,10 @@ def read_scores(layer: Attended, prefix: str, reads: dict[str, list[Read]], trac
     for row, key in enumerate(keys):
         positions, item = range(rows.past[row], rows.ends[row]), trace.branches.item(key)
         for chosen in together.values():
-            one = chosen[0]
-            queries = None if one.at is None else select(one.at, positions)
-            heads = None if one.heads is None else select(one.heads, range(layer.q.shape[1]))
-            if not select(one.items, [item]) or queries == [] or heads == []:
+            selection = chosen[0]
+            queries = None if selection.at is None else select(selection.at, positions)
+            heads = None if selection.heads is None else select(selection.heads, range(layer.q.shape[1]))
+            if not select(selection.items, [item]) or queries == [] or heads == []:
                 continue
             if queries is heads is None and layer.lasts(row):
                 for read in [read for read in chosen if read.reduce is None]:
@@ -265,11 +265,11 @@ def _keep_later(layer: Attended, row: int, read: Read, trace: Trace, key: int, p
 
     @torch.no_grad()
     def make() -> Tensor:
-        (made,) = _filled(RowScores(layer.plan, row, q, k), [read])
-        return made.out
+        (buffer,) = _filled(RowScores(layer.plan, row, q, k), [read])
+        return buffer.out
 
-    sized = _Room(read, RowScores(layer.plan, row, q, k))
-    later = Later(make, math.prod(sized.shape) * sized.dtype.itemsize)
+    sized = _RowBuffer(read, RowScores(layer.plan, row, q, k))
+    later = DeferredPiece(make, math.prod(sized.shape) * sized.dtype.itemsize)
     trace.keep_later(read.site, key, positions, later, "queries")
 
 
@@ -278,12 +278,12 @@ def _read_row(scores: RowScores, reads: list[Read], trace: Trace, key: int, at: 
         if isinstance(read.reduce, Statistics):
             labels = read.reduce.labels(trace.branches.item(key), at, scores.shape[2], scores.q.device)
             trace.keep_statistics(read.site, key, at, attention_statistics(scores, top=read.reduce.top, labels=labels))
-    for room in _filled(scores, [read for read in reads if not isinstance(read.reduce, Statistics)]):
-        mean = room.read.reduce == "mean"
-        trace.keep(room.read.site, key, at, room.out, "mean" if mean else "queries", room.read.dtype if mean else None)
+    for buffer in _filled(scores, [read for read in reads if not isinstance(read.reduce, Statistics)]):
+        read, mean = buffer.read, buffer.read.reduce == "mean"
+        trace.keep(read.site, key, at, buffer.out, "mean" if mean else "queries", read.dtype if mean else None)
 
 
-class _Room:
+class _RowBuffer:
     """What one read keeps of one row, filled piece by piece: `[h, t, S]`, with 1 in the place of what is averaged."""
 
     def __init__(self, read: Read, scores: RowScores) -> None:
@@ -291,35 +291,37 @@ class _Room:
         self.read, self.heads, self.pattern = read, heads, read.site.endswith("pattern")
         self.shape = (1 if read.reduce == "mean_heads" else heads, 1 if read.reduce == "mean" else queries, keys)
         self.dtype = read.dtype if isinstance(read.dtype, torch.dtype) and read.reduce is None else scores.precision
-        self.made: Tensor | None = None
+        self.tensor: Tensor | None = None
 
     @property
     def out(self) -> Tensor:
-        assert self.made is not None
+        assert self.tensor is not None
         summed = self.read.reduce == "mean"  # which the trace divides before it takes the dtype
-        return self.made.to(self.read.dtype) if isinstance(self.read.dtype, torch.dtype) and not summed else self.made
+        return (
+            self.tensor if summed or not isinstance(self.read.dtype, torch.dtype) else self.tensor.to(self.read.dtype)
+        )
 
     def add(self, piece: ScorePiece, value: Tensor) -> None:
         """[h, n, s] of one piece; a piece that is everything is kept itself."""
         if self.read.reduce is None and value.shape == self.shape and value.dtype == self.dtype:
-            self.made = value
+            self.tensor = value
             return
-        if self.made is None:
-            self.made = value.new_full(self.shape, 0.0 if self.pattern else -torch.inf, dtype=self.dtype)
+        if self.tensor is None:
+            self.tensor = value.new_full(self.shape, 0.0 if self.pattern else -torch.inf, dtype=self.dtype)
         if self.read.reduce is None:
-            self.made[piece.heads, piece.queries, piece.columns] = value
+            self.tensor[piece.heads, piece.queries, piece.columns] = value
         elif self.read.reduce == "mean":
-            self.made[piece.heads, :, piece.columns] += value.sum(1, keepdim=True)
+            self.tensor[piece.heads, :, piece.columns] += value.sum(1, keepdim=True)
         else:
-            self.made[:, piece.queries, piece.columns] += value.sum(0, keepdim=True) / self.heads
+            self.tensor[:, piece.queries, piece.columns] += value.sum(0, keepdim=True) / self.heads
 
 
-def _filled(scores: RowScores, reads: list[Read]) -> list[_Room]:
+def _filled(scores: RowScores, reads: list[Read]) -> list[_RowBuffer]:
     """What some reads keep of one row."""
-    rooms = [_Room(read, scores) for read in reads]
-    patterns = any(room.pattern for room in rooms)
-    for piece in scores.pieces() if rooms else ():
+    buffers = [_RowBuffer(read, scores) for read in reads]
+    patterns = any(buffer.pattern for buffer in buffers)
+    for piece in scores.pieces() if buffers else ():
         weights = piece.weights() if patterns else piece.scores
-        for room in rooms:
-            room.add(piece, weights if room.pattern else piece.scores)
-    return rooms
+        for buffer in buffers:
+            buffer.add(piece, weights if buffer.pattern else piece.scores)
+    return buffers

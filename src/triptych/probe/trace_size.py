@@ -17,7 +17,7 @@ from triptych.probe.trace_values import Statistics
 from triptych.program import lower
 
 WITHOUT_MEMORY = 1 << 30  # bytes a trace may take where the system does not say what is free
-SHARE = 0.5  # of the free memory otherwise
+TRACE_MEMORY_FRACTION = 0.5  # of the free memory otherwise
 LARGEST = 3  # sites that a refusal names
 
 
@@ -73,7 +73,7 @@ def limit_of(max_bytes: int | None) -> int:
     """`max_bytes`, or half of the free memory.  Raises ProbeError for what is no number of bytes."""
     if max_bytes is None:
         free = machine.free_memory()
-        return WITHOUT_MEMORY if free is None else int(free * SHARE)
+        return WITHOUT_MEMORY if free is None else int(free * TRACE_MEMORY_FRACTION)
     number = as_index(max_bytes)
     if number is None or number < 0:
         raise ProbeError(f"max_bytes={shown(max_bytes)}: give a number of bytes, or None for half of the free memory")

@@ -29,12 +29,12 @@ from triptych.native.step import STATISTICS_TOP
 from triptych.probe.sites import CONTEXT_SITES, Site, leaf_of, matrix
 
 REDUCTIONS = ("mean", "norm", "mean_heads")
-Labels = Sequence[Sequence[int]] | None
+RowLabels = Sequence[Sequence[int]] | None
 How = Literal["tokens", "queries", "sum", "mean"]
 
 
 @dataclass(frozen=True, eq=False)
-class Later:
+class DeferredPiece:
     """A piece that is made when somebody looks at it, and its bytes then.  `place` is equal for pieces that are one
     tensor; None where it is no other's."""
 
@@ -57,7 +57,7 @@ class Record:
     positions: list[tuple[int, ...]] = field(default_factory=list)  # queries' absolute positions of each piece
     pieces: list[Tensor] = field(default_factory=list)
     dtype: torch.dtype | None = None
-    later: list[Later] = field(default_factory=list)  # behind the pieces
+    later: list[DeferredPiece] = field(default_factory=list)  # behind the pieces
 
     def sizes(self) -> dict[Hashable, int]:
         """The bytes of each piece by where it lies, which several records may share."""
@@ -225,7 +225,7 @@ class Computation:
             self.version, self.inputs = self.value._version, []
         return self.value
 
-    def row(self, row: int, rows: Rows) -> Later:
+    def row(self, row: int, rows: Rows) -> DeferredPiece:
         """What one row of the flat batch has of it."""
 
         def part() -> Tensor:
@@ -235,15 +235,15 @@ class Computation:
         def place() -> Hashable:
             return (id(self), row) if self.value is None else (part().data_ptr(), part().nbytes)
 
-        return Later(part, self.nbytes // self.shape[0] * rows.lengths[row], place)
+        return DeferredPiece(part, self.nbytes // self.shape[0] * rows.lengths[row], place)
 
 
 class Computations:
     """Which tensors of one forward passed a site where they are kept, and which were computed from such tensors."""
 
     def __init__(self) -> None:
-        self.kept: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a tensor that is kept -> True
-        self.made: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a tensor -> its computation, and its version then
+        self.kept_tensors: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a tensor that is kept -> True
+        self.computations: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of tensors, and their versions then
 
     def add(self, value: Tensor, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
         """`value` is `function(*inputs)`.  Not remembered unless all of these are kept, or computed from kept ones."""
@@ -251,22 +251,22 @@ class Computations:
         casts = device != "meta" and torch.is_autocast_enabled(device)  # to another dtype than where it is looked at
         if value.is_inference() or casts or any(x is value for x in inputs):
             return
-        sources = [self._made(x) or (x if x in self.kept else None) for x in inputs]
+        sources = [self._computation_of(x) or (x if x in self.kept_tensors else None) for x in inputs]
         known = [x for x in sources if x is not None]
         if len(known) == len(inputs):
-            self.made[value] = Computation(function, known, value), value._version
+            self.computations[value] = Computation(function, known, value), value._version
 
     def kept_as(self, value: Tensor, rows: Rows) -> Tensor | Computation:
         """What to keep of a value that passes a site of these rows: the value, or how it is computed."""
-        computation = self._made(value)
+        computation = self._computation_of(value)
         if computation is not None and value.shape[0] == rows.total:
             return computation
-        self.kept[value] = True
+        self.kept_tensors[value] = True
         return value
 
-    def _made(self, value: Tensor) -> Computation | None:
+    def _computation_of(self, value: Tensor) -> Computation | None:
         """How a tensor was computed; None where that is not known, or where it was written to since."""
-        computation, version = self.made.get(value, (None, -1))
+        computation, version = self.computations.get(value, (None, -1))
         return None if computation is None or value._version != version else computation
 
 
@@ -290,8 +290,8 @@ class Statistics:
     """
 
     top: int = 4
-    delimiters: Labels = None
-    documents: Labels = None
+    delimiters: RowLabels = None
+    documents: RowLabels = None
 
     def __post_init__(self) -> None:
         if as_index(self.top) not in range(STATISTICS_TOP + 1):
@@ -351,12 +351,12 @@ def reduced(value: Tensor, reduce: str, site: str) -> Tensor:
     return value.mean(0 if by_key else 1, keepdim=True)
 
 
-def _of_row(given: Labels, item: int, what: str) -> Sequence[int] | None:
-    if given is None:
+def _of_row(labels: RowLabels, item: int, what: str) -> Sequence[int] | None:
+    if labels is None:
         return None
-    if item >= len(given):
-        raise ProbeError(f"{what}: {len(given)} rows, and row {item} is read; give them for every row of the batch")
-    return given[item]
+    if item >= len(labels):
+        raise ProbeError(f"{what}: {len(labels)} rows, and row {item} is read; give them for every row of the batch")
+    return labels[item]
 
 
 def _padded(labels: Sequence[int], length: int, fill: int) -> list[int]:

@@ -186,21 +186,23 @@ def begins(spec: ModelSpec, changed: Collection[str]) -> Begins:
 
 
 class _Blocks(Taps):
-    """The taps `inner`, in whose forward some blocks give what is `given` instead of running (None is what enters them,
-    because the next one does not run either), and what the blocks named in `outputs` give is kept there."""
+    """The taps `inner`, in whose forward the `skipped` blocks give these values instead of running (None is what enters
+    them, because the next one does not run either), and what the blocks named in `outputs` give is kept there."""
 
-    def __init__(self, inner: Taps, name: str, given: Mapping[str, Tensor | None], outputs: dict[str, Tensor]) -> None:
-        self.inner, self.name, self.given, self.outputs = inner, name, given, outputs
+    def __init__(
+        self, inner: Taps, name: str, skipped: Mapping[str, Tensor | None], outputs: dict[str, Tensor]
+    ) -> None:
+        self.inner, self.name, self.skipped, self.outputs = inner, name, skipped, outputs
         self.provenance = inner.provenance
 
     def at(self, name: str) -> Taps:
         own = f"{self.name}.{name}" if self.name and name else self.name or name
-        return _Blocks(self.inner.at(name), own, self.given, self.outputs)
+        return _Blocks(self.inner.at(name), own, self.skipped, self.outputs)
 
     def run(self, block: Callable[..., Tensor], x: Tensor, ctx: object, layer: int) -> Tensor:
-        if self.name in self.given:
-            known = self.given[self.name]
-            return x if known is None else known
+        if self.name in self.skipped:
+            output = self.skipped[self.name]
+            return x if output is None else output
         out = self.inner.run(block, x, ctx, layer)
         if self.name in self.outputs:
             self.outputs[self.name] = out.detach()

@@ -62,7 +62,7 @@ class ModuleFingerprint:
         self.sizes = list(map(len, dicts))
         tables = [own[key] for own in dicts for key in _TABLES]
         self.views = [table.values() for table in tables if table]  # a view shows what is there when it is read
-        self.held = [*chain.from_iterable(self.views), _END]
+        self.table_values = [*chain.from_iterable(self.views), _END]
         hooks = [*(own[key] for own in dicts for key in _HOOKS), *_EVERYWHERE]
         self.hooked = any(hooks)
         self.empty = [*hooks, *(table for table in tables if not table)]  # but for hooks, with which nothing is bound
@@ -89,7 +89,7 @@ class ModuleFingerprint:
                 and list(map(len, chain((own,), self.dicts))) == self.sizes
                 and list(map(list, map(map, self.getters, self.groups))) == self.attributes[0]
                 and self.own_getter(own) == self.attributes[1]
-                and all(map(is_, chain(*self.views, (_END,)), self.held))
+                and all(map(is_, chain(*self.views, (_END,)), self.table_values))
                 and list(map(type, chain((module,), self.parts))) == self.classes
                 and list(map(list, self.class_views)) == self.class_values
             )
@@ -175,9 +175,9 @@ class WeightVersions:
             starts = (0,) if size <= 3 * piece else (0, size // 2, size - piece)
             length = size if len(starts) == 1 else piece
             self.views += [(ctypes.c_char * length).from_address(tensor.data_ptr() + start) for start in starts]
-        self.before, self.contents = self._now(), b"".join(self.views)
+        self.old_versions, self.contents = self._current_versions(), b"".join(self.views)
 
-    def _now(self) -> tuple[Any, ...]:
+    def _current_versions(self) -> tuple[Any, ...]:
         return (
             list(map(Tensor.data_ptr, self.shared)),
             list(map(Tensor.data_ptr, map(_blocks, self.packed))),
@@ -187,7 +187,7 @@ class WeightVersions:
 
     def same(self) -> bool:
         """Whether they are what they were."""
-        return self._now() == self.before and b"".join(self.views) == self.contents
+        return self._current_versions() == self.old_versions and b"".join(self.views) == self.contents
 
 
 def checksums(module: nn.Module) -> list[Tensor]:

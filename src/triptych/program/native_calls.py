@@ -18,7 +18,7 @@ from triptych.attention.layer_cache import Store
 from triptych.errors import InputError
 from triptych.native import library, usable_threads, why_not
 from triptych.native.huge_pages import PAGE, HugePages
-from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, Integers, PlanRecord, Records
+from triptych.native.step import COUNTERS, FEW_TOKENS, RANGE, STORE, Call, Integers, PlanStruct, Records
 from triptych.program.native_plan import NativePlan, check_plan, stored_type
 from triptych.program.native_reads import StepReads
 from triptych.program.native_tables import Binding
@@ -31,7 +31,7 @@ _POSITION, _SLOT, _SOURCE = (LABELS.index(name) for name in ("position", "slot",
 RunStep = Callable[[Any, Any], None]
 Largest = tuple[list[int], list[float]]
 """Where the largest number of each row stands, and that number."""
-Labels = npt.NDArray[np.int32] | Sequence[Sequence[int]]
+TokenLabels = npt.NDArray[np.int32] | Sequence[Sequence[int]]
 
 
 def zeros(count: int) -> Tensor:
@@ -66,13 +66,13 @@ class Calls:
         if modes or torch.is_autocast_enabled("cpu"):
             raise NotServed("autocast or another mode of torch is on")
 
-    def _make_room(self, tokens: int) -> None:
+    def _grow_labels(self, tokens: int) -> None:
         self.labels = np.zeros((len(LABELS), max(tokens, 256)), np.int32)
         for i, name in enumerate(LABELS):
             setattr(self.call, name, self.labels[i].ctypes.data)
 
     def run(
-        self, size: NativePlan, plan: PlanRecord, labels: Labels, chosen: Sequence[int], out: Tensor,
+        self, size: NativePlan, plan: PlanStruct, labels: TokenLabels, chosen: Sequence[int], out: Tensor,
         reads: StepReads | None,
     ) -> None:  # fmt: skip
         """One call of a plan of this size: `labels [8, N]` of its tokens (`piece_of`), the tokens `chosen`, and `out`,
@@ -82,7 +82,7 @@ class Calls:
         tokens, call = len(labels[0]), self.call
         threads = usable_threads(torch.get_num_threads())
         if self.labels.shape[1] < tokens:
-            self._make_room(tokens)
+            self._grow_labels(tokens)
         self.labels[:-1, :tokens] = labels
         self.labels[-1, : len(chosen)] = chosen
         scratch = size.scratch + tokens
@@ -101,7 +101,7 @@ class Calls:
         call.output = out.data_ptr()
         call.reads = None
         if reads is not None:
-            call.reads = reads.room(size, [*map(int, labels[_SLOT])], [*map(int, labels[_POSITION])])
+            call.reads = reads.reserve(size, [*map(int, labels[_SLOT])], [*map(int, labels[_POSITION])])
         self.function(byref(plan), byref(call))
 
 
@@ -122,10 +122,10 @@ def _find_largest() -> Callable[..., None] | None:
     return None if loaded is None else loaded.functions.largest_of
 
 
-def plan_struct(binding: Binding, stores: Records) -> PlanRecord:
+def plan_struct(binding: Binding, stores: Records) -> PlanStruct:
     """`struct plan`; the binding and the stores must live as long as it.  Raises as `check_plan`."""
     check_plan(binding.plan, binding.matrices, len(stores))
-    plan, records = PlanRecord(), binding.plan.instructions
+    plan, records = PlanStruct(), binding.plan.instructions
     plan.count, plan.alone, plan.instructions = len(records), ALONE, records.ctypes.data
     plan.weights, plan.stores = binding.matrices.ctypes.data, stores.ctypes.data
     return plan

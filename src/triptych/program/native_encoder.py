@@ -13,7 +13,7 @@ from torch import Tensor
 from triptych.attention import CrossCache, Rows
 from triptych.errors import InputError
 from triptych.native import library, usable_threads, why_not
-from triptych.native.step import MATRIX, STORE, Call, Integers, PlanRecord, Records
+from triptych.native.step import MATRIX, STORE, Call, Integers, PlanStruct, Records
 from triptych.nn import Transformer
 from triptych.nn.inputs import Frames
 from triptych.program.native_calls import LABELS, Calls, labels_of, piece_of, store_records, zeros
@@ -103,7 +103,7 @@ class NativeEncoder:
         self.why_modules = None
         stores = np.zeros(1, STORE)  # where there are none, instructions name the first one and read nothing of it
         if cross is not None:
-            rows = cross.make_room(rows)
+            rows = cross.assign_places(rows)
             stores = store_records(cross.stores)
         out = torch.empty(len(ids), binding.plan.outputs)
         self._call(binding, stores, ids, rows, token_rows, out)
@@ -144,7 +144,7 @@ class NativeEncoder:
             self.scratch = zeros(scratch * threads)
         matrices = np.empty((len(pieces), len(binding.matrices)), MATRIX)
         matrices[:] = binding.matrices
-        plans, calls = (PlanRecord * len(pieces))(), (Call * len(pieces))()
+        plans, calls = (PlanStruct * len(pieces))(), (Call * len(pieces))()
         records, width = binding.plan.instructions, out.stride(0)
         for own, plan, call, of_piece, (first, last) in zip(
             matrices, plans, calls, labels_of_pieces, pieces, strict=True

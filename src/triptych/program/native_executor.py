@@ -20,7 +20,7 @@ from torch import Tensor
 from triptych.attention import Cache, CrossCache, Rows
 from triptych.errors import InputError
 from triptych.native import library
-from triptych.native.step import Integers, PlanRecord
+from triptych.native.step import Integers, PlanStruct
 from triptych.nn import Transformer
 from triptych.program.module_changes import ModuleGuard
 from triptych.program.native_calls import Calls, labels_of, part_of, piece_of, plan_struct, store_records
@@ -75,13 +75,13 @@ class NativeStep:
         self.guard = guard
         self._looked = False  # in the last call
         dtype = cache.stores[0].form.dtype if cache.stores else torch.float32
-        self.how = dtype, tuple(store.window for store in cache.stores)  # what all its plans depend on
+        self.plan_arguments = dtype, tuple(store.window for store in cache.stores)  # what all its plans depend on
         self.reads: tuple[str, ...] = ()  # of the last call
         self.binding: Binding | None = None  # of the last call
-        self.plans: dict[Binding, PlanRecord] = {}
+        self.plans: dict[Binding, PlanStruct] = {}
         self.store_tensors: list[Tensor] = []
-        self.room = 0, 0  # places and slots of the stores then
-        self.next = torch.empty(0, 0)  # logits that were not to be kept
+        self.store_sizes = 0, 0  # places and slots of the stores then
+        self.reused_logits = torch.empty(0, 0)  # logits that were not to be kept
 
     def logits(
         self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None,
@@ -102,9 +102,9 @@ class NativeStep:
         self._follow_stores(bindings)
         sources = [[0] * len(rows.lengths)] * 2 if self.cross is None else self.cross.of(rows.slots)
         shape = len(chosen), bindings[0].plan.outputs
-        out = torch.empty(shape) if keep or self.next.shape != shape else self.next
+        out = torch.empty(shape) if keep or self.reused_logits.shape != shape else self.reused_logits
         if not keep:
-            self.next = out
+            self.reused_logits = out
         if mixed:
             assert prompts is not None
             lengths = np.asarray(rows.lengths)
@@ -133,11 +133,11 @@ class NativeStep:
             if last is not None and not self._looked:
                 bindings = [last]
             else:
-                how = *self.how, reads
-                self.binding = bound(self.module, "step", plan_of, how, self.matrix_of, positions)
+                args = *self.plan_arguments, reads
+                self.binding = bound(self.module, "step", plan_of, args, self.matrix_of, positions)
                 bindings = [self.binding]
                 if mixed:
-                    bindings.append(bound(self.module, "prompt", plan_of, (*how, True), self.matrix_of, positions))
+                    bindings.append(bound(self.module, "prompt", plan_of, (*args, True), self.matrix_of, positions))
             binding = bindings[0]
             if len(ids) != rows.total or not ids:
                 raise NotServed("no tokens, or not as many as the rows have")
@@ -188,10 +188,10 @@ class NativeStep:
     def _follow_stores(self, bindings: Sequence[Binding]) -> None:
         """Structures of the plans, made anew where the weights or the stores moved.  Between two looks at the module
         only this thread's own code ran, and stores move when there are more slots or places."""
-        room = self.cache.capacity, len(self.cache.lengths)
-        if not self._looked and self.cross is None and room == self.room and bindings[0] in self.plans:
+        sizes = self.cache.capacity, len(self.cache.lengths)
+        if not self._looked and self.cross is None and sizes == self.store_sizes and bindings[0] in self.plans:
             return
-        self.room = room
+        self.store_sizes = sizes
         stores = self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]
         flat = [*chain.from_iterable(map(_keys_and_values, stores))]
         if len(flat) != len(self.store_tensors) or not all(map(is_, flat, self.store_tensors)):

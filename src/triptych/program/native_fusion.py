@@ -6,49 +6,51 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from triptych.native.step import Op
-from triptych.program.native_values import PlanStep, PlanSteps, Vector
+from triptych.program.native_values import PlanInstruction, PlanInstructions, Vector
 
 _TAKING = (Op.LINEAR_BF16, Op.LAYER_NORM, Op.RMS_NORM)
 
 
-def fused(steps: PlanSteps) -> PlanSteps:
+def fused(steps: PlanInstructions) -> PlanInstructions:
     """The same steps, where what alone reads the result of a step of `_TAKING` is made part of it, where it can be.
     The step then stands where the last of them stood: all that it reads is made before."""
-    readers: dict[Vector, list[PlanStep]] = {}
-    made: dict[Vector, PlanStep] = {}
+    readers: dict[Vector, list[PlanInstruction]] = {}
+    maker: dict[Vector, PlanInstruction] = {}
     for step in steps.steps:
         for vector in step.reads.values():
             readers.setdefault(vector, []).append(step)
-        made.update(dict.fromkeys(step.writes.values(), step))
-    kept = {*steps.sites.values(), steps.result}
-    once = {vector for vector, those in readers.items() if len(those) == 1 and vector not in kept}
-    gates = {step: gate for step in steps.steps if (gate := _gate_of(step, made, once)) is not None}
+        maker.update(dict.fromkeys(step.writes.values(), step))
+    needed = {*steps.sites.values(), steps.result}
+    read_once = {vector for vector, users in readers.items() if len(users) == 1 and vector not in needed}
+    gates = {step: gate for step in steps.steps if (gate := _gate_of(step, maker, read_once)) is not None}
     gating = set(gates.values())
     moved = set(gating)
-    stands_at: dict[PlanStep, PlanStep] = {}
+    stands_at: dict[PlanInstruction, PlanInstruction] = {}
     for step in steps.steps:
         last = step
-        while step.op in _TAKING and step not in gating and step.writes["output"] in once:
+        while step.op in _TAKING and step not in gating and step.writes["output"] in read_once:
             after = readers[step.writes["output"]][0]
-            taken = after in moved or after in stands_at  # a sum of two products is part of the first of them
-            if taken or not _takes_in(step, after, gates.get(after)):
+            is_fused = after in moved or after in stands_at  # a sum of two products is part of the first of them
+            if is_fused or not _fuse(step, after, gates.get(after)):
                 break
             moved.add(last)
             last = after
         stands_at.setdefault(last, step)
-    return PlanSteps([stands_at[step] for step in steps.steps if step not in moved], steps.result, steps.sites)
+    return PlanInstructions([stands_at[step] for step in steps.steps if step not in moved], steps.result, steps.sites)
 
 
-def _gate_of(step: PlanStep, made: Mapping[Vector, PlanStep], once: set[Vector]) -> PlanStep | None:
+def _gate_of(
+    step: PlanInstruction, maker: Mapping[Vector, PlanInstruction], read_once: set[Vector]
+) -> PlanInstruction | None:
     """The product whose function `step` multiplies by another one of the same vectors, if nothing else reads either."""
-    if step.op is not Op.MAP_MULTIPLY or not once.issuperset(step.reads.values()):
+    if step.op is not Op.MAP_MULTIPLY or not read_once.issuperset(step.reads.values()):
         return None
-    gate, other = (made[step.reads[name]] for name in ("input", "other"))
+    gate, other = (maker[step.reads[name]] for name in ("input", "other"))
     alike = gate is not other and gate.op is other.op is Op.LINEAR_BF16 and gate.reads == other.reads
     return gate if alike and "bias" not in gate.tables else None
 
 
-def _takes_in(step: PlanStep, after: PlanStep, gate: PlanStep | None) -> bool:
+def _fuse(step: PlanInstruction, after: PlanInstruction, gate: PlanInstruction | None) -> bool:
     """Make `after`, which alone reads the result of `step` and where there is a `gate` of that, part of it; whether it
     can be."""
     result, numbers = step.writes["output"], step.numbers

@@ -13,12 +13,12 @@ from typing import Literal
 
 import torch
 
-from triptych.native.step import GROUP, PAIR, WIDEST_BF16, AttentionKind, Function, Index, Op, Over, Pairing, StoredType
+from triptych.native.step import GROUP, PAIR, WIDEST_BF16, Function, Index, KeySource, Op, Over, Pairing, StoredType
 from triptych.program.native_values import (
     Angles,
     NativeValue,
-    PlanStep,
-    PlanSteps,
+    PlanInstruction,
+    PlanInstructions,
     PlanTable,
     Positions,
     StoredKeys,
@@ -50,7 +50,7 @@ NOT_NATIVE = {
 
 
 @dataclass(eq=False)
-class StepList:
+class InstructionList:
     """The steps of a program so far, and what decides about the next ones.
 
     packed    weights that are stored packed: vectors are rounded before they are multiplied with them.
@@ -71,17 +71,17 @@ class StepList:
     bf16: Literal["all", "packed"] | None
     reads: Collection[str] = ()
     encoding: bool = False
-    out: PlanSteps = field(default_factory=PlanSteps)
+    out: PlanInstructions = field(default_factory=PlanInstructions)
     rounded: dict[tuple[Vector, bool], Vector] = field(default_factory=dict)
     attended: set[int] = field(default_factory=set)
 
     def add(
         self, op: Op, out: Vector | None, reads: dict[str, Vector], tables: dict[str, PlanTable] | None = None,
         **numbers: float,
-    ) -> PlanStep:  # fmt: skip
+    ) -> PlanInstruction:  # fmt: skip
         over = out.over if out is not None else Over.TOKENS
         writes = {} if out is None else {"output": out}
-        step = PlanStep(op, over, reads, writes, tables or {}, numbers)
+        step = PlanInstruction(op, over, reads, writes, tables or {}, numbers)
         if op in (Op.MAP, Op.MAP_MULTIPLY, Op.ADD, Op.ROTATE, Op.STORED):
             step.takes_over = "input"
         self.out.steps.append(step)
@@ -120,13 +120,13 @@ def native(*operations: str) -> Callable[[StepsOf], StepsOf]:
 class NativeWalk:
     """One entry on its way to steps: `values` are what its operations gave so far."""
 
-    maker: StepList
+    maker: InstructionList
     entry: Entry
     values: dict[str, NativeValue]
     over: Over
     expert: int
     uses: Mapping[str, int]
-    activations: dict[Vector, tuple[PlanStep, str]] = field(default_factory=dict)
+    activations: dict[Vector, tuple[PlanInstruction, str]] = field(default_factory=dict)
 
     def result(self, step: Instruction) -> NativeValue:
         if step.op not in NATIVE:
@@ -303,7 +303,7 @@ class NativeWalk:
         window = 0 if maker.encoding else window_in(how["mask"], cross)
         numbers = {
             "width": width, "heads": heads, "groups": groups, "value_width": v.width, "store": k.store,
-            "kind": AttentionKind.CROSS if cross else AttentionKind.SELF, "scale": how["scale"],
+            "kind": KeySource.CROSS if cross else KeySource.SELF, "scale": how["scale"],
             "softcap": how["softcap"] or 0.0,
         }  # fmt: skip
         tables, reads = dict[str, PlanTable](), {"input": q}
@@ -320,7 +320,7 @@ class NativeWalk:
         new = {"keys": k.new, "values": v.new}
         numbers["bf16"] = maker.bf16 == "packed" and max(width, v.width) <= WIDEST_BF16
         if maker.encoding:
-            numbers |= {"kind": AttentionKind.ROW, "store": 0}
+            numbers |= {"kind": KeySource.ROW, "store": 0}
         elif k.store in maker.attended:
             raise NotServed(f"two attentions to the keys of layer {k.store}")
         elif window != (maker.windows[k.store] or 0):
@@ -357,7 +357,7 @@ class NativeWalk:
 
 
 def walk_entry(
-    maker: StepList, entry: Entry, values: dict[str, NativeValue], over: Over = Over.TOKENS, expert: int = 0
+    maker: InstructionList, entry: Entry, values: dict[str, NativeValue], over: Over = Over.TOKENS, expert: int = 0
 ) -> Vector:
     """Walk one entry, with the weights of this expert where it is an expert's."""
     walk = NativeWalk(maker, entry, values, over, expert, uses_of(entry, ALIASES))

@@ -36,11 +36,11 @@ from triptych.native.step import (
     StoredType,
 )
 from triptych.program.native_fusion import fused
-from triptych.program.native_operations import StepList, walk_entry
+from triptych.program.native_operations import InstructionList, walk_entry
 from triptych.program.native_values import (
     NativeValue,
-    PlanStep,
-    PlanSteps,
+    PlanInstruction,
+    PlanInstructions,
     PlanTable,
     Positions,
     StoredKeys,
@@ -111,7 +111,7 @@ def plan_of(
 
     Raises NotServed, naming what the executor lacks.
     """
-    maker = StepList(program, packed, stored_type(dtype), windows, "packed" if bf16 else None, reads)
+    maker = InstructionList(program, packed, stored_type(dtype), windows, "packed" if bf16 else None, reads)
     _check_entries(program, "decode", "unembed")
     entry, head = program.entries["decode"], program.entries["unembed"]
     values: dict[str, NativeValue] = {
@@ -143,7 +143,7 @@ def encoding_plan_of(
     NotServed, naming what the executor lacks.
     """
     products: Literal["all", "packed"] = "packed" if source else "all"
-    maker = StepList(program, packed, StoredType.F32, [], products if bf16 else None, encoding=True)
+    maker = InstructionList(program, packed, StoredType.F32, [], products if bf16 else None, encoding=True)
     _check_entries(program, "encode", *(["cross_kv"] if source else []))
     entry = program.entries["encode"]
     names = {"ids": "ids", "token_types": "types", "frames": "frames", "q_pos": "positions", "k_pos": "positions"}
@@ -162,7 +162,7 @@ def encoding_plan_of(
     return _assembled(maker.out, bf16, entry)
 
 
-def _add_cross(maker: StepList, memory: Vector) -> None:
+def _add_cross(maker: InstructionList, memory: Vector) -> None:
     """The steps of `cross_kv`, whose keys and values go to a store for each layer of the decoder."""
     entry = maker.program.entries["cross_kv"]
     values: dict[str, NativeValue] = {entry.inputs[0]: memory}
@@ -210,7 +210,7 @@ def check_plan(plan: NativePlan, matrices: Records, stores: int) -> None:
         raise NotServed("a table of its plan has an unknown layout")
 
 
-def _assembled(steps: PlanSteps, bf16: bool, entry: Entry) -> NativePlan:
+def _assembled(steps: PlanInstructions, bf16: bool, entry: Entry) -> NativePlan:
     """The plan of some steps; `entry` has the shapes and dtypes of the sites that are read."""
     steps = fused(steps) if bf16 else steps
     levels = _levels(steps)
@@ -232,7 +232,7 @@ def _assembled(steps: PlanSteps, bf16: bool, entry: Entry) -> NativePlan:
     return NativePlan(records, tuple(tables), arena, scratch, partial, steps.result.width, reads, sites)
 
 
-def _scratch(ordered: list[PlanStep]) -> tuple[int, int]:
+def _scratch(ordered: list[PlanInstruction]) -> tuple[int, int]:
     """What `step_attend.c` needs: numbers of each thread (`struct scratch`), and of a token's range (`partial`)."""
     scratch = partial = 0
     for step in ordered:
@@ -247,21 +247,23 @@ def _scratch(ordered: list[PlanStep]) -> tuple[int, int]:
     return scratch, partial
 
 
-def _levels(steps: PlanSteps) -> dict[PlanStep, int]:
-    made: dict[Vector, PlanStep] = {}
-    levels: dict[PlanStep, int] = {}
+def _levels(steps: PlanInstructions) -> dict[PlanInstruction, int]:
+    maker: dict[Vector, PlanInstruction] = {}
+    levels: dict[PlanInstruction, int] = {}
     for step in steps.steps:
-        before = [made[vector] for vector in step.reads.values()] + step.after
-        levels[step] = 1 + max((levels[one] for one in before), default=-1)
-        made.update(dict.fromkeys(step.writes.values(), step))
+        before = [maker[vector] for vector in step.reads.values()] + step.after
+        levels[step] = 1 + max((levels[other] for other in before), default=-1)
+        maker.update(dict.fromkeys(step.writes.values(), step))
     return levels
 
 
-def _buffers(steps: PlanSteps, ordered: list[PlanStep], levels: dict[PlanStep, int]) -> dict[Vector, _Buffer]:
+def _buffers(
+    steps: PlanInstructions, ordered: list[PlanInstruction], levels: dict[PlanInstruction, int]
+) -> dict[Vector, _Buffer]:
     """A buffer for each vector.  A result takes over the buffer of an input that nothing else reads any more, and that
     is not kept."""
-    kept = steps.sites.values()
-    readers: dict[Vector, list[PlanStep]] = {}
+    site_vectors = steps.sites.values()
+    readers: dict[Vector, list[PlanInstruction]] = {}
     for step in ordered:
         for vector in set(step.reads.values()):
             readers.setdefault(vector, []).append(step)
@@ -271,12 +273,12 @@ def _buffers(steps: PlanSteps, ordered: list[PlanStep], levels: dict[PlanStep, i
         for vector in step.reads.values():
             buffers[vector].last = max(buffers[vector].last, level)
         for name, vector in step.writes.items():
-            own = step.reads.get(step.takes_over or "")
-            if own in kept:
-                own = None
-            if own is not None and name == "output" and own.width == vector.width and own.over == vector.over:
-                if step.forced or [one for one in readers[own] if levels[one] >= level] == [step]:
-                    buffers[vector] = buffers[own]
+            reused = step.reads.get(step.takes_over or "")
+            if reused in site_vectors:
+                reused = None
+            if reused is not None and name == "output" and reused.width == vector.width and reused.over == vector.over:
+                if step.forced or [one for one in readers[reused] if levels[one] >= level] == [step]:
+                    buffers[vector] = buffers[reused]
                     continue
             elif step.forced and name == "output":
                 raise NotServed("a sum over experts that does not fit its buffer")
@@ -284,7 +286,7 @@ def _buffers(steps: PlanSteps, ordered: list[PlanStep], levels: dict[PlanStep, i
     return buffers
 
 
-def _place(buffers: dict[Vector, _Buffer], steps: PlanSteps) -> tuple[int, int]:
+def _place(buffers: dict[Vector, _Buffer], steps: PlanInstructions) -> tuple[int, int]:
     """Give each buffer the lowest place of the arena that is free while it lives; those that are kept have places of
     their own, in other memory.  The sizes of both."""
     assert steps.result is not None
@@ -315,7 +317,7 @@ def _lines(width: int) -> int:
     return (width + LINE - 1) // LINE * LINE
 
 
-def _write(record: Any, step: PlanStep, buffers: dict[Vector, _Buffer], tables: dict[PlanTable, int]) -> None:
+def _write(record: Any, step: PlanInstruction, buffers: dict[Vector, _Buffer], tables: dict[PlanTable, int]) -> None:
     member = MEMBER.get(step.op, "")
     own = OPERANDS.get(member)
     named = () if own is None else (*own.buffers.split(), *own.tables.split())
@@ -327,7 +329,7 @@ def _write(record: Any, step: PlanStep, buffers: dict[Vector, _Buffer], tables: 
         (record if name in HEADER else record[member])[name] = value
 
 
-def _set_barriers(records: Records, ordered: list[PlanStep], levels: dict[PlanStep, int]) -> None:
+def _set_barriers(records: Records, ordered: list[PlanInstruction], levels: dict[PlanInstruction, int]) -> None:
     """All threads meet between two levels.  An expert without tokens is passed over, with its barriers; what follows it
     then begins with one."""
     before, after_expert = 0, False

@@ -59,34 +59,34 @@ class StepReads:
         self.sites, self.empty = tuple(sites), empty
         self.calls: list[_ReadCall] = []
         self.keys: dict[int, int] = {}
-        self.memory, self.used = torch.empty(0), 0
-        self.held = 0  # numbers that were left and not taken
-        self.as_left = True  # whether they are taken in the dtype in which they were left
+        self.memory, self.used_numbers = torch.empty(0), 0
+        self.unread_numbers = 0  # numbers that were left and not taken
+        self.in_stored_dtype = True  # whether they are taken in the dtype in which they were left
 
     def begin(self, slots: Sequence[int], keys: Sequence[int]) -> None:
         """The rows of the next step: their cache slots, and the keys under which their values are taken later."""
         self.keys = dict(zip(slots, keys, strict=True))
 
-    def room(self, plan: NativePlan, slots: Sequence[int], positions: Sequence[int]) -> int:
+    def reserve(self, plan: NativePlan, slots: Sequence[int], positions: Sequence[int]) -> int:
         """The address of memory for the tokens of one call, which stand at `positions` in `slots`."""
         numbers = plan.reads * len(slots)
-        if self.used + numbers > len(self.memory):
-            self.memory, self.used = self.empty(max(PIECE, numbers)), 0
+        if self.used_numbers + numbers > len(self.memory):
+            self.memory, self.used_numbers = self.empty(max(PIECE, numbers)), 0
         rows, first = [], 0
         for slot, tokens in groupby(slots):
             end = first + len(list(tokens))
             rows.append((self.keys[slot], first, end))
             first = end
-        self.calls.append(_ReadCall(self.memory, self.used, numbers, plan.sites, tuple(rows), positions))
-        self.used += numbers
-        self.held += numbers
-        self.as_left = all(place.dtype == torch.float32 for place in islice(plan.sites.values(), 1))
+        self.calls.append(_ReadCall(self.memory, self.used_numbers, numbers, plan.sites, tuple(rows), positions))
+        self.used_numbers += numbers
+        self.unread_numbers += numbers
+        self.in_stored_dtype = all(place.dtype == torch.float32 for place in islice(plan.sites.values(), 1))
         return self.memory.data_ptr() + 4 * self.calls[-1].start
 
     def take(self, only: Collection[int] | None = None) -> Iterator[SiteValue]:
         """What was left since the last time, in order, of these keys or of all: parts of the memory, or in the dtype of
         the modules."""
-        calls, self.calls, self.held = self.calls, [], 0
+        calls, self.calls, self.unread_numbers = self.calls, [], 0
         runs: list[list[_ReadCall]] = []
         for call in calls:
             if runs and call.continues(runs[-1][-1]):

@@ -54,7 +54,7 @@ class Binding:
     vocab: int
     of_call: list[int]
     versions: WeightVersions
-    kept: list[Tensor]
+    tensors: list[Tensor]
     packed: bool
 
 
@@ -64,7 +64,7 @@ class Binder:
     def __init__(self, module: nn.Module, plan: NativePlan, matrix_of: MatrixOf | None = None) -> None:
         self.plan, self.matrix_of = plan, matrix_of
         self.parameters: Mapping[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
-        self.kept: list[Tensor] = []
+        self.tensors: list[Tensor] = []
         self.shared: list[Tensor] = []
         self.copied: list[Tensor] = []
         self.packed: list[PackedWeight] = []
@@ -85,12 +85,12 @@ class Binder:
             if i in of_call:
                 continue
             layout, rows, columns, data = self._table(table, positions)
-            self.kept.append(data)
+            self.tensors.append(data)
             start = columns // 2 if table.kind == "bias both ways" else 0  # of distance 0
             matrices[i] = (layout, rows, columns, 0, data.data_ptr() + start * data.element_size())
         limit, vocab = self._limits(matrices)
         versions = WeightVersions(self.shared, self.copied, self.packed)
-        return Binding(self.plan, matrices, positions, limit, vocab, of_call, versions, self.kept, bool(self.packed))
+        return Binding(self.plan, matrices, positions, limit, vocab, of_call, versions, self.tensors, bool(self.packed))
 
     def _limits(self, matrices: Records) -> tuple[int, int]:
         limit = vocab = np.iinfo(np.int32).max
@@ -182,7 +182,7 @@ class Binder:
 class Prepared:
     """A module as it was when it was lowered, and its plan or why there is none; executors of one module share it."""
 
-    def __init__(self, module: Transformer, plan_of: Callable[..., NativePlan], how: tuple[Any, ...]) -> None:
+    def __init__(self, module: Transformer, plan_of: Callable[..., NativePlan], arguments: tuple[Any, ...]) -> None:
         self.fingerprint = ModuleFingerprint(module)
         self.plan: NativePlan | None = None
         self.binding: Binding | None = None
@@ -194,7 +194,7 @@ class Prepared:
             packed = frozenset(name for name, weight in named if isinstance(weight, PackedWeight))
             try:
                 with torch.inference_mode(False), torch.no_grad():
-                    self.plan = plan_of(lower(module), packed, *how)
+                    self.plan = plan_of(lower(module), packed, *arguments)
             except ConfigError as reason:
                 self.reason = str(reason)
 
@@ -204,19 +204,19 @@ class Prepared:
 
 
 def bound(
-    module: Transformer, kind: str, plan_of: Callable[..., NativePlan], how: tuple[Any, ...],
+    module: Transformer, kind: str, plan_of: Callable[..., NativePlan], arguments: tuple[Any, ...],
     matrix_of: MatrixOf | None, positions: int,
 ) -> Binding:  # fmt: skip
-    """The plan `plan_of(program, packed weights, *how)` of the module as it is now, with its weights as they are now
-    and tables for so many positions.  The module keeps it under its `kind`, and `how`.  Raises NotServed where there is
-    none."""
+    """The plan `plan_of(program, packed weights, *arguments)` of the module as it is now, with its weights as they are
+    now and tables for so many positions.  The module keeps it under its `kind`, and `arguments`.  Raises NotServed
+    where there is none."""
     with module.plans.lock:
-        every: dict[tuple[Any, ...], Prepared] = module.plans.setdefault(kind, {})
-        prepared = every.get(how)
+        prepared_plans: dict[tuple[Any, ...], Prepared] = module.plans.setdefault(kind, {})
+        prepared = prepared_plans.get(arguments)
         if prepared is None or not prepared.serves(module):
-            prepared = Prepared(module, plan_of, how)
-            serving = [(key, one) for key, one in every.items() if one.serves(module)]
-            module.plans[kind] = dict(serving[-MOST_PLANS:]) | {how: prepared}
+            prepared = Prepared(module, plan_of, arguments)
+            serving = [(key, plan) for key, plan in prepared_plans.items() if plan.serves(module)]
+            module.plans[kind] = dict(serving[-MOST_PLANS:]) | {arguments: prepared}
         if prepared.plan is None:
             raise NotServed(prepared.reason or "the model has no native plan")
         binding = prepared.binding

@@ -40,7 +40,7 @@ class Vector:
 
 
 @dataclass(eq=False)
-class PlanStep:
+class PlanInstruction:
     """One instruction.  `reads`, `writes`, `tables` and `numbers` are by the names of their fields in
     `triptych.native.step`; `after` are steps that must come before although no vector says so; `takes_over` names the
     read whose buffer the result must (`forced`) or may share."""
@@ -51,7 +51,7 @@ class PlanStep:
     writes: dict[str, Vector] = field(default_factory=dict)
     tables: dict[str, PlanTable] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
-    after: list[PlanStep] = field(default_factory=list)
+    after: list[PlanInstruction] = field(default_factory=list)
     takes_over: str | None = None
     forced: bool = False
 
@@ -91,11 +91,11 @@ def vector_of(values: Mapping[str, NativeValue], name: str) -> Vector:
 
 
 @dataclass(eq=False)
-class PlanSteps:
+class PlanInstructions:
     """The steps of `decode` and `unembed`, or of `encode`, the vector of their result, and those of sites that are
     read, by name: they must be there when the step is done."""
 
-    steps: list[PlanStep] = field(default_factory=list)
+    steps: list[PlanInstruction] = field(default_factory=list)
     result: Vector | None = None
     sites: dict[str, Vector] = field(default_factory=dict)
 

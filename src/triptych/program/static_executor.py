@@ -37,9 +37,9 @@ def compiled(run: Run) -> Run:
     """`torch.compile` for fixed shapes, without a break in the graph."""
     made: Run = torch.compile(run, fullgraph=True, dynamic=False)
 
-    def call(inputs: Tensor, bucket: int, every: bool) -> Tensor:
+    def call(inputs: Tensor, bucket: int, all_slots_used: bool) -> Tensor:
         with torch._dynamo.config.patch(recompile_limit=VERSIONS, accumulated_recompile_limit=VERSIONS):
-            return made(inputs, bucket, every)
+            return made(inputs, bucket, all_slots_used)
 
     return call
 
@@ -71,7 +71,7 @@ class StaticStep:
         self.fingerprint: ModuleFingerprint | None = None
         self.program: Program | None = None
         self.plan: StaticPlan | None = None
-        self.seen: list[Tensor] = []
+        self.store_tensors: list[Tensor] = []
         self.replays: dict[tuple[int, bool], Replay] = {}
         self._best: tuple[Tensor, list[int]] | None = None  # of the last call, and the slots that were chosen
 
@@ -103,15 +103,15 @@ class StaticStep:
         sources = ((0,) * len(ids),) * 2 if self.cross is None else self.cross.of(slots)
         numbers[:, slots] = torch.tensor([tuple(ids), rows.past, (1,) * len(ids), *sources])
         self.inputs.copy_(numbers, non_blocking=True)  # from memory that is not pinned: it is read before this returns
-        every = self.compiler is None and len(slots) == len(self.cache.lengths)
-        out, best = self._replay(bucket_of(rows.end, self.cache.capacity), every)()
+        all_slots_used = self.compiler is None and len(slots) == len(self.cache.lengths)
+        out, best = self._replay(bucket_of(rows.end, self.cache.capacity), all_slots_used)()
         step.finish()
-        taken = [slots[i] for i in chosen]
-        self._best = best, taken
-        run = slice(taken[0], taken[0] + len(taken)) if taken else slice(0)
-        if taken == list(range(run.start or 0, run.stop)):
+        chosen_slots = [slots[i] for i in chosen]
+        self._best = best, chosen_slots
+        run = slice(chosen_slots[0], chosen_slots[0] + len(chosen_slots)) if chosen_slots else slice(0)
+        if chosen_slots == list(range(run.start or 0, run.stop)):
             return out[run].clone()  # the next step writes to `out`
-        return out[torch.tensor(taken, device=out.device)]
+        return out[torch.tensor(chosen_slots, device=out.device)]
 
     def best(self) -> Largest | None:
         """The likeliest token after each chosen one of the last call, and its logit; None where that did not run."""
@@ -142,8 +142,8 @@ class StaticStep:
             forms = [True] if slots == 1 else [True, False]
         end = 1
         while end < 2 * length:
-            for every in forms:
-                self._replay(bucket_of(min(end, length), self.cache.capacity), every)()
+            for all_slots_used in forms:
+                self._replay(bucket_of(min(end, length), self.cache.capacity), all_slots_used)()
             end *= 2
 
     # -- what a step is bound to ----------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class StaticStep:
         """Make the plan anew where the module, a parameter or a store is another one than before."""
         stores = self.cache.stores if self.cross is None else [*self.cache.stores, *self.cross.stores]
         tensors = [x for store in stores for x in (store.k, store.v)]
-        same = len(tensors) == len(self.seen) and all(map(is_, tensors, self.seen))
+        same = len(tensors) == len(self.store_tensors) and all(map(is_, tensors, self.store_tensors))
         due = self.guard is None or self.guard.due()
         if same and self.plan is not None and not due:
             return
@@ -160,7 +160,7 @@ class StaticStep:
             self.fingerprint, self.program, same = ModuleFingerprint(self.module), None, False
         if same and self.plan is not None and self.plan.versions.same():
             return
-        self.plan, self.seen, self.replays = None, [], {}
+        self.plan, self.store_tensors, self.replays = None, [], {}
         reason = refusal(self.module) or unseen_changes(self.module)
         if reason is not None:
             raise NotServed(reason)
@@ -173,12 +173,12 @@ class StaticStep:
             raise NotServed(str(problem)) from None
         self.run: Run = plan.run if self.compiler is None else self.compiler(plan.run)
         self.inputs = torch.zeros(5, len(self.cache.lengths), dtype=torch.long, device=self.module.device)
-        self.seen = tensors
+        self.store_tensors = tensors
 
-    def _replay(self, bucket: int, every: bool) -> Replay:
+    def _replay(self, bucket: int, all_slots_used: bool) -> Replay:
         """One step on `self.inputs`, and the best tokens: a CUDA graph where the model is on a GPU.  There is one for
         each bucket, and another where all slots are in use: it need not keep what a slot without a row holds."""
-        how = bucket, every
+        how = bucket, all_slots_used
         if how not in self.replays:
             self.captures += 1
             on_gpu = self.module.device.type == "cuda"
@@ -212,6 +212,6 @@ class StaticStep:
         return replay
 
 
-def _step(run: Run, inputs: Tensor, bucket: int, every: bool) -> tuple[Tensor, Tensor]:
-    out = run(inputs, bucket, every)
+def _step(run: Run, inputs: Tensor, bucket: int, all_slots_used: bool) -> tuple[Tensor, Tensor]:
+    out = run(inputs, bucket, all_slots_used)
     return out, best_of(out)

@@ -69,7 +69,7 @@ def _is_static(mask: Mask) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Keys:
+class _StoreKeys:
     """Keys or values in a store: those of the rows themselves, or of their sources."""
 
     store: Store
@@ -110,7 +110,7 @@ class StaticPlan:
             raise NotServed("a weight was made in inference mode, where changes are not counted")
         self.versions = WeightVersions(list(self.weights.values()), in_tables, [])
         # What a graph reads stays allocated as long as the plan, though another thread gives a parameter other numbers.
-        self.held = [weight.detach() for weight in self.weights.values()]
+        self.kept_alive = [weight.detach() for weight in self.weights.values()]
 
     def _join(self, group: Group) -> tuple[Tensor, Tensor | None, list[int]]:
         """The matrix of a group of products, their biases and how many rows each has."""
@@ -142,12 +142,12 @@ class StaticPlan:
 
     # -- one step -------------------------------------------------------------------------------------------------
 
-    def run(self, inputs: Tensor, bucket: int, every: bool = False) -> Tensor:
+    def run(self, inputs: Tensor, bucket: int, all_slots_used: bool = False) -> Tensor:
         """inputs [5, slots]: the id of each slot's next token, its position, whether the slot is in use in this step,
         the length of its source and the place of that in the stores of sources.  -> logits [slots, V]; those of slots
         that are not in use mean nothing, and their stores stay as they are.  `bucket` positions hold all keys of the
-        rows.  `every` says that all slots are in use."""
-        return _StaticRun(self, inputs, bucket, every).run()
+        rows.  `all_slots_used` says that all slots are in use."""
+        return _StaticRun(self, inputs, bucket, all_slots_used).run()
 
 
 @dataclass(eq=False)
@@ -155,9 +155,9 @@ class _StaticRun:
     plan: StaticPlan
     inputs: Tensor
     bucket: int
-    every: bool
+    all_slots_used: bool
     values: dict[str, Tensor] = field(default_factory=dict)
-    keys: dict[str, _Keys] = field(default_factory=dict)
+    keys: dict[str, _StoreKeys] = field(default_factory=dict)
     biases: dict[str, Tensor] = field(default_factory=dict)  # of each head by distance, [H, positions]
     attentions: dict[Hashable, tuple[Runner, Tensor | None]] = field(default_factory=dict)
 
@@ -169,7 +169,7 @@ class _StaticRun:
         self.ends = (self.positions + 1).to(torch.int32)
         if plan.cross is not None:
             for i, name in enumerate(program.entries["cross_kv"].outputs):
-                self.keys[name] = _Keys(plan.cross.stores[i // 2], "kv"[i % 2], True)
+                self.keys[name] = _StoreKeys(plan.cross.stores[i // 2], "kv"[i % 2], True)
         for group in plan.groups:
             self.step(group)
         head = program.entries["unembed"]
@@ -219,10 +219,10 @@ class _StaticRun:
         target = store.k if leaf == "k" else store.v
         place = self.positions if store.window is None else self.positions % store.window
         new = store.form.encode(new)
-        if not self.every:
+        if not self.all_slots_used:
             new = torch.where(self.used[:, None, None], new, target[self.slots, :, place])
         target[self.slots, :, place] = new
-        self.keys[step.result] = _Keys(store, leaf, False)
+        self.keys[step.result] = _StoreKeys(store, leaf, False)
 
     def attend(self, step: Instruction) -> None:
         """Attention of one query per slot [slots, H, K] to the slot's keys, by a kernel of `triptych.attention`."""
@@ -235,13 +235,13 @@ class _StaticRun:
         sinks = self.plan.weights[step.weights["sinks"]] if "sinks" in step.weights else None
         self.values[step.result] = runner(q[:, :, None], k, v, bias, sinks)[:, :, 0]
 
-    def reads_all(self, step: Instruction, keys: _Keys) -> bool:
+    def reads_all(self, step: Instruction, keys: _StoreKeys) -> bool:
         """Whether a slot's query sees all keys up to its own, by plain scores."""
-        seen = isinstance(step.attributes["mask"], Causal | Full) and not keys.cross
-        return seen and step.attributes["softcap"] is None and not step.weights and "bias" not in step.inputs
+        sees_all = isinstance(step.attributes["mask"], Causal | Full) and not keys.cross
+        return sees_all and step.attributes["softcap"] is None and not step.weights and "bias" not in step.inputs
 
     def attention(
-        self, step: Instruction, keys: _Keys, q: Tensor, k: Tensor, v: Tensor
+        self, step: Instruction, keys: _StoreKeys, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Runner, Tensor | None]:
         """A kernel prepared for the slots, and the bias of their positions; once for layers that ask for the same."""
         how, bias = step.attributes, step.inputs.get("bias", "")
@@ -261,7 +261,7 @@ class _StaticRun:
             self.attentions[kind] = DOT_PRODUCT.plan(request), placed
         return self.attentions[kind]
 
-    def numbers(self, keys: _Keys, dtype: torch.dtype) -> Tensor:
+    def numbers(self, keys: _StoreKeys, dtype: torch.dtype) -> Tensor:
         """[slots, G, S, K]: what the slots hold, up to the bucket where places are positions."""
         store, layer = keys.store, keys.store.layer
         x, width = (store.k, layer.width) if keys.leaf == "k" else (store.v, layer.value_width)
@@ -271,7 +271,7 @@ class _StaticRun:
             x = x[:, :, : self.bucket]
         return store.form.decode(x, width).to(dtype)
 
-    def places(self, keys: _Keys, count: int) -> Tensor:
+    def places(self, keys: _StoreKeys, count: int) -> Tensor:
         """The position of the key at each place, [slots or 1, S]; negative where a ring has none yet."""
         place = torch.arange(count, device=self.positions.device)
         window = keys.store.window
@@ -280,7 +280,7 @@ class _StaticRun:
         position = self.positions[:, None]
         return position - (position - place) % window
 
-    def visible(self, mask: Mask, keys: _Keys, k_pos: Tensor) -> Tensor:
+    def visible(self, mask: Mask, keys: _StoreKeys, k_pos: Tensor) -> Tensor:
         """[slots, S]; a slot that is not in use sees its first place at least, so that its result is finite."""
         if keys.cross:
             shown = k_pos < self.sources[:, None]

@@ -18,7 +18,7 @@ from triptych.errors import InputError, shown
 from triptych.native import Input, Library, Matrix, library, step, usable_threads, why_not
 
 BAND, GROUP, SUPERGROUP = step.BAND, step.GROUP, step.SUPERGROUP
-Memory = Callable[[int], Tensor]
+Allocator = Callable[[int], Tensor]
 """Where a matrix is to lie: so many bytes, `[n]`, uint8."""
 _CHUNK = 1 << 18  # numbers packed or unpacked at a time: the temporaries stay small beside the matrix
 
@@ -187,7 +187,7 @@ def chunks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
 
 
 def packed_rows(
-    layout: Layout, shape: Sequence[int], memory: Memory, codes_of: Callable[[int, int], Codes], width: int = 1
+    layout: Layout, shape: Sequence[int], memory: Allocator, codes_of: Callable[[int, int], Codes], width: int = 1
 ) -> PackedMatrix:
     """The matrix of this shape whose rows [start, stop) are `codes_of(start, stop)`, `width` times fewer at a time."""
     rows, columns = shape

@@ -17,7 +17,7 @@ from triptych.errors import CheckpointError, InputError, nearest
 from triptych.native import library, why_not
 from triptych.native.huge_pages import HugePages
 from triptych.nn.weights import PackedWeight
-from triptych.quantize.kernel_layouts import BAND, Layout, Memory, PackedMatrix, multiply
+from triptych.quantize.kernel_layouts import BAND, Allocator, Layout, PackedMatrix, multiply
 from triptych.quantize.repack import INVERTIBLE, SAME_NUMBERS, blocks_of, repack, repack_groups
 from triptych.quantize.rounding import FORMS, quantize
 
@@ -131,7 +131,7 @@ class Packer:
     after: int = 0  # bytes of it at run time
     count: int = 0
     refused: dict[str, str] = field(default_factory=dict)
-    memory: Memory = field(default_factory=lambda: HugePages().take)
+    memory: Allocator = field(default_factory=lambda: HugePages().take)
 
     def stored(self, name: str, weight: PackedBlocks | PackedGroups, dtype: torch.dtype) -> PackedWeight | None:
         """The weight `name` from what a file has packed; None where the layouts cannot hold it."""

@@ -25,8 +25,8 @@ from triptych.quantize.kernel_layouts import (
     BAND,
     GROUP,
     LAYOUTS,
+    Allocator,
     Codes,
-    Memory,
     PackedMatrix,
     chunks,
     matrix_struct,
@@ -53,7 +53,7 @@ _NATIVE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # the types that `repack_blo
 _LOWEST = {"Q4_0": -8, "Q5_0": -16}  # the lowest code of the types whose codes are signed and become unsigned
 
 
-def repack(blocks: PackedBlocks, memory: Memory = plain_memory) -> PackedMatrix:
+def repack(blocks: PackedBlocks, memory: Allocator = plain_memory) -> PackedMatrix:
     """The matrix `[rows, columns]` that `blocks` hold, in the layout for their type.
 
     Raises CheckpointError for a type without a layout, and where a scale or a minimum is too large for fp16; such a
@@ -112,7 +112,7 @@ def blocks_of(matrix: PackedMatrix, kind: str) -> PackedBlocks:
     return PackedBlocks(format, raw)
 
 
-def repack_groups(groups: PackedGroups, memory: Memory = plain_memory) -> tuple[PackedMatrix, Tensor | None]:
+def repack_groups(groups: PackedGroups, memory: Allocator = plain_memory) -> tuple[PackedMatrix, Tensor | None]:
     """The matrix `[out, in]` of AWQ or GPTQ in a layout, and the order of its columns there where it is another one.
 
     With act-order the inputs of a group do not follow each other; the matrix then has its columns sorted by group, and

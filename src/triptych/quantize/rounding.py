@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import InputError, nearest, shown
-from triptych.quantize.kernel_layouts import GROUP, LAYOUTS, Codes, Memory, PackedMatrix, packed_rows, plain_memory
+from triptych.quantize.kernel_layouts import GROUP, LAYOUTS, Allocator, Codes, PackedMatrix, packed_rows, plain_memory
 
 # Steps between the least and the largest number of a group that are tried first.  With 15 of them both have a code;
 # with fewer, numbers at the ends are cut off or the others are rounded more finely.
@@ -17,7 +17,7 @@ _STEPS = tuple(15 + 0.4 * i for i in range(-7, 4))
 _PIECE = 1 << 12  # groups rounded at a time: the temporaries stay in the core's cache
 
 
-def quantize(weight: Tensor, form: str, memory: Memory = plain_memory) -> PackedMatrix:
+def quantize(weight: Tensor, form: str, memory: Allocator = plain_memory) -> PackedMatrix:
     """`weight [rows, columns]`, of any floating dtype, in a packed form, with scales for every 32 columns of a row.
 
     - `int8`: symmetric, the largest magnitude over 127 as the scale, numbers rounded to the nearest; layout S8.

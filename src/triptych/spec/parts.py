@@ -13,7 +13,7 @@ from triptych.spec.inputs import ConvSpec, FramesSpec, PatchesSpec
 from triptych.spec.masks import Causal, Mask
 from triptych.spec.norms import Norm
 from triptych.spec.part import Part, Shapes
-from triptych.spec.positions import Absolute, Position
+from triptych.spec.positions import Absolute, PositionSpec
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
@@ -276,7 +276,7 @@ class KindSpec(Part):
     """The settings that the layers of one kind share: who sees whom, and the position part inside attention."""
 
     mask: Mask
-    position: Position | None = None
+    position: PositionSpec | None = None
 
 
 class TableSpec(Part):

@@ -166,5 +166,5 @@ class DisentangledSpec(Part):
         return {"weight": (2 * self.span, self.width)}
 
 
-Position = RopeSpec | AlibiSpec | T5BucketsSpec | DisentangledSpec  # inside attention: the rotate and bias doors
+PositionSpec = RopeSpec | AlibiSpec | T5BucketsSpec | DisentangledSpec  # inside attention: the rotate and bias doors
 Absolute = LearnedSpec | SinusoidalSpec  # at the input: the embed door

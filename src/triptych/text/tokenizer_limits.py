@@ -84,15 +84,15 @@ class Growth:
     """
 
     def __init__(self) -> None:
-        self._other = 1.0
-        self._of: dict[str, float] = {}
+        self._default_growth = 1.0
+        self._growth_of: dict[str, float] = {}
         self.added = 0.0
 
     @property
     def largest(self) -> float:
-        return max(self._other, *self._of.values()) if self._of else self._other
+        return max(self._default_growth, *self._growth_of.values()) if self._growth_of else self._default_growth
 
-    def before(self, step: Step) -> None:
+    def prepend_step(self, step: Step) -> None:
         """Include `step`, which comes before the steps included so far."""
         if step["type"] == "Replace":
             self._replaced(step["pattern"], step["content"])
@@ -104,19 +104,20 @@ class Growth:
             self._multiply(_UNICODE_GROWTH.get(step["type"], 1))
 
     def _sum(self, text: str) -> float:
-        return sum(self._of.get(char, self._other) for char in text)
+        return sum(self._growth_of.get(char, self._default_growth) for char in text)
 
     def _multiply(self, count: int) -> None:
         if count > 1:
-            self._other, self._of = self.largest * count, {}
+            self._default_growth, self._growth_of = self.largest * count, {}
 
     def _replaced(self, pattern: Mapping[str, str], content: str) -> None:
         length, literal = self._sum(content), pattern.get("String")
         if literal:  # the length of the content is divided among the characters of a match
             for char in literal:
-                self._of[char] = max(self._of.get(char, self._other), length / len(literal))
+                self._growth_of[char] = max(self._growth_of.get(char, self._default_growth), length / len(literal))
         else:  # a regular expression may match anything, and also before every character and at the end
-            self._other, self._of = self._other + length, {char: old + length for char, old in self._of.items()}
+            self._default_growth += length
+            self._growth_of = {char: old + length for char, old in self._growth_of.items()}
             self.added += length
 
 
@@ -125,7 +126,7 @@ def _check_growth(name: str, reading: list[Step]) -> None:
         raise TextError(f"{name} apply {len(reading)} steps; {MAX_STEPS} is the limit")
     growth = Growth()
     for step in reversed(reading):
-        growth.before(step)
+        growth.prepend_step(step)
     if growth.largest > MAX_GROWTH:
         raise TextError(f"{name} can make {growth.largest:.3g} characters of one; {MAX_GROWTH:,} is the limit")
     if growth.added > MAX_ADDED:

@@ -37,10 +37,10 @@ from triptych.train.precision import (
 )
 from triptych.train.settings import Finite, RunSettings
 
-Part = Literal["step", "evaluation", "sample", "checkpoint"]
+Phase = Literal["step", "evaluation", "sample", "checkpoint"]
 REMEMBERED = 3  # times of each part; a first step is slower than the others
 TRIM_EVERY = 100  # steps; batches of other sizes leave gaps between allocations, of several times the memory in use
-SHARE = 0.1  # of the seconds: for what a run does of one part before its end, and for the evaluation at its end
+PHASE_TIME_FRACTION = 0.1  # of the seconds: for all of one part before the end of a run, and for its last evaluation
 
 
 class Budget:
@@ -48,28 +48,28 @@ class Budget:
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = math.inf if seconds is None else seconds
-        self._took: dict[Part, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
-        self._total: dict[Part, float] = defaultdict(float)
+        self._took: dict[Phase, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._total: dict[Phase, float] = defaultdict(float)
 
     @contextmanager
-    def timed(self, part: Part) -> Iterator[None]:
+    def timed(self, part: Phase) -> Iterator[None]:
         """Inside, `part` happens."""
         began = time.monotonic()
         yield
         self.add(part, time.monotonic() - began)
 
-    def add(self, part: Part, seconds: float) -> None:
+    def add(self, part: Phase, seconds: float) -> None:
         """`part` took `seconds`."""
         self._took[part].append(seconds)
         self._total[part] += seconds
 
-    def expected(self, part: Part) -> float:
+    def expected(self, part: Phase) -> float:
         """The seconds that `part` will take: the most of those it took lately, and 0 before it first happens."""
         return max(self._took[part], default=0.0)
 
-    def allows(self, part: Part) -> bool:
-        """Whether all of `part` before the end of the run, with one more, take at most `SHARE` of the seconds."""
-        return self._total[part] + self.expected(part) <= SHARE * self.seconds
+    def allows(self, part: Phase) -> bool:
+        """Whether all of `part` before the end, with one more, take at most `PHASE_TIME_FRACTION` of the seconds."""
+        return self._total[part] + self.expected(part) <= PHASE_TIME_FRACTION * self.seconds
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Trainer:
         batches = () if self.held_out is None else self.held_out.batches
         whole = self.budget.expected("evaluation") * len(batches) / FEWEST if batches else 0.0
         parts = (
-            (run.evaluate_every, min(SHARE * run.seconds, whole)),
+            (run.evaluate_every, min(PHASE_TIME_FRACTION * run.seconds, whole)),
             (run.sample_every, self.budget.expected("sample")),
             (run.save_every, self.budget.expected("checkpoint")),
         )
@@ -295,7 +295,7 @@ class Trainer:
             f"step {self.at.step + 1}: {what} is not finite; {where}; {LOWER}, or look at the data of this step"
         )
 
-    def _due(self, before: float, every: float, part: Part) -> bool:
+    def _due(self, before: float, every: float, part: Phase) -> bool:
         """Whether the last step crossed a multiple of `every` and there is time for `part`, or it ended the run."""
         if not every or self.done >= 1.0:
             return every > 0
@@ -320,10 +320,10 @@ class Trainer:
 
     def _score(self, held_out: HeldOut, share: float = 1.0) -> Score:
         """The score of one of 1 / `share` evaluations, which have a tenth of the seconds together."""
-        seconds = None if self.settings.seconds is None else SHARE * share * self.settings.seconds
+        seconds = None if self.settings.seconds is None else PHASE_TIME_FRACTION * share * self.settings.seconds
         return evaluate(self.module, held_out, autocast(self.precision, self.device), seconds=seconds)
 
-    def _in_evaluation_mode(self, part: Part, hook: Callable[[Trainer], None]) -> None:
+    def _in_evaluation_mode(self, part: Phase, hook: Callable[[Trainer], None]) -> None:
         with self.budget.timed(part):
             self._check_weights()
             self.module.eval()

@@ -20,7 +20,7 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import AlibiSpec, LearnedSpec, Mask, RopeSpec, SinusoidalSpec, T5BucketsSpec, causal, full
-from triptych.spec.positions import Absolute, Position
+from triptych.spec.positions import Absolute, PositionSpec
 from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
 from triptych_lectures.labs.small_models import block, curve, decoder
 
@@ -228,7 +228,7 @@ class PermutationLab(Lab):
         )
         return LabResult("Does attention know the order of its input?", MEANING, checks, (table, after))
 
-    def _parts(self, *, causal: bool) -> dict[str, tuple[Absolute | None, Position | None]]:
+    def _parts(self, *, causal: bool) -> dict[str, tuple[Absolute | None, PositionSpec | None]]:
         """Positions that are added to the embedding, or those inside attention."""
         return {
             NONE: (None, None),
@@ -239,7 +239,7 @@ class PermutationLab(Lab):
             "T5 buckets": (None, T5BucketsSpec(heads=self.heads, bidirectional=not causal)),
         }
 
-    def _model(self, embedded: Absolute | None, inside: Position | None, mask: Mask, seed: int) -> Model:
+    def _model(self, embedded: Absolute | None, inside: PositionSpec | None, mask: Mask, seed: int) -> Model:
         blocks = [block(self.width, self.heads, 2 * self.width)] * self.blocks
         spec = decoder(self.tokens, blocks, embedded=embedded, inside=inside, mask=mask)
         return Model(nn.new(spec, seed, torch.float64))

@@ -33,7 +33,7 @@ from triptych.spec import (
 )
 from triptych.spec.norms import Norm
 from triptych.spec.parts import LinearSpec
-from triptych.spec.positions import Absolute, Position
+from triptych.spec.positions import Absolute, PositionSpec
 from triptych.train import Data, Example, Optimizer, OptimizerSettings, RunSettings, Schedule, Trainer
 from triptych.train.objectives import Ids
 
@@ -59,7 +59,7 @@ def decoder(
     blocks: Sequence[BlockSpec],
     *,
     embedded: Absolute | None = None,
-    inside: Position | None = None,
+    inside: PositionSpec | None = None,
     final_norm: Norm | None = None,
     mask: Mask = CAUSAL,
     scale: float | None = None,
