@@ -87,9 +87,11 @@ def _stream(model: Model, prompt: str, settings: dict[str, Any], drafts: dict[st
     start = time.perf_counter()
     if sys.stdout.isatty() and model.spec.layout == "decoder":
         screen.console().print(screen.plain(prompt), style="dim", end="", soft_wrap=True)
-    for piece in model.stream(prompt, on_token=lambda _, token: ids.append(token), engine=engine, **settings):
-        screen.write(piece)
-    screen.write("\n")
+    try:
+        for piece in model.stream(prompt, on_token=lambda _, token: ids.append(token), engine=engine, **settings):
+            screen.write(piece)
+    finally:
+        screen.write("\n")  # after Ctrl-C too: a message follows
     screen.note(_speed(len(ids), time.perf_counter() - start))
     if len(ids) > 1 and model.executor != "modules" and engine.why_modules is not None:
         screen.note(f"steps ran as modules: {engine.why_modules}")

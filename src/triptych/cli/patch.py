@@ -145,8 +145,10 @@ def _show(grid: PatchGrid) -> None:
     if grid.rough:
         screen.note(ROUGH)
     if len(grid.columns) > WIDEST:
-        best = [(row, column, f"{value:.4f}") for row, column, value in grid.best(24)]
-        screen.show_rows(("site", "at", "metric"), best, title, right=["metric"])
+        span = grid.clean - grid.corrupt if grid.tells_apart else math.nan
+        moved = [(row, column, (x - grid.corrupt) / span) for row, column, x in grid.best(24) if x != grid.corrupt]
+        best = [(row, column, f"{share:.3f}") for row, column, share in sorted(moved, key=lambda cell: -cell[2])]
+        screen.show_rows(("site", "at", "share"), best, title, right=["share"])
         screen.note(f"the grid has {len(grid.columns)} columns; --save FILE.html or --json shows all of it")
         return
     cells = [["" if math.isnan(x) else f"{x:.3f}" for x in values] for values in grid.restored.tolist()]

@@ -12,7 +12,7 @@ const stackChoice = (stacks, pick) => stacks.length > 1
 const shadeChoice = (picked, pick) =>
   choice("Colour scale", Object.entries(SHADES).map(([key, { label, hint }]) => [key, label, hint]), picked, pick);
 
-const LEGIBLE = 13; // a cell this wide, in pixels, still carries a readable token on each axis
+const LEGIBLE = 11; // a cell this wide, in pixels, still carries a readable token on each axis
 const WHOLE = 160; // tokens that are shown at once; of longer texts PART of them are
 const PART = 48;
 const HIGHEST = 864; // pixels of the map with its labels, as in the style sheet; and of the labels over it
@@ -100,7 +100,7 @@ class Plot {
     if (this.measured?.longest === longest) return;
     this.grid.style.setProperty("--type", "13px");
     this.axis(this.side, queries, 1);
-    const across = this.ruler.clientWidth - this.side.offsetWidth - 2;
+    const across = this.ruler.clientWidth - this.side.offsetWidth - 6;
     this.measured = { longest, across, down: Math.min(0.75 * innerHeight, HIGHEST) - LABELS };
   }
 
@@ -132,6 +132,7 @@ class Plot {
     this.turnLabels(keys);
     const [width, height] = [keys, queries].map(({ length }) => `${length * this.cell}px`);
     Object.assign(this.heat.style, { width, height });
+    this.top.style.width = width; // the last label stands for more columns than there are
     this.paint(shade);
   }
 

@@ -93,7 +93,7 @@ def write(path: str | os.PathLike[str], html: str) -> None:
         # A token that ends inside a character may hold half a surrogate pair, which UTF-8 cannot encode.
         atomic_write(path, html.encode("utf-8", errors="replace"))
     except CheckpointError as error:
-        raise TriptychError(f"cannot write the page {path}: {error}; choose another place for it") from error
+        raise TriptychError(f"{error}; choose another place for the page") from error
 
 
 def check_place(path: Path) -> None:

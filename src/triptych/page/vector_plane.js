@@ -18,7 +18,7 @@ class PlaneView {
     this.words = group("words", "Words; press one to follow it through the layers");
     const stacks = section.stacks.map(({ stack }) => [stack, STACKS[stack].label]);
     const legend = section.texts.map((text, index) => el("span", {}, el("i", { class: `key-${index % COLOURS}` }),
-      el("bdi", { title: text.slice(0, 400) }, shown(text.slice(0, 80)))));
+      el("bdi", { title: text.slice(0, 400) }, shortened(shown(text), 80))));
     place.append(
       div("controls",
         stacks.length > 1 && choice("Stack", stacks, stacks[0][0], (stack) => this.pick(stack)),
@@ -60,7 +60,7 @@ class PlaneView {
   // A token, behind the one before it where it is followed: the same word differs by its context.
   label(i) {
     const { tokens, text, place } = this.stack;
-    const short = (token) => shown(token.slice(0, 40)).replaceAll("␣", "");
+    const short = (token) => shown(token.slice(0, 40)).replaceAll("␣", "") || "␣";
     const before = i > 0 && text[i - 1] === text[i] && place[i - 1] === place[i] - 1;
     return this.keys[i] === this.word && before ? `${short(tokens[i - 1])} ${short(tokens[i])}` : short(tokens[i]);
   }

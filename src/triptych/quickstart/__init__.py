@@ -108,7 +108,7 @@ def run(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"cannot write {out}: {error.strerror or error}") from None
+        raise CheckpointError(f"{out} cannot be a run's directory ({error.strerror or error}); give another") from None
     with RunLock(out):
         job = _job(chosen, data, seconds, out, resume, force, watch)
         samples = _Samples(chosen, job, out, watch)
