@@ -37,7 +37,6 @@ NUMBER = re.compile(r"(?<![\w.])-?\d[\d,_]*(?:\.\d+)?(?:e-?\d+)?")
 NOT_RUN = {  # the beginning of a command -> why it is not run
     "make quickstart": "installs the package; `triptych quickstart` is run",
     "make test": "runs these tests",
-    "python tools/": "writes a page that another test compares with the code",
     "make wheel": "builds in an environment of its own, for which it needs the network",
     "pip install dist/": "installs the wheel above it",
     ".venv/bin/jupyter": "serves until it is stopped",

@@ -193,7 +193,7 @@ def test_what_is_no_file_is_refused_in_one_line(tmp_path: Path) -> None:
         file.truncate(10 << 30)
     problems = {"pipe": "is a pipe or a device", "loop": "cannot be read", "zeros": "is a pipe or a device",
                 ".": "is a directory", "absent": "No such file", "sparse": "10,737,418,240 bytes",
-                "a\0b": "is not a path"}  # fmt: skip
+                "a\0b": "a path"}  # fmt: skip
     for name, problem in problems.items():
         for read in (lambda path: read_image(path, Preparation(height=8, width=8)), read_wav):
             with pytest.raises(InputError, match=problem) as refused:

@@ -90,8 +90,10 @@ def _stream(model: Model, prompt: str, settings: dict[str, Any], drafts: dict[st
     try:
         for piece in model.stream(prompt, on_token=lambda _, token: ids.append(token), engine=engine, **settings):
             screen.write(piece)
-    finally:
-        screen.write("\n")  # after Ctrl-C too: a message follows
+    except KeyboardInterrupt:
+        screen.write("\n")  # the message stands on a line of its own
+        raise
+    screen.write("\n")
     screen.note(_speed(len(ids), time.perf_counter() - start))
     if len(ids) > 1 and model.executor != "modules" and engine.why_modules is not None:
         screen.note(f"steps ran as modules: {engine.why_modules}")

@@ -83,7 +83,7 @@ def write_wav(path: str | Path, sound: Samples, rate: int = RATE) -> None:
     if np.asarray(sound).dtype.kind != "f" or np.ndim(sound) != 1 or not np.isfinite(sound).all():
         raise InputError(
             f"a sound is written from finite floats [T] in [-1, 1], and these are {np.asarray(sound).dtype} "
-            f"{list(np.shape(sound))} or not finite; average channels, and divide integers by their largest"
+            f"{list(np.shape(sound))} or not finite; average its channels, and divide integers by their largest"
         )
     whole = np.round(np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
     content = io.BytesIO()
