@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import wraps
 from inspect import getattr_static, isfunction, signature
@@ -184,7 +185,11 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             kinds = checks.get(name)
             if kinds is not None and not any(fits(value) for _, fits in kinds):
                 _refuse(function.__qualname__, name, value, [wanted for wanted, _ in kinds if wanted])
-        return function(*args, **kwargs)
+        torch = sys.modules.get("torch")
+        if torch is None or not torch._C._len_torch_function_stack() or torch.get_default_device().type == "cpu":
+            return function(*args, **kwargs)
+        with torch.device("cpu"):  # what is not said to be elsewhere is here, whatever the default of the caller is
+            return function(*args, **kwargs)
 
     return call
 

@@ -129,10 +129,14 @@ def pattern_statistics(
 def _room(shape: Sequence[int], top: int, labels: KeyLabels, device: torch.device) -> dict[str, Tensor]:
     heads, queries, keys = shape
     absent = {"delimiters": labels.delimiters is None, "own_document": labels.k_document is None}
-    out = {name: torch.zeros(heads, queries, device=device) for name in PER_QUERY if not absent.get(name, False)}
+    out = {
+        name: torch.zeros(heads, queries, dtype=torch.float32, device=device)
+        for name in PER_QUERY
+        if not absent.get(name, False)
+    }
     out["top_keys"] = torch.full((heads, queries, top), -1, dtype=torch.int32, device=device)
-    out["top_weights"] = torch.zeros(heads, queries, top, device=device)
-    out["received"] = torch.zeros(heads, keys, device=device)
+    out["top_weights"] = torch.zeros(heads, queries, top, dtype=torch.float32, device=device)
+    out["received"] = torch.zeros(heads, keys, dtype=torch.float32, device=device)
     return out
 
 

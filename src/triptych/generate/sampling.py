@@ -8,6 +8,7 @@ sample.
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ def filter_top(scores: Tensor, how: Sampling) -> Tensor:
         before = probs.cumsum(dim=-1) - probs  # mass of the tokens likelier than this one
         scores = scores.masked_fill((before >= how.top_p).scatter(-1, index, before >= how.top_p), -torch.inf)
     if how.min_p > 0:
-        floor = scores.amax(dim=-1, keepdim=True) + torch.log(torch.tensor(how.min_p, device=scores.device))
+        floor = scores.amax(dim=-1, keepdim=True) + math.log(how.min_p)
         scores = scores.masked_fill(scores < floor, -torch.inf)
     return scores
 
@@ -113,7 +114,7 @@ def exponential(seed: int, request: int, position: int, size: int) -> Tensor:
     """[size] exponential noise; dividing probabilities by it and taking the largest draws from them."""
     digest = hashlib.blake2b(f"{seed}/{request}/{position}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    return torch.empty(size).exponential_(generator=generator)
+    return torch.empty(size, dtype=torch.float32, device="cpu").exponential_(generator=generator)
 
 
 Rule = Callable[[Tensor, Sequence[int]], Tensor]

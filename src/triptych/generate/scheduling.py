@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from triptych import machine
-from triptych.arguments import integer
+from triptych.arguments import checked, integer
 from triptych.errors import InputError
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Output, Request
@@ -72,6 +72,7 @@ class Scheduler:
         done = self.total - running - len(self.waiting)
         return QueueProgress(done, running, self.total, self.tokens, 0 if prefixes is None else prefixes.reused)
 
+    @checked
     def step(self) -> list[Output]:
         """Let waiting rows join, and run one step.  A row that fails leaves with the reason `error`; the others run
         on."""

@@ -113,7 +113,7 @@ def path_patch(
     read = sorted({name for name, _ in places})
     runs = TwinRuns(model, second, [[*of_run, *read] for of_run in changes], batch_tokens)
     fired = torch.zeros(len(sending), len(places) or 1, dtype=torch.bool)
-    effects = torch.zeros(fired.shape)
+    effects = fired.float()
     if places:
         carried = _carried(runs, changes, places, read)
         third = TwinRuns(model, plain, list(carried.values()), batch_tokens)

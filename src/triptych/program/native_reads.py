@@ -55,11 +55,11 @@ class StepReads:
     """Memory for what steps leave of some sites, which are names of the program's; `empty(n)` gives n fp32 numbers of
     it."""
 
-    def __init__(self, sites: Sequence[str], empty: Callable[[int], Tensor] = torch.empty) -> None:
+    def __init__(self, sites: Sequence[str], empty: Callable[[int], Tensor]) -> None:
         self.sites, self.empty = tuple(sites), empty
         self.calls: list[_Call] = []
         self.keys: dict[int, int] = {}
-        self.memory, self.used = torch.empty(0), 0
+        self.memory, self.used = empty(0), 0
         self.held = 0  # numbers that were left and not taken
         self.as_left = True  # whether they are taken in the dtype in which they were left
 
