@@ -16,7 +16,7 @@ from numbers import Real
 from os import PathLike
 from typing import ParamSpec, SupportsIndex, TypeVar
 
-from triptych.errors import ArgumentError, InputError, shown
+from triptych.errors import ArgumentError, InputError, TriptychError, shown
 from triptych.migration_hints import WRONG_TYPE, of_argument
 
 P = ParamSpec("P")
@@ -134,6 +134,10 @@ def is_integers(value: object) -> bool:
     return _is_list(value, _is_integer)
 
 
+def _function(arguments: str) -> tuple[str, Callable[[object], bool]]:
+    return f"a function of ({arguments})", lambda value: takes(value, *arguments.split(", "))
+
+
 #: One alternative of an annotation -> what it is called in a message, and its check.
 _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "None": ("", lambda value: value is None),
@@ -149,7 +153,11 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "dict": ("a dict", lambda value: isinstance(value, dict)),
     "Sequence[str]": ("a list of strings", lambda value: _is_list(value, _is_text)),
     "Sequence[int]": ("a list of integers", is_integers),
-    **dict.fromkeys(("Callable", "OnProgress", "OnEmbedded"), ("a function", callable)),
+    "Callable": ("a function", callable),
+    "Decode": _function("ids"),
+    "Hook": _function("name, tensor"),
+    "OnEmbedded": _function("int, int"),
+    "OnProgress": _function("QueueProgress"),
 }
 
 
@@ -159,7 +167,9 @@ def _kinds(annotation: str) -> list[tuple[str, Callable[[object], bool]]] | None
     names = [name.rpartition(".")[2] for name in plain.split(" | ")]
     if {"str", "Path"} <= set(names):
         names = ["PathText" if name == "str" else name for name in names]
-    return [_KINDS[name] for name in names] if all(name in _KINDS for name in names) else None
+    arguments = re.match(r"Callable\[\[(.+)\], ", annotation)
+    kinds = _KINDS if arguments is None else {**_KINDS, "Callable": _function(arguments[1])}
+    return [kinds[name] for name in names] if all(name in kinds for name in names) else None
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
@@ -186,10 +196,15 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             if kinds is not None and not any(fits(value) for _, fits in kinds):
                 _refuse(function.__qualname__, name, value, [wanted for wanted, _ in kinds if wanted])
         torch = sys.modules.get("torch")
-        if torch is None or not torch._C._len_torch_function_stack() or torch.get_default_device().type == "cpu":
-            return function(*args, **kwargs)
-        with torch.device("cpu"):  # what is not said to be elsewhere is here, whatever the default of the caller is
-            return function(*args, **kwargs)
+        try:
+            if torch is None or not torch._C._len_torch_function_stack() or torch.get_default_device().type == "cpu":
+                return function(*args, **kwargs)
+            with torch.device("cpu"):  # what is not said to be elsewhere is here, whatever the default of the caller is
+                return function(*args, **kwargs)
+        except RuntimeError as error:  # of torch's allocator; its message has several lines
+            if "can't allocate memory" in str(error):
+                raise TriptychError("not enough memory; give a shorter text or fewer rows") from None
+            raise
 
     return call
 

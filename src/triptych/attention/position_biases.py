@@ -29,7 +29,7 @@ def alibi_bias(heads: int, q_pos: Int[Tensor, "... T"], k_pos: Int[Tensor, "... 
     """`-slope[h] * |q_pos - k_pos|`, fp32: `[H, T, S]`, or `[B, H, T, S]` for positions `[B, T]`, `[B, S]`."""
     if has_torch_function_unary(q_pos):
         return ops.record(alibi_bias, heads, q_pos, k_pos)
-    distance = (q_pos[..., :, None] - k_pos[..., None, :]).abs().float()
+    distance = (q_pos[..., :, None].long() - k_pos[..., None, :].long()).abs().float()
     return -alibi_slopes(heads).to(q_pos.device)[:, None, None] * distance[..., None, :, :]
 
 

@@ -160,7 +160,7 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return least
 
 
-def begin_alike(prompts: Iterable[Sequence[int]]) -> bool:
+def begin_alike(prompts: Iterable[Iterable[int]]) -> bool:
     """Whether some of these prompts begin alike, so that a row can take over what another computed."""
     ordered = sorted(map(list, prompts))
     return any(common(a, b) >= LEAST for a, b in pairwise(ordered))

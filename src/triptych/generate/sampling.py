@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triptych.arguments import integer, number
-from triptych.errors import InputError
+from triptych.arguments import integer, listed, number, takes
+from triptych.errors import InputError, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def forbid(ids: Sequence[int]) -> Rule:
     Raises InputError for what is no token id; the rule raises it for an id outside the vocabulary, which it learns from
     the logits.
     """
-    numbers = [integer("an id to forbid", token, 0) for token in ids]
+    numbers = [integer("an id to forbid", token, 0) for token in listed(ids, "forbid(ids)")]
     forbidden, highest = torch.tensor(numbers, dtype=torch.long), max(numbers, default=-1)
 
     def rule(logits: Tensor, row: Sequence[int]) -> Tensor:
@@ -137,6 +137,15 @@ def forbid(ids: Sequence[int]) -> Rule:
         return logits.index_fill(0, forbidden.to(logits.device), -torch.inf)
 
     return rule
+
+
+def check_rules(rules: object) -> None:
+    """Raise InputError for anything but a list of rules."""
+    if isinstance(rules, str | bytes) or not isinstance(rules, Sequence):
+        raise InputError(f"rules must be a list of functions, not {shown(rules)}")
+    for rule in rules:
+        if not takes(rule, "logits", "ids"):
+            raise InputError(f"a rule must be a function of (logits, ids so far), not {shown(rule)}")
 
 
 def apply_rules(rules: Sequence[Rule], logits: Tensor, row: Sequence[int]) -> Tensor:
@@ -148,9 +157,9 @@ def apply_rules(rules: Sequence[Rule], logits: Tensor, row: Sequence[int]) -> Te
     scores = logits.float().clone()
     for rule in rules:
         scores = rule(scores, row)
-        if not isinstance(scores, Tensor) or scores.shape != logits.shape:
-            got = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise InputError(f"a rule returned {got}, not logits {list(logits.shape)}")
+        usable = isinstance(scores, Tensor) and scores.is_floating_point() and scores.device == logits.device
+        if not usable or scores.shape != logits.shape:
+            raise InputError(f"a rule returned {shown(scores)}, not logits {list(logits.shape)} on {logits.device}")
     if not torch.isfinite(scores.max()):
         raise InputError("the rules leave no token to choose, or return logits that are not finite")
     return scores

@@ -21,6 +21,7 @@ from torch import Tensor
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.display import JsonResult, largest
 from triptych.probe.metric import Answer, MetricFunction, MetricName, metric_of
+from triptych.probe.patching import check_metric
 from triptych.probe.prompts import (
     BATCH_TOKENS,
     EditedRun,
@@ -156,6 +157,8 @@ def ablate(
     check_list(texts, "texts")
     if reference is not None:
         check_list(reference, "reference")
+        if how == "zero":
+            raise InputError("reference= is not read with how='zero'; choose how='mean' or 'resample'")
     if part not in get_args(Part) or how not in get_args(Replaced):
         raise InputError(f"ablate {shown(part)} by {shown(how)}: parts are {', '.join(get_args(Part))}; "
                          f"replacements {', '.join(get_args(Replaced))}")  # fmt: skip
@@ -192,8 +195,7 @@ def ablate(
         ]
         margin = max(margin, runs.margin)
         plain = runs.twin_logits[:1]
-        measured = measure.beside(plain)
-        before[b] = measured(plain)[0]
+        measured, before[b], _ = check_metric(measure, plain, plain)
         for piece in runs.compare(changes, foreign=how != "zero"):
             rows = [present[i] for i in piece.numbers]
             values[rows, b] = before[b] + piece.effect(measured)

@@ -159,6 +159,8 @@ def _put(site: str, value: object, *, added: bool = False) -> Put:
     if not isinstance(value, Tensor):
         raise ProbeError(f"the edit at {site}: {shown(value)} is no tensor; write torch.tensor(...)")
     readable(value, f"the edit at {site}")
+    if value.is_complex():
+        raise ProbeError(f"the edit at {site}: its value is {value.dtype}; give real numbers")
     return Put(value, added)
 
 
@@ -296,7 +298,11 @@ def _numbers_of(at: Selection) -> list[int]:
 def _listed(given: object, kind: Any, wanted: str) -> Sequence[Any]:
     """What is given, one or a list.  Raises ProbeError for anything that is not of this kind."""
     every = [given] if isinstance(given, kind) else given
-    if not isinstance(every, Sequence) or not all(isinstance(one, kind) for one in every):
+    if (
+        isinstance(every, bytes | str | range)
+        or not isinstance(every, Sequence)
+        or not all(isinstance(one, kind) for one in every)
+    ):
         raise ProbeError(f"{wanted}, not {shown(given)}")
     return every
 
