@@ -197,7 +197,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
                 _refuse(function.__qualname__, name, value, [wanted for wanted, _ in kinds if wanted])
         torch = sys.modules.get("torch")
         try:
-            if torch is None or not torch._C._len_torch_function_stack() or torch.get_default_device().type == "cpu":
+            if torch is None or not torch._C._len_torch_function_stack():
                 return function(*args, **kwargs)
             with torch.device("cpu"):  # what is not said to be elsewhere is here, whatever the default of the caller is
                 return function(*args, **kwargs)

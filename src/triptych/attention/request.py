@@ -213,7 +213,10 @@ def prepare(
     Raises InputError for arrays and lists in place of tensors, when shapes, dtypes or devices do not fit together, and
     when documents and a mask that compares them do not come together.
     """
-    _check_tensors(q=q, k=k, v=v, bias=bias, sinks=sinks, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc, k_doc=k_doc)
+    k_doc = q_doc if k_doc is None else k_doc
+    every = {"q_pos": q_pos, "k_pos": k_pos, "q_doc": q_doc, "k_doc": k_doc}
+    labels: dict[str, Any] = {name: label for name, label in every.items() if label is not None}
+    _check_tensors(q=q, k=k, v=v, bias=bias, sinks=sinks, **labels)
     lacking = {1: 3, 2: 2}.get(q.dim(), 0)  # dimensions
     q = q[(None,) * lacking] if lacking else q
     if k.dim() == 2 and v.dim() == 2:
@@ -224,14 +227,12 @@ def prepare(
     if bias is not None:
         bias = _fit_bias(bias, scores)
     adopted = mask_lowering.adopt(mask, q.device)
-    if q_doc is not None and k_doc is None:
-        k_doc = q_doc
-    labels = _labels(q, k, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc, k_doc=k_doc)
+    labels = _labels(q, k, **labels)
     for leaf in mask_lowering.leaves(adopted):
         if isinstance(leaf, Dense) and not fits(leaf.array, scores):
             raise InputError(f"mask of shape {list(leaf.array.shape)} does not fit scores [B,H,T,S] {list(scores)}")
     mask_lowering.check_documents(adopted, q_doc=q_doc is not None, k_doc=k_doc is not None)
-    aligned = q_pos is None and k_pos is None
+    aligned = q_pos is k_pos is None
     tensors = Tensors(q, k, v, bias, sinks)
     request = AttentionRequest.of(
         q, k, v, rows=q.shape[0], queries=q.shape[2], keys=k.shape[2],
@@ -288,20 +289,18 @@ def _fit_bias(bias: Tensor, shape: tuple[int, ...]) -> Tensor:
     return in_four
 
 
-def _labels(q: Tensor, k: Tensor, **labels: Tensor | None) -> dict[str, Any]:
+def _labels(q: Tensor, k: Tensor, **labels: Tensor) -> dict[str, Any]:
     """Positions and documents as int64, whose differences do not overflow."""
     for name, label in labels.items():
-        if label is None:
-            continue
         length = q.shape[2] if name.startswith("q") else k.shape[2]
         if label.shape not in ((length,), (1, length), (q.shape[0], length)):
             raise InputError(f"{name} {list(label.shape)}: give [{length}] or [{q.shape[0]}, {length}]")
         if label.is_floating_point() or label.is_complex() or label.dtype == torch.bool:
             raise InputError(f"{name} is {label.dtype}; give integers")
-    k_pos = labels["k_pos"]
-    if k_pos is not None and k_pos.numel() and (k_pos < 0).all():
+        labels[name] = label.long()
+    if "k_pos" in labels and labels["k_pos"].numel() and (labels["k_pos"] < 0).all():
         raise InputError("all of k_pos is negative, which are empty slots, so that no query sees anything")
-    return {name: None if label is None else label.long() for name, label in labels.items()}
+    return labels
 
 
 def placed_request(

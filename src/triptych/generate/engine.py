@@ -71,8 +71,7 @@ class Engine:
         if executor not in get_args(Executor):
             raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
         check_cache_type(cache_type)
-        if not isinstance(speculation, Speculation | None):
-            raise InputError(f"speculation={shown(speculation)} must be a Speculation, as Speculation(PromptLookup())")
+        optional("speculation", speculation, Speculation)
         if matmul == "bf16" and executor != "auto":
             raise InputError(f"matmul='bf16' needs the native executor, and executor={executor!r} was asked for")
         self.module, self.decode, self.executor, self.reuse, self.matmul = module, decode, executor, reuse, matmul
@@ -150,12 +149,10 @@ class Engine:
         self.guard.visits += not self.guard.only_own_code
         if self.prefixes is None:
             for row, slot in zip(rows, self.cache.add(len(rows)), strict=True):
-                row.slot = slot
+                row.slot, row.cache = slot, self.cache
         else:
             for row in rows:
-                row.slot = self.prefixes.slot(row, self.rows)
-        for row in rows:
-            row.cache = self.cache
+                row.slot, row.cache = self.prefixes.slot(row, self.rows), self.cache
         self._keep([*self.rows, *rows])
 
     @torch.inference_mode()
@@ -185,7 +182,6 @@ class Engine:
         rows that are returned.
         """
         self._check_rows(rows)
-        used: set[int] = set()
         named = set(rows)
         dropped = [row for row in self.rows if row not in named]
         spare = [row.slot for row in dropped]
@@ -193,16 +189,11 @@ class Engine:
             spare += self.cache.add(lacking)
         for row in dropped:
             row.cache = None
-        sources, targets, next_rows = [], [], []
+        next_rows: list[LiveRow] = []
         for row in rows:
-            if row.slot not in used:
-                used.add(row.slot)
-                next_rows.append(row)
-                continue
-            slot = spare.pop()
-            sources.append(row.slot)
-            targets.append(slot)
-            next_rows.append(row.copy(slot))
+            next_rows.append(row.copy(spare.pop()) if row in next_rows else row)
+        copies = [(old.slot, new.slot) for old, new in zip(rows, next_rows, strict=True) if new is not old]
+        sources, targets = ([slots[side] for slots in copies] for side in range(2))
         self.cache.copy(sources, targets)
         if self.cross is not None:
             self.cross.share(sources, targets)
@@ -358,8 +349,7 @@ class Engine:
     def _check_rows(self, rows: object, *caches: object) -> None:
         """Raise InputError for what is no list of rows that run here, or whose slots are in one of these caches."""
         if not isinstance(rows, Sequence) or not all(
-            isinstance(row, LiveRow) and (row in self.rows or any(row.cache is cache for cache in caches))
-            for row in rows
+            isinstance(row, LiveRow) and (row in self.rows or row.cache in caches) for row in rows
         ):
             raise InputError("give rows that run in this engine, as its add() returned them since its last reset()")
 

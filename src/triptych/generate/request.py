@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -62,13 +62,11 @@ class Request:
             raise InputError(f"ends={shown(self.ends)} must be a collection of token ids")
         for end in self.ends:
             integer("an id of ends", end, 0)
-        integer("number", self.number, 0)
+        for name in ("number", "max_new_tokens", "logprobs"):
+            integer(name, getattr(self, name) or 0, 0)
         if not len(self.prompt):
             raise InputError(f"prompt {self.number} is empty: give it at least one token")
-        integer("max_new_tokens", self.max_new_tokens, 0)
         stop_strings(self.stop)
-        if self.logprobs is not None:
-            integer("logprobs", self.logprobs, 0)
         if not isinstance(self.probe, Session | None):
             raise InputError(
                 f"probe={shown(self.probe)} must be a Session, as probe.Session(probe.Plan.of(model.spec, read, edit))"
@@ -93,7 +91,7 @@ class LiveRow:
     slot: int = -1
     cached: int = 0
     reason: str | None = None
-    cache: object = None
+    cache: object = field(default=None, repr=False)
     error: Exception | None = None
     reused: int = 0
     draft: Sequence[int] = ()

@@ -65,9 +65,6 @@ def sample(logits: Tensor, how: Sampling, requests: Sequence[int], rows: Sequenc
     Raises InputError for logits that are not finite.
     """
     check_finite(logits)
-    if how.temperature == 0 and how.repetition_penalty == 1:
-        tokens: list[int] = logits.argmax(dim=-1).tolist()
-        return tokens
     scores = logits.float()
     if how.repetition_penalty != 1:
         scores = penalize(scores, rows, how.repetition_penalty)

@@ -178,8 +178,7 @@ class ModelInside(Displayed):
         session = Session(plan, allow_null=allow_null)
         session.trace.read_rows(rows, first, second)
         session.trace.tokenizer = self.tokenizer
-        inference = torch.is_inference_mode_enabled() and not plan.wants_grad
-        with torch.inference_mode(inference), torch.set_grad_enabled(plan.wants_grad):
+        with torch.inference_mode(False), torch.set_grad_enabled(plan.wants_grad):
             session.trace.logits = self._forward(first, second, session.taps)
         return session.close()
 

@@ -175,10 +175,8 @@ def ablate(
     sums = [] if how != "mean" else values_at(model, others, list(known), max_bytes, batch_tokens)
     sums = [{name: value.double().sum(0) for name, value in of_one.items()} for of_one in sums]
     replacements = _Replacements(how, known, others, sums, seed)
-    values, before = (
-        torch.full((len(ablated), len(prompts)), math.nan, dtype=torch.float32),
-        torch.zeros(len(prompts), dtype=torch.float32),
-    )
+    values = torch.full((len(ablated), len(prompts)), math.nan, dtype=torch.float32)
+    before = values.new_zeros(len(prompts))
     fired, moved = (torch.zeros(values.shape, dtype=torch.bool) for _ in range(2))
     margin = 0.0
     for b, (prompt, place) in enumerate(zip(prompts, places, strict=True)):

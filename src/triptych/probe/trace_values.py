@@ -297,11 +297,6 @@ class Statistics:
     def __post_init__(self) -> None:
         if as_index(self.top) not in range(STATISTICS_TOP + 1):
             raise ProbeError(f"top={shown(self.top)}: give a number of keys from 0 to {STATISTICS_TOP}")
-        for name, labels in (("delimiters", self.delimiters), ("documents", self.documents)):
-            if labels is not None and not (
-                isinstance(labels, Sequence) and all(hasattr(row, "__len__") for row in labels)
-            ):
-                raise ProbeError(f"{name}={shown(labels)}: give one list of labels for each row of the batch")
 
     def labels(self, item: int, queries: Sequence[int], keys: int, device: torch.device) -> KeyLabels:
         """Those of one row for queries at these positions.  Tokens behind the end of what was given, such as
@@ -360,8 +355,8 @@ def reduced(value: Tensor, reduce: str, site: str) -> Tensor:
 def _of_row(given: Labels, item: int, what: str) -> Sequence[int] | None:
     if given is None:
         return None
-    if item >= len(given):
-        raise ProbeError(f"{what}: {len(given)} rows, and row {item} is read; give them for every row of the batch")
+    if not hasattr(given, "__len__") or item >= len(given):
+        raise ProbeError(f"{what}={shown(given)} has none for row {item}; give a list for every row of the batch")
     return given[item]
 
 
