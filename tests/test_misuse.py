@@ -15,13 +15,13 @@ import cli_models
 import tiny
 import triptych
 from hub_encoders import HUB
-from triptych import probe, quickstart
+from triptych import generate, probe, quickstart
 from triptych.checkpoints.convert import convert
 from triptych.count import count, predict
 from triptych.draw import draw
 from triptych.errors import InputError, TriptychError
 from triptych.explain import explain, worked
-from triptych.generate import Engine, forbid
+from triptych.generate import Engine, LiveRow, Request, forbid
 from triptych.media import audio
 from triptych.model import Model, create, load
 from triptych.page.live import live_page
@@ -54,6 +54,13 @@ def busy(model: Model) -> Engine:
 BUSY: list[Any] = []
 
 
+def freed(engine: Engine) -> LiveRow:
+    """A row that has left the engine."""
+    (row,) = engine.add(Request(prompt=[1, 2]))
+    engine.free([row])
+    return row
+
+
 def names(folder: Path) -> dict[str, Any]:
     """What the lines of misuses.txt speak of: models of each layout, with tokenizers, and values of odd kinds."""
     words = word_tokenizer(cli_models.WORDS, 90)
@@ -77,6 +84,7 @@ def names(folder: Path) -> dict[str, Any]:
         "count": count, "draw": draw, "predict": predict, "live_page": live_page, "explain": explain, "worked": worked,
         "labs": labs, "Setup": Setup, "exercises": exercises, "audio": audio, "quantize": quantize,
         "quickstart": quickstart.run,
+        "generate": generate, "freed": freed(load(cli_models.checkpoint("decoder")).engine()),
     }  # fmt: skip
 
 
@@ -138,6 +146,32 @@ def test_an_engine_streams_one_text_at_a_time(values: dict[str, Any]) -> None:
     texts = [result.result() for result in results if not isinstance(result.exception(), InputError)]
     assert expected in texts
     assert set(texts) == {expected}
+
+
+def test_a_row_named_twice_has_its_logits_twice_and_one_of_another_engine_is_refused(values: dict[str, Any]) -> None:
+    first, second = (Engine(values["m"].module) for _ in range(2))
+    (row,), (other,) = (engine.add(Request(prompt=[5, 6], max_new_tokens=4)) for engine in (first, second))
+    assert torch.equal(*first.logits(rows=[row, row]))
+    with pytest.raises(InputError, match="rows that run in this engine"):
+        first.free([other])
+    assert first.add(Request(prompt=[7]))[0].slot != row.slot
+    row.ids.append(10**6)
+    with pytest.raises(InputError, match="vocabulary"):
+        first.step()
+
+
+def test_memory_that_torch_does_not_get_is_named_in_one_line(values: dict[str, Any]) -> None:
+    def metric(logits: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 99 bytes\nlines of C++")
+
+    assert problem("m.patch('ab', 'ac', metric=metric)", {**values, "metric": metric}, "not enough memory") == ""
+
+
+def test_gradients_are_read_in_inference_mode_too(values: dict[str, Any]) -> None:
+    with torch.inference_mode():
+        trace = values["m"].trace(["ab"], read="embed", grad=True)
+    trace.logits[0].sum().backward()
+    assert trace["embed"][0].grad is not None
 
 
 @pytest.mark.parametrize("code", RIGHT)

@@ -9,6 +9,7 @@ import ast
 import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import wraps
 from inspect import getattr_static, isfunction, signature, unwrap
@@ -16,7 +17,7 @@ from numbers import Real
 from os import PathLike
 from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
-from triptych.errors import ArgumentError, InputError, shown
+from triptych.errors import ArgumentError, InputError, TriptychError, shown
 from triptych.migration_hints import WRONG_TYPE, of_argument
 
 P = ParamSpec("P")
@@ -134,6 +135,10 @@ def is_integers(value: object) -> bool:
     return _is_list(value, _is_integer)
 
 
+def _function(arguments: str) -> tuple[str, Callable[[object], bool]]:
+    return f"a function of ({arguments})", lambda value: takes(value, *arguments.split(", "))
+
+
 #: One alternative of an annotation -> what it is called in a message, and its check.
 _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "None": ("", lambda value: value is None),
@@ -149,7 +154,11 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "dict": ("a dict", lambda value: isinstance(value, dict)),
     "Sequence[str]": ("a list of strings", lambda value: _is_list(value, _is_text)),
     "Sequence[int]": ("a list of integers", is_integers),
-    **dict.fromkeys(("Callable", "OnProgress", "OnEmbedded"), ("a function", callable)),
+    "Callable": ("a function", callable),
+    "Decode": _function("ids"),
+    "Hook": _function("name, tensor"),
+    "OnEmbedded": _function("int, int"),
+    "OnProgress": _function("QueueProgress"),
 }
 
 
@@ -161,6 +170,8 @@ def _kinds(annotation: str, known: Mapping[str, object]) -> list[tuple[str, Call
     if {"str", "Path"} <= set(names):
         names = ["PathText" if name == "str" else name for name in names]
     kinds = _KINDS | {name: _instance(known.get(name)) for name in names if _is_own(known.get(name))}
+    if arguments := re.match(r"Callable\[\[(.+)\], ", annotation):
+        kinds["Callable"] = _function(arguments[1])
     kinds |= {name: _one_of(name) for name in names if name.startswith("Literal[")}
     return [kinds[name] for name in names] if all(name in kinds for name in names) else None
 
@@ -203,7 +214,16 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             kinds = checks.get(name)
             if kinds is not None and not any(fits(value) for _, fits in kinds):
                 _refuse(function.__qualname__, name, value, [wanted for wanted, _ in kinds if wanted])
-        return function(*args, **kwargs)
+        torch = sys.modules.get("torch")
+        try:
+            if torch is None or not torch._C._len_torch_function_stack():
+                return function(*args, **kwargs)
+            with torch.device("cpu"):  # what is not said to be elsewhere is here, whatever the default of the caller is
+                return function(*args, **kwargs)
+        except RuntimeError as error:  # of torch's allocator; its message has several lines
+            if "can't allocate memory" in str(error):
+                raise TriptychError("not enough memory; give a shorter text or fewer rows") from None
+            raise
 
     return call
 

@@ -68,9 +68,6 @@ def adopt(mask: Any, device: torch.device) -> Mask:
     """
     if mask is None:
         return FULL
-    if isinstance(mask, str) or callable(mask):
-        example = f"{getattr(mask, '__name__', 'causal')}()"
-        raise InputError(f"mask={shown(mask)}: give a mask such as triptych.{example}, or booleans true where visible")
     return rewrite(mask if isinstance(mask, Mask) else Dense(mask), lambda leaf: _on_device(leaf, device))
 
 
@@ -80,7 +77,9 @@ def _on_device(leaf: Mask, device: torch.device) -> Mask:
     try:
         array = torch.as_tensor(leaf.array)
     except (TypeError, ValueError, RuntimeError):  # nothing that a tensor can be made of
-        raise InputError(f"mask={shown(leaf.array)}: give a mask such as triptych.causal(), or booleans") from None
+        raise InputError(
+            f"mask={shown(leaf.array)}: give a mask such as triptych.causal(), or booleans true where visible"
+        ) from None
     if device.type != "meta":
         readable(array, "mask")
     array = array.to(device)

@@ -29,7 +29,7 @@ def alibi_bias(heads: int, q_pos: Int[Tensor, "... T"], k_pos: Int[Tensor, "... 
     """`-slope[h] * |q_pos - k_pos|`, fp32: `[H, T, S]`, or `[B, H, T, S]` for positions `[B, T]`, `[B, S]`."""
     if has_torch_function_unary(q_pos):
         return ops.record(alibi_bias, heads, q_pos, k_pos)
-    distance = (q_pos[..., :, None] - k_pos[..., None, :]).abs().float()
+    distance = (q_pos[..., :, None].long() - k_pos[..., None, :].long()).abs().float()
     return -alibi_slopes(heads).to(q_pos.device)[:, None, None] * distance[..., None, :, :]
 
 
@@ -72,7 +72,6 @@ def t5_bias(
     weight: Float[Tensor, "buckets H"],
     q_pos: Int[Tensor, "... T"],
     k_pos: Int[Tensor, "... S"],
-    *,
     max_distance: int = 128,
     bidirectional: bool = True,
 ) -> Float[Tensor, "*B H T S"]:
@@ -90,7 +89,7 @@ def distance_row(distance: Int[Tensor, ...], *, span: int, max_distance: int | N
     trained."""
     if max_distance is not None:
         near = span // 2
-        whole = torch.log(torch.tensor((max_distance - 1) / near))
+        whole = torch.log(torch.tensor((max_distance - 1) / near, dtype=torch.float32))
         growth = torch.log(distance.abs().clamp(min=near).float() / near) / whole
         far = (near + (growth * (near - 1)).ceil().long()) * distance.sign()
         distance = torch.where(distance.abs() <= near, distance, far)
@@ -127,7 +126,6 @@ def disentangled_bias(
     q: Float[Tensor, "B H T K"],
     k: Float[Tensor, "B G S K"],
     row: Int[Tensor, "... T S"],
-    *,
     pos_q: Float[Tensor, "R H K"] | None = None,
     pos_k: Float[Tensor, "R G K"] | None = None,
 ) -> Float[Tensor, "B H T S"]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from triptych import ops
+from triptych.arguments import checked
 from triptych.attention.request import (
     AttentionRequest,
     KeyArray,
@@ -21,12 +22,14 @@ from triptych.attention.request import (
     ValueArray,
     prepare,
 )
+from triptych.errors import InputError, shown
 
 Hook = Callable[[str, Tensor], Tensor]
 """Called with ("scores", [B, H, T, S]) - exactly what enters softmax, hidden entries -inf, no sink column - and with
 ("pattern", [B, H, T, S]), softmax's result before dropout.  What it returns is used instead."""
 
 
+@checked
 def attend_reference(
     q: QueryArray, k: KeyArray, v: ValueArray, *, hook: Hook | None = None, **options: Any
 ) -> OutputArray:
@@ -107,14 +110,17 @@ def finish(
     request: AttentionRequest, scores: Tensor, v: Tensor, sinks: Tensor | None, hook: Hook | None = None
 ) -> Tensor:
     """softmax -> dropout -> weighted sum of the values, in the dtype of the query."""
-    if hook is not None:
-        scores = hook("scores", scores)
-    pattern = pattern_of(scores, sinks)
-    if hook is not None:
-        pattern = hook("pattern", pattern)
+    pattern = _hooked(hook, "pattern", pattern_of(_hooked(hook, "scores", scores), sinks))
     if request.dropout:
         pattern = ops.dropout(pattern, request.dropout, True, request.random)
     return (pattern @ _per_head(v.to(request.precision), request)).to(request.dtype)
+
+
+def _hooked(hook: Hook | None, name: str, value: Tensor) -> Tensor:
+    new = value if hook is None else hook(name, value)
+    if not isinstance(new, Tensor) or new.shape != value.shape:
+        raise InputError(f"the hook returned {shown(new)} for the {name} {list(value.shape)}; return a tensor of them")
+    return new
 
 
 def _per_head(x: Tensor, request: AttentionRequest) -> Tensor:

@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from triptych.arguments import checked
+from triptych.arguments import checked, number
 from triptych.attention import mask_lowering
 from triptych.attention.rows import Rows
 from triptych.errors import InputError
-from triptych.spec.masks import Full, Mask, Points
+from triptych.spec.masks import Dense, Full, Mask, Points
 
 Runner = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 """A kernel prepared for one request: `runner(q, k, v, bias, sinks)` gives `[B, H, T, Kv]`."""
@@ -155,9 +155,6 @@ class AttentionRequest(Heads):
         visible: Tensor = self.mask.visible(q, k)
         if self.k_pos is not None:
             visible = visible & (k.position >= 0)
-        scores = (self.rows, self.heads, self.queries, self.keys)
-        if not fits(visible, scores):
-            raise InputError(f"mask of shape {list(visible.shape)} does not fit scores [B,H,T,S] {list(scores)}")
         return visible
 
     @CachedValue
@@ -215,28 +212,33 @@ def prepare(
     Raises InputError for arrays and lists in place of tensors, when shapes, dtypes or devices do not fit together, and
     when documents and a mask that compares them do not come together.
     """
-    _check_tensors(q=q, k=k, v=v, bias=bias, sinks=sinks, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc, k_doc=k_doc)
+    k_doc = q_doc if k_doc is None else k_doc
+    every = {"q_pos": q_pos, "k_pos": k_pos, "q_doc": q_doc, "k_doc": k_doc}
+    labels: dict[str, Any] = {name: label for name, label in every.items() if label is not None}
+    _check_tensors(q=q, k=k, v=v, bias=bias, sinks=sinks, **labels)
     lacking = {1: 3, 2: 2}.get(q.dim(), 0)  # dimensions
     q = q[(None,) * lacking] if lacking else q
     if k.dim() == 2 and v.dim() == 2:
         k, v = k[None, None], v[None, None]
     _check(q, k, v, sinks)
-    _check_numbers(scale, softcap, dropout)
+    _check_numbers(scale, softcap, dropout, torch.finfo(torch.promote_types(q.dtype, torch.float32)))
+    scores = (*q.shape[:3], k.shape[2])
     if bias is not None:
-        bias = _fit_bias(bias, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+        bias = _fit_bias(bias, scores)
     adopted = mask_lowering.adopt(mask, q.device)
-    if q_doc is not None and k_doc is None:
-        k_doc = q_doc
-    _check_labels(q, k, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc, k_doc=k_doc)
+    labels = _labels(q, k, **labels)
+    for leaf in mask_lowering.leaves(adopted):
+        if isinstance(leaf, Dense) and not fits(leaf.array, scores):
+            raise InputError(f"mask of shape {list(leaf.array.shape)} does not fit scores [B,H,T,S] {list(scores)}")
     mask_lowering.check_documents(adopted, q_doc=q_doc is not None, k_doc=k_doc is not None)
-    aligned = q_pos is None and k_pos is None
+    aligned = q_pos is k_pos is None
     tensors = Tensors(q, k, v, bias, sinks)
     request = AttentionRequest.of(
         q, k, v, rows=q.shape[0], queries=q.shape[2], keys=k.shape[2],
         scale=1.0 / math.sqrt(q.shape[3]) if scale is None else float(scale),
         mask=mask_lowering.simplify(adopted, q.shape[2], k.shape[2], aligned=aligned),
         softcap=softcap, biased=bias is not None, bias_learns=bias is not None and bias.requires_grad,
-        sinks=sinks is not None, dropout=dropout, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc, k_doc=k_doc,
+        sinks=sinks is not None, dropout=dropout, **labels,
         learns=torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors),
     )  # fmt: skip
     return request, tensors, lambda out: out[(0,) * lacking] if lacking else out
@@ -262,42 +264,42 @@ def _check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> None:
         raise InputError(f"{shapes}: k and v must agree in B, G and S, and q and k in B and K")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise InputError(f"{q.shape[1]} heads cannot share {k.shape[1]} key/value groups: H must be a multiple of G")
-    if not (q.dtype == k.dtype == v.dtype and q.dtype.is_floating_point):
-        raise InputError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: give one floating dtype")
+    if not (q.dtype == k.dtype == v.dtype and q.dtype.is_floating_point and q.dtype.itemsize > 1):
+        raise InputError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: give one floating dtype of 16 bits or more")
     if sinks is not None and (sinks.shape != (q.shape[1],) or not sinks.is_floating_point()):
         raise InputError(f"sinks {sinks.dtype} {list(sinks.shape)}: give one logit for each head, [{q.shape[1]}]")
     if not q.shape[3]:
         raise InputError(f"{shapes}: the heads have no width; K must be at least 1")
 
 
-def _check_numbers(scale: float | None, softcap: float | None, dropout: float) -> None:
+def _check_numbers(scale: float | None, softcap: float | None, dropout: float, of: torch.finfo) -> None:
     if not 0.0 <= dropout < 1.0:
         raise InputError(f"dropout {dropout} must be a probability in [0, 1)")
-    if scale is not None and not math.isfinite(scale):
-        raise InputError(f"scale {scale}: what scores are multiplied by must be finite")
-    if softcap is not None and not (math.isfinite(softcap) and softcap > 0.0):
-        raise InputError(f"softcap {softcap}: the bound of the scores must be finite and above 0")
+    if scale is not None:
+        number("scale", scale, of.min, of.max, f"a finite number of {of.dtype}")
+    if softcap is not None:
+        number("softcap", softcap, of.tiny, of.max, f"a finite number of {of.dtype} above 0")
 
 
-def _fit_bias(bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+def _fit_bias(bias: Tensor, shape: tuple[int, ...]) -> Tensor:
     in_four = bias[(None,) * (4 - bias.dim())] if bias.dim() < 4 else bias
     if not fits(in_four, shape) or not bias.is_floating_point():
         raise InputError(f"bias {bias.dtype} {list(bias.shape)} cannot be added to scores [B,H,T,S] {list(shape)}")
     return in_four
 
 
-def _check_labels(q: Tensor, k: Tensor, **labels: Tensor | None) -> None:
+def _labels(q: Tensor, k: Tensor, **labels: Tensor) -> dict[str, Any]:
+    """Positions and documents as int64, whose differences do not overflow."""
     for name, label in labels.items():
-        if label is None:
-            continue
         length = q.shape[2] if name.startswith("q") else k.shape[2]
         if label.shape not in ((length,), (1, length), (q.shape[0], length)):
             raise InputError(f"{name} {list(label.shape)}: give [{length}] or [{q.shape[0]}, {length}]")
         if label.is_floating_point() or label.is_complex() or label.dtype == torch.bool:
             raise InputError(f"{name} is {label.dtype}; give integers")
-    k_pos = labels["k_pos"]
-    if k_pos is not None and k_pos.numel() and (k_pos < 0).all():
+        labels[name] = label.long()
+    if "k_pos" in labels and labels["k_pos"].numel() and (labels["k_pos"] < 0).all():
         raise InputError("all of k_pos is negative, which are empty slots, so that no query sees anything")
+    return labels
 
 
 def placed_request(

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -129,10 +130,11 @@ def pattern_statistics(
 def _room(shape: Sequence[int], top: int, labels: KeyLabels, device: torch.device) -> dict[str, Tensor]:
     heads, queries, keys = shape
     absent = {"delimiters": labels.delimiters is None, "own_document": labels.k_document is None}
-    out = {name: torch.zeros(heads, queries, device=device) for name in PER_QUERY if not absent.get(name, False)}
+    zeros = partial(torch.zeros, dtype=torch.float32, device=device)
+    out = {name: zeros(heads, queries) for name in PER_QUERY if not absent.get(name, False)}
     out["top_keys"] = torch.full((heads, queries, top), -1, dtype=torch.int32, device=device)
-    out["top_weights"] = torch.zeros(heads, queries, top, device=device)
-    out["received"] = torch.zeros(heads, keys, device=device)
+    out["top_weights"] = zeros(heads, queries, top)
+    out["received"] = zeros(heads, keys)
     return out
 
 

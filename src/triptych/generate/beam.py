@@ -99,7 +99,7 @@ def beam_search(
             rules = [(row.request.rules, x, row.ids) for (_, row), x in zip(live, scores, strict=True)]
             scores = torch.stack([apply_rules(*one) if one[0] else one[1] for one in rules])
         searching = list(dict.fromkeys(owner for owner, _ in live))
-        sums = torch.tensor([beam.logprob for i in searching for beam in searches[i].live], device=scores.device)
+        sums = scores.new_tensor([beam.logprob for i in searching for beam in searches[i].live])
         likeliest, ids = _largest(scores, max(searches[i].continuation_count for i in searching))
         totals = likeliest + sums[:, None]
         grown: list[tuple[int, LiveRow, int]] = []  # the search, the row to go on from, and the next token

@@ -18,7 +18,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from triptych.arguments import check_ids, integer
+from triptych.arguments import check_ids, checked, integer, optional
 from triptych.attention import CacheType, check_cache_type
 from triptych.errors import InputError, TextError, shown
 from triptych.generate.next_tokens import Choice, choose
@@ -56,12 +56,13 @@ class Engine:
     products in bf16 were asked for and cannot be had.
     """
 
+    @checked
     def __init__(
         self, module: Transformer, *, decode: Decode | None = None, chunk: int | None = None,
         budget: int | None = None, executor: Executor = "auto", matmul: Matmul = "auto", reuse: bool = False,
         speculation: Speculation | None = None, cache_type: CacheType = "auto",
     ) -> None:  # fmt: skip
-        if not isinstance(module, torch.nn.Module):
+        if not isinstance(module, torch.nn.Module) or not hasattr(module, "spec"):
             raise InputError(f"an engine runs a Transformer, as model.module is one, not a {type(module).__name__}")
         if module.decoder is None:
             raise InputError(f"a {module.spec.family} encoder does not generate; use fill() or encode()")
@@ -70,8 +71,7 @@ class Engine:
         if executor not in get_args(Executor):
             raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
         check_cache_type(cache_type)
-        if not isinstance(speculation, Speculation | None):
-            raise InputError(f"speculation={shown(speculation)} must be a Speculation, as Speculation(PromptLookup())")
+        optional("speculation", speculation, Speculation)
         if matmul == "bf16" and executor != "auto":
             raise InputError(f"matmul='bf16' needs the native executor, and executor={executor!r} was asked for")
         self.module, self.decode, self.executor, self.reuse, self.matmul = module, decode, executor, reuse, matmul
@@ -128,6 +128,8 @@ class Engine:
     def prepare(self, request: Request) -> LiveRow:
         """A row for this request, which has no slot yet.  Raises as `add`, and InputError where the model was moved or
         cast under rows that run; without rows the engine begins again."""
+        if not isinstance(request, Request):
+            raise InputError(f"{shown(request)} is no generate.Request(prompt=[5, 6, 7])")
         if not self.runner.serves():
             if self.rows:
                 problem = "a window of the model has changed, or it was moved or cast while rows run"
@@ -135,6 +137,8 @@ class Engine:
             self.reset()
         row = self._row(request)
         if request.source is not None:
+            if not isinstance(request.source, Tensor):
+                check_ids(request.source, self.module.spec.vocab, f"source {request.number}")
             self.module.flat([request.source])  # raises for a source of another form
             row.source_length = self.module.length(request.source)
         return row
@@ -145,18 +149,19 @@ class Engine:
         self.guard.visits += not self.guard.only_own_code
         if self.prefixes is None:
             for row, slot in zip(rows, self.cache.add(len(rows)), strict=True):
-                row.slot = slot
+                row.slot, row.cache = slot, self.cache
         else:
             for row in rows:
-                row.slot = self.prefixes.slot(row, self.rows)
+                row.slot, row.cache = self.prefixes.slot(row, self.rows), self.cache
         self._set_rows([*self.rows, *rows])
 
     @torch.inference_mode()
     def free(self, rows: Sequence[LiveRow]) -> None:
         """Remove rows and free their slots for rows that are added later; those that have left are passed over."""
-        leaving = [row for row in rows if row.holds_slot and row.slot >= 0]
+        self._check_rows(rows, None, self.cache)
+        leaving = [row for row in rows if row.cache is not None]
         for row in leaving:
-            row.holds_slot, row.draft = False, ()
+            row.cache, row.draft = None, ()
         for_reuse: set[LiveRow] = set()
         if self.prefixes is not None:
             for_reuse = {row for row in leaving if row not in self.runner.running and self.prefixes.keep(row)}
@@ -176,24 +181,19 @@ class Engine:
         What each reads from then on is kept under a key of its own in its `path`; `Session.settle` joins those of the
         rows that are returned.
         """
-        used: set[int] = set()
+        self._check_rows(rows)
         named = set(rows)
         dropped = [row for row in self.rows if row not in named]
         spare = [row.slot for row in dropped]
         if (lacking := len(rows) - len(named) - len(spare)) > 0:
             spare += self.cache.add(lacking)
         for row in dropped:
-            row.holds_slot = False
-        sources, targets, next_rows = [], [], []
+            row.cache = None
+        next_rows: list[LiveRow] = []
         for row in rows:
-            if row.slot not in used:
-                used.add(row.slot)
-                next_rows.append(row)
-                continue
-            slot = spare.pop()
-            sources.append(row.slot)
-            targets.append(slot)
-            next_rows.append(row.copy(slot))
+            next_rows.append(row.copy(spare.pop()) if row in next_rows else row)
+        copies = [(old.slot, new.slot) for old, new in zip(rows, next_rows, strict=True) if new is not old]
+        sources, targets = ([slots[side] for slots in copies] for side in range(2))
         self.cache.copy(sources, targets)
         if self.cross is not None:
             self.cross.share(sources, targets)
@@ -209,7 +209,8 @@ class Engine:
 
         Raises InputError when a layer with a window no longer holds what came before.
         """
-        self.cache.trim(row.slot, length)
+        self._check_rows([row])
+        self.cache.trim(row.slot, integer("length", length, 0))
         row.cached = length
         self._reading = True
 
@@ -218,11 +219,12 @@ class Engine:
 
         Raises InputError where `row` has left its slot: give its request `keep_slot`.
         """
-        if not row.holds_slot:
+        self._check_rows([row], None, self.cache)
+        if row.cache is None:
             raise InputError("the row has left its cache slot; give its request keep_slot=True to restart it")
         new = self._row(replace(request, source=row.request.source), row.slot)
         self.cache.trim(row.slot, 0)
-        new.source, row.holds_slot = row.source, False
+        new.source, new.cache, row.cache = row.source, self.cache, None
         self._set_rows([other for other in self.rows if other.slot != row.slot] + [new])
         return new
 
@@ -325,10 +327,14 @@ class Engine:
         Nothing is chosen: append the ids to go on with to `row.ids`.  `probe` reads and edits this pass alone, for rows
         whose requests have none.
         """
-        self.guard.visits += 1
+        optional("probe", probe, Session)
         rows = self.rows if rows is None else rows
+        self._check_rows(rows)
+        if not rows:
+            raise InputError("no rows run in this engine; add requests first")
+        self.guard.visits += 1
         last: dict[LiveRow, Tensor] = {}
-        while len(last) < len(rows):
+        while len(last) < len({*rows}):
             for session, members in self._groups:
                 waiting = [row for row in members if row in rows and row not in last]
                 if waiting:
@@ -340,6 +346,13 @@ class Engine:
                     if encoded:
                         self._set_rows(self.rows)
         return torch.stack([last[row] for row in rows])
+
+    def _check_rows(self, rows: object, *caches: object) -> None:
+        """Raise InputError for what is no list of rows that run here, or whose slots are in one of these caches."""
+        if not isinstance(rows, Sequence) or not all(
+            isinstance(row, LiveRow) and (row in self.rows or row.cache in caches) for row in rows
+        ):
+            raise InputError("give rows that run in this engine, as its add() returned them since its last reset()")
 
     # -- settings -------------------------------------------------------------------------------------------------
 

@@ -163,7 +163,7 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return least
 
 
-def share_a_beginning(prompts: Iterable[Sequence[int]]) -> bool:
+def share_a_beginning(prompts: Iterable[Iterable[int]]) -> bool:
     """Whether some of these prompts begin alike, so that a row can take over what another computed."""
     ordered = sorted(map(list, prompts))
     return any(common(a, b) >= LEAST for a, b in pairwise(ordered))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from triptych.arguments import integer, takes
+from triptych.arguments import checked_methods, integer, listed
 from triptych.errors import InputError, shown
-from triptych.generate.sampling import Rule, Sampling
+from triptych.generate.sampling import Rule, Sampling, check_rules
 from triptych.generate.stops import StopDetector, stop_strings
 from triptych.nn import InputRow
 from triptych.probe import Session
@@ -17,6 +17,7 @@ from triptych.probe import Session
 GREEDY = Sampling()
 
 
+@checked_methods
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
     """A request to generate one row.
@@ -38,12 +39,12 @@ class Request:
     Raises InputError for an empty prompt and for settings of another type or out of range.
     """
 
-    prompt: Sequence[int]
+    prompt: Sequence[int] | Tensor
     source: InputRow | None = None
     sampling: Sampling = GREEDY
     max_new_tokens: int = 64
     ends: Collection[int] = ()
-    stop: Sequence[str] = ()
+    stop: str | Sequence[str] = ()
     rules: Sequence[Rule] = ()
     number: int = 0
     probe: Session | None = None
@@ -52,27 +53,25 @@ class Request:
     keep_slot: bool = False
 
     def __post_init__(self) -> None:
-        prompt: object = self.prompt
-        if isinstance(prompt, str) or not hasattr(prompt, "__len__"):
-            raise InputError(f"prompt {self.number}: {shown(prompt)} must be a list of token ids")
+        listed(self.prompt, f"prompt {self.number}")
+        if self.source is not None and not isinstance(self.source, Tensor):
+            listed(self.source, f"source {self.number}")
         if not isinstance(self.sampling, Sampling):
             raise InputError(f"sampling={shown(self.sampling)} must be a Sampling")
         if not isinstance(self.ends, Collection):
             raise InputError(f"ends={shown(self.ends)} must be a collection of token ids")
-        integer("number", self.number, 0)
+        for end in self.ends:
+            integer("an id of ends", end, 0)
+        for name in ("number", "max_new_tokens", "logprobs"):
+            integer(name, getattr(self, name) or 0, 0)
         if not len(self.prompt):
             raise InputError(f"prompt {self.number} is empty: give it at least one token")
-        integer("max_new_tokens", self.max_new_tokens, 0)
         stop_strings(self.stop)
-        if self.logprobs is not None:
-            integer("logprobs", self.logprobs, 0)
         if not isinstance(self.probe, Session | None):
             raise InputError(
                 f"probe={shown(self.probe)} must be a Session, as probe.Session(probe.Plan.of(model.spec, read, edit))"
             )
-        for rule in self.rules:
-            if not takes(rule, "logits", "ids"):
-                raise InputError(f"a rule must be a function of (logits, ids so far), not {shown(rule)}")
+        check_rules(self.rules)
 
 
 @dataclass(eq=False)
@@ -80,9 +79,10 @@ class LiveRow:
     """A request while it runs: its ids so far, and the cache slot that holds the first `cached` of them.
 
     `reason` is None while the row runs; then `end` (an id of `ends`), `stop` (a stop string), `length`, or `error`,
-    with the exception in `error`.  `reused` ids of the prompt came from another row's cache.  `draft` are guesses for
-    the next ids; of all that were made, `drafted`, `accepted` were right.  `path` are the keys under which the probe
-    keeps what the row read, the newest last (`probe.Session.branch`).
+    with the exception in `error`.  `cache` is the one that has its slot, None before and after.  `reused` ids of the
+    prompt came from another row's cache.  `draft` are guesses for the next ids; of all that were made, `drafted`,
+    `accepted` were right.  `path` are the keys under which the probe keeps what the row read, the newest last
+    (`probe.Session.branch`).
     """
 
     request: Request
@@ -91,7 +91,7 @@ class LiveRow:
     slot: int = -1
     cached: int = 0
     reason: str | None = None
-    holds_slot: bool = True
+    cache: object = field(default=None, repr=False)
     error: Exception | None = None
     reused: int = 0
     draft: Sequence[int] = ()
@@ -107,7 +107,7 @@ class LiveRow:
     def copy(self, slot: int) -> LiveRow:
         """The same row in another slot, to go on in another way (beams)."""
         twin = LiveRow(self.request, list(self.ids), None, slot, self.cached)
-        twin.source, twin.path = self.source, self.path
+        twin.source, twin.path, twin.cache = self.source, self.path, self.cache
         return twin
 
     def branch(self) -> None:

@@ -8,6 +8,7 @@ sample.
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triptych.arguments import integer, number
-from triptych.errors import InputError
+from triptych.arguments import integer, listed, number, takes
+from triptych.errors import InputError, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +65,6 @@ def sample(logits: Tensor, sampling: Sampling, requests: Sequence[int], rows: Se
     Raises InputError for logits that are not finite.
     """
     check_finite(logits)
-    if sampling.temperature == 0 and sampling.repetition_penalty == 1:
-        tokens: list[int] = logits.argmax(dim=-1).tolist()
-        return tokens
     scores = logits.float()
     if sampling.repetition_penalty != 1:
         scores = penalize(scores, rows, sampling.repetition_penalty)
@@ -105,7 +103,7 @@ def filter_top(scores: Tensor, sampling: Sampling) -> Tensor:
         before = probs.cumsum(dim=-1) - probs  # mass of the tokens likelier than this one
         scores = scores.masked_fill((before >= sampling.top_p).scatter(-1, index, before >= sampling.top_p), -torch.inf)
     if sampling.min_p > 0:
-        floor = scores.amax(dim=-1, keepdim=True) + torch.log(torch.tensor(sampling.min_p, device=scores.device))
+        floor = scores.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
         scores = scores.masked_fill(scores < floor, -torch.inf)
     return scores
 
@@ -114,7 +112,7 @@ def exponential(seed: int, request: int, position: int, size: int) -> Tensor:
     """[size] exponential noise; dividing probabilities by it and taking the largest draws from them."""
     digest = hashlib.blake2b(f"{seed}/{request}/{position}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    return torch.empty(size).exponential_(generator=generator)
+    return torch.empty(size, dtype=torch.float32, device="cpu").exponential_(generator=generator)
 
 
 Rule = Callable[[Tensor, Sequence[int]], Tensor]
@@ -128,7 +126,7 @@ def forbid(ids: Sequence[int]) -> Rule:
     Raises InputError for what is no token id; the rule raises it for an id outside the vocabulary, which it learns from
     the logits.
     """
-    numbers = [integer("an id to forbid", token, 0) for token in ids]
+    numbers = [integer("an id to forbid", token, 0) for token in listed(ids, "forbid(ids)")]
     forbidden, highest = torch.tensor(numbers, dtype=torch.long), max(numbers, default=-1)
 
     def rule(logits: Tensor, row: Sequence[int]) -> Tensor:
@@ -137,6 +135,15 @@ def forbid(ids: Sequence[int]) -> Rule:
         return logits.index_fill(0, forbidden.to(logits.device), -torch.inf)
 
     return rule
+
+
+def check_rules(rules: object) -> None:
+    """Raise InputError for anything but a list of rules."""
+    if isinstance(rules, str | bytes) or not isinstance(rules, Sequence):
+        raise InputError(f"rules must be a list of functions, not {shown(rules)}")
+    for rule in rules:
+        if not takes(rule, "logits", "ids"):
+            raise InputError(f"a rule must be a function of (logits, ids so far), not {shown(rule)}")
 
 
 def apply_rules(rules: Sequence[Rule], logits: Tensor, row: Sequence[int]) -> Tensor:
@@ -148,9 +155,9 @@ def apply_rules(rules: Sequence[Rule], logits: Tensor, row: Sequence[int]) -> Te
     scores = logits.float().clone()
     for rule in rules:
         scores = rule(scores, row)
-        if not isinstance(scores, Tensor) or scores.shape != logits.shape:
-            got = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise InputError(f"a rule returned {got}, not logits {list(logits.shape)}")
+        usable = isinstance(scores, Tensor) and scores.is_floating_point() and scores.device == logits.device
+        if not usable or scores.shape != logits.shape:
+            raise InputError(f"a rule returned {shown(scores)}, not logits {list(logits.shape)} on {logits.device}")
     if not torch.isfinite(scores.max()):
         raise InputError("the rules leave no token to choose, or return logits that are not finite")
     return scores

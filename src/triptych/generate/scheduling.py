@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from triptych import machine
-from triptych.arguments import integer
-from triptych.errors import InputError
+from triptych.arguments import checked, integer
+from triptych.errors import InputError, shown
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Output, Request
 
@@ -43,6 +43,8 @@ class Scheduler:
     """
 
     def __init__(self, engine: Engine, *, max_rows: int = MAX_ROWS, cache_bytes: int | None = None) -> None:
+        if not isinstance(engine, Engine):
+            raise InputError(f"engine={shown(engine)} must be a generate.Engine, as model.engine() makes one")
         self.engine, self.max_rows = engine, integer("max_rows", max_rows, 1)
         self.cache_bytes = free_cache_bytes(engine) if cache_bytes is None else integer("cache_bytes", cache_bytes, 1)
         self.waiting: deque[LiveRow] = deque()
@@ -72,6 +74,7 @@ class Scheduler:
         done = self.total - running - len(self.waiting)
         return QueueProgress(done, running, self.total, self.tokens, 0 if prefixes is None else prefixes.reused)
 
+    @checked
     def step(self) -> list[Output]:
         """Let waiting rows join, and run one step.  A row that fails leaves with the reason `error`; the others run
         on."""

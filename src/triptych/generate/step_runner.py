@@ -14,6 +14,7 @@ from torch import Tensor
 from triptych.attention import Cache, CacheType, CrossCache, Rows
 from triptych.attention.mask_lowering import implies_causal
 from triptych.attention.rows import FlatBatch
+from triptych.errors import InputError
 from triptych.generate.request import LiveRow
 from triptych.nn import NO_TAPS, Batch, Transformer
 from triptych.probe import Session
@@ -188,6 +189,8 @@ class StepRunner:
                 self._logged = True
                 logging.getLogger("triptych").info("steps of generation run as modules: %s", self.why_modules)
             taps, computed_rows = NO_TAPS if session is None else session.taps, pieces
+            if not all(0 <= token < self.module.spec.vocab for token in ids):
+                raise InputError(f"a row's ids hold one outside the vocabulary of {self.module.spec.vocab}")
             inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
             source = None if encoded or rows[0].source is None else self._sources(rows)
             batch = Batch(inputs=inputs, rows=pieces, source=source, cache=self.cache, cross=self.cross, taps=taps)

@@ -53,6 +53,12 @@ class ModelInside(Displayed):
         self.module, self.tokenizer, self.hf = module, tokenizer, hf
         self.path, self.report = path, report
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Raises InputError for a module that is none."""
+        if name == "module" and not isinstance(value, torch.nn.Module):
+            raise InputError(f"module={shown(value)} must be a triptych.nn.Transformer; write {LOAD} for another model")
+        super().__setattr__(name, value)
+
     @property
     def spec(self) -> Spec:
         """The model as data without weights: a tree of its parts."""
@@ -172,7 +178,7 @@ class ModelInside(Displayed):
         session = Session(plan, allow_null=allow_null)
         session.trace.read_rows(rows, first, second)
         session.trace.tokenizer = self.tokenizer
-        with torch.set_grad_enabled(plan.wants_grad):
+        with torch.inference_mode(False), torch.set_grad_enabled(plan.wants_grad):
             session.trace.logits = self._forward(first, second, session.taps)
         return session.close()
 

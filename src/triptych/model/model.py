@@ -128,7 +128,7 @@ class Model(ModelTraining):
         out of range and for those that do not go together, before anything runs; ProbeError for reads of more than
         `max_bytes` and as `trace`.
         """
-        plan = Plan.of(self.spec, read, edit)
+        plan, speculation = Plan.of(self.spec, read, edit), tasks.speculation(self, draft, draft_tokens, cache)
         requests = tasks.generation_requests(
             self.inputs, prompts, decoder_prefix, plan, allow_null=allow_null, rules=rules,
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
@@ -163,7 +163,7 @@ class Model(ModelTraining):
         engine = self._engine(
             stop, chunk=chunk, budget=running.BUDGET, matmul=matmul, cache_type=cache,
             reuse=running.share_a_beginning([request.prompt for request in requests]),
-            speculation=tasks.speculation(self, draft, draft_tokens, cache),
+            speculation=speculation,
         )  # fmt: skip
         scheduler = running.Scheduler(engine, max_rows=max_rows)
         return running.generate(scheduler, requests, self.tokenizer, on_token=on_token, on_progress=on_progress)

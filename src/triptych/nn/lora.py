@@ -119,9 +119,9 @@ def fresh_factors(
     factors: dict[str, LoraFactors] = {}
     for group in groups:
         inputs = _linear(module, group[0]).spec.inputs
-        down = torch.empty(rank, inputs).uniform_(-(inputs**-0.5), inputs**-0.5, generator=random)
+        down = torch.empty(rank, inputs, dtype=torch.float32).uniform_(-(inputs**-0.5), inputs**-0.5, generator=random)
         for slot in group:
-            factors[slot] = LoraFactors(down, torch.zeros(_linear(module, slot).spec.outputs, rank), alpha)
+            factors[slot] = LoraFactors(down, down.new_zeros(_linear(module, slot).spec.outputs, rank), alpha)
     return factors
 
 

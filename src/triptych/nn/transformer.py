@@ -258,7 +258,11 @@ def new(model: ModelSpec, seed: int = 0, dtype: torch.dtype = torch.float32) -> 
                 table = sinusoidal(places, waves)[:, : shape[1]]  # of an odd width the last cosine is left out
                 value = (table * 2.5 * model.init_std).to(dtype)
             else:
-                value = torch.empty(shape).normal_(0, _std(model, name, part), generator=random).to(dtype)
+                value = (
+                    torch.empty(shape, dtype=torch.float32)
+                    .normal_(0, _std(model, name, part), generator=random)
+                    .to(dtype)
+                )
             assign(module, full, value)
     return finish_loading(module)
 

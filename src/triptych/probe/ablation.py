@@ -21,6 +21,7 @@ from torch import Tensor
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.display import JsonResult, largest
 from triptych.probe.metric import Answer, MetricFunction, MetricName, metric_of
+from triptych.probe.patching import check_metric
 from triptych.probe.prompts import (
     BATCH_TOKENS,
     EditedRun,
@@ -156,6 +157,8 @@ def ablate(
     check_list(texts, "texts")
     if reference is not None:
         check_list(reference, "reference")
+        if how == "zero":
+            raise InputError("reference= is not read with how='zero'; choose how='mean' or 'resample'")
     if part not in get_args(AblatedPart) or how not in get_args(Replaced):
         raise InputError(f"ablate {shown(part)} by {shown(how)}: parts are {', '.join(get_args(AblatedPart))}; "
                          f"replacements {', '.join(get_args(Replaced))}")  # fmt: skip
@@ -172,7 +175,8 @@ def ablate(
     sums = [] if how != "mean" else values_at(model, others, list(known), max_bytes, batch_tokens)
     sums = [{name: value.double().sum(0) for name, value in of_one.items()} for of_one in sums]
     replacements = _Replacements(how, known, others, sums, seed)
-    values, before = torch.full((len(ablated), len(prompts)), math.nan), torch.zeros(len(prompts))
+    values = torch.full((len(ablated), len(prompts)), math.nan, dtype=torch.float32)
+    before = values.new_zeros(len(prompts))
     fired, moved = (torch.zeros(values.shape, dtype=torch.bool) for _ in range(2))
     margin = 0.0
     for b, (prompt, place) in enumerate(zip(prompts, places, strict=True)):
@@ -189,8 +193,7 @@ def ablate(
         ]
         margin = max(margin, runs.margin)
         plain = runs.twin_logits[:1]
-        measured = measure.beside(plain)
-        before[b] = measured(plain)[0]
+        measured, before[b], _ = check_metric(measure, plain, plain)
         for piece in runs.compare(changes, foreign=how != "zero"):
             rows = [present[i] for i in piece.numbers]
             values[rows, b] = before[b] + piece.effect(measured)

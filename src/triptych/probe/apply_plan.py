@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, RowPlan, Rows, SumPlan
-from triptych.errors import ProbeError
+from triptych.errors import ProbeError, shown
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe.reads_and_edits import Edit, Plan, Read, Where
 from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES, matrix
@@ -126,9 +126,11 @@ class Session:
         chosen, places = index
         old = value[places].clone()  # the function may write to it
         new = edit.fn(old, Where(name, item, tuple(positions[i] for i in chosen)))
-        if not isinstance(new, Tensor) or new.shape != old.shape or new.device != old.device:
-            returned = (*new.shape, str(new.device)) if isinstance(new, Tensor) else type(new).__name__
-            raise ProbeError(f"the edit at {name} returned {returned} for {tuple(old.shape)}")
+        plain = isinstance(new, Tensor) and new.is_floating_point() and new.layout == old.layout
+        if not plain or new.shape != old.shape or new.device != old.device:
+            raise ProbeError(
+                f"the edit at {name} returned {shown(new)}, not floating numbers {list(old.shape)} on {old.device}"
+            )
         new = new.to(value.dtype)
         self._check_finite(name, number, new, value[places], item)
         if not torch.equal(new, value[places]):

@@ -172,7 +172,7 @@ def rollout(
     mixed, layers = None, []
     for name in names:
         pattern = values[name].float().mean(0)  # [T, T]
-        step = 0.5 * pattern + 0.5 * torch.eye(len(pattern), device=pattern.device)
+        step = 0.5 * pattern + 0.5 * torch.eye(len(pattern)).to(pattern)
         mixed = step if mixed is None else step @ mixed
         layers.append(mixed)
     return torch.stack(layers)

@@ -100,8 +100,8 @@ def answers_of(answer: Answer | Sequence[Answer] | None) -> Sequence[Answer]:
     """The answers of a call: none, one, or those of a list."""
     if answer is None:
         return ()
-    if not isinstance(answer, Sequence) or isinstance(answer, str):
-        return (answer,)
+    if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
+        return (answer,)  # type: ignore[return-value]  # bytes, which `token_id` refuses
     if not answer:
         raise InputError("answer=[] names no answer; leave it out to compare whole distributions")
     return answer

@@ -39,7 +39,7 @@ class Cells:
     def empty(self) -> tuple[Tensor, Tensor]:
         """Values [R, C] of NaN, and where patching fired [R, C]."""
         shape = len(self.rows), len(self.columns)
-        return torch.full(shape, math.nan), torch.zeros(shape, dtype=torch.bool)
+        return torch.full(shape, math.nan, dtype=torch.float32), torch.zeros(shape, dtype=torch.bool)
 
 
 @dataclass(frozen=True)

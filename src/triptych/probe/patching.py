@@ -23,7 +23,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from triptych.arguments import readable
+from triptych.arguments import number, readable
 from triptych.checkpoints.safetensors import open_file
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.display import Displayed, JsonResult
@@ -278,8 +278,8 @@ def steer(
     (place,) = known
     if place.heads is not None or place.name == "logits":
         raise ProbeError(f"{place.name} does not hold one vector of the residual stream a token; choose resid_post")
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale) or scale == 0:
-        raise InputError(f"scale={shown(scale)} must be a finite number other than 0")
+    if not number("scale", scale, -math.inf, math.inf, wanted := "a finite number other than 0"):
+        raise InputError(f"scale={shown(scale)} must be {wanted}")
     if over not in get_args(SteerPositions):
         raise InputError(f"over={shown(over)} must be 'last' or 'mean'")
     if vector is not None:

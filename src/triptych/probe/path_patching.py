@@ -86,6 +86,8 @@ def path_patch(
     check_list(senders, "senders")
     if not isinstance(receivers, str):
         check_list(receivers, "receivers")
+    elif into != "q":
+        raise InputError(f"into={into!r} is an input of heads; the receiver 'logits' has none, so leave it out")
     sending = [attention_head(model.spec, head) for head in senders]
     receiving = [] if isinstance(receivers, str) else [attention_head(model.spec, head) for head in receivers]
     _check_order(model.spec, sending, receiving, into)
@@ -113,7 +115,7 @@ def path_patch(
     read = sorted({name for name, _ in places})
     runs = TwinRuns(model, frozen_run, [[*of_run, *read] for of_run in changes], batch_tokens)
     fired = torch.zeros(len(sending), len(places) or 1, dtype=torch.bool)
-    effects = torch.zeros(fired.shape)
+    effects = fired.float()
     if places:
         carried = _carried(runs, changes, places, read)
         receiver_runs = TwinRuns(model, plain, list(carried.values()), batch_tokens)

@@ -159,6 +159,8 @@ def _put(site: str, value: object, *, added: bool = False) -> Put:
     if not isinstance(value, Tensor):
         raise ProbeError(f"the edit at {site}: {shown(value)} is no tensor; write torch.tensor(...)")
     readable(value, f"the edit at {site}")
+    if value.is_complex():
+        raise ProbeError(f"the edit at {site}: its value is {value.dtype}; give real numbers")
     return Put(value, added)
 
 
@@ -296,7 +298,11 @@ def _numbers_of(at: Selection) -> list[int]:
 def _as_list(value: object, kind: Any, requirement: str) -> Sequence[Any]:
     """The items that are given, one or a list.  Raises ProbeError for anything that is not of this kind."""
     items = [value] if isinstance(value, kind) else value
-    if not isinstance(items, Sequence) or not all(isinstance(item, kind) for item in items):
+    if (
+        isinstance(items, bytes | str | range)
+        or not isinstance(items, Sequence)
+        or not all(isinstance(item, kind) for item in items)
+    ):
         raise ProbeError(f"{requirement}, not {shown(value)}")
     return items
 

@@ -109,7 +109,7 @@ class RoleScores:
 def by_chance(highest: Tensor, z: Tensor, roles: int = 1) -> tuple[Tensor, Tensor]:
     """The probability that any head in any of so many roles comes as far as `z`, and the distance that counts, which
     few of the `highest` of the draws reach."""
-    reached = (highest[:, None] >= z).sum(0)
+    reached = (highest[:, None] >= z).sum(0, dtype=torch.float32)
     rank = int(FAMILY / roles * (1 + len(highest)))
     p = ((1 + reached) / (1 + len(highest)) * roles).clamp_max(1)
     return p, highest.sort(descending=True).values[max(rank - 1, 0)]
@@ -230,7 +230,7 @@ def _add_diffuse(scores: dict[str, RoleScores], attention: HeadLayer, view: View
         role.queries[attention.stack] = {
             r: list(range(len(view.queries[r]))) for r in view.of_kind("text") or view.of_kind("control")
         }
-        role.add(attention, share[None, None], torch.ones(1, len(share)))
+        role.add(attention, share[None, None], torch.ones_like(share)[None])
 
 
 def _add_alignment(
@@ -239,7 +239,7 @@ def _add_alignment(
     """The mean weight along the best path through the source that never goes back; the null are the same rows in
     another order, which a head that always reads the same keys does not notice."""
     noise = torch.Generator().manual_seed(seed)
-    total, used = torch.zeros(1 + DRAWS, 1, attention.heads), 0
+    total, used = torch.zeros(1 + DRAWS, 1, attention.heads, dtype=torch.float32), 0
     even = 0.0
     queries = {}
     for r in view.of_kind("text"):
@@ -247,7 +247,9 @@ def _add_alignment(
         _, t, s = pattern.shape
         if t < 4 or s < 4:
             continue
-        orders = torch.cat([torch.arange(t)[None], torch.rand(DRAWS, t, generator=noise).argsort(-1)])
+        orders = torch.cat(
+            [torch.arange(t)[None], torch.rand(DRAWS, t, generator=noise, dtype=torch.float32).argsort(-1)]
+        )
         for start in range(0, len(orders), 200):
             some = pattern[:, orders[start : start + 200]].transpose(0, 1)  # [draws, H, T, S]
             total[start : start + 200, 0] += _best_path(some)
@@ -256,7 +258,7 @@ def _add_alignment(
     if used:
         role = scores.setdefault("alignment", RoleScores("alignment"))
         role.queries["cross"] = queries
-        role.add(attention, total / used, torch.full((1, attention.heads), even / used))
+        role.add(attention, total / used, torch.full_like(total[0], even / used))
 
 
 def _best_path(patterns: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ class Trace(Displayed):
     once; `logits` alone are those that chose each token, so that those before that length come from the first factors.
     """
 
+    @checked
     def __init__(self, fill: Callable[[Trace], None] | None = None) -> None:
         """`fill` is called with this trace before anything is looked up: it keeps what was only noted so far."""
         self._records: Records = {}
@@ -50,6 +51,13 @@ class Trace(Displayed):
         self.tokens: list[list[int]] = []
         self.targets: list[list[int]] = []  # the decoder's rows beside a source
         self.tokenizer: Tokenizer | None = None  # names the tokens where a notebook shows the trace
+
+    def __getstate__(self) -> dict[str, object]:
+        """What is pickled: values that are computed when they are first used are computed now."""
+        for rows in self.records.values():
+            for record in rows.values():
+                record.make()
+        return vars(self) | {"_fill": None}
 
     def read_rows(self, rows: object, ids: Sequence[object], targets: Sequence[Sequence[int]] | None) -> None:
         """Set `texts`, `tokens` and `targets` from what a forward reads; called by `Model.trace`."""

@@ -70,13 +70,14 @@ class Record:
 
     def add(self, positions: tuple[int, ...], value: Tensor, *, apart: bool = False) -> None:
         """Add a piece; of a sum `apart` from what it will be added to."""
-        self._make()
+        self.make()
         self.positions.append(positions)
         self.pieces.append(value)
         if not apart:
             self._add_up()
 
-    def _make(self) -> None:
+    def make(self) -> None:
+        """Compute the pieces that are made later."""
         self.pieces += [piece.make() for piece in self.later]
         self.later.clear()
 
@@ -87,8 +88,8 @@ class Record:
 
     def extend(self, later: Record) -> None:
         """Add what the same row had at later positions."""
-        self._make()
-        later._make()
+        self.make()
+        later.make()
         self.positions += later.positions
         self.pieces += later.pieces
         self._add_up()
@@ -96,7 +97,7 @@ class Record:
     def cut(self, length: int, *, keys: bool) -> None:
         """Drop the newest values, those at positions from `length` on; with `keys` in the last dimension, the numbers
         of keys there too.  The positions of a sum that are dropped were added apart."""
-        self._make()
+        self.make()
         while self.positions and self.positions[-1][-1:] >= (length,):
             at, piece = self.positions.pop(), self.pieces.pop()
             left = sum(position < length for position in at)
@@ -108,7 +109,7 @@ class Record:
         self._add_up()
 
     def joined(self, leaf: str) -> Tensor:
-        self._make()
+        self.make()
         if self.how == "mean":
             mean = self.pieces[0] / len(self.at())
             return mean if self.dtype is None else mean.to(self.dtype)
@@ -354,8 +355,8 @@ def reduced(value: Tensor, reduce: str, site: str) -> Tensor:
 def _of_row(labels: RowLabels, item: int, what: str) -> Sequence[int] | None:
     if labels is None:
         return None
-    if item >= len(labels):
-        raise ProbeError(f"{what}: {len(labels)} rows, and row {item} is read; give them for every row of the batch")
+    if not hasattr(labels, "__len__") or item >= len(labels):
+        raise ProbeError(f"{what}={shown(labels)} has none for row {item}; give a list for every row of the batch")
     return labels[item]
 
 

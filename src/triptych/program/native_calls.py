@@ -50,7 +50,7 @@ class Calls:
         self.function: RunStep | None = None if kernels is None else kernels.functions.run_step
         self.unavailable = why_not()
         self.labels = np.zeros((len(LABELS), 0), np.int32)
-        self.arena = self.scratch = torch.empty(0)
+        self.arena = self.scratch = zeros(0)
         self.partial = zeros(COUNTERS)
         self.call = Call()
         self.call.partial = self.partial.data_ptr()

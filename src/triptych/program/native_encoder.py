@@ -74,7 +74,7 @@ class NativeEncoder:
     ) -> None:
         self.module, self.matrix_of, self.dense, self.bf16 = module, matrix_of, dense, bf16
         self.calls = Calls()
-        self.arena = self.scratch = torch.empty(0)
+        self.arena = self.scratch = zeros(0)
         self.why_modules: str | None = None
 
     def hidden(self, inputs: Sequence[int] | Tensor, rows: Rows, cross: CrossCache | None = None) -> Tensor | None:
@@ -105,7 +105,7 @@ class NativeEncoder:
         if cross is not None:
             rows = cross.assign_places(rows)
             stores = store_records(cross.stores)
-        out = torch.empty(len(ids), binding.plan.outputs)
+        out = torch.empty(len(ids), binding.plan.outputs, dtype=torch.float32, device="cpu")
         self._call(binding, stores, ids, rows, token_rows, out)
         return out
 

@@ -23,7 +23,7 @@ from triptych.native import library
 from triptych.native.step import Integers, PlanStruct
 from triptych.nn import Transformer
 from triptych.program.module_changes import ModuleGuard
-from triptych.program.native_calls import Calls, labels_of, part_of, piece_of, plan_struct, store_records
+from triptych.program.native_calls import Calls, labels_of, part_of, piece_of, plan_struct, store_records, zeros
 from triptych.program.native_encoder import Matmul, multiplies_in_bf16
 from triptych.program.native_plan import plan_of
 from triptych.program.native_reads import StepReads
@@ -81,7 +81,7 @@ class NativeStep:
         self.plans: dict[Binding, PlanStruct] = {}
         self.store_tensors: list[Tensor] = []
         self.store_sizes = 0, 0  # places and slots of the stores then
-        self.reused_logits = torch.empty(0, 0)  # logits that were not to be kept
+        self.reused_logits = zeros(0)  # logits that were not to be kept
 
     def logits(
         self, ids: Sequence[int], rows: Rows, chosen: Sequence[int], prompts: Sequence[int] | None = None,
@@ -102,7 +102,11 @@ class NativeStep:
         self._follow_stores(bindings)
         sources = [[0] * len(rows.lengths)] * 2 if self.cross is None else self.cross.of(rows.slots)
         shape = len(chosen), bindings[0].plan.outputs
-        out = torch.empty(shape) if keep or self.reused_logits.shape != shape else self.reused_logits
+        out = (
+            torch.empty(shape, dtype=torch.float32, device="cpu")
+            if keep or self.reused_logits.shape != shape
+            else self.reused_logits
+        )
         if not keep:
             self.reused_logits = out
         if mixed:
@@ -168,7 +172,7 @@ class NativeStep:
         for binding, mine in zip(reversed(bindings), (of_prompts, ~of_prompts), strict=True):
             if mine.any():
                 places, wanted = mine.cumsum() - 1, mine[chosen]
-                part = torch.empty(int(wanted.sum()), out.shape[1])
+                part = out.new_empty(int(wanted.sum()), out.shape[1])
                 self._run(binding, part_of(labels, mine), places[chosen[wanted]].tolist(), part, reads)
                 out[torch.from_numpy(wanted)] = part
 

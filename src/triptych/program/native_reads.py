@@ -55,11 +55,11 @@ class StepReads:
     """Memory for what steps leave of some sites, which are names of the program's; `empty(n)` gives n fp32 numbers of
     it."""
 
-    def __init__(self, sites: Sequence[str], empty: Callable[[int], Tensor] = torch.empty) -> None:
+    def __init__(self, sites: Sequence[str], empty: Callable[[int], Tensor]) -> None:
         self.sites, self.empty = tuple(sites), empty
         self.calls: list[_ReadCall] = []
         self.keys: dict[int, int] = {}
-        self.memory, self.used_numbers = torch.empty(0), 0
+        self.memory, self.used_numbers = empty(0), 0
         self.unread_numbers = 0  # numbers that were left and not taken
         self.in_stored_dtype = True  # whether they are taken in the dtype in which they were left
 

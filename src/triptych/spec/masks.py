@@ -21,7 +21,7 @@ from functools import reduce
 from typing import Any, NoReturn, SupportsIndex
 
 from triptych.arguments import checked, integer, listed
-from triptych.errors import InputError
+from triptych.errors import InputError, shown
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class Mask:
         With positions `q` [T, 1] and `k` [1, S], `triptych.spec.masks.Points` of NumPy arrays, tensors or integers, the
         result is [T, S].
         """
+        if not isinstance(q, Points) or not isinstance(k, Points):
+            raise InputError(f"visible({shown(q)}, {shown(k)}): give triptych.spec.masks.Points of positions twice")
+        return self._visible(q, k)
+
+    def _visible(self, q: Points, k: Points) -> Any:
         raise InputError(f"{type(self).__name__} is no mask by itself; write triptych.causal(), window(128) and so on")
 
     def __and__(self, other: Mask) -> Mask:
@@ -77,7 +82,7 @@ class Mask:
 class Full(Mask):
     """Every query sees every key, as in an encoder."""
 
-    def visible(self, q: Points, k: Points) -> Any:
+    def _visible(self, q: Points, k: Points) -> Any:
         return (k.position == k.position) & (q.position == q.position)
 
 
@@ -85,7 +90,7 @@ class Full(Mask):
 class Causal(Mask):
     """Keys at the query's position or before it."""
 
-    def visible(self, q: Points, k: Points) -> Any:
+    def _visible(self, q: Points, k: Points) -> Any:
         return k.position <= q.position
 
 
@@ -101,7 +106,7 @@ class Window(Mask):
             problem = "back must be >= 1 and ahead >= 0, both whole numbers"
             raise InputError(f"window({self.back}, ahead={self.ahead}): {problem}")
 
-    def visible(self, q: Points, k: Points) -> Any:
+    def _visible(self, q: Points, k: Points) -> Any:
         distance = q.position - k.position
         return (distance < self.back) & (distance >= -self.ahead)
 
@@ -112,7 +117,7 @@ class Prefix(Mask):
 
     lengths: tuple[int, ...]  # one for all rows, or one a row
 
-    def visible(self, q: Points, k: Points) -> Any:
+    def _visible(self, q: Points, k: Points) -> Any:
         return (k.position < k.per_row(self.lengths)) & (q.position == q.position)
 
 
@@ -120,8 +125,8 @@ class Prefix(Mask):
 class SameDocument(Mask):
     """Keys of the query's own document (packed rows)."""
 
-    def visible(self, q: Points, k: Points) -> Any:
-        return Full().visible(q, k) if q.document is None or k.document is None else q.document == k.document
+    def _visible(self, q: Points, k: Points) -> Any:
+        return Full()._visible(q, k) if q.document is None or k.document is None else q.document == k.document
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,7 @@ class BlockSparse(Mask):
         every = range(self.every - 1, blocks, self.every) if self.every else ()
         return sorted({*range(min(self.first, blocks)), *every})
 
-    def visible(self, q: Points, k: Points) -> Any:
+    def _visible(self, q: Points, k: Points) -> Any:
         i, j = q.position // self.block, k.position // self.block
         visible = ((i - j) < self.local) & ((j - i) < self.local)
         if self.first:
@@ -172,7 +177,7 @@ class Keys(Mask):
 
     lengths: tuple[int, ...]
 
-    def visible(self, q: Points, k: Points) -> Any:
+    def _visible(self, q: Points, k: Points) -> Any:
         return (k.slot < k.per_row(self.lengths)) & (q.position == q.position)
 
 
@@ -182,7 +187,7 @@ class Dense(Mask):
 
     array: Any
 
-    def visible(self, q: Points, k: Points) -> Any:
+    def _visible(self, q: Points, k: Points) -> Any:
         return self.array
 
 
@@ -190,7 +195,7 @@ class Dense(Mask):
 class And(Mask):
     parts: tuple[Mask, ...]
 
-    def visible(self, q: Points, k: Points) -> Any:
+    def _visible(self, q: Points, k: Points) -> Any:
         return reduce(operator.and_, (part.visible(q, k) for part in self.parts))
 
 
@@ -198,7 +203,7 @@ class And(Mask):
 class Or(Mask):
     parts: tuple[Mask, ...]
 
-    def visible(self, q: Points, k: Points) -> Any:
+    def _visible(self, q: Points, k: Points) -> Any:
         return reduce(operator.or_, (part.visible(q, k) for part in self.parts))
 
 

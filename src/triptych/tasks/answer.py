@@ -78,7 +78,9 @@ def answer(
                 sums[place] = max(raw_begins[i] + raw_ends[j], sums.get(place, -math.inf))
     if not scores:
         raise InputError("the context has no tokens to answer with")
-    probabilities = dict(zip(sums, torch.tensor(list(sums.values())).softmax(-1).tolist(), strict=True))
+    probabilities = dict(
+        zip(sums, torch.tensor(list(sums.values()), dtype=torch.float32).softmax(-1).tolist(), strict=True)
+    )
     best = sorted(scores, key=lambda place: (-scores[place], -sums[place]))[:top]
     lowest = empty if empty < math.inf else None
     answers = [Answer(context[a:b], probabilities[a, b], a, b, scores[a, b], lowest) for a, b in best]

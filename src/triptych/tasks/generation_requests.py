@@ -10,6 +10,7 @@ from triptych.arguments import check_ids, integer
 from triptych.attention import CacheType
 from triptych.errors import ConfigError, InputError, ProbeError, shown
 from triptych.generate import BUDGET, DraftModel, Engine, PromptLookup, Request, Rule, Sampling, Speculation, forbid
+from triptych.generate.sampling import check_rules
 from triptych.probe import Plan, Session
 from triptych.tasks.model_inputs import ModelInputs, TaskModel, Texts
 
@@ -45,8 +46,7 @@ def generation_requests(
         prefix = prefix or _ids_of(inputs, "forced_bos_token_id")  # mBART's target language
     rows, sources = inputs.prompts(prompts, prefix)
     never = _ids_of(inputs, "bad_words_ids")  # Marian's padding
-    if not isinstance(rules, Sequence):
-        raise InputError(f"rules must be a list of functions, not {type(rules).__name__}")
+    check_rules(rules)
     of_sampling = {field.name: settings.pop(field.name) for field in fields(Sampling) if field.name in settings}
     sampling = Sampling(seed=0 if seed is None else seed, **of_sampling)
     ends = (*end_ids(inputs), *check_ids(stop_ids, inputs.spec.vocab, "stop_ids"))
@@ -79,7 +79,8 @@ def speculation(
     Raises InputError for anything else, for a number of tokens below 1, and for a draft model with another vocabulary
     or other tokens.
     """
-    integer("draft_tokens", tokens, 1)
+    if integer("draft_tokens", tokens, 1) != 4 and draft is None:
+        raise InputError(f"draft_tokens={tokens} is for a draft; give draft= too")
     if draft is None:
         return None
     if draft == "ngram":
