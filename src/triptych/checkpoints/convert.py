@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +27,7 @@ from triptych.checkpoints.header import BESIDE, Header, read_header
 from triptych.checkpoints.load_weights import DetachedWeights, ModelParameters, StoredParameters, to_checkpoint
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
+from triptych.checkpoints.save import check_directory, target_of
 from triptych.errors import CheckpointError, InputError, shown
 from triptych.mapping import Values
 from triptych.nn import Transformer
@@ -109,7 +111,7 @@ def _format_of(out: str) -> Format:
     suffix = Path(out).suffix
     if suffix.lower() == ".gguf" and not out.endswith("/"):
         return "gguf"
-    if suffix[1:2].isalpha() and suffix.lower() not in _WEIGHTS and not out.endswith("/") and not Path(out).is_dir():
+    if suffix[1:2].isalpha() and suffix.lower() not in _WEIGHTS and not out.endswith("/") and not os.path.isdir(out):
         raise InputError(
             f"{out}: {suffix} is the ending of no format; write {Path(out).stem}.gguf for a GGUF file, or "
             f"{Path(out).stem}/ for a directory"
@@ -168,6 +170,7 @@ def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
     if to == "hf" and path.suffix.lower() in (*_WEIGHTS, ".gguf"):
         problem = f"{path}: an HF checkpoint is a directory, not a {path.suffix} file"
         raise InputError(f"{problem}; name a directory, for example {path.with_suffix('')}")
+    (target_of if to == "gguf" else check_directory)(path)
     if path.exists() and (to == "gguf") == path.is_dir():
         raise InputError(
             f"{path} is a {'directory' if path.is_dir() else 'file'}, and {to} is not; choose another name"
