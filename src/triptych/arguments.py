@@ -9,11 +9,12 @@ import math
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from functools import wraps
-from inspect import getattr_static, isfunction, signature
+from functools import partial, wraps
+from inspect import getattr_static, isfunction, signature, unwrap
 from numbers import Real
 from os import PathLike
-from typing import ParamSpec, SupportsIndex, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, SupportsIndex, TypeGuard, TypeVar
 
 from triptych.errors import ArgumentError, InputError, shown
 from triptych.migration_hints import WRONG_TYPE, of_argument
@@ -75,9 +76,9 @@ def listed(values: object, what: str) -> Iterable[object]:
 
 def readable(tensor: object, what: str) -> None:
     """Raise InputError for a tensor whose numbers cannot be read."""
-    sparse = str(getattr(tensor, "layout", "torch.strided")) != "torch.strided"
-    kind = "sparse" if sparse else next((k for k in ("meta", "quantized") if getattr(tensor, f"is_{k}", False)), None)
-    if kind is not None:
+    sparse = "sparse" * (str(getattr(tensor, "layout", "torch.strided")) != "torch.strided")
+    kind = next((k for k in ("meta", "quantized", "nested") if getattr(tensor, f"is_{k}", False)), sparse)
+    if kind:
         raise InputError(f"{what}: this tensor is {kind}, so its numbers cannot be read; give a plain one with values")
 
 
@@ -98,11 +99,17 @@ def takes(function: object, *names: str) -> bool:
 def optional(name: str, value: object, kind: type) -> None:
     """Raise InputError for what is neither None nor of this kind."""
     if value is not None and not isinstance(value, kind):
-        raise InputError(f"{name}={shown(value)} must be a {kind.__name__}")
+        raise InputError(f"{name}={shown(value)} must be {_called(kind)}")
+
+
+def _called(kind: type) -> str:
+    return f"a{'n' if kind.__name__[0] in 'AEIO' else ''} {kind.__name__}"
 
 
 def as_index(value: object) -> int | None:
     """`value` as an int; None for anything else, a bool, also one in an array or tensor, too."""
+    if type(value) is int:  # most are, and the other checks take microseconds
+        return value
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or str(getattr(value, "dtype", "")) in _BOOLS:
         return None
     try:
@@ -136,50 +143,80 @@ def is_integers(value: object) -> bool:
 #: One alternative of an annotation -> what it is called in a message, and its check.
 _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "None": ("", lambda value: value is None),
-    "bool": ("True or False", lambda value: isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"),
+    "bool": ("True or False", lambda value: type(value).__name__ in ("bool", "bool_")),  # the second is NumPy's
     "int": ("an integer", _is_integer),
     "float": ("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)),
     "str": ("a string", _is_text),
-    "Path": ("a path", lambda value: isinstance(value, PathLike) and "\0" not in str(value)),
+    "Path": ("a path", lambda value: isinstance(value, Path) and "\0" not in str(value)),
     "PathText": (
         "a string that is not empty",
         lambda value: _is_text(value) and value != "" and "\0" not in str(value),
     ),
     "dict": ("a dict", lambda value: isinstance(value, dict)),
+    "Mapping": ("a dict", lambda value: isinstance(value, Mapping)),
+    "Iterable[str]": (
+        "texts, such as a list of strings",
+        lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes | bytearray | Mapping),
+    ),
     "Sequence[str]": ("a list of strings", lambda value: _is_list(value, _is_text)),
     "Sequence[int]": ("a list of integers", is_integers),
     **dict.fromkeys(("Callable", "OnProgress", "OnEmbedded"), ("a function", callable)),
 }
 
 
-def _kinds(annotation: str) -> list[tuple[str, Callable[[object], bool]]] | None:
-    """The checks of the alternatives of an annotation; None where one of them is unknown here."""
-    plain = re.sub(r"^(Callable|dict)\[.*\](?=$| \| None$)", r"\1", annotation)
+def _kinds(annotation: str, known: Mapping[str, object]) -> list[tuple[str, Callable[[object], bool]]] | None:
+    """The checks of the alternatives of an annotation, of which the classes of this package are `known` by their names;
+    None where one of them is unknown here."""
+    plain = re.sub(r"^(Callable|dict|Mapping)\[.*\](?=$| \| None$)", r"\1", annotation)
     names = [name.rpartition(".")[2] for name in plain.split(" | ")]
     if {"str", "Path"} <= set(names):
         names = ["PathText" if name == "str" else name for name in names]
-    return [_KINDS[name] for name in names] if all(name in _KINDS for name in names) else None
+    own = {name: (_called(kind), partial(_is_a, kind)) for name in names if _is_own(kind := known.get(name))}
+    kinds = _KINDS | own
+    return [kinds[name] for name in names] if kinds.keys() >= set(names) else None
+
+
+def _is_own(kind: object) -> TypeGuard[type]:
+    """Whether this is a class of the package that can be asked for its instances."""
+    of_package = isinstance(kind, type) and kind.__module__.startswith("triptych.")
+    return of_package and not getattr(kind, "_is_protocol", False)
+
+
+def _is_a(kind: type, value: object) -> bool:
+    return isinstance(value, kind)
+
+
+def _plain(value: object) -> Any:
+    """Objects that stand for a path, as `os.DirEntry`, as a Path; anything else as it is."""
+    path = value.__fspath__() if isinstance(value, PathLike) else None
+    return Path(path) if isinstance(path, str) else value
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """The function, which raises an InputError in one line for an argument of a type that its annotation does not name,
     and an ArgumentError, with what to write, for a keyword that it does not have.
 
-    Annotations of other types than those in `_KINDS` are left to the function.  A wrong number of arguments stays
-    Python's own TypeError.
+    Annotations of other types than those in `_KINDS` and classes of this package are left to the function.  A wrong
+    number of arguments stays Python's own TypeError.
     """
     parameters = signature(function).parameters
     known = [name for name in parameters if name not in ("self", "cls")]
-    checks = {name: _kinds(str(parameter.annotation)) for name, parameter in parameters.items()}
+    classes = unwrap(function).__globals__
+    checks = {name: _kinds(str(parameter.annotation), classes) for name, parameter in parameters.items()}
     order = tuple(parameters)
+    takes_paths = any("Path" in str(parameter.annotation) for parameter in parameters.values())
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     title = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
     @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call(*given: P.args, **named: P.kwargs) -> R:
+        args: Any = given
+        kwargs: Any = named
         for name in kwargs:
             if name not in checks and not takes_any:
                 raise ArgumentError(f"{title} has no argument {name!r}{of_argument(name, known)}")
+        if takes_paths:
+            args, kwargs = list(map(_plain, args)), {name: _plain(value) for name, value in kwargs.items()}
         for name, value in (*zip(order, args, strict=False), *kwargs.items()):
             kinds = checks.get(name)
             if kinds is not None and not any(fits(value) for _, fits in kinds):

@@ -69,8 +69,7 @@ def adopt(mask: Any, device: torch.device) -> Mask:
     if mask is None:
         return FULL
     if isinstance(mask, str) or callable(mask):
-        example = f"{getattr(mask, '__name__', 'causal')}()"
-        raise InputError(f"mask={shown(mask)}: give a mask such as triptych.{example}, or booleans true where visible")
+        raise InputError(f"mask={shown(mask)}: give a mask such as triptych.causal(), or booleans true where visible")
     return rewrite(mask if isinstance(mask, Mask) else Dense(mask), lambda leaf: _on_device(leaf, device))
 
 

@@ -61,13 +61,13 @@ def save_adapter(
 ) -> None:
     """Write the adapter of a model that was loaded from `base`, with `files` beside it.
 
-    Raises InputError where the model has no adapter and for the directory of a model, CheckpointError for what cannot
-    be written.
+    Raises InputError where the model has no adapter and for the directory of another model, CheckpointError for what
+    cannot be written.
     """
     factors = factors_of(module)
     assert module.lora_adapter is not None
-    if os.path.exists(Path(path, "config.json")):
-        raise InputError(f"{path} holds a model, beside which its adapter would not be found; name another directory")
+    if os.path.exists(Path(path, "config.json")) and (base is None or not os.path.samefile(path, base)):
+        raise InputError(f"{path} holds a model, beside which the adapter would not be found; name another directory")
     name, digest = (None, None) if base is None else (base_name(base), _digest(base))
     write_adapter(
         path, module.spec, factors, dropout=module.lora_adapter.dropout, base=name, digest=digest, files=files

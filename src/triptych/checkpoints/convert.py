@@ -30,6 +30,7 @@ from triptych.checkpoints.packed_safetensors import plain_dtype
 from triptych.checkpoints.save import check_directory, target_of
 from triptych.errors import CheckpointError, InputError, shown
 from triptych.mapping import Values
+from triptych.mapping.gguf_metadata import difference
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.spec import ModelSpec as Spec
@@ -137,6 +138,7 @@ def save(
     to = _format_of(str(path))
     path = Path(path)
     _check(path, to, None, force=True)
+    _check_whole(module, hf)
     packed = {name: p for name, p in module.named_parameters() if isinstance(p, PackedWeight)}
     if to == "gguf":
         numbers = DetachedWeights(module, lambda: _read_again(module.spec, origin))
@@ -152,6 +154,21 @@ def save(
         return done
     note = f"{len(lost)} packed matrices were written as plain numbers in {str(module.dtype).removeprefix('torch.')}"
     return replace(done, notes=(*done.notes, note))
+
+
+def _check_whole(module: Transformer, hf: Values | None) -> None:
+    """Raise InputError where the parameters or the config are not those of the spec: nothing could load them."""
+    sizes = {name: tuple(value.shape) for name, value in module.named_parameters(remove_duplicate=False)}
+    for name, shape in module.spec.shapes().items():
+        if sizes.get(name) != tuple(shape):
+            raise InputError(f"{name} is {sizes.get(name)} and {shape} in model.spec; no file can hold such a model")
+    if hf is None:
+        return
+    stored = [step.source for step in families.save_plan(module.spec)]
+    other = difference(module.spec, families.read_config(hf, stored=stored, ignore=hf, where="model.hf"))
+    if other is not None:
+        what = other.partition(" is ")[0]
+        raise InputError(f"model.hf is not the config of this model: {what} differs; take it from load() or create()")
 
 
 def _read_again(spec: Spec, origin: Path | None) -> StoredParameters | None:

@@ -16,7 +16,7 @@ from triptych.checkpoints import Source, local_path, open_source
 from triptych.checkpoints.locate import without_config
 from triptych.checkpoints.packed_safetensors import scheme, unpacked
 from triptych.checkpoints.source import check_text_size, file_size, json_if_there, read_json
-from triptych.errors import CheckpointError, TextError, first_line, shown
+from triptych.errors import CheckpointError, ConfigError, TextError, first_line, shown
 from triptych.mapping import Values, names_in
 from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, TokenHeadSpec
 
@@ -114,12 +114,10 @@ class Header:
         Raises TextError if it is broken, or gives ids that the model has no embedding for.
         """
         tokenizer = self._tokenizer()
-        rows = [count for count in (self.spec.vocab, self.spec.source_vocab) if count]
-        if tokenizer is not None and rows:
-            try:
-                tokenizer.check_rows(min(rows))
-            except TextError as error:
-                raise TextError(f"{self.path}: {error}") from error
+        try:
+            check_tokenizer(self.spec, tokenizer)
+        except TextError as error:
+            raise TextError(f"{self.path}: {error}") from error
         return tokenizer
 
     def _tokenizer(self) -> Tokenizer | None:
@@ -239,6 +237,27 @@ def _normalizes(modules: Path, ignore: Collection[str]) -> bool:
                 f"{modules}: unsupported module {shown(kind)}; to stop before it, load with ignore=[{path!r}]"
             )
     return any(kind.endswith(".Normalize") for kind, _ in chain)
+
+
+def check_tokenizer(spec: ModelSpec, tokenizer: Tokenizer | None) -> None:
+    """Raise TextError for a tokenizer of ids that the model has no embedding for."""
+    rows = [count for count in (spec.vocab, spec.source_vocab) if count]
+    if tokenizer is not None and rows:
+        tokenizer.check_rows(min(rows))
+
+
+def check_new(spec: ModelSpec, hf: Mapping[str, Any], tokenizer: Tokenizer | None) -> None:
+    """Raise ConfigError for what is read past in files, and wrong for a new model: ids outside the vocabulary, and
+    labels that are not numbered from 0; TextError as `check_tokenizer`."""
+    for key in _IDS:
+        ids = hf.get(key)
+        for token in ids if isinstance(ids, list | tuple) else [ids]:
+            if key != "pad_token_id" and token is not None and not 0 <= token < (spec.vocab or token + 1):
+                raise ConfigError(f"config: {key} is {token}, and the vocabulary has {spec.vocab} tokens; leave it out")
+    names = hf.get("id2label") or {}
+    if {str(i) for i in range(len(names))} != set(map(str, names)):
+        raise ConfigError(f"config: id2label has {shown(list(names))}; number the labels from 0")
+    check_tokenizer(spec, tokenizer)
 
 
 def label_names(spec: ModelSpec, hf: Mapping[str, Any]) -> list[str]:

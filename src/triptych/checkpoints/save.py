@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _WRITTEN: set[Path] = set()  # the temporary directories that this process writes into
-_WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"  # what files of weights are called, here and elsewhere
+_WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"  # what files of weights are called
 
 
 def write_directory(
@@ -52,7 +52,13 @@ def write_directory(
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     with _beside(path) as temporary:
         _write_weights(temporary, pairs, {"format": "pt", **(metadata or {})}, max_shard_bytes, names[0])
-        _write_file(temporary, names[1], json.dumps(config, indent=2, allow_nan=False) + "\n")
+        try:
+            text = json.dumps(config, indent=2, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the config cannot be written: {error}; its values are numbers, texts, lists"
+            ) from None
+        _write_file(temporary, names[1], text + "\n")
         for name, content in (files or {}).items():
             _write_file(temporary, name, content)
         if path.exists():
@@ -70,7 +76,9 @@ def check_directory(path: str | Path) -> Path:
         if Path.cwd().is_relative_to(where):
             raise InputError(f"{where} holds the working directory, which would be replaced; name one below it")
     if os.path.isdir(where) and os.listdir(where) and not _is_ours(where):
-        raise InputError(f"{where} holds other files and no checkpoint; name a new directory, such as {where / 'model'}")
+        raise InputError(
+            f"{where} holds other files and no checkpoint; name a new directory, such as {where / 'model'}"
+        )
     return where
 
 

@@ -13,7 +13,7 @@ from triptych.arguments import checked
 from triptych.draw.details import Describer, Details
 from triptych.draw.graph import END, START, Box, boxes_of
 from triptych.draw.paint import BESIDE, GAP, STYLE, Canvas, LayerPanel, Rectangle, size_of, text_width
-from triptych.errors import TriptychError
+from triptych.errors import TriptychError, shown
 from triptych.program.kind_programs import KindProgram, lower_kinds
 from triptych.spec import ModelSpec
 from triptych.spec.masks import mask_text
@@ -39,8 +39,8 @@ class Drawing:
         """Write it to a file.  Raises TriptychError where the file system refuses."""
         try:
             Path(path).write_text(self.svg, encoding="utf-8")
-        except OSError as error:
-            problem = f"cannot write the drawing {path}: {error.strerror}"
+        except (OSError, UnicodeEncodeError) as error:
+            problem = f"cannot write the drawing {shown(str(path))}: {getattr(error, 'strerror', error)}"
             raise TriptychError(f"{problem}; choose another place for it") from None
 
     def _repr_svg_(self) -> str:
@@ -59,6 +59,7 @@ class BlockKind:
     colour: int
 
 
+@checked
 def draw(spec: ModelSpec) -> Drawing:
     """The model as a picture, from its spec alone: inputs, blocks, heads and their shapes, as its program has them.
 

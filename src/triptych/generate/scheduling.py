@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from triptych import machine
-from triptych.arguments import integer
+from triptych.arguments import checked, integer
 from triptych.errors import InputError
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Output, Request
@@ -42,6 +42,7 @@ class Scheduler:
     Raises InputError for settings out of range.
     """
 
+    @checked
     def __init__(self, engine: Engine, *, max_rows: int = MAX_ROWS, cache_bytes: int | None = None) -> None:
         self.engine, self.max_rows = engine, integer("max_rows", max_rows, 1)
         self.cache_bytes = free_cache_bytes(engine) if cache_bytes is None else integer("cache_bytes", cache_bytes, 1)

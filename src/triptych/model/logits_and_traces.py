@@ -49,7 +49,6 @@ class ModelInside(Displayed):
         """Raises InputError for a module that is no `triptych.nn.Transformer`."""
         if not isinstance(module, nn.Transformer):
             raise InputError(f"Model({shown(module)}) needs a triptych.nn.Transformer; write {LOAD}")
-        optional("tokenizer", tokenizer, Tokenizer)
         self.module, self.tokenizer, self.hf = module, tokenizer, hf
         self.path, self.report = path, report
 
@@ -73,6 +72,8 @@ class ModelInside(Displayed):
     if not TYPE_CHECKING:  # mypy is to find unknown names by itself
 
         def __getattr__(self, name: str) -> NoReturn:
+            if hasattr(type(self), name):  # a property that did not find its own
+                raise MissingNameError(f"no {name} without the parts that load() makes; module is {shown(self.module)}")
             module = {name: f"model.module.{name}"} if hasattr(nn.Transformer, name) else {}
             raise MissingNameError(f"Model has no {name!r}{hint(name, {**module, **MODEL}, dir(type(self)))}")
 
@@ -85,6 +86,7 @@ class ModelInside(Displayed):
     @property
     def inputs(self) -> ModelInputs:
         """Converts texts, audio and images to the rows this model reads."""
+        optional("tokenizer", self.tokenizer, Tokenizer)
         return ModelInputs(self.spec, self.tokenizer, self.path, self.hf or {})
 
     @property
@@ -135,6 +137,7 @@ class ModelInside(Displayed):
 
         Raises InputError for rows that the model cannot read, ProbeError for edits as `trace`.
         """
+        self._check_target(target, target_mask)
         plan, first, second = Plan.of(self.spec, (), edit), *self._both(rows, target, mask, target_mask)
         check_fires(plan, *self._lengths(first, second), allow_null=allow_null)
         session = Session(plan, allow_null=allow_null)
@@ -253,10 +256,10 @@ class ModelInside(Displayed):
         """
         return draw(self.spec)
 
-    def _check_target(self, target: object) -> None:
-        """Raise InputError where an encoder-decoder has no target, and where another model has one."""
+    def _check_target(self, target: object, mask: object = None) -> None:
+        """Raise InputError where an encoder-decoder has no target, and where another model has one, or its mask."""
         both = self.spec.layout == "encoder-decoder"
-        if both != (target is not None):
+        if both != (target is not None) or (mask is not None and not both):
             wants = "a source and a target" if both else "rows only"
             raise InputError(f"this {self.spec.layout} model takes {wants}")
 

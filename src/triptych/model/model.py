@@ -19,7 +19,7 @@ from triptych.checkpoints import open_source
 from triptych.checkpoints.adapter_files import read_adapter
 from triptych.checkpoints.adapters import with_base
 from triptych.checkpoints.convert import Conversion, save
-from triptych.checkpoints.header import BESIDE, read_header
+from triptych.checkpoints.header import BESIDE, check_new, read_header
 from triptych.checkpoints.load_weights import compute_dtype, read_weights, usable_device
 from triptych.errors import ConfigError, InputError, nearest
 from triptych.families.named_configs import NAMED
@@ -335,15 +335,16 @@ def create(config: dict[str, Any] | Spec | str, tokenizer: Tokenizer | None = No
     the name of a known model, whose sizes it then has: "gpt2", "transformer-base" and those that `triptych count`
     lists.  `tokenizer` is one of `triptych.text`; without it rows are token ids.
 
-    Raises ConfigError for a config that does not fit together and for another name, InputError where the weights, 4
-    bytes each, do not fit into the memory that is free.
+    Raises ConfigError for a config that does not fit together and for another name, TextError for a tokenizer with more
+    tokens than the model has rows for, InputError where the weights, 4 bytes each, do not fit into the memory that is
+    free.
     """
-    optional("tokenizer", tokenizer, Tokenizer)
     if isinstance(config, str):
         if config not in NAMED:
             problem = f"no model {config!r}{nearest(config, NAMED)}; create() knows {', '.join(NAMED)}"
             raise ConfigError(f"{problem}, and load() reads checkpoints")
         config = dict(NAMED[config])
     spec, keys = (config, None) if isinstance(config, Spec) else (families.read_config(config, where="config"), config)
+    check_new(spec, keys or {}, tokenizer)
     with torch.inference_mode(False):  # as in `load`
         return Model(nn.new(spec, integer("seed", seed)), tokenizer, keys)

@@ -31,7 +31,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from triptych.arguments import as_index
+from triptych.arguments import as_index, checked
 from triptych.errors import InputError, ProbeError, nearest, shown
 from triptych.migration_hints import of_site
 from triptych.spec.model import ModelSpec
@@ -94,6 +94,7 @@ def matrix(site: str) -> bool:
     return leaf_of(site) in MATRIX_SITES
 
 
+@checked
 def sites(model: ModelSpec) -> dict[str, Site]:
     """Every site of a model by its name, in the order in which the forward pass computes them."""
     every: list[Site] = []

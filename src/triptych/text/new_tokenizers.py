@@ -12,7 +12,8 @@ from dataclasses import replace
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from triptych.errors import TextError
+from triptych.arguments import checked
+from triptych.errors import InputError, TextError, shown
 from triptych.text.corpus_cuts import words_together
 from triptych.text.detokenize import BYTE_OF
 from triptych.text.gguf_tokenizer import byte_level
@@ -22,12 +23,14 @@ from triptych.text.tokenizer import Tokenizer
 MOST_TOKENS = 1 << 20  # of a new vocabulary: the memory for all of it is taken before the first token is made
 
 
+@checked
 def byte_tokenizer(layout: SpecialsLayout = DECODER) -> Tokenizer:
     """The 256 bytes of UTF-8, each its own id, and the special tokens from 256 on.  Decoding restores every text."""
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return _finish(byte_level(BYTE_OF, [], words), layout)
 
 
+@checked
 def character_tokenizer(text: str, layout: SpecialsLayout = DECODER) -> Tokenizer:
     """The special tokens, then each character of `text` in order of its code point.
 
@@ -50,6 +53,7 @@ def character_tokenizer(text: str, layout: SpecialsLayout = DECODER) -> Tokenize
     return _finish(backend, layout)
 
 
+@checked
 def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout = DECODER) -> Tokenizer:
     """Byte-level BPE trained on `texts`: special tokens, the 256 bytes, then merges up to `vocab_size` in all.
 
@@ -69,6 +73,7 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout 
     return _finish(backend, layout)
 
 
+@checked
 def word_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout = ENCODER) -> Tokenizer:
     """The most frequent words and punctuation marks of `texts`, up to `vocab_size` tokens with the special ones.
 
@@ -93,7 +98,9 @@ def _checked(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _check_unicode(text: str) -> None:
-    """Raises TextError for half of a surrogate pair, which has no UTF-8."""
+    """Raises TextError for half of a surrogate pair, which has no UTF-8, and InputError for what is no text."""
+    if not isinstance(text, str):
+        raise InputError(f"{shown(text)} is no text; a tokenizer is made from strings")
     try:
         text.encode()
     except UnicodeEncodeError as error:
