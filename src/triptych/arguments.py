@@ -9,12 +9,11 @@ import math
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from functools import partial, wraps
+from functools import wraps
 from inspect import getattr_static, isfunction, signature, unwrap
 from numbers import Real
 from os import PathLike
-from pathlib import Path
-from typing import Any, ParamSpec, SupportsIndex, TypeGuard, TypeVar
+from typing import ParamSpec, SupportsIndex, TypeVar
 
 from triptych.errors import ArgumentError, InputError, shown
 from triptych.migration_hints import WRONG_TYPE, of_argument
@@ -147,7 +146,10 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "int": ("an integer", _is_integer),
     "float": ("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)),
     "str": ("a string", _is_text),
-    "Path": ("a path", lambda value: isinstance(value, Path) and "\0" not in str(value)),
+    "Path": (
+        "a path",
+        lambda value: isinstance(value, PathLike) and _is_text(path := value.__fspath__()) and "\0" not in path,
+    ),
     "PathText": (
         "a string that is not empty",
         lambda value: _is_text(value) and value != "" and "\0" not in str(value),
@@ -171,25 +173,16 @@ def _kinds(annotation: str, known: Mapping[str, object]) -> list[tuple[str, Call
     names = [name.rpartition(".")[2] for name in plain.split(" | ")]
     if {"str", "Path"} <= set(names):
         names = ["PathText" if name == "str" else name for name in names]
-    own = {name: (_called(kind), partial(_is_a, kind)) for name in names if _is_own(kind := known.get(name))}
-    kinds = _KINDS | own
-    return [kinds[name] for name in names] if kinds.keys() >= set(names) else None
+    kinds = [_KINDS.get(name) or _own(known.get(name)) for name in names]
+    return [kind for kind in kinds if kind is not None] if None not in kinds else None
 
 
-def _is_own(kind: object) -> TypeGuard[type]:
-    """Whether this is a class of the package that can be asked for its instances."""
-    of_package = isinstance(kind, type) and kind.__module__.startswith("triptych.")
-    return of_package and not getattr(kind, "_is_protocol", False)
-
-
-def _is_a(kind: type, value: object) -> bool:
-    return isinstance(value, kind)
-
-
-def _plain(value: object) -> Any:
-    """Objects that stand for a path, as `os.DirEntry`, as a Path; anything else as it is."""
-    path = value.__fspath__() if isinstance(value, PathLike) else None
-    return Path(path) if isinstance(path, str) else value
+def _own(kind: object) -> tuple[str, Callable[[object], bool]] | None:
+    """The check of a class of this package whose instances can be told."""
+    own = (
+        isinstance(kind, type) and kind.__module__.startswith("triptych.") and not getattr(kind, "_is_protocol", False)
+    )
+    return (_called(kind), kind.__instancecheck__) if own else None
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
@@ -204,19 +197,14 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     classes = unwrap(function).__globals__
     checks = {name: _kinds(str(parameter.annotation), classes) for name, parameter in parameters.items()}
     order = tuple(parameters)
-    takes_paths = any("Path" in str(parameter.annotation) for parameter in parameters.values())
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     title = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
     @wraps(function)
-    def call(*given: P.args, **named: P.kwargs) -> R:
-        args: Any = given
-        kwargs: Any = named
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in checks and not takes_any:
                 raise ArgumentError(f"{title} has no argument {name!r}{of_argument(name, known)}")
-        if takes_paths:
-            args, kwargs = list(map(_plain, args)), {name: _plain(value) for name, value in kwargs.items()}
         for name, value in (*zip(order, args, strict=False), *kwargs.items()):
             kinds = checks.get(name)
             if kinds is not None and not any(fits(value) for _, fits in kinds):

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 import torch
@@ -80,7 +81,7 @@ def with_base(model: str | Path, adapter: str | Path | None = None) -> tuple[str
 
     Raises CheckpointError where the base is not there or is no longer what the adapter was trained on.
     """
-    is_path = isinstance(model, str | Path) and str(model) and not str(model).startswith(PREFIX)
+    is_path = isinstance(model, str | PathLike) and str(model) and not str(model).startswith(PREFIX)
     where = model_in_run(Path(model)) if is_path else None
     if where is None or not is_adapter(where):
         return model, None if adapter is None else _directory(adapter)
@@ -124,7 +125,7 @@ def base_name(path: Path) -> str:
 
 def _directory(adapter: str | Path) -> Path:
     """The directory of an adapter, or of a run that trained one."""
-    if not isinstance(adapter, str | Path) or not str(adapter):
+    if not isinstance(adapter, str | PathLike) or not str(adapter):
         raise InputError(f"an adapter is a directory, not {shown(adapter)}")
     return model_in_run(Path(adapter))
 

@@ -88,7 +88,7 @@ def convert(
     path = Path(out)
     if to not in (None, *get_args(Format)):
         raise InputError(f"to={shown(to)} must be one of {', '.join(get_args(Format))}")
-    to = to or _format_of(str(out))
+    to = to or _format_of(os.fspath(out))
     _check(path, to, dtype, force)
     model, adapter = with_base(model, adapter)
     header = read_header(model, ignore=ignore, offline=offline)
@@ -135,7 +135,7 @@ def save(
     again.  A directory gets plain numbers, which a note says.  Raises InputError for an ending of no format, and
     CheckpointError for what cannot be written.
     """
-    to = _format_of(str(path))
+    to = _format_of(os.fspath(path))
     path = Path(path)
     _check(path, to, None, force=True)
     _check_whole(module, hf)
@@ -158,10 +158,9 @@ def save(
 
 def _check_whole(module: Transformer, hf: Values | None) -> None:
     """Raise InputError where the parameters or the config are not those of the spec: nothing could load them."""
-    sizes = {name: tuple(value.shape) for name, value in module.named_parameters(remove_duplicate=False)}
-    for name, shape in module.spec.shapes().items():
-        if sizes.get(name) != tuple(shape):
-            raise InputError(f"{name} is {sizes.get(name)} and {shape} in model.spec; no file can hold such a model")
+    sizes = {(name, tuple(value.shape)) for name, value in module.named_parameters(remove_duplicate=False)}
+    if lost := module.spec.shapes().items() - sizes:
+        raise InputError("the module has no {} {}, which model.spec names; save it as it was made".format(*min(lost)))
     if hf is None:
         return
     stored = [step.source for step in families.save_plan(module.spec)]

@@ -255,7 +255,7 @@ def check_new(spec: ModelSpec, hf: Mapping[str, Any], tokenizer: Tokenizer | Non
             if key != "pad_token_id" and token is not None and not 0 <= token < (spec.vocab or token + 1):
                 raise ConfigError(f"config: {key} is {token}, and the vocabulary has {spec.vocab} tokens; leave it out")
     names = hf.get("id2label") or {}
-    if {str(i) for i in range(len(names))} != set(map(str, names)):
+    if sorted(map(str, names)) != sorted(map(str, range(len(names)))):
         raise ConfigError(f"config: id2label has {shown(list(names))}; number the labels from 0")
     check_tokenizer(spec, tokenizer)
 

@@ -246,8 +246,8 @@ def _beside(path: Path) -> Iterator[Path]:
                 shutil.rmtree(temporary, ignore_errors=True)
             finally:  # Ctrl-C comes here too
                 _WRITTEN.discard(temporary)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
+    except (OSError, TypeError) as error:  # also a config of values that JSON does not have
+        raise CheckpointError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _link_other_files(old: Path, new: Path, weights: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -137,12 +138,12 @@ class ModelTraining(ModelInside):
         """
         from triptych import train
 
-        values: dict[str, object] = {} if out is None else {"run.out": str(out)}
+        values: dict[str, object] = {} if out is None else {"run.out": os.fspath(out)}
         if isinstance(recipe, train.Recipe):
             recipe = recipe.model_dump(exclude_none=True)
         if isinstance(recipe, Mapping):
             checked = train.check_recipe(recipe, changes, values=values)
-        elif isinstance(recipe, str | Path):
+        elif isinstance(recipe, str | os.PathLike):
             checked = train.read_recipe(recipe, changes, values)
         else:
             raise ConfigError(
@@ -156,7 +157,8 @@ class ModelTraining(ModelInside):
         job = train.resume(checked.run.out or "", changes) if resume else train.prepare(checked)
         for table, kept in job.recipe.model_dump(exclude={"run", "optimizer", "schedule"}).items():
             if resume and kept != checked.model_dump()[table]:
-                job.release()
+                if job.lock is not None:
+                    job.lock.release()
                 problem = f"{table} of the recipe is not that of the run under {checked.run.out}"
                 raise ConfigError(f"{problem}, which resume continues; give its recipe, or another out")
         job.run(on_step, on_note=on_note, force=force)

@@ -68,7 +68,8 @@ class ModelInputs:
             raise InputError("give a list of texts, not one string: [text]")
         if isinstance(texts, Mapping):
             texts, mask = _tokenizer_output(texts, mask)
-        texts = _listed(texts)
+        if isinstance(texts, np.ndarray) and texts.dtype.kind not in "biu":
+            texts = texts.tolist()
         if isinstance(texts, Tensor | np.ndarray):
             texts = _rectangle(texts)
         elif not isinstance(texts, Sequence):
@@ -113,8 +114,7 @@ class ModelInputs:
     def sentences(self, texts: Texts) -> Sequence[Row]:
         """The rows of `texts` as sentence-transformers prepares them."""
         settings = self.sentence_settings
-        texts = _listed(texts)
-        if settings == SentenceSettings() or isinstance(texts, str) or not isinstance(texts, Sequence):
+        if settings == SentenceSettings() or isinstance(texts, str) or not isinstance(texts, Sequence | np.ndarray):
             return self.rows(texts)
         if settings.do_lower_case:
             texts = [text.lower() if isinstance(text, str) else text for text in texts]
@@ -131,12 +131,12 @@ class ModelInputs:
         if template is None:
             name = self.path or "this model"
             raise TextError(f"{name} has no chat template; use generate(), or triptych generate on the command line")
-        every = list(filter(None, map(_message, messages))) if isinstance(messages, Sequence) else []
-        if not every or len(every) < len(messages):
+        every = list(messages) if isinstance(messages, Sequence) else []
+        if not every or not all(map(_is_message, every)):
             raise InputError(
                 f'messages must be a list of {{"role": ..., "content": ...}} with texts, not {shown(messages)}'
             )
-        return template.render(every, add_generation_prompt=True)
+        return template.render([dict(message) for message in messages], add_generation_prompt=True)
 
     def labelled(self, inputs: Texts, second: Sequence[str] | None = None) -> Sequence[Encoded | Tensor]:
         """Rows for a head over classes: texts, pairs of them where there is a `second`, or images."""
@@ -341,28 +341,16 @@ def _rows(values: object, what: str) -> list[list[Any]]:
 
 def _kept(rows: Sequence[Sequence[Any]], masks: Sequence[Sequence[object]]) -> list[list[Any]]:
     """The ids that are not hidden.  Raises InputError for a mask of other values than 0 and 1."""
-    odd = [flag for mask in masks for flag in mask if flag not in (0, 1)]
-    if odd:
-        raise InputError(f"a mask is of 0 and 1, 1 for each id that counts, and this one has {shown(odd[0])}")
+    if any(flag not in (0, 1) for mask in masks for flag in mask):
+        raise InputError("a mask is of 0 and 1, 1 for each id that counts, and this one has other values")
     return [list(compress(row, mask)) for row, mask in zip(rows, masks, strict=True)]
 
 
-def _listed(texts: Any) -> Any:
-    """Arrays of anything but integers as lists; other rows as they are."""
-    return texts.tolist() if isinstance(texts, np.ndarray) and texts.dtype.kind not in "biu" else texts
-
-
-def _message(message: object) -> dict[str, Any] | None:
-    """A message of a chat with one text as its content, or with none where it has more to say, as the calls of tools;
-    None for anything else."""
+def _is_message(message: object) -> bool:
+    """Whether this is a message of one text, or of none where it has more, as the calls of tools."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        return None
-    content = message.get("content")
-    if isinstance(content, list):  # of parts, as servers take them
-        parts = [part for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
-        content = "".join(str(part.get("text")) for part in parts) if len(parts) == len(content) else content
-    usable = isinstance(content, str) or (content is None and len(message) > 2)
-    return {**message, "content": content} if usable else None
+        return False
+    return isinstance(message.get("content"), str) or (len(message) > 2 and message.get("content", 0) is None)
 
 
 def _rectangle(ids: Any, what: str = "ids") -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, final
@@ -16,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from triptych.arguments import check_ids, checked_methods
-from triptych.errors import ArgumentError, InputError, MissingNameError, TextError, TriptychError, library, shown
+from triptych.errors import ArgumentError, InputError, MissingNameError, TextError, library, shown
 from triptych.migration_hints import TOKENIZER, ConstructorOfOthers, hint
 from triptych.text import corpus_cuts, tokenizer_limits
 from triptych.text.chat import ChatTemplate, RenderedPrompt
@@ -166,7 +165,8 @@ class Tokenizer:
 
         Raises InputError where special tokens, the first text of a pair and `overlap` leave no token for a window.
         """
-        with _encoding(InputError, "the texts cannot be encoded as a pair"):
+        check_unicode(text + (second or ""))
+        with library(lambda problem: InputError(f"the texts cannot be encoded as a pair: {problem}")):
             row = self.backend.encode(text, second)
         whole = Encoded(
             list(row.ids), list(row.type_ids), list(row.offsets), list(row.sequence_ids), list(row.word_ids)
@@ -203,8 +203,11 @@ class Tokenizer:
         return np.concatenate(arrays)
 
     def _rows(self, texts: Sequence[str], special: bool) -> list[list[int]]:
-        with _encoding(TextError, "this tokenizer cannot encode the text"):
-            return [row.ids for row in self.backend.encode_batch_fast(list(texts), add_special_tokens=special)]
+        with library(lambda problem: TextError(f"this tokenizer cannot encode the text: {problem}")):
+            try:
+                return [row.ids for row in self.backend.encode_batch_fast(list(texts), add_special_tokens=special)]
+            except (UnicodeEncodeError, TypeError) as error:
+                raise InputError(f"a text cannot be encoded as UTF-8 ({error}); remove its lone surrogates") from error
 
     # -- ids to texts ---------------------------------------------------------------------------------------------
 
@@ -273,14 +276,14 @@ class Tokenizer:
             raise TextError(f"cannot write the tokenizer into {shown(str(directory))}: {problem}") from None
 
 
-@contextmanager
-def _encoding(kind: type[TriptychError], refused: str) -> Iterator[None]:
-    """What the library says about texts, as an error of this kind; InputError for half of a surrogate pair."""
-    with library(lambda problem: kind(f"{refused}: {problem}")):
-        try:
-            yield
-        except (UnicodeEncodeError, TypeError) as error:
-            raise InputError(f"a text cannot be encoded as UTF-8 ({error}); remove its lone surrogates") from error
+def check_unicode(text: str) -> None:
+    """Raises TextError for half of a surrogate pair, which has no UTF-8, and InputError for what is no text."""
+    if not isinstance(text, str):
+        raise InputError(f"{shown(text)} is no text; a tokenizer is made from strings")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TextError(f"a text cannot be encoded as UTF-8 ({error}); remove its lone surrogates") from None
 
 
 def _grouped(parts: Iterable[str]) -> Iterator[list[str]]:

@@ -168,11 +168,6 @@ class Job:
             if received:
                 raise Interrupted(received[0], trainer.at.step, Path(out))
 
-    def release(self) -> None:
-        """Leave the run directory to others, of a job that is not run."""
-        if self.lock is not None:
-            self.lock.release()
-
     def check_memory(self) -> None:
         """Raises InputError where the next step does not fit into the memory that is free."""
         if self.trainer.done < 1.0:
