@@ -95,12 +95,6 @@ def takes(function: object, *names: str) -> bool:
     return True
 
 
-def optional(name: str, value: object, kind: type) -> None:
-    """Raise InputError for what is neither None nor of this kind."""
-    if value is not None and not isinstance(value, kind):
-        raise InputError(f"{name}={shown(value)} must be {_called(kind)}")
-
-
 def _called(kind: type) -> str:
     return f"a{'n' if kind.__name__[0] in 'AEIO' else ''} {kind.__name__}"
 
@@ -122,6 +116,10 @@ _BOOLS = ("bool", "torch.bool")
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and value != "" and "\0" not in value
 
 
 def _is_integer(value: object) -> bool:
@@ -146,14 +144,8 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "int": ("an integer", _is_integer),
     "float": ("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)),
     "str": ("a string", _is_text),
-    "Path": (
-        "a path",
-        lambda value: isinstance(value, PathLike) and _is_text(path := value.__fspath__()) and "\0" not in path,
-    ),
-    "PathText": (
-        "a string that is not empty",
-        lambda value: _is_text(value) and value != "" and "\0" not in str(value),
-    ),
+    "Path": ("a path", lambda value: isinstance(value, PathLike) and _is_path(value.__fspath__())),
+    "PathText": ("a string that is not empty", _is_path),
     "dict": ("a dict", lambda value: isinstance(value, dict)),
     "Mapping": ("a dict", lambda value: isinstance(value, Mapping)),
     "Iterable[str]": (
@@ -174,15 +166,15 @@ def _kinds(annotation: str, known: Mapping[str, object]) -> list[tuple[str, Call
     if {"str", "Path"} <= set(names):
         names = ["PathText" if name == "str" else name for name in names]
     kinds = [_KINDS.get(name) or _own(known.get(name)) for name in names]
-    return [kind for kind in kinds if kind is not None] if None not in kinds else None
+    known_kinds = [kind for kind in kinds if kind is not None]
+    return known_kinds if len(known_kinds) == len(kinds) else None
 
 
 def _own(kind: object) -> tuple[str, Callable[[object], bool]] | None:
     """The check of a class of this package whose instances can be told."""
-    own = (
-        isinstance(kind, type) and kind.__module__.startswith("triptych.") and not getattr(kind, "_is_protocol", False)
-    )
-    return (_called(kind), kind.__instancecheck__) if own else None
+    if not isinstance(kind, type) or not kind.__module__.startswith("triptych.") or vars(kind).get("_is_protocol"):
+        return None
+    return _called(kind), kind.__instancecheck__
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:

@@ -100,6 +100,7 @@ _ARGUMENTS_OF_FUNCTIONS = {
 #: Function and argument -> what stands in the error for a value of a wrong type, where the type alone would not help.
 _MODEL = "a model is a directory, a .gguf file or hub:org/name"
 WRONG_TYPE = {
+    "ModelInside.__init__ module": f"a Model needs a triptych.nn.Transformer; write {LOAD}",
     "load path": _MODEL, "convert model": _MODEL, "Model.save path": "a model becomes a directory or a .gguf file",
     "convert out": "the name to write to is that of a directory or a .gguf file",
     "draw spec": "a drawing is made of a spec: model.spec", "sites model": "sites are those of a spec: model.spec",

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 
 import torch
@@ -81,10 +80,10 @@ def with_base(model: str | Path, adapter: str | Path | None = None) -> tuple[str
 
     Raises CheckpointError where the base is not there or is no longer what the adapter was trained on.
     """
-    is_path = isinstance(model, str | PathLike) and str(model) and not str(model).startswith(PREFIX)
-    where = model_in_run(Path(model)) if is_path else None
-    if where is None or not is_adapter(where):
-        return model, None if adapter is None else _directory(adapter)
+    model = os.fspath(model)
+    where = model_in_run(Path(model))
+    if model.startswith(PREFIX) or not is_adapter(where):
+        return model, None if adapter is None else model_in_run(Path(adapter))
     if adapter is not None:
         raise InputError(f"{where} is an adapter itself; name its base, and one adapter for it")
     base, digest = adapter_base(where)
@@ -121,13 +120,6 @@ def base_name(path: Path) -> str:
             file = "/".join(path.parts[i + 3 :]) or None
             return str(HubName("/".join(part.split("--")[1:]), path.parts[i + 2], file))
     return str(path)
-
-
-def _directory(adapter: str | Path) -> Path:
-    """The directory of an adapter, or of a run that trained one."""
-    if not isinstance(adapter, str | PathLike) or not str(adapter):
-        raise InputError(f"an adapter is a directory, not {shown(adapter)}")
-    return model_in_run(Path(adapter))
 
 
 def _digest(base: Path) -> str:

@@ -114,10 +114,12 @@ class Header:
         Raises TextError if it is broken, or gives ids that the model has no embedding for.
         """
         tokenizer = self._tokenizer()
-        try:
-            check_tokenizer(self.spec, tokenizer)
-        except TextError as error:
-            raise TextError(f"{self.path}: {error}") from error
+        rows = [count for count in (self.spec.vocab, self.spec.source_vocab) if count]
+        if tokenizer is not None and rows:
+            try:
+                tokenizer.check_rows(min(rows))
+            except TextError as error:
+                raise TextError(f"{self.path}: {error}") from error
         return tokenizer
 
     def _tokenizer(self) -> Tokenizer | None:
@@ -239,25 +241,16 @@ def _normalizes(modules: Path, ignore: Collection[str]) -> bool:
     return any(kind.endswith(".Normalize") for kind, _ in chain)
 
 
-def check_tokenizer(spec: ModelSpec, tokenizer: Tokenizer | None) -> None:
-    """Raise TextError for a tokenizer of ids that the model has no embedding for."""
-    rows = [count for count in (spec.vocab, spec.source_vocab) if count]
-    if tokenizer is not None and rows:
-        tokenizer.check_rows(min(rows))
-
-
-def check_new(spec: ModelSpec, hf: Mapping[str, Any], tokenizer: Tokenizer | None) -> None:
-    """Raise ConfigError for what is read past in files, and wrong for a new model: ids outside the vocabulary, and
-    labels that are not numbered from 0; TextError as `check_tokenizer`."""
-    for key in _IDS:
-        ids = hf.get(key)
-        for token in ids if isinstance(ids, list | tuple) else [ids]:
-            if key != "pad_token_id" and token is not None and not 0 <= token < (spec.vocab or token + 1):
+def check_new(spec: ModelSpec, hf: Mapping[str, Any]) -> None:
+    """Raise ConfigError for what is read past in files, and wrong in the config of a new model: ids outside the
+    vocabulary, and labels that are not numbered from 0."""
+    for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        for token in hf[key] if isinstance(hf.get(key), list | tuple) else [hf.get(key)]:
+            if spec.vocab and token is not None and token not in range(spec.vocab):
                 raise ConfigError(f"config: {key} is {token}, and the vocabulary has {spec.vocab} tokens; leave it out")
     names = hf.get("id2label") or {}
     if sorted(map(str, names)) != sorted(map(str, range(len(names)))):
         raise ConfigError(f"config: id2label has {shown(list(names))}; number the labels from 0")
-    check_tokenizer(spec, tokenizer)
 
 
 def label_names(spec: ModelSpec, hf: Mapping[str, Any]) -> list[str]:

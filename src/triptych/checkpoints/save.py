@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from triptych.checkpoints.locate import ADAPTER_CONFIG, PREFIX, open_source
+from triptych.checkpoints.locate import PREFIX, open_source
 from triptych.checkpoints.safetensors import DTYPES, INDEX_SUFFIX
 from triptych.checkpoints.source import is_plain_name, read_json
 from triptych.errors import CheckpointError, InputError, shown
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _WRITTEN: set[Path] = set()  # the temporary directories that this process writes into
 _WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"  # what files of weights are called
+_OURS = f"{_WEIGHTS}|adapter_config.json|tokenizer.json"
 
 
 def write_directory(
@@ -52,13 +53,7 @@ def write_directory(
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     with _beside(path) as temporary:
         _write_weights(temporary, pairs, {"format": "pt", **(metadata or {})}, max_shard_bytes, names[0])
-        try:
-            text = json.dumps(config, indent=2, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"the config cannot be written: {error}; its values are numbers, texts, lists"
-            ) from None
-        _write_file(temporary, names[1], text + "\n")
+        _write_file(temporary, names[1], json.dumps(config, indent=2, allow_nan=False) + "\n")
         for name, content in (files or {}).items():
             _write_file(temporary, name, content)
         if path.exists():
@@ -75,7 +70,7 @@ def check_directory(path: str | Path) -> Path:
     with suppress(OSError):  # the working directory was deleted
         if Path.cwd().is_relative_to(where):
             raise InputError(f"{where} holds the working directory, which would be replaced; name one below it")
-    if os.path.isdir(where) and os.listdir(where) and not _is_ours(where):
+    if os.path.isdir(where) and not _is_ours(where):
         raise InputError(
             f"{where} holds other files and no checkpoint; name a new directory, such as {where / 'model'}"
         )
@@ -83,12 +78,11 @@ def check_directory(path: str | Path) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a directory holds a model, an adapter or a tokenizer, perhaps a damaged one."""
-    names = os.listdir(path)
-    if any(re.fullmatch(_WEIGHTS, name) or name in (ADAPTER_CONFIG, "tokenizer.json") for name in names):
-        return True
-    with suppress(CheckpointError):
-        return not {"model_type", "architectures"}.isdisjoint(read_json(path / "config.json"))
+    """Whether a directory is empty, or holds a model, an adapter or a tokenizer, perhaps a damaged one."""
+    with suppress(CheckpointError, OSError):
+        names = os.listdir(path)
+        mine = not names or any(re.fullmatch(_OURS, name) for name in names)
+        return mine or "model_type" in read_json(path / "config.json")
     return False
 
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from triptych import nn, tasks
-from triptych.arguments import integer, optional
+from triptych.arguments import integer
 from triptych.checkpoints import LoadReport
 from triptych.checkpoints.adapters import AdapterSettings, add_adapter, save_adapter
 from triptych.draw import Drawing, draw
 from triptych.errors import ArgumentError, InputError, MissingNameError, shown
 from triptych.generate import Executor
 from triptych.migration_hints import LOAD, MODEL, ConstructorOfOthers, hint
-from triptych.nn import Row
+from triptych.nn import Row, Transformer
 from triptych.probe import Edits, Plan, Reads, Session, Trace, ablate, attribute_logit, lens, patch, path_patch, steer
 from triptych.probe.display import Displayed
 from triptych.probe.trace_size import TraceSize, check_fires, check_size, limit_of, shared_sites, trace_size
@@ -40,15 +40,13 @@ class ModelInside(Displayed):
 
     def __init__(
         self,
-        module: nn.Transformer,
+        module: Transformer,
         tokenizer: Tokenizer | None = None,
         hf: dict[str, Any] | None = None,
         path: Path | None = None,
         report: LoadReport | None = None,
     ) -> None:
         """Raises InputError for a module that is no `triptych.nn.Transformer`."""
-        if not isinstance(module, nn.Transformer):
-            raise InputError(f"Model({shown(module)}) needs a triptych.nn.Transformer; write {LOAD}")
         self.module, self.tokenizer, self.hf = module, tokenizer, hf
         self.path, self.report = path, report
 
@@ -86,7 +84,6 @@ class ModelInside(Displayed):
     @property
     def inputs(self) -> ModelInputs:
         """Converts texts, audio and images to the rows this model reads."""
-        optional("tokenizer", self.tokenizer, Tokenizer)
         return ModelInputs(self.spec, self.tokenizer, self.path, self.hf or {})
 
     @property

@@ -203,7 +203,7 @@ class ModelInputs:
     @property
     def words(self) -> Tokenizer:
         """The tokenizer.  Raises TextError where there is none."""
-        if self.tokenizer is None:
+        if not isinstance(self.tokenizer, Tokenizer):
             raise TextError(f"{self.path or 'this model'} has no tokenizer; give token ids")
         return self.tokenizer
 
