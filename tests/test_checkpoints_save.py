@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import cli_models
 from test_checkpoints_read import TENSORS, same_bits
 from triptych.checkpoints import (
     LoadReport,
@@ -24,7 +25,8 @@ from triptych.checkpoints import (
 from triptych.checkpoints import recover as recover_path
 from triptych.checkpoints import save as save_module
 from triptych.checkpoints.source import LoadedTensor
-from triptych.errors import CheckpointError
+from triptych.errors import CheckpointError, InputError, TriptychError
+from triptych.model import create
 
 CONFIG = {"model_type": "llama", "hidden_size": 6, "name": "é"}
 OLD = {"a": torch.arange(3.0)}
@@ -90,6 +92,40 @@ def test_replacing_keeps_what_is_not_the_checkpoints(tmp_path: Path) -> None:
     assert (target / "loss.png").read_bytes() == (target / "link").read_bytes() == b"png"
     assert (target / "notes" / "a.txt").read_text() == "mine"
     assert names(tmp_path) == {"m"}
+
+
+@pytest.mark.parametrize("target", ["", ".", "..", "/", "thesis", "../thesis", "thesis/weights"])
+def test_folders_of_other_files_are_not_replaced(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is no checkpoint keeps its files, in the same directory; a tokenizer, an adapter or an empty one may
+    become a checkpoint."""
+    for folder in ("here", "thesis/weights", "here/thesis/weights"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "model-a.safetensors").write_text("mine")
+    monkeypatch.chdir(tmp_path / "here")
+    before = {path: path.stat().st_ino for path in sorted(tmp_path.rglob("*"))}
+    with pytest.raises(TriptychError):
+        write_directory(target, NEW, CONFIG)
+    assert {path: path.stat().st_ino for path in sorted(tmp_path.rglob("*"))} == before
+    for kind in ("tokenizer.json", "adapter_config.json", None):
+        own = tmp_path / f"own-{kind}"
+        own.mkdir()
+        if kind is not None:
+            (own / kind).write_text("{}")
+            (own / "model-a.safetensors").write_text("mine")
+        write_directory(own, NEW, CONFIG)
+        write_directory(own, OLD, CONFIG)
+        assert open_source(own).read("a").tolist() == [0, 1, 2]
+        assert kind is None or (own / "model-a.safetensors").read_text() == "mine"
+
+
+def test_an_adapter_is_not_saved_beside_another_model(tmp_path: Path) -> None:
+    model = create({**cli_models.LLAMA, "vocab_size": 40})
+    model.save(tmp_path / "other")
+    model.add_adapter(2)
+    with pytest.raises(InputError, match="holds a model"):
+        model.save_adapter(tmp_path / "other")
+    model.save_adapter(tmp_path / "adapter")
+    model.save_adapter(tmp_path / "adapter")
 
 
 def test_replacing_without_a_swap_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

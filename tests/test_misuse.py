@@ -76,7 +76,7 @@ def names(folder: Path) -> dict[str, Any]:
         **vars(triptych), **{name: getattr(triptych, name) for name in triptych.__all__},
         "triptych": triptych, "probe": probe, "torch": torch, "np": np, "Path": Path, "nan": math.nan, "inf": math.inf,
         "m": load(cli_models.checkpoint("decoder")), "e": load(cli_models.checkpoint("encoder")), "b": both,
-        "x": Model(tiny.decoder()), "w": create(HUB["openai/whisper-tiny"], both.tokenizer),
+        "x": Model(tiny.decoder()), "w": create({**HUB["openai/whisper-tiny"], "vocab_size": 300}, both.tokenizer),
         "v": create(HUB["google/vit-base-patch16-224-in21k"]), **labelled,
         "tok": load(cli_models.checkpoint("decoder")).tokenizer, "files": cli_models.checkpoint("decoder"),
         "out": folder, "notes": folder / "notes", "llama": {**cli_models.LLAMA, "vocab_size": 40},

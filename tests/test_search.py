@@ -17,7 +17,7 @@ from cli_models import BERT, WORDS, Captured, answered, checkpoint, refused, sai
 from triptych import tasks
 from triptych.errors import CheckpointError, InputError
 from triptych.files import exists
-from triptych.model import Model, create
+from triptych.model import Model, create, load
 from triptych.page import vector_plane
 from triptych.tasks import search_index
 from triptych.tasks.search_index import cut
@@ -29,6 +29,7 @@ TEXTS = {
     "sea/ship.txt": "\n\nthe ship came in on the evening tide\n",
     "sea/both.txt": "the old ship\n\nthe river tide\n",
 }
+STRANGER = b"a thesis, and no index"
 VIT = {"model_type": "vit", "hidden_size": 24, "intermediate_size": 37, "num_hidden_layers": 1,
        "num_attention_heads": 6, "image_size": 20, "patch_size": 5, "num_channels": 2}  # fmt: skip
 
@@ -469,3 +470,26 @@ def test_a_wrong_command_is_one_line(
         create(VIT).save(tmp_path / "vit")
     names = {"FOLDER": str(folder), "BERT": str(tmp_path / "bert"), "VIT": str(tmp_path / "vit")}
     assert says in refused([names.get(word, word) for word in argv], capsys, code)
+
+
+def test_a_file_that_is_no_index_stays(tmp_path: Path) -> None:
+    """An index that is damaged, or is of another model, is made anew; what never was one is left alone."""
+    model, index = load(checkpoint("encoder")), tmp_path / "index"
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("the old mill\n")
+    index.write_bytes(b"")
+    assert model.search(tmp_path / "texts", "mill", index=index).hits
+    index.write_bytes(index.read_bytes()[:-7])
+    assert "damaged" in model.search(tmp_path / "texts", "mill", index=index).notes[0]
+    index.write_bytes(STRANGER)
+    with pytest.raises(InputError, match="is no index of a search"):
+        model.search(tmp_path / "texts", "mill", index=index)
+    assert index.read_bytes() == STRANGER
+
+
+def test_sentences_of_a_tokenizer_are_its_ids() -> None:
+    """What a transformers tokenizer returns is not a list of the names of its keys, whatever prepares sentences."""
+    plain = load(checkpoint("encoder"))
+    prepared = Model(plain.module, plain.tokenizer, {**plain.hf, "triptych_sentences": {"max_seq_length": 6}})
+    rows = [[3, 5, 10, 4], [3, 6, 4]]
+    assert torch.equal(prepared.encode({"input_ids": rows}), plain.encode(rows))

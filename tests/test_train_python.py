@@ -247,6 +247,10 @@ def test_a_recipe_is_run_by_a_call(tables: dict[str, Any], tmp_path: Path) -> No
     assert all(torch.equal(a, b) for a, b in zip(again.module.parameters(), model.module.parameters(), strict=True))
     longer = triptych.train(tables, out=tmp_path / "run", resume=True, changes=["run.steps=6"])  # type: ignore[operator]
     assert not torch.equal(longer.module.decoder.final_norm.weight, model.module.decoder.final_norm.weight)
+    other = {**tables, "data": {"path": str(tmp_path / "other.txt")}}
+    for _ in range(2):  # and the directory is free again
+        with pytest.raises(ConfigError, match="data of the recipe is not that of the run"):
+            triptych.train(other, out=tmp_path / "run", resume=True)  # type: ignore[operator]
 
 
 def test_what_cannot_be_run_is_refused(tables: dict[str, Any], unchecked: None) -> None:

@@ -15,7 +15,7 @@ from functools import wraps
 from inspect import getattr_static, isfunction, signature, unwrap
 from numbers import Real
 from os import PathLike
-from typing import Any, ParamSpec, SupportsIndex, TypeVar
+from typing import ParamSpec, SupportsIndex, TypeVar
 
 from triptych.errors import ArgumentError, InputError, TriptychError, shown
 from triptych.migration_hints import WRONG_TYPE, of_argument
@@ -77,9 +77,9 @@ def listed(values: object, what: str) -> Iterable[object]:
 
 def readable(tensor: object, what: str) -> None:
     """Raise InputError for a tensor whose numbers cannot be read."""
-    sparse = str(getattr(tensor, "layout", "torch.strided")) != "torch.strided"
-    kind = "sparse" if sparse else next((k for k in ("meta", "quantized") if getattr(tensor, f"is_{k}", False)), None)
-    if kind is not None:
+    sparse = "sparse" * (str(getattr(tensor, "layout", "torch.strided")) != "torch.strided")
+    kind = next((k for k in ("meta", "quantized", "nested") if getattr(tensor, f"is_{k}", False)), sparse)
+    if kind:
         raise InputError(f"{what}: this tensor is {kind}, so its numbers cannot be read; give a plain one with values")
 
 
@@ -97,14 +97,14 @@ def takes(function: object, *names: str) -> bool:
     return True
 
 
-def optional(name: str, value: object, kind: type) -> None:
-    """Raise InputError for what is neither None nor of this kind."""
-    if value is not None and not isinstance(value, kind):
-        raise InputError(f"{name}={shown(value)} must be a {kind.__name__}")
+def _called(kind: type) -> str:
+    return f"a{'n' if kind.__name__[0] in 'AEIO' else ''} {kind.__name__}"
 
 
 def as_index(value: object) -> int | None:
     """`value` as an int; None for anything else, a bool, also one in an array or tensor, too."""
+    if type(value) is int:  # most are, and the other checks take microseconds
+        return value
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or str(getattr(value, "dtype", "")) in _BOOLS:
         return None
     try:
@@ -118,6 +118,10 @@ _BOOLS = ("bool", "torch.bool")
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and value != "" and "\0" not in value
 
 
 def _is_integer(value: object) -> bool:
@@ -142,16 +146,18 @@ def _function(arguments: str) -> tuple[str, Callable[[object], bool]]:
 #: One alternative of an annotation -> what it is called in a message, and its check.
 _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "None": ("", lambda value: value is None),
-    "bool": ("True or False", lambda value: isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"),
+    "bool": ("True or False", lambda value: type(value).__name__ in ("bool", "bool_")),  # the second is NumPy's
     "int": ("an integer", _is_integer),
     "float": ("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)),
     "str": ("a string", _is_text),
-    "Path": ("a path", lambda value: isinstance(value, PathLike) and "\0" not in str(value)),
-    "PathText": (
-        "a string that is not empty",
-        lambda value: _is_text(value) and value != "" and "\0" not in str(value),
-    ),
+    "Path": ("a path", lambda value: isinstance(value, PathLike) and _is_path(value.__fspath__())),
+    "PathText": ("a string that is not empty", _is_path),
     "dict": ("a dict", lambda value: isinstance(value, dict)),
+    "Mapping": ("a dict", lambda value: isinstance(value, Mapping)),
+    "Iterable[str]": (
+        "texts, such as a list of strings",
+        lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes | bytearray | Mapping),
+    ),
     "Sequence[str]": ("a list of strings", lambda value: _is_list(value, _is_text)),
     "Sequence[int]": ("a list of integers", is_integers),
     "Callable": ("a function", callable),
@@ -163,17 +169,18 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
 
 
 def _kinds(annotation: str, known: Mapping[str, object]) -> list[tuple[str, Callable[[object], bool]]] | None:
-    """The checks of the alternatives of an annotation: those of `_KINDS`, and classes of this library among the names
-    that are `known` where the function stands; None where one of them is neither."""
-    plain = re.sub(r"^(Callable|dict)\[.*\](?=$| \| None$)", r"\1", annotation)
+    """The checks of the alternatives of an annotation, of which the classes of this package are `known` by their names;
+    None where one of them is unknown here."""
+    plain = re.sub(r"^(Callable|dict|Mapping)\[.*\](?=$| \| None$)", r"\1", annotation)
     names = [name.rpartition(".")[2] for name in plain.split(" | ")]
     if {"str", "Path"} <= set(names):
         names = ["PathText" if name == "str" else name for name in names]
-    kinds = _KINDS | {name: _instance(known.get(name)) for name in names if _is_own(known.get(name))}
+    special = {name: _one_of(name) for name in names if name.startswith("Literal[")}
     if arguments := re.match(r"Callable\[\[(.+)\], ", annotation):
-        kinds["Callable"] = _function(arguments[1])
-    kinds |= {name: _one_of(name) for name in names if name.startswith("Literal[")}
-    return [kinds[name] for name in names] if all(name in kinds for name in names) else None
+        special["Callable"] = _function(arguments[1])
+    kinds = [special.get(name) or _KINDS.get(name) or _own(known.get(name)) for name in names]
+    known_kinds = [kind for kind in kinds if kind is not None]
+    return known_kinds if len(known_kinds) == len(kinds) else None
 
 
 def _one_of(literal: str) -> tuple[str, Callable[[object], bool]]:
@@ -181,26 +188,24 @@ def _one_of(literal: str) -> tuple[str, Callable[[object], bool]]:
     return " or ".join(map(repr, choices)), lambda value: isinstance(value, str) and value in choices
 
 
-def _is_own(kind: object) -> bool:
-    own = isinstance(kind, type) and kind.__module__.startswith("triptych")
-    return own and not getattr(kind, "_is_protocol", False)
-
-
-def _instance(kind: Any) -> tuple[str, Callable[[object], bool]]:
-    return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}", lambda value: isinstance(value, kind)
+def _own(kind: object) -> tuple[str, Callable[[object], bool]] | None:
+    """The check of a class of this package whose instances can be told."""
+    if not isinstance(kind, type) or not kind.__module__.startswith("triptych") or vars(kind).get("_is_protocol"):
+        return None
+    return _called(kind), kind.__instancecheck__
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """The function, which raises an InputError in one line for an argument of a type that its annotation does not name,
     and an ArgumentError, with what to write, for a keyword that it does not have.
 
-    Annotations that `_kinds` does not know are left to the function.  A wrong number of arguments stays
-    Python's own TypeError.
+    Annotations of other types than those in `_KINDS` and classes of this package are left to the function.  A wrong
+    number of arguments stays Python's own TypeError.
     """
     parameters = signature(function).parameters
     known = [name for name in parameters if name not in ("self", "cls")]
-    names = unwrap(function).__globals__
-    checks = {name: _kinds(str(parameter.annotation), names) for name, parameter in parameters.items()}
+    classes = unwrap(function).__globals__
+    checks = {name: _kinds(str(parameter.annotation), classes) for name, parameter in parameters.items()}
     order = tuple(parameters)
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     title = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]

@@ -59,9 +59,9 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"` for the known name closest to `name`, or the empty string."""
-    close = closest(name, known)
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """`" (did you mean 'x'?)"` for the known name closest to `name`, or the empty string; `cutoff` as for `closest`."""
+    close = closest(name, known, cutoff)
     return "" if close is None else f" (did you mean {close!r}?)"
 
 

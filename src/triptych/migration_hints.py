@@ -100,11 +100,14 @@ _ARGUMENTS_OF_FUNCTIONS = {
 #: Function and argument -> what stands in the error for a value of a wrong type, where the type alone would not help.
 _MODEL = "a model is a directory, a .gguf file or hub:org/name"
 WRONG_TYPE = {
+    "ModelInside.__init__ module": f"a Model needs a triptych.nn.Transformer; write {LOAD}",
     "load path": _MODEL, "convert model": _MODEL, "Model.save path": "a model becomes a directory or a .gguf file",
     "convert out": "the name to write to is that of a directory or a .gguf file",
+    "draw spec": "a drawing is made of a spec: model.spec", "sites model": "sites are those of a spec: model.spec",
+    "Scheduler.__init__ engine": "a scheduler runs an engine, as model.engine() makes one",
     "search folder": 'the folder comes first: model.search("notes/", "what to look for")',
     "ModelTraining.train mode": "a run is triptych.train(recipe); mode of model.train() is a bool",
-    "Tokenizer.encode text": "the text must be a string; encode_batch(texts) takes a list of them",
+    "Tokenizer.encode text": "give a string, or write tokenizer.encode_batch(texts) for a list of them",
     "Tokenizer.encode_batch texts": "give a list of texts, or write tokenizer.encode(text) for one text",
 }  # fmt: skip
 

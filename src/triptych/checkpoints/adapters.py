@@ -61,10 +61,13 @@ def save_adapter(
 ) -> None:
     """Write the adapter of a model that was loaded from `base`, with `files` beside it.
 
-    Raises InputError where the model has no adapter, CheckpointError for what cannot be written.
+    Raises InputError where the model has no adapter and for the directory of another model, CheckpointError for what
+    cannot be written.
     """
     factors = factors_of(module)
     assert module.lora_adapter is not None
+    if os.path.exists(Path(path, "config.json")) and (base is None or not os.path.samefile(path, base)):
+        raise InputError(f"{path} holds a model, beside which the adapter would not be found; name another directory")
     name, digest = (None, None) if base is None else (base_name(base), _digest(base))
     write_adapter(
         path, module.spec, factors, dropout=module.lora_adapter.dropout, base=name, digest=digest, files=files
@@ -77,10 +80,10 @@ def with_base(model: str | Path, adapter: str | Path | None = None) -> tuple[str
 
     Raises CheckpointError where the base is not there or is no longer what the adapter was trained on.
     """
-    is_path = isinstance(model, str | Path) and str(model) and not str(model).startswith(PREFIX)
-    run_model = model_in_run(Path(model)) if is_path else None
-    if run_model is None or not is_adapter(run_model):
-        return model, None if adapter is None else _directory(adapter)
+    model = os.fspath(model)
+    run_model = model_in_run(Path(model))
+    if model.startswith(PREFIX) or not is_adapter(run_model):
+        return model, None if adapter is None else model_in_run(Path(adapter))
     if adapter is not None:
         raise InputError(f"{run_model} is an adapter itself; name its base, and one adapter for it")
     base, digest = adapter_base(run_model)
@@ -117,13 +120,6 @@ def base_name(path: Path) -> str:
             file = "/".join(path.parts[i + 3 :]) or None
             return str(HubName("/".join(part.split("--")[1:]), path.parts[i + 2], file))
     return str(path)
-
-
-def _directory(adapter: str | Path) -> Path:
-    """The directory of an adapter, or of a run that trained one."""
-    if not isinstance(adapter, str | Path) or not str(adapter):
-        raise InputError(f"an adapter is a directory, not {shown(adapter)}")
-    return model_in_run(Path(adapter))
 
 
 def _digest(base: Path) -> str:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,8 +27,10 @@ from triptych.checkpoints.header import BESIDE, Header, read_header
 from triptych.checkpoints.load_weights import DetachedWeights, ModelParameters, StoredParameters, to_checkpoint
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
+from triptych.checkpoints.save import check_directory, target_of
 from triptych.errors import CheckpointError, InputError, shown
 from triptych.mapping import Values
+from triptych.mapping.gguf_metadata import difference
 from triptych.nn import Transformer
 from triptych.nn.weights import PackedWeight
 from triptych.spec import ModelSpec as Spec
@@ -85,7 +88,7 @@ def convert(
     path = Path(out)
     if to not in (None, *get_args(Format)):
         raise InputError(f"to={shown(to)} must be one of {', '.join(get_args(Format))}")
-    to = to or _format_of(str(out))
+    to = to or _format_of(os.fspath(out))
     _check(path, to, dtype, force)
     model, adapter = with_base(model, adapter)
     header = read_header(model, ignore=ignore, offline=offline)
@@ -109,7 +112,7 @@ def _format_of(out: str) -> Format:
     suffix = Path(out).suffix
     if suffix.lower() == ".gguf" and not out.endswith("/"):
         return "gguf"
-    if suffix[1:2].isalpha() and suffix.lower() not in _WEIGHTS and not out.endswith("/") and not Path(out).is_dir():
+    if suffix[1:2].isalpha() and suffix.lower() not in _WEIGHTS and not out.endswith("/") and not os.path.isdir(out):
         raise InputError(
             f"{out}: {suffix} is the ending of no format; write {Path(out).stem}.gguf for a GGUF file, or "
             f"{Path(out).stem}/ for a directory"
@@ -132,9 +135,10 @@ def save(
     again.  A directory gets plain numbers, which a note says.  Raises InputError for an ending of no format, and
     CheckpointError for what cannot be written.
     """
-    to = _format_of(str(path))
+    to = _format_of(os.fspath(path))
     path = Path(path)
     _check(path, to, None, force=True)
+    _check_whole(module, hf)
     packed = {name: p for name, p in module.named_parameters() if isinstance(p, PackedWeight)}
     if to == "gguf":
         numbers = DetachedWeights(module, lambda: _read_again(module.spec, origin))
@@ -150,6 +154,20 @@ def save(
         return done
     note = f"{len(lost)} packed matrices were written as plain numbers in {str(module.dtype).removeprefix('torch.')}"
     return replace(done, notes=(*done.notes, note))
+
+
+def _check_whole(module: Transformer, hf: Values | None) -> None:
+    """Raise InputError where the parameters or the config are not those of the spec: nothing could load them."""
+    sizes = {(name, tuple(value.shape)) for name, value in module.named_parameters(remove_duplicate=False)}
+    if lost := module.spec.shapes().items() - sizes:
+        raise InputError("the module has no {} {}, which model.spec names; save it as it was made".format(*min(lost)))
+    if hf is None:
+        return
+    stored = [step.source for step in families.save_plan(module.spec)]
+    other = difference(module.spec, families.read_config(hf, stored=stored, ignore=hf, where="model.hf"))
+    if other is not None:
+        what = other.partition(" is ")[0]
+        raise InputError(f"model.hf is not the config of this model: {what} differs; take it from load() or create()")
 
 
 def _read_again(spec: Spec, origin: Path | None) -> StoredParameters | None:
@@ -168,6 +186,7 @@ def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
     if to == "hf" and path.suffix.lower() in (*_WEIGHTS, ".gguf"):
         problem = f"{path}: an HF checkpoint is a directory, not a {path.suffix} file"
         raise InputError(f"{problem}; name a directory, for example {path.with_suffix('')}")
+    (target_of if to == "gguf" else check_directory)(path)
     if path.exists() and (to == "gguf") == path.is_dir():
         raise InputError(
             f"{path} is a {'directory' if path.is_dir() else 'file'}, and {to} is not; choose another name"

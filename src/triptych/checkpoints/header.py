@@ -16,7 +16,7 @@ from triptych.checkpoints import Source, local_path, open_source
 from triptych.checkpoints.locate import without_config
 from triptych.checkpoints.packed_safetensors import scheme, unpacked
 from triptych.checkpoints.source import check_text_size, file_size, json_if_there, read_json
-from triptych.errors import CheckpointError, TextError, first_line, shown
+from triptych.errors import CheckpointError, ConfigError, TextError, first_line, shown
 from triptych.mapping import Values, names_in
 from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, TokenHeadSpec
 
@@ -239,6 +239,18 @@ def _normalizes(modules: Path, ignore: Collection[str]) -> bool:
                 f"{modules}: unsupported module {shown(kind)}; to stop before it, load with ignore=[{path!r}]"
             )
     return any(kind.endswith(".Normalize") for kind, _ in chain)
+
+
+def check_new(spec: ModelSpec, hf: Mapping[str, Any]) -> None:
+    """Raise ConfigError for what is read past in files, and wrong in the config of a new model: ids outside the
+    vocabulary, and labels that are not numbered from 0."""
+    for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        for token in hf[key] if isinstance(hf.get(key), list | tuple) else [hf.get(key)]:
+            if spec.vocab and token is not None and token not in range(spec.vocab):
+                raise ConfigError(f"config: {key} is {token}, and the vocabulary has {spec.vocab} tokens; leave it out")
+    names = hf.get("id2label") or {}
+    if sorted(map(str, names)) != sorted(map(str, range(len(names)))):
+        raise ConfigError(f"config: id2label has {shown(list(names))}; number the labels from 0")
 
 
 def label_names(spec: ModelSpec, hf: Mapping[str, Any]) -> list[str]:

@@ -45,10 +45,11 @@ def compute_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """
     if dtype is None:
         return None
-    name = str(dtype).removeprefix("torch.")
+    name = str(dtype).removeprefix("torch.").lower()
     if isinstance(dtype, torch.dtype | str) and name in DTYPES:
         return DTYPES[name]
-    raise InputError(f"dtype {shown(name)} is not one of float32, bfloat16, float16, float64{nearest(name, DTYPES)}")
+    meant = nearest(name, DTYPES, 0.7)
+    raise InputError(f"dtype {shown(name)} is not one of float32, bfloat16, float16, float64{meant}")
 
 
 def usable_device(device: str | torch.device) -> torch.device:

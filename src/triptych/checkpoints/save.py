@@ -11,22 +11,25 @@ import ctypes
 import glob
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from triptych.checkpoints.locate import open_source
+from triptych.checkpoints.locate import PREFIX, open_source
 from triptych.checkpoints.safetensors import DTYPES, INDEX_SUFFIX
 from triptych.checkpoints.source import is_plain_name, read_json
-from triptych.errors import CheckpointError, shown
+from triptych.errors import CheckpointError, InputError, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 _WRITTEN: set[Path] = set()  # the temporary directories that this process writes into
+_WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"  # what files of weights are called
+_OURS = f"{_WEIGHTS}|adapter_config.json|tokenizer.json"
 
 
 def write_directory(
@@ -42,9 +45,10 @@ def write_directory(
     and `files`, by names relative to it.  `names` are other names for the first two; other weights are not sharded.
 
     Whatever else an existing directory holds stays in it; only weights, `config.json` and `files` are replaced.
-    Raises `CheckpointError`, with the target as it was, when anything cannot be written.
+    Raises `CheckpointError`, with the target as it was, when anything cannot be written, and InputError as
+    `check_directory`.
     """
-    path = _target(path)
+    path = check_directory(path)
     recover(path)
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     with _temporary_directory_near(path) as temporary:
@@ -53,10 +57,33 @@ def write_directory(
         for name, content in (files or {}).items():
             _write_file(temporary, name, content)
         if path.exists():
-            _link_other_files(path, temporary, names[0].removesuffix(".safetensors"))
+            _link_other_files(path, temporary, _WEIGHTS if names[0].startswith("model") else re.escape(names[0]))
         for directory, _, _ in os.walk(temporary):
             sync_directory(Path(directory))
         put_in_place(temporary, path)
+
+
+def check_directory(path: str | Path) -> Path:
+    """The directory behind links, which may be replaced.  Raises InputError for one that holds the working directory,
+    and for one that is neither empty nor a checkpoint, an adapter or a tokenizer; CheckpointError as `target_of`."""
+    where = target_of(path)
+    with suppress(OSError):  # the working directory was deleted
+        if Path.cwd().is_relative_to(where):
+            raise InputError(f"{where} holds the working directory, which would be replaced; name one below it")
+    if os.path.isdir(where) and not _is_ours(where):
+        raise InputError(
+            f"{where} holds other files and no checkpoint; name a new directory, such as {where / 'model'}"
+        )
+    return where
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a directory is empty, or holds a model, an adapter or a tokenizer, perhaps a damaged one."""
+    with suppress(CheckpointError, OSError):
+        names = os.listdir(path)
+        mine = not names or any(re.fullmatch(_OURS, name) for name in names)
+        return mine or "model_type" in read_json(path / "config.json")
+    return False
 
 
 def atomic_write(path: str | Path, content: bytes) -> None:
@@ -68,7 +95,7 @@ def atomic_write(path: str | Path, content: bytes) -> None:
 @contextmanager
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """A new file that becomes `path` when the block ends without an error; until then the old one is untouched."""
-    path = _target(path)
+    path = target_of(path)
     with _temporary_directory_near(path) as temporary:
         with _synced(temporary / "content") as file:
             yield file
@@ -86,12 +113,19 @@ def is_complete(path: str | Path) -> bool:
     return True
 
 
-def _target(path: str | Path) -> Path:
-    """The path behind links.  Raises CheckpointError for what is none."""
+def target_of(path: str | Path) -> Path:
+    """The path behind links.  Raises CheckpointError for what is none, InputError for a name on the hub."""
     try:
-        return Path(os.path.realpath(path))
-    except (OSError, ValueError) as error:  # a zero byte, a loop of links
-        raise CheckpointError(f"cannot write {shown(str(path))}: {error}") from None
+        where = Path(os.path.realpath(path))
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(where)
+    except (OSError, ValueError) as error:  # a zero byte, half of a surrogate pair, a loop of links
+        raise CheckpointError(f"cannot write {shown(str(path))}: {getattr(error, 'strerror', error)}") from None
+    if str(path).startswith(PREFIX):
+        raise InputError(f"{path} is a name on the hub, where nothing is written; give a path on this machine")
+    if not where.name:
+        raise CheckpointError(f"cannot write {where}: it is the root of a file system; choose another name")
+    return where
 
 
 def recover(path: str | Path) -> None:
@@ -206,12 +240,12 @@ def _temporary_directory_near(path: Path) -> Iterator[Path]:
                 shutil.rmtree(temporary, ignore_errors=True)
             finally:  # Ctrl-C comes here too
                 _WRITTEN.discard(temporary)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
+    except (OSError, TypeError) as error:  # also a config of values that JSON does not have
+        raise CheckpointError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _link_other_files(old: Path, new: Path, stem: str) -> None:
-    """Link into `new` the files of `old` that are neither weights, whose names begin with `stem`, nor written again."""
+def _link_other_files(old: Path, new: Path, weights: str) -> None:
+    """Link into `new` the files of `old` that are neither weights, by their names, nor written again."""
 
     def link(source: str, target: str) -> None:
         try:
@@ -221,8 +255,7 @@ def _link_other_files(old: Path, new: Path, stem: str) -> None:
 
     def replaced(directory: str, names: list[str]) -> set[str]:
         inside = new / Path(directory).relative_to(old)
-        weights = {name for name in names if name.endswith((".safetensors", INDEX_SUFFIX)) and name.startswith(stem)}
-        return weights | {name for name in names if (inside / name).is_file()}
+        return {name for name in names if re.fullmatch(weights, name) or (inside / name).is_file()}
 
     shutil.copytree(old, new, symlinks=True, ignore=replaced, copy_function=link, dirs_exist_ok=True)
 

@@ -18,7 +18,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from triptych.arguments import check_ids, checked, integer, optional
+from triptych.arguments import check_ids, checked, integer
 from triptych.attention import CacheType, check_cache_type
 from triptych.errors import InputError, TextError, shown
 from triptych.generate.next_tokens import Choice, choose
@@ -71,7 +71,6 @@ class Engine:
         if executor not in get_args(Executor):
             raise InputError(f"executor must be one of {list(get_args(Executor))}, not {executor!r}")
         check_cache_type(cache_type)
-        optional("speculation", speculation, Speculation)
         if matmul == "bf16" and executor != "auto":
             raise InputError(f"matmul='bf16' needs the native executor, and executor={executor!r} was asked for")
         self.module, self.decode, self.executor, self.reuse, self.matmul = module, decode, executor, reuse, matmul
@@ -319,6 +318,7 @@ class Engine:
             if row not in computed.due:
                 outputs.append(Output(row, None, None, x))
 
+    @checked
     @torch.inference_mode()
     def logits(self, probe: Session | None = None, rows: Sequence[LiveRow] | None = None) -> Tensor:
         """Run all that the cache does not hold of every row, or of `rows` -> the logits after each row's last token,
@@ -327,7 +327,6 @@ class Engine:
         Nothing is chosen: append the ids to go on with to `row.ids`.  `probe` reads and edits this pass alone, for rows
         whose requests have none.
         """
-        optional("probe", probe, Session)
         rows = self.rows if rows is None else rows
         self._check_rows(rows)
         if not rows:

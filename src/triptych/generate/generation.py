@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from triptych.arguments import checked
 from triptych.errors import InputError
 from triptych.generate.beam import beam_search, check_beams
 from triptych.generate.engine import Engine
@@ -42,6 +43,7 @@ class Generation:
     accepted: int = 0
 
 
+@checked
 def generate(
     scheduler: Scheduler,
     requests: Sequence[Request],
@@ -77,6 +79,7 @@ def generate(
     return _generations(rows, tokenizer, logprobs)
 
 
+@checked
 def search(
     engine: Engine,
     requests: Sequence[Request],

@@ -42,6 +42,7 @@ class Scheduler:
     Raises InputError for settings out of range.
     """
 
+    @checked
     def __init__(self, engine: Engine, *, max_rows: int = MAX_ROWS, cache_bytes: int | None = None) -> None:
         if not isinstance(engine, Engine):
             raise InputError(f"engine={shown(engine)} must be a generate.Engine, as model.engine() makes one")

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from triptych import nn, tasks
-from triptych.arguments import integer, optional
+from triptych.arguments import integer
 from triptych.checkpoints import LoadReport
 from triptych.checkpoints.adapters import AdapterSettings, add_adapter, save_adapter
 from triptych.draw import Drawing, draw
 from triptych.errors import ArgumentError, InputError, MissingNameError, shown
 from triptych.generate import Executor
 from triptych.migration_hints import LOAD, MODEL, ConstructorOfOthers, hint
-from triptych.nn import InputRow
+from triptych.nn import InputRow, Transformer
 from triptych.probe import Edits, Plan, Reads, Session, Trace, ablate, attribute_logit, lens, patch, path_patch, steer
 from triptych.probe.display import Displayed
 from triptych.probe.trace_size import TraceSize, check_fires, check_size, limit_of, shared_sites, trace_size
@@ -40,16 +40,13 @@ class ModelInside(Displayed):
 
     def __init__(
         self,
-        module: nn.Transformer,
+        module: Transformer,
         tokenizer: Tokenizer | None = None,
         hf: dict[str, Any] | None = None,
         path: Path | None = None,
         report: LoadReport | None = None,
     ) -> None:
         """Raises InputError for a module that is no `triptych.nn.Transformer`."""
-        if not isinstance(module, nn.Transformer):
-            raise InputError(f"Model({shown(module)}) needs a triptych.nn.Transformer; write {LOAD}")
-        optional("tokenizer", tokenizer, Tokenizer)
         self.module, self.tokenizer, self.hf = module, tokenizer, hf
         self.path, self.report = path, report
 
@@ -79,6 +76,8 @@ class ModelInside(Displayed):
     if not TYPE_CHECKING:  # mypy is to find unknown names by itself
 
         def __getattr__(self, name: str) -> NoReturn:
+            if hasattr(type(self), name):  # a property that did not find its own
+                raise MissingNameError(f"no {name} without the parts that load() makes; module is {shown(self.module)}")
             module = {name: f"model.module.{name}"} if hasattr(nn.Transformer, name) else {}
             raise MissingNameError(f"Model has no {name!r}{hint(name, {**module, **MODEL}, dir(type(self)))}")
 
@@ -141,6 +140,7 @@ class ModelInside(Displayed):
 
         Raises InputError for rows that the model cannot read, ProbeError for edits as `trace`.
         """
+        self._check_target(target, target_mask)
         plan, first, second = Plan.of(self.spec, (), edit), *self._both(rows, target, mask, target_mask)
         check_fires(plan, *self._lengths(first, second), allow_null=allow_null)
         session = Session(plan, allow_null=allow_null)
@@ -259,10 +259,10 @@ class ModelInside(Displayed):
         """
         return draw(self.spec)
 
-    def _check_target(self, target: object) -> None:
-        """Raise InputError where an encoder-decoder has no target, and where another model has one."""
+    def _check_target(self, target: object, mask: object = None) -> None:
+        """Raise InputError where an encoder-decoder has no target, and where another model has one, or its mask."""
         both = self.spec.layout == "encoder-decoder"
-        if both != (target is not None):
+        if both != (target is not None) or (mask is not None and not both):
             wants = "a source and a target" if both else "rows only"
             raise InputError(f"this {self.spec.layout} model takes {wants}")
 

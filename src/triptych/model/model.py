@@ -13,16 +13,17 @@ from torch import Tensor
 
 from triptych import families, machine, nn, tasks
 from triptych import generate as running
-from triptych.arguments import checked, checked_methods, integer, optional
+from triptych.arguments import checked, checked_methods, integer
 from triptych.attention import CacheType, check_cache_type
 from triptych.checkpoints import open_source
 from triptych.checkpoints.adapter_files import read_adapter
 from triptych.checkpoints.adapters import with_base
 from triptych.checkpoints.convert import Conversion, save
-from triptych.checkpoints.header import BESIDE, read_header
+from triptych.checkpoints.header import BESIDE, check_new, read_header
 from triptych.checkpoints.load_weights import compute_dtype, read_weights, usable_device
 from triptych.errors import ConfigError, InputError, nearest
 from triptych.families.named_configs import NAMED
+from triptych.generate import Engine
 from triptych.model.training import ModelTraining
 from triptych.probe import Edits, Plan, Reads, heads, link
 from triptych.probe.trace_size import check_fires, check_size, limit_of, trace_size
@@ -188,7 +189,7 @@ class Model(ModelTraining):
         allow_null: bool = False,
         cache: CacheType = "auto",
         on_token: Callable[[int, int], None] | None = None,
-        engine: running.Engine | None = None,
+        engine: Engine | None = None,
     ) -> Iterator[str]:
         """The text of one generation, piece by piece as it becomes certain; options and errors as in `generate`.
 
@@ -202,7 +203,6 @@ class Model(ModelTraining):
             repetition_penalty=repetition_penalty, seed=seed, max_new_tokens=max_new_tokens, stop_ids=stop_ids,
         )  # fmt: skip
         check_cache_type(cache)
-        optional("engine", engine, running.Engine)
         for name, changed in (("chunk", chunk is not None), ("cache", cache != "auto")):
             if engine is not None and changed:
                 raise InputError(f"{name} is a setting of the engine; give it to Model.engine")
@@ -335,15 +335,18 @@ def create(config: dict[str, Any] | Spec | str, tokenizer: Tokenizer | None = No
     the name of a known model, whose sizes it then has: "gpt2", "transformer-base" and those that `triptych count`
     lists.  `tokenizer` is one of `triptych.text`; without it rows are token ids.
 
-    Raises ConfigError for a config that does not fit together and for another name, InputError where the weights, 4
-    bytes each, do not fit into the memory that is free.
+    Raises ConfigError for a config that does not fit together and for another name, TextError for a tokenizer with more
+    tokens than the model has rows for, InputError where the weights, 4 bytes each, do not fit into the memory that is
+    free.
     """
-    optional("tokenizer", tokenizer, Tokenizer)
     if isinstance(config, str):
         if config not in NAMED:
             problem = f"no model {config!r}{nearest(config, NAMED)}; create() knows {', '.join(NAMED)}"
             raise ConfigError(f"{problem}, and load() reads checkpoints")
         config = dict(NAMED[config])
     spec, keys = (config, None) if isinstance(config, Spec) else (families.read_config(config, where="config"), config)
+    check_new(spec, keys or {})
+    if tokenizer is not None and spec.vocab:
+        tokenizer.check_rows(spec.vocab)
     with torch.inference_mode(False):  # as in `load`
         return Model(nn.new(spec, integer("seed", seed)), tokenizer, keys)

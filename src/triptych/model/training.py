@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from triptych.arguments import integer, readable
+from triptych.arguments import integer
 from triptych.checkpoints.load_weights import DTYPES, compute_dtype, usable_device
 from triptych.errors import ConfigError, InputError, shown
 from triptych.model.logits_and_traces import ModelInside
@@ -52,7 +53,9 @@ class ModelTraining(ModelInside):
         """
         from triptych.train import row_loss
 
-        self._check_target(target)
+        self._check_target(target, target_mask)
+        if seed is not None and self.spec.layout != "encoder":
+            raise InputError("seed is for an encoder, whose hidden tokens are drawn; leave it out here")
         if target is not None:
             if labels is not None:
                 raise InputError("an encoder-decoder is trained on all of its target; give no labels beside it")
@@ -60,8 +63,8 @@ class ModelTraining(ModelInside):
             return row_loss.mean_loss(self.module, row_loss.encoder_decoder_batch(self.module, sources, targets))
         self.check_words("a loss")
         ids = self.ids(rows, mask)
-        if isinstance(labels, Tensor):
-            labels = _label_rows(labels, mask)
+        if labels is not None and not isinstance(labels, Sequence):
+            labels = self.inputs.unpadded(labels, mask, "labels")
         if self.spec.layout == "decoder":
             return row_loss.mean_loss(self.module, row_loss.decoder_batch(self.module, ids, labels))
         tokenizer = self.tokenizer
@@ -135,12 +138,12 @@ class ModelTraining(ModelInside):
         """
         from triptych import train
 
-        values: dict[str, object] = {} if out is None else {"run.out": str(out)}
+        values: dict[str, object] = {} if out is None else {"run.out": os.fspath(out)}
         if isinstance(recipe, train.Recipe):
             recipe = recipe.model_dump(exclude_none=True)
         if isinstance(recipe, Mapping):
             checked = train.check_recipe(recipe, changes, values=values)
-        elif isinstance(recipe, str | Path):
+        elif isinstance(recipe, str | os.PathLike):
             checked = train.read_recipe(recipe, changes, values)
         else:
             raise ConfigError(
@@ -152,22 +155,12 @@ class ModelTraining(ModelInside):
         if not resume:
             train.check_start(checked, force=force)
         job = train.resume(checked.run.out or "", changes) if resume else train.prepare(checked)
-        ours, theirs = checked.model_dump(), job.recipe.model_dump()
-        if differing := [table for table in ours if table != "run" and ours[table] != theirs[table]]:
-            assert job.lock is not None
-            job.lock.release()
-            problem = f"{checked.run.out}: the run there began with another {', '.join(differing)}"
-            raise ConfigError(f"{problem}; give its own recipe, or another out")
+        for table, kept in job.recipe.model_dump(exclude={"run", "optimizer", "schedule"}).items():
+            if resume and kept != checked.model_dump()[table]:
+                if job.lock is not None:
+                    job.lock.release()
+                problem = f"{table} of the recipe is not that of the run under {checked.run.out}"
+                raise ConfigError(f"{problem}, which resume continues; give its recipe, or another out")
         job.run(on_step, on_note=on_note, force=force)
         saved = job.model if job.model is not None and job.model.exists() else None
         return cls(job.trainer.module.eval(), job.words, job.hf, saved)
-
-
-def _label_rows(labels: Tensor, mask: Tensor | None) -> list[list[int]]:
-    """The rows of labels `[B, T]`, without those that `mask` hides."""
-    readable(labels, "labels")
-    if labels.dim() != 2 or labels.is_floating_point() or (mask is not None and mask.shape != labels.shape):
-        shape = "[B, T]" if mask is None else str(list(mask.shape))
-        raise InputError(f"labels must be integers {shape}, not {labels.dtype} {list(labels.shape)}")
-    hidden = torch.ones_like(labels) if mask is None else mask
-    return [row[keep.bool()].tolist() for row, keep in zip(labels, hidden, strict=True)]

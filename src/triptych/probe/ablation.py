@@ -157,8 +157,6 @@ def ablate(
     check_list(texts, "texts")
     if reference is not None:
         check_list(reference, "reference")
-        if how == "zero":
-            raise InputError("reference= is not read with how='zero'; choose how='mean' or 'resample'")
     if part not in get_args(AblatedPart) or how not in get_args(Replaced):
         raise InputError(f"ablate {shown(part)} by {shown(how)}: parts are {', '.join(get_args(AblatedPart))}; "
                          f"replacements {', '.join(get_args(Replaced))}")  # fmt: skip

@@ -86,8 +86,6 @@ def path_patch(
     check_list(senders, "senders")
     if not isinstance(receivers, str):
         check_list(receivers, "receivers")
-    elif into != "q":
-        raise InputError(f"into={into!r} is an input of heads; the receiver 'logits' has none, so leave it out")
     sending = [attention_head(model.spec, head) for head in senders]
     receiving = [] if isinstance(receivers, str) else [attention_head(model.spec, head) for head in receivers]
     _check_order(model.spec, sending, receiving, into)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from triptych.arguments import check_ids, integer, readable
+from triptych.arguments import check_ids, integer, listed, readable
 from triptych.checkpoints import read_json
 from triptych.checkpoints.header import KEY, SentenceSettings
 from triptych.errors import InputError, TextError, shown
@@ -68,9 +68,9 @@ class ModelInputs:
             raise InputError("give a list of texts, not one string: [text]")
         if isinstance(texts, Mapping):
             texts, mask = _tokenizer_output(texts, mask)
-        if isinstance(texts, np.ndarray):
-            texts = torch.from_numpy(texts) if texts.dtype.kind in "biufc" else texts.tolist()
-        if isinstance(texts, Tensor):
+        if isinstance(texts, np.ndarray) and texts.dtype.kind not in "biu":
+            texts = texts.tolist()
+        if isinstance(texts, Tensor | np.ndarray):
             texts = _rectangle(texts)
         elif not isinstance(texts, Sequence):
             raise InputError(f"rows must be a list of texts or of lists of token ids, not {type(texts).__name__}")
@@ -78,7 +78,9 @@ class ModelInputs:
             raise InputError("there are no rows; give at least one text or one list of token ids")
         vocab = self.spec.vocab if target else self.spec.source_vocab
         if isinstance(texts, Tensor) or mask is not None:
-            texts = self._unpadded(_rectangle(texts), mask)
+            if any(isinstance(row, str) for row in texts):
+                raise InputError("a mask is for padded rows of ids; texts have no padding, so leave it out")
+            texts = self.unpadded(texts, mask)
         words = [row for row in texts if isinstance(row, str)]
         encoded = iter(self.words.encode_batch(words) if words else ())  # by several threads
         return [
@@ -112,7 +114,7 @@ class ModelInputs:
     def sentences(self, texts: Texts) -> Sequence[InputRow]:
         """The rows of `texts` as sentence-transformers prepares them."""
         settings = self.sentence_settings
-        if settings == SentenceSettings() or isinstance(texts, str | Tensor):
+        if settings == SentenceSettings() or isinstance(texts, str) or not isinstance(texts, Sequence | np.ndarray):
             return self.rows(texts)
         if settings.do_lower_case:
             texts = [text.lower() if isinstance(text, str) else text for text in texts]
@@ -130,9 +132,10 @@ class ModelInputs:
             name = self.path or "this model"
             raise TextError(f"{name} has no chat template; use generate(), or triptych generate on the command line")
         every = list(messages) if isinstance(messages, Sequence) else []
-        are_messages = (isinstance(m, Mapping) and isinstance(m.get("role"), str) and "content" in m for m in every)
-        if not every or not all(are_messages):
-            raise InputError(f'messages must be a list of {{"role": ..., "content": ...}}, not {shown(messages)}')
+        if not every or not all(map(_is_message, every)):
+            raise InputError(
+                f'messages must be a list of {{"role": ..., "content": ...}} with texts, not {shown(messages)}'
+            )
         return template.render([dict(message) for message in messages], add_generation_prompt=True)
 
     def labelled(self, inputs: Texts, second: Sequence[str] | None = None) -> Sequence[Encoded | Tensor]:
@@ -200,7 +203,7 @@ class ModelInputs:
     @property
     def words(self) -> Tokenizer:
         """The tokenizer.  Raises TextError where there is none."""
-        if self.tokenizer is None:
+        if not isinstance(self.tokenizer, Tokenizer):
             raise TextError(f"{self.path or 'this model'} has no tokenizer; give token ids")
         return self.tokenizer
 
@@ -235,13 +238,18 @@ class ModelInputs:
             raise InputError(f"row {i} is {shown(row)}, not a text or a list of token ids; give rows as [[5, 6, 7]]")
         return check_ids(row, vocab, f"row {i}")
 
-    def _unpadded(self, ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+    def unpadded(self, values: object, mask: Tensor | None, what: str = "ids") -> list[list[int]]:
+        """The rows of ids, or of labels, `[B, T]` without those that `mask` hides.
+
+        Raises InputError for what is no such rectangle or mask, and for ids that may be padding without a mask.
+        """
+        ids = _rectangle(values, what)
         if mask is not None:
             mask = _rectangle(mask, "mask")
             if mask.shape != ids.shape:
-                raise InputError(f"mask is {list(mask.shape)} and ids are {list(ids.shape)}")
-            return [row[keep.bool()].tolist() for row, keep in zip(ids, mask, strict=True)]
-        if n := self._padding(ids):
+                raise InputError(f"mask is {list(mask.shape)} and {what} are {list(ids.shape)}")
+            return _kept(ids.tolist(), mask.tolist())
+        if what == "ids" and (n := self._padding(ids)):
             raise InputError(
                 f"{n} of {ids.numel()} ids are the pad id {self.spec.ids.pad} and no mask was given; pass mask=, or "
                 "rows as lists"
@@ -303,39 +311,58 @@ def _tokenizer_output(output: Mapping[str, Any], mask: Tensor | None) -> tuple[A
             f"a mapping must have input_ids, as a transformers tokenizer returns it, not {shown(list(output))}; give a "
             "list of texts"
         )
+    if more := output.keys() & {"position_ids", "inputs_embeds", "decoder_input_ids"}:
+        raise InputError(f"{min(more)} cannot be given here; give input_ids, and attention_mask where they are padded")
     if "labels" in output:
         raise InputError("labels are not rows; give them as model.loss(input_ids, labels=..., mask=attention_mask)")
     types = output.get("token_type_ids")
-    if types is not None and any(any(row) for row in _rows(types)):
+    if types is not None and any(any(row) for row in _rows(types, "token_type_ids")):
         raise InputError("pairs of texts (token_type_ids) cannot be read here; use classify(texts, second=...)")
     own = output.get("attention_mask")
     if own is not None and mask is not None:
         raise InputError("there are two masks; give mask= or attention_mask, not both")
     ids = output["input_ids"]
     if isinstance(ids, Sequence):  # rows of any length, from a tokenizer without return_tensors
-        rows = _rows(ids)
-        masks = [[1] * len(row) for row in rows] if own is None else _rows(own)
+        rows = _rows(ids, "input_ids")
+        masks = [[1] * len(row) for row in rows] if own is None else _rows(own, "attention_mask")
         if list(map(len, rows)) != list(map(len, masks)):
             raise InputError("attention_mask and input_ids are of different shapes")
-        return list(map(list, map(compress, rows, masks))), mask
+        return _kept(rows, masks), mask
     return ids, mask if own is None else own
 
 
-def _rows(values: Any) -> list[list[Any]]:
-    rows = values.tolist() if isinstance(values, Tensor | np.ndarray) else list(values)
-    if not all(isinstance(row, Sequence) for row in rows):
-        raise InputError("input_ids must hold a list of ids for each text; give the tokenizer a list of texts")
-    return [list(row) for row in rows]
+def _rows(values: object, what: str) -> list[list[Any]]:
+    try:
+        return [list(listed(row, what)) for row in listed(values, what)]
+    except InputError:
+        problem = f"{what} must hold a list of ids for each text, not {shown(values)}"
+        raise InputError(f"{problem}; give the tokenizer a list of texts") from None
+
+
+def _kept(rows: Sequence[Sequence[Any]], masks: Sequence[Sequence[object]]) -> list[list[Any]]:
+    """The ids that are not hidden.  Raises InputError for a mask of other values than 0 and 1."""
+    if any(flag not in (0, 1) for mask in masks for flag in mask):
+        raise InputError("a mask is of 0 and 1, 1 for each id that counts, and this one has other values")
+    return [list(compress(row, mask)) for row, mask in zip(rows, masks, strict=True)]
+
+
+def _is_message(message: object) -> bool:
+    """Whether this is a message of one text, or of none where it has more, as the calls of tools."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    return isinstance(message.get("content"), str) or (len(message) > 2 and message.get("content", 0) is None)
 
 
 def _rectangle(ids: Any, what: str = "ids") -> Tensor:
     """A `[B, T]` tensor of integers.  Raises InputError for anything else."""
     try:
+        if isinstance(ids, np.ndarray):  # in any order of its bytes and rows
+            ids = ids.astype(ids.dtype.newbyteorder("="), order="C")
         tensor = ids if isinstance(ids, Tensor) else torch.as_tensor(ids)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"{what} must be an integer tensor [B, T], not {shown(ids)}") from None
     readable(tensor, what)
-    boolean = tensor.dtype == torch.bool and what == "ids"
+    boolean = tensor.dtype == torch.bool and what != "mask"
     if tensor.dim() != 2 or tensor.is_floating_point() or tensor.is_complex() or boolean:
         raise InputError(f"{what} must be an integer tensor [B, T], not {tensor.dtype} {list(tensor.shape)}")
     return tensor

@@ -22,7 +22,7 @@ from triptych.pip_packages import cache_directory
 from triptych.probe.content_hash import digest
 from triptych.tasks.encode import encode, pooling_of
 from triptych.tasks.model_inputs import ModelInputs, TaskModel
-from triptych.tasks.search_index import FORMAT, Embedded, Span, cut, read_index, write_index
+from triptych.tasks.search_index import FORMAT, Embedded, Span, check_place, cut, read_index, write_index
 from triptych.text import Tokenizer
 from triptych.text.corpus import TextFile, read_folder
 
@@ -181,6 +181,8 @@ def search_with(
     try:
         known = read_index(file, len(wanted))
     except CheckpointError as error:
+        if index is not None:
+            check_place(file)
         known = {}
         notes.append(f"the index is damaged and was made anew: {error}")
     new = list({one.digest: one for one in contents.files if one.digest not in known}.values())

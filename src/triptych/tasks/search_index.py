@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,13 +21,14 @@ from safetensors.numpy import save
 
 from triptych.checkpoints import atomic_write, recover
 from triptych.checkpoints.safetensors import open_file
-from triptych.errors import CheckpointError
+from triptych.errors import CheckpointError, InputError
 from triptych.files import exists
 from triptych.text import Tokenizer
 
 MOST_CHARACTERS = 2000  # of a unit: text without any end of a sentence or line is cut there
 UNITS_AT_ONCE = 4096  # tokenized in one call
 FORMAT = "triptych search index 2"
+_MARK = b"triptych search index "  # in every index, damaged or of another version
 # The end of a sentence or of a line, with the white space after it.
 _END = re.compile(r"[.!?…]['\"”’)\]]{0,3}\s+|\n\s*")
 
@@ -148,6 +150,15 @@ def read_index(file: Path, width: int) -> dict[str, Embedded]:
     ends = np.cumsum(counts)[:-1]
     of_files = zip(digests, np.split(spans, ends), np.split(vectors, ends), strict=False)  # none of no file
     return {digest: Embedded(tuple(Span(*row) for row in rows.tolist()), own) for digest, rows, own in of_files}
+
+
+def check_place(file: Path) -> None:
+    """Raise InputError for a directory, and for a file that is not empty and was never an index."""
+    old = b""
+    with suppress(OSError):  # what cannot be read cannot be replaced either
+        old = b"-" if file.is_dir() else file.read_bytes()
+    if old and _MARK not in old:
+        raise InputError(f"{file} is no index of a search, and would be replaced by one; choose another name")
 
 
 def write_index(file: Path, files: Mapping[str, Embedded], width: int) -> None:

@@ -7,7 +7,7 @@ from itertools import chain
 
 from torch import Tensor
 
-from triptych.arguments import is_integers
+from triptych.arguments import check_ids, is_integers
 from triptych.errors import InputError, shown
 from triptych.nn import InputRow
 from triptych.probe import Edits, Read, Statistics, Trace, sites
@@ -63,15 +63,20 @@ def _reads_source(site: Site) -> bool:
 
 def _marked(inputs: ModelInputs, rows: Sequence[InputRow], delimiters: Marks) -> list[list[int]]:
     wanted = [delimiters] if isinstance(delimiters, str) else delimiters
-    if not isinstance(wanted, Sequence) or not all(isinstance(one, str | int) for one in wanted) or not wanted:
+    if not isinstance(wanted, Sequence) or not wanted:
         raise InputError(f"delimiters={shown(delimiters)}: give a list of token ids or of texts of tokens")
     texts = {one.strip() for one in wanted if isinstance(one, str)}
-    ids = {one for one in wanted if isinstance(one, int)}
+    vocab = max(inputs.spec.vocab, inputs.spec.source_vocab)
+    ids = set(check_ids([one for one in wanted if not isinstance(one, str)], vocab, "delimiters"))
     of_tokens = [row for row in rows if not isinstance(row, Tensor)]
     if len(of_tokens) < len(rows):
         raise InputError("delimiters are tokens, and this model reads sound or images; leave delimiters= out")
     if texts:
-        ids |= {token for token in set(chain(*of_tokens)) if inputs.words.decode([token]).strip() in texts}
+        spelled = inputs.words.encode_batch([space + text for text in texts for space in ("", " ")], special=False)
+        names = {token: inputs.words.decode([token], False).strip() for token in chain(*of_tokens, *spelled)}
+        if unknown := texts.difference(names.values()):
+            raise InputError(f"delimiters: {shown(min(unknown))} is not one token of this vocabulary; give its tokens")
+        ids |= {token for token, name in names.items() if name in texts}
     return [[int(token in ids) for token in row] for row in of_tokens]
 
 

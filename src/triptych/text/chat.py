@@ -20,6 +20,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+from triptych.arguments import checked_methods
 from triptych.errors import InputError, TextError, nearest, shown
 
 #: Limits of one rendering.  Real prompts take milliseconds and have far less than a megabyte of text.
@@ -27,6 +28,7 @@ SECONDS = 5.0
 CHARACTERS = 16 << 20
 
 
+@checked_methods
 @dataclass(frozen=True)
 class RenderedPrompt:
     """A conversation as the model reads it, with its special tokens as text.
@@ -66,6 +68,8 @@ class ChatTemplate:
         Raises TextError if the template refuses the conversation, is broken, or exceeds `seconds`, a gigabyte of memory
         or 16 million characters.
         """
+        if not isinstance(messages, Sequence):
+            raise InputError(f'messages must be a list of {{"role": ..., "content": ...}}, not {shown(messages)}')
         request = {
             "source": self.source,
             "messages": [_normalized(message) for message in messages],

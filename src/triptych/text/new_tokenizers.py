@@ -12,22 +12,25 @@ from dataclasses import replace
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
+from triptych.arguments import checked
 from triptych.errors import TextError
 from triptych.text.corpus_cuts import words_together
 from triptych.text.detokenize import BYTE_OF
 from triptych.text.gguf_tokenizer import byte_level
 from triptych.text.specials import DECODER, ENCODER, SpecialsLayout
-from triptych.text.tokenizer import Tokenizer
+from triptych.text.tokenizer import Tokenizer, check_unicode
 
 MOST_TOKENS = 1 << 20  # of a new vocabulary: the memory for all of it is taken before the first token is made
 
 
+@checked
 def byte_tokenizer(layout: SpecialsLayout = DECODER) -> Tokenizer:
     """The 256 bytes of UTF-8, each its own id, and the special tokens from 256 on.  Decoding restores every text."""
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return _finish(byte_level(BYTE_OF, [], words), layout)
 
 
+@checked
 def character_tokenizer(text: str, layout: SpecialsLayout = DECODER) -> Tokenizer:
     """The special tokens, then each character of `text` in order of its code point.
 
@@ -41,7 +44,7 @@ def character_tokenizer(text: str, layout: SpecialsLayout = DECODER) -> Tokenize
         layout = replace(layout, specials=replace(layout.specials, unk="<unk>"))
     names = _texts(layout)
     alphabet = sorted(set(text) - set(names))
-    _check_unicode("".join(alphabet))
+    check_unicode("".join(alphabet))
     vocab = {token: index for index, token in enumerate([*names, *alphabet])}
     # BPE without merges looks up characters, three times faster than WordLevel after a split into characters.
     backend = Backend(models.BPE(vocab=vocab, merges=[], unk_token=layout.specials.unk))
@@ -50,6 +53,7 @@ def character_tokenizer(text: str, layout: SpecialsLayout = DECODER) -> Tokenize
     return _finish(backend, layout)
 
 
+@checked
 def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout = DECODER) -> Tokenizer:
     """Byte-level BPE trained on `texts`: special tokens, the 256 bytes, then merges up to `vocab_size` in all.
 
@@ -69,6 +73,7 @@ def bpe_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout 
     return _finish(backend, layout)
 
 
+@checked
 def word_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout = ENCODER) -> Tokenizer:
     """The most frequent words and punctuation marks of `texts`, up to `vocab_size` tokens with the special ones.
 
@@ -88,16 +93,8 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
-        _check_unicode(text)
+        check_unicode(text)
         yield text
-
-
-def _check_unicode(text: str) -> None:
-    """Raises TextError for half of a surrogate pair, which has no UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise TextError(f"a text cannot be encoded as UTF-8 ({error}); remove its lone surrogates") from None
 
 
 def _check_size(kind: str, vocab_size: int, least: int) -> None:

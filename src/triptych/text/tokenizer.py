@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, final
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from triptych.arguments import check_ids, checked_methods
-from triptych.errors import ArgumentError, InputError, MissingNameError, TextError, library
+from triptych.errors import ArgumentError, InputError, MissingNameError, TextError, library, shown
 from triptych.migration_hints import TOKENIZER, ConstructorOfOthers, hint
 from triptych.text import corpus_cuts, tokenizer_limits
 from triptych.text.chat import ChatTemplate, RenderedPrompt
@@ -73,6 +73,8 @@ class Tokenizer:
         chat: ChatTemplate | None = None,
         config: Mapping[str, object] | None = None,
     ) -> None:
+        if not isinstance(backend, Backend):
+            raise InputError(f"backend={shown(backend)} must be a tokenizers.Tokenizer; from_directory() reads files")
         tokenizer_limits.check(backend)
         backend.no_truncation()
         backend.no_padding()
@@ -82,7 +84,8 @@ class Tokenizer:
         self._config = dict(config or {})
         ids: list[int | None] = [None if text is None else backend.token_to_id(text) for text in astuple(self.specials)]
         self.bos_id, self.eos_id, self.pad_id, self.unk_id, self.mask_id, self.cls_id, self.sep_id = ids
-        self.stop_ids: frozenset[int] = frozenset(stop_ids).union([] if self.eos_id is None else [self.eos_id])
+        ends = check_ids(list(stop_ids) if isinstance(stop_ids, Set) else stop_ids, _IDS, "stop_ids")
+        self.stop_ids: frozenset[int] = frozenset(ends).union([] if self.eos_id is None else [self.eos_id])
         # The class token of an encoder may also be named BOS; its texts are not prompts, so it may come twice.
         first = backend.encode("").ids[:1]
         starts_with_bos = self.bos_id != self.cls_id and first == [self.bos_id]
@@ -162,6 +165,7 @@ class Tokenizer:
 
         Raises InputError where special tokens, the first text of a pair and `overlap` leave no token for a window.
         """
+        check_unicode(text + (second or ""))
         with library(lambda problem: InputError(f"the texts cannot be encoded as a pair: {problem}")):
             row = self.backend.encode(text, second)
         whole = Encoded(
@@ -267,8 +271,19 @@ class Tokenizer:
                     (Path(scratch) / name).write_bytes(content)
                 for name in self.files():
                     (Path(scratch) / name).replace(directory / name)
-        except OSError as error:
-            raise TextError(f"cannot write the tokenizer into {directory}: {error.strerror or error}") from None
+        except (OSError, UnicodeEncodeError) as error:
+            problem = getattr(error, "strerror", None) or error
+            raise TextError(f"cannot write the tokenizer into {shown(str(directory))}: {problem}") from None
+
+
+def check_unicode(text: str) -> None:
+    """Raises TextError for half of a surrogate pair, which has no UTF-8, and InputError for what is no text."""
+    if not isinstance(text, str):
+        raise InputError(f"{shown(text)} is no text; a tokenizer is made from strings")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TextError(f"a text cannot be encoded as UTF-8 ({error}); remove its lone surrogates") from None
 
 
 def _grouped(parts: Iterable[str]) -> Iterator[list[str]]:

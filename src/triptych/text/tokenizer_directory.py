@@ -23,6 +23,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers, pre_tokenizers, processors
 
+from triptych.arguments import checked
 from triptych.errors import TextError, library, nearest, shown
 from triptych.files import exists
 from triptych.text import sentencepiece_tokenizers as sentencepiece
@@ -38,6 +39,7 @@ from triptych.text.tokenizer import Tokenizer
 _NEEDS_CHECK = re.compile(r"\d{8}|charsmap|\\u00[2-7]")
 
 
+@checked
 def from_directory(path: Path | str) -> Tokenizer:
     """The tokenizer of a Hugging Face directory: `tokenizer.json`, or the vocabulary files that stand in for it,
     with what the files beside it add.

@@ -37,7 +37,7 @@ from triptych.checkpoints.adapters import save_adapter
 from triptych.checkpoints.header import BESIDE, read_header
 from triptych.checkpoints.load_weights import read_weights, to_checkpoint
 from triptych.checkpoints.locate import ADAPTER_CONFIG
-from triptych.checkpoints.save import put_in_place, sync_directory
+from triptych.checkpoints.save import put_in_place, sync_directory, target_of
 from triptych.checkpoints.source import is_plain_name
 from triptych.errors import CheckpointError, ConfigError, shown
 from triptych.nn import Transformer
@@ -129,6 +129,7 @@ class Checkpoints:
         """Raises ConfigError for a file in place of the directory, and if it holds something that a new run would
         replace: another run, unless `force` says that it may, or a model that was written by none."""
         out = self.directory
+        target_of(out)
         if out.is_file():
             raise ConfigError(f"{out} is a file, and a run needs a directory; give another --out")
         if Checkpoints(out / "checkpoints").exist():
