@@ -157,7 +157,8 @@ def apply_rules(rules: Sequence[Rule], logits: Tensor, row: Sequence[int]) -> Te
         scores = rule(scores, row)
         usable = isinstance(scores, Tensor) and scores.is_floating_point() and scores.device == logits.device
         if not usable or scores.shape != logits.shape:
-            raise InputError(f"a rule returned {shown(scores)}, not logits {list(logits.shape)} on {logits.device}")
+            got = list(scores.shape) if isinstance(scores, Tensor) else shown(scores)
+            raise InputError(f"a rule returned {got}, not logits {list(logits.shape)} on {logits.device}")
     if not torch.isfinite(scores.max()):
         raise InputError("the rules leave no token to choose, or return logits that are not finite")
     return scores

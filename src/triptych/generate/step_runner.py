@@ -189,7 +189,7 @@ class StepRunner:
                 self._logged = True
                 logging.getLogger("triptych").info("steps of generation run as modules: %s", self.why_modules)
             taps, computed_rows = NO_TAPS if session is None else session.taps, pieces
-            if not all(0 <= token < self.module.spec.vocab for token in ids):
+            if min(ids) < 0 or max(ids) >= self.module.spec.vocab:
                 raise InputError(f"a row's ids hold one outside the vocabulary of {self.module.spec.vocab}")
             inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
             source = None if encoded or rows[0].source is None else self._sources(rows)
