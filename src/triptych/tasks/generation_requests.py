@@ -79,8 +79,7 @@ def speculation(
     Raises InputError for anything else, for a number of tokens below 1, and for a draft model with another vocabulary
     or other tokens.
     """
-    if integer("draft_tokens", tokens, 1) != 4 and draft is None:
-        raise InputError(f"draft_tokens={tokens} is for a draft; give draft= too")
+    integer("draft_tokens", tokens, 1)
     if draft is None:
         return None
     if draft == "ngram":
