@@ -210,7 +210,7 @@ class Engine:
         Raises InputError when a layer with a window no longer holds what came before.
         """
         self._check_rows([row])
-        self.cache.trim(row.slot, integer("length", length, 0))
+        self.cache.trim(row.slot, length)
         row.cached = length
         self._reading = True
 
@@ -326,7 +326,6 @@ class Engine:
         Nothing is chosen: append the ids to go on with to `row.ids`.  `probe` reads and edits this pass alone, for rows
         whose requests have none.
         """
-        optional("probe", probe, Session)
         rows = self.rows if rows is None else rows
         self._check_rows(rows)
         if not rows:
