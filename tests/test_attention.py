@@ -426,9 +426,9 @@ def test_refusals_name_what_is_wrong(unchecked):
         ({"sinks": torch.zeros(4)}, r"one logit for each head, \[6\]"),
         ({"dropout": 1.0}, "dropout 1.0"),
         ({"scale": math.nan}, "scale=nan"),
-        ({"scale": math.inf}, "scale inf"),
-        ({"softcap": 0.0}, "softcap 0.0"),
-        ({"softcap": math.nan}, "softcap nan"),
+        ({"scale": math.inf}, "scale=inf"),
+        ({"softcap": 0.0}, "softcap=0.0"),
+        ({"softcap": math.nan}, "softcap=nan"),
         ({"k_pos": torch.arange(6)}, r"k_pos \[6\]"),
     ):
         with pytest.raises(InputError, match=words):

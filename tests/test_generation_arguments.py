@@ -134,7 +134,7 @@ def test_no_prompts_and_wrong_ids_are_refused(model: Model) -> None:
 def test_forbidden_ids_are_ids_of_the_model(model: Model) -> None:
     for wrong in (["a"], [1.5], [-1], [True], "abc"):
         with pytest.raises(
-            InputError, match="an id to forbid=.* must be an integer of at least 0|not a list of token ids"
+            InputError, match=r"an id to forbid=.* must be an integer of at least 0|not a list of token ids"
         ):
             forbid(wrong)  # type: ignore[arg-type]
     for ids in ([10**6], [0, 41]):

@@ -311,8 +311,8 @@ def test_a_draft_model_is_not_edited() -> None:
 def test_what_is_no_probe_and_no_speculation_is_one_line() -> None:
     module = llama()
     for wrong in (3, "blocks.0.attn.z", Plan.of(module.spec, "final")):
-        with pytest.raises(InputError, match="^probe=.* must be a Session"):
+        with pytest.raises(InputError, match=r"^probe=.* must be a Session"):
             Request(prompt=[1], probe=wrong)  # type: ignore[arg-type]
     for wrong in (5, "ngram", PromptLookup()):
-        with pytest.raises(InputError, match=r"^speculation=.* must be a Speculation, as Speculation\(.*\)$"):
+        with pytest.raises(InputError, match=r"^speculation=.* must be a Speculation$"):
             Engine(module, speculation=wrong)  # type: ignore[arg-type]

@@ -244,6 +244,11 @@ PARTS: tuple[AblatedPart, ...] = ("heads", "attention", "mlp", "blocks", "neuron
 REPLACED: tuple[Replaced, ...] = ("zero", "mean", "resample")
 
 
+def among(how: Replaced, other: Any) -> dict[str, Any]:
+    """The reference text of a replacement that has one."""
+    return {} if how == "zero" else {"reference": [other]}
+
+
 def check_that_no_site_is_dead(model: Model, rows: list[Any], how: Replaced, **options: Any) -> None:
     """Each standard ablation in each block changes the logits.
 
@@ -264,7 +269,7 @@ def check_that_no_site_is_dead(model: Model, rows: list[Any], how: Replaced, **o
         if mixtures and part == "neurons":
             continue
         units = {"units": [0, 2]} if part == "neurons" else {}
-        ablated = model.ablate([row], part, how=how, reference=[other], **options, **units)
+        ablated = model.ablate([row], part, how=how, **among(how, other), **options, **units)
         dead = [name for name in ablated.dead if part != "neurons" or not name.startswith(last)]
         known = same if how == "resample" else ()
         unchanged = [name for name in ablated.unchanged if part != "neurons" and not name.startswith(known)]
@@ -301,7 +306,7 @@ def test_a_site_that_nothing_reads_is_declared_dead() -> None:
     weight = dict(model.module.named_parameters())["decoder.blocks.1.attn.out.weight"]
     weight.detach()[:, 3 * tiny.K : 4 * tiny.K] = 0
     for how in REPLACED:
-        ablated = model.ablate([[3, 4, 5, 6]], how=how, reference=[[9, 8, 7, 1]])
+        ablated = model.ablate([[3, 4, 5, 6]], how=how, **among(how, [9, 8, 7, 1]))
         assert ablated.dead == ("blocks.1.attn.z head 3",)
         assert ablated.unchanged == ()
         assert ablated.to_dict()["dead"] == ["blocks.1.attn.z head 3"]

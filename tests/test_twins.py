@@ -240,12 +240,12 @@ def paths(model: Model, pair: Pair) -> PatchGrid:
     """From a head of the first block to the logits, or to heads of the second."""
     names = [name.removesuffix(".z") for name in sites(model.spec) if name.endswith(".z")]
     sender = next(name for name in names if "cross" not in name)
-    into = pair.draw.choice(["q", "k", "v"])
+    read: dict[str, Any] = {"into": pair.draw.choice(["q", "k", "v"])}
     receivers: Any = [(sender.replace(".0.", ".1."), 1), (sender.replace(".0.", ".1."), 0)]
     if model.spec.layout != "encoder-decoder" and pair.draw.random() < 0.5:
-        receivers = "logits"
+        receivers, read = "logits", {}
     senders = [(sender, head) for head in range(sites(model.spec)[f"{sender}.z"].heads or 1)]
-    return model.path_patch(pair.clean, pair.corrupt, senders, receivers, into=into, **pair.options)
+    return model.path_patch(pair.clean, pair.corrupt, senders, receivers, **read, **pair.options)
 
 
 def check_that_nothing_is_reported(model: Model, number: int) -> None:

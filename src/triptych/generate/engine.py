@@ -209,7 +209,7 @@ class Engine:
         Raises InputError when a layer with a window no longer holds what came before.
         """
         self._check_rows([row])
-        self.cache.trim(row.slot, integer("length", length, 0))
+        self.cache.trim(row.slot, length)
         row.cached = length
         self._reading = True
 

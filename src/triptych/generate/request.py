@@ -54,8 +54,6 @@ class Request:
 
     def __post_init__(self) -> None:
         listed(self.prompt, f"prompt {self.number}")
-        if self.source is not None and not isinstance(self.source, Tensor):
-            listed(self.source, f"source {self.number}")
         if not isinstance(self.sampling, Sampling):
             raise InputError(f"sampling={shown(self.sampling)} must be a Sampling")
         if not isinstance(self.ends, Collection):

@@ -75,7 +75,6 @@ class Scheduler:
         done = self.total - running - len(self.waiting)
         return QueueProgress(done, running, self.total, self.tokens, 0 if prefixes is None else prefixes.reused)
 
-    @checked
     def step(self) -> list[Output]:
         """Let waiting rows join, and run one step.  A row that fails leaves with the reason `error`; the others run
         on."""

@@ -51,9 +51,9 @@ class ModelInside(Displayed):
         self.path, self.report = path, report
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Raises InputError for a module that is none."""
-        if name == "module" and not isinstance(value, torch.nn.Module):
-            raise InputError(f"module={shown(value)} must be a triptych.nn.Transformer; write {LOAD} for another model")
+        """Raises InputError for a module that is no `triptych.nn.Transformer`, compiled or not."""
+        if name == "module" and not isinstance(getattr(value, "_orig_mod", value), nn.Transformer):
+            raise InputError(f"Model({shown(value)}) needs a triptych.nn.Transformer; write {LOAD}")
         super().__setattr__(name, value)
 
     @property

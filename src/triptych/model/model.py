@@ -129,7 +129,7 @@ class Model(ModelTraining):
         out of range and for those that do not go together, before anything runs; ProbeError for reads of more than
         `max_bytes` and as `trace`.
         """
-        plan, speculation = Plan.of(self.spec, read, edit), tasks.speculation(self, draft, draft_tokens, cache)
+        plan = Plan.of(self.spec, read, edit)
         requests = tasks.generation_requests(
             self.inputs, prompts, decoder_prefix, plan, allow_null=allow_null, rules=rules,
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
@@ -137,7 +137,8 @@ class Model(ModelTraining):
             logprobs=logprobs,
         )  # fmt: skip
         if integer("beams", beams, 0):
-            single = {"logprobs": logprobs, "draft": draft}
+            guesses = None if draft_tokens == 4 else draft_tokens
+            single = {"logprobs": logprobs, "draft": draft, "draft_tokens": guesses}
             running.check_beam_settings(
                 requests[0].sampling,
                 [name for name, value in single.items() if value is not None],
@@ -164,7 +165,7 @@ class Model(ModelTraining):
         engine = self._engine(
             stop, chunk=chunk, budget=running.BUDGET, matmul=matmul, cache_type=cache,
             reuse=running.share_a_beginning([request.prompt for request in requests]),
-            speculation=speculation,
+            speculation=tasks.speculation(self, draft, draft_tokens, cache),
         )  # fmt: skip
         scheduler = running.Scheduler(engine, max_rows=max_rows)
         return running.generate(scheduler, requests, self.tokenizer, on_token=on_token, on_progress=on_progress)
