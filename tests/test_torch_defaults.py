@@ -69,7 +69,7 @@ def test_another_default_dtype_changes_nothing(call: str, dtype: torch.dtype) ->
     assert numbers(result) == expected
 
 
-@pytest.mark.parametrize("call", ["generate", "stream", "logits of both", "encode", "trace", "patch", "create"])
+@pytest.mark.parametrize("call", ["generate", "logits of both", "encode", "trace", "patch", "create"])
 def test_another_default_device_changes_nothing(call: str) -> None:
     expected = CALLS[call]()
     with torch.device("meta"):

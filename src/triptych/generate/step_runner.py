@@ -69,7 +69,7 @@ class StepRunner:
     ) -> None:  # fmt: skip
         assert module.decoder is not None
         assert module.spec.decoder is not None
-        self.module = module
+        self.module, self.vocab = module, module.spec.vocab
         self.guard = guard or ModuleGuard()
         self.cache: Cache = module.decoder.cache(cache_type=cache_type)
         self.made_for = self._needs()
@@ -189,8 +189,8 @@ class StepRunner:
                 self._logged = True
                 logging.getLogger("triptych").info("steps of generation run as modules: %s", self.why_modules)
             taps, computed_rows = NO_TAPS if session is None else session.taps, pieces
-            if min(ids) < 0 or max(ids) >= self.module.spec.vocab:
-                raise InputError(f"a row's ids hold one outside the vocabulary of {self.module.spec.vocab}")
+            if min(ids) < 0 or max(ids) >= self.vocab:
+                raise InputError(f"a row's ids hold one outside the vocabulary of {self.vocab}")
             inputs = torch.tensor(ids, dtype=torch.long, device=self.module.device)
             source = None if encoded or rows[0].source is None else self._sources(rows)
             batch = Batch(inputs=inputs, rows=pieces, source=source, cache=self.cache, cross=self.cross, taps=taps)
