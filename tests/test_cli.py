@@ -178,9 +178,9 @@ def test_names_of_other_programs_are_answered_with_ours(argv: list[str], says: s
 def test_what_is_to_be_written_in_their_place_exists() -> None:
     """No hint names a command or an option that is not there, and no table has a name that works here."""
     options = {option for line in FROZEN for option in line.split()[1:] if option.startswith("--")}
-    for name, ours in migration_hints._OPTIONS.items():
+    for name, ours in migration_hints._TABLES["options"].items():
         assert {option.split()[0] for option in ours} <= options, name
-    for name, sentence in migration_hints._COMMANDS.items():
+    for name, sentence in migration_hints._TABLES["commands"].items():
         assert name not in COMMANDS
         assert set(re.findall(r"triptych ([a-z]+)", sentence)) - {"keeps"} <= set(COMMANDS), name
         assert set(re.findall(r"--[a-z-]+", sentence)) - {"--help", "--version"} <= options, name

@@ -224,6 +224,6 @@ def test_every_argument_named_in_place_of_another_library_s_is_one_of_ours() -> 
     functions = [load, attend, convert, *(getattr(Tokenizer, name) for name in ("encode", "decode"))]
     functions += [getattr(Model, name) for name in dir(Model) if isfunction(getattr_static(Model, name))]
     ours = set().union(*(signature(function).parameters for function in functions))
-    for name, answers in migration_hints._ARGUMENTS_OF_FUNCTIONS.items():
+    for name, answers in migration_hints._TABLES["arguments"].items():
         for answer in answers:
             assert "=" not in answer or answer.split("=")[0] in ours, name
