@@ -1,7 +1,5 @@
 """`python -m triptych`: the command line."""
 
-from __future__ import annotations
-
 import sys
 
 from triptych.cli import main

@@ -3,8 +3,6 @@
 `checked` applies the checks that the annotations of a public function name, and answers keywords it does not have.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import operator

@@ -4,8 +4,6 @@ Each message is one line that names what was wrong, where, and what to do.  The 
 exits 1; a traceback that reaches a user is a bug.
 """
 
-from __future__ import annotations
-
 import difflib
 import reprlib
 from collections.abc import Callable, Iterable, Iterator

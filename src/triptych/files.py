@@ -1,7 +1,5 @@
 """Reading files that may be anything: a pipe, a device, a link in a circle, or far larger than they should be."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

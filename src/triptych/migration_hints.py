@@ -4,8 +4,6 @@ The libraries are transformers, sentence-transformers, PEFT, TransformerLens, vL
 programs are those of llama.cpp, Ollama and transformers.  The hints stand in `migration_hints.toml`.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Collection, Mapping
@@ -19,6 +17,7 @@ PACKAGE: Mapping[str, str] = _TABLES["package"]
 MODEL: Mapping[str, str] = _TABLES["model"]
 TOKENIZER: Mapping[str, str] = _TABLES["tokenizer"]
 WRONG_TYPE: Mapping[str, str] = _TABLES["wrong_type"]
+RECIPE_KEYS: Mapping[str, str] = _TABLES["recipe_keys"]
 LOAD = MODEL["load"]
 _HEADS = ("ForCausalLM", "ForMaskedLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification")
 _THREADS = "OMP_NUM_THREADS=N before triptych"

@@ -3,8 +3,6 @@
 The texts and the small models are on that index and on no other, so huggingface-hub cannot fetch them.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

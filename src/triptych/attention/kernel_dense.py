@@ -8,8 +8,6 @@ On a CPU it gives 0 to a query whose scores are all NaN, where there are fewer k
 neither a mask nor a bias.  Such a call gets a mask that hides nothing more: the same bits otherwise, and NaN stays NaN.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -4,8 +4,6 @@ A sparse path gives each of `n` query blocks of `c` queries its own `w` candidat
 batch and run on whichever dense kernel serves.  Cost is O(n · c · w) in time and memory, forward and backward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial

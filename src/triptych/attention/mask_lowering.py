@@ -8,8 +8,6 @@ position is an empty slot (`AttentionRequest.points` in request.py).  A single q
 everything; for rows of an engine, `RowPlan` (row_plan.py) drops causality where no key is in a query's future.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

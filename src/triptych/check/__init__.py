@@ -5,8 +5,6 @@ All of it runs in fp32 on a few short rows.  Differences are max |Δ log-softmax
 gives, or of the final hidden states where there is none.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A model on a few short rows, in fp32: what every comparison runs, how two outcomes are compared, and the result."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any

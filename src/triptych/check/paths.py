@@ -1,7 +1,5 @@
 """Comparisons of every fast path of a model with its plain forward; each records its difference."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The same checkpoint in transformers: how far its outputs are from ours, site by site."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec

@@ -1,8 +1,6 @@
 """What packing, and a cache of fewer bits, cost in quality: the perplexity of a text under the forms of a model, and
 their divergence."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

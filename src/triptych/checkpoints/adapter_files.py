@@ -9,8 +9,6 @@ are stacked, `up` is block-diagonal and the rank is the sum: the same product.  
 (`triptych`) name these slots, and the base with a digest of its files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

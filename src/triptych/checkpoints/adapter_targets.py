@@ -4,8 +4,6 @@ PEFT names a map as transformers does (`q_proj`, `c_attn`), which is the name of
 be one matrix there (GPT-2's `c_attn`): one adapter of such a matrix has one `down` and an `up` for each of ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase

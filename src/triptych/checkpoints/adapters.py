@@ -2,8 +2,6 @@
 
 `quantize/adapter_merging.py` merges one into the weights."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -1,7 +1,5 @@
 """What is written into a GGUF file: the type of each tensor, the metadata, and notes on what llama.cpp would refuse."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ named GGUF) and the small text files beside them are ever downloaded.  huggingfa
 with what the server announced; nothing else is verified here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Errors say why a path cannot be opened.  Names on the hub are `hub:org/name[@revision][:file.gguf]`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ learned bias there are no such blocks.  Masks, tables of positions and what a ke
 counted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from triptych.spec import (

@@ -1,7 +1,5 @@
 """The memory that a step of training takes, from the spec alone: for `count`, and for the check before a run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

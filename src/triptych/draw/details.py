@@ -1,7 +1,5 @@
 """The labels of boxes in the drawing of a model and on the live page: titles, descriptions, equations and shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isclose

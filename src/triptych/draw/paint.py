@@ -1,7 +1,5 @@
 """SVG of boxes in rows: sizes follow from the texts, values flow downwards, and no line runs through a box."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape

@@ -3,8 +3,6 @@
 Which steps there are, their order and their equations come from the program of the model (`triptych.program`).
 """
 
-from __future__ import annotations
-
 from triptych.explain.decoding import explain_cache
 from triptych.explain.examples import EXAMPLES, worked
 from triptych.explain.forward_steps import explain

@@ -5,8 +5,6 @@ What a fused kernel never holds - the products before their scale, the bias apar
 forward's own where they are given, so the chain must end in them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """One decoding step with the KV cache: what is computed, what is reused, and how many bytes the cache takes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Worked examples of given matrices and masks, and the steps that all worked examples are made of."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

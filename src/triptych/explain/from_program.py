@@ -1,7 +1,5 @@
 """Builds the steps of an explanation from a program: their order, inputs, results and equations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

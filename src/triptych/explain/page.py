@@ -1,7 +1,5 @@
 """Offline pages: the steps of a forward, and attention of matrices that the reader edits, without a model."""
 
-from __future__ import annotations
-
 from triptych.attention import attention_pattern
 from triptych.explain.examples import worked
 from triptych.explain.steps import ShownTensor, Walk, name_of, number

@@ -5,8 +5,6 @@ over its sum, and an operation without a function here is computed by its equati
 Values with heads are `[H, N, K]` here, heads first, as they are printed.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import re

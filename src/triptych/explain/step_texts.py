@@ -1,7 +1,5 @@
 """Letters, titles and explanations for a reader, by the sites and operations of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from triptych.explain.expressions import BENDS, NORMS, ComputedValue

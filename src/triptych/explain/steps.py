@@ -1,7 +1,5 @@
 """Steps that print tensors, and the check that each follows from the tensors printed before it."""
 
-from __future__ import annotations
-
 import math
 from collections import UserDict
 from collections.abc import Callable, Sequence

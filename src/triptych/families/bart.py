@@ -4,8 +4,6 @@ embedding and a bias on the logits.  BART's norms come after each sublayer; mBAR
 References: transformers `models/bart`, `models/mbart`, whose tables of positions begin with two rows nobody reads.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from triptych import spec

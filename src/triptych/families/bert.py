@@ -3,8 +3,6 @@
 Reference: transformers `models/bert`; its class says which head sits on top.  GGUF files hold the encoder alone.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import encoders, gguf_config
 from triptych.mapping import ConfigKeys, Values, names_in, table

@@ -1,7 +1,5 @@
 """Reads HF configs and GGUF metadata as specs, by the family that they name, and writes GGUF metadata."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal

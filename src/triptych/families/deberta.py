@@ -3,8 +3,6 @@
 Reference: transformers `models/deberta`, which keeps q, k and v in one matrix, head by head, and has no bias for keys.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from triptych import spec

@@ -4,8 +4,6 @@ distances share their maps, and the largest models have a convolution beside the
 Reference: transformers `models/deberta_v2`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from triptych import spec

@@ -1,7 +1,5 @@
 """Parts that decoder-only families share: layers with a window, what stands around blocks, the model of a stack."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from triptych import spec

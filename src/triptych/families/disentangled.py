@@ -1,7 +1,5 @@
 """Parts that the DeBERTa families share: BERT's blocks with disentangled attention, and their heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import get_args
 

@@ -3,8 +3,6 @@
 Reference: transformers `models/distilbert`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from triptych import spec

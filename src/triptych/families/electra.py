@@ -4,8 +4,6 @@ tokens, the discriminator classifies each token as original or replaced.
 Reference: transformers `models/electra`, whose heads over words and labels have GELU whatever `hidden_act` says.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from triptych import spec

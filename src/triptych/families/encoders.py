@@ -1,7 +1,5 @@
 """Parts that encoder families share: BERT's stack, the heads their classes are named after, the model of the two."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal

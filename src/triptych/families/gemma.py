@@ -3,8 +3,6 @@
 Reference: transformers `models/gemma`.  GGUF stores 1 + weight.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from triptych import spec

@@ -5,8 +5,6 @@ own for layers with a window.
 References: transformers `models/gemma2`, `models/gemma3`.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import decoder, gemma, gguf_config
 from triptych.families.rope_config import rope_by_layer_type

@@ -1,7 +1,5 @@
 """GGUF metadata as HF keys: sizes and RoPE of decoder-only families, and the pooling of encoders."""
 
-from __future__ import annotations
-
 from triptych.mapping import ConfigKeys, Values
 from triptych.mapping.gguf_metadata import POOLING, TENSORS
 

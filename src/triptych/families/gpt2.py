@@ -3,8 +3,6 @@
 Reference: transformers `models/gpt2`; its Conv1D stores matrices as [inputs, outputs], q, k and v in one.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import decoder
 from triptych.mapping import ConfigKeys, Values, names_in, table

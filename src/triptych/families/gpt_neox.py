@@ -4,8 +4,6 @@ quarter of each head, biases.
 Reference: transformers `models/gpt_neox`; q, k and v are one matrix whose rows go head by head.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import decoder, gguf_config
 from triptych.families.rope_config import rope

@@ -4,8 +4,6 @@ the first dimensions of each head, biases in the MLP and the head alone.
 Reference: transformers `models/gptj`.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import decoder, gpt2
 from triptych.mapping import ConfigKeys, Values, names_in, table

@@ -4,8 +4,6 @@ each sublayer adds, and under the logits.
 Reference: transformers `models/granite`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from triptych import spec

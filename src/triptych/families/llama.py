@@ -3,8 +3,6 @@
 Reference: transformers `models/llama`.  Mistral, mixtral, qwen, phi3 and others say where they differ from `stack`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ sinusoidal, with a bias on the logits.
 Reference: transformers `models/marian`; names and blocks are BART's.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import bart, seq2seq
 from triptych.mapping import ConfigKeys, table

@@ -1,7 +1,5 @@
 """Mistral 7B (Jiang et al. 2023): Llama whose layers see a sliding window.  In GGUF its architecture is llama."""
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import decoder, llama
 from triptych.mapping import ConfigKeys

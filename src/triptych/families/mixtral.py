@@ -3,8 +3,6 @@
 Reference: transformers `models/mixtral`.  In GGUF its architecture is llama, and the experts are one tensor.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import decoder, llama
 from triptych.mapping import ConfigKeys, table

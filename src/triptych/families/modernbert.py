@@ -4,8 +4,6 @@ base of its own.  The embedding's norm replaces that of the first layer.
 Reference: transformers `models/modernbert`, which keeps q, k and v in one matrix, gate and up in another.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

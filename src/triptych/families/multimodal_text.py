@@ -5,8 +5,6 @@ References: transformers `models/gemma3`, `models/llava`, `models/mistral3`; tex
 goes through their text model alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

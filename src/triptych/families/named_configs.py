@@ -4,8 +4,6 @@ Sources: the papers of GPT-3 (Brown et al. 2020, table 2.1) and of the Transform
 shared vocabulary of 37,000), and the configs that were published with the others.  They stand in `named_configs.toml`.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path

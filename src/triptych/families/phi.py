@@ -4,8 +4,6 @@ on a part of each head, biases everywhere.
 Reference: transformers `models/phi`.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import decoder, gguf_config, llama
 from triptych.mapping import ConfigKeys, Values, table

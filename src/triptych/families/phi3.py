@@ -4,8 +4,6 @@ in some, LongRoPE in those for long texts.
 Reference: transformers `models/phi3`.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import decoder, gguf_config, llama
 from triptych.mapping import ConfigKeys, Values, names_in, table

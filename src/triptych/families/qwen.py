@@ -4,8 +4,6 @@ on each head's q and k).  Some layers may see a sliding window.
 References: transformers `models/qwen2`, `models/qwen3`.  GGUF keeps the rows of q and k as they are.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import decoder, llama
 from triptych.families.decoder import Windows

@@ -3,8 +3,6 @@
 Reference: transformers `models/qwen3_moe`.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import decoder, llama, qwen
 from triptych.mapping import ConfigKeys, Values, names_in, table

@@ -4,8 +4,6 @@ padding id, with heads of its own.
 Reference: transformers `models/roberta`, whose masked-LM head has GELU whatever `hidden_act` says.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import bert, encoders
 from triptych.mapping import ConfigKeys, renamed, table

@@ -4,8 +4,6 @@ Since transformers 5 everything is under `rope_parameters`; before, `rope_theta`
 kind was called `type` and later `rope_type`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial

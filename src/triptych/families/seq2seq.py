@@ -1,7 +1,5 @@
 """Parts that encoder-decoder families share: the spec of one side, heads, and tables of names for both sides."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal
 

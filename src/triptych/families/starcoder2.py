@@ -4,8 +4,6 @@ throughout, a tied head; layers may see a sliding window.
 Reference: transformers `models/starcoder2`.  GGUF keeps the rows of q and k as they are.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import decoder, gguf_config, llama
 from triptych.mapping import ConfigKeys, Values, names_in, table

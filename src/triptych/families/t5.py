@@ -4,8 +4,6 @@ bucketed distances added to unscaled scores, one embedding for both sides.
 Reference: transformers `models/t5`, which keeps each stack's distance table in its first block.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import seq2seq, t5_gguf
 from triptych.mapping import ACTIVATIONS, COUNT, ConfigKeys, names_in, table, within

@@ -4,8 +4,6 @@ Reference: llama.cpp, its converter's `T5Model` and its graphs.  They support on
 ReLU, and GEGLU where there is a gate.
 """
 
-from __future__ import annotations
-
 from triptych import spec
 from triptych.families import gguf_config
 from triptych.mapping import ConfigKeys, Values

@@ -1,7 +1,5 @@
 """The names of a model's tensors in HF and GGUF files, from its family's table."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 

@@ -1,7 +1,5 @@
 """Models that no other library has a class for: the spec itself, as JSON, and our own tensor names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

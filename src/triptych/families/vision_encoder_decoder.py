@@ -5,8 +5,6 @@ vectors to the decoder's width.
 Reference: transformers `models/vision_encoder_decoder`, whose config holds those of its two models.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from triptych import spec

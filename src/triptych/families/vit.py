@@ -4,8 +4,6 @@ stands for the image.  Norms before each sublayer and at the end, biases everywh
 Reference: transformers `models/vit`.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 from triptych import spec

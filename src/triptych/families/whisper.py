@@ -4,8 +4,6 @@ and a decoder of text.  Norms before each sublayer and at the end, no bias on ke
 Reference: transformers `models/whisper`.  The encoder's positions are sinusoids, stored as a table.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from triptych import spec

@@ -5,8 +5,6 @@ All keys are computed from the parts of the spec.  A family with further or othe
 (`difference`): a model whose metadata would give another model is not written.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ This is the only place where the size of a block is written.  `checkpoints.gguf_
 functions that read and write its blocks; `count` computes bytes per weight from it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod

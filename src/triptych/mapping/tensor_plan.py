@@ -1,8 +1,6 @@
 """A family's table of names applied to one spec: which stored tensor becomes which parameters, by which operations,
 and the inverse.  The operations work on torch's tensors and NumPy's arrays alike, and as views where they can."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -17,8 +17,6 @@ models that have such a part, `[tie:name]` for those in which that parameter sha
 it has its own and `[as:naming]` for models of that `naming`.  A format without names for a family needs no column.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """The result of a bench: figures with their limits, and those of the peers."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import asdict, dataclass, field
 from typing import Any

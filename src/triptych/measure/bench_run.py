@@ -1,7 +1,5 @@
 """Measures a model beside the limits of the machine, and peers that run the same work in turn."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence

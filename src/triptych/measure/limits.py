@@ -3,8 +3,6 @@
 A job reads bytes and computes: it takes at least as long as the slower of both would take by itself.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The libraries that can be measured beside this one: the entry points `triptych.peers`, each the class of a `Side`."""
 
-from __future__ import annotations
-
 from importlib.metadata import entry_points
 
 from triptych.errors import InputError, nearest

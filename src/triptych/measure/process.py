@@ -4,8 +4,6 @@ The process reads one JSON object a line and answers each with one.  What it and
 error.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

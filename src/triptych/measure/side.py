@@ -3,8 +3,6 @@
 The clock runs inside the process of the side, so that nothing of the conversation with it is counted.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """This library as one of the sides: through `load`, the engine and `Model.encode`, as the commands use it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any

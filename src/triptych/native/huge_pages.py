@@ -9,8 +9,6 @@ pages are cleared by the system when they are first written to, which costs more
 its pages back at any time (MADV_FREE), so that the process does not hold memory that others need.
 """
 
-from __future__ import annotations
-
 import mmap
 from contextlib import suppress
 from weakref import finalize

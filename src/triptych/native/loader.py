@@ -1,7 +1,5 @@
 """Finds the library of native kernels, checks that it is of this version, and chooses the level that it computes at."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -3,8 +3,6 @@
 A structure is a numpy record, or a ctypes one where it holds pointers that change from step to step.
 """
 
-from __future__ import annotations
-
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int8, c_int32, c_int64, c_ssize_t, c_void_p
 from enum import IntEnum

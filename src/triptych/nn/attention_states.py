@@ -3,8 +3,6 @@
 The stack computes it once per forward; layers read it, and a decoding step advances it in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

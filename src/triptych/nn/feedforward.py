@@ -1,7 +1,5 @@
 """The feed-forward part of a block: MLP, GLU, and a mixture of experts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from operator import mul

@@ -1,7 +1,5 @@
 """Heads: from the final vectors `[N, D]` to logits, labels or one vector per row."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ Each part knows how its rows become one flat batch (`flat`) and what vectors `[N
 positions of the stack, which are as many as the rows' items for token ids only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar
 

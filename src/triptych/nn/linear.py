@@ -1,7 +1,5 @@
 """Linear maps and norms, which act on one token at a time, `[N, D] -> [N, D']`."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from triptych import ops

@@ -1,8 +1,6 @@
 """LoRA (Hu et al. 2021): a linear map beside which a product of two small matrices is trained; an adapter of such maps
 is added to a model and taken off again."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

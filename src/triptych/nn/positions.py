@@ -5,8 +5,6 @@ A position encoding can act in three places: on the embedding (`embed`), on quer
 scores (a bias).  A part implements those it needs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

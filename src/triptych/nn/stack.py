@@ -1,7 +1,5 @@
 """The blocks and Stack: the residual stream from the input slot to the final norm, on the flat batch `[N, D]`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The operation `experts`: a router's choice of experts for each token, and the weighted sum of what they give."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 

@@ -5,8 +5,6 @@ function follows torch's override protocol: an argument that has `__torch_functi
 `triptych.program`) is handed the call instead, so the same forward that computes also describes itself.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

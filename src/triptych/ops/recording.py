@@ -1,7 +1,5 @@
 """Registers the function of tensors of each operation, and records calls of it in a program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 

@@ -6,8 +6,6 @@ matrix products are counted, as everywhere in the field.  The functions of tenso
 `experts.py` and in `triptych.attention`, each under the name of its operation (`implements`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod

@@ -4,8 +4,6 @@ A section is a frozen dataclass (its content), a macro in `page.html` (its marku
 interactive, a function in `mounts` of a `.js` file.  A new kind of section needs those three.
 """
 
-from __future__ import annotations
-
 from .attention_maps import AnyMap, AttentionMap, AttentionSection, ComparisonSection, TopMap
 from .inside_sections import MatrixSection, PatchWeights, Picture, PicturesSection, PlanePoints, PlaneSection
 from .render import render, write

@@ -5,8 +5,6 @@ deflate and base64, the high bytes come first and the low bytes after them: most
 is nearly all zeros, which deflate removes, and the masked half of a causal map costs almost nothing.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 import zlib

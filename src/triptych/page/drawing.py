@@ -1,7 +1,5 @@
 """Attention maps as SVG: one head with its tokens, or all heads of a model as small pictures.  No library is needed."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Page sections that show the inside of a model: a matrix with details for each cell, points in a plane, and attention
 weights over the patches of an image."""
 
-from __future__ import annotations
-
 import base64
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Each head has numbers of its weights, and a name where one of them is large.  Th
 not tested against chance, as those of `triptych.probe` head roles are.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

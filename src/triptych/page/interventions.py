@@ -1,7 +1,5 @@
 """Patching grids, lenses and logit attributions as sections of the offline page."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

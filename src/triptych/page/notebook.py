@@ -4,8 +4,6 @@ sandboxed frame.
 The scripts of the frame run and may save files; they reach neither the notebook nor a network.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 

@@ -5,8 +5,6 @@ the scripts read with `textContent`.  The content security policy holds the hash
 nothing else on the page could run even if an escape were missed.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

@@ -3,8 +3,6 @@
 Each section is checked when it is constructed, so that `render` cannot fail on a bad one.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ The steps of a tokenizer are written as a few simpler ones, which are all that t
 of a set, Unicode forms, replacing by patterns, splitting by patterns, marking spaces, and writing bytes as characters.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ and the library itself says which characters it holds (`tokenizer_sets`), so ver
 dialect cannot differ.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NoReturn
 

@@ -6,8 +6,6 @@ all characters; of the planes without characters and those for private use the f
 written as a flat list of numbers, first how many code points to skip and then how many belong to it, again and again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 

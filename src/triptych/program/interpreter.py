@@ -4,8 +4,6 @@ Each instruction calls the function of its operation.  Attention's own - `extend
 cache steps and row plans as the modules; a position bias is kept as a function of positions until `attend` asks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """The program of a model from its spec alone: on meta tensors, with one block of each kind."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ modules and in their classes; replaced parameters in those of parameters, and in
 compared by loops that run in C.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from dataclasses import is_dataclass

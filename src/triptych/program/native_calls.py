@@ -1,8 +1,6 @@
 """Calls of native functions: whether a step may run, its memory and the integer labels of each token; and the largest
 number of each row (`largest_of`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_float, c_int32
 from functools import cache

@@ -1,7 +1,5 @@
 """Runs an encoder natively: the hidden states of whole rows, while its module is what the program was lowered from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal, get_args

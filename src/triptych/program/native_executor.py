@@ -6,8 +6,6 @@ a token gets depends on its role alone, so its bits do not depend on what else r
 `NativeStep.logits` decides so in each step: None where the modules must run, with the reason in `why_modules`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter, is_

@@ -1,8 +1,6 @@
 """Fuses steps of a native plan: an activation, a gate, a sum and a rounding to bf16 become part of the matrix product
 before them, and a rounding becomes part of the norm before it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from triptych.native.step import Op

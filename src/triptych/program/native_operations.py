@@ -5,8 +5,6 @@ becomes a table that the binding fills, and operations that change no number (si
 floating-point types, since the executor computes in fp32) become other names of their input.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal

@@ -5,8 +5,6 @@ A step's level is one more than the highest of those that it reads from, so the 
 other and no thread waits between them.  Buffers are shared by vectors that do not live at the same level.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal

@@ -3,8 +3,6 @@
 Both are kept with the module, and made again where it or a weight changed (`bound`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

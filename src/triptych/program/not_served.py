@@ -1,7 +1,5 @@
 """`NotServed`, for what an executor does not serve, and the checks of programs and calls that all of them share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from triptych.attention import CrossCache, Rows

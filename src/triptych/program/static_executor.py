@@ -5,8 +5,6 @@ positions.  So a step of a given cache has one shape per bucket, and after each 
 or compiled any more until the cache grows.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial

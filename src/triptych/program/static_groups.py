@@ -3,8 +3,6 @@
 A GPU needs about as long to start a small operation as to run it, so that fewer of them take less time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from graphlib import TopologicalSorter
 

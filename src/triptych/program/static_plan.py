@@ -5,8 +5,6 @@ host, and its work does not depend on how long the rows are, up to a `bucket` of
 the program; the operations that depend on positions alone become tables, and attention reads the cache's own stores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 

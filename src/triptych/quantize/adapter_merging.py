@@ -1,7 +1,5 @@
 """Merging an adapter into the weights of a model, plain or packed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
 """Weights of a model in the layouts that native kernels read: which are packed, from what, and how they multiply."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -9,8 +9,6 @@ Of AWQ and GPTQ, whose numbers are `(code - zero) * scale`, codes and fp16 scale
 four bits, `-zero * scale`, is rounded to fp16.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

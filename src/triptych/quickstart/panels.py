@@ -1,7 +1,5 @@
 """The three panels: the samples they write, how they are evaluated, and the text that their page begins with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

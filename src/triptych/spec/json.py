@@ -1,7 +1,5 @@
 """A spec as JSON and back, from a closed table of parts: no name in a file is ever looked up anywhere else."""
 
-from __future__ import annotations
-
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 

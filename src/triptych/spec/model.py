@@ -4,8 +4,6 @@ The three layouts are one definition: an encoder, a decoder, or both, and a head
 their attention and by whether the blocks have cross-attention.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """LayerNorm and RMSNorm, as data."""
 
-from __future__ import annotations
-
 from triptych.spec.part import Part, Shapes
 
 

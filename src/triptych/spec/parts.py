@@ -3,8 +3,6 @@
 Widths: D model, H heads, G key/value heads, K head width, F MLP width, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Literal, get_args
 

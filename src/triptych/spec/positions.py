@@ -7,8 +7,6 @@
 The arithmetic of each is in `attention/rope.py` and `attention/position_biases.py`; this file is torch-free.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, get_args
 

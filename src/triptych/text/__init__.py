@@ -1,7 +1,5 @@
 """Tokenizers, chat templates and corpora.  Needs no torch."""
 
-from __future__ import annotations
-
 from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.gguf_tokenizer import from_gguf
 from triptych.text.gguf_tokenizer_writer import to_gguf

@@ -6,8 +6,6 @@ same way with shorter runs, down to single words.  A passage is a few whole line
 most of whose words, are aligned with one speech of the other edition.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections import Counter

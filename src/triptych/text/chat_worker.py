@@ -4,8 +4,6 @@ It reads one JSON request per line and answers with one line of JSON that has `t
 a variable was given that the template never uses.  It imports nothing of Triptych, so that it starts fast.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

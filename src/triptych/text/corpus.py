@@ -1,7 +1,5 @@
 """The text files of a folder, for search, and UTF-8 text files or folders of them as training data."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from dataclasses import dataclass, field

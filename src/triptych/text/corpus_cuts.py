@@ -6,8 +6,6 @@ on either side, has the same ids cut and uncut.  A tokenizer that splits texts i
 itself; one that does not (SentencePiece) is cut at spaces, which its pieces do not cross, or the ids would differ.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Text from ids that arrive one at a time, and readable names of single tokens, for the axes of attention maps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from tokenizers import Tokenizer as Backend

@@ -5,8 +5,6 @@ listed in `SPLITS`.  Whether that is enough for a given tokenizer is tested: the
 the same ids on texts that distinguish the known ways, or it is refused.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

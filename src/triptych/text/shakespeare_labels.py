@@ -6,8 +6,6 @@ of the First Folio's table of contents, with Troilus and Cressida, which it lack
 has it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

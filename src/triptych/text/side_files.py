@@ -3,8 +3,6 @@
 Whatever is wrong with one is a TextError of one line.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -8,8 +8,6 @@ the bound for ALBERT's, which has two such steps, is 2,592.
 The time that a hostile regular expression takes is not limited.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterator, Mapping

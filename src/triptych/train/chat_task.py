@@ -1,7 +1,5 @@
 """Conversations in a checkpoint's chat template, trained on the assistant's turns alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Labels of texts, of pairs of texts and of words; and answers to questions, as the place of a span in its context
 (SQuAD: Rajpurkar et al. 2016, 2018)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

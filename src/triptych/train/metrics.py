@@ -1,7 +1,5 @@
 """Metrics of labels, entities, answers, retrieval, transcripts and translations, and baselines for a model."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """The layout and the head that an objective needs, and a model with that head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 

@@ -3,8 +3,6 @@
 Weights, gradients and optimizer state stay in the dtype they are stored in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal

@@ -4,8 +4,6 @@ An objective says which fields it needs (`text`, `label`); `data.columns = {text
 file has a field.  Every problem is one line with the file and the line (of Parquet: the row) where it is.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

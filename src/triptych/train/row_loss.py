@@ -1,7 +1,5 @@
 """`Model.loss`: the loss of rows of token ids that the caller passes, for training loops outside this library."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from triptych.errors import nearest
+from triptych.migration_hints import RECIPE_KEYS
 from triptych.train.precision import Precision
 
 Config = dict[str, Any]  # of a model, as Hugging Face has it, or of a recipe
@@ -89,27 +90,6 @@ class RunSettings(RecipeSection):
         return max(0.0, min(by_time, by_step))
 
 
-#: What transformers, PyTorch and others call a key -> the key.
-_OTHERS = {
-    name: key
-    for key, names in {
-        "optimizer.lr": "learning_rate max_lr", "optimizer.name": "optim", "optimizer.eps": "adam_epsilon",
-        "optimizer.betas": "adam_beta1 adam_beta2 beta1 beta2", "optimizer.weight_decay": "wd",
-        "optimizer.clip": "grad_clip gradient_clip max_grad_norm", "schedule.floor": "min_lr",
-        "schedule.shape": "lr_scheduler lr_scheduler_type scheduler", "schedule.warmup": "warmup_ratio warmup_steps",
-        "run.rows": "batch_size per_device_train_batch_size batch",
-        "run.length": "block_size max_length max_seq_length seq_len sequence_length context_length max_len",
-        "run.steps": "max_steps iterations max_iters epochs num_epochs num_train_epochs", "run.seconds": "time",
-        "run.accumulate": "gradient_accumulation_steps grad_accum", "run.precision": "dtype bf16 fp16",
-        "run.compile": "torch_compile", "run.recompute": "gradient_checkpointing", "run.evaluate_every": "eval_steps",
-        "run.save_every": "save_steps", "run.out": "output_dir out_dir", "data.path": "dataset train_file",
-        "objective.rate": "mlm_probability", "objective.name": "task",
-        "model.path": "model_name_or_path base_model pretrained",
-    }.items()
-    for name in names.split()
-}  # fmt: skip
-
-
 def suggestion(path: Sequence[str], siblings: Sequence[str], all_keys: Sequence[tuple[str, ...]]) -> str:
     """`" (did you mean 'run.seconds'?)"` for the unknown key at `path`, or the empty string.
 
@@ -117,6 +97,6 @@ def suggestion(path: Sequence[str], siblings: Sequence[str], all_keys: Sequence[
     """
     name = path[-1]
     same = [".".join(key) for key in all_keys if key[-1] == name]
-    if name in _OTHERS or same:
-        return f" (did you mean {_OTHERS.get(name) or ' or '.join(same)!r}?)"
+    if name in RECIPE_KEYS or same:
+        return f" (did you mean {RECIPE_KEYS.get(name) or ' or '.join(same)!r}?)"
     return nearest(name, siblings) or nearest(".".join(path), [".".join(key) for key in all_keys])

@@ -1,7 +1,5 @@
 """The texts a recipe names: documents or pairs, for training and held out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, groupby
 from pathlib import Path

@@ -7,8 +7,6 @@ shape in `HELD_OUT` are in no scene to train on, though each of their colours an
 Everything is a function of a seed.  Needs NumPy alone.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The exercises of the lecture on fundamentals (L0), and the practice problems of the page of worked examples (L2)."""
 
-from __future__ import annotations
-
 import json
 from math import log
 

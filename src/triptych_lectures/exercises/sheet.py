@@ -1,7 +1,5 @@
 """Exercises as one offline page: to read with folded answers, or to print, without them or with them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from triptych.page import QuestionItem, QuestionsSection, render

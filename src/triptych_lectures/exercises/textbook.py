@@ -1,7 +1,5 @@
 """The textbook chapter's exercises to think about (L4.1 to L4.10)."""
 
-from __future__ import annotations
-
 from math import sqrt
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The textbook chapter's programming exercises (L4.11 to L4.20), as questions that can be answered on paper."""
 
-from __future__ import annotations
-
 from math import log, sqrt
 
 import numpy as np

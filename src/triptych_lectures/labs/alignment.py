@@ -1,7 +1,5 @@
 """Does cross-attention align letters with the ones they come from?  (Bahdanau et al. 2015; lecture L4 exercise 15)"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """Recurrent encoder-decoders that copy sequences through one fixed vector or with attention, and the gradient over
 distance (Cho et al. 2014; Bahdanau et al. 2015; lectures L0 and L1)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

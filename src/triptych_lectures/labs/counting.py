@@ -3,8 +3,6 @@
 The counts come from the operations that run, by the shapes they are called with, so they are the same on all machines.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import weakref

@@ -8,8 +8,6 @@ L0, L1).  This needs no attention, so that a stack fails at it for one reason: i
 rate.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

@@ -9,8 +9,6 @@ lies anywhere in a noisy image, and its shape is asked for.  Beside the ViT stan
 of the pixels, which has the same pictures and finds no shape that moves about.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple

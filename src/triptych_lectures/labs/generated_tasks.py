@@ -1,7 +1,5 @@
 """Generated tasks with a known best loss, and short training runs on them, for the labs about trained models."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Is a backward written by hand the same as autograd's?  (Lecture L4, exercise 20; Rumelhart et al. 1986.)"""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@
 The best of many heads always exceeds their mean, so it is compared with the best of as many heads with random weights.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Induction: A B ... A -> B, by two layers of attention alone (Elhage et al. 2021; Olsson et al. 2022; L4.8)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -7,8 +7,6 @@ two, the answer has a gradient in the query, and so a network can learn the quer
 `permutation`: does it know the order of its input?
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

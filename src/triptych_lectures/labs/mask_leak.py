@@ -1,7 +1,5 @@
 """What a decoder trained without its causal mask learns (lectures L0 exercise 4, L2 exercise 3)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from triptych import nn

@@ -5,8 +5,6 @@ A classifier is trained on a task whose deciding token is known.  A full run, or
 next word of a pretrained decoder.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

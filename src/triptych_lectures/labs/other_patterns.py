@@ -4,8 +4,6 @@ They are searched in a small encoder classifier, trained here on a task whose de
 token of a text in a pretrained decoder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 The shapes are computed here from the numbers of a config alone, independently of the library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import prod
 from typing import Any

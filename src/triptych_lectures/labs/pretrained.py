@@ -1,7 +1,5 @@
 """The pretrained model that labs look into when none is named, and maps of its heads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor

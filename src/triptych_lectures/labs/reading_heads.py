@@ -5,8 +5,6 @@ scores beside dot products.  `cosine-scores`: cosines beside dot products (Henry
 The labs `scaling` and `additive-vs-dot` have what is so before training.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from itertools import product

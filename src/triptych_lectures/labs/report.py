@@ -1,7 +1,5 @@
 """Running labs one after the other, and writing what they gave: plots as PNG files, results as one offline page."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

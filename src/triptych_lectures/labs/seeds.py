@@ -1,7 +1,5 @@
 """One lab over several seeds: each is a run of its own, and the result has the spread of every criterion."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

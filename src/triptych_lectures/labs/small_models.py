@@ -1,8 +1,6 @@
 """Builders of small models, short training runs, curves and tables of what they measure, and fitted exponents, for the
 labs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

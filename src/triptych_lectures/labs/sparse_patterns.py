@@ -4,8 +4,6 @@ Pairs of queries and keys are counted where they are computed: from the shapes t
 fused kernel are called with, whatever a mask hides of them.  Processor time is printed beside them and decides nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

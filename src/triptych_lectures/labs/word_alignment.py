@@ -3,8 +3,6 @@
 Beside it stand IBM Model 1 (Brown et al. 1993) and the diagonal, all judged by the error rate of Och and Ney 2003.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

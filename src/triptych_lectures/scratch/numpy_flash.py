@@ -8,8 +8,6 @@ added up is multiplied by exp(old m - new m).  The backward computes the scores 
 forward's order of loops is that of Dao 2023, which writes each row of the result once.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -13,8 +13,6 @@ Shapes:   B rows            T queries, the tokens of a row      S keys: of the s
           D model width     H heads, K = D / H wide             V vocabulary
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

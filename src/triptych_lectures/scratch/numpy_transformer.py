@@ -13,8 +13,6 @@ Shapes:   B rows            T queries, the tokens of a row      S keys, here the
           F MLP width       V vocabulary                        N = B·T tokens
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
