@@ -295,6 +295,31 @@ def test_pairs_in_which_one_number_changes_report_it(name: str, numbers: range, 
         check_that_one_number_is_reported(model, number, LEAST[name])
 
 
+def check_that_nothing_moves_before(place: int, model: Model, how: str) -> None:
+    """Prompts that differ at this place: no position before it has another value, though it has other neighbours."""
+    for n in range(6):
+        clean, corrupt = ([3 + n, 1, 4, 1, 5, 9, token, 8] for token in (2 + n, 20 + n))
+        if how == "patch":
+            assert not model.patch(clean, corrupt, site=["*resid_pre", "*mlp.out", "*.z"]).fired[:, :place].any()
+        elif how == "paths":
+            found = model.path_patch(clean, corrupt, [(0, head) for head in range(tiny.H)], "logits", at=place - 1)
+            assert (found.values == found.corrupt).all()
+        else:
+            with pytest.raises(ProbeError, match="no ablation changed a value"):
+                model.ablate([clean], how, how="resample", reference=[corrupt], positions=range(place))
+
+
+@pytest.mark.parametrize("how", ["patch", "paths", "heads", "mlp"])
+def test_a_mixture_whose_experts_get_other_batches_reports_nothing(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: without the margin all of this is reported."""
+    monkeypatch.setattr(ops, "linear", rounded_by_place)
+    model = Model(tiny.mixture())
+    check_that_nothing_moves_before(6, model, how)
+    monkeypatch.setattr(twin_runs, "margin_of", lambda *rest: 0.0)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check_that_nothing_moves_before(6, model, how)
+
+
 def alone(run: twin_runs.TwinRuns, parts: Any) -> list[twin_runs.TwinRuns]:
     """For each run one forward of a single row."""
     return [twin_runs.TwinRuns(run.model, run.run, [[*part]], 4096) for part in parts]
