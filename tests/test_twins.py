@@ -320,6 +320,13 @@ def test_a_mixture_whose_experts_get_other_batches_reports_nothing(how: str, mon
         check_that_nothing_moves_before(6, model, how)
 
 
+def test_a_longer_corrupt_prompt_reports_nothing_where_both_are_the_same(rounding: str) -> None:
+    model, aligned = Model(tiny.decoder()), [(i, i) for i in range(6)]
+    found = model.patch([3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 9, 8, 10], align=aligned).fired
+    assert not found[:, :4].any()
+    assert found[:, 4].any()
+
+
 def alone(run: twin_runs.TwinRuns, parts: Any) -> list[twin_runs.TwinRuns]:
     """For each run one forward of a single row."""
     return [twin_runs.TwinRuns(run.model, run.run, [[*part]], 4096) for part in parts]
