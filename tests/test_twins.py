@@ -327,6 +327,12 @@ def test_a_longer_corrupt_prompt_reports_nothing_where_both_are_the_same(roundin
     assert found[:, 4].any()
 
 
+def test_the_mean_over_one_token_reports_nothing(rounding: str) -> None:
+    """It is the token's own value, which is therefore taken from the twin."""
+    with pytest.raises(ProbeError, match="no ablation changed a value"):
+        Model(tiny.decoder()).ablate([[3]], "heads", how="mean")
+
+
 def alone(run: twin_runs.TwinRuns, parts: Any) -> list[twin_runs.TwinRuns]:
     """For each run one forward of a single row."""
     return [twin_runs.TwinRuns(run.model, run.run, [[*part]], 4096) for part in parts]
