@@ -327,6 +327,12 @@ def test_a_longer_corrupt_prompt_reports_nothing_where_both_are_the_same(roundin
     assert found[:, 4].any()
 
 
+def test_prompts_alike_up_to_the_measured_position_report_one_metric(rounding: str) -> None:
+    found = Model(tiny.decoder()).patch([3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 9, 8], at=2, answer=(7, 8))
+    assert found.clean == found.corrupt
+    assert not found.tells_apart
+
+
 def test_the_mean_over_one_token_reports_nothing(rounding: str) -> None:
     """It is the token's own value, which is therefore taken from the twin."""
     with pytest.raises(ProbeError, match="no ablation changed a value"):
