@@ -263,6 +263,8 @@ def test_changes_of_a_class_or_of_an_attribute_that_comes_or_goes_are_seen() -> 
         lambda: last.pop("more"),
         lambda: module.register_forward_hook(lambda *arguments: None),
         lambda: setattr(type(norm), "helper", 1),
+        lambda: setattr(module, "training", not module.training),
+        lambda: setattr(module, "spec", replace(module.spec, context=77)),
     ]
     for change in changes:
         change()
