@@ -323,6 +323,16 @@ def test_a_site_that_nothing_reads_is_declared_dead() -> None:
     assert seen.dead == ("embed position 2", "embed position 3")
 
 
+def test_a_site_is_dead_or_unchanged_where_it_is_so_in_every_text() -> None:
+    """The third position is in one of the texts alone."""
+    model, texts = Model(tiny.decoder()), [[3, 4], [5, 6, 7]]
+    ablated = model.ablate(texts, "positions")
+    assert ablated.fired.tolist() == ablated.moved.tolist() == [[True, True], [True, True], [False, True]]
+    assert (ablated.unchanged, ablated.dead) == ((), ())
+    ablated = model.ablate(texts, "positions", at=1)
+    assert (ablated.unchanged, ablated.dead) == ((), ("embed position 2",))
+
+
 def test_an_output_weight_of_zero_leaves_neurons_dead_and_the_mlp_unchanged() -> None:
     model = Model(tiny.decoder())
     dict(model.module.named_parameters())["decoder.blocks.0.mlp.down.weight"].detach().zero_()
