@@ -261,15 +261,18 @@ def check_that_nothing_is_reported(model: Model, number: int) -> None:
     assert not grid.tells_apart
 
 
-def check_that_one_number_is_reported(model: Model, number: int, change: float) -> None:
+def check_that_one_number_is_reported(model: Model, number: int, change: float) -> bool:
+    """Also that it changes the metric, by however little; give whether it does along a path, which may round it off."""
     pair = Pair(model, number, change)
     grid = model.patch(pair.clean, pair.corrupt, site=["*embed", "*resid_pre"], **pair.options)
     column = [name.split()[-2] for name in grid.columns].index(str(pair.place))
-    assert grid.fired[:, column].any()
+    assert (grid.fired & ((grid.values - grid.corrupt).abs() > 0))[:, column].any()
     ablated = resampled(model, pair, "positions")
-    fired = [unit.name for unit, of_unit in zip(ablated.units, ablated.fired, strict=True) if of_unit.any()]
-    assert any(name.endswith(f"embed position {pair.place}") for name in fired)
-    assert paths(model, pair).fired.any()
+    moved = [unit.name for unit, of_unit in zip(ablated.units, ablated.fired & ablated.moved, strict=True) if of_unit]
+    assert any(name.endswith(f"embed position {pair.place}") for name in moved)
+    carried = paths(model, pair)
+    assert carried.fired.any()
+    return bool((carried.values != carried.corrupt).any())
 
 
 NUMBERS = [range(3), pytest.param(range(3, PAIRS), marks=pytest.mark.heavy)]
@@ -291,8 +294,7 @@ LEAST = dict.fromkeys(READERS, 1e-5) | {"mixture": 1e-3}
 @pytest.mark.parametrize("name", READERS)
 def test_pairs_in_which_one_number_changes_report_it(name: str, numbers: range, rounding: str) -> None:
     model = reader(name, LEAST[name])
-    for number in numbers:
-        check_that_one_number_is_reported(model, number, LEAST[name])
+    assert sum(check_that_one_number_is_reported(model, number, LEAST[name]) for number in numbers) > 0
 
 
 def check_that_nothing_moves_before(place: int, model: Model, how: str) -> None:
