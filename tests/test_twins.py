@@ -286,8 +286,8 @@ def test_pairs_in_which_nothing_can_change_report_nothing(name: str, numbers: ra
         check_that_nothing_is_reported(model, number)
 
 
-# What a change of this part of one number is: of a mixture the margin is more.
-LEAST = dict.fromkeys(READERS, 1e-5) | {"mixture": 1e-3}
+# What a change of this part of one number is: more in a mixture, so that four times the margin would leave it.
+LEAST = dict.fromkeys(READERS, 1e-5) | {"mixture": 3e-4}
 
 
 @pytest.mark.parametrize("numbers", NUMBERS, ids=["few", "many"])
