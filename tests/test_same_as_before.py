@@ -19,6 +19,7 @@ import pytest
 import recorded_runs as runs
 import triptych
 from triptych.model import Model
+from triptych.train import optimizer
 
 RECORDED = Path(__file__).with_name("recorded")
 ARRAYS, META = runs.read(RECORDED)
@@ -29,7 +30,7 @@ WITHIN = {"tensors": VALUES, "norms": VALUES, "losses": LOSSES, "log_probabiliti
 ROUNDING = 2.0**-24  # of fp32
 TIMES = 10  # what one noise of the weights changes, for a sum of some hundred terms in each of their products
 MUON_LOSSES = 2e-3  # Muon orthogonalizes in bf16
-MUON_VALUES = 5e-4  # root of the mean square, beside about 4e-3 for what the steps change
+MUON_VALUES = 1e-4  # root of the mean square, beside about 4e-3 for what the steps change
 heavy = pytest.mark.heavy
 
 
@@ -168,6 +169,13 @@ def test_first_steps_of_the_recipe_as_shipped(panel: str, tmp_path: Path) -> Non
     assert furthest(f"{panel}/muon/losses", found.pop(f"{panel}/muon/losses")) <= MUON_LOSSES
     distance = np.concatenate([(value - ARRAYS[name]).ravel() for name, value in found.items()])
     assert np.sqrt(np.square(distance).mean()) <= MUON_VALUES
+
+
+def test_control_muon_with_one_step_fewer_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = optimizer.orthogonal
+    monkeypatch.setattr(optimizer, "orthogonal", lambda x, abc, steps, eps: whole(x, abc, steps - 1, eps))
+    with pytest.raises(AssertionError):
+        test_first_steps_of_the_recipe_as_shipped("encoder-decoder", tmp_path)
 
 
 # ---------------------------------------------------------------- real weights
