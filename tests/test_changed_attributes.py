@@ -15,7 +15,7 @@ from triptych import nn
 from triptych.checkpoints.adapters import AdapterSettings, add_adapter
 from triptych.generate import Engine, Request, Scheduler, generate
 from triptych.model import Model, create
-from triptych.program.module_changes import ModuleFingerprint, checksums, equal
+from triptych.program.module_changes import ROW, ModuleFingerprint, checksums, equal
 from triptych.spec.masks import Mask, causal, window
 
 pytestmark = needs_native
@@ -263,6 +263,8 @@ def test_changes_of_a_class_or_of_an_attribute_that_comes_or_goes_are_seen() -> 
         lambda: last.pop("more"),
         lambda: module.register_forward_hook(lambda *arguments: None),
         lambda: setattr(type(norm), "helper", 1),
+        lambda: setattr(module, "training", not module.training),
+        lambda: setattr(module, "spec", replace(module.spec, context=77)),
     ]
     for change in changes:
         change()
@@ -299,6 +301,16 @@ def test_checksums_change_with_any_one_number_and_with_numbers_that_change_place
                     assert not equal(before, checksums(part))
                     tensor.data.copy_(kept)
     assert equal(before, checksums(part))
+
+
+@pytest.mark.parametrize("axis", [0, 1], ids=["rows", "columns"])
+def test_checksums_change_with_whole_rows_or_columns_that_change_places(axis: int) -> None:
+    """Of a weight as wide as the sums, where those of columns are blind to the one, and those of rows to the other."""
+    part = torch.nn.Linear(2 * ROW, 300)  # two numbers an integer
+    before, order = checksums(part), torch.arange(part.weight.shape[axis])
+    order[:4] = torch.tensor([2, 3, 0, 1])
+    part.weight.data = part.weight.detach().index_select(axis, order)
+    assert not equal(before, checksums(part))
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])

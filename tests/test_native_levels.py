@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from ctypes import byref, c_int64, c_void_p
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,21 @@ def test_nothing_else_needs_more_than_any_processor_has(code: dict[int, tuple[st
             assert level_of(body) == "portable", name
         if name.startswith("avx2_"):
             assert level_of(body) in ("portable", "avx2"), name
+
+
+def named_tables(source: str) -> list[str]:
+    """Where C names a table of loops above portable, its declaration and select_level aside."""
+    code = re.sub(r"/\*.*?\*/", "", source, flags=re.S)
+    code = re.sub(r"^int select_level\(.*?^}|^extern [^;]*;", "", code, flags=re.M | re.S)
+    return re.findall(r".*\bavx\w+_kernels\b.*", code)
+
+
+def test_only_the_choice_of_a_level_names_the_tables_above_portable() -> None:
+    """A function that called their loops by name would run them whatever the cap."""
+    sources = {path.name: path.read_text() for path in Path(native.__file__).parent.glob("*.[ch]")}
+    assert {name: found for name, text in sources.items() if (found := named_tables(text))} == {}
+    control = sources["levels.c"].replace("kernels_in_use->largest_of", "avx512_kernels.largest_of")
+    assert len(named_tables(control)) == 1
 
 
 # -- constants and indices --------------------------------------------------------------------------------------------

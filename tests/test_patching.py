@@ -13,6 +13,8 @@ import references
 import tiny
 from circuits_by_hand import CLEAN, CORRUPT, A, B, C
 from parity import TARGETS, headless, ours, rows_of
+from test_twins import rounded_by_place
+from triptych import ops
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model, load
 from triptych.page.interventions import patch_page
@@ -273,7 +275,10 @@ def check_that_no_site_is_dead(model: Model, rows: list[Any], how: Replaced, **o
         dead = [name for name in ablated.dead if part != "neurons" or not name.startswith(last)]
         known = same if how == "resample" else ()
         unchanged = [name for name in ablated.unchanged if part != "neurons" and not name.startswith(known)]
+        moved = [unit.name for unit in ablated.units if unit.name.startswith(known)]
+        moved = [name for name in moved if name not in ablated.unchanged]
         assert not dead, f"{part}, {how}: {dead}"
+        assert not moved, f"{part}, {how}: {moved}"
         assert not unchanged, f"{part}, {how}: {unchanged}"
         if part != "positions":
             touched = {re.sub(r"(blocks\.\d+).*", r"\1", site) for unit in ablated.units for site in unit.sites}
@@ -300,6 +305,15 @@ def test_every_standard_ablation_changes_the_logits_in_every_family(name: str, h
     check_that_no_site_is_dead(model, [rows[0], rows[-1]], how, **seeing_all(model), **options)
 
 
+@pytest.mark.heavy
+def test_a_standard_ablation_reports_nothing_that_both_texts_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In families of two stacks, whose decoder reads one target with both, however products round."""
+    monkeypatch.setattr(ops, "linear", rounded_by_place)
+    for name in FAMILIES.values():
+        if ours(name).spec.layout == "encoder-decoder":
+            test_every_standard_ablation_changes_the_logits_in_every_family(name, "resample")
+
+
 def test_a_site_that_nothing_reads_is_declared_dead() -> None:
     """The control: a head without output weights, and positions behind the measured one; no other site."""
     model = Model(tiny.decoder())
@@ -312,6 +326,16 @@ def test_a_site_that_nothing_reads_is_declared_dead() -> None:
         assert ablated.to_dict()["dead"] == ["blocks.1.attn.z head 3"]
     seen = model.ablate([[3, 4, 5, 6]], "positions", at=1)
     assert seen.dead == ("embed position 2", "embed position 3")
+
+
+def test_a_site_is_dead_or_unchanged_where_it_is_so_in_every_text() -> None:
+    """The third position is in one of the texts alone."""
+    model, texts = Model(tiny.decoder()), [[3, 4], [5, 6, 7]]
+    ablated = model.ablate(texts, "positions")
+    assert ablated.fired.tolist() == ablated.moved.tolist() == [[True, True], [True, True], [False, True]]
+    assert (ablated.unchanged, ablated.dead) == ((), ())
+    ablated = model.ablate(texts, "positions", at=1)
+    assert (ablated.unchanged, ablated.dead) == ((), ("embed position 2",))
 
 
 def test_an_output_weight_of_zero_leaves_neurons_dead_and_the_mlp_unchanged() -> None:
