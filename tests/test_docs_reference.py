@@ -47,11 +47,11 @@ def test_a_place_that_does_not_exist_is_noticed() -> None:
     ]
 
 
-def test_each_of_the_ten_questions_takes_at_most_two_files() -> None:
+def test_each_question_takes_at_most_two_files() -> None:
     rows = [
         line for line in (ROOT / "docs" / "where.md").read_text("utf-8").splitlines() if "::" in line and "|" in line
     ]
-    assert len(rows) == 10
+    assert len(rows) >= 10
     for row in rows:
         assert 1 <= len({path for path, _ in PLACE.findall(row)}) <= 2, row
 
