@@ -74,9 +74,9 @@ def slots(part: Part) -> Iterator[str]:
                 yield f"{kind}.{field.name}"
         elif isinstance(value, Mask):
             yield from (f"{kind}.{field.name}:{type(leaf).__name__}" for leaf in leaves(value))
-        elif declared == "Activation" or declared.startswith("Literal"):
+        elif "Literal" in declared:
             yield f"{kind}.{field.name}:{value}"
-        elif declared.startswith("Scaling"):
+        elif field.name == "scaling":
             yield f"{kind}.{field.name}:{part_name(value)}"
         else:
             yield f"{kind}.{field.name}"
