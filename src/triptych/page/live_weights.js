@@ -1,4 +1,4 @@
-// The weights of a model in memory, by name: matrices of int8 codes with a scale for every 32 columns, and fp32 numbers.
+// The weights of a model in memory, by name: matrices of int8 codes with a scale for every 32 columns, or fp32 numbers.
 
 // A half-precision number from its 16 bits.
 function half(bits) {
