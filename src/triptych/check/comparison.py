@@ -98,7 +98,7 @@ class Report:
 
 @dataclass
 class Case:
-    """The model and the rows it is tried on; `targets` are the decoder's rows beside an encoder, `ignore`
+    """The model and the rows it is tried on; `threshold` is that of `check(threshold=1e-4)`, `targets` are the decoder's rows beside an encoder, `ignore`
     what was ignored on loading it."""
 
     model: Model
