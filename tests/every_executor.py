@@ -40,9 +40,9 @@ def check_everywhere(
         expected = module(nn.Batch(inputs=inputs, rows=rows))
         assert torch.equal(interpret(program, dict(module.named_parameters()), inputs, rows), expected)
     check_entry(name)
-    assert StaticRun(module).gap(STEPS) <= WITHIN
+    assert StaticRun(module).gap(STEPS) <= WITHIN, "steps of fixed shapes"
     if name not in NOT_NATIVE:
-        assert native_models.Run(module).gap(native_models.STEPS) <= WITHIN
+        assert native_models.Run(module).gap(native_models.STEPS) <= WITHIN, "the native step"
     model = Model(module)
     walk = explain(model, IDS)
     assert walk.agrees, walk.verdict
@@ -51,7 +51,7 @@ def check_everywhere(
         with Browser(folder / "profile") as browser:
             page = in_browser(browser.open(interpreter_page(folder / "page.html")), model, exported, IDS)
         apart = (page.flatten() - in_python(model, exported, IDS).flatten()).abs().max()
-        assert float(apart) <= 10 * WITHIN
+        assert float(apart) <= 10 * WITHIN, "the page"
 
 
 def check_entry(name: str) -> None:
@@ -63,10 +63,10 @@ def check_entry(name: str) -> None:
     with FlopCounterMode(display=False) as counter:
         out = function(*inputs)
     assert (out.dtype, tuple(out.shape)) == (torch.bfloat16, operation.shape(shapes, {}))
-    assert operation.dtype == "x"
+    assert operation.dtype == "x", "dtype in the table"
     assert operation.flops(shapes, out.shape, {}) == counter.get_total_flops()
     alone = torch.cat([function(*(x[t : t + 1] for x in inputs)) for t in range(3)])
-    assert torch.equal(out, alone) == operation.tokenwise
+    assert torch.equal(out, alone) == operation.tokenwise, "tokenwise in the table"
 
 
 def _forward(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:

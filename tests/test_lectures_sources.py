@@ -73,10 +73,26 @@ def test_all_that_is_imported_counts(src: Path, module: str, uses: set[str]) -> 
     assert lecture_sources.digest(name, src=src) == before
     for path in uses:
         text = (src / path).read_text("utf-8")
-        (src / path).write_text(f"{text}\n# changed", "utf-8")
+        (src / path).write_text(f"{text}\nchanged = 1", "utf-8")
         assert lecture_sources.digest(name, src=src) != before, path
         (src / path).write_text(text, "utf-8")
     assert lecture_sources.digest(name, src=src) == before
+
+
+def test_words_may_change(src: Path) -> None:
+    """A comment and a docstring compute nothing; a text that is no docstring may."""
+    name, path = "triptych_lectures.second", src / "triptych" / "core.py"
+    digests = []
+    for code in (
+        '"""Old."""\ndef attend():\n    """Old."""\n    return "text"  # old\n',
+        '"""New,\n\nlonger."""\n\n# new\ndef attend():\n    """New."""\n    return "text"\n',
+        '"""Old."""\ndef attend():\n    """Old."""\n    return "another"  # old\n',
+        '"""Old."""\ndef attend(): """Old."""; return "text"\n',
+    ):
+        path.write_text(code, "utf-8")
+        digests.append(lecture_sources.digest(name, src=src))
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
 
 
 def test_a_module_without_a_file_is_refused(src: Path) -> None:

@@ -168,7 +168,7 @@ def test_nothing_of_the_data_closes_its_script() -> None:
     assert "</script><b>" in json.dumps(json.loads(reader.inside("script")[0]))
 
 
-BESIDE = ("live_chapters.js", "live_chapter_facts.js", "live_wasm.js")
+BESIDE = ("live_chapters.js", "live_chapter_facts.js", "live_linear_bytes.js")
 
 
 @pytest.mark.parametrize("layout", ["decoder", "encoder", "encoder-decoder"])
@@ -267,7 +267,7 @@ def code(texts: list[str]) -> list[str]:
 def test_no_script_has_long_lines() -> None:
     folder = resources.files("triptych.page")
     scripts = {one.name: one.read_text(encoding="utf-8") for one in folder.iterdir() if one.name.endswith(".js")}
-    scripts.pop("live_wasm.js")  # the bytes of a module
+    scripts.pop("live_linear_bytes.js")  # the bytes of a module
     assert len(scripts) > 40
     longest = {name: max(map(len, text.splitlines())) for name, text in scripts.items()}
     assert max(longest.values()) <= 120, longest

@@ -1,4 +1,4 @@
-"""Assembles src/triptych/page/live_linear.wat into src/triptych/page/live_wasm.js; `--check` compares instead.
+"""Assembles src/triptych/page/live_linear.wat into src/triptych/page/live_linear_bytes.js; `--check` compares instead.
 
 The assembler is that of the package wasmtime (Apache-2.0), downloaded from PyPI into the cache and unpacked into a
 temporary directory.  (The package wabt of PyPI downloads its programs from another host when it is first used.)
@@ -29,7 +29,7 @@ def assembled(source: str) -> bytes:
 
 
 def script(code: bytes) -> str:
-    """live_wasm.js."""
+    """live_linear_bytes.js."""
     lines = textwrap.wrap(base64.b64encode(code).decode(), 100)
     text = " +\n  ".join(f'"{line}"' for line in lines)
     return f"// live_linear.wat as WebAssembly; written by tools/assemble.py.\n\nconst LINEAR_WASM =\n  {text};\n"
@@ -41,11 +41,11 @@ def main() -> int:
     except FetchError as error:
         print(error, file=sys.stderr)
         return 2
-    target = PAGE / "live_wasm.js"
+    target = PAGE / "live_linear_bytes.js"
     if "--check" not in sys.argv:
         target.write_text(text, encoding="utf-8")
     elif target.read_text(encoding="utf-8") != text:
-        print("live_wasm.js is not what live_linear.wat assembles to; run tools/assemble.py", file=sys.stderr)
+        print("live_linear_bytes.js is not what live_linear.wat assembles to; run tools/assemble.py", file=sys.stderr)
         return 1
     return 0
 

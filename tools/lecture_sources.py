@@ -1,4 +1,5 @@
-"""The source files that a module imports, directly or not, within this repository's two packages, and their digest.
+"""The source files that a module imports, directly or not, within this repository's two packages, and the digest of
+what runs of them.
 
 Imports are read from the syntax, not run: those inside functions count, those under `if TYPE_CHECKING` do not.  Where a
 package's `__init__` imports a name only when it is used, the module that has this name counts, once something uses it.
@@ -6,6 +7,8 @@ package's `__init__` imports a name only when it is used, the module that has th
 
 import ast
 import hashlib
+import io
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,11 +21,30 @@ Names = dict[str, str]  # a name in a file -> the module that it stands for, or 
 
 
 def digest(*modules: str, src: Path = SRC) -> str:
-    """SHA-256 of the paths and contents of the modules' source files."""
+    """SHA-256 of the paths of the modules' source files and of what runs of them (`what_runs`)."""
     total = hashlib.sha256()
     for path in sorted(sources(*modules, src=src)):
-        total.update(f"{path.relative_to(src).as_posix()}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+        total.update(f"{path.relative_to(src).as_posix()}\0".encode() + hashlib.sha256(what_runs(path)).digest())
     return total.hexdigest()
+
+
+def what_runs(path: Path) -> bytes:
+    """The text of a Python file without comments, docstrings and blank lines, which change no result; another file
+    whole."""
+    if path.suffix != ".py":
+        return path.read_bytes()
+    text = path.read_text("utf-8")
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            lines[token.start[0] - 1] = lines[token.start[0] - 1][: token.start[1]]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            alone = isinstance(first, ast.Expr) and not text.splitlines()[first.lineno - 1][: first.col_offset].strip()
+            if alone and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                lines[first.lineno - 1 : first.end_lineno] = [""] * (first.end_lineno - first.lineno + 1)
+    return "\n".join(line.rstrip() for line in lines if line.strip()).encode()
 
 
 def sources(*modules: str, src: Path = SRC) -> set[Path]:

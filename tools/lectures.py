@@ -11,9 +11,9 @@ docs/learn/path.md: an order of them for each lecture.
     python tools/lectures.py --stale         lists the results that are stale, and writes nothing
 
 `lectures.toml` has the entries: commands, labs, tests and our own answers.  `lectures.results.json` has the results of
-the last run of each lab and worked example, with a digest of the source files that it imports, directly or not.  A
-result is stale when one of these files has changed since; it stays on the page, marked.  A lab runs with its full
-sizes, and with as many seeds as its `SEEDS` says; the finished seeds of a run that was interrupted are in
+the last run of each lab and worked example, with a digest of the code that it imports, directly or not, comments and
+docstrings left out.  A result is stale when that has changed since; it stays on the page, marked.  A lab runs with its
+full sizes, and with as many seeds as its `SEEDS` says; the finished seeds of a run that was interrupted are in
 `runs/lectures`.
 """
 

@@ -22,7 +22,8 @@ LEAST_IN_HUGE_PAGES = 2 * PAGE  # bytes of several stores together: less would l
 class CachedLayer:
     """What one layer stores per token: `groups` keys of `width` and values of `value_width` numbers.
 
-    window   the layer never looks `window` or more positions back; None keeps every token.
+    window   the layer never looks `window` or more positions back; None keeps every token.  Older keys are
+             overwritten in a ring (`cache_steps.RingStep`).
     sums     the layer keeps sums over all tokens in place of their keys and values (`cache_steps.py`).
     """
 

@@ -98,8 +98,8 @@ class Report:
 
 @dataclass
 class Case:
-    """The model and the rows it is tried on; `targets` are the decoder's rows beside an encoder, `ignore`
-    what was ignored on loading it."""
+    """The model and the rows it is tried on; `threshold` is that of `check(threshold=1e-4)`, `targets` the decoder's
+    rows beside an encoder, `ignore` what was ignored on loading it."""
 
     model: Model
     rows: Sequence[InputRow]

@@ -9,13 +9,12 @@ writes one back, `convert` changes a checkpoint's format, `describe` lists what 
 from triptych.checkpoints.hub import fetch, local_path
 from triptych.checkpoints.locate import open_source
 from triptych.checkpoints.save import atomic_write, is_complete, recover, write_directory
-from triptych.checkpoints.source import LoadedTensor, LoadReport, Source, TensorInfo, read_json
+from triptych.checkpoints.source import LoadedTensor, LoadReport, Source, read_json
 
 __all__ = [
     "LoadReport",
     "LoadedTensor",
     "Source",
-    "TensorInfo",
     "atomic_write",
     "fetch",
     "is_complete",

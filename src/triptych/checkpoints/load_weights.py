@@ -1,7 +1,7 @@
 """Loads a checkpoint's tensors into a module, packed where wanted, and gives its parameters back as tensors.
 
-Which stored tensor fills which parameter, also of a tied head that has no tensor of its own, is decided by `plan` in
-mapping/tensor_plan.py.
+Which stored tensor fills which parameter, also of a tied head that has no tensor of its own, and which is missing or
+left over, is decided by `plan` in mapping/tensor_plan.py.
 """
 
 from __future__ import annotations

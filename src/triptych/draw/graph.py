@@ -1,5 +1,6 @@
 """The boxes and arrows of a program: every operation that computes is a box, and operations that only name, reshape or
-store a value are passed through.  The drawing of a model and the diagram of the live page show the same boxes."""
+store a value are passed through.  Places are rows and lanes here, pixels in `paint.py`.  The drawing of a
+model and the diagram of the live page show the same boxes."""
 
 from __future__ import annotations
 

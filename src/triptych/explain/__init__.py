@@ -6,6 +6,6 @@ Which steps there are, their order and their equations come from the program of 
 from triptych.explain.decoding import explain_cache
 from triptych.explain.examples import EXAMPLES, worked
 from triptych.explain.forward_steps import explain
-from triptych.explain.steps import TOLERANCE, Excerpt, ShownTensor, Walk, WalkStep
+from triptych.explain.steps import TOLERANCE, ShownTensor, Walk, WalkStep
 
-__all__ = ["EXAMPLES", "TOLERANCE", "Excerpt", "ShownTensor", "Walk", "WalkStep", "explain", "explain_cache", "worked"]
+__all__ = ["EXAMPLES", "TOLERANCE", "ShownTensor", "Walk", "WalkStep", "explain", "explain_cache", "worked"]

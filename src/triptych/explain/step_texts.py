@@ -1,4 +1,5 @@
-"""Letters, titles and explanations for a reader, by the sites and operations of a step."""
+"""Letters, titles and explanations for a reader, by the sites and operations of a step; those of
+attention's own steps stand with their numbers in `attention_steps.py`."""
 
 from collections.abc import Sequence
 

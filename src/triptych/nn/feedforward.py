@@ -42,7 +42,7 @@ class GLU(Module[parts.GLUSpec], of=parts.GLUSpec):
 
 class MoE(Module[parts.MoESpec], of=parts.MoESpec):
     """Each token through its `top_k` experts, those with the largest scores, weighted by the softmax of the scores
-    (`ops/functions.py`).  The site `router` is these scores, before the softmax."""
+    (`ops/experts.py`).  The site `router` is these scores, before the softmax."""
 
     router: Linear
     experts: Sequence[GLU]

@@ -1,4 +1,5 @@
-"""`Transformer` (an encoder, a decoder or both, and a head), the `Batch` that it reads, and how one is made."""
+"""`Transformer` (an encoder, a decoder or both, and a head), the `Batch` that it reads, and the random weights of a
+new one (`new`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights as objects: what fills the `weight` slot of a `Linear` or a `Table`.
+"""Packed weights as objects in the `weight` slot of a `Linear` or a `Table`; random weights are in `transformer.py`.
 
 A dense weight is an ordinary `nn.Parameter`: optimizers and casts treat it as any other, and nothing is added at run
 time.  A packed weight is a `PackedWeight`: the blocks of its file, or a layout that native kernels multiply with as it

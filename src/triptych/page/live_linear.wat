@@ -4,8 +4,8 @@
 ;; the scales follow each other without gaps.
 ;;   x       fp32 [n, columns]          codes   int8 [rows, columns]       scales  fp32 [rows, columns / 32]
 ;;   line    fp32 [columns], scratch    out     fp32 [n, rows]
-;; The JavaScript that calls it (live_weights.js) reserves the memory; nothing is written outside `line` and `out`.
-;; live_wasm.js holds the assembled bytes, and a test compares them with this file.
+;; The JavaScript that calls it (live_matmul.js) reserves the memory; nothing is written outside `line` and `out`.
+;; live_linear_bytes.js holds the assembled bytes, and a test compares them with this file.
 (module
   (import "page" "memory" (memory 1))
 

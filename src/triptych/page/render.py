@@ -21,7 +21,8 @@ from triptych.errors import CheckpointError, TriptychError
 from .sections import Chapter, Section, Tab, section_data
 
 INTERPRETER = (
-    "live_wasm.js", "live_weights.js", "live_operations.js", "live_attention.js", "live_run_reuse.js",
+    "live_linear_bytes.js", "live_matmul.js", "live_weights.js", "live_operations.js", "live_attention.js",
+    "live_run_reuse.js",
     "live_interpreter.js", "live_worker_requests.js",
 )  # fmt: skip
 TOKENIZER_SCRIPTS = ("tokenizer.js",)

@@ -1,4 +1,5 @@
-"""The metric of a run: one number from the logits [V] at one position."""
+"""The metric of a run: one number from the logits [V] at one position; what share of it a patch
+restores is `PatchGrid.restored` (patching.py)."""
 
 from __future__ import annotations
 

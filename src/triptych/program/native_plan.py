@@ -33,6 +33,7 @@ from triptych.native.step import (
     Records,
     StoredType,
 )
+from triptych.program.native_buffers import LINE, Buffer, buffers_of, lines, place
 from triptych.program.native_fusion import fused
 from triptych.program.native_operations import InstructionList, walk_entry
 from triptych.program.native_values import (
@@ -48,7 +49,6 @@ from triptych.program.native_values import (
 from triptych.program.not_served import NotServed, check_lowered
 from triptych.program.program import Entry, Program
 
-LINE = 16  # buffers begin at multiples of so many numbers: 64 bytes
 WIDEST = 1024  # numbers of a key or value, at most
 _STORED = {torch.float32: StoredType.F32, torch.bfloat16: StoredType.BF16, torch.float16: StoredType.F16,
            torch.int8: StoredType.INT8}  # fmt: skip
@@ -85,14 +85,6 @@ class NativePlan:
     outputs: int
     reads: int = 0
     sites: dict[str, SitePlace] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class _Buffer:
-    width: int
-    first: int
-    last: int
-    offset: int = NONE
 
 
 def plan_of(
@@ -213,8 +205,8 @@ def _assembled(steps: PlanInstructions, bf16: bool, entry: Entry) -> NativePlan:
     steps = fused(steps) if bf16 else steps
     levels = _levels(steps)
     ordered = sorted(steps.steps, key=lambda step: levels[step])
-    buffers = _buffers(steps, ordered, levels)
-    arena, reads = _place(buffers, steps)
+    buffers = buffers_of(steps, ordered, levels)
+    arena, reads = place(buffers, steps)
     tables: dict[PlanTable, int] = {}
     records = np.zeros(len(ordered), INSTRUCTION)
     for record, step in zip(records, ordered, strict=True):
@@ -241,7 +233,7 @@ def _scratch(ordered: list[PlanInstruction]) -> tuple[int, int]:
             queries = QUERIES_BF16 if step.numbers.get("bf16") else QUERIES
             tile = TILE_KEYS * max(width, value_width)
             scratch = max(scratch, queries * (SCORES + value_width) + tile + LINE)
-            partial = max(partial, heads * _lines(value_width + 2))
+            partial = max(partial, heads * lines(value_width + 2))
     return scratch, partial
 
 
@@ -255,67 +247,7 @@ def _levels(steps: PlanInstructions) -> dict[PlanInstruction, int]:
     return levels
 
 
-def _buffers(
-    steps: PlanInstructions, ordered: list[PlanInstruction], levels: dict[PlanInstruction, int]
-) -> dict[Vector, _Buffer]:
-    """A buffer for each vector.  A result takes over the buffer of an input that nothing else reads any more, and that
-    is not kept."""
-    site_vectors = steps.sites.values()
-    readers: dict[Vector, list[PlanInstruction]] = {}
-    for step in ordered:
-        for vector in set(step.reads.values()):
-            readers.setdefault(vector, []).append(step)
-    buffers: dict[Vector, _Buffer] = {}
-    for step in ordered:
-        level = levels[step]
-        for vector in step.reads.values():
-            buffers[vector].last = max(buffers[vector].last, level)
-        for name, vector in step.writes.items():
-            reused = step.reads.get(step.takes_over or "")
-            if reused in site_vectors:
-                reused = None
-            if reused is not None and name == "output" and reused.width == vector.width and reused.over == vector.over:
-                if step.forced or [one for one in readers[reused] if levels[one] >= level] == [step]:
-                    buffers[vector] = buffers[reused]
-                    continue
-            elif step.forced and name == "output":
-                raise NotServed("a sum over experts that does not fit its buffer")
-            buffers[vector] = _Buffer(vector.width, level, level)
-    return buffers
-
-
-def _place(buffers: dict[Vector, _Buffer], steps: PlanInstructions) -> tuple[int, int]:
-    """Give each buffer the lowest place of the arena that is free while it lives; those that are kept have places of
-    their own, in other memory.  The sizes of both."""
-    assert steps.result is not None
-    result = buffers[steps.result]
-    result.offset = OUTPUT
-    placed: list[_Buffer] = []
-    total = reads = 0
-    for buffer in dict.fromkeys(buffers[vector] for vector in steps.sites.values()):
-        buffer.offset = OUTPUT - 1 - reads
-        reads += _lines(buffer.width)
-    for buffer in sorted(dict.fromkeys(buffers.values()), key=lambda one: one.first):
-        if buffer.offset != NONE:
-            continue
-        size = _lines(buffer.width)
-        living = sorted((one.offset, one.offset + _lines(one.width)) for one in placed if one.last >= buffer.first)
-        offset = 0
-        for begin, end in living:
-            if offset + size <= begin:
-                break
-            offset = max(offset, end)
-        buffer.offset = offset
-        placed.append(buffer)
-        total = max(total, offset + size)
-    return total, reads
-
-
-def _lines(width: int) -> int:
-    return (width + LINE - 1) // LINE * LINE
-
-
-def _write(record: Any, step: PlanInstruction, buffers: dict[Vector, _Buffer], tables: dict[PlanTable, int]) -> None:
+def _write(record: Any, step: PlanInstruction, buffers: dict[Vector, Buffer], tables: dict[PlanTable, int]) -> None:
     member = MEMBER.get(step.op, "")
     own = OPERANDS.get(member)
     named = () if own is None else (*own.buffers.split(), *own.tables.split())

@@ -1,4 +1,6 @@
-"""`NotServed`, for what an executor does not serve, and the checks of programs and calls that all of them share."""
+"""`NotServed`, for what an executor does not serve, and the checks of programs and calls that all of them share.
+
+The native executor's own refusals are in `native_plan.py` (of a program) and `native_executor.py` (of a call)."""
 
 from collections.abc import Sequence
 

@@ -4,12 +4,11 @@ A `PackedMatrix` comes from the blocks of a GGUF file (`repack`), from AWQ and G
 (`quantize`) or from a dense tensor (`PackedMatrix.of`); `multiply` is its product with a few vectors.
 """
 
-from triptych.quantize.kernel_layouts import LAYOUTS, Layout, PackedMatrix, multiply
+from triptych.quantize.kernel_layouts import LAYOUTS, PackedMatrix, multiply
 from triptych.quantize.packing import (
     BandFormat,
     OrderedBandFormat,
     Packer,
-    Packing,
     kernel_matrix,
     packed_weight,
     packer_for,
@@ -25,11 +24,9 @@ __all__ = [
     "LAYOUTS",
     "LAYOUT_OF",
     "BandFormat",
-    "Layout",
     "OrderedBandFormat",
     "PackedMatrix",
     "Packer",
-    "Packing",
     "blocks_of",
     "kernel_matrix",
     "multiply",

@@ -1,4 +1,5 @@
-"""Weights of a model in the layouts that native kernels read: which are packed, from what, and how they multiply."""
+"""Weights of a model in the layouts that native kernels read: from what, and how they multiply.  Which slots take
+a packed weight their part says (`takes_packed` in nn/part.py; not a router in nn/feedforward.py)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

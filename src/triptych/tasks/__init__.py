@@ -8,12 +8,11 @@ from triptych.tasks.encode import encode, note_on_products, note_on_prompts, not
 from triptych.tasks.generation_requests import end_ids, generation_requests, speculation
 from triptych.tasks.labels import classify, fill
 from triptych.tasks.model_inputs import ModelInputs, Texts
-from triptych.tasks.search import Embedder, Hit, OnEmbedded, SearchResult, identity_of, search, search_with
+from triptych.tasks.search import Embedder, Hit, SearchResult, identity_of, search, search_with
 from triptych.tasks.statistics import statistics
 from triptych.tasks.tag import Entity, Strategy, Tag, entities, joined, tag
 from triptych.tasks.transcribe import Segment, Transcript, WhisperDecoder, transcribe
 from triptych.tasks.writing import (
-    WritingTask,
     answer_in_words,
     summarize,
     summary,
@@ -24,8 +23,8 @@ from triptych.tasks.writing import (
 from triptych.text import WhisperTokens
 
 __all__ = [
-    "Answer", "Embedder", "Entity", "Hit", "Matmul", "ModelInputs", "OnEmbedded", "SearchResult", "Segment", "Strategy",
-    "Tag", "Texts", "Transcript", "WhisperDecoder", "WhisperTokens", "WritingTask", "answer", "answer_in_words",
+    "Answer", "Embedder", "Entity", "Hit", "Matmul", "ModelInputs", "SearchResult", "Segment", "Strategy",
+    "Tag", "Texts", "Transcript", "WhisperDecoder", "WhisperTokens", "answer", "answer_in_words",
     "classify", "encode", "end_ids", "entities", "fill", "generation_requests", "identity_of", "joined", "label_names",
     "note_on_products", "note_on_prompts", "note_on_vectors", "search", "search_with", "speculation", "statistics",
     "summarize", "summary", "tag", "transcribe", "translate", "translation", "written_answer",

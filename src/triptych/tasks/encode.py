@@ -1,4 +1,4 @@
-"""Vectors of whole texts: the hidden states of a stack, pooled."""
+"""Vectors of whole texts: the mode of pooling is chosen here, `nn/heads.py::Pooling` pools."""
 
 from __future__ import annotations
 

@@ -126,6 +126,3 @@ def run(name: str, setup: Setup | None = None) -> LabResult:
         raise InputError(f"setup={shown(setup)} must be a Setup, such as Setup(seed=1)")
     check_inputs(name, model=setup.model, data=setup.data)
     return kind.sized(setup).run(setup)
-
-
-__all__ = ["FILES", "INPUTS", "LABS", "check_inputs", "home", "known", "lab_class", "run"]
