@@ -31,9 +31,11 @@ def digest(*modules: str, src: Path = SRC) -> str:
 def what_runs(path: Path) -> bytes:
     """The text of a Python file without comments, docstrings and blank lines, which change no result; another file
     whole."""
-    if path.suffix != ".py":
-        return path.read_bytes()
-    text = path.read_text("utf-8")
+    return _code(path.read_text("utf-8")) if path.suffix == ".py" else path.read_bytes()
+
+
+@cache
+def _code(text: str) -> bytes:
     lines = text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
