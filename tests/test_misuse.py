@@ -1,6 +1,7 @@
 """Misuses of the public API: each is refused in one line of a TriptychError, and none is accepted in silence."""
 
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -178,3 +179,12 @@ def test_gradients_are_read_in_inference_mode_too(values: dict[str, Any]) -> Non
 def test_what_is_right_is_not_refused(values: dict[str, Any], code: str) -> None:
     """The control of the list: the same calls with values that are usable, in each form that is."""
     eval(code, dict(values))
+
+
+def test_files_with_checked_functions_keep_annotations_as_text() -> None:
+    """`checked` reads annotations as they are written, so their file needs the future import."""
+    decorated = re.compile(r"^ *@(arguments\.)?checked(_methods)?$", re.MULTILINE)
+    files = [path.read_text("utf-8") for path in Path(triptych.__file__).parents[1].rglob("*.py")]
+    wanted = [text for text in files if decorated.search(text)]
+    assert len(wanted) > 20
+    assert all("from __future__ import annotations" in text for text in wanted)
