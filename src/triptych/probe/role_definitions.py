@@ -111,10 +111,11 @@ def _labels(
     index = torch.from_numpy(np.stack([rows, np.concatenate([places for _, places, _ in entries])]))
     weights = torch.from_numpy(np.repeat(np.array([weight for _, _, weight in entries], np.float32), sizes))
     shape = (1 + DRAWS) * len(offsets), view.starts[-1]
-    matrix = torch.sparse_coo_tensor(index, weights, shape, check_invariants=False).coalesce()
-    with warnings.catch_warnings():  # that compressed rows are new in torch; they multiply several times as fast
+    with (
+        warnings.catch_warnings()
+    ):  # that compressed rows, several times as fast, are new, and that torch 2.11 checks none
         warnings.simplefilter("ignore", UserWarning)
-        matrix = matrix.to_sparse_csr()
+        matrix = torch.sparse_coo_tensor(index, weights, shape, check_invariants=False).coalesce().to_sparse_csr()
     queries = {int(r): sorted({int(t) for t in at[at[:, 0] == r, 1]}) for r in np.unique(at[:, 0])}
     return Labels(role, matrix, offsets, queries, floor)
 

@@ -29,6 +29,8 @@ PIECE = 4096  # bytes: vectors, which are most of what is copied, are compared w
 ROW, ROWS = 512, 256  # integers of which one sum is made, and such rows of which one column of sums is made
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _TABLES = ("_modules", "_parameters")
+#: What a call of a module runs of torch's own class; its other functions change when torch first compiles something.
+_CALL = itemgetter("__call__", "_call_impl", "_wrapped_call_impl", "_slow_forward", "__getattr__")
 _END = object()  # behind the last of what tables hold, so that one more and one fewer are seen
 _EVERYWHERE = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
 LOOK_EVERY = 16  # steps, at most, from one look at the module to the next
@@ -72,7 +74,8 @@ class ModuleFingerprint:
         self.own_getter = itemgetter("training", *(name for name in dicts[0] if name not in _NOT_COMPARED))
         self.attributes = list(map(list, map(map, self.getters, self.groups))), self.own_getter(dicts[0])
         bases = dict.fromkeys(base for one in dict.fromkeys(self.classes) for base in one.__mro__ if base is not object)
-        self.class_views = [vars(base).values() for base in bases]
+        self.call = _CALL(vars(nn.Module))
+        self.class_views = [vars(base).values() for base in bases if base is not nn.Module]
         self.class_values = list(map(list, self.class_views))
 
     def same(self) -> bool:
@@ -90,6 +93,7 @@ class ModuleFingerprint:
                 and all(map(is_, chain(*self.views, (_END,)), self.table_values))
                 and list(map(type, chain((module,), self.parts))) == self.classes
                 and list(map(list, self.class_views)) == self.class_values
+                and _CALL(vars(nn.Module)) == self.call
             )
         except (KeyError, RuntimeError, ValueError):  # an attribute went as another came; arrays that have no one truth
             return False
