@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from triptych import injected_functions
+from triptych.arguments import integer
 
 
 class Displayed:
@@ -41,5 +42,6 @@ def plain(value: object) -> object:
 
 def largest(names: Sequence[str], values: Tensor, count: int) -> list[tuple[str, float]]:
     """The `count` largest values by magnitude, with their names."""
+    count = integer("count", count, 0)
     order = values.abs().nan_to_num(-1.0).argsort(descending=True).tolist()
     return [(names[i], float(values[i])) for i in order[:count]]

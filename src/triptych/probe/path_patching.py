@@ -17,11 +17,12 @@ Goldowsky-Dill et al. treat them as further nodes, which is `mlps="frozen"`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from triptych.arguments import checked
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.metric import Answer, MetricFunction, MetricName, metric_of
 from triptych.probe.patching import PatchGrid, check_metric
@@ -47,6 +48,7 @@ Projection = Literal["q", "k", "v"]
 Nodes = Literal["recomputed", "frozen"]
 
 
+@checked
 def path_patch(
     model: ProbedModel,
     clean: PromptInput,
@@ -79,10 +81,10 @@ def path_patch(
     heads that are not there and for a receiver that no path from the sender reaches.
     """
     measure = metric_of(model, answer, metric)
-    if into not in get_args(Projection) or mlps not in get_args(Nodes):
-        raise InputError(f"into={shown(into)}, mlps={shown(mlps)}: into is q, k or v; mlps recomputed or frozen")
     if isinstance(receivers, str) and receivers != "logits":
         raise InputError(f"receivers={shown(receivers)} must be a list of heads (block, head), or 'logits'")
+    if receivers == "logits" and into != "q":
+        raise InputError(f"into={into!r} is an input of receiving heads; leave it out where receivers='logits'")
     check_list(senders, "senders")
     if not isinstance(receivers, str):
         check_list(receivers, "receivers")

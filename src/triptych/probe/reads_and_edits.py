@@ -106,9 +106,13 @@ class Edit:
         """Raises ProbeError for a function that cannot be called with a value and its place."""
         if not callable(self.fn):
             raise ProbeError(f"the edit at {self.site}: {shown(self.fn)} is no function of (value, where)")
-        if not takes(self.fn, "value", "where"):
+        try:
+            own = str(signature(self.fn))
+        except ValueError:  # a function written in C, none of which takes a Where
+            own = "a tensor alone"
+        if own == "a tensor alone" or not takes(self.fn, "value", "where"):
             raise ProbeError(
-                f"the edit at {self.site}: its function takes {signature(self.fn)}; it is called with (value, where), "
+                f"the edit at {self.site}: its function takes {own}; it is called with (value, where), "
                 f"as in Edit({self.site!r}, lambda value, where: 2 * value)"
             )
 
@@ -337,7 +341,10 @@ def _selection(site: Site, chosen: Read | Edit, *, from_end: bool = False) -> tu
     heads = _indices(chosen.heads, "heads", range_of_heads)
     if isinstance(heads, slice) and not range(site.heads or 1)[heads]:
         raise ProbeError(f"{range_of_heads}, and heads={shown(chosen.heads)} chooses none of them")
-    for head in [] if isinstance(heads, slice) else _numbers_of(heads):
+    numbers = [] if isinstance(heads, slice) else _numbers_of(heads)
+    if len(numbers) > len(set(numbers)):
+        raise ProbeError(f"heads={shown(chosen.heads)} names a head twice")
+    for head in numbers:
         if head >= (site.heads or 1):
             raise ProbeError(f"{range_of_heads}, not {head}")
     last = "positions are absolute and count from 0, so the last token of a row is at=len(ids) - 1"

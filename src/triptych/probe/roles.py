@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from triptych.arguments import check_ids, integer
+from triptych.arguments import check_ids, checked, integer
 from triptych.errors import InputError, nearest, shown
 from triptych.probe.display import Displayed, plain
 from triptych.probe.prompts import ProbedModel
@@ -138,6 +138,7 @@ class HeadTable(Displayed):
         found = {role: self.find(role) for role in dict.fromkeys(row.role for row in self.rows)}
         return {role: heads for role, heads in found.items() if heads}
 
+    @checked
     def find(self, role: str) -> list[HeadRole]:
         """The heads that have a role, the highest score first.  Raises InputError for a role that was not measured."""
         measured = dict.fromkeys(row.role for row in self.rows)
@@ -149,8 +150,12 @@ class HeadTable(Displayed):
         return sorted((row for row in self.rows if row.role == role and row.above), key=lambda row: -row.score)
 
     def of(self, stack: AttentionStack, layer: int, head: int) -> list[HeadRole]:
-        """One head in all roles."""
-        return [row for row in self.rows if (row.stack, row.layer, row.head) == (stack, layer, head)]
+        """One head in all roles.  Raises InputError for a head that the model does not have."""
+        found = [row for row in self.rows if (row.stack, row.layer, row.head) == (stack, layer, head)]
+        if not found:
+            where = shown((stack, layer, head))
+            raise InputError(f"there is no head {where}; give (stack, layer, head), as in .of('decoder', 0, 0)")
+        return found
 
     def main(self) -> dict[tuple[AttentionStack, int, int], HeadRole | None]:
         """For each head the role that names it: of those above their threshold the one with the highest score, local,
@@ -201,6 +206,7 @@ def _line(row: HeadRole) -> str:
     return f"{text}, without it {row.effect:.3g}{beside}"
 
 
+@checked
 def heads(
     model: ProbedModel,
     texts: Any = None,
