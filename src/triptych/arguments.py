@@ -174,8 +174,7 @@ def _kinds(annotation: str, known: Mapping[str, object]) -> list[tuple[str, Call
     names = [name.rpartition(".")[2] for name in plain.split(" | ")]
     if {"str", "Path"} <= set(names):
         names = ["PathText" if name == "str" else name for name in names]
-    texts = {name: name if "[" in name else str(known.get(name)).removeprefix("typing.") for name in names}
-    special = {name: _one_of(text) for name, text in texts.items() if text.startswith("Literal[")}
+    special = {name: _one_of(name) for name in names if name.startswith("Literal[")}
     if arguments := re.match(r"Callable\[\[(.+)\], ", annotation):
         special["Callable"] = _function(arguments[1])
     kinds = [special.get(name) or _KINDS.get(name) or _own(known.get(name)) for name in names]

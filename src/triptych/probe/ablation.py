@@ -118,9 +118,9 @@ class Ablations(JsonResult):
 def ablate(
     model: ProbedModel,
     texts: Sequence[PromptInput],
-    part: AblatedPart = "heads",
+    part: Literal["heads", "attention", "mlp", "blocks", "neurons", "positions"] = "heads",
     *,
-    how: Replaced = "zero",
+    how: Literal["zero", "mean", "resample"] = "zero",
     within: str = "*",
     heads: Sequence[int | HeadName] | None = None,
     units: Sequence[int] | None = None,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from triptych import ops
 from triptych.arguments import checked
-from triptych.errors import InputError, shown
+from triptych.errors import InputError
 from triptych.nn import heads as nn_heads
 from triptych.nn.attention import Attention
 from triptych.nn.linear import LayerNorm, RMSNorm, Scale
@@ -93,7 +93,7 @@ def attribute_logit(
     vocabulary(spec)
     ids = [token_id(model, one) for one in answers_of(answer)]
     if len(ids) > 2 or len(ids) > len(set(ids)):
-        raise InputError(f"answers {shown(answer)}: a logit has one, and a difference two that are not the same token")
+        raise InputError(f"{len(ids)} answers were given; a logit has one, and a difference two different tokens")
     prompt = prompt_of(model, text, target)
     position = measured_at(model, prompt, at)
     assert position is not None

@@ -48,7 +48,6 @@ from triptych.probe.reads_and_edits import Edit, Plan, Read, add
 from triptych.probe.sites import Selection, match, matrix, sites
 from triptych.probe.twin_runs import TwinRuns, margin_of, margin_text
 
-SteerPositions = Literal["last", "mean"]
 SHOWN_WIDTH = 9  # letters of a column's name in a printed grid
 ROUNDING = 64  # units in the last place: of smaller differences of two metrics a good part is rounding
 ROUGH = "the two metrics differ by little more than rounding, and so do the shares"
@@ -259,7 +258,7 @@ def steer(
     site: str,
     vector: Tensor | None = None,
     scale: float = 1.0,
-    over: SteerPositions = "last",
+    over: Literal["last", "mean"] = "last",
     at: Selection = None,
     target: PromptInput = None,
 ) -> Edit:
@@ -274,7 +273,7 @@ def steer(
     there, is several, or has heads or keys, and for a vector of another width.
     """
     if not (vector is None or isinstance(vector, Tensor)):
-        raise InputError(f"vector={shown(vector)} must be a tensor [D]")
+        raise InputError("site is the name of one site, and vector a tensor [D]")
     known = match(site, model.spec, sites(model.spec))
     if len(known) > 1:
         raise ProbeError(f"{site} names {len(known)} sites; a steering vector is added at one")

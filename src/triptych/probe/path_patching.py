@@ -45,7 +45,6 @@ from triptych.probe.twin_runs import Observed, TwinRuns
 from triptych.spec.model import ModelSpec
 
 Projection = Literal["q", "k", "v"]
-Nodes = Literal["recomputed", "frozen"]
 
 
 @checked
@@ -56,13 +55,13 @@ def path_patch(
     senders: Sequence[HeadName],
     receivers: Sequence[HeadName] | Literal["logits"],
     *,
-    into: Projection = "q",
+    into: Literal["q", "k", "v"] = "q",
     answer: Answer | Sequence[Answer] | None = None,
     metric: MetricName | MetricFunction | None = None,
     at: int | None = None,
     target: PromptInput = None,
     corrupt_target: PromptInput = None,
-    mlps: Nodes = "recomputed",
+    mlps: Literal["recomputed", "frozen"] = "recomputed",
     batch_tokens: int = BATCH_TOKENS,
     max_bytes: int = 1 << 30,
 ) -> PatchGrid:

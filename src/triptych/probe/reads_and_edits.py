@@ -106,13 +106,9 @@ class Edit:
         """Raises ProbeError for a function that cannot be called with a value and its place."""
         if not callable(self.fn):
             raise ProbeError(f"the edit at {self.site}: {shown(self.fn)} is no function of (value, where)")
-        try:
-            own = str(signature(self.fn))
-        except ValueError:  # a function written in C, none of which takes a Where
-            own = "a tensor alone"
-        if own == "a tensor alone" or not takes(self.fn, "value", "where"):
+        if not takes(self.fn, "value", "where"):
             raise ProbeError(
-                f"the edit at {self.site}: its function takes {own}; it is called with (value, where), "
+                f"the edit at {self.site}: its function takes {signature(self.fn)}; it is called with (value, where), "
                 f"as in Edit({self.site!r}, lambda value, where: 2 * value)"
             )
 

@@ -356,7 +356,7 @@ def reduced(value: Tensor, reduce: str, site: str) -> Tensor:
 def _of_row(labels: RowLabels, item: int, what: str) -> Sequence[int] | None:
     if labels is None:
         return None
-    if isinstance(labels, str) or not hasattr(labels, "__len__") or item >= len(labels):
+    if not hasattr(labels, "__len__") or item >= len(labels) or str in map(type, labels):
         raise ProbeError(f"{what}={shown(labels)} has none for row {item}; give a list for every row of the batch")
     return labels[item]
 
