@@ -10,16 +10,17 @@ from torch import Tensor
 
 from triptych import injected_functions
 from triptych.arguments import integer
+from triptych.migration_hints import Explained
 
 
-class Displayed:
+class Displayed(Explained):
     """A result that a notebook shows as a page: attention, tables and grids that can be pointed at, offline."""
 
     def _repr_html_(self) -> str:
         return injected_functions.html_of(self)
 
 
-class JsonResult:
+class JsonResult(Explained):
     """The result of an analysis, of which the attributes in `in_json` are written as JSON."""
 
     in_json: ClassVar[tuple[str, ...]]

@@ -65,8 +65,8 @@ class HeadRole:
     z, p       the distance from `null` in its standard deviations, and the probability that any head in any role comes
                as far by chance; None where the null is not drawn.
     offset     places from the query to the key, for `offset`.
-    effect     what is lost without the head (`HeadTable.unit`), and without random heads of its layer, the mean of
-               several; None where it was not measured.
+    effect     what is lost without the head (`HeadTable.unit`), and without random ones of its layer, on average; None
+               where it was not measured.
     """
 
     stack: AttentionStack
@@ -140,21 +140,18 @@ class HeadTable(Displayed):
 
     @checked
     def find(self, role: str) -> list[HeadRole]:
-        """The heads that have a role, the highest score first.  Raises InputError for a role that was not measured."""
+        """The heads that have a role, the highest score first.  Raises InputError for one that was not measured."""
         measured = dict.fromkeys(row.role for row in self.rows)
         if role not in measured:
-            reason = self.not_measured.get(role)
-            if reason:
+            if reason := self.not_measured.get(role):
                 raise InputError(f"the role {role!r} was not measured: {reason}")
             raise InputError(f"there is no role {role!r}{nearest(role, measured)}")
         return sorted((row for row in self.rows if row.role == role and row.above), key=lambda row: -row.score)
 
     def of(self, stack: AttentionStack, layer: int, head: int) -> list[HeadRole]:
         """One head in all roles.  Raises InputError for a head that the model does not have."""
-        found = [row for row in self.rows if (row.stack, row.layer, row.head) == (stack, layer, head)]
-        if not found:
-            where = shown((stack, layer, head))
-            raise InputError(f"there is no head {where}; give (stack, layer, head), as in .of('decoder', 0, 0)")
+        if not (found := [row for row in self.rows if (row.stack, row.layer, row.head) == (stack, layer, head)]):
+            raise InputError(f"no head {shown((stack, layer, head))}; write .of('decoder', 0, 0) for its first")
         return found
 
     def main(self) -> dict[tuple[AttentionStack, int, int], HeadRole | None]:
