@@ -15,11 +15,12 @@ from circuits_by_hand import CLEAN, CORRUPT, A, B, C
 from parity import TARGETS, headless, ours, rows_of
 from test_twins import rounded_by_place
 from triptych import ops
+from triptych.cli.ablate import AblatedPart
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model, load
 from triptych.page.interventions import patch_page
 from triptych.probe import Ablations, PatchGrid, put, zero
-from triptych.probe.ablation import AblatedPart, Replaced
+from triptych.probe.ablation import Replaced
 from triptych.probe.prompts import Place
 from triptych.spec import ClassHeadSpec, MoESpec, PatchesSpec, PoolingSpec
 

@@ -216,8 +216,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             if name not in checks and not takes_any:
                 raise ArgumentError(f"{title} has no argument {name!r}{of_argument(name, known)}")
         if by_name and len(args) > len(order):
-            places = ", ".join(name for name in order if name in known) or "nothing"
-            raise ArgumentError(f"{title} takes {places} by place; name the other arguments, as {by_name[0]}=...")
+            raise ArgumentError(f"{title} has too many values without names; name the last, as in {by_name[0]}=...")
         for name, value in (*zip(order, args, strict=False), *kwargs.items()):
             kinds = checks.get(name)
             if kinds is not None and not any(fits(value) for _, fits in kinds):

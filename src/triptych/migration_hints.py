@@ -76,7 +76,7 @@ class Explained:
 
         def __getitem__(self, key: object) -> NoReturn:
             name = type(self).__name__
-            raise ArgumentError(f"{name} has no item {shown(key)}; write {_TABLES['items'].get(name, 'a name of it')}")
+            raise ArgumentError(f"{name} has no item {shown(key)}; write {_TABLES['items'].get(name, 'an attribute')}")
 
 
 class ConstructorOfOthers:

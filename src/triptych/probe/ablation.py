@@ -42,7 +42,6 @@ from triptych.probe.prompts import (
 from triptych.probe.sites import HeadName, Site, attention_head, match, sites
 from triptych.probe.twin_runs import TwinRuns, margin_text
 
-AblatedPart = Literal["heads", "attention", "mlp", "blocks", "neurons", "positions"]
 Replaced = Literal["zero", "mean", "resample"]
 _PATTERNS: dict[str, tuple[str, ...]] = {
     "heads": ("*.attn.z", "*.cross.z"), "attention": ("*.attn.out", "*.cross.out"), "mlp": ("*.mlp.out",),

@@ -80,13 +80,13 @@ def path_patch(
     heads that are not there and for a receiver that no path from the sender reaches.
     """
     measure = metric_of(model, answer, metric)
-    if isinstance(receivers, str) and receivers != "logits":
-        raise InputError(f"receivers={shown(receivers)} must be a list of heads (block, head), or 'logits'")
-    if receivers == "logits" and into != "q":
-        raise InputError(f"into={into!r} is an input of receiving heads; leave it out where receivers='logits'")
-    check_list(senders, "senders")
-    if not isinstance(receivers, str):
+    if isinstance(receivers, str):
+        if receivers != "logits" or into != "q":
+            given = f"receivers={shown(receivers)}, into={into!r}"
+            raise InputError(f"{given}: receivers must be a list of heads (block, head), or 'logits' without into=")
+    else:
         check_list(receivers, "receivers")
+    check_list(senders, "senders")
     sending = [attention_head(model.spec, head) for head in senders]
     receiving = [] if isinstance(receivers, str) else [attention_head(model.spec, head) for head in receivers]
     _check_order(model.spec, sending, receiving, into)

@@ -293,7 +293,7 @@ def values_at(
 def check_numbers(site: str, rows: Iterable[Tensor]) -> None:
     """Raise InputError where one of a site's values is NaN."""
     if any(bool(row.isnan().any()) for row in rows):
-        raise InputError(f"{site} has NaN in this model; its weights hold NaN, or its dtype is too small: load another")
+        raise InputError(f"{site} is NaN in this model; its weights hold NaN, or its dtype is too small: load another")
 
 
 def check_values(model: ProbedModel, prompts: Sequence[Prompt], names: Sequence[str], max_bytes: int) -> None:

@@ -197,6 +197,8 @@ class Plan:
                     resolved = Read(site.name) if whole else _read(site, requested, dtype, grad=grad)
                 if resolved not in reads.setdefault(site.name, []):  # a site that two globs name is read once
                     reads[site.name].append(resolved)
+        if grad and not reads:
+            raise ProbeError("grad=True is for what read= names; give it too")
         for change in _as_list(edit, Edit, "edit= must be a list of Edits"):
             for site in match(change.site, model, known):
                 _check_width(site, change)

@@ -151,7 +151,7 @@ class HeadTable(Displayed):
     def of(self, stack: AttentionStack, layer: int, head: int) -> list[HeadRole]:
         """One head in all roles.  Raises InputError for a head that the model does not have."""
         if not (found := [row for row in self.rows if (row.stack, row.layer, row.head) == (stack, layer, head)]):
-            raise InputError(f"no head {shown((stack, layer, head))}; write .of('decoder', 0, 0) for its first")
+            raise InputError(f"no head {shown((stack, layer, head))}; {self.rows[0].name!r} is the first of the table")
         return found
 
     def main(self) -> dict[tuple[AttentionStack, int, int], HeadRole | None]:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, SupportsIndex
 
 from triptych.arguments import checked, integer, listed
 from triptych.errors import ArgumentError, InputError, shown
-from triptych.migration_hints import Explained
+from triptych.migration_hints import ConstructorOfOthers, Explained
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class Mask(Explained):
     `a & b` shows a key that both show, `a | b` one that either shows.  `a and b`, and a mask combined with anything but
     a mask, raise InputError.  Masks are equal by value; those made by `dense` are equal only to themselves.
     """
+
+    causal = ConstructorOfOthers("triptych.causal()")
 
     def visible(self, q: Points, k: Points) -> Any:
         """Boolean array, true where query `q` may see key `k`: the definition of the mask.
@@ -74,7 +76,7 @@ class Mask(Explained):
         """Raises ArgumentError, as other operators: masks are combined with `&` and `|`."""
         raise ArgumentError("masks are combined with & (both show the key) and | (either shows it)")
 
-    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __xor__ = __lt__ = __gt__ = __add__
+    __radd__ = __sub__ = __mul__ = __xor__ = __lt__ = __add__
 
     def __invert__(self) -> NoReturn:
         """Raises InputError: masks have no complement."""

@@ -13,6 +13,7 @@ from triptych.errors import InputError
 from triptych.generate import Executor
 from triptych.native import library
 from triptych.nn import Batch, Pooling, Transformer
+from triptych.probe.prompts import check_numbers
 from triptych.program.native_encoder import Matmul, NativeEncoder, encoder_binding, multiplies_in_bf16
 from triptych.program.native_executor import prompts_in_bf16
 from triptych.program.not_served import NotServed
@@ -88,7 +89,9 @@ def encode(
         elif pool.spec.mode == "dense":
             hidden = hidden.to(module.dtype)
         vectors.update(zip(group, pool(hidden, where).to(module.dtype), strict=True))
-    return torch.stack([vectors[i] for i in range(len(rows))])
+    stacked = torch.stack([vectors[i] for i in range(len(rows))])
+    check_numbers("the vector of a text", [stacked])
+    return stacked
 
 
 def note_on_products(module: Transformer, matmul: Matmul) -> str | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from triptych.arguments import integer
 from triptych.errors import InputError
 from triptych.nn import Batch, Transformer, flat
+from triptych.probe.prompts import check_numbers
 from triptych.spec import ClassHeadSpec, MaskedLMHeadSpec
 from triptych.tasks.model_inputs import TaskModel, Texts
 from triptych.text import Encoded
@@ -106,6 +107,7 @@ def fill(model: TaskModel, texts: Texts, *, top: int = 5) -> list[list[list[tupl
             raise InputError(f"text {i} has no mask token to fill")
     ids, where = flat(rows, module.device)
     probs = torch.softmax(module.logits(Batch(inputs=ids, rows=where)).float(), dim=-1)
+    check_numbers("a probability", [probs])
     answers = []
     for row, p in zip(rows, where.split(probs), strict=True):
         best = [p[i].topk(min(top, p.shape[-1])) for i, token in enumerate(row) if token == mask_id]
