@@ -62,8 +62,8 @@ def encode(
     of a text is cut off, as there.  Rows of ids are read whole.
 
     The result carries no graph, and is an ordinary tensor that training may use.  Raises InputError for pooling that
-    the model does not have, for `batch_tokens` below 1, and for "bf16" where the processor or the model does not allow
-    it.
+    the model does not have, for `batch_tokens` below 1, for "bf16" where the processor or the model does not allow it,
+    and where a vector is NaN.
     """
     how, module, executor = pooling_of(model.module, pooling, normalize), model.module, model.executor
     rows = model.inputs.sentences(texts)

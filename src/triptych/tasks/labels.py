@@ -92,7 +92,8 @@ def fill(model: TaskModel, texts: Texts, *, top: int = 5) -> list[list[list[tupl
     """The `top` likeliest tokens at each mask token of each text, as (text of the token, probability), best first:
     `fill(texts)[text][mask][rank]`.
 
-    Raises InputError for a model without a masked-LM head, a tokenizer without a mask token, and a text without one.
+    Raises InputError for a model without a masked-LM head, a tokenizer without a mask token, a text without one, and
+    probabilities that are NaN.
     """
     tokenizer, module = model.inputs.words, model.module
     mask_id = tokenizer.mask_id
