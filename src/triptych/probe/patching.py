@@ -285,10 +285,9 @@ def steer(
     if vector is not None:
         readable(vector, "vector")
     prompts = [text for text in (positive, negative) if text is not None]
-    if (vector is None) != (len(prompts) == 2) or (vector is not None and prompts):
-        raise InputError("give two prompts, positive and negative, or a vector")
-    if vector is not None and (over != "last" or target is not None):
-        raise InputError("over= and target= are for two prompts; leave them out beside a vector")
+    of_prompts = prompts or over != "last" or target is not None
+    if (vector is None) != (len(prompts) == 2) or (vector is not None and of_prompts):
+        raise InputError("give two prompts, positive and negative, or a vector without over= and target=")
     if vector is None:
         pair = [prompt_of(model, text, target) for text in prompts]
         if same_prompts(*pair):

@@ -143,9 +143,8 @@ class HeadTable(Displayed):
         """The heads that have a role, the highest score first.  Raises InputError for one that was not measured."""
         measured = dict.fromkeys(row.role for row in self.rows)
         if role not in measured:
-            if reason := self.not_measured.get(role):
-                raise InputError(f"the role {role!r} was not measured: {reason}")
-            raise InputError(f"there is no role {role!r}{nearest(role, measured)}")
+            reason = self.not_measured.get(role, f"there is no such role{nearest(role, measured)}")
+            raise InputError(f"the role {role!r} was not measured: {reason}")
         return sorted((row for row in self.rows if row.role == role and row.above), key=lambda row: -row.score)
 
     def of(self, stack: AttentionStack, layer: int, head: int) -> list[HeadRole]:

@@ -47,7 +47,7 @@ class Contents(_Strict):
 
 def check_place(path: Path) -> None:
     """Raise InputError for the ending of another format, CheckpointError for a file that is no saved trace."""
-    if path.suffix in (".pt", ".pth", ".bin", ".npy", ".npz", ".json", ".gguf"):
+    if path.suffix in (".pt", ".pth", ".npy", ".npz", ".json"):
         raise InputError(f"{path}: a trace is a safetensors file; write {path.with_suffix('.safetensors').name}")
     try:
         if os.path.isfile(path) and os.path.getsize(path):

@@ -76,7 +76,7 @@ class Mask(Explained):
         """Raises ArgumentError, as other operators: masks are combined with `&` and `|`."""
         raise ArgumentError("masks are combined with & (both show the key) and | (either shows it)")
 
-    __radd__ = __sub__ = __mul__ = __xor__ = __lt__ = __add__
+    __radd__ = __sub__ = __xor__ = __lt__ = __add__
 
     def __invert__(self) -> NoReturn:
         """Raises InputError: masks have no complement."""
