@@ -261,7 +261,6 @@ def test_over_the_limit_it_is_refused_before_anything_runs(model: Model, monkeyp
         ({"read": partial(Read, PATTERN, heads=[])}, "chooses nothing"),
         ({"read": partial(Read, PATTERN, at=True)}, "integer, a slice or a list"),
         ({"read": partial(Read, STREAM, at=-9)}, "never fired"),
-        ({"read": STREAM, "max_bytes": -1}, "give a number of bytes"),
     ],
     ids=str,
 )

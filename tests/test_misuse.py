@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,9 @@ WRONG_NUMBER = (
     "triptych.train()", "create(LlamaConfig=1, config=llama)",
 )  # fmt: skip
 
+#: Models that cannot be run as they are, by the layout of each.
+BROKEN = {"nan_model": "decoder", "nan_encoder": "encoder", "meta_model": "decoder", "mixed_model": "decoder"}
+
 
 def busy(model: Model) -> Engine:
     """An engine in the middle of another text."""
@@ -71,6 +75,13 @@ def names(folder: Path) -> dict[str, Any]:
     (folder / "notes").mkdir()
     (folder / "notes" / "a.txt").write_text("the old mill stands where the river bends\n")
     both = load(cli_models.checkpoint("encoder-decoder"))
+    broken = {name: load(cli_models.checkpoint(layout)) for name, layout in BROKEN.items()}
+    with torch.no_grad():
+        for name in ("nan_model", "nan_encoder"):
+            broken[name].module.get_parameter(f"{broken[name].spec.layout}.blocks.0.attn.q.weight").fill_(math.nan)
+    broken["meta_model"].module.to("meta")
+    broken["mixed_model"].module.get_submodule("decoder.blocks.0").half()
+    copytree(cli_models.checkpoint("decoder"), folder / "copied")
     with warnings.catch_warnings(action="ignore"):  # torch is about to remove such tensors
         quantized = torch.quantize_per_tensor(torch.ones(1, 3), 1.0, 0, torch.quint8)
     return {
@@ -81,6 +92,7 @@ def names(folder: Path) -> dict[str, Any]:
         "v": create(HUB["google/vit-base-patch16-224-in21k"]), **labelled,
         "tok": load(cli_models.checkpoint("decoder")).tokenizer, "files": cli_models.checkpoint("decoder"),
         "out": folder, "notes": folder / "notes", "llama": {**cli_models.LLAMA, "vocab_size": 40},
+        **broken, "copied": folder / "copied",
         "q4": torch.ones(1, 2, 4, 8), "quantized": quantized, "busy": busy, "convert": convert, "forbid": forbid,
         "count": count, "draw": draw, "predict": predict, "live_page": live_page, "explain": explain, "worked": worked,
         "labs": labs, "Setup": Setup, "exercises": exercises, "audio": audio, "quantize": quantize,

@@ -15,11 +15,12 @@ from circuits_by_hand import CLEAN, CORRUPT, A, B, C
 from parity import TARGETS, headless, ours, rows_of
 from test_twins import rounded_by_place
 from triptych import ops
+from triptych.cli.ablate import AblatedPart
 from triptych.errors import InputError, ProbeError
 from triptych.model import Model, load
 from triptych.page.interventions import patch_page
 from triptych.probe import Ablations, PatchGrid, put, zero
-from triptych.probe.ablation import AblatedPart, Replaced
+from triptych.probe.ablation import Replaced
 from triptych.probe.prompts import Place
 from triptych.spec import ClassHeadSpec, MoESpec, PatchesSpec, PoolingSpec
 
@@ -409,7 +410,7 @@ NAN: dict[str, Any] = {"metric": lambda logits: logits[:, 0] * math.nan, "answer
         (PATCH, {"heads": []}, InputError, "heads=.* at least one"),
         (PATCH, {"positions": [0], "site": "embed"}, ProbeError, "nothing was changed"),
         (PATCH, {"max_bytes": 10}, ProbeError, "over max_bytes=10"),
-        (PATCH, NAN, InputError, "is NaN for the prompts"),
+        (PATCH, NAN, InputError, "must be finite"),
         (PATCH, {"batch_tokens": 0}, InputError, "at least 1"),
         (PATCH, {"target": "x"}, InputError, "a target is for encoder-decoders"),
         (ABLATE, {"texts": "abc"}, InputError, "list of at least one"),
@@ -417,8 +418,8 @@ NAN: dict[str, Any] = {"metric": lambda logits: logits[:, 0] * math.nan, "answer
         (ABLATE, {"reference": []}, InputError, "reference=.* list of at least one"),
         (ABLATE, {"within": 3}, InputError, "within=3 must be a string"),
         (ABLATE, {"at": 3}, InputError, "the row has positions 0 to 2"),
-        (ABLATE, {"part": "layers"}, InputError, "parts are heads, attention"),
-        (ABLATE, {"how": "noise"}, InputError, "replacements zero, mean, resample"),
+        (ABLATE, {"part": "layers"}, InputError, "must be 'heads' or 'attention'"),
+        (ABLATE, {"how": "noise"}, InputError, "must be 'zero' or 'mean' or 'resample'"),
         (ABLATE, {"how": "resample"}, InputError, "nothing to resample from"),
         (ABLATE, {"within": "blocks.7.*"}, ProbeError, "its blocks are 0 to 2"),
         (ABLATE, {"within": "blocks.1.mlp.*"}, ProbeError, "leaves no heads"),

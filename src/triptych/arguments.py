@@ -15,7 +15,7 @@ from numbers import Real
 from os import PathLike
 from typing import ParamSpec, SupportsIndex, TypeVar
 
-from triptych.errors import ArgumentError, InputError, TriptychError, shown
+from triptych.errors import ArgumentError, InputError, TriptychError, first_line, shown
 from triptych.migration_hints import WRONG_TYPE, of_argument
 
 P = ParamSpec("P")
@@ -159,6 +159,7 @@ _KINDS: dict[str, tuple[str, Callable[[object], bool]]] = {
     "Sequence[str]": ("a list of strings", lambda value: _is_list(value, _is_text)),
     "Sequence[int]": ("a list of integers", is_integers),
     "Callable": ("a function", callable),
+    "ProbedModel": ("a Model, as triptych.load() makes one", lambda value: hasattr(type(value), "check_words")),
     "Decode": _function("ids"),
     "Hook": _function("name, tensor"),
     "OnEmbedded": _function("int, int"),
@@ -204,7 +205,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     known = [name for name in parameters if name not in ("self", "cls")]
     classes = unwrap(function).__globals__
     checks = {name: _kinds(str(parameter.annotation), classes) for name, parameter in parameters.items()}
-    order = tuple(parameters)
+    order = [name for name, parameter in parameters.items() if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD]
+    by_name = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     title = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
@@ -213,6 +215,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs:
             if name not in checks and not takes_any:
                 raise ArgumentError(f"{title} has no argument {name!r}{of_argument(name, known)}")
+        if by_name and len(args) > len(order):
+            raise ArgumentError(f"{title} has too many values without names; name the last, as in {by_name[0]}=...")
         for name, value in (*zip(order, args, strict=False), *kwargs.items()):
             kinds = checks.get(name)
             if kinds is not None and not any(fits(value) for _, fits in kinds):
@@ -223,9 +227,12 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
                 return function(*args, **kwargs)
             with torch.device("cpu"):  # what is not said to be elsewhere is here, whatever the default of the caller is
                 return function(*args, **kwargs)
-        except RuntimeError as error:  # of torch's allocator; its message has several lines
+        except RuntimeError as error:  # of torch
             if "can't allocate memory" in str(error):
                 raise TriptychError("not enough memory; give a shorter text or fewer rows") from None
+            if "same dtype" in str(error) or "scalar type" in str(error):
+                problem = f"numbers of two dtypes meet ({first_line(error)})"
+                raise InputError(f'{problem}; convert the whole model, as model.to("fp32") does') from error
             raise
 
     return call

@@ -5,12 +5,13 @@ programs are those of llama.cpp, Ollama and transformers.  The hints stand in `m
 """
 
 import re
+import sys
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from triptych.errors import MissingNameError, nearest
+from triptych.errors import ArgumentError, MissingNameError, nearest, shown
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 PACKAGE: Mapping[str, str] = _TABLES["package"]
@@ -51,6 +52,31 @@ def of_argument(name: str, known: Collection[str]) -> str:
         if "=" not in ours or ours.split("=")[0] in known:
             return f"; write {ours}"
     return nearest(name, known)
+
+
+def answer_for(package: str) -> None:
+    """Let a package say what to write for names of other libraries; mypy is to find unknown ones by itself."""
+    names = vars(sys.modules[package])
+
+    def unknown(name: str) -> NoReturn:
+        raise MissingNameError(f"module {package!r} has no attribute {name!r}{of_package(name, names)}")
+
+    names["__getattr__"] = unknown
+
+
+class Explained:
+    """Objects that say what to write for a name or an index that objects of another library have."""
+
+    if not TYPE_CHECKING:  # mypy is to find unknown names by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if hasattr(type(self), name):  # a property, which raises its own error
+                object.__getattribute__(self, name)
+            raise MissingNameError(f"{type(self).__name__} has no {name!r}{hint(name, _TABLES['results'], dir(self))}")
+
+        def __getitem__(self, key: object) -> NoReturn:
+            name = type(self).__name__
+            raise ArgumentError(f"{name} has no item {shown(key)}; write {_TABLES['items'].get(name, 'an attribute')}")
 
 
 class ConstructorOfOthers:

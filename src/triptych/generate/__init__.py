@@ -11,6 +11,7 @@ from triptych.generate.scheduling import BUDGET, MAX_ROWS, OnProgress, QueueProg
 from triptych.generate.speculation import Drafts, PromptLookup, Speculation
 from triptych.generate.step_runner import Executor
 from triptych.generate.stops import stop_strings
+from triptych.migration_hints import answer_for
 
 __all__ = [
     "BUDGET",
@@ -42,3 +43,5 @@ __all__ = [
     "share_a_beginning",
     "stop_strings",
 ]  # fmt: skip
+
+answer_for(__name__)

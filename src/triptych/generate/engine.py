@@ -27,6 +27,7 @@ from triptych.generate.request import LiveRow, Output, Request
 from triptych.generate.speculation import Speculation, accepts
 from triptych.generate.step_runner import Executor, ForwardResult, StepRunner
 from triptych.generate.stops import StopDetector
+from triptych.migration_hints import Explained
 from triptych.nn import Transformer
 from triptych.probe import Session
 from triptych.program.module_changes import ModuleGuard
@@ -36,7 +37,7 @@ from triptych.program.static_executor import StaticStep
 Decode = Callable[[Sequence[int]], str]
 
 
-class Engine:
+class Engine(Explained):
     """A model with a cache and the rows that run in it.  One thread uses an engine at a time.
 
     decode        makes text of ids, for stop strings.

@@ -13,6 +13,7 @@ from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request, TokenLogprobs
 from triptych.generate.scheduling import MAX_ROWS, OnProgress, QueueProgress, Scheduler, check_fits, free_cache_bytes
 from triptych.generate.stops import before_stop
+from triptych.migration_hints import Explained
 from triptych.probe import Trace
 from triptych.text import Tokenizer
 from triptych.text.detokenize import TextStream
@@ -21,7 +22,7 @@ OnToken = Callable[[int, int], None]  # (number of the request, id)
 
 
 @dataclass(frozen=True)
-class Generation:
+class Generation(Explained):
     """What was generated for one prompt.
 
     text       the new text, without the prompt, the end token and the stop string; "" without a tokenizer.

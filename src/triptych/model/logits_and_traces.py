@@ -51,9 +51,15 @@ class ModelInside(Displayed):
         self.path, self.report = path, report
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Raises InputError for a module that is no `triptych.nn.Transformer`, compiled or not."""
+        """Raises InputError for a module that is no `triptych.nn.Transformer`, compiled or not, a tokenizer that is no
+        `triptych.text.Tokenizer` and a config that is no dict; MissingNameError for names of other libraries."""
         if name == "module" and not isinstance(getattr(value, "_orig_mod", value), nn.Transformer):
             raise InputError(f"Model({shown(value)}) needs a triptych.nn.Transformer; write {LOAD}")
+        kind = {"tokenizer": Tokenizer, "hf": dict}.get(name, object)
+        if not isinstance(value, kind) and value is not None:
+            raise InputError(f"model.{name} = {shown(value)} must be a {kind.__name__} or None")
+        if name in MODEL:
+            raise MissingNameError(f"Model has no {name!r}{hint(name, MODEL, ())}")
         super().__setattr__(name, value)
 
     @property
@@ -89,7 +95,10 @@ class ModelInside(Displayed):
 
     @property
     def inputs(self) -> ModelInputs:
-        """Converts texts, audio and images to the rows this model reads."""
+        """Converts texts, audio and images to the rows this model reads.  Raises InputError where the weights have no
+        values, on the device meta."""
+        if self.device.type == "meta":
+            raise InputError("the weights are on the device meta, where they have no values; load the model again")
         return ModelInputs(self.spec, self.tokenizer, self.path, self.hf or {})
 
     @property

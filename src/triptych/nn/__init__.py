@@ -1,5 +1,6 @@
 """The parts as modules; `new` makes a fresh model and `empty` one to be filled from a file."""
 
+from triptych.migration_hints import answer_for
 from triptych.nn.attention_states import Context
 from triptych.nn.heads import LMHead, Pooling
 from triptych.nn.inputs import InputRow, flat
@@ -13,3 +14,5 @@ __all__ = [
     "Module", "Pooling", "Stack", "Taps", "Transformer",
     "assign", "attach", "build", "detach", "empty", "factors_of", "finish_loading", "flat", "fresh_factors", "new",
 ]  # fmt: skip
+
+answer_for(__name__)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from triptych.errors import MissingNameError
+from triptych.migration_hints import of_package
 from triptych.probe.sites import Site, sites
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise MissingNameError(f"module {__name__!r} has no attribute {name!r}{of_package(name, __all__)}")
     from triptych.probe import (
         ablation,
         apply_plan,

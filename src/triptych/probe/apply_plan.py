@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triptych.attention import AttendPlan, ContentBias, FlatKeys, KeyLayout, RowPlan, Rows, SumPlan
-from triptych.errors import ProbeError, shown
+from triptych.errors import ProbeError, first_line, shown
 from triptych.nn import NO_TAPS, Taps
 from triptych.probe.reads_and_edits import Edit, Plan, Read, Where
 from triptych.probe.sites import CONTEXT_SITES, MATRIX_SITES, matrix
@@ -125,7 +125,13 @@ class Session:
             return value
         chosen, places = index
         old = value[places].clone()  # the function may write to it
-        new = edit.fn(old, Where(name, item, tuple(positions[i] for i in chosen)))
+        where = Where(name, item, tuple(positions[i] for i in chosen))
+        try:
+            new = edit.fn(old, where)
+        except TypeError as error:  # of torch.relu and others written in C, whose arguments nothing tells before
+            raise ProbeError(
+                f"the edit at {name} fails when called with (value, where): {first_line(error)}"
+            ) from error
         plain = isinstance(new, Tensor) and new.is_floating_point() and new.layout == old.layout
         if not plain or new.shape != old.shape or new.device != old.device:
             raise ProbeError(

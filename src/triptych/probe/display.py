@@ -9,16 +9,18 @@ from typing import ClassVar
 from torch import Tensor
 
 from triptych import injected_functions
+from triptych.arguments import integer
+from triptych.migration_hints import Explained
 
 
-class Displayed:
+class Displayed(Explained):
     """A result that a notebook shows as a page: attention, tables and grids that can be pointed at, offline."""
 
     def _repr_html_(self) -> str:
         return injected_functions.html_of(self)
 
 
-class JsonResult:
+class JsonResult(Explained):
     """The result of an analysis, of which the attributes in `in_json` are written as JSON."""
 
     in_json: ClassVar[tuple[str, ...]]
@@ -41,5 +43,6 @@ def plain(value: object) -> object:
 
 def largest(names: Sequence[str], values: Tensor, count: int) -> list[tuple[str, float]]:
     """The `count` largest values by magnitude, with their names."""
+    count = integer("count", count, 0)
     order = values.abs().nan_to_num(-1.0).argsort(descending=True).tolist()
     return [(names[i], float(values[i])) for i in order[:count]]

@@ -23,6 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from triptych.arguments import checked
 from triptych.attention import Rows
 from triptych.errors import InputError, ProbeError, shown
 from triptych.nn.attention import Attention
@@ -75,6 +76,7 @@ class Lens(JsonResult, Displayed):
         return "\n".join(lines)
 
 
+@checked
 def lens(
     model: ProbedModel,
     text: PromptInput,
@@ -149,6 +151,7 @@ def vocabulary(spec: ModelSpec) -> int:
     return spec.head.proj.outputs
 
 
+@checked
 def rollout(
     model: ProbedModel,
     text: PromptInput,
@@ -178,6 +181,7 @@ def rollout(
     return torch.stack(layers)
 
 
+@checked
 def value_weighted(
     model: ProbedModel,
     text: PromptInput,

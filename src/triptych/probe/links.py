@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triptych.arguments import checked
 from triptych.errors import InputError
 from triptych.probe.prompts import ProbedModel, name_tokens
 from triptych.probe.reads_and_edits import Read
@@ -112,6 +113,7 @@ class LinkTable:
         return "\n".join(lines)
 
 
+@checked
 def link(
     model: ProbedModel,
     text: str | Sequence[int],

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from triptych import ops
+from triptych.arguments import checked
 from triptych.errors import InputError
 from triptych.nn import heads as nn_heads
 from triptych.nn.attention import Attention
@@ -70,6 +71,7 @@ class LogitAttribution(JsonResult, Displayed):
         return "\n".join([f"{title}; all parts sum to {float(self.values.sum()):.4f}", *lines])
 
 
+@checked
 def attribute_logit(
     model: ProbedModel,
     text: PromptInput,
@@ -90,8 +92,8 @@ def attribute_logit(
     spec = model.spec
     vocabulary(spec)
     ids = [token_id(model, one) for one in answers_of(answer)]
-    if len(ids) > 2:
-        raise InputError(f"{len(ids)} answers were given; a logit has one and a difference two")
+    if len(ids) > 2 or len(ids) > len(set(ids)):
+        raise InputError(f"{len(ids)} answers were given; a logit has one, and a difference two different tokens")
     prompt = prompt_of(model, text, target)
     position = measured_at(model, prompt, at)
     assert position is not None

@@ -37,6 +37,20 @@ class Metric:
     function: MetricFunction | None = None
     reference: Tensor | None = None  # [V], the log-probabilities that kl compares with
 
+    def __post_init__(self) -> None:
+        """Raises InputError for a metric that there is not, and for tokens that it does not take."""
+        if self.function is not None:
+            return
+        if self.name not in get_args(MetricName):
+            known = ", ".join(get_args(MetricName))
+            raise InputError(f"metric {shown(self.name)} is not one of {known}, nor a function")
+        needed = {"kl": 0, "logit-difference": 2}.get(self.name, 1)
+        if len(self.tokens) != needed:
+            wanted = ("no answer", "one answer", "two answers: the right one and another")[needed]
+            raise InputError(f"the metric {self.name} takes {wanted}; {len(self.tokens)} were given")
+        if len(set(self.tokens)) < needed:
+            raise InputError(f"the two answers are the same token, {self.tokens[0]}; their difference is always 0")
+
     def __call__(self, logits: Tensor) -> Tensor:
         """[R, V] -> [R]."""
         if self.function is not None:
@@ -53,7 +67,8 @@ class Metric:
             return logits[:, self.tokens[0]]
         log_p = logits.log_softmax(-1)
         if self.name == "kl":
-            assert self.reference is not None
+            if self.reference is None:
+                raise InputError("the metric kl needs the logits to compare with; write metric.beside(logits)(others)")
             return torch.nn.functional.kl_div(
                 log_p, self.reference.expand_as(log_p), reduction="none", log_target=True
             ).sum(-1)
@@ -85,24 +100,17 @@ def metric_of(
         if not takes(metric, "logits"):
             raise InputError(f"metric={shown(metric)} must be a function of logits [R, V]")
         return Metric(getattr(metric, "__name__", "metric"), tokens, names, metric)
-    name = metric or {0: "kl", 1: "log-probability"}.get(len(tokens), "logit-difference")
-    if name not in get_args(MetricName):
-        raise InputError(f"metric {shown(name)} is not one of {', '.join(get_args(MetricName))}, nor a function")
-    needed = {"kl": 0, "logit-difference": 2}.get(name, 1)
-    if len(tokens) != needed:
-        wanted = ("no answer", "one answer", "two answers: the right one and another")[needed]
-        raise InputError(f"the metric {name} takes {wanted}; {len(tokens)} were given")
-    if len(set(tokens)) < len(tokens):
-        raise InputError(f"the two answers are the same token, {names[0]!r}; their difference is always 0")
-    return Metric(name, tokens, names)
+    return Metric(metric or {0: "kl", 1: "log-probability"}.get(len(tokens), "logit-difference"), tokens, names)
 
 
 def answers_of(answer: Answer | Sequence[Answer] | None) -> Sequence[Answer]:
     """The answers of a call: none, one, or those of a list."""
     if answer is None:
         return ()
-    if not isinstance(answer, Sequence) or isinstance(answer, str | bytes):
-        return (answer,)  # type: ignore[return-value]  # bytes, which `token_id` refuses
+    if isinstance(answer, bytes):
+        raise InputError(f"the answer {shown(answer)} is no text; give a string, or a token id")
+    if isinstance(answer, str) or not isinstance(answer, Sequence):
+        return (answer,)
     if not answer:
         raise InputError("answer=[] names no answer; leave it out to compare whole distributions")
     return answer

@@ -169,8 +169,6 @@ def _columns(
 ) -> list[tuple[bool, int]]:
     """Whether a column is a position of the text (or of the target), and which."""
     if isinstance(positions, str):
-        if positions != "all":
-            raise InputError(f"positions={shown(positions)} must be 'all', a list of positions, or None")
         return [(source, i) for source in sorted(sources, reverse=True) for i in sorted(aligned.pairs[source])]
     if len(sources) > 1:
         raise InputError("positions of which row? the sites are of texts and of targets; choose sites of one stack")

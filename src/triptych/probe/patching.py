@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from triptych.arguments import number, readable
+from triptych.arguments import checked, integer, number, readable
 from triptych.checkpoints.safetensors import open_file
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.display import Displayed, JsonResult
@@ -48,7 +48,6 @@ from triptych.probe.reads_and_edits import Edit, Plan, Read, add
 from triptych.probe.sites import Selection, match, matrix, sites
 from triptych.probe.twin_runs import TwinRuns, margin_of, margin_text
 
-SteerPositions = Literal["last", "mean"]
 SHOWN_WIDTH = 9  # letters of a column's name in a printed grid
 ROUNDING = 64  # units in the last place: of smaller differences of two metrics a good part is rounding
 ROUGH = "the two metrics differ by little more than rounding, and so do the shares"
@@ -105,6 +104,7 @@ class PatchGrid(JsonResult, Displayed):
 
     def best(self, count: int = 5) -> list[tuple[str, str, float]]:
         """(row, column, value) of the `count` cells whose metric differs most from the corrupt prompt's."""
+        count = integer("count", count, 0)
         moved = (self.values - self.corrupt).abs().nan_to_num(-1.0).flatten()
         chosen = moved.topk(min(count, moved.numel())).indices.tolist()
         cells = [divmod(i, len(self.columns)) for i in chosen]
@@ -127,6 +127,7 @@ def _short(name: str) -> str:
     return plain if len(plain) <= SHOWN_WIDTH else plain[: SHOWN_WIDTH - 1] + "…"
 
 
+@checked
 def patch(
     model: ProbedModel,
     clean: PromptInput,
@@ -192,11 +193,11 @@ def patch(
 
 
 def check_metric(measure: Metric, clean: Tensor, corrupt: Tensor) -> tuple[Metric, float, float]:
-    """The metric beside the clean prompt's logits [1, V], and its values.  Raises InputError where one is NaN."""
+    """The metric beside the clean prompt's logits [1, V], and its values.  Raises InputError for inf and NaN."""
     measure = measure.beside(clean)
     values = float(measure(clean)), float(measure(corrupt).detach())
-    if any(map(math.isnan, values)):
-        raise InputError(f"the metric {measure} is NaN for the prompts as they are; it must be a number")
+    if not all(map(math.isfinite, values)):
+        raise InputError(f"the metric {measure} is {values} for the prompts as they are; it must be finite")
     return measure, *values
 
 
@@ -248,6 +249,7 @@ def _estimated(
     return PatchGrid(str(measure), cells.rows, cells.columns, values, fired, before, after, True, margin)
 
 
+@checked
 def steer(
     model: ProbedModel,
     positive: PromptInput | None = None,
@@ -256,7 +258,7 @@ def steer(
     site: str,
     vector: Tensor | None = None,
     scale: float = 1.0,
-    over: SteerPositions = "last",
+    over: Literal["last", "mean"] = "last",
     at: Selection = None,
     target: PromptInput = None,
 ) -> Edit:
@@ -270,7 +272,7 @@ def steer(
     Raises InputError for prompts that give no difference, or a vector beside prompts; ProbeError for a site that is not
     there, is several, or has heads or keys, and for a vector of another width.
     """
-    if not isinstance(site, str) or not (vector is None or isinstance(vector, Tensor)):
+    if not (vector is None or isinstance(vector, Tensor)):
         raise InputError("site is the name of one site, and vector a tensor [D]")
     known = match(site, model.spec, sites(model.spec))
     if len(known) > 1:
@@ -280,13 +282,12 @@ def steer(
         raise ProbeError(f"{place.name} does not hold one vector of the residual stream a token; choose resid_post")
     if not number("scale", scale, -math.inf, math.inf, wanted := "a finite number other than 0"):
         raise InputError(f"scale={shown(scale)} must be {wanted}")
-    if over not in get_args(SteerPositions):
-        raise InputError(f"over={shown(over)} must be 'last' or 'mean'")
     if vector is not None:
         readable(vector, "vector")
     prompts = [text for text in (positive, negative) if text is not None]
-    if (vector is None) != (len(prompts) == 2) or (vector is not None and prompts):
-        raise InputError("give two prompts, positive and negative, or a vector")
+    of_prompts = prompts or over != "last" or target is not None
+    if (vector is None) != (len(prompts) == 2) or (vector is not None and of_prompts):
+        raise InputError("give two prompts, positive and negative, or a vector without over= and target=")
     if vector is None:
         pair = [prompt_of(model, text, target) for text in prompts]
         if same_prompts(*pair):
@@ -297,6 +298,9 @@ def steer(
     usable = vector.shape == (place.width,) and vector.is_floating_point() and bool(torch.isfinite(vector).all())
     if not usable:
         raise ProbeError(f"the vector is {list(vector.shape)}; at {place.name} it must be {place.width} finite numbers")
+    if not bool(vector.any()):
+        instead = "; write over='mean', since both prompts end alike" if prompts and over == "last" else ""
+        raise InputError(f"the vector at {place.name} is 0, which steers nowhere{instead}")
     edit = add(place.name, scale * vector, at=at)
     Plan.of(model.spec, edit=edit)  # refuses positions that are none
     return edit

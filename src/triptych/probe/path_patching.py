@@ -17,11 +17,12 @@ Goldowsky-Dill et al. treat them as further nodes, which is `mlps="frozen"`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from triptych.arguments import checked
 from triptych.errors import InputError, ProbeError, shown
 from triptych.probe.metric import Answer, MetricFunction, MetricName, metric_of
 from triptych.probe.patching import PatchGrid, check_metric
@@ -44,9 +45,9 @@ from triptych.probe.twin_runs import Observed, TwinRuns
 from triptych.spec.model import ModelSpec
 
 Projection = Literal["q", "k", "v"]
-Nodes = Literal["recomputed", "frozen"]
 
 
+@checked
 def path_patch(
     model: ProbedModel,
     clean: PromptInput,
@@ -54,13 +55,13 @@ def path_patch(
     senders: Sequence[HeadName],
     receivers: Sequence[HeadName] | Literal["logits"],
     *,
-    into: Projection = "q",
+    into: Literal["q", "k", "v"] = "q",
     answer: Answer | Sequence[Answer] | None = None,
     metric: MetricName | MetricFunction | None = None,
     at: int | None = None,
     target: PromptInput = None,
     corrupt_target: PromptInput = None,
-    mlps: Nodes = "recomputed",
+    mlps: Literal["recomputed", "frozen"] = "recomputed",
     batch_tokens: int = BATCH_TOKENS,
     max_bytes: int = 1 << 30,
 ) -> PatchGrid:
@@ -79,13 +80,13 @@ def path_patch(
     heads that are not there and for a receiver that no path from the sender reaches.
     """
     measure = metric_of(model, answer, metric)
-    if into not in get_args(Projection) or mlps not in get_args(Nodes):
-        raise InputError(f"into={shown(into)}, mlps={shown(mlps)}: into is q, k or v; mlps recomputed or frozen")
-    if isinstance(receivers, str) and receivers != "logits":
-        raise InputError(f"receivers={shown(receivers)} must be a list of heads (block, head), or 'logits'")
-    check_list(senders, "senders")
-    if not isinstance(receivers, str):
+    if isinstance(receivers, str):
+        if receivers != "logits" or into != "q":
+            given = f"receivers={shown(receivers)}, into={into!r}"
+            raise InputError(f"{given}: receivers must be a list of heads (block, head), or 'logits' without into=")
+    else:
         check_list(receivers, "receivers")
+    check_list(senders, "senders")
     sending = [attention_head(model.spec, head) for head in senders]
     receiving = [] if isinstance(receivers, str) else [attention_head(model.spec, head) for head in receivers]
     _check_order(model.spec, sending, receiving, into)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -271,7 +271,7 @@ def values_at(
     batch_tokens: int = BATCH_TOKENS,
 ) -> list[dict[str, Tensor]]:  # fmt: skip
     """What each prompt has at these sites, read from forwards of at most `batch_tokens` tokens, one prompt at least.
-    Raises ProbeError where that is more than `max_bytes`."""
+    Raises ProbeError where that is more than `max_bytes`, InputError for NaN."""
     check_values(model, prompts, names, max_bytes)
     integer("batch_tokens", batch_tokens, 1)
     batches: list[list[EditedRun]] = []
@@ -283,8 +283,17 @@ def values_at(
         batches[-1].append(EditedRun(prompt, 0))
         tokens += sum(prompt.lengths)
     traces = [forward(model, runs, names).trace for runs in batches]
+    for trace in traces:
+        for name in names:
+            check_numbers(name, trace[name])
     rows = (row for trace in traces for row in zip(*(trace[name] for name in names), strict=True))
     return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def check_numbers(site: str, rows: Iterable[Tensor]) -> None:
+    """Raise InputError where one of a site's values is NaN."""
+    if any(bool(row.isnan().any()) for row in rows):
+        raise InputError(f"{site} is NaN in this model; its weights hold NaN, or its dtype is too small: load another")
 
 
 def check_values(model: ProbedModel, prompts: Sequence[Prompt], names: Sequence[str], max_bytes: int) -> None:

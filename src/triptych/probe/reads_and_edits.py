@@ -197,6 +197,8 @@ class Plan:
                     resolved = Read(site.name) if whole else _read(site, requested, dtype, grad=grad)
                 if resolved not in reads.setdefault(site.name, []):  # a site that two globs name is read once
                     reads[site.name].append(resolved)
+        if grad and not reads:
+            raise ProbeError("grad=True is for what read= names; give it too")
         for change in _as_list(edit, Edit, "edit= must be a list of Edits"):
             for site in match(change.site, model, known):
                 _check_width(site, change)
@@ -337,7 +339,10 @@ def _selection(site: Site, chosen: Read | Edit, *, from_end: bool = False) -> tu
     heads = _indices(chosen.heads, "heads", range_of_heads)
     if isinstance(heads, slice) and not range(site.heads or 1)[heads]:
         raise ProbeError(f"{range_of_heads}, and heads={shown(chosen.heads)} chooses none of them")
-    for head in [] if isinstance(heads, slice) else _numbers_of(heads):
+    numbers = [] if isinstance(heads, slice) else _numbers_of(heads)
+    if len(numbers) > len(set(numbers)):
+        raise ProbeError(f"heads={shown(chosen.heads)} names a head twice")
+    for head in numbers:
         if head >= (site.heads or 1):
             raise ProbeError(f"{range_of_heads}, not {head}")
     last = "positions are absolute and count from 0, so the last token of a row is at=len(ids) - 1"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.probe.prompts import ProbedModel
+from triptych.probe.prompts import ProbedModel, check_numbers
 from triptych.probe.reads_and_edits import Edits, Plan, Reads, zero
 from triptych.probe.role_definitions import DRAWS, Labels, View, label
 from triptych.probe.role_texts import HeadSample
@@ -188,7 +188,9 @@ def _read(
 def trace_samples(model: ProbedModel, samples: Sequence[HeadSample], read: Reads, edit: Edits = ()) -> Trace:
     """The values of the samples at some sites, in one forward."""
     targets = None if samples[0].target is None else [sample.target for sample in samples]
-    return model.trace([sample.ids for sample in samples], targets, read=read, edit=edit, allow_null=True)
+    trace = model.trace([sample.ids for sample in samples], targets, read=read, edit=edit, allow_null=True)
+    check_numbers("logits", trace.logits)
+    return trace
 
 
 def _view(samples: list[HeadSample], attention: HeadLayer) -> View:

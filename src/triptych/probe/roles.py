@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from triptych.arguments import check_ids, integer
+from triptych.arguments import check_ids, checked, integer
 from triptych.errors import InputError, nearest, shown
 from triptych.probe.display import Displayed, plain
 from triptych.probe.prompts import ProbedModel
@@ -65,8 +65,8 @@ class HeadRole:
     z, p       the distance from `null` in its standard deviations, and the probability that any head in any role comes
                as far by chance; None where the null is not drawn.
     offset     places from the query to the key, for `offset`.
-    effect     what is lost without the head (`HeadTable.unit`), and without random heads of its layer, the mean of
-               several; None where it was not measured.
+    effect     what is lost without the head (`HeadTable.unit`), and without random ones of its layer, on average; None
+               where it was not measured.
     """
 
     stack: AttentionStack
@@ -138,19 +138,20 @@ class HeadTable(Displayed):
         found = {role: self.find(role) for role in dict.fromkeys(row.role for row in self.rows)}
         return {role: heads for role, heads in found.items() if heads}
 
+    @checked
     def find(self, role: str) -> list[HeadRole]:
-        """The heads that have a role, the highest score first.  Raises InputError for a role that was not measured."""
+        """The heads that have a role, the highest score first.  Raises InputError for one that was not measured."""
         measured = dict.fromkeys(row.role for row in self.rows)
         if role not in measured:
-            reason = self.not_measured.get(role)
-            if reason:
-                raise InputError(f"the role {role!r} was not measured: {reason}")
-            raise InputError(f"there is no role {role!r}{nearest(role, measured)}")
+            reason = self.not_measured.get(role, f"there is no such role{nearest(role, measured)}")
+            raise InputError(f"the role {role!r} was not measured: {reason}")
         return sorted((row for row in self.rows if row.role == role and row.above), key=lambda row: -row.score)
 
     def of(self, stack: AttentionStack, layer: int, head: int) -> list[HeadRole]:
-        """One head in all roles."""
-        return [row for row in self.rows if (row.stack, row.layer, row.head) == (stack, layer, head)]
+        """One head in all roles.  Raises InputError for a head that the model does not have."""
+        if not (found := [row for row in self.rows if (row.stack, row.layer, row.head) == (stack, layer, head)]):
+            raise InputError(f"no head {shown((stack, layer, head))}; {self.rows[0].name!r} is the first of the table")
+        return found
 
     def main(self) -> dict[tuple[AttentionStack, int, int], HeadRole | None]:
         """For each head the role that names it: of those above their threshold the one with the highest score, local,
@@ -201,6 +202,7 @@ def _line(row: HeadRole) -> str:
     return f"{text}, without it {row.effect:.3g}{beside}"
 
 
+@checked
 def heads(
     model: ProbedModel,
     texts: Any = None,

@@ -140,9 +140,12 @@ class Trace(Displayed):
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all: the values, logits, positions, and what was read.
 
-        Raises CheckpointError where it cannot be written.
+        A saved trace that is there already is replaced.  Raises InputError for the ending of another format,
+        CheckpointError where it cannot be written, and where another file is there.
         """
-        from triptych.probe.trace_file import KEY, Contents, StoredRow, ranges
+        from triptych.probe.trace_file import KEY, Contents, StoredRow, check_place, ranges
+
+        check_place(Path(path))
 
         tensors: dict[str, Tensor] = {}
         names: dict[tuple[object, ...], str] = {}

@@ -5,13 +5,15 @@ A module of its own because importing pydantic is slow.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from triptych.checkpoints.safetensors import open_file
 from triptych.checkpoints.source import fault
-from triptych.errors import first_line
+from triptych.errors import CheckpointError, InputError, first_line
 from triptych.probe.trace_values import How
 
 KEY = "triptych.trace"
@@ -41,6 +43,17 @@ class Contents(_Strict):
     fired: dict[str, int]
     logits: list[str]
     sites: dict[str, list[StoredRow]]
+
+
+def check_place(path: Path) -> None:
+    """Raise InputError for the ending of another format, CheckpointError for a file that is no saved trace."""
+    if path.suffix in (".pt", ".pth", ".npy", ".npz", ".json"):
+        raise InputError(f"{path}: a trace is a safetensors file; write {path.with_suffix('.safetensors').name}")
+    try:
+        if os.path.isfile(path) and os.path.getsize(path):
+            contents_of(open_file(path).metadata.get(KEY), path)
+    except CheckpointError:
+        raise CheckpointError(f"{path} is there and is no saved trace; choose another name, or remove it") from None
 
 
 def contents_of(text: str | None, path: Path) -> Contents:

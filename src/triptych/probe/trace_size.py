@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from triptych import machine
-from triptych.arguments import as_index
+from triptych.arguments import integer
 from triptych.errors import ConfigError, ProbeError, shown
 from triptych.nn import Transformer
 from triptych.probe.reads_and_edits import Edit, Plan, Read, select
@@ -70,14 +70,11 @@ def trace_size(
 
 
 def limit_of(max_bytes: int | None) -> int:
-    """`max_bytes`, or half of the free memory.  Raises ProbeError for what is no number of bytes."""
+    """`max_bytes`, or half of the free memory.  Raises InputError for what is no number of bytes."""
     if max_bytes is None:
         free = machine.free_memory()
         return WITHOUT_MEMORY if free is None else int(free * TRACE_MEMORY_FRACTION)
-    number = as_index(max_bytes)
-    if number is None or number < 0:
-        raise ProbeError(f"max_bytes={shown(max_bytes)}: give a number of bytes, or None for half of the free memory")
-    return number
+    return integer("max_bytes", max_bytes, 0)
 
 
 def check_size(size: TraceSize, limit: int, max_bytes: int | None) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.weak import WeakIdKeyDictionary
 
-from triptych.arguments import as_index
+from triptych.arguments import as_index, checked_methods
 from triptych.attention import KeyLabels, Rows
 from triptych.errors import ProbeError, nearest, shown
 from triptych.native.step import STATISTICS_TOP
@@ -278,6 +278,7 @@ def _version(one: Tensor | Computation) -> int:
     return 0 if one.value is None else one.value._version - one.version
 
 
+@checked_methods
 @dataclass(frozen=True, eq=False)
 class Statistics:
     """The `reduce` of a `Read` of a pattern that keeps its statistics (`triptych.attention.AttentionStatistics`); the
@@ -355,7 +356,7 @@ def reduced(value: Tensor, reduce: str, site: str) -> Tensor:
 def _of_row(labels: RowLabels, item: int, what: str) -> Sequence[int] | None:
     if labels is None:
         return None
-    if not hasattr(labels, "__len__") or item >= len(labels):
+    if not hasattr(labels, "__len__") or item >= len(labels) or str in map(type, labels):
         raise ProbeError(f"{what}={shown(labels)} has none for row {item}; give a list for every row of the batch")
     return labels[item]
 

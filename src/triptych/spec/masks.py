@@ -21,7 +21,8 @@ from functools import reduce
 from typing import Any, NoReturn, SupportsIndex
 
 from triptych.arguments import checked, integer, listed
-from triptych.errors import InputError, shown
+from triptych.errors import ArgumentError, InputError, shown
+from triptych.migration_hints import ConstructorOfOthers, Explained
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,14 @@ class Points:
 
 
 @dataclass(frozen=True, eq=False)
-class Mask:
+class Mask(Explained):
     """The keys that a query may see; made by `causal()`, `window(128)` and the other functions, not by its constructor.
 
     `a & b` shows a key that both show, `a | b` one that either shows.  `a and b`, and a mask combined with anything but
     a mask, raise InputError.  Masks are equal by value; those made by `dense` are equal only to themselves.
     """
+
+    causal = ConstructorOfOthers("triptych.causal()")
 
     def visible(self, q: Points, k: Points) -> Any:
         """Boolean array, true where query `q` may see key `k`: the definition of the mask.
@@ -68,6 +71,12 @@ class Mask:
         return _join(Or, self, other)
 
     __rand__, __ror__ = __and__, __or__  # tensor & mask
+
+    def __add__(self, other: object) -> NoReturn:
+        """Raises ArgumentError, as other operators: masks are combined with `&` and `|`."""
+        raise ArgumentError("masks are combined with & (both show the key) and | (either shows it)")
+
+    __radd__ = __sub__ = __xor__ = __lt__ = __add__
 
     def __invert__(self) -> NoReturn:
         """Raises InputError: masks have no complement."""

@@ -13,6 +13,7 @@ from triptych.errors import InputError
 from triptych.generate import Executor
 from triptych.native import library
 from triptych.nn import Batch, Pooling, Transformer
+from triptych.probe.prompts import check_numbers
 from triptych.program.native_encoder import Matmul, NativeEncoder, encoder_binding, multiplies_in_bf16
 from triptych.program.native_executor import prompts_in_bf16
 from triptych.program.not_served import NotServed
@@ -61,8 +62,8 @@ def encode(
     of a text is cut off, as there.  Rows of ids are read whole.
 
     The result carries no graph, and is an ordinary tensor that training may use.  Raises InputError for pooling that
-    the model does not have, for `batch_tokens` below 1, and for "bf16" where the processor or the model does not allow
-    it.
+    the model does not have, for `batch_tokens` below 1, for "bf16" where the processor or the model does not allow it,
+    and where a vector is NaN.
     """
     how, module, executor = pooling_of(model.module, pooling, normalize), model.module, model.executor
     rows = model.inputs.sentences(texts)
@@ -88,7 +89,9 @@ def encode(
         elif pool.spec.mode == "dense":
             hidden = hidden.to(module.dtype)
         vectors.update(zip(group, pool(hidden, where).to(module.dtype), strict=True))
-    return torch.stack([vectors[i] for i in range(len(rows))])
+    stacked = torch.stack([vectors[i] for i in range(len(rows))])
+    check_numbers("the vector of a text", [stacked])
+    return stacked
 
 
 def note_on_products(module: Transformer, matmul: Matmul) -> str | None:

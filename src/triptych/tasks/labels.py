@@ -10,6 +10,7 @@ from torch import Tensor
 from triptych.arguments import integer
 from triptych.errors import InputError
 from triptych.nn import Batch, Transformer, flat
+from triptych.probe.prompts import check_numbers
 from triptych.spec import ClassHeadSpec, MaskedLMHeadSpec
 from triptych.tasks.model_inputs import TaskModel, Texts
 from triptych.text import Encoded
@@ -91,7 +92,8 @@ def fill(model: TaskModel, texts: Texts, *, top: int = 5) -> list[list[list[tupl
     """The `top` likeliest tokens at each mask token of each text, as (text of the token, probability), best first:
     `fill(texts)[text][mask][rank]`.
 
-    Raises InputError for a model without a masked-LM head, a tokenizer without a mask token, and a text without one.
+    Raises InputError for a model without a masked-LM head, a tokenizer without a mask token, a text without one, and
+    probabilities that are NaN.
     """
     tokenizer, module = model.inputs.words, model.module
     mask_id = tokenizer.mask_id
@@ -106,6 +108,7 @@ def fill(model: TaskModel, texts: Texts, *, top: int = 5) -> list[list[list[tupl
             raise InputError(f"text {i} has no mask token to fill")
     ids, where = flat(rows, module.device)
     probs = torch.softmax(module.logits(Batch(inputs=ids, rows=where)).float(), dim=-1)
+    check_numbers("a probability", [probs])
     answers = []
     for row, p in zip(rows, where.split(probs), strict=True):
         best = [p[i].topk(min(top, p.shape[-1])) for i, token in enumerate(row) if token == mask_id]

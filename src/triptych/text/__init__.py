@@ -1,5 +1,6 @@
 """Tokenizers, chat templates and corpora.  Needs no torch."""
 
+from triptych.migration_hints import answer_for
 from triptych.text.chat import ChatTemplate, RenderedPrompt
 from triptych.text.gguf_tokenizer import from_gguf
 from triptych.text.gguf_tokenizer_writer import to_gguf
@@ -31,3 +32,5 @@ __all__ = [
     "with_whisper_tokens",
     "word_tokenizer",
 ]
+
+answer_for(__name__)

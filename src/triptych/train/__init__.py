@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from triptych import injected_functions
+from triptych.migration_hints import answer_for
 from triptych.train.checkpoints import Checkpoints
 from triptych.train.data import CausalText, Data, MaskedText, Pairs
 from triptych.train.evaluate import HeldOut, Score, evaluate
@@ -54,3 +55,4 @@ class _CallablePackage(ModuleType):
 
 
 sys.modules[__name__].__class__ = _CallablePackage
+answer_for(__name__)

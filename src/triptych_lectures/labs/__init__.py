@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from triptych.arguments import checked
 from triptych.errors import InputError, nearest, shown
+from triptych.migration_hints import answer_for
 
 if TYPE_CHECKING:
     from triptych_lectures.labs.lab import Lab, LabResult, Setup
@@ -126,3 +127,6 @@ def run(name: str, setup: Setup | None = None) -> LabResult:
         raise InputError(f"setup={shown(setup)} must be a Setup, such as Setup(seed=1)")
     check_inputs(name, model=setup.model, data=setup.data)
     return kind.sized(setup).run(setup)
+
+
+answer_for(__name__)
