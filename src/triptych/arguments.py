@@ -77,6 +77,7 @@ def readable(tensor: object, what: str) -> None:
     """Raise InputError for a tensor whose numbers cannot be read."""
     sparse = "sparse" * (str(getattr(tensor, "layout", "torch.strided")) != "torch.strided")
     kind = next((k for k in ("meta", "quantized", "nested") if getattr(tensor, f"is_{k}", False)), sparse)
+    kind = kind or "masked" * (getattr(tensor, "mask", None) is not None)  # NumPy's arrays with places left out
     if kind:
         raise InputError(f"{what}: this tensor is {kind}, so its numbers cannot be read; give a plain one with values")
 
@@ -213,6 +214,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs:
             if name not in checks and not takes_any:
                 raise ArgumentError(f"{title} has no argument {name!r}{of_argument(name, known)}")
+        if kwargs and (twice := kwargs.keys() & order[: len(args)]):
+            raise ArgumentError(f"{title} was given {min(twice)!r} twice: by its place, and by its name; leave one out")
         for name, value in (*zip(order, args, strict=False), *kwargs.items()):
             kinds = checks.get(name)
             if kinds is not None and not any(fits(value) for _, fits in kinds):

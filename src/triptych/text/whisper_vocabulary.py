@@ -43,6 +43,8 @@ class WhisperTokens:
         """
         if task not in self.tasks:
             raise InputError(f"task={task!r} is not one of {', '.join(self.tasks)}")
+        if task == "translate" and not self.languages:
+            raise InputError("task='translate' needs a model of several languages, and this one knows only one")
         if language is not None and language not in self.languages:
             known = ", ".join(sorted(self.languages)) or "none: the model knows only one"
             raise InputError(f"language={language!r} is not one of {known}{nearest(language, self.languages)}")
