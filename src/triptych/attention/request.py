@@ -16,7 +16,7 @@ from triptych.arguments import checked, number
 from triptych.attention import mask_lowering
 from triptych.attention.rows import Rows
 from triptych.errors import InputError
-from triptych.spec.masks import Dense, Full, Keys, Mask, Points
+from triptych.spec.masks import Dense, Full, Mask, Points
 
 Runner = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 """A kernel prepared for one request: `runner(q, k, v, bias, sinks)` gives `[B, H, T, Kv]`."""
@@ -234,8 +234,6 @@ def prepare(
             "leave some without any; give their positions, q_pos and k_pos"
         )
     for leaf in mask_lowering.leaves(adopted):
-        if isinstance(leaf, Keys) and max(leaf.lengths) > scores[3]:
-            raise InputError(f"the mask keys({max(leaf.lengths)}) is of more keys than the {scores[3]} there are")
         if isinstance(leaf, Dense) and not fits(leaf.array, scores):
             raise InputError(f"mask of shape {list(leaf.array.shape)} does not fit scores [B,H,T,S] {list(scores)}")
     mask_lowering.check_documents(adopted, q_doc=q_doc is not None, k_doc=k_doc is not None)
