@@ -13,7 +13,7 @@ from functools import wraps
 from inspect import getattr_static, isfunction, signature, unwrap
 from numbers import Real
 from os import PathLike
-from typing import ParamSpec, SupportsIndex, TypeVar
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
 from triptych.errors import ArgumentError, InputError, TriptychError, shown
 from triptych.migration_hints import WRONG_TYPE, of_argument
@@ -73,11 +73,12 @@ def listed(values: object, what: str) -> Iterable[object]:
     return values
 
 
-def readable(tensor: object, what: str) -> None:
+def readable(tensor: Any, what: str) -> None:
     """Raise InputError for a tensor whose numbers cannot be read."""
     sparse = "sparse" * (str(getattr(tensor, "layout", "torch.strided")) != "torch.strided")
     kind = next((k for k in ("meta", "quantized", "nested") if getattr(tensor, f"is_{k}", False)), sparse)
-    kind = kind or "masked" * (getattr(tensor, "mask", None) is not None)  # NumPy's arrays with places left out
+    if hasattr(tensor, "filled") and tensor.mask.any():  # one of NumPy, with places that are left out
+        kind = "masked"
     if kind:
         raise InputError(f"{what}: this tensor is {kind}, so its numbers cannot be read; give a plain one with values")
 

@@ -198,7 +198,8 @@ def transcribe(
     between its sentences, unless its vocabulary has none or its generation config has `return_timestamps` false.
     `on_segment` is called with each segment as soon as it is written.
 
-    Raises InputError for a model that reads no sound, a file that is no WAV file, a language or task the model does not
+    Raises InputError for a model that reads no sound, a file that is no WAV file, samples that are not mono floats
+    about in [-1, 1], a language or task the model does not
     know, times that it does not know, and an unknown type of cache.
     """
     tokenizer, vocab = model.inputs.words, model.spec.vocab
