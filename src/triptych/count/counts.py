@@ -161,7 +161,7 @@ class Count:
         `logits` is how many places the head runs on, all new ones when None.  An encoder-decoder with nothing cached
         also runs its encoder over `source` tokens and projects their keys and values once.  Needs torch.
 
-        Raises InputError for more logits than tokens, an encoder-decoder without `source`, and a source of other models.
+        Raises InputError for more logits than tokens, an encoder-decoder without `source`, and one of other models.
         """
         logits = tokens if logits is None else logits
         _check_sizes(tokens=tokens, cached=cached, logits=logits, source=source)

@@ -23,7 +23,7 @@ from triptych.attention import CacheType, check_cache_type
 from triptych.errors import InputError, TextError, shown
 from triptych.generate.next_tokens import Choice, choose
 from triptych.generate.prefixes import Prefixes
-from triptych.generate.request import LiveRow, Output, Request, check_new
+from triptych.generate.request import LiveRow, Output, Request, check_new, check_request
 from triptych.generate.speculation import Speculation, accepts
 from triptych.generate.step_runner import Executor, ForwardResult, StepRunner
 from triptych.generate.stops import StopDetector
@@ -129,8 +129,7 @@ class Engine:
     def prepare(self, request: Request) -> LiveRow:
         """A row for this request, which has no slot yet.  Raises as `add`, and InputError where the model was moved or
         cast under rows that run; without rows the engine begins again."""
-        if not isinstance(request, Request):
-            raise InputError(f"{shown(request)} is no generate.Request(prompt=[5, 6, 7])")
+        check_request(request)
         if not self.runner.serves():
             if self.rows:
                 problem = "a window of the model has changed, or it was moved or cast while rows run"
@@ -212,7 +211,7 @@ class Engine:
         Raises InputError when a layer with a window no longer holds what came before.
         """
         self._check_rows([row])
-        self.cache.trim(row.slot, length)
+        self.cache.trim(row.slot, integer("length", length, 0))
         row.cached = length
         self._reading = True
 
@@ -221,6 +220,7 @@ class Engine:
 
         Raises InputError where `row` has left its slot: give its request `keep_slot`.
         """
+        check_request(request)
         self._check_rows([row], None, self.cache)
         if row.cache is None:
             raise InputError("the row has left its cache slot; give its request keep_slot=True to restart it")

@@ -131,6 +131,12 @@ class LiveRow:
         return self.ids[len(self.request.prompt) :]
 
 
+def check_request(request: object) -> None:
+    """Raise InputError for anything but a request."""
+    if not isinstance(request, Request):
+        raise InputError(f"{shown(request)} is no generate.Request(prompt=[5, 6, 7])")
+
+
 def check_new(rows: Sequence[LiveRow], module: object) -> None:
     """Raise InputError for what is no list of rows that were prepared for this module, each once, and never ran."""
     known = isinstance(rows, Sequence) and all(isinstance(row, LiveRow) and row.module is module for row in rows)

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from triptych.arguments import checked
 from triptych.errors import InputError, TextError, nearest, shown
 from triptych.text.specials import SPEECH
 from triptych.text.tokenizer import Tokenizer
@@ -89,6 +90,7 @@ class WhisperTokens:
         )
 
 
+@checked
 def with_whisper_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """A new tokenizer with the special tokens that Whisper needs for one language without times.
 
