@@ -215,8 +215,9 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs:
             if name not in checks and not takes_any:
                 raise ArgumentError(f"{title} has no argument {name!r}{of_argument(name, known)}")
-        if kwargs and (twice := kwargs.keys() & order[: len(args)]):
-            raise ArgumentError(f"{title} was given {min(twice)!r} twice: by its place, and by its name; leave one out")
+        if kwargs and not kwargs.keys().isdisjoint(order[: len(args)]):
+            twice = min(kwargs.keys() & order[: len(args)])
+            raise ArgumentError(f"{title} was given {twice!r} twice: by its place, and by its name; leave one out")
         for name, value in (*zip(order, args, strict=False), *kwargs.items()):
             kinds = checks.get(name)
             if kinds is not None and not any(fits(value) for _, fits in kinds):
