@@ -55,10 +55,12 @@ def qkv(t, s, dtype=torch.float32, heads=H, groups=G, kv=KV):
 
 
 def options_for(name, t, s):
-    mask = MASKS[name](t, s)
+    mask = {"mask": MASKS[name](t, s)}
+    if t > s:
+        mask |= {"q_pos": torch.arange(s - t, s), "k_pos": torch.arange(s)}
     if "documents" not in name:
-        return {"mask": mask}
-    return {"mask": mask, "q_doc": torch.arange(t + 2)[2:] // 4 % 3, "k_doc": torch.arange(s) // 5 % 3}
+        return mask
+    return {**mask, "q_doc": torch.arange(t + 2)[2:] // 4 % 3, "k_doc": torch.arange(s) // 5 % 3}
 
 
 def by_loops(q, k, v, seen, *, scale, softcap=None, bias=None, sinks=None):

@@ -88,7 +88,8 @@ def test_linear_is_katharopoulos(name, t, s, chunk, monkeypatch):
     monkeypatch.setattr("triptych.attention.mechanisms.CHUNK", chunk)
     q, k, v = qkv(t, s)
     mask, seen = SEES[name]
-    given = linear(q, k, v, mask=mask)
+    at = {"q_pos": torch.arange(s - t, s), "k_pos": torch.arange(s)} if t > s else {}
+    given = linear(q, k, v, mask=mask, **at)
 
     def weight(b, h, i, j):
         pairs = zip(q[b, h, i].tolist(), k[b, h * G // H, j].tolist(), strict=True)

@@ -28,7 +28,7 @@ from triptych.media import audio
 from triptych.model import Model, create, load
 from triptych.page.live import live_page
 from triptych.quantize import quantize
-from triptych.text import word_tokenizer
+from triptych.text import SPEECH, with_whisper_tokens, word_tokenizer
 from triptych_lectures import exercises, labs
 from triptych_lectures.labs.lab import Setup
 
@@ -82,13 +82,14 @@ def names(folder: Path) -> dict[str, Any]:
     broken["meta_model"].module.to("meta")
     broken["mixed_model"].module.get_submodule("decoder.blocks.0").half()
     copytree(cli_models.checkpoint("decoder"), folder / "copied")
+    sounds = with_whisper_tokens(word_tokenizer(["zero one two"], 64, SPEECH))
     with warnings.catch_warnings(action="ignore"):  # torch is about to remove such tensors
         quantized = torch.quantize_per_tensor(torch.ones(1, 3), 1.0, 0, torch.quint8)
     return {
         **vars(triptych), **{name: getattr(triptych, name) for name in triptych.__all__},
         "triptych": triptych, "probe": probe, "torch": torch, "np": np, "Path": Path, "nan": math.nan, "inf": math.inf,
         "m": load(cli_models.checkpoint("decoder")), "e": load(cli_models.checkpoint("encoder")), "b": both,
-        "x": Model(tiny.decoder()), "w": create({**HUB["openai/whisper-tiny"], "vocab_size": 300}, both.tokenizer),
+        "x": Model(tiny.decoder()), "w": create({**HUB["openai/whisper-tiny"], "vocab_size": 300}, sounds),
         "v": create(HUB["google/vit-base-patch16-224-in21k"]), **labelled,
         "tok": load(cli_models.checkpoint("decoder")).tokenizer, "files": cli_models.checkpoint("decoder"),
         "out": folder, "notes": folder / "notes", "llama": {**cli_models.LLAMA, "vocab_size": 40},

@@ -13,7 +13,7 @@ from functools import wraps
 from inspect import getattr_static, isfunction, signature, unwrap
 from numbers import Real
 from os import PathLike
-from typing import ParamSpec, SupportsIndex, TypeVar
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
 from triptych.errors import ArgumentError, InputError, TriptychError, first_line, shown
 from triptych.migration_hints import WRONG_TYPE, of_argument
@@ -73,10 +73,12 @@ def listed(values: object, what: str) -> Iterable[object]:
     return values
 
 
-def readable(tensor: object, what: str) -> None:
+def readable(tensor: Any, what: str) -> None:
     """Raise InputError for a tensor whose numbers cannot be read."""
     sparse = "sparse" * (str(getattr(tensor, "layout", "torch.strided")) != "torch.strided")
     kind = next((k for k in ("meta", "quantized", "nested") if getattr(tensor, f"is_{k}", False)), sparse)
+    if hasattr(tensor, "filled") and tensor.mask.any():  # one of NumPy, with places that are left out
+        kind = "masked"
     if kind:
         raise InputError(f"{what}: this tensor is {kind}, so its numbers cannot be read; give a plain one with values")
 
@@ -217,6 +219,9 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
                 raise ArgumentError(f"{title} has no argument {name!r}{of_argument(name, known)}")
         if by_name and len(args) > len(order):
             raise ArgumentError(f"{title} has too many values without names; name the last, as in {by_name[0]}=...")
+        if kwargs and not kwargs.keys().isdisjoint(order[: len(args)]):
+            twice = min(kwargs.keys() & order[: len(args)])
+            raise ArgumentError(f"{title} was given {twice!r} twice: by its place, and by its name; leave one out")
         for name, value in (*zip(order, args, strict=False), *kwargs.items()):
             kinds = checks.get(name)
             if kinds is not None and not any(fits(value) for _, fits in kinds):

@@ -94,7 +94,8 @@ def attend(
     path      "auto", the fastest that can compute the request; or "window", "block", "flash", "materialized" or
               "reference".
 
-    Raises InputError for shapes that do not fit, an unknown path, or a named path that cannot serve the request.
+    Raises InputError for shapes that do not fit, more queries than keys without q_pos and k_pos under a mask that
+    compares positions, an unknown path, or a named path that cannot serve the request.
     """
     request, tensors, restore = prepare(
         q, k, v, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks, q_pos=q_pos, k_pos=k_pos, q_doc=q_doc,

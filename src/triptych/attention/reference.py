@@ -22,7 +22,7 @@ from triptych.attention.request import (
     ValueArray,
     prepare,
 )
-from triptych.errors import InputError, shown
+from triptych.errors import ArgumentError, InputError, shown
 
 Hook = Callable[[str, Tensor], Tensor]
 """Called with ("scores", [B, H, T, S]) - exactly what enters softmax, hidden entries -inf, no sink column - and with
@@ -39,6 +39,8 @@ def attend_reference(
     `hook(name, tensor)` may replace the scores and the weights.  A query that sees no key gives exactly 0, and its
     gradients are 0.
     """
+    if "path" in options:
+        raise ArgumentError("attend_reference has no path, as it is the definition; write attend(..., path=...)")
     request, tensors, restore = prepare(q, k, v, **options)
     return restore(run(request, *tensors, hook=hook))
 
@@ -118,8 +120,9 @@ def finish(
 
 def _hooked(hook: Hook | None, name: str, value: Tensor) -> Tensor:
     new = value if hook is None else hook(name, value)
-    if not isinstance(new, Tensor) or new.shape != value.shape:
-        raise InputError(f"the hook returned {shown(new)} for the {name} {list(value.shape)}; return a tensor of them")
+    if not isinstance(new, Tensor) or new.shape != value.shape or not new.is_floating_point():
+        problem = f"the hook returned {shown(new)} for the {name} {list(value.shape)}"
+        raise InputError(f"{problem}; return a tensor of them, in floats")
     return new
 
 

@@ -227,11 +227,16 @@ def prepare(
         bias = _fit_bias(bias, scores)
     adopted = mask_lowering.adopt(mask, q.device)
     labels = _labels(q, k, **labels)
+    aligned = q_pos is k_pos is None
+    if aligned and scores[2] > scores[3] and mask_lowering.reads_positions(adopted):
+        raise InputError(
+            f"{scores[2]} queries and {scores[3]} keys: by default queries are the last of the keys, so the mask would "
+            "leave some without any; give their positions, q_pos and k_pos"
+        )
     for leaf in mask_lowering.leaves(adopted):
         if isinstance(leaf, Dense) and not fits(leaf.array, scores):
             raise InputError(f"mask of shape {list(leaf.array.shape)} does not fit scores [B,H,T,S] {list(scores)}")
     mask_lowering.check_documents(adopted, q_doc=q_doc is not None, k_doc=k_doc is not None)
-    aligned = q_pos is k_pos is None
     tensors = Tensors(q, k, v, bias, sinks)
     request = AttentionRequest.of(
         q, k, v, rows=q.shape[0], queries=q.shape[2], keys=k.shape[2],
@@ -250,8 +255,9 @@ def _check_tensors(q: Tensor, **arguments: object) -> None:
         if not isinstance(value, Tensor) and (value is not None or name in ("q", "k", "v")):
             make = "torch.from_numpy" if type(value).__module__ == "numpy" else "torch.tensor"
             raise InputError(f"{name} is a {type(value).__name__}, not a tensor; give {make}({name})")
-        if isinstance(value, Tensor) and value.layout != torch.strided:
-            raise InputError(f"{name} is a tensor of layout {value.layout}; give {name}.to_dense()")
+        if isinstance(value, Tensor) and (value.is_nested or value.layout != torch.strided):
+            kind = "nested" if value.is_nested else f"{value.layout}"
+            raise InputError(f"{name} is a {kind} tensor; give a dense one: {name}.to_dense(), or padded")
         if isinstance(value, Tensor) and value.device != q.device:
             raise InputError(f"{name} is on {value.device} and q on {q.device}: give one device")
 
@@ -268,6 +274,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> None:
         raise InputError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: give one floating dtype of 16 bits or more")
     if sinks is not None and (sinks.shape != (q.shape[1],) or not sinks.is_floating_point()):
         raise InputError(f"sinks {sinks.dtype} {list(sinks.shape)}: give one logit for each head, [{q.shape[1]}]")
+    if sinks is not None and sinks.device.type == "cpu" and not (sinks < torch.inf).all():
+        raise InputError("sinks hold NaN or infinity; give finite logits, or -inf for a head without a sink")
     if not q.shape[3]:
         raise InputError(f"{shapes}: the heads have no width; K must be at least 1")
 

@@ -160,9 +160,17 @@ class Count:
 
         `logits` is how many places the head runs on, all new ones when None.  An encoder-decoder with nothing cached
         also runs its encoder over `source` tokens and projects their keys and values once.  Needs torch.
+
+        Raises InputError for more logits than tokens, an encoder-decoder without `source`, and one of other models.
         """
-        _check_sizes(tokens=tokens, cached=cached, logits=logits or 0, source=source)
-        return row_flops(self._kinds, tokens, cached, tokens if logits is None else logits, source)
+        logits = tokens if logits is None else logits
+        _check_sizes(tokens=tokens, cached=cached, logits=logits, source=source)
+        if logits > tokens:
+            raise InputError(f"logits={logits} is more than the {tokens} new tokens; each has one place for the head")
+        if (source > 0) != (self.spec.layout == "encoder-decoder"):
+            which = f"source={source} for a model of the layout {self.spec.layout}"
+            raise InputError(f"{which}; it is the tokens that the encoder of an encoder-decoder reads, 0 elsewhere")
+        return row_flops(self._kinds, tokens, cached, logits, source)
 
     @cached_property
     def _kinds(self) -> KindProgram:
@@ -174,7 +182,7 @@ class Count:
 
     def decode_flops(self, cached: int, *, source: int = 0) -> int:
         """One more token after `cached` ones (at least 1)."""
-        return sum(self.flops(1, cached=cached, source=source).values())
+        return sum(self.flops(1, cached=integer("cached", cached, 1), source=source).values())
 
     def training_flops(self, tokens: int, *, source: int = 0) -> int:
         """Forward and backward over a row of `tokens`: the backward has two matmuls for each of the forward's."""
@@ -182,6 +190,7 @@ class Count:
 
     def score_elements(self, tokens: int) -> int:
         """Numbers in the score matrices of one row of `tokens`, all layers and heads: what O(T^2) is about."""
+        _check_sizes(tokens=tokens)
         return sum(
             block.attn.heads * tokens * span_of(stack, block.attn.kind, tokens)
             for stack in self.spec.stacks.values()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from triptych import machine
-from triptych.arguments import integer, number
+from triptych.arguments import checked, integer, number
 from triptych.errors import InputError
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request
@@ -66,6 +66,7 @@ def check_beams(engine: Engine, beams: int, length_penalty: float) -> float:
     return number("length_penalty", length_penalty, -PENALTIES, PENALTIES, f"in [{-PENALTIES}, {PENALTIES}]")
 
 
+@checked
 @torch.inference_mode()
 def beam_search(
     engine: Engine,
@@ -86,9 +87,9 @@ def beam_search(
     Raises InputError for settings out of range and for logits that are not finite.
     """
     length_penalty = check_beams(engine, beams, length_penalty)
+    live = [*enumerate(engine.add(*requests))]
     searches = [_Search(request, beams, length_penalty, early_stopping) for request in requests]
     probes = _probes(requests)
-    live = [(i, row) for i, row in enumerate(engine.add(*requests))]
     for step in range(max((request.max_new_tokens for request in requests), default=0)):
         if not live:
             break

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import isfinite
 from threading import Lock
 from time import perf_counter
-from typing import get_args
+from typing import NoReturn, get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from triptych.attention import CacheType, check_cache_type
 from triptych.errors import InputError, TextError, shown
 from triptych.generate.next_tokens import Choice, choose
 from triptych.generate.prefixes import Prefixes
-from triptych.generate.request import LiveRow, Output, Request
+from triptych.generate.request import LiveRow, Output, Request, check_new, check_request
 from triptych.generate.speculation import Speculation, accepts
 from triptych.generate.step_runner import Executor, ForwardResult, StepRunner
 from triptych.generate.stops import StopDetector
@@ -78,9 +78,8 @@ class Engine(Explained):
         self.cache_type: CacheType = cache_type
         self.chunk = sys.maxsize if chunk is None else integer("chunk", chunk, 1)
         self.budget = sys.maxsize if budget is None else integer("budget", budget, 1)
-        self.speculation = speculation
         self.prefixes: Prefixes | None = None
-        self.streaming = Lock()  # held while the text of one row is streamed
+        self.speculation, self.streaming = speculation, Lock()  # held while the text of one row is streamed
         self.guard = ModuleGuard()
         self.reset()
 
@@ -88,6 +87,9 @@ class Engine(Explained):
     def why_modules(self) -> str | None:
         """The reason why the modules computed the last step; None where the executor did."""
         return self.runner.why_modules
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError("an engine is not copied or pickled, as its caches are in use; make another: model.engine()")
 
     def reset(self) -> None:
         """Begin again with an empty cache: no rows, nothing kept."""
@@ -128,14 +130,14 @@ class Engine(Explained):
     def prepare(self, request: Request) -> LiveRow:
         """A row for this request, which has no slot yet.  Raises as `add`, and InputError where the model was moved or
         cast under rows that run; without rows the engine begins again."""
-        if not isinstance(request, Request):
-            raise InputError(f"{shown(request)} is no generate.Request(prompt=[5, 6, 7])")
+        check_request(request)
         if not self.runner.serves():
             if self.rows:
                 problem = "a window of the model has changed, or it was moved or cast while rows run"
                 raise InputError(f"{problem}; let them end first, or call reset()")
             self.reset()
         row = self._row(request)
+        row.module = self.module
         if request.source is not None:
             if not isinstance(request.source, Tensor):
                 check_ids(request.source, self.module.spec.vocab, f"source {request.number}")
@@ -146,6 +148,7 @@ class Engine(Explained):
     @torch.inference_mode()
     def join(self, rows: Sequence[LiveRow]) -> None:
         """Give prepared rows slots: they run from the next step on."""
+        check_new(rows, self.module)
         self.guard.visits += not self.guard.only_own_code
         if self.prefixes is None:
             for row, slot in zip(rows, self.cache.add(len(rows)), strict=True):
@@ -162,9 +165,8 @@ class Engine(Explained):
         leaving = [row for row in rows if row.cache is not None]
         for row in leaving:
             row.cache, row.draft = None, ()
-        for_reuse: set[LiveRow] = set()
-        if self.prefixes is not None:
-            for_reuse = {row for row in leaving if row not in self.runner.running and self.prefixes.keep(row)}
+        prefixes, busy = self.prefixes, self.runner.running
+        for_reuse = {row for row in leaving if prefixes is not None and row not in busy and prefixes.keep(row)}
         slots = [row.slot for row in leaving if row not in for_reuse]
         self.cache.free(slots)
         if self.cross is not None:
@@ -210,7 +212,7 @@ class Engine(Explained):
         Raises InputError when a layer with a window no longer holds what came before.
         """
         self._check_rows([row])
-        self.cache.trim(row.slot, length)
+        self.cache.trim(row.slot, integer("length", length, 0))
         row.cached = length
         self._reading = True
 
@@ -219,6 +221,7 @@ class Engine(Explained):
 
         Raises InputError where `row` has left its slot: give its request `keep_slot`.
         """
+        check_request(request)
         self._check_rows([row], None, self.cache)
         if row.cache is None:
             raise InputError("the row has left its cache slot; give its request keep_slot=True to restart it")
@@ -241,6 +244,8 @@ class Engine(Explained):
         A row whose logits are not finite, or whose rules or sampling fail, leaves with the reason `error`.  The first
         such error is raised, unless `isolate`.
         """
+        if isolate not in (True, False):
+            raise InputError(f"isolate={shown(isolate)} must be True or False")
         guard = self.guard
         guard.visits += not (guard.only_own_code and self._only_own_code)
         guard.only_own_code = False
@@ -272,10 +277,9 @@ class Engine(Explained):
         if ended:
             self.free([row for row in ended if not row.request.keep_slot])
             self._set_rows([row for row in self.rows if row.reason is None])
-            if not isolate:
-                for row in ended:
-                    if row.error is not None:
-                        raise row.error
+            error = None if isolate else next((row.error for row in ended if row.error is not None), None)
+            if error is not None:
+                raise error
         if share is not None:
             self._set_rows(self.rows)  # sources were read, prompts were
         return outputs

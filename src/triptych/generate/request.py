@@ -53,7 +53,8 @@ class Request:
     keep_slot: bool = False
 
     def __post_init__(self) -> None:
-        listed(self.prompt, f"prompt {self.number}")
+        first = next(iter(listed(self.prompt, f"prompt {self.number}")), 0)
+        integer(f"an id of prompt {self.number}", first, 0)
         if not isinstance(self.sampling, Sampling):
             raise InputError(f"sampling={shown(self.sampling)} must be a Sampling")
         if not isinstance(self.ends, Collection):
@@ -99,6 +100,7 @@ class LiveRow:
     def __post_init__(self) -> None:
         self.limit = len(self.request.prompt) + self.request.max_new_tokens
         self.source = self.request.source  # None once it was encoded
+        self.module: object = None  # of the engine that prepared the row
         self.source_length = 0  # positions of the source, as the engine that prepares the row counts them
         self.path: tuple[int, ...] = (self.request.number,)
 
@@ -127,6 +129,19 @@ class LiveRow:
     def new(self) -> list[int]:
         """The ids after the prompt."""
         return self.ids[len(self.request.prompt) :]
+
+
+def check_request(request: object) -> None:
+    """Raise InputError for anything but a request."""
+    if not isinstance(request, Request):
+        raise InputError(f"{shown(request)} is no generate.Request(prompt=[5, 6, 7])")
+
+
+def check_new(rows: Sequence[LiveRow], module: object) -> None:
+    """Raise InputError for what is no list of rows that were prepared for this module, each once, and never ran."""
+    known = isinstance(rows, Sequence) and all(isinstance(row, LiveRow) and row.module is module for row in rows)
+    if not known or len({row for row in rows if row.slot < 0}) < len(rows):
+        raise InputError("give rows that prepare() made for this model and that never ran, each once")
 
 
 @dataclass(frozen=True, eq=False)

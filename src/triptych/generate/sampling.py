@@ -16,10 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triptych.arguments import integer, listed, number, takes
+from triptych.arguments import checked_methods, integer, listed, number, takes
 from triptych.errors import InputError, shown
 
 
+@checked_methods
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How to choose.  `temperature=0` is greedy; `top_k=0`, `top_p=1`, `min_p=0`, `repetition_penalty=1` are off.

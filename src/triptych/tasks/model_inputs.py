@@ -64,12 +64,12 @@ class ModelInputs:
         `target` rows are for the decoder beside an encoder.  Raises InputError for ids outside the vocabulary, and for
         a rectangular tensor that may hold padding and comes without a mask.
         """
-        if isinstance(texts, str):
-            raise InputError("give a list of texts, not one string: [text]")
         if isinstance(texts, Mapping):
             texts, mask = _tokenizer_output(texts, mask)
         if isinstance(texts, np.ndarray) and texts.dtype.kind not in "biu":
             texts = texts.tolist()
+        if isinstance(texts, str):
+            raise InputError("give a list of texts, not one string: [text]")
         if isinstance(texts, Tensor | np.ndarray):
             texts = _rectangle(texts)
         elif not isinstance(texts, Sequence):
@@ -355,13 +355,13 @@ def _is_message(message: object) -> bool:
 
 def _rectangle(ids: Any, what: str = "ids") -> Tensor:
     """A `[B, T]` tensor of integers.  Raises InputError for anything else."""
+    readable(ids, what)
     try:
         if isinstance(ids, np.ndarray):  # in any order of its bytes and rows
             ids = ids.astype(ids.dtype.newbyteorder("="), order="C")
         tensor = ids if isinstance(ids, Tensor) else torch.as_tensor(ids)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"{what} must be an integer tensor [B, T], not {shown(ids)}") from None
-    readable(tensor, what)
     boolean = tensor.dtype == torch.bool and what != "mask"
     if tensor.dim() != 2 or tensor.is_floating_point() or tensor.is_complex() or boolean:
         raise InputError(f"{what} must be an integer tensor [B, T], not {tensor.dtype} {list(tensor.shape)}")

@@ -11,14 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from triptych.arguments import readable
 from triptych.attention import CacheType, check_cache_type
-from triptych.errors import InputError
+from triptych.errors import InputError, shown
 from triptych.generate import Engine, LiveRow, Request, Rule, Sampling
 from triptych.media import audio
 from triptych.nn import Transformer
@@ -28,6 +30,7 @@ from triptych.text import Tokenizer, WhisperTokens
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # tried in turn while the text is repetitive or unlikely
 REPETITIVE, UNLIKELY, SILENT = 2.4, -1.0, 0.6  # zlib's ratio, mean log-probability, probability of no speech
+LOUDEST = 10.0  # of samples, nominally in [-1, 1]; integers that were not scaled are beyond
 GUESSED = 0.5  # from this temperature on, do not condition the next window on the text
 
 
@@ -195,7 +198,8 @@ def transcribe(
     between its sentences, unless its vocabulary has none or its generation config has `return_timestamps` false.
     `on_segment` is called with each segment as soon as it is written.
 
-    Raises InputError for a model that reads no sound, a file that is no WAV file, a language or task the model does not
+    Raises InputError for a model that reads no sound, a file that is no WAV file, samples that are not mono floats
+    about in [-1, 1], a language or task the model does not
     know, times that it does not know, and an unknown type of cache.
     """
     tokenizer, vocab = model.inputs.words, model.spec.vocab
@@ -205,16 +209,29 @@ def transcribe(
     if timestamps is None:
         timestamps = tokens.first_time < vocab and config.get("return_timestamps") is not False
     decoder = WhisperDecoder(model.module, tokenizer, tokens, task, timestamps, temperatures, seed, previous, cache)
-    samples = sound if isinstance(sound, np.ndarray) else audio.read_wav(sound)
+    samples = audio.read_wav(sound) if isinstance(sound, str | Path) else _samples(sound)
     mels = decoder.slot.conv1.inputs
-    if not temperatures:
-        raise InputError("temperatures is empty; give at least one, such as (0.0,)")
+    if not isinstance(temperatures, Sequence) or not temperatures:
+        raise InputError(f"temperatures={shown(temperatures)} must be a list of at least one, such as (0.0,)")
     tokens.prompt(language, task)  # raises for a language or a task that the model does not know
     if timestamps and tokens.first_time >= vocab:
         raise InputError("the vocabulary of this model has no times; use timestamps=False")
     # As transformers: a recording that fits one window is padded as sound, the last window of a longer one as features.
     frames = torch.from_numpy(audio.log_mel(audio.padded(samples, decoder.window), mels))
     return transcribe_frames(decoder, frames, len(samples) // audio.HOP, language=language, on_segment=on_segment)
+
+
+def _samples(sound: Any) -> Any:
+    """`sound` `[T]`.  Raises InputError for anything but mono sound in floats, and for values far beyond [-1, 1]."""
+    readable(sound, "the sound")
+    mono = isinstance(sound, np.ndarray) and sound.ndim == 1 and sound.dtype.kind == "f" and sound.size
+    if not mono or not np.abs(sound).max() <= LOUDEST:
+        given = f"{sound.dtype} {list(sound.shape)}" if isinstance(sound, np.ndarray) else shown(sound)
+        raise InputError(
+            f"a sound is a WAV file, or mono samples [T] in a NumPy array of floats between -1 and 1, {audio.RATE:,} a "
+            f"second, not {given}; average channels, and divide integers by their largest value"
+        )
+    return sound
 
 
 @torch.inference_mode()

@@ -42,6 +42,7 @@ class RenderedPrompt:
         return self.text
 
 
+@checked_methods
 @dataclass(frozen=True)
 class ChatTemplate:
     """The Jinja `source` of a template, and the `special_tokens` that it may use: `bos_token`, `eos_token`, ..."""

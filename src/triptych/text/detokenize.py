@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from tokenizers import Tokenizer as Backend
 
+from triptych.errors import InputError
 from triptych.text.tokenizer_limits import steps
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -37,6 +38,8 @@ class TextStream:
 
     def put(self, token: int) -> str:
         """The text that the id `token` completes; empty while a character is unfinished."""
+        if token is True or token is False:
+            raise InputError(f"{token} is no token id; ids are integers")
         self._pending.append(token)
         text = self._text()
         if text.endswith(_UNFINISHED):

@@ -92,9 +92,13 @@ def word_tokenizer(texts: Iterable[str], vocab_size: int, layout: SpecialsLayout
 
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:
+    empty = True
     for text in texts:
         check_unicode(text)
+        empty = empty and not text.strip()
         yield text
+    if empty:
+        raise TextError("the vocabulary is learned from texts, and there is none but empty ones; give more text")
 
 
 def _check_size(kind: str, vocab_size: int, least: int) -> None:

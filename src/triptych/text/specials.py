@@ -8,9 +8,11 @@ from dataclasses import dataclass, fields
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
+from triptych.arguments import checked_methods
 from triptych.errors import TextError, shown
 
 
+@checked_methods
 @dataclass(frozen=True)
 class Specials:
     """The texts of the special tokens a tokenizer has; `None` where it has none.
@@ -44,6 +46,7 @@ class Specials:
         return {f.name: text for f in fields(self) if (text := getattr(self, f.name)) is not None}
 
 
+@checked_methods
 @dataclass(frozen=True)
 class SpecialsLayout:
     """The special tokens of a new vocabulary, and the field names of those put before and after each text."""

@@ -109,6 +109,18 @@ class Tokenizer:
         def __call__(self, *texts: object, **options: object) -> NoReturn:
             raise ArgumentError(f"a Tokenizer is not called{hint('__call__', TOKENIZER, ())}")
 
+        def __getitem__(self, token: object) -> NoReturn:  # `in` asks it too
+            raise ArgumentError("a Tokenizer has no items; write tokenizer.backend.token_to_id(token)")
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if "_names" in vars(self):  # it is made
+                if name not in vars(self) and not hasattr(type(self), name):
+                    new = "Tokenizer(tokenizer.backend, Specials(eos=...))"
+                    raise MissingNameError(f"Tokenizer has no {name!r} to set; special tokens are given to {new}")
+                if name.endswith("_id") and value is not None:
+                    check_ids([value], self.vocab_size, name)
+            super().__setattr__(name, value)
+
     from_pretrained = ConstructorOfOthers(TOKENIZER["from_pretrained"])
 
     @property
@@ -166,6 +178,10 @@ class Tokenizer:
         Raises InputError where special tokens, the first text of a pair and `overlap` leave no token for a window.
         """
         check_unicode(text + (second or ""))
+        if not 0 <= overlap < (max_length or 1):
+            raise InputError(
+                f"overlap={overlap} is shared by rows of max_length={max_length}; give 0, or fewer than those"
+            )
         with library(lambda problem: InputError(f"the texts cannot be encoded as a pair: {problem}")):
             row = self.backend.encode(text, second)
         whole = Encoded(
@@ -176,7 +192,7 @@ class Tokenizer:
         # Windows are cut here: truncation is a setting of the backend, which other threads use at the same time.
         inside = [i for i, sequence in enumerate(whole.sequence_ids) if sequence == (0 if second is None else 1)]
         width = max_length - (len(whole.ids) - len(inside))
-        if overlap < 0 or width <= overlap:
+        if width <= overlap:
             raise InputError(
                 f"what stands in every row and {overlap} tokens of overlap leave none of the {max_length} tokens of a "
                 "row to the text that is cut; shorten the first text, or share fewer tokens"

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from triptych.arguments import checked
 from triptych.errors import InputError, TextError, nearest, shown
 from triptych.text.specials import SPEECH
 from triptych.text.tokenizer import Tokenizer
@@ -43,6 +44,8 @@ class WhisperTokens:
         """
         if task not in self.tasks:
             raise InputError(f"task={task!r} is not one of {', '.join(self.tasks)}")
+        if task == "translate" and not self.languages:
+            raise InputError("task='translate' needs a model of several languages, and this one knows only one")
         if language is not None and language not in self.languages:
             known = ", ".join(sorted(self.languages)) or "none: the model knows only one"
             raise InputError(f"language={language!r} is not one of {known}{nearest(language, self.languages)}")
@@ -87,6 +90,7 @@ class WhisperTokens:
         )
 
 
+@checked
 def with_whisper_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """A new tokenizer with the special tokens that Whisper needs for one language without times.
 
