@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
 
 from triptych.arguments import checked
-from triptych.errors import ArgumentError, InputError, MissingNameError
+from triptych.errors import InputError
 from triptych.generate.beam import beam_search, check_beams
 from triptych.generate.engine import Engine
 from triptych.generate.request import LiveRow, Request, TokenLogprobs
@@ -43,14 +42,6 @@ class Generation(Explained):
     reused: int = 0
     drafted: int = 0
     accepted: int = 0
-
-    if not TYPE_CHECKING:  # mypy is to find unknown names by itself
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise MissingNameError(f"Generation has no {name!r}; it has {', '.join(type(self).__match_args__)}")
-
-        def __getitem__(self, name: object) -> NoReturn:
-            raise ArgumentError("a Generation has no items; write .text or .ids")
 
 
 @checked
