@@ -5,6 +5,8 @@ All of it runs in fp32 on a few short rows.  Differences are max |Δ log-softmax
 gives, or of the final hidden states where there is none.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 
 from triptych import nn
-from triptych.arguments import number
+from triptych.arguments import checked, number
 from triptych.attention import CacheType, check_cache_type
 from triptych.check import paths, peer
 from triptych.check.comparison import Case, Finding, Quality, Report, SiteDifference, case_of, max_abs_diff
@@ -27,6 +29,7 @@ from triptych.model import Model, load
 PEERS = ("transformers", "none")
 
 
+@checked
 def check(
     model: str | Path | Model,
     *,

@@ -38,10 +38,12 @@ class Drawing:
     def save(self, path: str | Path) -> None:
         """Write it to a file.  Raises TriptychError for the name of another kind of file, and where the file system
         refuses."""
-        if Path(path).suffix.lower() not in ("", ".svg"):
+        if Path(path).suffix.lower() != ".svg":
             raise TriptychError(f"a drawing is written as SVG; write {Path(path).with_suffix('.svg')}")
+        from triptych.checkpoints.save import target_of  # imports torch
+
         try:
-            Path(path).write_text(self.svg, encoding="utf-8")
+            target_of(path).write_text(self.svg, encoding="utf-8")
         except (OSError, UnicodeError) as error:
             problem = f"cannot write the drawing {shown(str(path))}: {getattr(error, 'strerror', error)}"
             raise TriptychError(f"{problem}; choose another place for it") from None

@@ -139,6 +139,11 @@ class Checkpoints:
                 f"{out} already holds a run; continue it with --resume, delete it and start over with --force, or "
                 "give another --out"
             )
+        if out.is_dir() and not self.exist() and not self.model.exists():
+            others = sorted(p.name for p in out.iterdir() if p.name[0] != "." and p.suffix not in (".toml", ".log"))
+            if others:
+                problem = f"{out} holds other files and no run, such as {shown(others[0])}"
+                raise ConfigError(f"{problem}; name a new directory, such as {out / 'run'}")
         if self.model.exists() and not self.exist():
             raise ConfigError(f"{self.model} was written by no run, and this run would replace it; give another --out")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 from torch.optim import AdamW
 
@@ -119,6 +120,12 @@ class OptimizerSettings(RecipeSection):
     theirs."""
     clip: NonNegative = 1.0
     """Gradients are scaled down to at most this global norm; 0 turns it off."""
+
+    @model_validator(mode="after")
+    def _is_read(self) -> OptimizerSettings:
+        if self.name == "adamw" and self.momentum != OptimizerSettings.model_fields["momentum"].default:
+            raise ValueError("has momentum, which is Muon's; AdamW has betas")
+        return self
 
 
 class Optimizer:

@@ -202,8 +202,11 @@ def check_recipe(
     changed: dict[tuple[str, ...], str] = {}
     for change in changes:
         key, value = _parse_change(change)
-        _set(filled, key, value, f"--set {shown(change)[1:-1]}")
-        changed[tuple(key)] = f"--set {shown(change)[1:-1]}"
+        option = f"--set {shown(change)[1:-1]}"
+        if (before := changed.get(tuple(key), option)) != option:
+            raise ConfigError(f"{before} and {option} set the same key; give it once")
+        _set(filled, key, value, option)
+        changed[tuple(key)] = option
     for dotted, value in (values or {}).items():
         _set(filled, dotted.split("."), value, dotted)
         changed.pop(tuple(dotted.split(".")), None)

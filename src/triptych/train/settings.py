@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from triptych.errors import nearest
 from triptych.migration_hints import RECIPE_KEYS
@@ -27,6 +27,16 @@ class RecipeSection(BaseModel):
     (`triptych.train.new_recipe`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse a number or a truth value in quotes, and a truth value for a number."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        kinds = {getattr(one, "__origin__", one) for one in get_args(kind) or (kind,)}
+        if isinstance(value, str | bool) and kinds <= {int, float, bool, type(None)} and type(value) not in kinds:
+            raise ValueError(f"= {value!r} must be {'True or False' if bool in kinds else 'a number'}, without quotes")
+        return value
 
 
 class RunSettings(RecipeSection):
