@@ -106,7 +106,7 @@ def test_folders_of_other_files_are_not_replaced(target: str, tmp_path: Path, mo
     with pytest.raises(TriptychError):
         write_directory(target, NEW, CONFIG)
     assert {path: path.stat().st_ino for path in sorted(tmp_path.rglob("*"))} == before
-    for kind in ("tokenizer.json", "adapter_config.json", None):
+    for kind in ("tokenizer_config.json", "adapter_config.json", None):
         own = tmp_path / f"own-{kind}"
         own.mkdir()
         if kind is not None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -27,13 +27,14 @@ from triptych.errors import InputError
 from triptych.model import Model, load
 
 PEERS = ("transformers", "none")
+ModelOrPath = str | Path | Model  # `load` says what is wrong with another
 
 
 @checked
 def check(
-    model: str | Path | Model,
+    model: ModelOrPath,
     *,
-    against: str | None = None,
+    against: Literal["transformers", "none"] | None = None,
     threshold: float = 1e-4,
     offline: bool = False,
     ignore: Sequence[str] = (),
@@ -57,8 +58,6 @@ def check(
     no perplexity.
     """
     number("threshold", threshold, 0, sys.float_info.max, "a finite number of at least 0")
-    if against not in (None, *PEERS):
-        raise InputError(f"against={against!r} is not one of {', '.join(PEERS)}")
     if adapter is not None and isinstance(model, Model):
         raise InputError("adapter= is for a model that is loaded here; a Model has its own")
     if isinstance(cache, str):

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from triptych.checkpoints.load_weights import DetachedWeights, ModelParameters, 
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
 from triptych.checkpoints.save import check_directory, target_of
-from triptych.errors import CheckpointError, InputError, shown
+from triptych.errors import CheckpointError, InputError
 from triptych.mapping import Values
 from triptych.mapping.gguf_metadata import difference
 from triptych.nn import Transformer
@@ -63,7 +63,7 @@ def convert(
     model: str | Path,
     out: str | Path,
     *,
-    to: Format | None = None,
+    to: Literal["hf", "gguf"] | None = None,
     dtype: str | None = None,
     force: bool = False,
     offline: bool = False,
@@ -86,8 +86,6 @@ def convert(
     TextError for a model or a tokenizer that GGUF cannot represent, and what reading raises.
     """
     path = Path(out)
-    if to not in (None, *get_args(Format)):
-        raise InputError(f"to={shown(to)} must be one of {', '.join(get_args(Format))}")
     to = to or _format_of(os.fspath(out))
     _check(path, to, dtype, force)
     model, adapter = with_base(model, adapter)
@@ -208,9 +206,13 @@ def _to_hf(header: Header, stored: StoredParameters, path: Path, dtype: torch.dt
 
 
 def _write_hf(
-    path: Path, spec: Spec, tensors: Iterable[tuple[str, Tensor]], config: Mapping[str, Any], files: Mapping[str, bytes],
+    path: Path,
+    spec: Spec,
+    tensors: Iterable[tuple[str, Tensor]],
+    config: Mapping[str, Any],
+    files: Mapping[str, bytes],
     origin: Path | None,
-) -> Conversion:  # fmt: skip
+) -> Conversion:
     """Write an HF directory, and count its tensors; of what is there the files of a model that is not `origin` go."""
     written: Counter[str] = Counter()
 
@@ -219,8 +221,8 @@ def _write_hf(
             written[str(value.dtype).removeprefix("torch.")] += 1
             yield name, value
 
-    same = origin is not None and os.path.realpath(origin) == os.path.realpath(path)
-    write_directory(path, counted(), config, files, keep=same)
+    # The working directory, which "" is, is never replaced.
+    write_directory(path, counted(), config, files, keep=os.path.realpath(origin or "") == os.path.realpath(path))
     nbytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     return Conversion(str(path), "hf", spec.family, nbytes, dict(written))
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
-import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -152,9 +150,7 @@ def read_header(
     except (OSError, ValueError) as error:  # a name too long or with a zero byte, a loop of links, no permission
         raise CheckpointError(f"{shown(str(local))} cannot be opened ({first_line(error)})") from None
     if local.is_dir() or (local.suffix == ".json" and local.is_file()):
-        header = _with_config(local, ignore)
-        _check_ignored(ignore, header, read_json(local / "config.json") if local.is_dir() else {})
-        return header
+        return _check_ignored(ignore, _with_config(local, ignore))
     source = open_source(local)
     if source.kind != "gguf":
         raise CheckpointError(f"{local}: is weights alone; give the directory that holds them and their config.json")
@@ -165,28 +161,22 @@ def read_header(
     settings = SentenceSettings.of_gguf(source.metadata, str(local))
     if settings != SentenceSettings():
         hf = {**hf, KEY: asdict(settings)}
-    header = Header(local, spec, hf, source)
-    _check_ignored(ignore, header, {key: None for name in source.metadata for key in (name, name.partition(".")[2])})
-    return header
+    return _check_ignored(ignore, Header(local, spec, hf, source))
 
 
-def _check_ignored(ignore: Collection[str], header: Header, config: Mapping[str, Any]) -> None:
+def _check_ignored(ignore: Collection[str], header: Header) -> Header:
     """Raise InputError for a name in `ignore` that no key, tensor or module has; without weights it cannot be known."""
-    for name in ignore if header.source is not None else ():
-        if not (
-            fnmatch.filter(header.source.names, name)
-            or name in _keys(config)
-            or (name and os.path.isdir(header.path / name))
-        ):
+    if not ignore or header.source is None:
+        return header
+    files = (header.path / "config.json", header.path / "modules.json")
+    quoted = "".join(file.read_text("utf-8", "replace") for file in files if file.is_file())
+    quoted += "".join(f'"{key}" "{key.partition(".")[2]}"' for key in header.source.metadata)
+    for name in ignore:
+        if not name or not (f'"{name}"' in quoted or fnmatch.filter(header.source.names, name)):
             raise InputError(
-                f"ignore: {shown(name)} is no key of the config and matches no tensor{nearest(name, _keys(config))}; "
-                "leave it out"
+                f"ignore: {shown(name)} is no config key and matches no tensor{nearest(name, header.hf)}; leave it out"
             )
-
-
-def _keys(config: Mapping[str, Any]) -> set[str]:
-    """The keys of a config, those of nested tables too."""
-    return set(config).union(*(_keys(value) for value in config.values() if isinstance(value, Mapping)))
+    return header
 
 
 def _with_config(model_path: Path, ignore: Collection[str]) -> Header:
@@ -271,18 +261,14 @@ def _normalizes(modules: Path, ignore: Collection[str]) -> bool:
 
 def check_new(spec: ModelSpec, hf: Mapping[str, Any]) -> None:
     """Raise ConfigError for what is read past in files, and wrong in the config of a new model: ids outside the
-    vocabulary, labels that are not numbered from 0 or not told apart, and unknown kinds of problems and numbers."""
+    vocabulary, labels that are not numbered from 0 or not told apart, and unknown kinds of problems."""
     for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id"):
         for token in hf[key] if isinstance(hf.get(key), list | tuple) else [hf.get(key)]:
             if spec.vocab and token is not None and token not in range(spec.vocab):
                 raise ConfigError(f"config: {key} is {token}, and the vocabulary has {spec.vocab} tokens; leave it out")
     _check_labels(hf.get("id2label"), hf.get("label2id"))
     if (problem := hf.get("problem_type")) not in (None, *PROBLEMS):
-        hint = nearest(str(problem), PROBLEMS)
-        raise ConfigError(f"config: problem_type {shown(problem)} is not known{hint}; use one of {', '.join(PROBLEMS)}")
-    for key in ("dtype", "torch_dtype"):
-        if not re.fullmatch(r"None|auto|(torch\.)?(b?float|half|double).*", str(hf.get(key))):
-            raise ConfigError(f"config: {key} {shown(hf[key])} is no type that weights have; leave it out")
+        raise ConfigError(f"config: problem_type {shown(problem)} is not one of {', '.join(PROBLEMS)}")
 
 
 def _check_labels(names: object, numbers: object) -> None:
@@ -291,10 +277,10 @@ def _check_labels(names: object, numbers: object) -> None:
     labels = {str(i): name for i, name in names.items()}
     if not names or labels.keys() != set(map(str, range(len(names)))):
         raise ConfigError(f"config: id2label has {shown(list(names))}; number the labels from 0")
-    if not all(isinstance(name, str) for name in names.values()) or len(set(names.values())) < len(names):
-        raise ConfigError(f"config: id2label has {shown(list(names.values()))}; give each label a name of its own")
-    if isinstance(numbers, Mapping) and numbers and {str(i): name for name, i in numbers.items()} != labels:
-        raise ConfigError(f"config: label2id {shown(numbers)} is not the inverse of id2label; leave it out")
+    given = {name for name in names.values() if isinstance(name, str)}
+    back = {str(i): name for name, i in numbers.items()} if isinstance(numbers, Mapping) and numbers else labels
+    if len(given) < len(names) or back != labels:
+        raise ConfigError(f"config: id2label {shown(names)}: give each label its own name, the one in label2id")
 
 
 def label_names(spec: ModelSpec, hf: Mapping[str, Any]) -> list[str]:

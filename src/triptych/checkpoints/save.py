@@ -31,9 +31,9 @@ _WRITTEN: set[Path] = set()  # the temporary directories that this process write
 _WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"  # what files of weights are called
 _OURS = f"{_WEIGHTS}|adapter_config.json|tokenizer_config.json"
 #: Every file that a model may have beside its weights and `config.json`.
-_BESIDE = r"(special_tokens_map|added_tokens|modules|sentence_bert_config|\w*tokenizer_config|\w*processor_config)\.json"
-_BESIDE += r"|chat_template\.(jinja|json)|tokenizer\.(json|model)|generation_config\.json|vocab\.(json|txt)|merges\.txt"
-_BESIDE += r"|(source|target|spm|spiece|sentencepiece\.bpe)\.(spm|model)|1_Pooling"
+_BESIDE = r"""(?x)(special_tokens_map|added_tokens|modules|sentence_bert_config|chat_template
+|\w*(tokenizer|processor|generation)_config|tokenizer|vocab)\.json|chat_template\.jinja|tokenizer\.model|vocab\.txt|merges\.txt|1_Pooling
+|(source|target|spm|spiece|sentencepiece\.bpe)\.(spm|model)"""
 
 
 def write_directory(
@@ -50,8 +50,8 @@ def write_directory(
     and `files`, by names relative to it.  `names` are other names for the first two; other weights are not sharded.
 
     Whatever else an existing directory holds stays in it; only weights, `config.json` and `files` are replaced, and,
-    without `keep`, the tokenizer and all else that belongs to the model that is there.  Raises `CheckpointError`, with the target as it was, when anything cannot be written, and InputError as
-    `check_directory`.
+    without `keep`, the tokenizer and all else that belongs to the model that is there.  Raises `CheckpointError`, with
+    the target as it was, when anything cannot be written, and InputError as `check_directory`.
     """
     path = check_directory(path)
     recover(path)
@@ -63,8 +63,8 @@ def write_directory(
             _write_file(temporary, name, content)
         if path.exists():
             weights = _WEIGHTS if names[0].startswith("model") else re.escape(names[0])
-            another = f"|{_BESIDE}" * (not keep and os.path.exists(path / names[1]))
-            _link_other_files(path, temporary, weights + another)
+            another = not keep and os.path.exists(path / names[1])
+            _link_other_files(path, temporary, f"{_BESIDE}|{weights}" if another else weights)
         for directory, _, _ in os.walk(temporary):
             sync_directory(Path(directory))
         put_in_place(temporary, path)
@@ -76,8 +76,10 @@ def check_directory(path: str | Path) -> Path:
     `target_of`."""
     where = target_of(path)
     if where.suffix.lower() in (".safetensors", ".gguf", *PICKLES):
-        problem = f"{path}: an HF checkpoint is a directory, not a {where.suffix} file"
-        raise InputError(f"{problem}; name a directory, for example {Path(path).with_suffix('')}")
+        raise InputError(
+            f"{path}: an HF checkpoint is a directory, not a {where.suffix} file; name a directory, for example "
+            f"{Path(path).with_suffix('')}"
+        )
     with suppress(OSError):  # the working directory was deleted
         if Path.cwd().is_relative_to(where):
             raise InputError(f"{where} holds the working directory, which would be replaced; name one below it")
@@ -107,7 +109,7 @@ def atomic_write(path: str | Path, content: bytes) -> None:
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """A new file that becomes `path` when the block ends without an error; until then the old one is untouched."""
     path = target_of(path)
-    if re.fullmatch(f"{_WEIGHTS}|{_BESIDE}|config.json", path.name) and os.path.exists(path.parent / "config.json"):
+    if re.fullmatch(f"{_BESIDE}|{_WEIGHTS}|config.json", path.name) and os.path.exists(path.parent / "config.json"):
         raise InputError(f"{path} is a file of the model in that directory; choose another name")
     with _temporary_directory_near(path) as temporary:
         with _synced(temporary / "content") as file:
@@ -131,19 +133,17 @@ def target_of(path: str | Path) -> Path:
     place that it says: on the hub, on the net, in the home that a shell puts for ~, and for one that cannot be read."""
     text = os.fspath(path)
     if text.startswith("~"):
-        raise InputError(f"{shown(text)}: ~ is not expanded here; give the whole path, {shown(os.path.expanduser(text))}")
-    if re.match(r"(?!hub:)[A-Za-z][\w+.-]+:/", text):
-        raise InputError(f"{shown(text)} is an address, where nothing is written; give a path on this machine")
+        raise InputError(f"{shown(text)}: ~ is not expanded here; write {shown(os.path.expanduser(text))}")
+    if re.match(rf"{PREFIX}|[A-Za-z][\w+.-]+:/", text):
+        raise InputError(f"{shown(text)} is a name on the hub or the net; give a path on this machine to write to")
     if re.search(r"[\x01-\x1f\x7f]", text) or os.path.basename(text).isspace():
-        raise InputError(f"{shown(text)} has characters that a name cannot be read by; give a path without them")
+        raise InputError(f"{shown(text)} has a name that cannot be read on a screen; give another path")
     try:
         where = Path(os.path.realpath(path))
         with suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(where)
     except (OSError, ValueError) as error:  # a zero byte, half of a surrogate pair, a loop of links
-        raise CheckpointError(f"cannot write {shown(str(path))}: {getattr(error, 'strerror', error)}") from None
-    if str(path).startswith(PREFIX):
-        raise InputError(f"{path} is a name on the hub, where nothing is written; give a path on this machine")
+        raise CheckpointError(f"cannot write {shown(text)}: {getattr(error, 'strerror', error)}") from None
     if not where.name:
         raise CheckpointError(f"cannot write {where}: it is the root of a file system; choose another name")
     return where

@@ -61,12 +61,10 @@ def live_page(model: Model, name: str, text: str | None = None) -> str:
 
     Raises InputError as `triptych.page.live_export.export`, and for a model without a tokenizer that a page can run.
     """
-    for what, given in (("name", name), ("text", text or "")):
-        check_unicode(given)
-        if "\0" in given:
-            raise InputError(f"{what} {shown(given)} has a zero byte, which a page cannot hold; remove it")
-    if not name.strip():
-        raise InputError(f"name={name!r} must be the title of the page")
+    page = name + (text or "")
+    check_unicode(page)
+    if "\0" in page or not name.strip():
+        raise InputError(f"name={shown(name)} must be a title, and neither it nor the text may have a zero byte")
     section = live_section(model, text)
     parameters = sum(p.numel() for p in model.module.parameters())
     facts = [

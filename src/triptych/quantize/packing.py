@@ -221,9 +221,9 @@ def packing_for(
     Raises InputError where packed weights were asked for and cannot be used (see `packer_for`), and for both arguments
     at once.
     """
-    if quantize is not None and dequantize:
-        raise InputError(f"quantize={quantize!r} packs what dequantize=True unpacks; give one of the two")
     if quantize is not None:
+        if dequantize:
+            raise InputError(f"quantize={quantize!r} packs what dequantize=True unpacks; give one of the two")
         return Packing(dequantize is not False, packer_for(quantize, device))
     if dequantize is not None:
         return Packing() if dequantize else Packing(False, packer_for(None, device))

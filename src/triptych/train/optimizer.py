@@ -19,6 +19,7 @@ from triptych.spec.parts import LinearSpec
 from triptych.train.data import groups
 from triptych.train.settings import BelowOne, NonNegative, Rate, RecipeSection, Share
 
+MOMENTUM = 0.95
 TOGETHER = 1 << 22  # numbers orthogonalized at a time, so that large matrices need no more memory than in torch
 
 
@@ -113,7 +114,7 @@ class OptimizerSettings(RecipeSection):
     """Of AdamW: the decay rates of the running means of gradients and of their squares."""
     eps: Rate = 1e-8
     """Of AdamW: added to the root mean square by which it divides."""
-    momentum: Share = 0.95
+    momentum: Share = MOMENTUM
     """Of Muon: the decay rate of the running mean of gradients."""
     weight_decay: NonNegative = 0.1
     """Times the learning rate, the share of a matrix that each step takes away; embeddings, norms and biases keep
@@ -123,7 +124,7 @@ class OptimizerSettings(RecipeSection):
 
     @model_validator(mode="after")
     def _is_read(self) -> OptimizerSettings:
-        if self.name == "adamw" and self.momentum != OptimizerSettings.model_fields["momentum"].default:
+        if self.name == "adamw" and self.momentum != MOMENTUM:
             raise ValueError("has momentum, which is Muon's; AdamW has betas")
         return self
 

@@ -18,7 +18,6 @@ from triptych.page import Section
 from triptych.page.sections import section_data
 
 L = TypeVar("L", bound="Lab")
-LARGEST = 10**9  # of a size that counts something
 Size = int | float | str | tuple[int, ...] | tuple[float, ...]
 
 
@@ -110,10 +109,8 @@ def _converted(base: object, name: str, value: Size) -> Any:
             numbers.append(kind(text))
         except ValueError:
             raise InputError(f"size {name}: {text!r} is not of type {kind.__name__}") from None
-        if kind is not str and not 0 < numbers[-1] < math.inf:
-            raise InputError(f"size {name}: {text!r} must be above 0 and finite")
-        if kind is int and numbers[-1] > LARGEST:
-            raise InputError(f"size {name}: {shown(text)} must be at most {LARGEST:,}")
+        if kind is not str and not 0 < numbers[-1] < (math.inf if kind is float else 1e9):
+            raise InputError(f"size {name}: {shown(text)} must be above 0 and finite, as an integer below 10**9")
     return tuple(numbers) if isinstance(default, tuple) else numbers[0]
 
 
