@@ -168,11 +168,14 @@ def _check_ignored(ignore: Collection[str], header: Header) -> Header:
     """Raise InputError for a name in `ignore` that no key, tensor or module has; without weights it cannot be known."""
     if not ignore or header.source is None:
         return header
-    files = (header.path / "config.json", header.path / "modules.json")
-    quoted = "".join(file.read_text("utf-8", "replace") for file in files if file.is_file())
+    quoted = "".join(
+        file.read_text("utf-8", "replace")
+        for file in (header.path / "config.json", header.path / "modules.json")
+        if file.is_file()
+    )
     quoted += "".join(f'"{key}" "{key.partition(".")[2]}"' for key in header.source.metadata)
     for name in ignore:
-        if not name or not (f'"{name}"' in quoted or fnmatch.filter(header.source.names, name)):
+        if not (name and (f'"{name}"' in quoted or fnmatch.filter(header.source.names, name))):
             raise InputError(
                 f"ignore: {shown(name)} is no config key and matches no tensor{nearest(name, header.hf)}; leave it out"
             )

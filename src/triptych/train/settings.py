@@ -22,9 +22,9 @@ def _no_text(value: object) -> object:
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_no_text)]  # 8.0 too, which strict ones refuse
+NO_TEXT = BeforeValidator(_no_text)  # 8.0 is an integer, which strict ones refuse
 Real = Annotated[float, Field(strict=True)]
-Positive = Annotated[Whole, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0), NO_TEXT]
 Share = Annotated[Real, Field(ge=0.0, le=1.0)]
 BelowOne = Annotated[Real, Field(ge=0.0, lt=1.0)]
 Fraction = Annotated[Real, Field(gt=0.0, lt=1.0)]
@@ -51,7 +51,7 @@ class RunSettings(RecipeSection):
 
     rows: Positive
     """Number of rows in a step."""
-    length: Annotated[Whole, Field(gt=1)]
+    length: Annotated[int, Field(gt=1), NO_TEXT]
     """Largest number of tokens in a row."""
     steps: Positive | None = None
     """The run ends after this many optimizer steps; with `seconds` too, at whichever comes first."""
@@ -59,7 +59,7 @@ class RunSettings(RecipeSection):
     """The run ends after this many seconds of training, evaluations, samples and checkpoints included."""
     accumulate: Positive = 1
     """Number of micro-batches into which a step is divided: more need less memory, and the step is the same."""
-    seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63), NO_TEXT] = 0
     """Seed of the order of the data, of dropout, of hidden tokens and of a new model's weights."""
     precision: Precision = "auto"
     """Of the arithmetic: `bf16`, `fp32`, or `auto`, which is bf16 where the processor has it and the model is at least
