@@ -276,7 +276,7 @@ def _link_other_files(old: Path, new: Path, weights: str) -> None:
 
     def replaced(directory: str, names: list[str]) -> set[str]:
         inside = new / Path(directory).relative_to(old)
-        own = weights if directory == os.fspath(old) else ""  # one below may be another model
+        own = weights if directory == str(old) else ""  # one below may be another model
         return {name for name in names if re.fullmatch(own, name) or (inside / name).is_file()}
 
     shutil.copytree(old, new, symlinks=True, ignore=replaced, copy_function=link, dirs_exist_ok=True)
