@@ -26,7 +26,7 @@ from triptych.checkpoints import recover as recover_path
 from triptych.checkpoints import save as save_module
 from triptych.checkpoints.source import LoadedTensor
 from triptych.errors import CheckpointError, InputError, TriptychError
-from triptych.model import create
+from triptych.model import create, load
 
 CONFIG = {"model_type": "llama", "hidden_size": 6, "name": "é"}
 OLD = {"a": torch.arange(3.0)}
@@ -106,7 +106,7 @@ def test_folders_of_other_files_are_not_replaced(target: str, tmp_path: Path, mo
     with pytest.raises(TriptychError):
         write_directory(target, NEW, CONFIG)
     assert {path: path.stat().st_ino for path in sorted(tmp_path.rglob("*"))} == before
-    for kind in ("tokenizer.json", "adapter_config.json", None):
+    for kind in ("tokenizer_config.json", "adapter_config.json", None):
         own = tmp_path / f"own-{kind}"
         own.mkdir()
         if kind is not None:
@@ -116,6 +116,20 @@ def test_folders_of_other_files_are_not_replaced(target: str, tmp_path: Path, mo
         write_directory(own, OLD, CONFIG)
         assert open_source(own).read("a").tolist() == [0, 1, 2]
         assert kind is None or (own / "model-a.safetensors").read_text() == "mine"
+
+
+def test_a_model_saved_over_another_has_nothing_of_it(tmp_path: Path) -> None:
+    """Files of the tokenizer go with the model they belong to; those of nobody, and models in folders below, stay."""
+    model = create({**cli_models.LLAMA, "vocab_size": 40})
+    model.save(tmp_path / "m")
+    model.save(tmp_path / "m" / "below")
+    for name in ("chat_template.jinja", "special_tokens_map.json", "README.md"):
+        (tmp_path / "m" / name).write_text("{}")
+    load(tmp_path / "m").save(tmp_path / "m")
+    assert names(tmp_path / "m") > {"chat_template.jinja", "special_tokens_map.json", "README.md", "below"}
+    create({**cli_models.LLAMA, "vocab_size": 50}).save(tmp_path / "m")
+    assert names(tmp_path / "m") == {"README.md", "below", "config.json", "model.safetensors"}
+    assert load(tmp_path / "m" / "below").spec == model.spec
 
 
 def test_an_adapter_is_not_saved_beside_another_model(tmp_path: Path) -> None:

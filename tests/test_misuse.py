@@ -18,6 +18,7 @@ import tiny
 import triptych
 from hub_encoders import HUB
 from triptych import generate, probe, quickstart
+from triptych.check import check
 from triptych.checkpoints.convert import convert
 from triptych.count import count, predict
 from triptych.draw import draw
@@ -98,7 +99,7 @@ def names(folder: Path) -> dict[str, Any]:
         "count": count, "draw": draw, "predict": predict, "live_page": live_page, "explain": explain, "worked": worked,
         "labs": labs, "Setup": Setup, "exercises": exercises, "audio": audio, "quantize": quantize,
         "quickstart": quickstart.run,
-        "generate": generate, "freed": freed(load(cli_models.checkpoint("decoder")).engine()),
+        "generate": generate, "check": check, "freed": freed(load(cli_models.checkpoint("decoder")).engine()),
     }  # fmt: skip
 
 

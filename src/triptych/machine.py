@@ -173,7 +173,7 @@ def device(name: str) -> torch.device:
         chosen = torch.device(name)
     except RuntimeError:
         raise InputError(f"device {name!r} is not one of cpu, cuda, cuda:N") from None
-    if chosen.type not in ("cpu", "cuda"):
+    if chosen.type != "cuda" and str(chosen) not in ("cpu", "cpu:0"):
         raise InputError(f"device {name!r} is not one of cpu, cuda, cuda:N")
     if chosen.type == "cuda" and (why := _no_gpu(torch)):
         raise InputError(f"device {name!r} cannot be used: {why}")

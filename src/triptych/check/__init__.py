@@ -5,16 +5,18 @@ All of it runs in fp32 on a few short rows.  Differences are max |Δ log-softmax
 gives, or of the final hidden states where there is none.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from triptych import nn
-from triptych.arguments import number
+from triptych.arguments import checked, number
 from triptych.attention import CacheType, check_cache_type
 from triptych.check import paths, peer
 from triptych.check.comparison import Case, Finding, Quality, Report, SiteDifference, case_of, max_abs_diff
@@ -25,12 +27,14 @@ from triptych.errors import InputError
 from triptych.model import Model, load
 
 PEERS = ("transformers", "none")
+ModelOrPath = str | Path | Model  # `load` says what is wrong with another
 
 
+@checked
 def check(
-    model: str | Path | Model,
+    model: ModelOrPath,
     *,
-    against: str | None = None,
+    against: Literal["transformers", "none"] | None = None,
     threshold: float = 1e-4,
     offline: bool = False,
     ignore: Sequence[str] = (),
@@ -54,8 +58,6 @@ def check(
     no perplexity.
     """
     number("threshold", threshold, 0, sys.float_info.max, "a finite number of at least 0")
-    if against not in (None, *PEERS):
-        raise InputError(f"against={against!r} is not one of {', '.join(PEERS)}")
     if adapter is not None and isinstance(model, Model):
         raise InputError("adapter= is for a model that is loaded here; a Model has its own")
     if isinstance(cache, str):

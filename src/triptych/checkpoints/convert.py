@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from triptych import families
-from triptych.arguments import checked
+from triptych.arguments import checked, readable
 from triptych.checkpoints import Source, open_source, recover, write_directory
 from triptych.checkpoints.adapter_files import read_adapter
 from triptych.checkpoints.adapters import with_base
@@ -28,7 +28,7 @@ from triptych.checkpoints.load_weights import DetachedWeights, ModelParameters, 
 from triptych.checkpoints.locate import PICKLES
 from triptych.checkpoints.packed_safetensors import plain_dtype
 from triptych.checkpoints.save import check_directory, target_of
-from triptych.errors import CheckpointError, InputError, shown
+from triptych.errors import CheckpointError, InputError
 from triptych.mapping import Values
 from triptych.mapping.gguf_metadata import difference
 from triptych.nn import Transformer
@@ -63,7 +63,7 @@ def convert(
     model: str | Path,
     out: str | Path,
     *,
-    to: Format | None = None,
+    to: Literal["hf", "gguf"] | None = None,
     dtype: str | None = None,
     force: bool = False,
     offline: bool = False,
@@ -86,8 +86,6 @@ def convert(
     TextError for a model or a tokenizer that GGUF cannot represent, and what reading raises.
     """
     path = Path(out)
-    if to not in (None, *get_args(Format)):
-        raise InputError(f"to={shown(to)} must be one of {', '.join(get_args(Format))}")
     to = to or _format_of(os.fspath(out))
     _check(path, to, dtype, force)
     model, adapter = with_base(model, adapter)
@@ -148,7 +146,7 @@ def save(
         lost = [name for step in plan if packed_type(step, numbers) is None for name in step.ours if name in packed]
     else:
         tensors, config = to_checkpoint(module, hf)
-        done = _write_hf(path, module.spec, tensors, config, files)
+        done = _write_hf(path, module.spec, tensors, config, files, origin)
         lost = list(packed)
     if not lost:
         return done
@@ -158,6 +156,8 @@ def save(
 
 def _check_whole(module: Transformer, hf: Values | None) -> None:
     """Raise InputError where the parameters or the config are not those of the spec: nothing could load them."""
+    for name, parameter in module.named_parameters():
+        readable(parameter, f"the weight {name}")
     sizes = {(name, tuple(value.shape)) for name, value in module.named_parameters(remove_duplicate=False)}
     if lost := module.spec.shapes().items() - sizes:
         raise InputError("the module has no {} {}, which model.spec names; save it as it was made".format(*min(lost)))
@@ -183,14 +183,13 @@ def _check(path: Path, to: Format, dtype: str | None, force: bool) -> None:
     if dtype is not None and dtype not in known:
         what = "an HF directory" if to == "hf" else "a GGUF file"
         raise InputError(f"{what} cannot store {dtype!r}; use one of {', '.join(known)}")
-    if to == "hf" and path.suffix.lower() in (*_WEIGHTS, ".gguf"):
-        problem = f"{path}: an HF checkpoint is a directory, not a {path.suffix} file"
-        raise InputError(f"{problem}; name a directory, for example {path.with_suffix('')}")
     (target_of if to == "gguf" else check_directory)(path)
     if path.exists() and (to == "gguf") == path.is_dir():
         raise InputError(
             f"{path} is a {'directory' if path.is_dir() else 'file'}, and {to} is not; choose another name"
         )
+    if to == "gguf" and path.suffix.lower() != ".gguf":
+        raise InputError(f"{path}: the name of a GGUF file ends in .gguf; write {path}.gguf")
     if path.exists() and not force:
         raise InputError(f"{path} exists; choose another name, or replace it with --force (force=True)")
 
@@ -203,13 +202,18 @@ def _to_hf(header: Header, stored: StoredParameters, path: Path, dtype: torch.dt
     tensors = ((step.source, step.to_source(stored).to(dtype)) for step in families.save_plan(header.spec))
     config = {**header.hf, "dtype": str(dtype).removeprefix("torch.")}
     config.pop("torch_dtype", None)  # its old name
-    return _write_hf(path, header.spec, tensors, config, files_beside(header))
+    return _write_hf(path, header.spec, tensors, config, files_beside(header), header.path)
 
 
 def _write_hf(
-    path: Path, spec: Spec, tensors: Iterable[tuple[str, Tensor]], config: Mapping[str, Any], files: Mapping[str, bytes]
+    path: Path,
+    spec: Spec,
+    tensors: Iterable[tuple[str, Tensor]],
+    config: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    origin: Path | None,
 ) -> Conversion:
-    """Write an HF directory, and count its tensors."""
+    """Write an HF directory, and count its tensors; of what is there the files of a model that is not `origin` go."""
     written: Counter[str] = Counter()
 
     def counted() -> Iterator[tuple[str, Tensor]]:
@@ -217,7 +221,8 @@ def _write_hf(
             written[str(value.dtype).removeprefix("torch.")] += 1
             yield name, value
 
-    write_directory(path, counted(), config, files)
+    # The working directory, which "" is, is never replaced.
+    write_directory(path, counted(), config, files, keep=os.path.realpath(origin or "") == os.path.realpath(path))
     nbytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     return Conversion(str(path), "hf", spec.family, nbytes, dict(written))
 

@@ -3,6 +3,7 @@ weights are read and torch is not imported."""
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +17,7 @@ from triptych.checkpoints import Source, local_path, open_source
 from triptych.checkpoints.locate import without_config
 from triptych.checkpoints.packed_safetensors import scheme, unpacked
 from triptych.checkpoints.source import check_text_size, file_size, json_if_there, read_json
-from triptych.errors import CheckpointError, ConfigError, TextError, first_line, shown
+from triptych.errors import CheckpointError, ConfigError, InputError, TextError, first_line, nearest, shown
 from triptych.mapping import Values, names_in
 from triptych.spec import ClassHeadSpec, ModelSpec, PoolingSpec, TokenHeadSpec
 
@@ -96,6 +97,8 @@ _SIDE_FILES = names_in("""
     source.spm special_tokens_map.json spiece.model spm.model target.spm tokenizer.json tokenizer.model
     tokenizer_config.json vocab.json vocab.txt 1_Pooling/config.json
 """)
+#: The kinds of `problem_type`.
+PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
@@ -147,7 +150,7 @@ def read_header(
     except (OSError, ValueError) as error:  # a name too long or with a zero byte, a loop of links, no permission
         raise CheckpointError(f"{shown(str(local))} cannot be opened ({first_line(error)})") from None
     if local.is_dir() or (local.suffix == ".json" and local.is_file()):
-        return _with_config(local, ignore)
+        return _check_ignored(ignore, _with_config(local, ignore))
     source = open_source(local)
     if source.kind != "gguf":
         raise CheckpointError(f"{local}: is weights alone; give the directory that holds them and their config.json")
@@ -158,7 +161,25 @@ def read_header(
     settings = SentenceSettings.of_gguf(source.metadata, str(local))
     if settings != SentenceSettings():
         hf = {**hf, KEY: asdict(settings)}
-    return Header(local, spec, hf, source)
+    return _check_ignored(ignore, Header(local, spec, hf, source))
+
+
+def _check_ignored(ignore: Collection[str], header: Header) -> Header:
+    """Raise InputError for a name in `ignore` that no key, tensor or module has; without weights it cannot be known."""
+    if not ignore or header.source is None:
+        return header
+    quoted = "".join(
+        file.read_text("utf-8", "replace")
+        for file in (header.path / "config.json", header.path / "modules.json")
+        if file.is_file()
+    )
+    quoted += "".join(f'"{key}" "{key.partition(".")[2]}"' for key in header.source.metadata)
+    for name in ignore:
+        if not (name and (f'"{name}"' in quoted or fnmatch.filter(header.source.names, name))):
+            raise InputError(
+                f"ignore: {shown(name)} is no config key and matches no tensor{nearest(name, header.hf)}; leave it out"
+            )
+    return header
 
 
 def _with_config(model_path: Path, ignore: Collection[str]) -> Header:
@@ -243,14 +264,26 @@ def _normalizes(modules: Path, ignore: Collection[str]) -> bool:
 
 def check_new(spec: ModelSpec, hf: Mapping[str, Any]) -> None:
     """Raise ConfigError for what is read past in files, and wrong in the config of a new model: ids outside the
-    vocabulary, and labels that are not numbered from 0."""
+    vocabulary, labels that are not numbered from 0 or not told apart, and unknown kinds of problems."""
     for key in ("bos_token_id", "eos_token_id", "decoder_start_token_id"):
         for token in hf[key] if isinstance(hf.get(key), list | tuple) else [hf.get(key)]:
             if spec.vocab and token is not None and token not in range(spec.vocab):
                 raise ConfigError(f"config: {key} is {token}, and the vocabulary has {spec.vocab} tokens; leave it out")
-    names = hf.get("id2label") or {}
-    if sorted(map(str, names)) != sorted(map(str, range(len(names)))):
+    _check_labels(hf.get("id2label"), hf.get("label2id"))
+    if (problem := hf.get("problem_type")) not in (None, *PROBLEMS):
+        raise ConfigError(f"config: problem_type {shown(problem)} is not one of {', '.join(PROBLEMS)}")
+
+
+def _check_labels(names: object, numbers: object) -> None:
+    if not isinstance(names, Mapping):
+        return
+    labels = {str(i): name for i, name in names.items()}
+    if not names or labels.keys() != set(map(str, range(len(names)))):
         raise ConfigError(f"config: id2label has {shown(list(names))}; number the labels from 0")
+    given = {name for name in names.values() if isinstance(name, str)}
+    back = {str(i): name for name, i in numbers.items()} if isinstance(numbers, Mapping) and numbers else labels
+    if len(given) < len(names) or back != labels:
+        raise ConfigError(f"config: id2label {shown(names)}: give each label its own name, the one in label2id")
 
 
 def label_names(spec: ModelSpec, hf: Mapping[str, Any]) -> list[str]:

@@ -58,6 +58,8 @@ def usable_device(device: str | torch.device) -> torch.device:
         torch_device = torch.device(device)
     except (RuntimeError, TypeError):
         raise InputError(f"device {shown(str(device))} is not known to torch; use 'cpu', or 'cuda' for a GPU") from None
+    if torch_device.type == "cpu" and torch_device.index:
+        raise InputError(f"device {shown(str(device))}: there is one CPU; use 'cpu'")
     if torch_device.type == "meta":
         raise InputError("device 'meta' holds no numbers; use 'cpu', or 'cuda' for a GPU")
     try:

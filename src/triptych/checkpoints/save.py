@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from triptych.checkpoints.locate import PREFIX, open_source
+from triptych.checkpoints.locate import PICKLES, PREFIX, open_source
 from triptych.checkpoints.safetensors import DTYPES, INDEX_SUFFIX
 from triptych.checkpoints.source import is_plain_name, read_json
 from triptych.errors import CheckpointError, InputError, shown
@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 _WRITTEN: set[Path] = set()  # the temporary directories that this process writes into
 _WEIGHTS = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"  # what files of weights are called
-_OURS = f"{_WEIGHTS}|adapter_config.json|tokenizer.json"
+_OURS = f"{_WEIGHTS}|adapter_config.json|tokenizer_config.json"
+#: Every file that a model may have beside its weights and `config.json`.
+_BESIDE = r"""(?x)(special_tokens_map|added_tokens|modules|sentence_bert_config|chat_template
+|\w*(tokenizer|processor|generation)_config|tokenizer|vocab)\.json|chat_template\.jinja|tokenizer\.model|vocab\.txt|merges\.txt|1_Pooling
+|(source|target|spm|spiece|sentencepiece\.bpe)\.(spm|model)"""
 
 
 def write_directory(
@@ -40,13 +44,14 @@ def write_directory(
     metadata: Mapping[str, str] | None = None,
     max_shard_bytes: int = 5_000_000_000,
     names: tuple[str, str] = ("model.safetensors", "config.json"),
+    keep: bool = True,
 ) -> None:
     """Write `path` as a directory other tools load: `model.safetensors` (or shards and an index), `config.json`,
     and `files`, by names relative to it.  `names` are other names for the first two; other weights are not sharded.
 
-    Whatever else an existing directory holds stays in it; only weights, `config.json` and `files` are replaced.
-    Raises `CheckpointError`, with the target as it was, when anything cannot be written, and InputError as
-    `check_directory`.
+    Whatever else an existing directory holds stays in it; only weights, `config.json` and `files` are replaced, and,
+    without `keep`, the tokenizer and all else that belongs to the model that is there.  Raises `CheckpointError`, with
+    the target as it was, when anything cannot be written, and InputError as `check_directory`.
     """
     path = check_directory(path)
     recover(path)
@@ -57,7 +62,9 @@ def write_directory(
         for name, content in (files or {}).items():
             _write_file(temporary, name, content)
         if path.exists():
-            _link_other_files(path, temporary, _WEIGHTS if names[0].startswith("model") else re.escape(names[0]))
+            weights = _WEIGHTS if names[0].startswith("model") else re.escape(names[0])
+            another = not keep and os.path.exists(path / names[1])
+            _link_other_files(path, temporary, f"{_BESIDE}|{weights}" if another else weights)
         for directory, _, _ in os.walk(temporary):
             sync_directory(Path(directory))
         put_in_place(temporary, path)
@@ -65,8 +72,14 @@ def write_directory(
 
 def check_directory(path: str | Path) -> Path:
     """The directory behind links, which may be replaced.  Raises InputError for one that holds the working directory,
-    and for one that is neither empty nor a checkpoint, an adapter or a tokenizer; CheckpointError as `target_of`."""
+    for one that is neither empty nor a checkpoint, an adapter or a tokenizer, for the name of a file of weights, and as
+    `target_of`."""
     where = target_of(path)
+    if where.suffix.lower() in (".safetensors", ".gguf", *PICKLES):
+        raise InputError(
+            f"{path}: an HF checkpoint is a directory, not a {where.suffix} file; name a directory, for example "
+            f"{Path(path).with_suffix('')}"
+        )
     with suppress(OSError):  # the working directory was deleted
         if Path.cwd().is_relative_to(where):
             raise InputError(f"{where} holds the working directory, which would be replaced; name one below it")
@@ -96,6 +109,8 @@ def atomic_write(path: str | Path, content: bytes) -> None:
 def replacing(path: str | Path) -> Iterator[BinaryIO]:
     """A new file that becomes `path` when the block ends without an error; until then the old one is untouched."""
     path = target_of(path)
+    if re.fullmatch(f"{_BESIDE}|{_WEIGHTS}|config.json", path.name) and os.path.exists(path.parent / "config.json"):
+        raise InputError(f"{path} is a file of the model in that directory; choose another name")
     with _temporary_directory_near(path) as temporary:
         with _synced(temporary / "content") as file:
             yield file
@@ -114,15 +129,21 @@ def is_complete(path: str | Path) -> bool:
 
 
 def target_of(path: str | Path) -> Path:
-    """The path behind links.  Raises CheckpointError for what is none, InputError for a name on the hub."""
+    """The path behind links.  Raises CheckpointError for what is none, InputError for a name that would not be the
+    place that it says: on the hub, on the net, in the home that a shell puts for ~, and for one that cannot be read."""
+    text = os.fspath(path)
+    if text.startswith("~"):
+        raise InputError(f"{shown(text)}: ~ is not expanded here; write {shown(os.path.expanduser(text))}")
+    if re.match(rf"{PREFIX}|[A-Za-z][\w+.-]+:/", text):
+        raise InputError(f"{shown(text)} is a name on the hub or the net; give a path on this machine to write to")
+    if re.search(r"[\x01-\x1f\x7f]", text) or os.path.basename(text).isspace():
+        raise InputError(f"{shown(text)} has a name that cannot be read on a screen; give another path")
     try:
         where = Path(os.path.realpath(path))
         with suppress(FileNotFoundError, NotADirectoryError):
             os.lstat(where)
     except (OSError, ValueError) as error:  # a zero byte, half of a surrogate pair, a loop of links
-        raise CheckpointError(f"cannot write {shown(str(path))}: {getattr(error, 'strerror', error)}") from None
-    if str(path).startswith(PREFIX):
-        raise InputError(f"{path} is a name on the hub, where nothing is written; give a path on this machine")
+        raise CheckpointError(f"cannot write {shown(text)}: {getattr(error, 'strerror', error)}") from None
     if not where.name:
         raise CheckpointError(f"cannot write {where}: it is the root of a file system; choose another name")
     return where
@@ -255,7 +276,8 @@ def _link_other_files(old: Path, new: Path, weights: str) -> None:
 
     def replaced(directory: str, names: list[str]) -> set[str]:
         inside = new / Path(directory).relative_to(old)
-        return {name for name in names if re.fullmatch(weights, name) or (inside / name).is_file()}
+        own = weights if directory == str(old) else ""  # one below may be another model
+        return {name for name in names if re.fullmatch(own, name) or (inside / name).is_file()}
 
     shutil.copytree(old, new, symlinks=True, ignore=replaced, copy_function=link, dirs_exist_ok=True)
 

@@ -26,7 +26,7 @@ def read_config(
     that is missing, out of range, or not understood.
     """
     if not isinstance(hf, Mapping) or not all(isinstance(key, str) for key in hf):
-        raise ConfigError(f"{where}: must be a JSON object")
+        raise ConfigError(f"{where}: must be a JSON object, not {shown(hf)}")
     hf = text_config(hf, where, ignore)
     family = find(ConfigKeys(hf, where).str("model_type"), where)
     keys = ConfigKeys({**family.ids, **hf}, where, stored, ignore)

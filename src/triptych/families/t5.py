@@ -91,7 +91,7 @@ def _stack(keys: ConfigKeys, layers: int, side: seq2seq.Side) -> spec.StackSpec:
         kinds[f"gated-{act}"] = spec.glu(width, hidden, "gelu_tanh" if act == "gelu" else ours, dropout=dropout)
     distances = spec.T5BucketsSpec(
         heads=heads,
-        buckets=keys.count("relative_attention_num_buckets", default=32),
+        buckets=keys.int("relative_attention_num_buckets", default=32, low=4, high=4096),
         max_distance=keys.int("relative_attention_max_distance", default=128),
         bidirectional=side == "encoder",
     )

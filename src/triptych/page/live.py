@@ -7,7 +7,7 @@ from typing import Any
 from triptych.arguments import checked
 from triptych.draw.details import equation_of, words_of
 from triptych.draw.graph import boxes_of
-from triptych.errors import InputError
+from triptych.errors import InputError, shown
 from triptych.model import Model
 from triptych.page.live_export import check_size, export
 from triptych.page.render import render
@@ -16,6 +16,7 @@ from triptych.page.tokenizer_data import tokenizer_data
 from triptych.program import Program
 from triptych.spec import FramesSpec, ModelSpec
 from triptych.spec.part import part_name
+from triptych.text.tokenizer import check_unicode
 
 TEXTS = {"decoder": "She sat by the river bank", "encoder-decoder": "I loue"}
 FIRST_TOKENS = 32  # of the target that the page of an encoder-decoder opens with
@@ -39,6 +40,8 @@ def live_section(model: Model, text: str | None = None, note: str | None = None)
     tokenizer, spec = tokenizer_data(model.tokenizer), model.spec
     exported = export(model)
     first = _first_text(spec, model.tokenizer.specials.mask) if text is None else text
+    if text is not None and (tokens := len(model.tokenizer.encode(text))) > exported.limit:
+        raise InputError(f"text has {tokens:,} tokens, and this page takes {exported.limit}; shorten it")
     stops = {*spec.ids.eos, *model.tokenizer.stop_ids}
     content: dict[str, Any] = {
         "layout": spec.layout, "head": None if spec.head is None else part_name(spec.head),
@@ -58,6 +61,10 @@ def live_page(model: Model, name: str, text: str | None = None) -> str:
 
     Raises InputError as `triptych.page.live_export.export`, and for a model without a tokenizer that a page can run.
     """
+    page = name + (text or "")
+    check_unicode(page)
+    if "\0" in page or not name.strip():
+        raise InputError(f"name={shown(name)} must be a title, and neither it nor the text may have a zero byte")
     section = live_section(model, text)
     parameters = sum(p.numel() for p in model.module.parameters())
     facts = [

@@ -218,9 +218,12 @@ def packing_for(
 
     Without `quantize` and `dequantize` the packed matrices of a file stay packed on a CPU with native kernels where
     `dtype` is not given, float32 or bfloat16; elsewhere they are dequantized, and a note says why.
-    Raises InputError where packed weights were asked for and cannot be used (see `packer_for`).
+    Raises InputError where packed weights were asked for and cannot be used (see `packer_for`), and for both arguments
+    at once.
     """
     if quantize is not None:
+        if dequantize:
+            raise InputError(f"quantize={quantize!r} packs what dequantize=True unpacks; give one of the two")
         return Packing(dequantize is not False, packer_for(quantize, device))
     if dequantize is not None:
         return Packing() if dequantize else Packing(False, packer_for(None, device))

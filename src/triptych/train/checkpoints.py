@@ -139,8 +139,11 @@ class Checkpoints:
                 f"{out} already holds a run; continue it with --resume, delete it and start over with --force, or "
                 "give another --out"
             )
-        if self.model.exists() and not self.exist():
+        there = [] if self.exist() or not out.is_dir() else os.listdir(out)
+        if MODEL in there:
             raise ConfigError(f"{self.model} was written by no run, and this run would replace it; give another --out")
+        if others := [name for name in there if name[0] != "." and not name.endswith((".toml", ".log"))]:
+            raise ConfigError(f"{out} holds {shown(min(others))} and no run; give a new directory as --out")
 
     def remove(self) -> None:
         """Delete `model/` and every checkpoint, the oldest first; one that is being deleted has another name already.

@@ -14,6 +14,7 @@ from triptych import machine, nn
 from triptych.arguments import checked
 from triptych.checkpoints.adapters import AdapterSettings, add_adapter
 from triptych.checkpoints.header import read_header
+from triptych.checkpoints.save import target_of
 from triptych.errors import CheckpointError, ConfigError, TextError, TriptychError, counted, nearest
 from triptych.families import read_config
 from triptych.spec import ModelSpec, PatchesSpec
@@ -141,12 +142,11 @@ class Job:
         if out is None:
             trainer.run(until)
             return
+        target_of(out)
         try:
             Path(out).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"cannot write {out}: {error.strerror or error}") from None
-        except ValueError:
-            raise CheckpointError(f"run.out = {out!r} is not a path; choose another") from None
         self.lock = self.lock or RunLock(out)
         with self.lock:
             checkpoints = Checkpoints(out)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 from torch.optim import AdamW
 
@@ -18,6 +19,7 @@ from triptych.spec.parts import LinearSpec
 from triptych.train.data import groups
 from triptych.train.settings import BelowOne, NonNegative, Rate, RecipeSection, Share
 
+MOMENTUM = 0.95
 TOGETHER = 1 << 22  # numbers orthogonalized at a time, so that large matrices need no more memory than in torch
 
 
@@ -112,13 +114,19 @@ class OptimizerSettings(RecipeSection):
     """Of AdamW: the decay rates of the running means of gradients and of their squares."""
     eps: Rate = 1e-8
     """Of AdamW: added to the root mean square by which it divides."""
-    momentum: Share = 0.95
+    momentum: Share = MOMENTUM
     """Of Muon: the decay rate of the running mean of gradients."""
     weight_decay: NonNegative = 0.1
     """Times the learning rate, the share of a matrix that each step takes away; embeddings, norms and biases keep
     theirs."""
     clip: NonNegative = 1.0
     """Gradients are scaled down to at most this global norm; 0 turns it off."""
+
+    @model_validator(mode="after")
+    def _is_read(self) -> OptimizerSettings:
+        if self.name == "adamw" and self.momentum != MOMENTUM:
+            raise ValueError("has momentum, which is Muon's; AdamW has betas")
+        return self
 
 
 class Optimizer:

@@ -111,7 +111,7 @@ class ObjectiveSettings(RecipeSection):
     """For labels and tags: a weight for each label, or "balanced", so that every label has the same total weight."""
     scale: Rate = 20.0
     """For contrastive: the factor by which cosines are multiplied."""
-    span: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 3.0
+    span: Annotated[float, Field(ge=1.0, allow_inf_nan=False, strict=True)] = 3.0
     """For corruption: the mean length of the spans that are removed, in tokens."""
     translate: Positive | None = None
     """For seq2seq: the number of held-out sources, evenly spaced, that the evaluation at the end translates and scores
@@ -202,8 +202,10 @@ def check_recipe(
     changed: dict[tuple[str, ...], str] = {}
     for change in changes:
         key, value = _parse_change(change)
-        _set(filled, key, value, f"--set {shown(change)[1:-1]}")
-        changed[tuple(key)] = f"--set {shown(change)[1:-1]}"
+        option = f"--set {shown(change)[1:-1]}"
+        if (before := changed.setdefault(tuple(key), option)) != option:
+            raise ConfigError(f"{before} and {option} set the same key; give it once")
+        _set(filled, key, value, option)
     for dotted, value in (values or {}).items():
         _set(filled, dotted.split("."), value, dotted)
         changed.pop(tuple(dotted.split(".")), None)

@@ -6,20 +6,31 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from triptych.errors import nearest
 from triptych.migration_hints import RECIPE_KEYS
 from triptych.train.precision import Precision
 
 Config = dict[str, Any]  # of a model, as Hugging Face has it, or of a recipe
-Positive = Annotated[int, Field(gt=0)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
-Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+def _no_text(value: object) -> object:
+    if isinstance(value, str | bool):
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return value
+
+
+NO_TEXT = BeforeValidator(_no_text)  # 8.0 is an integer, which strict ones refuse
+Real = Annotated[float, Field(strict=True)]
+Positive = Annotated[int, Field(gt=0), NO_TEXT]
+Share = Annotated[Real, Field(ge=0.0, le=1.0)]
+BelowOne = Annotated[Real, Field(ge=0.0, lt=1.0)]
+Fraction = Annotated[Real, Field(gt=0.0, lt=1.0)]
+NonNegative = Annotated[Real, Field(ge=0.0, allow_inf_nan=False)]
+Finite = Annotated[Real, Field(allow_inf_nan=False)]
+Rate = Annotated[Real, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class RecipeSection(BaseModel):
@@ -40,7 +51,7 @@ class RunSettings(RecipeSection):
 
     rows: Positive
     """Number of rows in a step."""
-    length: Annotated[int, Field(gt=1)]
+    length: Annotated[int, Field(gt=1), NO_TEXT]
     """Largest number of tokens in a row."""
     steps: Positive | None = None
     """The run ends after this many optimizer steps; with `seconds` too, at whichever comes first."""
@@ -48,7 +59,7 @@ class RunSettings(RecipeSection):
     """The run ends after this many seconds of training, evaluations, samples and checkpoints included."""
     accumulate: Positive = 1
     """Number of micro-batches into which a step is divided: more need less memory, and the step is the same."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63), NO_TEXT] = 0
     """Seed of the order of the data, of dropout, of hidden tokens and of a new model's weights."""
     precision: Precision = "auto"
     """Of the arithmetic: `bf16`, `fp32`, or `auto`, which is bf16 where the processor has it and the model is at least

@@ -117,6 +117,7 @@ def lab_class(name: str) -> type[Lab]:
     return LAB_CLASSES[name]
 
 
+@checked
 def run(name: str, setup: Setup | None = None) -> LabResult:
     """Run one lab.  Raises InputError, with the nearest names, for one that is not in `LABS`."""
     kind = lab_class(name)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
-from triptych.arguments import checked_methods
-from triptych.errors import InputError, nearest
+from triptych.arguments import checked_methods, integer
+from triptych.errors import InputError, nearest, shown
 from triptych.page import Section
 from triptych.page.sections import section_data
 
@@ -85,6 +85,9 @@ class Setup:
     sizes: Mapping[str, Size] = field(default_factory=dict)
     full: bool = False
 
+    def __post_init__(self) -> None:
+        integer("seed", self.seed, 0)
+
     def within(self, task: str) -> Setup:
         """The same run, whose lines of progress begin with the name of this task."""
         return replace(self, progress=lambda text: self.progress(f"{task}: {text}"))
@@ -93,18 +96,21 @@ class Setup:
 def _converted(base: object, name: str, value: Size) -> Any:
     """`value` in the type of the field `name` of `base`; a tuple's numbers are separated by commas.  Text is any; a
     number must be finite and above 0."""
-    if not hasattr(base, name):
-        raise InputError(f"this lab has no size {name!r}{nearest(name, vars(base))}; it has: {', '.join(vars(base))}")
-    default, shown = getattr(base, name), shown_size(value)
+    sizes = vars(base)
+    if name not in sizes:
+        raise InputError(f"this lab has no size {shown(name)}{nearest(str(name), sizes)}; it has: {', '.join(sizes)}")
+    default, whole = sizes[name], shown_size(value)
     kind = type(_several(default)[0])
+    if kind is str and not isinstance(value, str):
+        raise InputError(f"size {name}: {shown(value)} is not of type str")
     numbers = []
-    for text in shown.split(",") if isinstance(default, tuple) else [shown]:
+    for text in whole.split(",") if isinstance(default, tuple) else [whole]:
         try:
             numbers.append(kind(text))
         except ValueError:
             raise InputError(f"size {name}: {text!r} is not of type {kind.__name__}") from None
-        if kind is not str and not 0 < numbers[-1] < math.inf:
-            raise InputError(f"size {name}: {text!r} must be above 0 and finite")
+        if kind is not str and not 0 < numbers[-1] < (math.inf if kind is float else 1e9):
+            raise InputError(f"size {name}: {shown(text)} must be above 0 and finite, as an integer below 10**9")
     return tuple(numbers) if isinstance(default, tuple) else numbers[0]
 
 
@@ -260,7 +266,7 @@ def size_rows(kind: type[Lab], setup: Setup) -> list[SizeRow]:
 
 def shown_size(value: Size) -> str:
     """A size as `--set` reads it: numbers of a tuple are separated by commas."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def shown_sizes(kind: type[Lab], setup: Setup) -> dict[str, str]:
