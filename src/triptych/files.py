@@ -1,11 +1,12 @@
 """Reading files that may be anything: a pipe, a device, a link in a circle, or far larger than they should be."""
 
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from triptych.errors import TriptychError
+from triptych.errors import InputError, TriptychError, shown
 
 
 def read_regular(path: Path, limit: int, error: Callable[[str], TriptychError]) -> bytes:
@@ -39,3 +40,16 @@ def _check_regular(mode: int, path: Path, error: Callable[[str], TriptychError])
 def exists(path: Path) -> bool:
     """Whether anything is at `path`, a link that leads nowhere included."""
     return os.path.lexists(path)
+
+
+def writable_name(path: str | Path) -> str:
+    """The name of what is to be written.  Raises InputError for one that would not be the place that it says: on the
+    hub, on the net, in the home that a shell puts for ~; and for one that cannot be read on a screen."""
+    text = os.fspath(path)
+    if text.startswith("~"):
+        raise InputError(f"{shown(text)}: ~ is not expanded here; write {shown(os.path.expanduser(text))}")
+    if re.match(r"hub:|[A-Za-z][\w+.-]+:/", text):
+        raise InputError(f"{shown(text)} is a name on the hub or the net; give a path on this machine to write to")
+    if re.search(r"[\x01-\x1f\x7f]", text) or os.path.basename(text).isspace():
+        raise InputError(f"{shown(text)} has a name that cannot be read on a screen; give another path")
+    return text

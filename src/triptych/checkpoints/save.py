@@ -18,10 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from triptych.checkpoints.locate import PICKLES, PREFIX, open_source
+from triptych.checkpoints.locate import PICKLES, open_source
 from triptych.checkpoints.safetensors import DTYPES, INDEX_SUFFIX
 from triptych.checkpoints.source import is_plain_name, read_json
 from triptych.errors import CheckpointError, InputError, shown
+from triptych.files import writable_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -131,13 +132,7 @@ def is_complete(path: str | Path) -> bool:
 def target_of(path: str | Path) -> Path:
     """The path behind links.  Raises CheckpointError for what is none, InputError for a name that would not be the
     place that it says: on the hub, on the net, in the home that a shell puts for ~, and for one that cannot be read."""
-    text = os.fspath(path)
-    if text.startswith("~"):
-        raise InputError(f"{shown(text)}: ~ is not expanded here; write {shown(os.path.expanduser(text))}")
-    if re.match(rf"{PREFIX}|[A-Za-z][\w+.-]+:/", text):
-        raise InputError(f"{shown(text)} is a name on the hub or the net; give a path on this machine to write to")
-    if re.search(r"[\x01-\x1f\x7f]", text) or os.path.basename(text).isspace():
-        raise InputError(f"{shown(text)} has a name that cannot be read on a screen; give another path")
+    text = writable_name(path)
     try:
         where = Path(os.path.realpath(path))
         with suppress(FileNotFoundError, NotADirectoryError):

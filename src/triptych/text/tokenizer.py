@@ -16,6 +16,7 @@ from tokenizers.models import BPE
 
 from triptych.arguments import check_ids, checked_methods
 from triptych.errors import ArgumentError, InputError, MissingNameError, TextError, library, shown
+from triptych.files import writable_name
 from triptych.migration_hints import TOKENIZER, ConstructorOfOthers, hint
 from triptych.text import corpus_cuts, tokenizer_limits
 from triptych.text.chat import ChatTemplate, RenderedPrompt
@@ -279,7 +280,7 @@ class Tokenizer:
 
         Raises TextError where they cannot be written.
         """
-        directory = Path(directory)
+        directory = Path(writable_name(directory))
         try:
             directory.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=directory, prefix=".tokenizer-") as scratch:
