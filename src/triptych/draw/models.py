@@ -13,7 +13,8 @@ from triptych.arguments import checked
 from triptych.draw.details import Describer, Details
 from triptych.draw.graph import END, START, Box, boxes_of
 from triptych.draw.paint import BESIDE, GAP, STYLE, Canvas, LayerPanel, Rectangle, size_of, text_width
-from triptych.errors import TriptychError
+from triptych.errors import TriptychError, shown
+from triptych.files import writable_name
 from triptych.program.kind_programs import KindProgram, lower_kinds
 from triptych.spec import ModelSpec
 from triptych.spec.masks import mask_text
@@ -40,12 +41,10 @@ class Drawing:
         refuses."""
         if Path(path).suffix.lower() != ".svg":
             raise TriptychError(f"a drawing is written as SVG; write {Path(path).with_suffix('.svg')}")
-        from triptych.checkpoints.save import target_of  # imports torch
-
         try:
-            target_of(path).write_text(self.svg, encoding="utf-8")
-        except OSError as error:
-            raise TriptychError(f"cannot write the drawing {path}: {error.strerror}; choose another place") from None
+            Path(writable_name(path)).write_text(self.svg, encoding="utf-8")
+        except (OSError, ValueError) as error:  # a zero byte, half of a surrogate pair
+            raise TriptychError(f"cannot write the drawing {shown(str(path))}: {getattr(error, 'strerror', error)}; choose another place") from None
 
     def _repr_svg_(self) -> str:
         return self.svg
