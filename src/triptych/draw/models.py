@@ -44,7 +44,8 @@ class Drawing:
         try:
             Path(writable_name(path)).write_text(self.svg, encoding="utf-8")
         except (OSError, ValueError) as error:  # a zero byte, half of a surrogate pair
-            raise TriptychError(f"cannot write the drawing {shown(str(path))}: {getattr(error, 'strerror', error)}; choose another place") from None
+            problem = getattr(error, "strerror", error)
+            raise TriptychError(f"cannot write the drawing {shown(str(path))}: {problem}; choose another place") from None
 
     def _repr_svg_(self) -> str:
         return self.svg
