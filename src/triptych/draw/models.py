@@ -45,7 +45,7 @@ class Drawing:
             Path(writable_name(path)).write_text(self.svg, encoding="utf-8")
         except (OSError, ValueError) as error:  # a zero byte, half of a surrogate pair
             problem = getattr(error, "strerror", error)
-            raise TriptychError(f"cannot write the drawing {shown(str(path))}: {problem}; choose another place") from None
+            raise TriptychError(f"cannot write the drawing {shown(str(path))}: {problem}; choose another") from None
 
     def _repr_svg_(self) -> str:
         return self.svg
