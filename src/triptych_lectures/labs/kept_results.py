@@ -97,9 +97,9 @@ def package_digest() -> str:
 
 
 def package_files() -> list[Path]:
-    """The Python and C files of the library and of the lectures, in one order on every machine."""
+    """The Python and C files and the tables of the library and of the lectures, in one order on every machine."""
     folders = [Path(triptych.__file__).parent, Path(__file__).parents[1]]
-    return [path for root in folders for path in sorted(root.rglob("*")) if path.suffix in (".py", ".c", ".h")]
+    return [path for root in folders for path in sorted(root.rglob("*")) if path.suffix in (".py", ".c", ".h", ".toml")]
 
 
 def _state(named: str | None) -> list[str]:
