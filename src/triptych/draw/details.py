@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from math import isclose
 
 from triptych import ops
-from triptych.draw.graph import EMBED, START, Box
 from triptych.program import Program
 from triptych.spec.masks import mask_text
 from triptych.spec.part import part_name
+
+from .graph import EMBED, START, Box
 
 Words = tuple[str, str]
 

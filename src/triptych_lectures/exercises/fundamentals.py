@@ -10,7 +10,8 @@ from triptych import families
 from triptych.attention import attend, attention_pattern
 from triptych.count import count
 from triptych.spec import causal
-from triptych_lectures.exercises.exercise import (
+
+from .exercise import (
     Draft,
     Random,
     exercise,

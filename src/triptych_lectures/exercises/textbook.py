@@ -5,7 +5,8 @@ from math import sqrt
 import numpy as np
 
 from triptych.attention import attend, attention_pattern
-from triptych_lectures.exercises.exercise import (
+
+from .exercise import (
     Draft,
     Random,
     exercise,

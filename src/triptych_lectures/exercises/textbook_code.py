@@ -8,7 +8,8 @@ from torch import Tensor
 
 from triptych.attention import attend, attention_pattern
 from triptych.spec import causal
-from triptych_lectures.exercises.exercise import (
+
+from .exercise import (
     Draft,
     Random,
     exercise,

@@ -15,7 +15,7 @@ from triptych.arguments import checked
 from triptych.errors import InputError, nearest, shown
 
 if TYPE_CHECKING:
-    from triptych_lectures.labs.lab import Lab, LabResult, Setup
+    from .lab import Lab, LabResult, Setup
 
 _LABS = tomllib.loads(Path(__file__).with_name("labs.toml").read_text("utf-8"))
 LABS: dict[str, str] = {lab: entry["about"] for lab, entry in _LABS.items()}
@@ -46,7 +46,7 @@ def module_of(name: str) -> str:
 def lab_class(name: str) -> type[Lab]:
     """The class of a lab.  Raises InputError, with the nearest names, for one that is not in `LABS`."""
     import_module(module_of(checked_name(name)))
-    from triptych_lectures.labs.lab import LAB_CLASSES
+    from .lab import LAB_CLASSES
 
     return LAB_CLASSES[name]
 
@@ -54,7 +54,7 @@ def lab_class(name: str) -> type[Lab]:
 def run(name: str, setup: Setup | None = None) -> LabResult:
     """Run one lab.  Raises InputError, with the nearest names, for one that is not in `LABS`."""
     kind = lab_class(name)
-    from triptych_lectures.labs.lab import Setup
+    from .lab import Setup
 
     setup = Setup() if setup is None else setup
     if not isinstance(setup, Setup):

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from triptych.attention import attend
 from triptych.errors import InputError
 from triptych.page import TableSection
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import curve, growth, line_table, parameters, power
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import curve, growth, line_table, parameters, power
 
 WARMUP = 20  # training steps
 

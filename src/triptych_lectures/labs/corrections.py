@@ -19,8 +19,9 @@ from triptych.count import count
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import causal, dense, keys
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import parameters
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import parameters
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 50_257, "n_positions": 1024}
 PUBLISHED: dict[str, dict[str, Any]] = {

@@ -19,7 +19,8 @@ from triptych.page import Curve, TableSection
 from triptych.spec import LayerNormSpec, NormsSpec, SinusoidalSpec
 from triptych.train import collate
 from triptych.train.objectives import final
-from triptych_lectures.labs.generated_tasks import (
+
+from .generated_tasks import (
     GeneratedTask,
     Places,
     ShuffledTask,
@@ -30,8 +31,8 @@ from triptych_lectures.labs.generated_tasks import (
     train,
     training_curve,
 )
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import block, decoder, line_table, power
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import block, decoder, line_table, power
 
 PlacementRuns = dict[tuple[str, str, int], TrainedRun]
 ScalingRuns = dict[tuple[str, int], TrainedRun]

@@ -12,8 +12,9 @@ from torch import Tensor
 from triptych import nn
 from triptych.spec import LayerNormSpec, ModelSpec, NormsSpec, SinusoidalSpec, parts
 from triptych.train import collate, loss
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import block, curve, decoder, examples, growth, line_table, power
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import block, curve, decoder, examples, growth, line_table, power
 
 VOCAB = 97
 

@@ -22,8 +22,9 @@ from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import full
 from triptych.train import OptimizerSettings, Pairs
-from triptych_lectures.labs.counting import products, shortest_seconds
-from triptych_lectures.labs.generated_tasks import (
+
+from .counting import products, shortest_seconds
+from .generated_tasks import (
     GeneratedTask,
     Places,
     ShuffledTask,
@@ -34,8 +35,8 @@ from triptych_lectures.labs.generated_tasks import (
     training_curve,
     with_positions,
 )
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import block, curve, decoder, fit, line_table, parameters
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import block, curve, decoder, fit, line_table, parameters
 
 VOCAB = 64
 COLUMNS = ("parameters", "matmul FLOPs", "score elements")

@@ -16,9 +16,10 @@ from triptych import nn
 from triptych.errors import InputError, counted
 from triptych.page import Curve, TableSection
 from triptych.train import Example, collate
-from triptych_lectures.labs.generated_tasks import TrainedRun, TrainingBudget, held_out_rows, logits, train
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, number, size
-from triptych_lectures.labs.small_models import attention_layers, curve, examples, halves
+
+from .generated_tasks import TrainedRun, TrainingBudget, held_out_rows, logits, train
+from .lab import Check, Lab, LabResult, Setup, number, size
+from .small_models import attention_layers, curve, examples, halves
 
 
 class InContextLab(Lab):

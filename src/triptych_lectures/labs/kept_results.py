@@ -23,8 +23,9 @@ from triptych.checkpoints.save import atomic_write
 from triptych.errors import CheckpointError, InputError
 from triptych.files import read_regular
 from triptych.page import AttentionMap, AttentionSection, Curve, Facts, Prose, Samples, Section, TableSection
-from triptych_lectures.labs import lab_class
-from triptych_lectures.labs.lab import Check, LabResult, Setup, shown_sizes
+
+from . import lab_class
+from .lab import Check, LabResult, Setup, shown_sizes
 
 LIMIT = 256 << 20  # bytes of one file
 _VALIDATED: dict[str, type[Any]] = {kind.kind: kind for kind in (TableSection, Facts, Curve, Prose, Samples)}

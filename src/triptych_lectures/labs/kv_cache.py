@@ -17,11 +17,12 @@ from triptych.generate import Engine, Request
 from triptych.model import Model
 from triptych.nn import Batch, empty
 from triptych.page import Curve, Facts, TableSection
-from triptych_lectures.labs.counting import ProductCounts, products, shortest_seconds
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.parameters import QWEN3_4B
-from triptych_lectures.labs.pretrained import decoder
-from triptych_lectures.labs.small_models import curve
+
+from .counting import ProductCounts, products, shortest_seconds
+from .lab import Check, Lab, LabResult, Setup, size
+from .parameters import QWEN3_4B
+from .pretrained import decoder
+from .small_models import curve
 
 
 class KvCacheLab(Lab):

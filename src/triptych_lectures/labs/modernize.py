@@ -23,9 +23,10 @@ from triptych.train import OptimizerSettings
 from triptych.train.metrics import distance, translation
 from triptych.train.recipe import DataSettings
 from triptych.train.sources import FOLDED, Pair, pairs, pieces
-from triptych_lectures.labs.alignment import in_letters, speller
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import Points, fit
+
+from .alignment import in_letters, speller
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import Points, fit
 
 LONGEST = 128  # letters of a line
 LEAST = 0.97  # share of letters right

@@ -17,7 +17,8 @@ from triptych.errors import InputError
 from triptych.page import Curve, TableSection
 from triptych.spec import full, keys
 from triptych.train import Example, collate
-from triptych_lectures.labs.generated_tasks import (
+
+from .generated_tasks import (
     GeneratedTask,
     ShuffledTask,
     TrainedRun,
@@ -26,8 +27,8 @@ from triptych_lectures.labs.generated_tasks import (
     logits,
     train,
 )
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import encoder, with_mask
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import encoder, with_mask
 
 HEADS = 4
 MASKED, UNMASKED = "without padding", "with padding, unmasked"

@@ -11,9 +11,10 @@ from triptych import families
 from triptych.count import PARTS, Count, count
 from triptych.errors import InputError
 from triptych.page import TableSection
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.pretrained import decoder
-from triptych_lectures.labs.small_models import curve
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .pretrained import decoder
+from .small_models import curve
 
 Shape = tuple[int, ...]
 

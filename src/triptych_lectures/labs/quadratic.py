@@ -23,9 +23,10 @@ from triptych.families import read_config
 from triptych.model import Model
 from triptych.page import Facts, Section, TableSection
 from triptych.spec import block_sparse, causal, window
-from triptych_lectures.labs.counting import peak_bytes, products, shortest_seconds
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import block, curve, decoder, power
+
+from .counting import peak_bytes, products, shortest_seconds
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import block, curve, decoder, power
 
 SAME = 512  # tokens at which results that should be equal are compared
 LINEAR, SQUARE = (0.9, 1.1), (1.9, 2.1)

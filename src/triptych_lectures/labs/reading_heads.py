@@ -16,7 +16,8 @@ from triptych.errors import InputError
 from triptych.model import Model
 from triptych.page import Curve, TableSection
 from triptych.spec import AdditiveSpec, AttentionSpec, RMSNormSpec, attention
-from triptych_lectures.labs.generated_tasks import (
+
+from .generated_tasks import (
     GeneratedTask,
     Places,
     ShuffledTask,
@@ -27,7 +28,7 @@ from triptych_lectures.labs.generated_tasks import (
     multiply_queries_and_keys,
     trained_head,
 )
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
+from .lab import Check, Lab, LabResult, Setup, size
 
 Heads = Mapping[tuple[str, int], TrainedHead]  # by what the head is called and its d
 

@@ -27,8 +27,9 @@ from triptych.generate import DraftModel, Drafts, Engine, LiveRow, PromptLookup,
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import LinearKernelSpec, ModelSpec, RopeSpec
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import block, curve, decoder, power
+
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import block, curve, decoder, power
 
 HEADS = 4
 NOTHING, WRONG, LOOKUP = "no guesses", "always wrong", "prompt lookup"

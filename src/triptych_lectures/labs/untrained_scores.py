@@ -22,9 +22,10 @@ from triptych.attention import additive, attend
 from triptych.errors import InputError
 from triptych.page import Facts, TableSection
 from triptych.spec import AdditiveSpec, attention
-from triptych_lectures.labs.counting import peak_bytes, shortest_seconds
-from triptych_lectures.labs.lab import Check, Lab, LabResult, Setup, size
-from triptych_lectures.labs.small_models import curve, power
+
+from .counting import peak_bytes, shortest_seconds
+from .lab import Check, Lab, LabResult, Setup, size
+from .small_models import curve, power
 
 
 class ScalingLab(Lab):
