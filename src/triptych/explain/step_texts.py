@@ -3,8 +3,8 @@ attention's own steps stand with their numbers in `attention_steps.py`."""
 
 from collections.abc import Sequence
 
-from triptych.explain.expressions import BENDS, NORMS, ComputedValue
-from triptych.explain.steps import ShownTensor
+from .expressions import BENDS, NORMS, ComputedValue
+from .steps import ShownTensor
 
 SYMBOLS = {
     "in": "h", "q_rot": "q", "k_rot": "k", "gate": "g", "up": "u", "act": "a", "router": "r", "out": "o", "final": "h",

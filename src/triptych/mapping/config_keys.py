@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar, get_args
 
 from triptych.errors import ConfigError, closest, nearest, shown
-from triptych.mapping.weight_table import names_in
 from triptych.spec import SpecialIds
 from triptych.spec.parts import Activation
+
+from .weight_table import names_in
 
 T = TypeVar("T")
 # `ConfigKeys` has methods called int, float, str and bool, so inside it the types need other names.
