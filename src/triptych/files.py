@@ -1,9 +1,12 @@
-"""Reading files that may be anything: a pipe, a device, a link in a circle, or far larger than they should be."""
+"""Reading files that may be anything: a pipe, a device, a link in a circle, or far larger than they should be; and the
+tables of this package's own modules."""
 
 import os
 import stat
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from triptych.errors import TriptychError
 
@@ -39,3 +42,8 @@ def _check_regular(mode: int, path: Path, error: Callable[[str], TriptychError])
 def exists(path: Path) -> bool:
     """Whether anything is at `path`, a link that leads nowhere included."""
     return os.path.lexists(path)
+
+
+def tables_of(module: str | Path) -> dict[str, Any]:
+    """What stands in TOML beside the file of a module, under its name."""
+    return tomllib.loads(Path(module).with_suffix(".toml").read_text("utf-8"))

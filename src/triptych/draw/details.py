@@ -1,13 +1,12 @@
 """The labels of boxes in the drawing of a model and on the live page: titles, descriptions, equations and shapes."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
-from pathlib import Path
 from typing import Any
 
 from triptych import ops
+from triptych.files import tables_of
 from triptych.program import Program
 from triptych.spec.masks import mask_text
 from triptych.spec.part import part_name
@@ -17,7 +16,7 @@ from .graph import EMBED, START, Box
 Words = tuple[str, str]
 
 MOST_HEADS = 128  # that are drawn as squares
-_TEXTS: Mapping[str, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_TEXTS: Mapping[str, Mapping[str, Any]] = tables_of(__file__)
 _CLASSES: Mapping[str, str] = {kind: name for name, kinds in _TEXTS["classes"].items() for kind in kinds}
 LINEAR: Mapping[str, Words] = {leaf: (title, does) for leaf, (title, does) in _TEXTS["linear"].items()}
 PARTS: Mapping[str, Sequence[str]] = _TEXTS["parts"]

@@ -1,14 +1,14 @@
 """Letters, titles and explanations for a reader, by the sites and operations of a step; those of
 attention's own steps stand with their numbers in `attention_steps.py`.  Fixed ones are in `step_texts.toml`."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+
+from triptych.files import tables_of
 
 from .expressions import BENDS, NORMS, ComputedValue
 from .steps import ShownTensor
 
-_TEXTS: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_TEXTS: Mapping[str, Mapping[str, str]] = tables_of(__file__)
 SUBLAYERS, AXES = _TEXTS["sublayers"], _TEXTS["axes"]
 TITLES = {
     **_TEXTS["titles"], **dict.fromkeys((*BENDS, "multiply"), "Activation"), **dict.fromkeys(NORMS, "Norm"),

@@ -5,18 +5,17 @@ References: transformers `models/gemma3`, `models/llava`, `models/mistral3`; tex
 goes through their text model alone.
 """
 
-import tomllib
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
+from triptych.files import tables_of
 from triptych.mapping import ConfigKeys, Values, names_in
 
 #: The model_type of a text_config without one.
 INSIDE = {"gemma3": "gemma3_text", "llava": "llama", "mistral3": "mistral"}
 
 # Default sizes of these text models.
-_SIZES: Mapping[str, Values] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_SIZES: Mapping[str, Values] = tables_of(__file__)
 _OUTER_KEYS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
 _OF_IMAGES = names_in("""
     boi_token_id boi_token_index eoi_token_id eoi_token_index image_seq_length image_token_id image_token_index

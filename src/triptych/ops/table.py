@@ -6,13 +6,12 @@ matrix products are counted, as everywhere in the field.  The entries stand in `
 `functions.py`, in `experts.py` and in `triptych.attention`, each under the name of its operation (`implements`).
 """
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any, Literal
 
+from triptych.files import tables_of
 from triptych.spec.masks import Causal
 
 Dim = int | str
@@ -155,5 +154,5 @@ def _operation(
     return Operation(name, tuple(arguments), shape=_SHAPES[shape], flops=_FLOPS[flops], **texts)
 
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_TABLE = tables_of(__file__)
 OPERATIONS: dict[str, Operation] = {name: _operation(name, **entry) for name, entry in _TABLE.items()}

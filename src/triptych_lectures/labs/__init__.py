@@ -6,18 +6,18 @@ labs share one, and what it may be given in place of its own model or text.
 
 from __future__ import annotations
 
-import tomllib
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triptych.arguments import checked
 from triptych.errors import InputError, nearest, shown
+from triptych.files import tables_of
 
 if TYPE_CHECKING:
     from .lab import Lab, LabResult, Setup
 
-_LABS = tomllib.loads(Path(__file__).with_name("labs.toml").read_text("utf-8"))
+_LABS = tables_of(Path(__file__).with_name("labs"))
 LABS: dict[str, str] = {lab: entry["about"] for lab, entry in _LABS.items()}
 INPUTS: dict[str, tuple[str, ...]] = {lab: tuple(entry.get("inputs", ())) for lab, entry in _LABS.items()}
 

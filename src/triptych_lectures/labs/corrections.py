@@ -5,9 +5,7 @@ The corrections that need an experiment of their own are in other labs: √d in 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -18,6 +16,7 @@ from torch import Tensor
 from triptych import families, nn, spec
 from triptych.attention import attend
 from triptych.count import count
+from triptych.files import tables_of
 from triptych.model import Model
 from triptych.page import TableSection
 from triptych.spec import causal, dense, keys
@@ -25,7 +24,7 @@ from triptych.spec import causal, dense, keys
 from .lab import Check, Lab, LabResult, Setup, size
 from .small_models import parameters
 
-_TABLES: Mapping[str, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_TABLES: Mapping[str, Mapping[str, Any]] = tables_of(__file__)
 PUBLISHED, WIDTHS, SMALL = _TABLES["published"], _TABLES["widths"], _TABLES["small"]
 Checks = tuple[Check, ...]
 Decide = TypeVar("Decide", bound="Callable[[Statements], Checks]")

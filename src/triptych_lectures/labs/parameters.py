@@ -3,15 +3,14 @@
 The shapes are computed here from the numbers of a config alone, independently of the library.
 """
 
-import tomllib
 from collections.abc import Mapping
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from triptych import families
 from triptych.count import PARTS, Count, count
 from triptych.errors import InputError
+from triptych.files import tables_of
 from triptych.page import TableSection
 
 from .lab import Check, Lab, LabResult, Setup, size
@@ -20,7 +19,7 @@ from .small_models import curve
 
 Shape = tuple[int, ...]
 
-_TABLES: Mapping[str, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_TABLES: Mapping[str, Mapping[str, Any]] = tables_of(__file__)
 QWEN3_4B, KEYS = _TABLES["qwen3-4b"], _TABLES["keys"]
 PUBLISHED = 4_022_468_096
 # What L0 exercise 6 counts: a narrower MLP, heads of D/H, none of them grouped, and no norms.
