@@ -4,8 +4,6 @@ The name of a file contains a digest of what determines its result: the lab, its
 A damaged file is not used: its seed runs again and replaces it.  Only results are kept; a lab trains its models anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable
